@@ -1,0 +1,72 @@
+"""The engine plan: everything that was decided at assembly, as plain data.
+
+The API process resolves a plan; engine and worker processes receive it as JSON and bind it. It is printed at
+start-up and served at ``/engine/plan``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.contracts.config import Settings
+from engine.contracts.model import DeviceFacts, ModelFacts
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SlotChoice:
+    """The plugin chosen for a slot, and why."""
+
+    slot: str
+    name: str
+    factory: str
+    """``package.module:attribute``"""
+    config_class: str
+    """``package.module:Class`` of the config dataclass."""
+    config: dict[str, Any]
+    origin: str
+    """Distribution and version the plugin comes from, for example ``engine 0.1.0``."""
+    requested: str
+    """What the configuration said: this plugin's name, or ``auto``."""
+    passed_over: tuple[str, ...] = ()
+    """For ``auto``: the earlier candidates and why each was not taken, one line each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """A resolved, serialisable engine."""
+
+    version: int
+    engine_version: str
+    model: ModelFacts
+    device: DeviceFacts
+    dtype: str
+    max_len: int
+    execution: str
+    """Resolved: ``eager``, ``compile`` or ``graphs``."""
+    overlap: bool
+    settings: Settings
+    slots: dict[str, tuple[SlotChoice, ...]]
+    """By slot; exactly one choice except for ``exporter``."""
+    notes: tuple[str, ...] = ()
+    """What the user should know, one line each (for example: a host drafter makes steps wait)."""
+
+    def choice(self, slot: str) -> SlotChoice:
+        """The one plugin of a slot that takes exactly one."""
+        (only,) = self.slots[slot]
+        return only
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def from_json(data: bytes) -> EnginePlan:
+        """Raises ``msgspec.ValidationError`` if the data is not a plan of this version."""
+        plan = msgspec.json.decode(data, type=EnginePlan)
+        if plan.version != PLAN_VERSION:
+            raise msgspec.ValidationError(f"plan version {plan.version}, expected {PLAN_VERSION}")
+        return plan

@@ -1,0 +1,81 @@
+"""Slot ``attention_kernel``: attention of this batch over the paged cache.
+
+The core has already written the new keys and values; a kernel only reads. One call serves prefill chunks, decode
+rows and multi-token verification alike: rows are sequences with ``q_len >= 1`` query tokens each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.ops import Attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCapabilities:
+    """What a kernel can do; the core refuses the plan otherwise, naming the reason."""
+
+    head_dims: tuple[int, ...] | None
+    """``None``: any."""
+    dtypes: tuple[str, ...]
+    window: bool
+    soft_cap: bool
+    max_verify_width: int
+    recordable: bool
+    """:meth:`AttentionKernel.record` may be captured in a CUDA graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step's rows. Query tokens of all rows are laid out one after another.
+
+    Host copies (tuples) and device tensors say the same thing; use what suits the kernel.
+    """
+
+    q_lens: tuple[int, ...]
+    """Query tokens per row; their sum is ``num_tokens``."""
+    kv_lens: tuple[int, ...]
+    """Keys each row attends to, the new tokens included. Query ``j`` of a row sees keys
+    ``0 .. kv_len - q_len + j``."""
+    block_tables: Tensor
+    """int32 ``[num_rows, max_blocks]``: block ids in token order; entries past the end are 0."""
+    q_starts: Tensor
+    """int32 ``[num_rows + 1]``: first query token of each row, then ``num_tokens``."""
+    kv_lens_device: Tensor
+    """int32 ``[num_rows]``."""
+    block_size: int
+
+
+@runtime_checkable
+class AttentionKernel(Protocol):
+    """The plugin."""
+
+    capabilities: AttentionCapabilities
+
+    def stage(self, batch: AttentionBatch) -> Any:
+        """Host-side preparation, once per step, outside any graph. The result is handed to :meth:`record`."""
+        ...
+
+    def record(
+        self,
+        staged: Any,
+        op: Attention,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        kv_format: KVFormat,
+        k_scale: Tensor | None,
+        v_scale: Tensor | None,
+    ) -> Tensor:
+        """Attention of one layer.
+
+        ``q``: ``[num_tokens, num_heads, head_dim]`` in the compute dtype; ``k_cache``, ``v_cache``:
+        ``[num_blocks, block_size, num_kv_heads, head_dim]`` in the storage dtype. Returns
+        ``[num_tokens, num_heads * head_dim]`` in the dtype of ``q``. No synchronisation, no compilation.
+        """
+        ...

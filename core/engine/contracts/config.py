@@ -1,0 +1,201 @@
+"""The engine's own settings, and the settings every plugin of a slot has.
+
+These dataclasses are the root of the configuration: ``engine config`` prints exactly this tree. A plugin's config
+dataclass derives from its slot's base here (for example :class:`SchedulerConfig`), so keys that other parts rely
+on exist whichever plugin is selected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SlotConfig:
+    """Base of every plugin's config."""
+
+
+@dataclass(frozen=True)
+class SchedulerConfig(SlotConfig):
+    max_requests: int = 32
+    """Most requests running at once (rows of the device tables)."""
+    token_budget: int = 2048
+    """Most tokens in one step."""
+    itl_target_ms: float = 0.0
+    """A step that holds decoding requests should take no longer than this; 0 means no target."""
+
+    def __post_init__(self) -> None:
+        at_least("scheduler.max_requests", self.max_requests, 1)
+        at_least("scheduler.token_budget", self.token_budget, 1)
+        at_least("scheduler.itl_target_ms", self.itl_target_ms, 0)
+
+
+@dataclass(frozen=True)
+class KVAllocatorConfig(SlotConfig):
+    block_size: int = 16
+    """Tokens per KV block: a power of two, 8 to 256."""
+
+    def __post_init__(self) -> None:
+        if self.block_size not in (8, 16, 32, 64, 128, 256):
+            raise ValueError(
+                f"kv_allocator.block_size={self.block_size}: expected a power of two from 8 to 256"
+            )
+
+
+@dataclass(frozen=True)
+class DrafterConfig(SlotConfig):
+    path: str = "auto"
+    """Checkpoint of drafters that have weights; ``auto`` finds the one that ships with the model."""
+    max_width: int = 4
+    """Most draft tokens per request and step; the engine chooses 0..max_width online."""
+    adaptive: bool = True
+    """False: always draft ``max_width`` tokens."""
+
+    def __post_init__(self) -> None:
+        between("drafter.max_width", self.max_width, 0, 32)
+
+
+@dataclass(frozen=True)
+class QuantizerConfig(SlotConfig):
+    activations: str = "bf16"
+    """``bf16`` (weight-only), ``int8`` or ``fp8``."""
+
+    def __post_init__(self) -> None:
+        one_of("quantizer.activations", self.activations, ("bf16", "int8", "fp8"))
+
+
+@dataclass(frozen=True)
+class ParallelismConfig(SlotConfig):
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    sp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "ep", "sp"):
+            at_least(f"parallelism.{name}", getattr(self, name), 1)
+
+
+SLOT_CONFIGS: dict[str, type[SlotConfig]] = {
+    "architecture": SlotConfig,
+    "parallelism": ParallelismConfig,
+    "quantizer": QuantizerConfig,
+    "kv_format": SlotConfig,
+    "kv_allocator": KVAllocatorConfig,
+    "attention_kernel": SlotConfig,
+    "drafter": DrafterConfig,
+    "scheduler": SchedulerConfig,
+    "router": SlotConfig,
+    "exporter": SlotConfig,
+}
+"""The base that a plugin's config dataclass derives from, by slot."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    path: str = "bundled"
+    """``bundled``, a local directory in Hugging Face layout, or a hub id."""
+    name: str = ""
+    """Name under which the model is served; empty: derived from ``path``."""
+    dtype: str = "auto"
+    """``auto``, ``float32``, ``bfloat16`` or ``float16``. auto: the checkpoint's, but float32 for the bundled
+    model on a CPU."""
+    max_len: int | None = None
+    """Most tokens per request (prompt + output); null: what the model allows."""
+
+    def __post_init__(self) -> None:
+        one_of("model.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        if self.max_len is not None:
+            at_least("model.max_len", self.max_len, 2)
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    fraction: float = 0.9
+    """Share of the device's free memory the engine may use."""
+    kv_tokens: int | None = None
+    """Size of the KV pool in tokens; null: from ``fraction``, at most what ``scheduler.max_requests`` can use."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.fraction <= 1.0:
+            raise ValueError(f"memory.fraction={self.fraction}: expected a number in (0, 1]")
+        if self.kv_tokens is not None:
+            at_least("memory.kv_tokens", self.kv_tokens, 16)
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    """When set, every route but health needs ``Authorization: Bearer <api_key>``."""
+    max_queue: int = 256
+    """Most requests waiting or running; one more is answered 429."""
+    max_n: int = 128
+    """Most sequences one API request may ask for (prompts x n)."""
+    drain_s: float = 30.0
+    """After SIGTERM, how long running requests may take to finish."""
+    max_body_bytes: int = 8 * 1024 * 1024
+    keepalive_s: float = 5.0
+    """Silence in a stream after which a comment line is sent."""
+
+    def __post_init__(self) -> None:
+        between("server.port", self.port, 0, 65535)
+        at_least("server.max_queue", self.max_queue, 1)
+        at_least("server.max_n", self.max_n, 1)
+        at_least("server.drain_s", self.drain_s, 0)
+
+
+@dataclass(frozen=True)
+class PluginSettings:
+    third_party: bool = True
+    """False: only the built-in plugins are loaded."""
+    allow: list[str] | None = None
+    """Distribution names whose plugins may be loaded besides the built-in ones; null: all installed ones."""
+    disable: list[str] = field(default_factory=list)
+    """Distribution names whose plugins are not loaded."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that belong to no slot."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    device: str = "auto"
+    """``auto``, ``cpu`` or ``cuda``."""
+    execution: str = "auto"
+    """``auto``, ``eager``, ``compile`` or ``graphs``."""
+    overlap: bool = True
+    """Plan the next step while the device runs this one."""
+    seed: int = 0
+    """Seeds of requests that bring none are drawn from this and a running number."""
+    threads: int | None = None
+    """CPU threads for torch; null: all physical cores this process may use."""
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    plugins: PluginSettings = field(default_factory=PluginSettings)
+
+    def __post_init__(self) -> None:
+        one_of("device", self.device, ("auto", "cpu", "cuda"))
+        one_of("execution", self.execution, ("auto", "eager", "compile", "graphs"))
+        if self.threads is not None:
+            at_least("threads", self.threads, 1)
+
+
+def at_least(key: str, value: float, low: float) -> None:
+    """Raise ``ValueError`` naming the key unless ``value >= low``."""
+    if not value >= low:
+        raise ValueError(f"{key}={value}: expected at least {low}")
+
+
+def between(key: str, value: float, low: float, high: float) -> None:
+    """Raise ``ValueError`` naming the key unless ``low <= value <= high``."""
+    if not low <= value <= high:
+        raise ValueError(f"{key}={value}: expected {low} to {high}")
+
+
+def one_of(key: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raise ``ValueError`` naming the key unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{key}={value}: expected one of {', '.join(map(str, choices))}")

@@ -1,0 +1,94 @@
+"""What happens in the engine, as typed events with one monotonic clock. Exporters receive them in batches."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.contracts.request import FinishReason
+
+
+class StepEvent(msgspec.Struct, frozen=True, tag="step"):
+    """One step of the loop."""
+
+    at_s: float
+    step: int
+    duration_ms: float
+    """From planning until the results are known to the host."""
+    host_ms: float
+    """The part of it that was not forward, sample or verify."""
+    num_requests: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    running: int
+    waiting: int
+    kv_used: float
+    """Leased blocks / all blocks, 0..1 (blocks that only the prefix cache holds count as free)."""
+    drafted: int = 0
+    accepted: int = 0
+    draft_width: int = 0
+    preemptions: int = 0
+
+
+class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):
+    """A request was admitted: how many of its prompt tokens were already cached."""
+
+    at_s: float
+    queries: int
+    """Prompt tokens looked up."""
+    hits: int
+    """Prompt tokens found."""
+
+
+class FirstTokenEvent(msgspec.Struct, frozen=True, tag="first_token"):
+    """The first token of a sequence left for the client."""
+
+    at_s: float
+    request_id: str
+    ttft_ms: float
+    """From arrival at the server, tokenizing and queueing included."""
+
+
+class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
+    """Later tokens of a sequence left for the client."""
+
+    at_s: float
+    request_id: str
+    num_tokens: int
+    itl_ms: float
+    """Time since the previous output of this sequence, divided by ``num_tokens``."""
+
+
+class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
+    """A sequence ended. Times in milliseconds; ``tokenize + queue + prefill + decode + unattributed == e2e``."""
+
+    at_s: float
+    request_id: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    output_tokens: int
+    e2e_ms: float
+    ttft_ms: float
+    tpot_ms: float
+    """(e2e - ttft) / (output_tokens - 1); 0 when there is one token or none."""
+    tokenize_ms: float
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    unattributed_ms: float
+    cached_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    preemptions: int
+    max_tokens: int = 0
+
+
+class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
+    """A request was refused before it reached the engine."""
+
+    at_s: float
+    status: int
+    reason: str
+
+
+Event = StepEvent | PrefixCacheEvent | FirstTokenEvent | TokensEvent | RequestEvent | RejectedEvent
+"""Every event an exporter can receive."""

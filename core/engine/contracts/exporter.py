@@ -1,0 +1,30 @@
+"""Slot ``exporter``: where do events go? Any number of exporters; none is on the step path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from engine.contracts.events import Event
+
+
+@runtime_checkable
+class Exporter(Protocol):
+    """The plugin; lives in the API process. One that keeps raising is cut off and reported."""
+
+    def export(self, events: Sequence[Event]) -> None:
+        """Take a batch of events, in order. Called from one thread, never concurrently."""
+        ...
+
+    def close(self) -> None:
+        """No further events come; flush."""
+        ...
+
+
+@runtime_checkable
+class ScrapedExporter(Exporter, Protocol):
+    """An exporter whose state is read over HTTP: its page is served at ``/metrics``."""
+
+    def render(self) -> str:
+        """The page, in the Prometheus text format."""
+        ...

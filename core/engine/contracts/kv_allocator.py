@@ -1,0 +1,117 @@
+"""Slot ``kv_allocator``: where do these tokens' keys and values live, and what is already there?
+
+Pure bookkeeping on block ids; no tensors. The core owns the memory, the block tables and the hashing.
+
+Block 0 of every group is never handed out: it takes the writes of padding rows.
+
+Invariant, at every moment: ``free + cached + leased == total``, where a block held by several leases counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers whose cache lives in the same blocks.
+
+    ``kind``: ``full`` keeps every token; ``window`` needs only the last ``window`` tokens; ``latent`` and
+    ``state`` are for compressed attention and recurrent layers.
+    """
+
+    group_id: int
+    layers: tuple[int, ...]
+    kind: Literal["full", "window", "latent", "state"]
+    block_bytes: int
+    """Bytes of one block over all layers of the group, keys and values together."""
+    window: int | None = None
+
+
+@dataclass(slots=True)
+class Lease:
+    """One request's hold on blocks. The allocator mutates it; everybody else reads.
+
+    ``blocks[g]`` are the ids in group ``g``, in token order: token ``t`` lives in
+    ``blocks[g][t // block_size]`` at offset ``t % block_size``.
+    """
+
+    request_id: str
+    blocks: tuple[list[int], ...]
+    num_cached: int
+    """Leading tokens that were found in the prefix cache when the lease was opened (a multiple of block_size)."""
+    num_committed: int
+    """Leading tokens whose keys and values are final."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUsage:
+    """Blocks by state; ``free + cached + leased == total``."""
+
+    total: int
+    free: int
+    cached: int
+    """Not leased, but still holding a reusable prefix; evicted when needed."""
+    leased: int
+
+    @property
+    def available(self) -> int:
+        return self.free + self.cached
+
+
+@runtime_checkable
+class KVAllocator(Protocol):
+    """The plugin, built by ``factory(config, context)``; then :meth:`start` is called once with the memory's size."""
+
+    caches_prefixes: bool
+    """False: :meth:`match_prefix` is always 0 and the core does not compute block keys."""
+
+    def start(self, groups: Sequence[KVGroup], num_blocks: int) -> None:
+        """Take charge of blocks ``1 .. num_blocks - 1`` of every group (block 0 is padding)."""
+        ...
+
+    def match_prefix(self, keys: Sequence[bytes]) -> int:
+        """How many leading blocks of this key chain are cached right now. Changes nothing.
+
+        ``keys[i]`` is the chained SHA-256 of the first ``i + 1`` full blocks; equal keys mean equal content.
+        """
+        ...
+
+    def open(self, request_id: str, keys: Sequence[bytes], max_tokens: int) -> Lease | None:
+        """Start a lease, taking over the longest cached prefix of ``keys``. ``max_tokens`` is the most the
+        request can ever need. ``None``: no room now (possible only if the plugin reserves ahead).
+        """
+        ...
+
+    def blocks_needed(self, lease: Lease | None, num_tokens: int, max_tokens: int) -> int:
+        """Blocks to take from the available ones so that the lease (``None``: a new one with nothing cached)
+        covers ``num_tokens`` tokens in all."""
+        ...
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        """Make the lease cover ``num_tokens`` tokens in all, evicting cached blocks if need be.
+        False: not enough blocks, and nothing changed."""
+        ...
+
+    def commit(self, lease: Lease, num_tokens: int, keys: Sequence[bytes]) -> None:
+        """The first ``num_tokens`` tokens are final. ``keys`` covers at least their full blocks (empty when
+        ``caches_prefixes`` is false), which may now be shared. Rejected drafts are simply never committed."""
+        ...
+
+    def trim(self, lease: Lease, num_tokens: int) -> None:
+        """Give back blocks beyond those that cover ``num_tokens`` tokens."""
+        ...
+
+    def release(self, lease: Lease) -> None:
+        """End the lease. Committed full blocks may stay cached; the rest become free. Idempotent."""
+        ...
+
+    def usage(self) -> BlockUsage:
+        """Blocks by state, in O(1)."""
+        ...
+
+    def reset_cache(self) -> None:
+        """Forget every cached prefix that no lease holds."""
+        ...

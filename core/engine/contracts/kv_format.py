@@ -1,0 +1,39 @@
+"""Slot ``kv_format``: how is a cached key or value stored?
+
+The layout is the core's: ``[num_blocks, block_size, num_kv_heads, head_dim]``, keys and values apart, one pair of
+tensors per layer. A format chooses the storage dtype and the scales, and says how to pack and unpack.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@runtime_checkable
+class KVFormat(Protocol):
+    """The plugin."""
+
+    scale: Literal["none", "per_layer_head", "per_token_head"]
+    """Granularity of the scales kept beside the cache."""
+    lossless: bool
+    """True when ``unpack(pack(x)) == x`` bit for bit."""
+
+    def storage_dtype(self, compute_dtype: str) -> str:
+        """Name of the torch dtype in which keys and values are stored, for example ``bfloat16``."""
+        ...
+
+    def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        """``[num_tokens, num_kv_heads, head_dim]`` in the compute dtype -> the storage dtype."""
+        ...
+
+    def unpack(self, x: Tensor, scale: Tensor | None, dtype: Any) -> Tensor:
+        """The inverse of :meth:`pack`, to the torch dtype ``dtype``."""
+        ...
+
+    def load_tile(self) -> Any | None:
+        """A Triton function that attention kernels inline to load and unpack a tile, or ``None`` when a plain
+        ``tl.load`` is right."""
+        ...

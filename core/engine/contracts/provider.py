@@ -1,0 +1,60 @@
+"""How a plugin offers itself: plain metadata that can be judged without importing the plugin's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from engine.contracts.config import Settings, SlotConfig
+from engine.contracts.model import DeviceFacts, ModelFacts
+
+PLUGIN_API: tuple[int, int] = (1, 0)
+"""(major, minor) of the plugin interface. The major is also in the entry-point group's name."""
+
+
+def always_supported(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One plugin on offer for one slot.
+
+    ``factory`` is ``"package.module:attribute"`` and is imported only if the plugin is selected. It is called
+    once as ``factory(config, context)`` with an instance of ``config`` and a :class:`BuildContext`, and returns
+    an object that fulfils the slot's Protocol.
+
+    ``config`` is a frozen dataclass that derives from the slot's base in :mod:`engine.contracts.config` (``None``:
+    that base itself); its fields, types and defaults are the plugin's configuration schema.
+    ``api`` is the interface version the plugin was written for: write it as a literal.
+    ``provides`` are capabilities others may require of this slot; ``requires`` maps a slot to the capabilities
+    its plugin must provide. ``unsupported(model, device)`` returns the reasons why this plugin cannot serve this
+    model on this device (empty: it can); it must not import torch.
+    """
+
+    name: str
+    factory: str
+    config: type[SlotConfig] | None = None
+    api: tuple[int, int] = (1, 0)
+    provides: tuple[str, ...] = ()
+    requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unsupported: Callable[[ModelFacts, DeviceFacts], tuple[str, ...]] = always_supported
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What a factory may know when it builds its plugin; the same value for every slot."""
+
+    model: ModelFacts
+    device: DeviceFacts
+    dtype: str
+    """Resolved compute dtype: ``float32``, ``bfloat16`` or ``float16``."""
+    max_len: int
+    """Most tokens (prompt + output) of one request."""
+    max_requests: int
+    """Rows in the device tables: most requests running at once."""
+    block_size: int
+    """Tokens per KV block."""
+    max_draft_width: int
+    settings: Settings

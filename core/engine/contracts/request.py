@@ -1,0 +1,100 @@
+"""A request for tokens and what comes back, as they travel between the API process and the engine process.
+
+These are msgspec structs: typed, immutable, encoded as msgpack. Nothing here is ever pickled.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How output tokens are chosen. Validated by the API; the engine trusts it."""
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means no limit."""
+    min_p: float = 0.0
+    seed: int | None = None
+    """64-bit. ``None``: the engine draws one, so that every request has a seed (and is told which)."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    """Ends the output when sampled (the model's own end tokens are added unless ``ignore_eos``)."""
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """``None``: no logprobs. ``k``: the sampled token's logprob and the ``k`` most likely ones (k may be 0)."""
+    prompt_logprobs: int | None = None
+    """The same for prompt tokens (``echo`` with logprobs). Turns prefix-cache hits off for this request."""
+
+
+class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sequence to extend. ``n > 1`` and prompt lists are fanned out by the API before this point."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    """Token ids, at least one, all within the vocabulary."""
+    sampling: SamplingParams = SamplingParams()
+    priority: int = 0
+    """Smaller runs earlier."""
+    cache_salt: str = ""
+    """Separates prefix-cache entries of tenants: requests share cached blocks only with equal salts."""
+    received_s: float = 0.0
+    """Monotonic clock of the machine when the API received the request, in seconds."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probabilities at one position, after penalties and before temperature and truncation."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """``(token id, logprob)`` of the most likely tokens, best first."""
+
+
+class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a sequence's time went inside the engine process. Milliseconds from one monotonic clock.
+
+    ``queue + prefill + decode`` is the time from submission to the last token.
+    """
+
+    queue_ms: float = 0.0
+    """Submission until the first step that computes one of its tokens."""
+    prefill_ms: float = 0.0
+    """That step's start until the first output token."""
+    decode_ms: float = 0.0
+    """First output token until the last."""
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values came from the prefix cache."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0
+
+
+class TokensOut(msgspec.Struct, frozen=True, omit_defaults=True):
+    """New tokens of one sequence after one step. The last one of a sequence has ``finish_reason``."""
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token when asked for, else empty."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """With the first token, when asked for: one per prompt token, the first is ``None``."""
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    """The stop token that ended the output, if one did; it is not among ``tokens``' visible text."""
+    error: str = ""
+    timings: Timings | None = None
+    """On the last one."""
+    at_s: float = 0.0
+    """Monotonic clock when the tokens were known, in seconds."""

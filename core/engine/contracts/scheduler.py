@@ -1,0 +1,114 @@
+"""Slot ``scheduler``: who runs this step, and with how many tokens?
+
+A scheduler is a pure function from a view of the queues to rows. It never allocates, never sees blocks by name
+and never learns whether steps overlap: the core reserves KV blocks for the rows it returns, drops rows from the
+tail when they do not fit, and then preempts in the order the scheduler stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """One request as a scheduler sees it. Token counts; ``known - computed`` tokens could run now."""
+
+    request_id: str
+    known: int
+    """Prompt and output tokens that exist (a token still being sampled on the device counts)."""
+    computed: int
+    """Of these, how many have keys and values in the cache (for a waiting request: its prefix-cache hit)."""
+    is_running: bool
+    """Holds a row in the device tables and a KV lease."""
+    priority: int
+    """Smaller runs earlier."""
+    arrival: int
+    """Running number by arrival; also the tie-break."""
+    max_total: int
+    """Most tokens this request can ever have: prompt + max_tokens, capped by the model."""
+    draft_width: int
+    """Draft tokens the core wants verified on top of this request's last token if it decodes now (may be 0)."""
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens not yet computed: 1 for a request that decodes, more for one that prefills."""
+        return self.known - self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step costs here, fitted online from measured steps: ``base_ms + per_token_ms * num_tokens``."""
+
+    base_ms: float
+    per_token_ms: float
+    num_samples: int
+    """Steps measured so far; 0 means the coefficients say nothing yet."""
+
+    def ms(self, num_tokens: int) -> float:
+        return self.base_ms + self.per_token_ms * num_tokens
+
+    def tokens_within(self, budget_ms: float) -> int:
+        """How many tokens fit into ``budget_ms``; at least 1."""
+        if self.num_samples == 0 or self.per_token_ms <= 0.0:
+            return 1 << 30
+        return max(1, int((budget_ms - self.base_ms) / self.per_token_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """Everything a scheduler may look at. Requests are ordered by (priority, arrival)."""
+
+    running: tuple[RequestView, ...]
+    """Requests that hold a row and have at least one token to compute."""
+    waiting: tuple[RequestView, ...]
+    """Requests not admitted yet, preempted ones included."""
+    num_running: int
+    """Rows in use, those of requests that cannot run this very step included."""
+    free_rows: int
+    """Further requests that can be admitted."""
+    free_blocks: int
+    """KV blocks that are free or could be evicted from the prefix cache."""
+    token_budget: int
+    """``scheduler.token_budget``: most tokens in one step, draft tokens included."""
+    itl_target_ms: float
+    """``scheduler.itl_target_ms``: a step with decoding requests in it should take no longer than this. 0: none."""
+    step_cost: StepCost
+    blocks_needed: Callable[[str, int], int]
+    """``blocks_needed(request_id, n)``: further blocks if ``n`` more of its tokens are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """``num_tokens`` of this request run in this step; draft tokens come on top and are the core's business."""
+
+    request_id: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A scheduler's answer.
+
+    ``rows``: most important first; core drops from the tail when memory is short.
+    ``preempt_order``: running requests that may be preempted when even the first row does not fit, first victim
+    first. Leave a request out to protect it.
+    """
+
+    rows: tuple[ScheduledRow, ...]
+    preempt_order: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Scheduler(Protocol):
+    """The plugin. Must be pure: the same view gives the same schedule."""
+
+    def plan(self, view: SchedulerView) -> Schedule:
+        """Choose the rows of the next step.
+
+        ``0 < num_tokens <= request.remaining`` for every row, each request at most once, no more new requests
+        than ``view.free_rows``. An empty schedule while something could run is a stall and is reported.
+        """
+        ...

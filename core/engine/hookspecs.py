@@ -1,0 +1,158 @@
+"""Every extension point of the engine. A plugin is one Python file with some of these functions and one entry point.
+
+.. code-block:: toml
+
+    [project.entry-points."engine.plugins.v1"]
+    mine = "engine_mine"
+
+Each hook returns a list of :class:`~engine.contracts.provider.Provider` records. Hooks *describe*; nothing is built
+and the factory's module is not imported until its plugin is selected. Hooks are called once, at assembly.
+"""
+
+from __future__ import annotations
+
+import pluggy
+
+from engine.contracts.provider import Provider
+
+PROJECT = "engine"
+ENTRY_POINT_GROUP = "engine.plugins.v1"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def engine_scheduler() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer schedulers: who runs this step, with how many tokens? Contract: ``engine.contracts.scheduler``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_scheduler():
+            return [Provider("shortest_first", "engine_mine:ShortestFirst", doc="Shortest prompt first.")]
+    """
+
+
+@hookspec
+def engine_kv_allocator() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer KV allocators: where do keys and values live? Contract: ``engine.contracts.kv_allocator``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_kv_allocator():
+            return [Provider("radix", "engine_mine:Radix", provides=("prefix_cache",))]
+    """
+
+
+@hookspec
+def engine_kv_format() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer KV formats: how is a cached key or value stored? Contract: ``engine.contracts.kv_format``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_kv_format():
+            return [Provider("fp8", "engine_mine:Fp8KV", unsupported=needs_fp8_units)]
+    """
+
+
+@hookspec
+def engine_quantizer() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer quantizers: how is a weight stored and multiplied? Contract: ``engine.contracts.quantizer``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_quantizer():
+            return [Provider("int3", "engine_mine:Int3", config=Int3Config)]
+    """
+
+
+@hookspec
+def engine_drafter() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer drafters: what might come next? Contract: ``engine.contracts.drafter``.
+
+    .. code-block:: python
+
+        @dataclass(frozen=True)
+        class EchoConfig:
+            max_width: int = 4
+
+        @hookimpl
+        def engine_drafter():
+            return [Provider("echo", "engine_mine:Echo", config=EchoConfig)]
+    """
+
+
+@hookspec
+def engine_attention_kernel() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer attention kernels: attention over the paged cache. Contract: ``engine.contracts.attention_kernel``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_attention_kernel():
+            return [Provider("fa9", "engine_mine:FA9", unsupported=needs_blackwell)]
+    """
+
+
+@hookspec
+def engine_router() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer routers: who answers this API request? Contract: ``engine.contracts.router``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_router():
+            return [Provider("semantic_cache", "engine_mine:SemanticCache", config=SemanticConfig)]
+    """
+
+
+@hookspec
+def engine_exporter() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer exporters: where do events go? Contract: ``engine.contracts.exporter``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_exporter():
+            return [Provider("statsd", "engine_mine:Statsd", config=StatsdConfig)]
+    """
+
+
+@hookspec
+def engine_parallelism() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer ways to split work over devices. Contract: ``engine.contracts.parallelism``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_parallelism():
+            return [Provider("nccl", "engine_mine:Nccl", unsupported=needs_cuda)]
+    """
+
+
+@hookspec
+def engine_architecture() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer model families as typed ops. Contract: ``engine.contracts.architecture``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_architecture():
+            return [Provider("mamba", "engine_mine:Mamba", unsupported=only_mamba)]
+    """
+
+
+@hookspec
+def engine_config_searchpath() -> list[str]:  # type: ignore[empty-body]
+    """Offer folders of YAML (presets, variants) as Hydra search paths, for example ``pkg://engine_mine.conf``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_config_searchpath():
+            return ["pkg://engine_mine.conf"]
+    """

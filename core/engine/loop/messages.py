@@ -1,0 +1,107 @@
+"""Messages between the API process and the engine process: msgpack frames over a local socket pair.
+
+A frame is a 4-byte little-endian length and the msgpack body.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.contracts.events import Event
+from engine.contracts.request import EngineRequest, TokensOut
+
+MAX_FRAME = 256 * 1024 * 1024
+"""Bytes; a longer frame means a broken peer and ends the connection."""
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop these sequences. ``reason`` becomes their finish reason (``stop``: a stop string was met)."""
+
+    request_ids: tuple[str, ...]
+    reason: str = "abort"
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    """Forget cached prefixes that no running request uses."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Abort what runs and end the process. (Draining is the API's job: it waits before it sends this.)"""
+
+
+ToEngine = Submit | Abort | ResetPrefixCache | Shutdown
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """A part of start-up that took time."""
+
+    name: str
+    seconds: float
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What is known once the engine is ready."""
+
+    pid: int
+    num_blocks: int
+    block_size: int
+    max_len: int
+    vocab_size: int
+    weights_bytes: int
+    kv_bytes: int
+    phases: tuple[Phase, ...]
+    lowering: tuple[str, ...]
+    """Which kernel each kind of operation runs on, one line each."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Start-up is getting on."""
+
+    phase: str
+    fraction: float
+    detail: str = ""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    info: EngineInfo
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """The engine's state at one moment."""
+
+    at_s: float = 0.0
+    step: int = 0
+    """Steps done so far: moves whenever work is pending, unless the engine is stuck."""
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0
+    blocks_leased: int = 0
+    rows_used: int = 0
+
+    @property
+    def kv_used(self) -> float:
+        return self.blocks_leased / self.blocks_total if self.blocks_total else 0.0
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """Results of a step, and what happened in it. Also sent while idle when something changed (an abort)."""
+
+    outputs: tuple[TokensOut, ...]
+    events: tuple[Event, ...]
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot go on (or could not start). The process ends after this."""
+
+    error: str
+    phase: str = ""
+
+
+FromEngine = Progress | Ready | StepOutputs | Failed
