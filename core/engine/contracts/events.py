@@ -15,7 +15,9 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     duration_ms: float
     """From planning until the results are known to the host."""
     host_ms: float
-    """The part of it that was not forward, sample or verify."""
+    """Planning and committing this step on the host (with overlap it runs while the device works)."""
+    device_ms: float
+    """Forward, sample and verify."""
     num_requests: int
     num_prefill_tokens: int
     num_decode_tokens: int
@@ -90,5 +92,14 @@ class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
     reason: str
 
 
-Event = StepEvent | PrefixCacheEvent | FirstTokenEvent | TokensEvent | RequestEvent | RejectedEvent
+class DroppedEvent(msgspec.Struct, frozen=True, tag="dropped"):
+    """Events no exporter saw, because the bounded queue in front of the exporters was full."""
+
+    at_s: float
+    num_events: int
+
+
+Event = (
+    StepEvent | PrefixCacheEvent | FirstTokenEvent | TokensEvent | RequestEvent | RejectedEvent | DroppedEvent
+)
 """Every event an exporter can receive."""

@@ -16,6 +16,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How output tokens are chosen. Validated by the API; the engine trusts it."""
 
     max_tokens: int = 16
+    """0 computes the prompt and generates nothing (for prompt logprobs)."""
     min_tokens: int = 0
     temperature: float = 1.0
     """0 means greedy."""
@@ -92,7 +93,8 @@ class TokensOut(msgspec.Struct, frozen=True, omit_defaults=True):
     """With the first token, when asked for: one per prompt token, the first is ``None``."""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
-    """The stop token that ended the output, if one did; it is not among ``tokens``' visible text."""
+    """The stop token that ended the output, if one did. It is also the last of ``tokens`` (it was generated and
+    counts as such), but it is not part of the visible text."""
     error: str = ""
     timings: Timings | None = None
     """On the last one."""

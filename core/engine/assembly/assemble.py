@@ -1,0 +1,57 @@
+"""Everything between a list of overrides and a plan, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.assembly.compose import Composed, compose, plugin_settings
+from engine.assembly.device_facts import device_facts
+from engine.assembly.discovery import Discovered, discover
+from engine.assembly.errors import AssemblyError
+from engine.assembly.model_facts import model_facts
+from engine.assembly.negotiation import plugin_problems, resolve
+from engine.assembly.plan import EnginePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What is installed and what is asked for, before model and device are looked at."""
+
+    discovered: Discovered
+    composed: Composed
+
+
+def configure(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Configured:
+    """Discover and compose. Raises :class:`AssemblyError`."""
+    discovered = discover(plugin_settings(overrides))
+    return Configured(discovered, compose(overrides, discovered, config_dirs))
+
+
+def plan_for(configured: Configured, *, download: bool = False) -> EnginePlan:
+    """Look at model and device and resolve. Raises :class:`AssemblyError` with all problems."""
+    settings = configured.composed.settings
+    problems: list[str] = []
+    model = device = None
+    try:
+        model = model_facts(settings.model.path, settings.model.name, download=download)
+    except AssemblyError as error:
+        problems += error.problems
+    try:
+        device = device_facts(settings.device)
+    except AssemblyError as error:
+        problems += error.problems
+    if model is None or device is None:
+        raise AssemblyError([*problems, *plugin_problems(configured.composed, configured.discovered)])
+    return resolve(configured.composed, configured.discovered, model, device)
+
+
+def assemble(
+    overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (), download: bool = False
+) -> EnginePlan:
+    """The plan for these overrides (``["+preset=latency", "drafter=none"]``).
+
+    ``download``: a hub id that is not cached may be fetched. Raises :class:`AssemblyError` with every problem.
+    """
+    return plan_for(configure(overrides, config_dirs), download=download)

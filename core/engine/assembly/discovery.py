@@ -1,0 +1,266 @@
+"""Which plugins are installed, and what do they offer?
+
+The only user of pluggy, and only at assembly. A plugin that cannot be loaded is recorded with its origin and the
+stage at which it failed; the others go on. Selecting something that failed is what stops start-up.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from engine import hookspecs
+from engine.contracts import SLOTS
+from engine.contracts.config import SLOT_CONFIGS, PluginSettings
+from engine.contracts.provider import PLUGIN_API, Provider
+
+OWN_DISTRIBUTION = "engine"
+GROUP_STEM = "engine.plugins.v"
+HOOK_BY_SLOT = {slot: f"engine_{slot}" for slot in SLOTS}
+RESERVED_NAMES = frozenset({"auto"})
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a plugin comes from."""
+
+    dist: str
+    version: str
+    entry: str
+    """Name of the entry point."""
+
+    def __str__(self) -> str:
+        return f"{self.dist} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One plugin for one slot, and who offers it."""
+
+    slot: str
+    provider: Provider
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        return self.provider.name
+
+    @property
+    def qualified(self) -> str:
+        """``dist:name``, unique even when two distributions offer the same name."""
+        return f"{self.origin.dist}:{self.name}"
+
+    @property
+    def config_class(self) -> type[Any]:
+        return self.provider.config or SLOT_CONFIGS[self.slot]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFailure:
+    """A plugin that is installed but cannot be used."""
+
+    origin: Origin
+    stage: str
+    """``version``, ``import``, ``hooks``, ``call`` or ``provider``."""
+    error: str
+    slot: str = ""
+    name: str = ""
+    """Of the provider, where it got that far."""
+
+    def __str__(self) -> str:
+        what = f" {self.slot}={self.name}" if self.name else ""
+        return f"plugin {self.origin.entry!r} of {self.origin}{what} failed ({self.stage}): {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPath:
+    """A folder of YAML a plugin brings, as a Hydra search path."""
+
+    path: str
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """Everything that is installed."""
+
+    offers: tuple[Offer, ...] = ()
+    failures: tuple[PluginFailure, ...] = ()
+    searchpaths: tuple[SearchPath, ...] = ()
+    switched_off: tuple[Origin, ...] = ()
+    """Left out by ``plugins.third_party``, ``plugins.allow`` or ``plugins.disable``."""
+
+    def of_slot(self, slot: str) -> tuple[Offer, ...]:
+        return tuple(offer for offer in self.offers if offer.slot == slot)
+
+    def named(self, slot: str, name: str) -> tuple[Offer, ...]:
+        """Offers that ``name`` (``plugin`` or ``dist:plugin``) may mean; more than one is ambiguous."""
+        return tuple(offer for offer in self.of_slot(slot) if name in (offer.name, offer.qualified))
+
+    def names(self, slot: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(offer.name for offer in self.of_slot(slot)))
+
+
+@dataclass(frozen=True, slots=True)
+class PluginEntry:
+    """An entry point of a group ``engine.plugins.v<major>``."""
+
+    origin: Origin
+    group: str
+    target: Any
+    """Something with ``load() -> module``."""
+
+
+def installed_entries() -> Iterator[PluginEntry]:
+    """Entry points of all installed distributions, any major version, first on ``sys.path`` wins."""
+    seen: set[str] = set()
+    for dist in importlib.metadata.distributions():
+        name = dist.name
+        if name is None or name.lower() in seen:
+            continue
+        seen.add(name.lower())
+        for entry in dist.entry_points:
+            if entry.group.startswith(GROUP_STEM):
+                yield PluginEntry(Origin(name, dist.version, entry.name), entry.group, entry)
+
+
+def discover(settings: PluginSettings | None = None, entries: Iterable[PluginEntry] | None = None) -> Discovered:
+    """Load the plugins that ``settings`` permits. Never raises because of a plugin."""
+    settings = settings or PluginSettings()
+    found = _Findings()
+    for entry in installed_entries() if entries is None else entries:
+        if not _permitted(entry.origin.dist, settings):
+            found.switched_off.append(entry.origin)
+        elif entry.group != hookspecs.ENTRY_POINT_GROUP:
+            spoken = entry.group.removeprefix(GROUP_STEM)
+            found.fail(entry.origin, "version", f"built for plugin API {spoken}, this engine speaks {PLUGIN_API[0]}")
+        else:
+            found.load(entry)
+    return found.frozen()
+
+
+def _permitted(dist: str, settings: PluginSettings) -> bool:
+    if dist.lower() == OWN_DISTRIBUTION:
+        return True
+    off = {_canonical(name) for name in settings.disable}
+    if not settings.third_party or _canonical(dist) in off:
+        return False
+    return settings.allow is None or _canonical(dist) in {_canonical(name) for name in settings.allow}
+
+
+def _canonical(dist: str) -> str:
+    return re.sub(r"[-_.]+", "-", dist).lower()
+
+
+class _Findings:
+    """What :func:`discover` has seen so far."""
+
+    def __init__(self) -> None:
+        self.manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self.manager.add_hookspecs(hookspecs)
+        self.offers: list[Offer] = []
+        self.failures: list[PluginFailure] = []
+        self.searchpaths: list[SearchPath] = []
+        self.switched_off: list[Origin] = []
+
+    def frozen(self) -> Discovered:
+        return Discovered(
+            tuple(self.offers), tuple(self.failures), tuple(self.searchpaths), tuple(self.switched_off)
+        )
+
+    def fail(self, origin: Origin, stage: str, error: object, slot: str = "", name: str = "") -> None:
+        if isinstance(error, BaseException):
+            error = f"{type(error).__name__}: {error}"
+        self.failures.append(PluginFailure(origin, stage, str(error), slot, name))
+
+    def load(self, entry: PluginEntry) -> None:
+        try:
+            module = entry.target.load()
+        except (Exception, SystemExit) as error:  # recorded with its origin; a plugin may fail in any way
+            self.fail(entry.origin, "import", error)
+            return
+        if self._register(entry.origin, module):
+            self._collect(entry.origin, module)
+
+    def _register(self, origin: Origin, module: ModuleType) -> bool:
+        try:
+            self.manager.register(module, name=f"{origin.dist}:{origin.entry}")
+        except (pluggy.PluginValidationError, ValueError) as error:
+            self.fail(origin, "hooks", str(error).splitlines()[-1])
+            return False
+        callers = self.manager.get_hookcallers(module) or []
+        known = [*HOOK_BY_SLOT.values(), "engine_config_searchpath"]
+        unknown = [caller.name for caller in callers if not caller.has_spec()]
+        if unknown:
+            self.fail(origin, "hooks", f"no such hook: {', '.join(unknown)}; hooks are {', '.join(known)}")
+        elif not callers:
+            self.fail(origin, "hooks", f"{module.__name__} has no function marked with engine.hookspecs.hookimpl")
+        if unknown or not callers:
+            self.manager.unregister(module)
+            return False
+        return True
+
+    def _collect(self, origin: Origin, module: ModuleType) -> None:
+        for slot, hook in HOOK_BY_SLOT.items():
+            for provider in self._call(origin, module, hook):
+                self._offer(origin, slot, provider)
+        for path in self._call(origin, module, "engine_config_searchpath"):
+            if isinstance(path, str) and path.startswith(("pkg://", "file://")):
+                self.searchpaths.append(SearchPath(path, origin))
+            else:
+                self.fail(origin, "call", f"engine_config_searchpath gave {path!r}: expected 'pkg://...' or 'file://...'")
+
+    def _call(self, origin: Origin, module: ModuleType, hook: str) -> Sequence[Any]:
+        """One plugin's answer to one hook; others' exceptions cannot lose it."""
+        caller = getattr(self.manager.hook, hook)
+        answers: list[Any] = []
+        for impl in caller.get_hookimpls():
+            if impl.plugin is not module:
+                continue
+            try:
+                answer = impl.function()
+            except (Exception, SystemExit) as error:  # recorded with its origin
+                self.fail(origin, "call", f"{hook}() raised {type(error).__name__}: {error}")
+                continue
+            if isinstance(answer, list | tuple):
+                answers.extend(answer)
+            else:
+                self.fail(origin, "call", f"{hook}() returned {type(answer).__name__}, expected a list")
+        return answers
+
+    def _offer(self, origin: Origin, slot: str, provider: object) -> None:
+        if not isinstance(provider, Provider):
+            self.fail(origin, "provider", f"expected a Provider, got {provider!r}", slot)
+            return
+        wrong = provider_error(slot, provider)
+        if wrong:
+            self.fail(origin, "provider", wrong, slot, str(provider.name))
+        else:
+            self.offers.append(Offer(slot, provider, origin))
+
+
+def provider_error(slot: str, provider: Provider) -> str:
+    """Why this record cannot be used; empty when it can."""
+    major, minor = provider.api
+    if major != PLUGIN_API[0] or minor > PLUGIN_API[1]:
+        return f"needs plugin API {major}.{minor}, this engine has {PLUGIN_API[0]}.{PLUGIN_API[1]}"
+    if not _NAME.match(provider.name) or provider.name in RESERVED_NAMES:
+        return f"name {provider.name!r}: expected lower-case letters, digits and '_', and not 'auto'"
+    if not isinstance(provider.factory, str) or not _FACTORY.match(provider.factory):
+        return f"factory {provider.factory!r}: expected 'package.module:attribute'"
+    unknown = [name for name in provider.requires if name not in SLOTS]
+    if unknown:
+        return f"requires names no slot: {', '.join(unknown)}"
+    base = SLOT_CONFIGS[slot]
+    config = provider.config
+    if config is not None and not (isinstance(config, type) and is_dataclass(config) and issubclass(config, base)):
+        return f"config {config!r}: expected a frozen dataclass derived from engine.contracts.config.{base.__name__}"
+    return ""

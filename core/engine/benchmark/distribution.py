@@ -1,0 +1,57 @@
+"""Length distributions as written on the command line: ``128``, ``uniform:64,256`` or ``lognormal:512,0.6``."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Draws whole numbers of at least 1.
+
+    ``fixed`` (a), ``uniform`` (a to b, both included) or ``lognormal`` with *mean* a and shape b: b is the standard
+    deviation of the logarithm, so 0 is fixed and 1 is heavy-tailed.
+    """
+
+    kind: str
+    a: float
+    b: float = 0.0
+
+    def sample(self, rng: random.Random) -> int:
+        if self.kind == "uniform":
+            return rng.randint(int(self.a), int(self.b))
+        if self.kind == "lognormal":
+            # exp(N(mu, b)) has mean exp(mu + b^2 / 2).
+            mu = math.log(self.a) - self.b * self.b / 2
+            return max(1, round(rng.lognormvariate(mu, self.b)))
+        return int(self.a)
+
+    def __str__(self) -> str:
+        return f"{self.a:g}" if self.kind == "fixed" else f"{self.kind}:{self.a:g},{self.b:g}"
+
+
+def parse_distribution(text: str) -> Distribution:
+    """Raises ``ValueError`` that names the text and the accepted forms."""
+    kind, colon, rest = text.partition(":")
+    try:
+        if not colon:
+            found = Distribution("fixed", int(text))
+        else:
+            a, b = (float(part) for part in rest.split(","))
+            found = Distribution(kind, a, b)
+    except ValueError:
+        found = Distribution("unknown", 0)
+    valid = {
+        "fixed": found.a >= 1,
+        "uniform": 1 <= found.a <= found.b and found.a.is_integer() and found.b.is_integer()
+        if isinstance(found.a, float)
+        else False,
+        "lognormal": found.a >= 1 and found.b >= 0 and math.isfinite(found.a + found.b),
+    }
+    if not valid.get(found.kind, False):
+        raise ValueError(
+            f"{text!r}: expected a whole number of at least 1, uniform:LOW,HIGH or lognormal:MEAN,SIGMA"
+        )
+    return found

@@ -1,0 +1,86 @@
+"""What was observed of one request, and the latencies that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.serving.latency import Sample, percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """Times in seconds of the client's monotonic clock.
+
+    ``scheduled_s`` is when the request was due: its arrival time in an open loop, the end of the previous request
+    of its connection in a closed one. All latencies count from there, so waiting caused by the client or by a full
+    server is never lost.
+    """
+
+    index: int
+    scheduled_s: float
+    sent_s: float
+    done_s: float
+    """The last piece of the stream, or the failure."""
+    chunks_s: tuple[float, ...] = ()
+    """Arrival of every chunk with output text."""
+    end_s: float = 0.0
+    """Arrival of the last chunk with text or a finish reason."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    """``None``: the server does not say."""
+    finish_reason: str | None = None
+    error: str = ""
+    """Kind of failure, for example ``http_429``; empty when the stream ended as it should."""
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Due until the first output text."""
+        return (self.chunks_s[0] - self.scheduled_s) * 1e3 if self.chunks_s else None
+
+    @property
+    def e2e_ms(self) -> float:
+        """Due until the end of the output."""
+        return ((self.end_s or self.done_s) - self.scheduled_s) * 1e3
+
+    @property
+    def decode_ms(self) -> float:
+        """First output text until the end of the output."""
+        return ((self.end_s or self.done_s) - self.chunks_s[0]) * 1e3 if self.chunks_s else 0.0
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Decode window divided by the tokens generated in it."""
+        if self.output_tokens is None or self.output_tokens < 2 or not self.chunks_s:
+            return None
+        return self.decode_ms / (self.output_tokens - 1)
+
+    @property
+    def inter_chunk_ms(self) -> tuple[float, ...]:
+        """Gaps between chunks: what a reader of the stream sees, however many tokens a chunk carries."""
+        return tuple((b - a) * 1e3 for a, b in zip(self.chunks_s, self.chunks_s[1:]))
+
+    @property
+    def itl_samples(self) -> tuple[Sample, ...]:
+        """Gaps between tokens: each gap between chunks, divided by this request's mean tokens per chunk.
+
+        Exact for servers that send a token a chunk. Chunks do not say how many tokens they carry, so a gap within a
+        stream of larger chunks is spread evenly; every gap counts once.
+        """
+        gaps = self.inter_chunk_ms
+        if self.output_tokens is None or self.output_tokens < 2 or not gaps:
+            return ()
+        per_chunk = max(1.0, (self.output_tokens - 1) / len(gaps))
+        return tuple((gap / per_chunk, 1) for gap in gaps)
+
+    def slo_value(self, name: str) -> float | None:
+        """The value an objective is compared with, in ms; ``None`` when this request has none (one token)."""
+        if name == "itl":
+            samples = self.itl_samples
+            return percentiles(samples, (99,))[0] if samples else None
+        return {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}[name]

@@ -1,0 +1,90 @@
+"""Reading one streamed completion: server-sent events in, times and counts out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class StreamResult:
+    """What a stream carried. Times in seconds of the given clock."""
+
+    chunks_s: list[float] = field(default_factory=list)
+    end_s: float = 0.0
+    text: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    done: bool = False
+    """``data: [DONE]`` came."""
+    error: str = ""
+    detail: str = ""
+
+
+async def read_stream(pieces: AsyncIterator[bytes], clock: Clock) -> StreamResult:
+    """Read server-sent events until they end. The clock is read once per piece, before any parsing."""
+    result = StreamResult()
+    rest = b""
+    async for piece in pieces:
+        now = clock()
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                _take(result, line[5:].strip(), now)
+    if not result.error and not result.done and result.finish_reason is None:
+        result.error, result.detail = "stream_truncated", "the stream ended without a finish reason or [DONE]"
+    return result
+
+
+def _take(result: StreamResult, data: bytes, now: float) -> None:
+    if data == b"[DONE]":
+        result.done = True
+        return
+    try:
+        chunk = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        result.error, result.detail = "bad_json", f"{error} in {data[:200]!r}"
+        return
+    if not isinstance(chunk, dict):
+        result.error, result.detail = "bad_json", f"expected an object, got {data[:200]!r}"
+        return
+    if chunk.get("error"):
+        result.error, result.detail = "stream_error", str(chunk["error"])[:300]
+        return
+    if usage := chunk.get("usage"):
+        take_usage(result, usage)
+    for choice in chunk.get("choices") or ():
+        _take_choice(result, choice, now)
+
+
+def _take_choice(result: StreamResult, choice: dict[str, Any], now: float) -> None:
+    delta = choice.get("delta") or {}
+    # Reasoning is output like any other; servers disagree on the name of its field.
+    text = (
+        choice.get("text")
+        or delta.get("content")
+        or delta.get("reasoning_content")
+        or delta.get("reasoning")
+    )
+    if text:
+        result.chunks_s.append(now)
+        result.text.append(text)
+        result.end_s = now
+    if choice.get("finish_reason"):
+        result.finish_reason = choice["finish_reason"]
+        result.end_s = now
+
+
+def take_usage(result: StreamResult, usage: dict[str, Any]) -> None:
+    """Copy token counts from a ``usage`` object; those it lacks stay unknown."""
+    result.prompt_tokens = usage.get("prompt_tokens", result.prompt_tokens)
+    result.output_tokens = usage.get("completion_tokens", result.output_tokens)
+    details = usage.get("prompt_tokens_details") or {}
+    result.cached_tokens = details.get("cached_tokens", result.cached_tokens)

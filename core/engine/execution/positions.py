@@ -1,0 +1,45 @@
+"""One output position whose logits are at hand: the unit that adjusting, sampling and verifying work on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.contracts.request import SamplingParams
+from engine.execution.philox import signed64
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    params: SamplingParams
+    seed: int
+    """64-bit."""
+    index: int
+    """Output position, 0-based: the first token after the prompt is 0."""
+    prompt_len: int
+    history: Tensor
+    """int64 ``[known]`` on the device: prompt and output so far, without ``drafts``. Read only for penalties."""
+    stop_ids: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
+    """Drafted tokens between ``history`` and this position."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.params.temperature == 0.0
+
+
+def column(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Host values as a tensor on ``device``, without waiting for the device."""
+    host = torch.tensor(values, dtype=dtype)
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def streams(positions: Sequence[Position], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(seeds, output positions), int64 ``[N]`` each: what names a position's random numbers."""
+    seeds = column([signed64(p.seed) for p in positions], torch.int64, device)
+    return seeds, column([p.index for p in positions], torch.int64, device)

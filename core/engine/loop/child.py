@@ -1,0 +1,80 @@
+"""The engine process: ``python -m engine.loop.child FD``. Ends when its parent does."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+import msgspec
+
+from engine.assembly.plan import EnginePlan
+from engine.loop.driver import drive
+from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Ready, ToEngine
+from engine.loop.process import HEADER
+
+
+class Connection:
+    """Blocking frames over the socket to the API process."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._stream = self._socket.makefile("rb")
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def receive(self) -> bytes | None:
+        """The next frame; ``None`` when the peer is gone."""
+        header = self._stream.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return None
+        (size,) = HEADER.unpack(header)
+        if size > MAX_FRAME:
+            raise ValueError(f"a frame of {size} bytes, at most {MAX_FRAME} are allowed")
+        body = self._stream.read(size)
+        return body if len(body) == size else None
+
+    def send(self, message: FromEngine) -> None:
+        body = self._encode(message)
+        self._socket.sendall(HEADER.pack(len(body)) + body)
+
+
+def main(fd: int) -> int:
+    """Receive the plan, build the engine, run it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    connection = Connection(fd)
+    inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+    try:
+        plan_json = connection.receive()
+        if plan_json is None:
+            return 1
+        plan = EnginePlan.from_json(plan_json)
+        from engine.loop.build import build_engine
+
+        engine = build_engine(plan, connection.send)
+        threading.Thread(target=_listen, args=(connection, inbox), name="inbox", daemon=True).start()
+        connection.send(Ready(engine.info))
+        return 0 if drive(engine.core, inbox, connection.send) else 1
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        connection.send(Failed(f"{type(error).__name__}: {error}", phase="starting"))
+        return 1
+
+
+def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | None]) -> None:
+    """Decode what the API process sends; ``None`` when it is gone or not making sense."""
+    decode = msgspec.msgpack.Decoder(ToEngine).decode
+    try:
+        while (body := connection.receive()) is not None:
+            inbox.put(decode(body))
+    except (ValueError, OSError):
+        traceback.print_exc()
+    inbox.put(None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

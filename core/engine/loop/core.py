@@ -1,0 +1,284 @@
+"""The engine core: requests in, steps, tokens out. Single-threaded; knows no sockets, no tokenizer and no server.
+
+    step():  plan -> launch -> (overlap: plan and launch one more) -> wait for the oldest -> commit
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence as SequenceOf
+
+from engine.assembly.bind import BoundEngine
+from engine.contracts.events import Event, StepEvent
+from engine.contracts.request import EngineRequest, FinishReason, TokensOut
+from engine.execution.runner import DeviceQueue
+from engine.loop.block_keys import BlockKeys
+from engine.loop.commit import Committer
+from engine.loop.drafting import Drafting
+from engine.loop.ledger import InFlight, Ledger
+from engine.loop.messages import EngineStats, StepOutputs
+from engine.loop.planning import Limits, Planner
+from engine.loop.pool import Pool
+from engine.loop.queues import Queues
+from engine.loop.sequence import Sequence, Status
+from engine.loop.step_cost import StepCostModel
+from engine.loop.width import WidthController
+
+MAX_GUILTY_IN_A_ROW = 3
+"""Different requests that fail alone, one after another, before the engine itself is declared broken."""
+
+
+class EngineBroken(RuntimeError):
+    """The device or a plugin fails whatever it is given."""
+
+
+class EngineCore:
+    """Everything between a submitted request and its tokens."""
+
+    def __init__(
+        self,
+        bound: BoundEngine,
+        device: DeviceQueue,
+        *,
+        max_len: int,
+        max_requests: int,
+        block_size: int,
+        limits: Limits,
+        overlap: bool,
+        eos_token_ids: tuple[int, ...],
+        key_parts: SequenceOf[str],
+        seed: int,
+        vocab_size: int,
+        max_width: int,
+        adaptive_width: bool,
+    ) -> None:
+        self._device = device
+        self._depth = 2 if overlap else 1
+        self._max_len = max_len
+        self._block_size = block_size
+        self._eos = frozenset(eos_token_ids)
+        self._key_parts = tuple(key_parts)
+        self._seed = seed
+        self._caches = bound.kv_allocator.caches_prefixes
+        self._arrivals = 0
+        self._steps = 0
+        self._guilty = 0
+        self._outputs: list[TokensOut] = []
+        self._events: list[Event] = []
+        self._cost = StepCostModel()
+        self._ledger = Ledger()
+        self._queues = Queues()
+        self._pool = Pool(
+            bound.kv_allocator,
+            max_requests,
+            block_size,
+            self._ledger,
+            on_slot_free=bound.drafter.release,
+            gives_up_last_block=bound.drafter.kv_lookahead > 0,
+        )
+        width = WidthController(min(max_width, bound.drafter.max_width), adaptive_width)
+        drafting = Drafting(bound.drafter, bound.names["drafter"], width, vocab_size)
+        self._drafting = drafting
+        self._planner = Planner(
+            bound.scheduler,
+            bound.names["scheduler"],
+            self._queues,
+            self._pool,
+            drafting,
+            limits,
+            self._cost.cost,
+            self._events.append,
+        )
+        self._committer = Committer(self._queues, self._pool, drafting, self._outputs.append)
+
+    # Requests ---------------------------------------------------------------------------------------------------
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. One that can never run is answered with ``finish_reason="error"`` at the next step."""
+        sampling = request.sampling
+        if not request.prompt or len(request.prompt) >= self._max_len or request.request_id in self._queues.by_id:
+            self._outputs.append(TokensOut(request.request_id, finish_reason="error", error=self._refusal(request)))
+            return
+        self._arrivals += 1
+        sequence = Sequence(
+            request=request,
+            arrival=self._arrivals,
+            seed=sampling.seed if sampling.seed is not None else _mix(self._seed, self._arrivals),
+            stop_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos),
+            max_total=min(len(request.prompt) + max(sampling.max_tokens, 1), self._max_len),
+            submitted_s=time.monotonic(),
+            tokens=list(request.prompt),
+        )
+        if self._caches and sampling.prompt_logprobs is None:
+            sequence.keys = BlockKeys((*self._key_parts, request.cache_salt), self._block_size)
+        self._queues.add(sequence)
+
+    def _refusal(self, request: EngineRequest) -> str:
+        if not request.prompt:
+            return "the prompt is empty"
+        if request.request_id in self._queues.by_id:
+            return f"request id {request.request_id!r} is already in use"
+        return f"the prompt has {len(request.prompt)} tokens, at most {self._max_len - 1} fit"
+
+    def abort(self, request_ids: SequenceOf[str], reason: FinishReason = "abort") -> None:
+        """End requests; unknown or ended ones are ignored."""
+        for request_id in request_ids:
+            sequence = self._queues.by_id.get(request_id)
+            if sequence is not None:
+                self._committer.finish(sequence, reason)
+
+    # Steps ------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Something is queued, running, in flight or waiting to be sent."""
+        return bool(self._queues.by_id or self._ledger or self._outputs)
+
+    def step(self) -> StepOutputs:
+        """Launch what can be launched, wait for the oldest step in flight, commit it."""
+        while len(self._ledger) < self._depth and self._queues.by_id and self._launch():
+            pass
+        if self._ledger:
+            self._collect()
+        return self._flush()
+
+    def _launch(self) -> bool:
+        started = time.monotonic()
+        planned = self._planner.plan(something_in_flight=len(self._ledger) > 0)
+        if planned is None:
+            return False
+        self._ledger.launched(
+            InFlight(
+                plan=planned.plan,
+                owners=planned.owners,
+                planning_ms=(time.monotonic() - started) * 1e3,
+                wait=self._device.launch(planned.plan),
+                started_s=started,
+                preemptions=planned.preemptions,
+            )
+        )
+        return True
+
+    def _collect(self) -> None:
+        step = self._ledger.oldest()
+        try:
+            result = step.wait()
+        except Exception as error:
+            self._recover(step, error)
+            return
+        self._steps += 1
+        started = time.monotonic()
+        drafted, accepted = self._committer.commit(step, result)
+        self._ledger.retire()
+        self._absolve(step)
+        self._cost.observe(step.plan.num_tokens, result.device_ms)
+        rows = [row for row in step.plan.rows if row.samples]
+        if drafted:
+            self._drafting.observe(len(rows), drafted, accepted, result.draft_ms)
+        now = time.monotonic()
+        self._events.append(
+            self._step_event(step, result.device_ms, now, (now - started) * 1e3, drafted, accepted)
+        )
+
+    def _step_event(
+        self, step: InFlight, device_ms: float, now: float, commit_ms: float, drafted: int, accepted: int
+    ) -> StepEvent:
+        plan = step.plan
+        decode = sum(row.num_queries for row in plan.rows if row.num_tokens == 1 and row.samples)
+        usage = self._pool.allocator.usage()
+        return StepEvent(
+            at_s=now,
+            step=self._steps,
+            duration_ms=(now - step.started_s) * 1e3,
+            host_ms=step.planning_ms + commit_ms,
+            device_ms=device_ms,
+            num_requests=len(plan.rows),
+            num_prefill_tokens=plan.num_tokens - decode,
+            num_decode_tokens=decode,
+            running=len(self._queues.running),
+            waiting=len(self._queues.waiting),
+            kv_used=usage.leased / max(usage.total, 1),
+            drafted=drafted,
+            accepted=accepted,
+            draft_width=max((len(row.drafts) for row in plan.rows), default=0),
+            preemptions=step.preemptions,
+        )
+
+    # Failure ----------------------------------------------------------------------------------------------------
+
+    def _recover(self, step: InFlight, error: Exception) -> None:
+        """A step raised. Roll everything back to what is confirmed; then its requests run one by one, so that only
+        the guilty one fails."""
+        owners = [s for s, epoch in step.owners if s.epoch == epoch and s.status is Status.RUNNING]
+        self._drain()
+        self._device.resume()
+        for sequence in self._queues.running:
+            sequence.scheduled, sequence.pending = sequence.computed, 0
+            sequence.drafts, sequence.proposed_at, sequence.drafts_in_flight = (), -1, False
+        alone = len(owners) == 1
+        suspects = self._planner.suspects
+        if alone:
+            self._guilty += 1
+            if owners[0] in suspects:
+                suspects.remove(owners[0])
+            message = f"{type(error).__name__}: {error}"
+            self._committer.finish(owners[0], "error", message)
+            if self._guilty >= MAX_GUILTY_IN_A_ROW:
+                raise EngineBroken(f"{self._guilty} requests in a row failed alone; the last: {message}") from error
+        else:
+            suspects.extend(s for s in owners if s not in suspects)
+
+    def _drain(self) -> None:
+        """Retire everything in flight after a failure; what was queued behind it was skipped."""
+        while self._ledger:
+            with contextlib.suppress(Exception):
+                self._ledger.oldest().wait()
+            self._ledger.retire()
+
+    def _absolve(self, step: InFlight) -> None:
+        """A step went well: a suspect that ran alone is cleared."""
+        suspects = self._planner.suspects
+        if suspects and any(sequence is suspects[0] for sequence, _ in step.owners):
+            suspects.popleft()
+        self._guilty = 0
+
+    # State ------------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> StepOutputs:
+        outputs, events = tuple(self._outputs), tuple(self._events)
+        self._outputs.clear()
+        self._events.clear()
+        return StepOutputs(outputs, events, self.stats())
+
+    def stats(self) -> EngineStats:
+        usage = self._pool.allocator.usage()
+        return EngineStats(
+            at_s=time.monotonic(),
+            step=self._steps,
+            running=len(self._queues.running),
+            waiting=len(self._queues.waiting),
+            blocks_total=usage.total,
+            blocks_free=usage.free,
+            blocks_cached=usage.cached,
+            blocks_leased=usage.leased,
+            rows_used=self._pool.num_slots - self._pool.free_slots,
+        )
+
+    def reset_prefix_cache(self) -> None:
+        self._pool.allocator.reset_cache()
+
+    def close(self) -> None:
+        """Abort everything, wait for the device, give everything back."""
+        self.abort(list(self._queues.by_id))
+        self._drain()
+        self._device.close()
+
+
+def _mix(seed: int, number: int) -> int:
+    """A 63-bit seed from the engine's seed and a running number (SplitMix64 finaliser)."""
+    mask = (1 << 64) - 1
+    z = (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return (z ^ (z >> 31)) >> 1

@@ -1,0 +1,44 @@
+"""The engine's main loop: messages in, steps, messages out. The same in a process of its own and in a thread."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+
+from engine.loop.core import EngineCore
+from engine.loop.messages import Abort, Failed, FromEngine, ResetPrefixCache, Shutdown, Submit, ToEngine
+
+Inbox = queue.SimpleQueue  # of ToEngine; None ends the loop like Shutdown
+
+
+def drive(core: EngineCore, inbox: Inbox[ToEngine | None], send: Callable[[FromEngine], None]) -> bool:
+    """Run until told to stop (True) or until the engine broke (False; the reason was sent as ``Failed``)."""
+    try:
+        while _receive(core, inbox):
+            if core.has_work:
+                send(core.step())
+    except Exception as error:
+        send(Failed(f"{type(error).__name__}: {error}", phase="running"))
+        return False
+    core.close()
+    return True
+
+
+def _receive(core: EngineCore, inbox: Inbox[ToEngine | None]) -> bool:
+    """Take in all messages, waiting for one if there is nothing to do. False: stop."""
+    wait = not core.has_work
+    while True:
+        try:
+            message = inbox.get(block=wait)
+        except queue.Empty:
+            return True
+        wait = False
+        match message:
+            case Submit(request):
+                core.submit(request)
+            case Abort(request_ids, reason):
+                core.abort(request_ids, reason)
+            case ResetPrefixCache():
+                core.reset_prefix_cache()
+            case Shutdown() | None:
+                return False

@@ -1,0 +1,66 @@
+"""An engine in a thread of this process: for tests, notebooks and debuggers."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+
+from engine.assembly.plan import EnginePlan
+from engine.loop.driver import drive
+from engine.loop.messages import (
+    EngineInfo,
+    Failed,
+    FromEngine,
+    Progress,
+    Ready,
+    ResetPrefixCache,
+    Shutdown,
+    ToEngine,
+)
+from engine.loop.streams import ClientBase
+
+
+class InprocessEngineClient(ClientBase):
+    """See :class:`engine.loop.client.EngineClient`."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__()
+        self._plan = plan
+        self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def start(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
+        loop = asyncio.get_running_loop()
+        self._ready, self._on_progress = loop.create_future(), on_progress
+
+        def send(message: FromEngine) -> None:
+            loop.call_soon_threadsafe(self.deliver, message)
+
+        def run() -> None:
+            from engine.loop.build import build_engine
+
+            try:
+                engine = build_engine(self._plan, send)
+            except Exception as error:
+                send(Failed(f"{type(error).__name__}: {error}", phase="starting"))
+                return
+            send(Ready(engine.info))
+            drive(engine.core, self._inbox, send)
+
+        self._thread = threading.Thread(target=run, name="engine", daemon=True)
+        self._thread.start()
+        return await self._ready
+
+    def send(self, message: ToEngine) -> None:
+        self._inbox.put(message)
+
+    async def reset_prefix_cache(self) -> None:
+        self.send(ResetPrefixCache())
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            self._inbox.put(Shutdown())
+            await asyncio.to_thread(self._thread.join)
+        self.died("the engine was closed")

@@ -1,0 +1,113 @@
+"""An engine in a process of its own, behind a socket pair that only the two of them hold.
+
+The first frame to the child is the plan as JSON; all others are msgpack messages (see :mod:`engine.loop.messages`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from engine.assembly.plan import EnginePlan
+from engine.loop.client import EngineDead
+from engine.loop.messages import (
+    MAX_FRAME,
+    EngineInfo,
+    FromEngine,
+    Progress,
+    ResetPrefixCache,
+    Shutdown,
+    ToEngine,
+)
+from engine.loop.streams import ClientBase
+
+HEADER = struct.Struct("<I")
+CLOSE_TIMEOUT_S = 10.0
+
+
+class ProcessEngineClient(ClientBase):
+    """See :class:`engine.loop.client.EngineClient`. May be started again after the engine died."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__()
+        self._plan = plan
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(FromEngine).decode
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
+        await self._reap()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "engine.loop.child", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        ours.setblocking(False)
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**20)
+        self._ready, self._on_progress = asyncio.get_running_loop().create_future(), on_progress
+        self._write(self._plan.to_json())
+        self._reading = asyncio.create_task(self._read(reader, self._process))
+        return await self._ready
+
+    def send(self, message: ToEngine) -> None:
+        self._write(self._encode(message))
+
+    async def reset_prefix_cache(self) -> None:
+        self.send(ResetPrefixCache())
+
+    async def close(self) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self.send(Shutdown())
+            self._writer.close()
+        await self._reap()
+        self.died("the engine was closed")
+
+    def _write(self, body: bytes) -> None:
+        if self._writer is None or self._writer.is_closing():
+            raise EngineDead("the engine is not running")
+        self._writer.write(HEADER.pack(len(body)) + body)
+
+    async def _read(self, reader: asyncio.StreamReader, process: subprocess.Popen[bytes]) -> None:
+        """Deliver messages until the connection ends, which is how an engine's death shows."""
+        try:
+            while True:
+                (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+                if size > MAX_FRAME:
+                    raise msgspec.DecodeError(f"a frame of {size} bytes")
+                self.deliver(self._decode(await reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            code = await asyncio.to_thread(process.wait)
+            self.died(f"the engine process ended with {describe_exit(code)}")
+        except msgspec.DecodeError as error:
+            process.kill()
+            self.died(f"the engine process sent something unreadable: {error}")
+        if self._writer is not None:
+            self._writer.close()
+
+    async def _reap(self) -> None:
+        """Wait for a former process to be gone; kill it if it does not go."""
+        process, self._process = self._process, None
+        if process is not None:
+            try:
+                await asyncio.to_thread(process.wait, CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+        if self._reading is not None:
+            await self._reading
+            self._reading = None
+
+
+def describe_exit(code: int) -> str:
+    """``exit code 1`` or ``signal 9``."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,68 @@
+"""What a step costs, learnt from the steps themselves: ``ms = base + per_token * num_tokens``."""
+
+from __future__ import annotations
+
+from engine.contracts.scheduler import StepCost
+
+_FORGET = 0.98
+"""Weight a sample keeps when the next one comes: a memory of about 50 steps."""
+_TOLERANCE = 3.0
+"""Residuals beyond this many typical ones count only as much as one at that distance (Huber)."""
+_SCALE_RATE = 0.05
+_MIN_VARIANCE = 0.01
+"""Variance of token counts (tokens squared) below which the recent steps say nothing about the slope."""
+
+
+class StepCostModel:
+    """Weighted least squares with exponential forgetting, in constant time and memory per step.
+
+    Errors are relative: each sample weighs ``1 / ms**2``, so that a few long prefill steps do not drown the short
+    decode steps. Samples far off the line (a pause of the machine) are damped; if they persist, the idea of what is
+    typical widens and the line follows. While all recent steps have the same size, the last known slope is kept.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._typical = 0.0
+        self._base = 0.0
+        self._slope = 0.0
+        self._num_samples = 0
+
+    def observe(self, num_tokens: int, ms: float) -> None:
+        """A step of ``num_tokens`` tokens (all rows together) took ``ms`` milliseconds."""
+        if num_tokens <= 0 or ms <= 0.0:
+            return
+        weight = self._trust(num_tokens, ms) / (ms * ms)
+        x, y = float(num_tokens), ms
+        self._weight = _FORGET * self._weight + weight
+        self._x = _FORGET * self._x + weight * x
+        self._y = _FORGET * self._y + weight * y
+        self._xx = _FORGET * self._xx + weight * x * x
+        self._xy = _FORGET * self._xy + weight * x * y
+        self._num_samples += 1
+        self._solve()
+
+    def cost(self) -> StepCost:
+        """The current line; both coefficients are at least 0."""
+        return StepCost(self._base, self._slope, self._num_samples)
+
+    def _trust(self, num_tokens: int, ms: float) -> float:
+        """Huber weight in (0, 1] of a sample, from its relative residual."""
+        if self._num_samples < 2:
+            return 1.0
+        residual = abs(ms - (self._base + self._slope * num_tokens)) / ms
+        limit = _TOLERANCE * self._typical
+        trust = 1.0 if residual <= limit else limit / residual
+        # What is typical may at most double per memory length through damped samples, but does follow a real shift.
+        self._typical += _SCALE_RATE * (min(residual, 2.0 * limit + 0.02) - self._typical)
+        return max(trust, 1e-3)
+
+    def _solve(self) -> None:
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        if variance > _MIN_VARIANCE:
+            self._slope = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
+        self._base = mean_y - self._slope * mean_x
+        if self._base < 0.0:
+            self._base = 0.0
+            self._slope = self._xy / self._xx

@@ -1,0 +1,120 @@
+"""The asyncio side of an engine client: output streams, events, and what happens to them when the engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from engine.contracts.events import Event
+from engine.contracts.request import EngineRequest, FinishReason, TokensOut
+from engine.loop.client import EngineDead
+from engine.loop.messages import (
+    Abort,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    FromEngine,
+    Progress,
+    Ready,
+    StepOutputs,
+    Submit,
+    ToEngine,
+)
+
+
+class Stream:
+    """Outputs of one sequence. See :class:`engine.loop.client.OutputStream`."""
+
+    def __init__(self, request_id: str, abort: Callable[[str, str], None]) -> None:
+        self._request_id = request_id
+        self._abort = abort
+        self._queue: asyncio.Queue[TokensOut | EngineDead] = asyncio.Queue()
+        self._ended = False
+
+    def put(self, item: TokensOut | EngineDead) -> None:
+        self._queue.put_nowait(item)
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> TokensOut:
+        if self._ended:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, EngineDead):
+            self._ended = True
+            raise item
+        self._ended = item.finish_reason is not None
+        return item
+
+    def abort(self, reason: str = "abort") -> None:
+        self._abort(self._request_id, reason)
+
+
+class ClientBase:
+    """What every engine client does with the engine's messages; subclasses carry them."""
+
+    def __init__(self) -> None:
+        self.alive = False
+        self.stats = EngineStats()
+        self.info: EngineInfo | None = None
+        self._streams: dict[str, Stream] = {}
+        self._event_callbacks: list[Callable[[Sequence[Event]], None]] = []
+        self._on_progress: Callable[[Progress], None] | None = None
+        self._ready: asyncio.Future[EngineInfo] | None = None
+
+    def send(self, message: ToEngine) -> None:
+        raise NotImplementedError
+
+    def submit(self, request: EngineRequest) -> Stream:
+        if not self.alive:
+            raise EngineDead("the engine is not running")
+        stream = Stream(request.request_id, self._abort)
+        self._streams[request.request_id] = stream
+        self.send(Submit(request))
+        return stream
+
+    def _abort(self, request_id: str, reason: FinishReason) -> None:
+        if self.alive and request_id in self._streams:
+            self.send(Abort((request_id,), reason))
+
+    def on_events(self, callback: Callable[[Sequence[Event]], None]) -> None:
+        self._event_callbacks.append(callback)
+
+    def deliver(self, message: FromEngine) -> None:
+        """Take a message from the engine; on the event loop's thread."""
+        match message:
+            case StepOutputs(outputs, events, stats):
+                self.stats = stats
+                for output in outputs:
+                    self._deliver_output(output)
+                if events:
+                    for callback in self._event_callbacks:
+                        callback(events)
+            case Progress() if self._on_progress is not None:
+                self._on_progress(message)
+            case Ready(info):
+                self.info, self.alive = info, True
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(info)
+            case Failed(error, phase):
+                self.died(f"{error} (while {phase})" if phase else error)
+
+    def _deliver_output(self, output: TokensOut) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None:
+            return
+        if output.finish_reason is not None:
+            del self._streams[output.request_id]
+        stream.put(output)
+
+    def died(self, why: str) -> None:
+        """The engine is gone: everybody who waits for it learns why."""
+        self.alive = False
+        self.stats = EngineStats()
+        dead = EngineDead(why)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(dead)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.put(dead)

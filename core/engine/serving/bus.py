@@ -1,0 +1,103 @@
+"""Events on their way to exporters: bounded, off the event loop, one thread, nobody waits."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import structlog
+
+from engine.contracts.events import Event
+from engine.contracts.exporter import Exporter
+
+MAX_PENDING = 65536
+MAX_FAILURES = 3
+BATCH_PERIOD_S = 0.02
+
+T = TypeVar("T")
+log = structlog.get_logger("engine.bus")
+
+
+class EventBus:
+    """Delivers events in batches to every exporter, in order, from one thread.
+
+    When exporters cannot keep up, the newest events are dropped and counted. An exporter that raises three times in
+    a row is cut off and reported; the others go on.
+    """
+
+    def __init__(self, exporters: Sequence[Exporter], max_pending: int = MAX_PENDING) -> None:
+        self._exporters = list(exporters)
+        self._failures = {id(exporter): 0 for exporter in exporters}
+        self._pending: deque[Event] = deque()
+        self._max_pending = max_pending
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._delivering = threading.Lock()
+        self.dropped = 0
+        self.cut_off: list[str] = []
+        """Class names of exporters that were cut off."""
+        self._thread = threading.Thread(target=self._run, name="event-bus", daemon=True)
+        self._thread.start()
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Hand over events; returns at once. Call from one thread."""
+        room = self._max_pending - len(self._pending)
+        if len(events) > room:
+            self.dropped += len(events) - max(room, 0)
+            events = events[: max(room, 0)]
+        self._pending.extend(events)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def settled(self, read: Callable[[], T]) -> T:
+        """Deliver what is pending, then call ``read`` while no exporter runs. Blocks: not for the event loop."""
+        with self._delivering:
+            self._deliver()
+            return read()
+
+    def close(self) -> None:
+        """Deliver what is pending and close the exporters."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._wake.set()
+        self._thread.join(timeout=5.0)
+        with self._delivering:
+            self._deliver()
+            for exporter in self._exporters:
+                self._guard(exporter, exporter.close)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._wake.wait()
+            # Events arrive one by one; waiting a moment turns hundreds of wake-ups into one batch.
+            self._ended.wait(BATCH_PERIOD_S)
+            self._wake.clear()
+            with self._delivering:
+                self._deliver()
+
+    def _deliver(self) -> None:
+        batch = []
+        while self._pending:
+            batch.append(self._pending.popleft())
+        if not batch:
+            return
+        for exporter in tuple(self._exporters):
+            self._guard(exporter, lambda exporter=exporter: exporter.export(batch))
+
+    def _guard(self, exporter: Exporter, call: Callable[[], None]) -> None:
+        name = type(exporter).__name__
+        try:
+            call()
+        except Exception as error:
+            # An exporter is foreign code; whatever it raises is reported and must not stop the others.
+            self._failures[id(exporter)] += 1
+            log.error("exporter raised", exporter=name, error=type(error).__name__)
+            if self._failures[id(exporter)] >= MAX_FAILURES and exporter in self._exporters:
+                self._exporters.remove(exporter)
+                self.cut_off.append(name)
+                log.error("exporter cut off", exporter=name, failures=MAX_FAILURES)
+        else:
+            self._failures[id(exporter)] = 0

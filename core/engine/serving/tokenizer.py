@@ -1,0 +1,223 @@
+"""Text to token ids and back: off the event loop, cached for repeated prefixes, safe from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from engine.serving.chat_template import ChatTemplate, Rendered
+from engine.serving.detokenizer import IncrementalDetokenizer, TokenBytes
+
+CACHED_CHARS = 32 * 1024 * 1024
+"""Most characters of text whose ids are remembered."""
+
+
+class TokenizerError(RuntimeError):
+    """The model directory has no usable tokenizer; the message says what is missing."""
+
+
+class _Sections(msgspec.Struct):
+    """The parts of a ``tokenizer.json`` that decide how text may be cut and put together."""
+
+    decoder: Any = None
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+
+
+class PieceCache:
+    """Least recently used pieces of text and their ids, bounded by characters."""
+
+    def __init__(self, max_chars: int) -> None:
+        self._max_chars = max_chars
+        self._chars = 0
+        self._entries: OrderedDict[tuple[str, bool], tuple[int, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.hits = 0
+
+    def get(self, text: str, whole: bool) -> tuple[int, ...] | None:
+        with self._lock:
+            ids = self._entries.get((text, whole))
+            if ids is not None:
+                self.hits += 1
+                self._entries.move_to_end((text, whole))
+            return ids
+
+    def put(self, text: str, whole: bool, ids: tuple[int, ...]) -> None:
+        with self._lock:
+            if (text, whole) in self._entries or len(text) > self._max_chars // 4:
+                return
+            self._entries[text, whole] = ids
+            self._chars += len(text) + 64
+            while self._chars > self._max_chars:
+                (old, _), _ = self._entries.popitem(last=False)
+                self._chars -= len(old) + 64
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template.
+
+    Special tokens cut text into independent pieces (when the tokenizer allows it, see :func:`cuts_cleanly`), and ids
+    are remembered by piece: the turns of a conversation that were seen before cost a look-up.
+    """
+
+    def __init__(self, data: bytes, template: ChatTemplate | None, *, threads: int = 2) -> None:
+        """``data``: the bytes of a ``tokenizer.json``. Raises ``UnsupportedDecoder``."""
+        self._parse = tokenizers.Tokenizer.from_buffer(data)
+        self._plain = tokenizers.Tokenizer.from_buffer(data)
+        self._plain.encode_special_tokens = True
+        for backend in (self._parse, self._plain):
+            backend.no_truncation()
+            backend.no_padding()
+        added = self._parse.get_added_tokens_decoder()
+        self.special_ids = {token.content: id_ for id_, token in added.items() if token.special}
+        self.hidden = frozenset(self.special_ids.values())
+        names = sorted(self.special_ids, key=len, reverse=True)
+        self._specials = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        sections = msgspec.json.decode(data, type=_Sections)
+        self._cuttable = cuts_cleanly(sections, added.values())
+        vocab = {id_: piece for piece, id_ in self._parse.get_vocab(with_added_tokens=True).items()}
+        self.vocab_size = len(vocab)
+        self.longest_token = max((len(piece) for piece in vocab.values()), default=1)
+        self.token_bytes = TokenBytes(
+            sections.decoder, vocab, {id_: token.content for id_, token in added.items()}
+        )
+        self.template = template
+        self.cache = PieceCache(CACHED_CHARS)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> Tokenizer:
+        """Load ``tokenizer.json`` and the chat template of a model in Hugging Face layout.
+
+        Raises :class:`TokenizerError` when there is no tokenizer.
+        """
+        directory = Path(path)
+        try:
+            data = (directory / "tokenizer.json").read_bytes()
+        except FileNotFoundError:
+            raise TokenizerError(
+                f"model.path={path}: no tokenizer.json there, so text cannot be turned into tokens. Put the model's "
+                "tokenizer.json next to its config.json, or set model.path to a directory that has one."
+            ) from None
+        return cls(data, ChatTemplate.from_directory(directory))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Ids of raw text; special tokens spelled in it are recognised. Runs in a worker thread."""
+        known = self.cache.get(text, add_special_tokens)
+        if known is not None:
+            return known
+        return await self._run(self.encode_now, text, add_special_tokens)
+
+    async def encode_chat(
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """Ids of a conversation. Special tokens spelled in a message are text, whoever wrote it.
+
+        Raises :class:`engine.serving.chat_template.TemplateFailed`.
+        """
+        return await self._run(self.encode_chat_now, messages, add_generation_prompt)
+
+    async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return await self._run(self.decode_now, tokens, skip_special_tokens)
+
+    def encode_now(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """:meth:`encode` in the calling thread."""
+        return self._whole(text, add_special_tokens)
+
+    def encode_chat_now(
+        self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """:meth:`encode_chat` in the calling thread."""
+        if self.template is None:
+            raise TokenizerError("This model has no chat template; use /v1/completions.")
+        rendered = self.template.render(messages, add_generation_prompt, tuple(self.special_ids))
+        if self._specials is None or not (self._cuttable or rendered.quoted):
+            return self._whole(rendered.text, False)
+        return self._pieces(rendered, self._specials)
+
+    def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of a whole sequence."""
+        stream = self.stream(skip_special_tokens)
+        return "".join([*map(stream.feed, tokens), stream.flush()])
+
+    def stream(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        """A detokenizer for one new sequence."""
+        return IncrementalDetokenizer(self.token_bytes, self.hidden if skip_special_tokens else frozenset())
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on the number of tokens of ``text``, without tokenizing it."""
+        return len(text) // self.longest_token
+
+    async def _run(self, function: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    def _whole(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        ids = self.cache.get(text, add_special_tokens)
+        if ids is None:
+            # The batch call, unlike the single one, releases the interpreter lock.
+            (encoding,) = self._parse.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids = tuple(encoding.ids)
+            self.cache.put(text, add_special_tokens, ids)
+        return ids
+
+    def _pieces(self, rendered: Rendered, specials: re.Pattern[str]) -> tuple[int, ...]:
+        ids: list[int] = []
+        for piece in specials.split(rendered.text):
+            special = self.special_ids.get(piece)
+            if special is not None:
+                ids.append(special)
+            elif piece:
+                ids.extend(self._plain_ids(rendered.unquote(piece)))
+        return tuple(ids)
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        key = "\0" + text
+        ids = self.cache.get(key, False)
+        if ids is None:
+            (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
+            ids = tuple(encoding.ids)
+            self.cache.put(key, False, ids)
+        return ids
+
+
+def cuts_cleanly(sections: _Sections, added: Any) -> bool:
+    """Whether text may be cut at special tokens and tokenized piece by piece with the same result.
+
+    Not so when special tokens swallow neighbouring spaces, or when a normalizer or pre-tokenizer treats the
+    beginning of the text differently (sentencepiece style prefix spaces).
+    """
+    if any(token.special and (token.lstrip or token.rstrip or token.single_word or token.normalized) for token in added):
+        return False
+    names = set(_component_names(sections.normalizer)) | set(_component_names(sections.pre_tokenizer))
+    return names <= {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "ByteLevel", "Split", "Digits", "Punctuation"} and not (
+        _adds_prefix_space(sections.pre_tokenizer)
+    )
+
+
+def _component_names(component: Any) -> list[str]:
+    if not isinstance(component, dict):
+        return []
+    parts = [*component.get("normalizers", ()), *component.get("pretokenizers", ())]
+    if parts:
+        return [name for part in parts for name in _component_names(part)]
+    return [str(component.get("type"))]
+
+
+def _adds_prefix_space(component: Any) -> bool:
+    if not isinstance(component, dict):
+        return False
+    return bool(component.get("add_prefix_space")) or any(
+        _adds_prefix_space(part) for part in component.get("pretokenizers", ())
+    )

@@ -1,0 +1,95 @@
+"""Compile Triton kernels for a GPU that is not there, and read off what they cost.
+
+``measure_kernel`` compiles one specialisation for a compute capability, then has ptxas report registers, shared
+memory and spills. Needs neither a GPU nor a driver; does not work under ``TRITON_INTERPRET=1``.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SHARED_LIMIT: dict[int, int] = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+"""Bytes of shared memory one program may have, by compute capability (CUDA C++ programming guide)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCost:
+    """What a compiled kernel takes. Registers are per thread, everything else is bytes."""
+
+    name: str
+    capability: int
+    registers: int
+    shared: int
+    spill_stores: int
+    spill_loads: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} sm_{self.capability}: {self.registers} registers, {self.shared} B shared, "
+            f"{self.spill_stores}+{self.spill_loads} B spilled"
+        )
+
+
+def measure_kernel(
+    kernel: Any,
+    arguments: Mapping[str, str],
+    constants: Mapping[str, Any],
+    capability: int,
+    *,
+    name: str = "",
+    unaligned: frozenset[str] = frozenset(),
+    **options: Any,
+) -> KernelCost:
+    """Compile ``kernel`` (a ``@triton.jit`` function) for ``capability`` (for example 90).
+
+    ``arguments`` maps each run-time argument to its Triton type (``"*bf16"``, ``"i32"``, ``"fp32"``); ``constants``
+    holds the compile-time ones, ``None`` for a pointer that is not there. Pointers and ints are assumed divisible by
+    16, as a launch finds them to be, except those in ``unaligned``. ``options``: ``num_warps``, ``num_stages`` ...
+
+    Raises ``ValueError`` when an argument is missing or unknown.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    stated = set(arguments) | set(constants)
+    if stated != set(kernel.arg_names):
+        raise ValueError(f"arguments of {kernel.__name__}: {sorted(stated ^ set(kernel.arg_names))} do not match")
+    signature = {arg: arguments.get(arg, "constexpr") for arg in kernel.arg_names}
+    attrs = {
+        (i,): [["tt.divisibility", 16]]
+        for i, (arg, kind) in enumerate(signature.items())
+        if arg not in unaligned and (kind.startswith("*") or kind in ("i32", "i64"))
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=attrs)
+    options = {"enable_fp_fusion": True, **options}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    registers, stores, loads = _assemble(compiled.asm["ptx"])
+    return KernelCost(
+        name or kernel.__name__, capability, registers, int(compiled.metadata.shared), stores, loads
+    )
+
+
+def _assemble(ptx: str) -> tuple[int, int, int]:
+    """Registers, spill stores and spill loads, as ptxas reports them."""
+    import triton
+
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert target is not None, "PTX without a target"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [
+            triton.knobs.nvidia.ptxas.path, "--verbose", f"--gpu-name={target[1]}",
+            str(source), "-o", str(Path(folder) / "kernel.cubin"),
+        ]  # fmt: skip
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    found = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", report, re.DOTALL)
+    assert found is not None, f"ptxas said nothing about registers: {report}"
+    return int(found[3]), int(found[1]), int(found[2])

@@ -1,0 +1,1 @@
+"""Paged attention in Triton: one split-KV kernel for decode and verification, one for long prefill chunks."""

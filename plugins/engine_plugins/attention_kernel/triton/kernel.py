@@ -1,0 +1,217 @@
+"""The plugin: plans the launches of a step on the host and runs them for each layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
+from engine.contracts.config import SlotConfig
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.ops import Attention
+from engine.contracts.provider import BuildContext
+from engine_plugins.attention_kernel.triton.decode import split_attention
+from engine_plugins.attention_kernel.triton.planning import (
+    MAX_SPLITS,
+    TileShape,
+    Work,
+    num_splits,
+    plan_work,
+    prefill_block,
+    scratch_rows,
+    tile_shape,
+)
+from engine_plugins.attention_kernel.triton.prefill import chunk_attention
+from engine_plugins.attention_kernel.triton.reduce import merge_splits
+
+MIN_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedWork:
+    """A launch whose list of query tiles, int32 ``[n, 2]``, is on the device."""
+
+    work: Work
+    tiles: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A step's launches. Owns what the kernels read: keep it as long as a graph captured from it."""
+
+    batch: AttentionBatch
+    works: tuple[StagedWork, ...]
+
+
+class TritonAttention:
+    """Paged attention for CUDA devices of compute capability 8.0 and later.
+
+    Scratch memory is allocated once and shared by all layers and captured graphs, so calls must be ordered by one
+    stream. ``num_sms`` overrides the number of multiprocessors the launches are shaped for.
+
+    Raises ``RuntimeError`` on a device Triton cannot run on.
+    """
+
+    capabilities = AttentionCapabilities(
+        head_dims=tuple(range(8, 257, 8)),
+        dtypes=("float32", "bfloat16", "float16"),
+        window=True,
+        soft_cap=True,
+        max_verify_width=32,
+        recordable=True,
+    )
+
+    def __init__(self, config: SlotConfig, context: BuildContext, *, num_sms: int | None = None) -> None:
+        interpreted = bool(triton.knobs.runtime.interpret)
+        _check_device(context, interpreted)
+        # Interpreted kernels (TRITON_INTERPRET=1) run on the CPU; a "device" of 4 multiprocessors keeps grids small.
+        self._device = torch.device("cpu" if interpreted else "cuda")
+        if num_sms is None:
+            num_sms = 4 if interpreted else torch.cuda.get_device_properties(self._device).multi_processor_count
+        self._num_sms = num_sms
+        self._model = context.model
+        self._group = context.model.num_heads // context.model.num_kv_heads
+        self._itemsize = getattr(torch, context.dtype).itemsize
+        block_d = tile_shape(True, 16, context.model.head_dim, self._itemsize).block_d
+        rows = scratch_rows(num_sms)
+        self._parts = torch.empty(rows, block_d, dtype=torch.float32, device=self._device)
+        self._lse = torch.empty(rows, dtype=torch.float32, device=self._device)
+        self._decode_tiles: dict[tuple[int, int], Tensor] = {}
+
+    def stage(self, batch: AttentionBatch) -> Staged:
+        """Plan the launches of this batch. See :func:`plan_work`; depends on the batch's shape, not its contexts."""
+        model = self._model
+        prefill_m = prefill_block(model.head_dim, self._itemsize)
+        works = plan_work(
+            batch.q_lens, batch.kv_lens, self._group, model.num_kv_heads, prefill_m, self._num_sms
+        )
+        return Staged(batch, tuple(StagedWork(work, self._tile_list(work)) for work in works))
+
+    def record(
+        self,
+        staged: Staged,
+        op: Attention,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        kv_format: KVFormat,
+        k_scale: Tensor | None,
+        v_scale: Tensor | None,
+    ) -> Tensor:
+        """See :meth:`engine.contracts.attention_kernel.AttentionKernel.record`."""
+        assert q.stride(-1) == 1 and k_cache.stride(-1) == 1 and k_cache.stride() == v_cache.stride()
+        assert op.num_heads == self._group * op.num_kv_heads, "heads per kv head differ from the model's"
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        call = _Call(staged.batch, op, q, k_cache, v_cache, kv_format, k_scale, v_scale, out)
+        for item in staged.works:
+            shape = tile_shape(item.work.split, item.work.block_m, op.head_dim, q.element_size())
+            if item.work.split:
+                self._split(call, item, shape)
+            else:
+                grid = (op.num_kv_heads, len(item.work.tiles))
+                chunk_attention[grid](*call.tensors(item.tiles), *call.numbers(), **call.constants(shape))
+        return out.view(q.shape[0], -1)
+
+    def _split(self, call: _Call, item: StagedWork, shape: TileShape) -> None:
+        programs = len(item.work.tiles) * call.op.num_kv_heads
+        splits = num_splits(programs, self._num_sms)
+        rows = programs * splits * shape.block_m
+        assert splits == 1 or (rows <= self._lse.numel() and rows * shape.block_d <= self._parts.numel())
+        tensors = call.tensors(item.tiles)
+        split_attention[(programs, splits)](
+            *tensors[:6], self._parts, self._lse, *tensors[6:], splits, *call.numbers(), SPLIT=splits > 1,
+            **call.constants(shape),
+        )  # fmt: skip
+        if splits > 1:
+            batch, op, out = call.batch, call.op, call.out
+            merge_splits[(programs, shape.block_m)](
+                out, self._parts, self._lse, item.tiles, batch.q_starts, batch.kv_lens_device,
+                splits, out.stride(0), out.stride(1),
+                GROUP=self._group, NUM_KV_HEADS=op.num_kv_heads, HEAD_DIM=op.head_dim,
+                BLOCK_M=shape.block_m, BLOCK_D=shape.block_d, MAX_SPLITS=MAX_SPLITS,
+                num_warps=4, enable_fp_fusion=True,
+            )  # fmt: skip
+
+    def _tile_list(self, work: Work) -> Tensor:
+        """The tile list on the device. Those of batches with one tile per row recur in every decode step and are
+        kept (at most one per query tile size and number of rows)."""
+        one_per_row = work.split and all(tile == (row, 0) for row, tile in enumerate(work.tiles))
+        key = (work.block_m, len(work.tiles))
+        if one_per_row and key in self._decode_tiles:
+            return self._decode_tiles[key]
+        tiles = torch.tensor(work.tiles, dtype=torch.int32)
+        if self._device.type == "cuda":
+            tiles = tiles.pin_memory().to(self._device, non_blocking=True)
+        if one_per_row:
+            self._decode_tiles[key] = tiles
+        return tiles
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One layer's arguments, in the order in which the kernels take them."""
+
+    batch: AttentionBatch
+    op: Attention
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    kv_format: KVFormat
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    out: Tensor
+
+    def tensors(self, tiles: Tensor) -> tuple[Tensor | None, ...]:
+        batch = self.batch
+        return (
+            self.q, self.k_cache, self.v_cache, self.k_scale, self.v_scale, self.out,
+            tiles, batch.block_tables, batch.q_starts, batch.kv_lens_device,
+        )  # fmt: skip
+
+    def numbers(self) -> tuple[int | float, ...]:
+        q, out, cache, op = self.q, self.out, self.k_cache, self.op
+        return (
+            self.batch.block_tables.stride(0), op.window or 0,
+            q.stride(0), q.stride(1), out.stride(0), out.stride(1), *cache.stride()[:3],
+            op.scale, op.soft_cap or 1.0,
+        )  # fmt: skip
+
+    def constants(self, shape: TileShape) -> dict[str, object]:
+        op = self.op
+        return {
+            "GROUP": op.num_heads // op.num_kv_heads,
+            "NUM_KV_HEADS": op.num_kv_heads,
+            "HEAD_DIM": op.head_dim,
+            "BLOCK_SIZE": self.batch.block_size,
+            "BLOCK_M": shape.block_m,
+            "BLOCK_N": shape.block_n,
+            "BLOCK_D": shape.block_d,
+            "HAS_WINDOW": op.window is not None,
+            "HAS_CAP": op.soft_cap is not None,
+            "SCALE": self.kv_format.scale,
+            "LOAD_TILE": self.kv_format.load_tile(),
+            "num_warps": shape.num_warps,
+            "num_stages": shape.num_stages,
+            # The default changes between Triton releases; fused multiply-add is wanted in either.
+            "enable_fp_fusion": True,
+        }
+
+
+def _check_device(context: BuildContext, interpreted: bool) -> None:
+    device = context.device
+    if interpreted:
+        return
+    if device.kind != "cuda" or not torch.cuda.is_available():
+        raise RuntimeError(
+            f"attention_kernel=triton on device={device.kind}: expected a CUDA device "
+            "(on a CPU choose attention_kernel=torch)"
+        )
+    if device.capability is not None and device.capability < MIN_CAPABILITY:
+        found = ".".join(map(str, device.capability))
+        raise RuntimeError(
+            f"attention_kernel=triton on {device.name or 'this GPU'} with compute capability {found}: expected "
+            "8.0 or later (choose attention_kernel=torch)"
+        )

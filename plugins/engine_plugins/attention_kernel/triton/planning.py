@@ -1,0 +1,99 @@
+"""Which kernel serves which row, and in what tiles. Plain arithmetic on the host, from shapes alone.
+
+Nothing here looks at a context length: the same batch shape always gives the same launches, which is what lets a
+CUDA graph be captured once and replayed while sequences grow. (The one use of ``kv_lens`` is the *order* of prefill
+tiles.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_SPLITS = 32
+SPLIT_BLOCKS = (16, 32, 64)
+"""Sizes of query tiles of the split kernel."""
+CTAS_PER_SM = 2
+"""Programs wanted per multiprocessor: two, so that one computes while the other waits for memory."""
+TILE_BYTES = 16 * 1024
+"""A key tile: two stages of keys and values, and the queries, then fit the 99 KB of compute capability 8.9."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """Compile-time sizes of a launch."""
+
+    block_m: int
+    block_n: int
+    block_d: int
+    num_warps: int
+    num_stages: int = 2
+    """Two: key loads depend on block-table loads, and deeper pipelines of dependent loads cost registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One launch: the query tiles ``(row, first packed query)`` and the kernel they run on."""
+
+    split: bool
+    block_m: int
+    tiles: tuple[tuple[int, int], ...]
+
+
+def tile_shape(split: bool, block_m: int, head_dim: int, itemsize: int) -> TileShape:
+    """Tile sizes for a head size and compute dtype (``itemsize`` in bytes)."""
+    block_d = max(16, 1 << (head_dim - 1).bit_length())
+    block_n = min(64, max(16, TILE_BYTES // (block_d * itemsize)))
+    num_warps = 8 if not split and block_m * block_d >= 128 * 128 else 4
+    return TileShape(block_m, block_n, block_d, num_warps)
+
+
+def prefill_block(head_dim: int, itemsize: int) -> int:
+    """Packed queries per prefill tile: as many as the float32 accumulator leaves registers for."""
+    return 128 if head_dim <= 128 and itemsize <= 2 else 64
+
+
+def plan_work(
+    q_lens: Sequence[int], kv_lens: Sequence[int], group: int, kv_heads: int, prefill_m: int, num_sms: int
+) -> tuple[Work, ...]:
+    """Partition the rows of a batch into launches.
+
+    Long rows go to the prefill kernel if together they occupy at least half of the multiprocessors; else all rows
+    go to the split kernel, in the smallest query tile that holds them.
+    """
+    long = [row for row, q_len in enumerate(q_lens) if q_len * group > SPLIT_BLOCKS[-1]]
+    long_programs = kv_heads * sum(-(-q_lens[row] * group // prefill_m) for row in long)
+    chunked = set(long) if 2 * long_programs >= num_sms else set()
+
+    split_rows: dict[int, list[int]] = {}
+    for row, q_len in enumerate(q_lens):
+        if q_len and row not in chunked:
+            size = next((m for m in SPLIT_BLOCKS if q_len * group <= m), SPLIT_BLOCKS[-1])
+            split_rows.setdefault(size, []).append(row)
+
+    works = [Work(True, m, query_tiles(rows, q_lens, group, m)) for m, rows in sorted(split_rows.items())]
+    if chunked:
+        tiles = query_tiles(sorted(chunked), q_lens, group, prefill_m)
+        # Heaviest first: the last programs to start are then the short ones, and the device drains evenly.
+        heavy = sorted(tiles, key=lambda t: q_lens[t[0]] - kv_lens[t[0]] - t[1] // group)
+        works.append(Work(False, prefill_m, tuple(heavy)))
+    return tuple(works)
+
+
+def query_tiles(
+    rows: Sequence[int], q_lens: Sequence[int], group: int, block_m: int
+) -> tuple[tuple[int, int], ...]:
+    return tuple((row, start) for row in rows for start in range(0, q_lens[row] * group, block_m))
+
+
+def num_splits(num_programs: int, num_sms: int) -> int:
+    """Parts each query tile's keys are cut into, so that about ``CTAS_PER_SM`` programs run per multiprocessor."""
+    return max(1, min(MAX_SPLITS, -(-CTAS_PER_SM * num_sms // num_programs)))
+
+
+def scratch_rows(num_sms: int) -> int:
+    """Most packed queries whose parts exist at once: ``num_programs * num_splits * block_m`` at its largest.
+
+    Splitting happens only below the wanted number of programs and rounds up, so less than twice that many run.
+    """
+    return 2 * CTAS_PER_SM * num_sms * SPLIT_BLOCKS[-1]

@@ -1,0 +1,143 @@
+"""Device functions that the attention kernels share: find the work, load a tile of the cache, fold it in.
+
+Vocabulary. A *row* is a sequence of the batch with its ``q_len`` new tokens. All ``q_len * GROUP`` (token, head)
+pairs of a row that read the same kv head are *packed* one after another, token-major, so that grouped-query
+attention fills the rows of a matrix multiplication; a *query tile* is ``BLOCK_M`` of them, a *key tile* is
+``BLOCK_N`` consecutive tokens of the cache. Everything softmax is in base 2: scores carry ``log2(e)``.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def query_tile(tiles_ptr, q_starts_ptr, kv_lens_ptr, tile):
+    """``(row, first packed query of the tile, first token of the row, q_len, kv_len)`` of a work item."""
+    row = tl.load(tiles_ptr + tile * 2)
+    first_token = tl.load(q_starts_ptr + row)
+    q_len = tl.load(q_starts_ptr + row + 1) - first_token
+    return row, tl.load(tiles_ptr + tile * 2 + 1), first_token, q_len, tl.load(kv_lens_ptr + row)
+
+
+@triton.jit
+def key_range(start, q_len, kv_len, window, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """Keys ``[low, high)`` that some query of the tile sees, and the position of the tile's first token."""
+    first = start // GROUP
+    last = tl.minimum((start + BLOCK_M - 1) // GROUP, q_len - 1)
+    first_position = kv_len - q_len + first
+    high = tl.maximum(kv_len - q_len + last + 1, 0)
+    low = 0
+    if HAS_WINDOW:
+        low = tl.maximum(first_position - window + 1, 0)
+    return low, high, first_position
+
+
+@triton.jit
+def dim_mask(BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """True for the real ones of ``BLOCK_D`` dimensions; a constant when there is no padding."""
+    if BLOCK_D == HEAD_DIM:
+        return tl.full([BLOCK_D], 1, tl.int1)
+    else:
+        return tl.arange(0, BLOCK_D) < HEAD_DIM
+
+
+@triton.jit
+def query_offsets(
+    first_token, kv_head, packed, stride_token, stride_head,
+    GROUP: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """int64 offsets ``[BLOCK_M, BLOCK_D]`` of packed queries into ``[num_tokens, num_heads, head_dim]``."""
+    token = (first_token + packed // GROUP).to(tl.int64)
+    head = kv_head * GROUP + packed % GROUP
+    return (token * stride_token + head * stride_head)[:, None] + tl.arange(0, BLOCK_D)[None, :]
+
+
+@triton.jit
+def cache_slots(table_ptr, start, high, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Block id (int64) and offset within the block of keys ``start .. start + BLOCK_N``; ids past ``high`` are 0."""
+    keys = start + tl.arange(0, BLOCK_N)
+    if BLOCK_SIZE % BLOCK_N == 0:
+        # Key tiles start at multiples of BLOCK_N, so this one lies inside one block: a single scalar load.
+        block = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64) + tl.zeros([BLOCK_N], tl.int64)
+    else:
+        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < high, other=0).to(tl.int64)
+    return block, keys % BLOCK_SIZE
+
+
+@triton.jit
+def load_cache(
+    cache_ptr, scale_ptr, block, offset, kv_head, mask,
+    stride_block, stride_slot, stride_head,
+    NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr, LOAD_TILE: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """A key or value tile ``[BLOCK_N, BLOCK_D]`` in ``DTYPE``, 0 where masked."""
+    # block is int64: block * stride_block passes 2**31 elements in caches of a few GB.
+    at = block * stride_block + offset * stride_slot + kv_head * stride_head
+    offsets = at[:, None] + tl.arange(0, BLOCK_D)[None, :]
+    if LOAD_TILE is None:
+        return tl.load(cache_ptr + offsets, mask=mask, other=0.0).to(DTYPE)
+    else:
+        scale_at = tl.zeros_like(block) + kv_head
+        if SCALE == "per_token_head":
+            scale_at = (block * BLOCK_SIZE + offset) * NUM_KV_HEADS + kv_head
+        return LOAD_TILE(cache_ptr, offsets, mask, scale_ptr, scale_at[:, None], DTYPE)
+
+
+@triton.jit
+def capped(scores, scale, soft_cap, HAS_CAP: tl.constexpr):
+    """Scaled, optionally soft-capped scores in base 2. ``tanh`` from ``exp2``: no library call, exact limits."""
+    if HAS_CAP:
+        ratio = scores * (scale / soft_cap)
+        tanh = 1.0 - 2.0 / (tl.exp2(ratio * (2.0 * LOG2E)) + 1.0)
+        return tanh * (soft_cap * LOG2E)
+    else:
+        return scores * (scale * LOG2E)
+
+
+@triton.jit
+def fold_tile(
+    acc, row_max, row_sum, q, positions,
+    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, start, high,
+    stride_block, stride_slot, stride_head, scale, soft_cap, window,
+    MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    SCALE: tl.constexpr, LOAD_TILE: tl.constexpr,
+):  # fmt: skip
+    """One step of online softmax (arXiv 2205.14135): fold keys ``start .. start + BLOCK_N`` into the running state.
+
+    ``MASKED=False`` promises that every query sees every key of the tile.
+    """
+    block, offset = cache_slots(table_ptr, start, high, BLOCK_SIZE, BLOCK_N)
+    keys = start + tl.arange(0, BLOCK_N)
+    real = dim_mask(BLOCK_D, HEAD_DIM)[None, :]
+    if MASKED:
+        # What lies past `high` may be memory never written, and 0 * NaN is NaN: it must not even be loaded.
+        mask = (keys < high)[:, None] & real
+    else:
+        mask = tl.full([BLOCK_N, 1], 1, tl.int1) & real
+    k = load_cache(
+        k_ptr, k_scale_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head,
+        NUM_KV_HEADS, BLOCK_SIZE, BLOCK_D, SCALE, LOAD_TILE, q.dtype,
+    )  # fmt: skip
+    scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), scale, soft_cap, HAS_CAP)
+    if MASKED:
+        visible = (keys[None, :] <= positions[:, None]) & (keys < high)[None, :]
+        if HAS_WINDOW:
+            visible = visible & (keys[None, :] > positions[:, None] - window)
+        scores = tl.where(visible, scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, 1))
+    # A query that has seen no key yet has a maximum of -inf; -inf - -inf would be NaN.
+    pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = tl.exp2(scores - pivot[:, None])
+    shrink = tl.exp2(row_max - pivot)
+    v = load_cache(
+        v_ptr, v_scale_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head,
+        NUM_KV_HEADS, BLOCK_SIZE, BLOCK_D, SCALE, LOAD_TILE, q.dtype,
+    )  # fmt: skip
+    acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return acc, new_max, row_sum * shrink + tl.sum(weights, 1)

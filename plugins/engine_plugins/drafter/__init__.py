@@ -1,0 +1,1 @@
+"""What might come next."""

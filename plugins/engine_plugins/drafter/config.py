@@ -1,0 +1,32 @@
+"""Configuration of the built-in drafters (importable without torch)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.contracts.config import DrafterConfig, at_least
+
+
+@dataclass(frozen=True)
+class NoDrafterConfig(DrafterConfig):
+    """No speculation, so no width: the device tables need no room for drafts."""
+
+    max_width: int = 0
+
+
+@dataclass(frozen=True)
+class NgramConfig(DrafterConfig):
+    """Prompt lookup: the last tokens are searched for earlier in the same request."""
+
+    max_match: int = 4
+    """Longest suffix, in tokens, that is looked up."""
+    min_match: int = 2
+    """Shortest suffix, in tokens, worth trusting."""
+    window: int = 0
+    """How many of the latest tokens are searched; 0: the whole request."""
+
+    def __post_init__(self) -> None:
+        DrafterConfig.__post_init__(self)
+        at_least("drafter.min_match", self.min_match, 1)
+        at_least("drafter.max_match", self.max_match, self.min_match)
+        at_least("drafter.window", self.window, 0)

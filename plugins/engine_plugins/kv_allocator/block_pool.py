@@ -1,0 +1,113 @@
+"""Bookkeeping that the block-granular allocators share: the free list and the table of open leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from engine.contracts.kv_allocator import KVGroup, Lease
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold ``num_tokens`` tokens."""
+    return -(-num_tokens // block_size)
+
+
+class FreeBlocks:
+    """Free block ids ``1 .. num_blocks - 1`` as a stack.
+
+    Last in, first out keeps recently used memory warm in caches, and hands out ascending runs both from a fresh
+    pool and after a request gave its blocks back: kernels that read neighbouring blocks profit, at no cost here.
+    """
+
+    __slots__ = ("_stack",)
+
+    def __init__(self, num_blocks: int) -> None:
+        self._stack = list(range(num_blocks - 1, 0, -1))
+
+    def __len__(self) -> int:
+        return len(self._stack)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._stack)
+
+    def take(self, count: int) -> list[int]:
+        """Remove and return ``count`` ids; the caller has checked that there are as many."""
+        assert count <= len(self._stack), f"{count} blocks asked for, {len(self._stack)} are free"
+        if count == 0:
+            return []
+        taken = self._stack[: -count - 1 : -1]
+        del self._stack[-count:]
+        return taken
+
+    def give(self, blocks: Sequence[int]) -> None:
+        """Put ids back so that they come out again in the given order."""
+        self._stack.extend(reversed(blocks))
+
+
+class Leases:
+    """The open leases, by request id.
+
+    One id names a block in every KV group at once, so all groups of a lease have the same list of ids and a block
+    that is valid in one group is valid in all. Windowed groups keep their whole sequence, like full ones.
+    """
+
+    __slots__ = ("_by_request", "_num_groups")
+
+    def __init__(self, groups: Sequence[KVGroup]) -> None:
+        if not groups:
+            raise ValueError("no KV groups: a model has at least one")
+        self._num_groups = len(groups)
+        self._by_request: dict[str, Lease] = {}
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._by_request.values())
+
+    def add(self, request_id: str, blocks: list[int], num_cached: int = 0) -> Lease:
+        if request_id in self._by_request:
+            raise ValueError(f"request {request_id!r} already holds a lease")
+        lease = Lease(request_id, (blocks,) * self._num_groups, num_cached, num_cached)
+        self._by_request[request_id] = lease
+        return lease
+
+    def remove(self, lease: Lease) -> list[int] | None:
+        """Forget the lease and take its block ids from it; ``None`` if it was over already."""
+        if self._by_request.get(lease.request_id) is not lease:
+            return None
+        del self._by_request[lease.request_id]
+        blocks = list(lease.blocks[0])
+        lease.blocks[0].clear()
+        return blocks
+
+
+def cut_tail(lease: Lease, num_tokens: int, block_size: int) -> list[int]:
+    """Take from the lease, and return, its blocks beyond those that cover ``num_tokens`` tokens."""
+    if num_tokens < lease.num_committed:
+        raise ValueError(
+            f"request {lease.request_id!r}: trim to {num_tokens} tokens, but {lease.num_committed} are committed"
+        )
+    blocks = lease.blocks[0]
+    keep = blocks_for(num_tokens, block_size)
+    tail = blocks[keep:]
+    del blocks[keep:]
+    return tail
+
+
+def advance(lease: Lease, num_tokens: int, block_size: int) -> None:
+    """Move the lease's commit mark; it never goes back, nor past the lease's blocks."""
+    assert lease.num_committed <= num_tokens <= len(lease.blocks[0]) * block_size, (
+        f"request {lease.request_id!r}: commit of {num_tokens} tokens after {lease.num_committed}, "
+        f"with room for {len(lease.blocks[0]) * block_size}"
+    )
+    lease.num_committed = num_tokens
+
+
+def check_partition(num_blocks: int, **states: Iterable[int]) -> None:
+    """Assert that each of the blocks ``1 .. num_blocks - 1`` is in exactly one of the given states, once."""
+    seen: dict[int, str] = {}
+    for state, blocks in states.items():
+        for block in blocks:
+            assert 0 < block < num_blocks, f"block {block} in {state} is outside 1..{num_blocks - 1}"
+            assert block not in seen, f"block {block} is in {seen.get(block)} and in {state}"
+            seen[block] = state
+    missing = set(range(1, num_blocks)) - seen.keys()
+    assert not missing, f"blocks in no state: {sorted(missing)}"

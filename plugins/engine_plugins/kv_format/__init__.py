@@ -1,0 +1,1 @@
+"""How a cached key or value is stored."""

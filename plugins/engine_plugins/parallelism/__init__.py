@@ -1,0 +1,1 @@
+"""How weights and work are split over devices."""

@@ -1,0 +1,213 @@
+"""The built-in plugins, offered through the same entry point as everyone else's.
+
+Metadata only: nothing here imports torch, and a factory's module is imported only when its plugin is selected.
+"""
+
+from __future__ import annotations
+
+import os
+
+from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.provider import Provider
+from engine.hookspecs import hookimpl
+from engine_plugins.drafter.config import NgramConfig, NoDrafterConfig
+from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
+from engine_plugins.router.config import ResponseCacheConfig
+
+LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+def only_llama_like(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    if model.architecture in LLAMA_LIKE:
+        return ()
+    return (f"it computes {', '.join(LLAMA_LIKE)}, not {model.architecture}",)
+
+
+def only_plain_checkpoints(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    if model.quantization is None:
+        return ()
+    method = model.quantization.get("quant_method", "unknown")
+    return (f"the checkpoint is already quantized (quant_method={method}) and this plugin cannot read that",)
+
+
+def needs_cuda_or_interpreter(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    # Triton itself reads this variable when a kernel is defined, so it cannot come from the configuration.
+    if device.kind == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        return ()
+    return ("needs a CUDA device",)
+
+
+@hookimpl
+def engine_scheduler() -> list[Provider]:
+    return [
+        Provider(
+            "static",
+            "engine_plugins.scheduler.static:StaticScheduler",
+            doc="Request-level batches: a batch runs to its end before the next one starts.",
+        ),
+        Provider(
+            "continuous",
+            "engine_plugins.scheduler.continuous:ContinuousScheduler",
+            doc="Requests join and leave at every step; prompts run whole.",
+        ),
+        Provider(
+            "chunked_prefill",
+            "engine_plugins.scheduler.chunked_prefill:ChunkedPrefillScheduler",
+            doc="Decodes first; prompts run in chunks that fit the token and time budget.",
+        ),
+    ]
+
+
+@hookimpl
+def engine_kv_allocator() -> list[Provider]:
+    return [
+        Provider(
+            "contiguous",
+            "engine_plugins.kv_allocator.contiguous:ContiguousAllocator",
+            doc="Reserves a request's full length when it starts.",
+        ),
+        Provider(
+            "paged",
+            "engine_plugins.kv_allocator.paged:PagedAllocator",
+            provides=("paged",),
+            doc="Takes blocks as a request grows.",
+        ),
+        Provider(
+            "prefix_cache",
+            "engine_plugins.kv_allocator.prefix_cache:PrefixCacheAllocator",
+            provides=("paged", "prefix_cache"),
+            doc="Paged, and finished blocks stay reusable by later prompts with the same beginning (LRU).",
+        ),
+    ]
+
+
+@hookimpl
+def engine_kv_format() -> list[Provider]:
+    return [
+        Provider(
+            "native",
+            "engine_plugins.kv_format.native:NativeFormat",
+            provides=("lossless",),
+            doc="Keys and values in the compute dtype.",
+        )
+    ]
+
+
+@hookimpl
+def engine_quantizer() -> list[Provider]:
+    return [
+        Provider(
+            "checkpoint",
+            "engine_plugins.quantizer.unquantized:Unquantized",
+            unsupported=only_plain_checkpoints,
+            doc="As the checkpoint says; unquantized if it says nothing.",
+        ),
+        Provider(
+            "none",
+            "engine_plugins.quantizer.unquantized:Unquantized",
+            unsupported=only_plain_checkpoints,
+            doc="Weights in the compute dtype.",
+        ),
+        Provider(
+            "int8",
+            "engine_plugins.quantizer.int8:Int8WeightOnly",
+            unsupported=only_plain_checkpoints,
+            doc="Weights in 8 bits with one scale per output channel, quantized while loading.",
+        ),
+    ]
+
+
+@hookimpl
+def engine_drafter() -> list[Provider]:
+    return [
+        Provider(
+            "none",
+            "engine_plugins.drafter.none:NoDrafter",
+            config=NoDrafterConfig,
+            doc="No speculation.",
+        ),
+        Provider(
+            "ngram",
+            "engine_plugins.drafter.ngram:NgramDrafter",
+            config=NgramConfig,
+            provides=("drafts", "host_drafter"),
+            doc="Prompt lookup: continues as the same words continued earlier in the request.",
+        ),
+    ]
+
+
+@hookimpl
+def engine_attention_kernel() -> list[Provider]:
+    return [
+        Provider(
+            "torch",
+            "engine_plugins.attention_kernel.torch_paged:TorchAttention",
+            doc="Plain torch on any device; the reference.",
+        ),
+        Provider(
+            "triton",
+            "engine_plugins.attention_kernel.triton.kernel:TritonAttention",
+            unsupported=needs_cuda_or_interpreter,
+            doc="Triton kernels for prefill, decode and verification.",
+        ),
+    ]
+
+
+@hookimpl
+def engine_router() -> list[Provider]:
+    return [
+        Provider("direct", "engine_plugins.router.direct:DirectRouter", doc="Every request to the engine."),
+        Provider(
+            "response_cache",
+            "engine_plugins.router.response_cache:ResponseCacheRouter",
+            config=ResponseCacheConfig,
+            doc="Answers repeated deterministic requests from memory.",
+        ),
+    ]
+
+
+@hookimpl
+def engine_exporter() -> list[Provider]:
+    return [
+        Provider(
+            "prometheus",
+            "engine_plugins.exporter.prometheus:PrometheusExporter",
+            config=PrometheusConfig,
+            doc="Metrics at /metrics.",
+        ),
+        Provider(
+            "jsonl",
+            "engine_plugins.exporter.jsonl:JsonlExporter",
+            config=JsonlConfig,
+            doc="Events as lines of JSON in a file.",
+        ),
+        Provider(
+            "console",
+            "engine_plugins.exporter.console:ConsoleExporter",
+            config=ConsoleConfig,
+            doc="A summary line every few seconds.",
+        ),
+    ]
+
+
+@hookimpl
+def engine_parallelism() -> list[Provider]:
+    return [
+        Provider(
+            "single",
+            "engine_plugins.parallelism.single:SingleDevice",
+            doc="One device, one process.",
+        )
+    ]
+
+
+@hookimpl
+def engine_architecture() -> list[Provider]:
+    return [
+        Provider(
+            "llama",
+            "engine_plugins.architecture.llama:LlamaArchitecture",
+            unsupported=only_llama_like,
+            doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
+        )
+    ]

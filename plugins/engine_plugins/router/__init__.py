@@ -1,0 +1,1 @@
+"""Who answers an API request."""

@@ -1,0 +1,99 @@
+"""Router ``response_cache``: answers a deterministic request that was answered before from memory.
+
+Deterministic are greedy requests (``temperature`` 0) and requests with a ``seed``, whose samples depend on
+seed and position only. A stored answer comes back only if everything that shapes the answer is equal;
+requests with different ``cache_salt`` never share answers, so tenants can be kept apart. Improves TTFT and
+end-to-end time of repeated requests; costs one SHA-256 of the prompt otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from engine.contracts.provider import BuildContext
+from engine.contracts.router import Answer, ApiRequest, EngineView, Route
+from engine_plugins.router.config import ResponseCacheConfig
+from engine_plugins.router.direct import first_alive
+
+ENTRY_BYTES = 512
+"""What an entry costs besides its answer: key, table slot, bookkeeping."""
+
+
+class ResponseCache:
+    """The plugin: least recently used entries go first, bounded by number and by bytes."""
+
+    def __init__(self, config: ResponseCacheConfig, context: BuildContext) -> None:
+        self._max_entries = config.max_entries
+        self._max_bytes = config.max_bytes
+        self._entries: OrderedDict[bytes, tuple[Answer, int]] = OrderedDict()
+        self._bytes = 0
+
+    def route(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
+        if is_deterministic(request):
+            key = cache_key(request)
+            if (entry := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
+                return entry[0]
+        return first_alive(fleet)
+
+    def finished(self, request: ApiRequest, answer: Answer) -> None:
+        if not is_deterministic(request) or not is_complete(request, answer):
+            return
+        size = ENTRY_BYTES + deep_size(answer.choices)
+        if size > self._max_bytes:
+            return
+        key = cache_key(request)
+        if (old := self._entries.pop(key, None)) is not None:
+            self._bytes -= old[1]
+        self._entries[key] = (answer, size)
+        self._bytes += size
+        while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
+            _, (_, freed) = self._entries.popitem(last=False)
+            self._bytes -= freed
+
+
+def is_deterministic(request: ApiRequest) -> bool:
+    return request.sampling.temperature == 0.0 or request.sampling.seed is not None
+
+
+def is_complete(request: ApiRequest, answer: Answer) -> bool:
+    """Every choice is there and ended by itself."""
+    if len(answer.choices) != len(request.prompts) * request.n:
+        return False
+    return all(choice.get("finish_reason") in ("stop", "length") for choice in answer.choices)
+
+
+def cache_key(request: ApiRequest) -> bytes:
+    """SHA-256 over everything that shapes the answer; ``stream`` and the request's id do not.
+
+    Sampling parameters are hashed whole (logprobs, penalties, biases, length limits and stop ids included).
+    """
+    fields = (
+        request.kind,
+        request.model,
+        request.prompts,
+        request.n,
+        msgspec.structs.asdict(request.sampling),
+        request.cache_salt,
+        request.stop,
+        request.echo,
+    )
+    return hashlib.sha256(msgspec.msgpack.encode(fields, order="deterministic")).digest()
+
+
+def deep_size(value: Any) -> int:
+    """Bytes of a tree of containers, structs and scalars. Shared small objects are counted each time they
+    occur."""
+    if isinstance(value, msgspec.Struct):
+        return sys.getsizeof(value) + sum(deep_size(getattr(value, name)) for name in value.__struct_fields__)
+    if isinstance(value, Mapping):
+        return sys.getsizeof(value) + sum(deep_size(k) + deep_size(v) for k, v in value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return sys.getsizeof(value) + sum(map(deep_size, value))
+    return sys.getsizeof(value)

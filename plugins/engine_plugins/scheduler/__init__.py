@@ -1,0 +1,1 @@
+"""Who runs a step, with how many tokens."""

@@ -1,0 +1,106 @@
+"""``chunked_prefill``: prompts run in chunks beside the decodes (Sarathi-Serve, OSDI 2024).
+
+Every step has two budgets. The *token* budget bounds the step's size. The *time* budget, in steps with decodes in
+them, bounds how long those decodes wait: it is ``itl_target_ms`` turned into tokens by the measured step cost.
+"""
+
+from __future__ import annotations
+
+from heapq import merge
+
+from engine.contracts.provider import BuildContext
+from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
+
+from .config import ChunkedPrefillConfig
+from .step_room import StepRoom, importance
+
+
+class ChunkedPrefillScheduler:
+    """Decodes first, then chunks of prompts.
+
+    *Who goes first.* Decodes, then prompts, whether started or waiting, by (priority, arrival). If the most important
+    running request is itself in its prompt, ``min_chunk`` tokens are kept for it.
+
+    *How much.* Prompts get what the decodes leave of the token budget. With decodes in the step and an ITL target,
+    they get no more than the time budget allows, but at least ``min_chunk`` tokens: slow progress of a prompt is
+    preferred to none when the target cannot be met.
+
+    *Long and short prompts.* A prompt that can finish in this step does. One that cannot leaves half of what is
+    left to the prompts behind it, and takes back what they do not use. So a long prompt never holds up short ones
+    behind it for its whole length; and short ones, however many keep coming, never take more than half from the
+    long prompt that was there first. Within one priority nobody starves. Between priorities there is no ageing: a
+    low priority waits as long as higher ones fill the engine.
+
+    *Chunks.* One that does not finish its prompt ends at a block border, and none but the first is shorter than
+    ``min_chunk``.
+
+    *Memory.* A request joins only if its whole prompt fits beside what the others still need; the first that does
+    not fit holds up those behind it. A decode that is short of a block takes it from the newest, least important
+    request.
+    """
+
+    def __init__(self, config: ChunkedPrefillConfig, context: BuildContext) -> None:
+        self._min_chunk = config.min_chunk
+        self._block_size = context.block_size
+
+    def plan(self, view: SchedulerView) -> Schedule:
+        room = StepRoom(view, self._block_size)
+        aside = min(room.tokens, self._min_chunk) if room.leader_prefills() else 0
+        room.tokens -= aside
+        decoding = room.place_decodes()
+        room.tokens += aside
+        self._place_prompts(view, room, self._allowance(view, room, decoding))
+        return room.schedule()
+
+    def _allowance(self, view: SchedulerView, room: StepRoom, decoding: int) -> int:
+        """Tokens that prompts may take in this step."""
+        if not decoding or view.itl_target_ms <= 0:
+            return room.tokens
+        in_time = view.step_cost.tokens_within(view.itl_target_ms) - decoding
+        return min(room.tokens, max(in_time, self._min_chunk))
+
+    def _place_prompts(self, view: SchedulerView, room: StepRoom, left: int) -> None:
+        started = room.prefills()
+        num_behind = len(started) + len(view.waiting)
+        unfinished: list[tuple[RequestView, int]] = []
+        closed = False
+        for request in merge(started, view.waiting, key=importance):
+            num_behind -= 1
+            if left <= 0:
+                break
+            if closed and not request.is_running:
+                continue
+            count = self._first_share(request, room, left, num_behind, is_first=not unfinished)
+            if count and not request.is_running and not room.admits(request):
+                closed, count = True, 0
+            if not count:
+                continue
+            room.place(request, count)
+            left -= count + (request.draft_width if request.remaining == 1 else 0)
+            if count < request.remaining:
+                unfinished.append((request, count))
+        self._share_rest(room, unfinished, left)
+
+    def _first_share(
+        self, request: RequestView, room: StepRoom, left: int, num_behind: int, is_first: bool
+    ) -> int:
+        """Tokens for a prompt before what nobody else wanted is shared out."""
+        if request.remaining == 1:
+            return 1 if 1 + request.draft_width <= left else 0
+        share = left
+        if request.remaining > left and num_behind:
+            share = max(left // 2, min(left, self._min_chunk))
+        count = room.chunk(request, share, aligned=True)
+        if not count and is_first:
+            count = room.chunk(request, share, aligned=False)
+        too_small = count < min(request.remaining, self._min_chunk)
+        return 0 if too_small and not is_first else count
+
+    @staticmethod
+    def _share_rest(room: StepRoom, unfinished: list[tuple[RequestView, int]], left: int) -> None:
+        """Give what is left over to the prompts that could use more, most important first."""
+        for request, count in unfinished:
+            more = room.grown(request, count, left)
+            if more:
+                room.place(request, more)
+                left -= more

@@ -1,0 +1,54 @@
+"""``static``: request-level batching, what serving looked like before Orca (OSDI 2022).
+
+A batch is formed when nothing runs, and nobody joins it before its last request has finished: short answers wait
+for long ones, and newcomers for everybody. Kept as the honest "before" of the other schedulers.
+"""
+
+from __future__ import annotations
+
+from engine.contracts.config import SchedulerConfig
+from engine.contracts.provider import BuildContext
+from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
+
+from .step_room import StepRoom, decodes
+
+
+class StaticScheduler:
+    """One batch after another, first come first served.
+
+    A batch takes as many waiting requests as there are rows and blocks for their full length (prompt and most
+    output tokens), so that none is ever preempted. Their prompts run in as few steps as the token budget allows,
+    then all decode together. In the batch's first step every member gets at least one token: holding a row is what
+    makes it a member.
+    """
+
+    def __init__(self, config: SchedulerConfig, context: BuildContext) -> None:
+        self._block_size = context.block_size
+
+    def plan(self, view: SchedulerView) -> Schedule:
+        room = StepRoom(view, self._block_size)
+        if view.num_running == 0:
+            members = self._members(view)
+            for request in members:
+                room.place(request, 1)
+            for request in members:
+                room.place(request, max(0, min(request.remaining - 1, room.tokens)))
+        elif prefills := room.prefills():
+            for request in prefills:
+                if count := room.chunk(request, room.tokens, aligned=False):
+                    room.place(request, count)
+        else:
+            room.place_decodes()
+        return room.schedule()
+
+    def _members(self, view: SchedulerView) -> list[RequestView]:
+        """The next batch: waiting requests in order, up to the first for which something does not suffice."""
+        members: list[RequestView] = []
+        tokens, blocks = view.token_budget, view.free_blocks
+        for request in view.waiting[: view.free_rows]:
+            tokens -= 1 + (request.draft_width if decodes(request) else 0)
+            blocks -= view.blocks_needed(request.request_id, request.max_total - request.computed)
+            if members and (tokens < 0 or blocks < 0):
+                break
+            members.append(request)
+        return members

@@ -1,0 +1,133 @@
+"""Filling a step: the arithmetic of tokens, rows and blocks that all built-in schedulers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, SchedulerView
+
+
+def importance(request: RequestView) -> tuple[int, int]:
+    """Sort key: smaller is more important."""
+    return (request.priority, request.arrival)
+
+
+def decodes(request: RequestView) -> bool:
+    """One token is left to compute, so this row samples; drafts may come on top of it."""
+    return request.remaining == 1
+
+
+class StepRoom:
+    """What is left of a step's tokens, rows and blocks, and the rows placed so far.
+
+    Blocks of drafts are not counted: where they do not fit, the core verifies fewer drafts, which is no reason to
+    leave a row out.
+    """
+
+    def __init__(self, view: SchedulerView, block_size: int) -> None:
+        self._view = view
+        self._block_size = block_size
+        self._placed: dict[str, tuple[RequestView, int]] = {}
+        self._survivors = list(view.running)
+        """Running requests, most important first, less those that give their blocks to a more important one."""
+        self._spare: int | None = None
+        self.tokens = view.token_budget
+        self.rows = view.free_rows
+        self.blocks = view.free_blocks
+        self.short_of_blocks = False
+        """A running request did not get the blocks it asked for: no time to admit others."""
+
+    def place(self, request: RequestView, num_tokens: int) -> None:
+        """Add a row, or make the request's row longer by ``num_tokens``."""
+        _, before = self._placed.get(request.request_id, (request, 0))
+        total = before + num_tokens
+        self.tokens -= num_tokens + (request.draft_width if decodes(request) else 0)
+        self.blocks = max(0, self.blocks + self._blocks(request, before) - self._blocks(request, total))
+        if not request.is_running and not before:
+            self.rows -= 1
+        self._placed[request.request_id] = (request, total)
+
+    def place_decodes(self) -> int:
+        """Place all running requests that decode, most important first. Returns the tokens they take.
+
+        One that is short of a block takes it from the least important running request, which then sits out: the
+        core will preempt it. The most important request always gets a row, so something always moves.
+        """
+        before = self.tokens
+        for index, request in enumerate(self._view.running):
+            if index >= len(self._survivors):
+                break
+            if not decodes(request):
+                continue
+            if 1 + request.draft_width > self.tokens and self._placed:
+                break
+            if self._blocks(request, 1) > self.blocks:
+                self.short_of_blocks = True
+                if index + 1 < len(self._survivors):
+                    self._survivors.pop()
+                elif index > 0:
+                    break
+            self.place(request, 1)
+        return before - self.tokens
+
+    def prefills(self) -> list[RequestView]:
+        """Running requests with more than one token to compute, most important first."""
+        return [request for request in self._survivors if not decodes(request)]
+
+    def leader_prefills(self) -> bool:
+        """The most important running request is in the middle of its prompt."""
+        return bool(self._view.running) and not decodes(self._view.running[0])
+
+    def chunk(self, request: RequestView, most: int, aligned: bool) -> int:
+        """How many tokens to compute of a prompt: at most ``most``, and as many as the free blocks hold.
+
+        ``aligned``: a chunk that does not finish the prompt ends at a block border (0 if it would be empty).
+        The most important running request gets its next block even if there is none; the core will preempt.
+        """
+        size = min(most, request.remaining)
+        if size <= 0:
+            return 0
+        lacking = self._blocks(request, size) - self.blocks
+        if lacking > 0:
+            self.short_of_blocks |= request.is_running
+            blocks = -(-(request.computed + size) // self._block_size) - lacking
+            held = blocks * self._block_size - request.computed
+            if held <= 0 or self._blocks(request, held) > self.blocks:
+                if request is not self._view.running[0] or not request.is_running:
+                    return 0
+                held = self._block_size - request.computed % self._block_size
+            size = min(size, held)
+        if aligned and size < request.remaining:
+            size = max(0, size - (request.computed + size) % self._block_size)
+        return size
+
+    def admits(self, request: RequestView) -> bool:
+        """May this waiting request join? If so, the blocks of its whole prompt are spoken for.
+
+        Blocks that running prompts still need, and one for each request that will decode, are left alone:
+        otherwise a newcomer would be preempted as soon as the others grow, and its work done twice.
+        """
+        if self.rows <= 0 or self.short_of_blocks:
+            return False
+        whole = self._blocks(request, request.remaining)
+        if self._spare is None:
+            promised = sum(self._blocks(r, r.remaining) for r in self._survivors)
+            self._spare = self._view.free_blocks - promised - self._view.num_running
+        if whole > self._spare:
+            return False
+        self._spare -= whole + 1
+        return True
+
+    def schedule(self) -> Schedule:
+        """The rows, running requests before new ones and the most important first; victims the other way round."""
+        placed = sorted(self._placed.values(), key=lambda p: (not p[0].is_running, importance(p[0])))
+        rows = tuple(ScheduledRow(request.request_id, count) for request, count in placed)
+        return Schedule(rows, preempt_order(self._view.running))
+
+    def _blocks(self, request: RequestView, num_tokens: int) -> int:
+        return self._view.blocks_needed(request.request_id, num_tokens) if num_tokens else 0
+
+
+def preempt_order(running: Iterable[RequestView]) -> tuple[str, ...]:
+    """Least important first, newest first among equals; the most important request is never preempted."""
+    return tuple(request.request_id for request in sorted(running, key=importance, reverse=True)[:-1])

@@ -1,0 +1,127 @@
+"""The Triton attention kernels compile for real GPUs, within their registers and shared memory. No GPU needed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET"):
+    pytest.skip("interpreted kernels cannot be compiled", allow_module_level=True)
+
+from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
+from engine_plugins.attention_kernel.triton.decode import split_attention
+from engine_plugins.attention_kernel.triton.planning import MAX_SPLITS, prefill_block, tile_shape
+from engine_plugins.attention_kernel.triton.prefill import chunk_attention
+from engine_plugins.attention_kernel.triton.reduce import merge_splits
+
+INDEX = {name: "*i32" for name in ("tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr")}
+SIZES = {
+    name: "i32"
+    for name in (
+        "stride_table", "window", "stride_qt", "stride_qh", "stride_ot", "stride_oh",
+        "stride_block", "stride_slot", "stride_head",
+    )
+}  # fmt: skip
+UNALIGNED = frozenset(INDEX) | {"num_splits", "stride_table", "window"}
+"""What the kernels ask not to be specialised on."""
+
+
+def compile_attention(
+    kind: str,
+    head_dim: int,
+    capability: int,
+    *,
+    dtype: str = "bf16",
+    block_m: int = 16,
+    block_size: int = 16,
+    split: bool = True,
+    window: bool = False,
+    cap: bool = False,
+) -> KernelCost:
+    itemsize = 4 if dtype == "fp32" else 2
+    if kind == "prefill":
+        block_m = prefill_block(head_dim, itemsize)
+    shape = tile_shape(kind == "decode", block_m, head_dim, itemsize)
+    data = {name: f"*{dtype}" for name in ("q_ptr", "k_ptr", "v_ptr", "out_ptr")}
+    arguments = {**data, **INDEX, **SIZES, "scale": "fp32", "soft_cap": "fp32"}
+    constants = {
+        "k_scale_ptr": None, "v_scale_ptr": None, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size, "BLOCK_M": block_m, "BLOCK_N": shape.block_n, "BLOCK_D": shape.block_d,
+        "HAS_WINDOW": window, "HAS_CAP": cap, "SCALE": "none", "LOAD_TILE": None,
+    }  # fmt: skip
+    kernel = chunk_attention
+    if kind == "decode":
+        kernel = split_attention
+        arguments |= {"part_ptr": "*fp32", "lse_ptr": "*fp32", "num_splits": "i32"}
+        constants["SPLIT"] = split
+    name = f"{kind} {dtype} head_dim {head_dim} block_m {block_m} window {window} cap {cap}"
+    return measure_kernel(
+        kernel, arguments, constants, capability,
+        name=name, unaligned=UNALIGNED, num_warps=shape.num_warps, num_stages=shape.num_stages,
+    )  # fmt: skip
+
+
+def compile_merge(head_dim: int, capability: int) -> KernelCost:
+    block_d = tile_shape(True, 16, head_dim, 2).block_d
+    arguments = {
+        "out_ptr": "*bf16", "part_ptr": "*fp32", "lse_ptr": "*fp32", "num_splits": "i32",
+        "stride_ot": "i32", "stride_oh": "i32",
+        **{name: INDEX[name] for name in ("tiles_ptr", "q_starts_ptr", "kv_lens_ptr")},
+    }  # fmt: skip
+    constants = {
+        "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_M": 16, "BLOCK_D": block_d,
+        "MAX_SPLITS": MAX_SPLITS,
+    }  # fmt: skip
+    return measure_kernel(
+        merge_splits, arguments, constants, capability,
+        name=f"merge head_dim {head_dim}", unaligned=UNALIGNED & arguments.keys(), num_warps=4,
+    )  # fmt: skip
+
+
+def assert_fits(cost: KernelCost, spills: int = 0) -> None:
+    print(cost)
+    assert cost.shared <= SHARED_LIMIT[cost.capability], cost
+    assert cost.spill_stores <= spills and cost.spill_loads <= spills, cost
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_the_decode_path_compiles_without_spills(capability: int) -> None:
+    assert_fits(compile_attention("decode", 128, capability))
+    assert_fits(compile_merge(128, capability))
+
+
+def test_the_prefill_path_compiles_without_spills() -> None:
+    assert_fits(compile_attention("prefill", 128, 90))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_every_decode_variant_compiles_without_spills(head_dim: int, capability: int) -> None:
+    for block_m in (16, 32, 64):
+        for split in (True, False):
+            assert_fits(compile_attention("decode", head_dim, capability, block_m=block_m, split=split))
+    assert_fits(compile_attention("decode", head_dim, capability, window=True, cap=True))
+    assert_fits(compile_attention("decode", head_dim, capability, block_size=64))
+    assert_fits(compile_attention("decode", head_dim, capability, dtype="fp16"))
+    assert_fits(compile_merge(head_dim, capability))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_every_prefill_variant_compiles_without_spills(head_dim: int, capability: int) -> None:
+    for window, cap in ((False, False), (True, False), (False, True)):
+        assert_fits(compile_attention("prefill", head_dim, capability, window=window, cap=cap))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_float32_fits_into_shared_memory(capability: int) -> None:
+    for head_dim in (64, 128):
+        for kind in ("decode", "prefill"):
+            cost = compile_attention(kind, head_dim, capability, dtype="fp32")
+            print(cost)
+            assert cost.shared <= SHARED_LIMIT[capability], cost
