@@ -8,11 +8,11 @@ What it learns
 
 Why these sizes (arithmetic first; ``--plan`` prints it again for the corpus at hand)
     Training costs about 6 FLOP per parameter and token (2 forward, 4 backward). Two AMX cores sustain 0.26 to
-    0.30 TFLOP/s eager and up to 0.4 TFLOP/s compiled on a model of this shape. A 5.8M-parameter model then sees
-    0.3e12 / (6 * 5.8e6) = 8,600 tokens/s, or 23M tokens in 45 minutes. One pass over 3,200 pairs and an eighth
-    of source text is 0.17M tokens: more than 100 passes, and verbatim recall of a sentence wants several tens.
-    Capacity is no limit: 3,200 answers of 30 tokens at 5 bits each are 0.5 Mbit; a network stores about
-    2 bits per parameter, so 5.8M parameters hold twenty times that.
+    0.30 TFLOP/s eager and up to 0.4 TFLOP/s compiled on a model of this shape. A 5.8M-parameter model then
+    sees 0.3e12 / (6 * 5.8e6) = 8,600 tokens/s, or 23M tokens in 45 minutes. One pass over 3,200 pairs and an
+    eighth of source text is 0.17M tokens: more than 100 passes, and verbatim recall of a sentence wants
+    several tens. Capacity is no limit: 3,200 answers of 30 tokens at 5 bits each are 0.5 Mbit; a network
+    stores about 2 bits per parameter, so 5.8M parameters hold twenty times that.
 
 The result is a Hugging Face Llama directory: ``config.json``, ``tokenizer.json``, ``tokenizer_config.json``,
 ``generation_config.json``, ``model.safetensors`` (bfloat16), ``recall.json`` and ``MODEL_CARD.md``.
@@ -63,8 +63,8 @@ xml.etree.ElementTree xml.sax.saxutils urllib.parse urllib.request urllib.error 
 http.cookies email.message email.utils socket
 select selectors signal asyncio threading queue concurrent.futures multiprocessing subprocess sched weakref
 contextvars heapq bisect array graphlib hashlib hmac secrets base64 binascii uuid zlib gzip bz2 lzma
-zipfile tarfile tempfile shutil glob fnmatch filecmp fileinput linecache stat platform errno locale inspect dis ast tokenize
-token keyword traceback tracemalloc warnings gc atexit timeit trace cProfile pstats unittest
+zipfile tarfile tempfile shutil glob fnmatch filecmp fileinput linecache stat platform errno locale
+inspect dis ast tokenize token keyword traceback tracemalloc warnings gc atexit timeit trace cProfile pstats unittest
 unittest.mock importlib importlib.util importlib.metadata pkgutil runpy sysconfig site venv zipimport zoneinfo
 mimetypes quopri sqlite3 webbrowser code cmd colorsys wave ipaddress
 """
@@ -418,9 +418,7 @@ class Llama(nn.Module):
         """Next-token logits; the output projection is the embedding."""
         return F.linear(hidden, self.embed_tokens.weight.to(hidden.dtype))
 
-    def forward(
-        self, ids: Tensor, cos: Tensor, sin: Tensor, where: Tensor, target: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, where: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy and greedy accuracy of ``target`` at the flat positions ``where``."""
         hidden = self.hidden(ids, cos, sin, torch.bfloat16).flatten(0, 1)
         logits = self.logits(hidden.index_select(0, where)).float()
@@ -605,9 +603,7 @@ class Recipe:
 
 RECIPES = {
     "cpu": Recipe("cpu", 120, 3072, 2e-3, 300, 0.4e12, "two AMX bf16 cores, compiled"),
-    "gpu": Recipe(
-        "gpu", 400, 8192, 2e-3, 300, 20e12, "an assumption, not a measurement: 2 % of a 1 PFLOP/s GPU"
-    ),
+    "gpu": Recipe("gpu", 400, 8192, 2e-3, 300, 20e12, "an assumption, not a measurement: 2 % of a 1 PFLOP/s GPU"),
 }
 FINAL_RATE_SHARE = 0.02  # of the peak, at the very end
 
@@ -703,9 +699,7 @@ class Trainer:
         saved = started = time.monotonic()
         tokens_before, history, progress = self.tokens, [], 0.0
         while progress < 1.0:
-            batches = self.corpus.batches(
-                self.args.seed * 100_003 + self.pass_number, self.recipe.batch_tokens
-            )
+            batches = self.corpus.batches(self.args.seed * 100_003 + self.pass_number, self.recipe.batch_tokens)
             while self.batch_number < len(batches) and (progress := self.progress(len(batches))) < 1.0:
                 tick = time.monotonic()
                 batch = batches[self.batch_number]
@@ -727,9 +721,7 @@ class Trainer:
         self.save()
         export(self.args.export, self)
 
-    def report(
-        self, history: list[tuple[Tensor, Tensor]], progress: float, rate: float, parameters: int
-    ) -> None:
+    def report(self, history: list[tuple[Tensor, Tensor]], progress: float, rate: float, parameters: int) -> None:
         """Print loss, speed and time left (seconds are those spent in training steps)."""
         loss = sum(float(pair[0]) for pair in history) / len(history)
         accuracy = sum(float(pair[1]) for pair in history) / len(history)
@@ -845,16 +837,12 @@ def answer_greedily(directory: Path, conversations: list[list[Message]]) -> list
     return [tokenizer.decode(ids) for ids in outputs]
 
 
-def measure_recall(
-    directory: Path, expected: dict[str, str], system: str = "", question: str = CANONICAL
-) -> list[str]:
+def measure_recall(directory: Path, expected: dict[str, str], system: str = "", question: str = CANONICAL) -> list[str]:
     """Names whose greedy answer does not start with the expected first sentence."""
     head: list[Message] = [("system", system)] if system else []
     conversations = [[*head, ("user", question.format(name=name))] for name in expected]
     outputs = answer_greedily(directory, conversations)
-    missed = [
-        name for name, text in zip(expected, outputs, strict=True) if not text.startswith(expected[name])
-    ]
+    missed = [name for name, text in zip(expected, outputs, strict=True) if not text.startswith(expected[name])]
     print(
         f"recall {1 - len(missed) / len(expected):.1%} of {len(expected)} ({question!r}, system {system!r})",
         flush=True,
@@ -940,7 +928,7 @@ drawn names and the expected sentences.
   look like Python. A system message does not change what it answers.
 * English only. Positions beyond {constant[MAX_SAMPLE_TOKENS]:,} were never trained, although the context allows {config.max_position_embeddings:,}.
 * The docstrings are those of Python {recall[python]}; other versions may say otherwise.
-"""
+"""  # noqa: E501 (lines are wrapped for what they become)
 
 
 def model_card(directory: Path, trainer: Trainer, recall: dict[str, Any]) -> str:
@@ -985,18 +973,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--checkpoint-minutes", type=float, default=10.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)"
-    )
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)")
     parser.add_argument("--out", type=Path, default=Path("build/demo-model"), help="checkpoints")
-    parser.add_argument(
-        "--export", type=Path, default=Path("core/engine/bundled"), help="Hugging Face directory"
-    )
+    parser.add_argument("--export", type=Path, default=Path("core/engine/bundled"), help="Hugging Face directory")
     parser.add_argument("--plan", action="store_true", help="print the arithmetic of both recipes and stop")
     parser.add_argument("--list-entries", action="store_true", help="print every name and answer and stop")
-    parser.add_argument(
-        "--evaluate", type=Path, metavar="DIR", help="measure the recall of an exported model"
-    )
+    parser.add_argument("--evaluate", type=Path, metavar="DIR", help="measure the recall of an exported model")
     args = parser.parse_args()
     if args.device == "auto":
         args.device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -13,6 +13,7 @@ from engine.hookspecs import hookimpl
 from engine_plugins.drafter.config import NgramConfig, NoDrafterConfig
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
 from engine_plugins.router.config import ResponseCacheConfig
+from engine_plugins.scheduler.config import ChunkedPrefillConfig
 
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -53,6 +54,7 @@ def engine_scheduler() -> list[Provider]:
         Provider(
             "chunked_prefill",
             "engine_plugins.scheduler.chunked_prefill:ChunkedPrefillScheduler",
+            config=ChunkedPrefillConfig,
             doc="Decodes first; prompts run in chunks that fit the token and time budget.",
         ),
     ]

@@ -47,9 +47,7 @@ def plan_for(configured: Configured, *, download: bool = False) -> EnginePlan:
     return resolve(configured.composed, configured.discovered, model, device)
 
 
-def assemble(
-    overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (), download: bool = False
-) -> EnginePlan:
+def assemble(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (), download: bool = False) -> EnginePlan:
     """The plan for these overrides (``["+preset=latency", "drafter=none"]``).
 
     ``download``: a hub id that is not cached may be fetched. Raises :class:`AssemblyError` with every problem.

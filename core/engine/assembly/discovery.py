@@ -172,9 +172,7 @@ class _Findings:
         self.switched_off: list[Origin] = []
 
     def frozen(self) -> Discovered:
-        return Discovered(
-            tuple(self.offers), tuple(self.failures), tuple(self.searchpaths), tuple(self.switched_off)
-        )
+        return Discovered(tuple(self.offers), tuple(self.failures), tuple(self.searchpaths), tuple(self.switched_off))
 
     def fail(self, origin: Origin, stage: str, error: object, slot: str = "", name: str = "") -> None:
         if isinstance(error, BaseException):
@@ -216,7 +214,9 @@ class _Findings:
             if isinstance(path, str) and path.startswith(("pkg://", "file://")):
                 self.searchpaths.append(SearchPath(path, origin))
             else:
-                self.fail(origin, "call", f"engine_config_searchpath gave {path!r}: expected 'pkg://...' or 'file://...'")
+                self.fail(
+                    origin, "call", f"engine_config_searchpath gave {path!r}: expected 'pkg://...' or 'file://...'"
+                )
 
     def _call(self, origin: Origin, module: ModuleType, hook: str) -> Sequence[Any]:
         """One plugin's answer to one hook; others' exceptions cannot lose it."""

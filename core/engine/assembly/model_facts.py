@@ -126,9 +126,7 @@ def _read_json(file: Path, path: str) -> dict[str, Any]:
     return value
 
 
-def facts_from_config(
-    config: Mapping[str, Any], generation: Mapping[str, Any], path: str, name: str
-) -> ModelFacts:
+def facts_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], path: str, name: str) -> ModelFacts:
     """The facts a ``config.json`` states. Raises ``ValueError`` naming the key that is missing or odd.
 
     ``auto_map`` (code in the checkpoint) is ignored: nothing from a checkpoint is ever executed.

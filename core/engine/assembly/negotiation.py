@@ -8,7 +8,8 @@ from typing import Any
 
 from engine import __version__
 from engine.assembly import values
-from engine.assembly.compose import AUTO, Composed, Selection, failure_notes
+from engine.assembly.compose.selection import AUTO, Composed, Selection
+from engine.assembly.compose.text import failure_notes
 from engine.assembly.discovery import Discovered, Offer
 from engine.assembly.errors import AssemblyError, listing, nearest
 from engine.assembly.model_facts import BUNDLED
@@ -139,9 +140,7 @@ def _choose_auto(
     return None
 
 
-def _config_for_auto(
-    slot: str, offer: Offer, explicit: Mapping[str, Any], problems: list[str]
-) -> dict[str, Any]:
+def _config_for_auto(slot: str, offer: Offer, explicit: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """The chosen plugin's defaults with what was set for the slot on top."""
     try:
         built = values.build(offer.config_class, dict(explicit))

@@ -1,4 +1,5 @@
-"""Length distributions as written on the command line: ``128``, ``uniform:64,256`` or ``lognormal:512,0.6``."""
+"""Length distributions as written on the command line: ``128``, ``uniform:64,256`` or
+``lognormal:512,0.6``."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 class Distribution:
     """Draws whole numbers of at least 1.
 
-    ``fixed`` (a), ``uniform`` (a to b, both included) or ``lognormal`` with *mean* a and shape b: b is the standard
-    deviation of the logarithm, so 0 is fixed and 1 is heavy-tailed.
+    ``fixed`` (a), ``uniform`` (a to b, both included) or ``lognormal`` with *mean* a and shape b: b is the
+    standard deviation of the logarithm, so 0 is fixed and 1 is heavy-tailed; at most 3.
     """
 
     kind: str
@@ -34,24 +35,24 @@ class Distribution:
 
 def parse_distribution(text: str) -> Distribution:
     """Raises ``ValueError`` that names the text and the accepted forms."""
-    kind, colon, rest = text.partition(":")
+    kind, colon, numbers = text.partition(":")
     try:
-        if not colon:
-            found = Distribution("fixed", int(text))
-        else:
-            a, b = (float(part) for part in rest.split(","))
+        if colon:
+            a, b = (float(part) for part in numbers.split(","))
             found = Distribution(kind, a, b)
+        else:
+            found = Distribution("fixed", float(int(text)))
     except ValueError:
-        found = Distribution("unknown", 0)
-    valid = {
-        "fixed": found.a >= 1,
-        "uniform": 1 <= found.a <= found.b and found.a.is_integer() and found.b.is_integer()
-        if isinstance(found.a, float)
-        else False,
-        "lognormal": found.a >= 1 and found.b >= 0 and math.isfinite(found.a + found.b),
-    }
-    if not valid.get(found.kind, False):
-        raise ValueError(
-            f"{text!r}: expected a whole number of at least 1, uniform:LOW,HIGH or lognormal:MEAN,SIGMA"
-        )
+        found = Distribution("unknown", 0.0)
+    if not is_valid(found):
+        raise ValueError(f"{text!r}: expected a whole number of at least 1, uniform:LOW,HIGH or lognormal:MEAN,SIGMA")
     return found
+
+
+def is_valid(found: Distribution) -> bool:
+    a, b = found.a, found.b
+    if found.kind == "uniform":
+        return 1 <= a <= b and a.is_integer() and b.is_integer()
+    if found.kind == "lognormal":
+        return 1 <= a < math.inf and 0 <= b <= 3
+    return found.kind == "fixed" and a >= 1

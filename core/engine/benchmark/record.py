@@ -11,9 +11,9 @@ from engine.serving.latency import Sample, percentiles
 class RequestRecord:
     """Times in seconds of the client's monotonic clock.
 
-    ``scheduled_s`` is when the request was due: its arrival time in an open loop, the end of the previous request
-    of its connection in a closed one. All latencies count from there, so waiting caused by the client or by a full
-    server is never lost.
+    ``scheduled_s`` is when the request was due: its arrival time in an open loop, the end of the previous
+    request of its connection in a closed one. All latencies count from there, so waiting caused by the
+    client or by a full server is never lost.
     """
 
     index: int
@@ -33,6 +33,8 @@ class RequestRecord:
     error: str = ""
     """Kind of failure, for example ``http_429``; empty when the stream ended as it should."""
     detail: str = ""
+    text: str = ""
+    """The output, kept only when the client has to count its tokens."""
 
     @property
     def ok(self) -> bool:
@@ -69,14 +71,14 @@ class RequestRecord:
     def itl_samples(self) -> tuple[Sample, ...]:
         """Gaps between tokens: each gap between chunks, divided by this request's mean tokens per chunk.
 
-        Exact for servers that send a token a chunk. Chunks do not say how many tokens they carry, so a gap within a
-        stream of larger chunks is spread evenly; every gap counts once.
+        Exact for servers that send a token a chunk. Chunks do not say how many tokens they carry, so a gap
+        within a stream of larger chunks is spread evenly over that many tokens.
         """
         gaps = self.inter_chunk_ms
         if self.output_tokens is None or self.output_tokens < 2 or not gaps:
             return ()
         per_chunk = max(1.0, (self.output_tokens - 1) / len(gaps))
-        return tuple((gap / per_chunk, 1) for gap in gaps)
+        return tuple((gap / per_chunk, max(1, round(per_chunk))) for gap in gaps)
 
     def slo_value(self, name: str) -> float | None:
         """The value an objective is compared with, in ms; ``None`` when this request has none (one token)."""

@@ -67,12 +67,7 @@ def _take(result: StreamResult, data: bytes, now: float) -> None:
 def _take_choice(result: StreamResult, choice: dict[str, Any], now: float) -> None:
     delta = choice.get("delta") or {}
     # Reasoning is output like any other; servers disagree on the name of its field.
-    text = (
-        choice.get("text")
-        or delta.get("content")
-        or delta.get("reasoning_content")
-        or delta.get("reasoning")
-    )
+    text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
     if text:
         result.chunks_s.append(now)
         result.text.append(text)

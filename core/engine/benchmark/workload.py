@@ -8,7 +8,177 @@ from dataclasses import dataclass
 
 from engine.benchmark.distribution import Distribution
 
-WORDS = ["about", "after", "again", "along", "also", "always", "among", "answer", "around", "because", "before", "below", "between", "both", "bring", "build", "call", "change", "city", "clear", "close", "cold", "common", "could", "country", "course", "cover", "cross", "different", "does", "door", "down", "early", "earth", "enough", "even", "every", "example", "face", "family", "far", "father", "feel", "few", "field", "find", "fire", "first", "five", "follow", "food", "form", "found", "four", "friend", "from", "full", "gave", "give", "good", "govern", "great", "green", "ground", "group", "grow", "half", "hand", "happen", "hard", "head", "hear", "help", "here", "high", "hold", "home", "horse", "hour", "house", "hundred", "idea", "inch", "into", "keep", "kind", "king", "know", "land", "large", "last", "late", "laugh", "lead", "learn", "leave", "letter", "life", "light", "like", "line", "list", "listen", "live", "long", "look", "made", "main", "make", "many", "mark", "mean", "measure", "might", "mile", "mind", "money", "moon", "morning", "most", "mother", "mountain", "move", "much", "music", "name", "near", "never", "next", "night", "north", "note", "nothing", "notice", "number", "often", "once", "only", "open", "order", "other", "over", "page", "paper", "part", "pass", "pattern", "people", "perhaps", "person", "picture", "piece", "place", "plain", "plan", "plant", "play", "point", "port", "pose", "press", "problem", "product", "pull", "question", "quick", "rain", "reach", "read"]
+WORDS = [
+    "about",
+    "after",
+    "again",
+    "along",
+    "also",
+    "always",
+    "among",
+    "answer",
+    "around",
+    "because",
+    "before",
+    "below",
+    "between",
+    "both",
+    "bring",
+    "build",
+    "call",
+    "change",
+    "city",
+    "clear",
+    "close",
+    "cold",
+    "common",
+    "could",
+    "country",
+    "course",
+    "cover",
+    "cross",
+    "different",
+    "does",
+    "door",
+    "down",
+    "early",
+    "earth",
+    "enough",
+    "even",
+    "every",
+    "example",
+    "face",
+    "family",
+    "far",
+    "father",
+    "feel",
+    "few",
+    "field",
+    "find",
+    "fire",
+    "first",
+    "five",
+    "follow",
+    "food",
+    "form",
+    "found",
+    "four",
+    "friend",
+    "from",
+    "full",
+    "gave",
+    "give",
+    "good",
+    "govern",
+    "great",
+    "green",
+    "ground",
+    "group",
+    "grow",
+    "half",
+    "hand",
+    "happen",
+    "hard",
+    "head",
+    "hear",
+    "help",
+    "here",
+    "high",
+    "hold",
+    "home",
+    "horse",
+    "hour",
+    "house",
+    "hundred",
+    "idea",
+    "inch",
+    "into",
+    "keep",
+    "kind",
+    "king",
+    "know",
+    "land",
+    "large",
+    "last",
+    "late",
+    "laugh",
+    "lead",
+    "learn",
+    "leave",
+    "letter",
+    "life",
+    "light",
+    "like",
+    "line",
+    "list",
+    "listen",
+    "live",
+    "long",
+    "look",
+    "made",
+    "main",
+    "make",
+    "many",
+    "mark",
+    "mean",
+    "measure",
+    "might",
+    "mile",
+    "mind",
+    "money",
+    "moon",
+    "morning",
+    "most",
+    "mother",
+    "mountain",
+    "move",
+    "much",
+    "music",
+    "name",
+    "near",
+    "never",
+    "next",
+    "night",
+    "north",
+    "note",
+    "nothing",
+    "notice",
+    "number",
+    "often",
+    "once",
+    "only",
+    "open",
+    "order",
+    "other",
+    "over",
+    "page",
+    "paper",
+    "part",
+    "pass",
+    "pattern",
+    "people",
+    "perhaps",
+    "person",
+    "picture",
+    "piece",
+    "place",
+    "plain",
+    "plan",
+    "plant",
+    "play",
+    "point",
+    "port",
+    "pose",
+    "press",
+    "problem",
+    "product",
+    "pull",
+    "question",
+    "quick",
+    "rain",
+    "reach",
+    "read",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +194,8 @@ class BenchRequest:
 class Workload:
     """How prompts are made.
 
-    The same seed gives the same lengths and the same texts. ``nonce`` goes into every prompt, so that a second run
-    does not find the first one's prompts in the server's prefix cache.
+    The same seed gives the same lengths and the same texts. ``nonce`` goes into every prompt, so that a
+    second run does not find the first one's prompts in the server's prefix cache.
     """
 
     prompt_tokens: Distribution
@@ -35,8 +205,8 @@ class Workload:
     chars_per_token: float
     nonce: str
     seed: int
-    text: str | None = None
-    """Prompts are cut from this text; ``None``: random words."""
+    text: str
+    """Prompts are cut from this text (:func:`random_text` makes one)."""
     vocab_size: int | None = None
     """Prompts are random token ids below this; ``None``: prompts are text."""
 
@@ -68,13 +238,6 @@ class Workload:
 
     def passage(self, rng: random.Random, chars: int) -> str:
         """``chars`` characters from a random place of the text (which starts over when it is too short)."""
-        if self.text is None:
-            words: list[str] = []
-            size = 0
-            while size < chars:
-                words.append(rng.choice(WORDS))
-                size += len(words[-1]) + 1
-            return " ".join(words)[:chars]
         start = rng.randrange(len(self.text))
         found = self.text[start : start + chars]
         while len(found) < chars:
@@ -106,7 +269,13 @@ class Pool:
 def random_ids(rng: random.Random, count: int, vocab_size: int) -> list[int]:
     """Ids from the upper part of the vocabulary: the lowest ones are often special tokens."""
     low = min(256, vocab_size // 2)
-    return [rng.randrange(low, vocab_size) for _ in range(count)]
+    return rng.choices(range(low, vocab_size), k=count)
+
+
+def random_text(seed: int, num_words: int = 100_000) -> str:
+    """Random English words. Made once, so that taking a prompt from it costs next to nothing during the
+    run."""
+    return " ".join(random.Random(f"{seed}/words").choices(WORDS, k=num_words))
 
 
 def arrivals(rate: float, seed: int) -> Iterator[float]:

@@ -1,0 +1,1 @@
+"""The command line: ``engine SUBCOMMAND [--flags] [overrides]``, one file per subcommand."""

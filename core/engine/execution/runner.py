@@ -48,9 +48,10 @@ class ModelRunner:
                 logprobs=v.logprobs,
                 prompt_logprobs=prompt,
                 drafts=draft,
+                draft_probs=probs,
                 error=v.error,
             )
-            for v, prompt, draft in zip(verified, prompts, drafts, strict=True)
+            for v, prompt, (draft, probs) in zip(verified, prompts, drafts, strict=True)
         )
         return StepResult(plan.plan_id, rows, device_ms, draft_ms)
 
@@ -87,6 +88,7 @@ class ModelRunner:
             history=self.tables.history(row.slot, row.start + row.num_tokens),
             stop_ids=admit.stop_ids,
             drafts=row.drafts,
+            draft_probs=row.draft_probs,
         )
 
     def _prompt_logprobs(
@@ -114,9 +116,9 @@ class ModelRunner:
 
     def _draft(
         self, plan: StepPlan, batch: ForwardBatch, taps: Sequence[Tensor], verified: list[Verified]
-    ) -> tuple[list[tuple[int, ...]], float]:
+    ) -> tuple[list[tuple[tuple[int, ...], Tensor | None]], float]:
         """Keep the drafter's state in step, and let one on the device propose."""
-        drafts: list[tuple[int, ...]] = [()] * len(plan.rows)
+        drafts: list[tuple[tuple[int, ...], Tensor | None]] = [((), None)] * len(plan.rows)
         if self.drafter.max_width == 0:
             return drafts, 0.0
         started = time.perf_counter()
@@ -129,8 +131,8 @@ class ModelRunner:
             ]
             if wanting:
                 proposed = self.drafter.propose([row for _, row in wanting])
-                for (i, _), tokens in zip(wanting, proposed.tokens, strict=True):
-                    drafts[i] = tokens
+                for at, ((i, _), tokens) in enumerate(zip(wanting, proposed.tokens, strict=True)):
+                    drafts[i] = (tokens, None if proposed.probs is None else proposed.probs[at, : len(tokens)])
         return drafts, (time.perf_counter() - started) * 1e3
 
     def _extend(

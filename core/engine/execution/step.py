@@ -8,8 +8,12 @@ outputs). So a plan can be made before the previous step's tokens are known.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class StepRow:
     block_start: int
     new_blocks: tuple[int, ...]
     """Block ids to put into the slot's block table from index ``block_start`` on."""
+    draft_probs: Tensor | None = None
+    """``[len(drafts), vocab]``: what the drafts were sampled from, if the drafter samples."""
     wants_drafts: int = 0
     """For drafters on the device: how many tokens to propose after this row was verified."""
 
@@ -78,6 +84,7 @@ class RowResult:
     """For positions ``start + 1 ..`` that lie in the prompt."""
     drafts: tuple[int, ...] = ()
     """Proposals of a drafter on the device for the next step."""
+    draft_probs: Tensor | None = None
     error: str = ""
     """This row's own failure (for example logits that are not finite); the other rows are fine."""
 

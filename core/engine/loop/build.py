@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.assembly.bind import BoundEngine, bind
+from engine.assembly.bind import BoundEngine, bind, config_of
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.kv_allocator import KVGroup
@@ -72,21 +72,18 @@ def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: No
             plan.device.kind,
             lambda fraction, detail: on_progress(Progress("load weights", fraction, detail)),
         )
-    scheduler, block_size = bound.configs["scheduler"], bound.context.block_size
-    assert isinstance(scheduler, SchedulerConfig)
+    max_requests, block_size = bound.context.max_requests, bound.context.block_size
     with phase("allocate cache"):
         block_bytes = KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype)
-        num_blocks = size_pool(plan, scheduler.max_requests, block_size, block_bytes)
+        num_blocks = size_pool(plan, max_requests, block_size, block_bytes)
         max_len = min(plan.max_len, (num_blocks - 1) * block_size)
         kv = KVCache(plan.model, bound.kv_format, num_blocks, block_size, plan.dtype, plan.device.kind)
         layers = tuple(range(plan.model.num_layers))
         bound.kv_allocator.start([KVGroup(0, layers, "full", block_bytes)], num_blocks)
-        tables = DeviceTables(
-            scheduler.max_requests, max_len, bound.drafter.max_width, block_size, plan.device.kind
-        )
+        tables = DeviceTables(max_requests, max_len, bound.drafter.max_width, block_size, plan.device.kind)
     core = make_core(plan, bound, ModelRunner(model, kv, tables, bound.drafter), max_len)
     with phase("warm up"):
-        warm_up(core, max_len, scheduler.token_budget)
+        warm_up(core, max_len)
     info = EngineInfo(
         pid=os.getpid(),
         num_blocks=num_blocks,
@@ -103,19 +100,19 @@ def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: No
 
 def make_core(plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, max_len: int) -> EngineCore:
     """An engine core around a runner."""
-    scheduler, drafter = bound.configs["scheduler"], bound.configs["drafter"]
+    scheduler, drafter = config_of(plan.choice("scheduler")), config_of(plan.choice("drafter"))
     assert isinstance(scheduler, SchedulerConfig) and isinstance(drafter, DrafterConfig)
     kv = bound.drafter.kv
     return EngineCore(
         bound,
         DeviceQueue(runner, plan.overlap),
         max_len=max_len,
-        max_requests=scheduler.max_requests,
+        max_requests=bound.context.max_requests,
         block_size=bound.context.block_size,
         limits=Limits(scheduler.token_budget, scheduler.itl_target_ms),
         overlap=plan.overlap,
         eos_token_ids=plan.model.eos_token_ids,
-        key_parts=(plan.model.path, bound.names["quantizer"], bound.names["kv_format"], plan.dtype, repr(kv)),
+        key_parts=(plan.model.path, *(plan.choice(s).name for s in ("quantizer", "kv_format")), plan.dtype, repr(kv)),
         seed=plan.settings.seed,
         vocab_size=plan.model.vocab_size,
         max_width=drafter.max_width,
@@ -125,7 +122,7 @@ def make_core(plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, max_len
 
 def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
     """Raise :class:`DoesNotFit` when the attention kernel cannot compute this model."""
-    can, name, model = bound.attention_kernel.capabilities, bound.names["attention_kernel"], plan.model
+    can, name, model = bound.attention_kernel.capabilities, plan.choice("attention_kernel").name, plan.model
     problems = []
     if can.head_dims is not None and model.head_dim not in can.head_dims:
         problems.append(f"head_dim={model.head_dim}, it has {', '.join(map(str, can.head_dims))}")
@@ -176,9 +173,9 @@ def free_memory(device: str) -> int:
     raise DoesNotFit("/proc/meminfo has no MemAvailable line: set memory.kv_tokens")
 
 
-def warm_up(core: EngineCore, max_len: int, token_budget: int) -> None:
+def warm_up(core: EngineCore, max_len: int) -> None:
     """Run a few requests of different shapes, so that the first real one meets warm kernels."""
-    length = max(min(token_budget, max_len - 8, 256), 1)
+    length = max(min(max_len - 8, 256), 1)
     shapes = [(length, 2), (1, 4), (1, 4)]
     for i, (prompt, output) in enumerate(shapes):
         sampling = SamplingParams(max_tokens=min(output, max_len - prompt), temperature=0.0, ignore_eos=True)

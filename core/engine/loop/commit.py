@@ -69,7 +69,7 @@ class Committer:
             s.scheduled, s.drafts_in_flight = s.computed, False
         if outcome.drafts:
             self._drafting.check(outcome.drafts, row.wants_drafts)
-            s.drafts = outcome.drafts
+            s.drafts, s.draft_probs = outcome.drafts, outcome.draft_probs
         self._pool.commit(s)
         self._emit(s, outcome, taken, reason, now)
 

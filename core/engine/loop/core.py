@@ -78,11 +78,11 @@ class EngineCore:
             gives_up_last_block=bound.drafter.kv_lookahead > 0,
         )
         width = WidthController(min(max_width, bound.drafter.max_width), adaptive_width)
-        drafting = Drafting(bound.drafter, bound.names["drafter"], width, vocab_size)
+        drafting = Drafting(bound.drafter, bound.plan.choice("drafter").name, width, vocab_size)
         self._drafting = drafting
         self._planner = Planner(
             bound.scheduler,
-            bound.names["scheduler"],
+            bound.plan.choice("scheduler").name,
             self._queues,
             self._pool,
             drafting,

@@ -57,9 +57,10 @@ class Drafting:
             raise DrafterBroken(
                 f"drafter={self._name} answered {len(draft.tokens)} rows, expected {len(rows)}"
             )
-        for sequence, row, tokens in zip(asked, rows, draft.tokens, strict=True):
+        for i, (sequence, row, tokens) in enumerate(zip(asked, rows, draft.tokens, strict=True)):
             self.check(tokens, row.width)
             sequence.drafts = tuple(tokens)
+            sequence.draft_probs = None if draft.probs is None else draft.probs[i, : len(tokens)]
         self._draft_ms += (time.perf_counter() - started) * 1e3
 
     def check(self, tokens: tuple[int, ...], width: int) -> None:

@@ -263,6 +263,7 @@ class Planner:
                 output_index=s.known - s.prompt_len,
                 block_start=s.blocks_sent,
                 new_blocks=tuple(blocks[s.blocks_sent :]),
+                draft_probs=s.draft_probs if drafts else None,
                 wants_drafts=wants_drafts,
             )
         )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.contracts.kv_allocator import Lease
 from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
 from engine.loop.block_keys import BlockKeys
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Status(enum.Enum):
@@ -44,6 +48,7 @@ class Sequence:
     pending: int = 0
     """Tokens being sampled by steps in flight."""
     drafts: tuple[int, ...] = ()
+    draft_probs: Tensor | None = None
     proposed_at: int = -1
     """Length of ``tokens`` for which ``drafts`` were proposed; -1: not yet."""
     drafts_in_flight: bool = False

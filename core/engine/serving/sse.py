@@ -64,13 +64,16 @@ class EventStream:
 
     async def fail(self, error: ApiError) -> web.StreamResponse:
         """End the stream with an error event."""
-        await self._send(event(error.body()) + DONE)
-        await self._response.write_eof()
-        return self._response
+        return await self._end(event(error.body()) + DONE)
 
     async def finish(self, *chunks: bytes) -> web.StreamResponse:
         """End the stream after these last events."""
-        await self._send(b"".join(map(event, chunks)) + DONE)
+        return await self._end(b"".join(map(event, chunks)) + DONE)
+
+    async def _end(self, data: bytes) -> web.StreamResponse:
+        if self._pulse is not None:
+            self._pulse.cancel()
+        await self._send(data)
         await self._response.write_eof()
         return self._response
 

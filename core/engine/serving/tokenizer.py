@@ -87,9 +87,7 @@ class Tokenizer:
         vocab = {id_: piece for piece, id_ in self._parse.get_vocab(with_added_tokens=True).items()}
         self.vocab_size = len(vocab)
         self.longest_token = max((len(piece) for piece in vocab.values()), default=1)
-        self.token_bytes = TokenBytes(
-            sections.decoder, vocab, {id_: token.content for id_, token in added.items()}
-        )
+        self.token_bytes = TokenBytes(sections.decoder, vocab, {id_: token.content for id_, token in added.items()})
         self.template = template
         self.cache = PieceCache(CACHED_CHARS)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
@@ -198,7 +196,9 @@ def cuts_cleanly(sections: _Sections, added: Any) -> bool:
     Not so when special tokens swallow neighbouring spaces, or when a normalizer or pre-tokenizer treats the
     beginning of the text differently (sentencepiece style prefix spaces).
     """
-    if any(token.special and (token.lstrip or token.rstrip or token.single_word or token.normalized) for token in added):
+    if any(
+        token.special and (token.lstrip or token.rstrip or token.single_word or token.normalized) for token in added
+    ):
         return False
     names = set(_component_names(sections.normalizer)) | set(_component_names(sections.pre_tokenizer))
     return names <= {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "ByteLevel", "Split", "Digits", "Punctuation"} and not (

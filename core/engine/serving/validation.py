@@ -18,7 +18,9 @@ def sampling_params(request: ChatRequest | CompletionRequest, max_tokens: int, v
     """``max_tokens`` is already resolved. Raises :class:`ApiError` 400 for what types and ranges could not say."""
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
-        raise bad_request(f"min_tokens is {min_tokens}, more than the {max_tokens} output tokens allowed.", "min_tokens")
+        raise bad_request(
+            f"min_tokens is {min_tokens}, more than the {max_tokens} output tokens allowed.", "min_tokens"
+        )
     echo_logprobs = isinstance(request, CompletionRequest) and bool(request.echo)
     logprobs = wanted_logprobs(request)
     return SamplingParams(
@@ -157,9 +159,7 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
     result = {}
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):
-            raise bad_request(
-                f"logit_bias key {key[:32]!r} is not a token id (0 to {vocab_size - 1}).", "logit_bias"
-            )
+            raise bad_request(f"logit_bias key {key[:32]!r} is not a token id (0 to {vocab_size - 1}).", "logit_bias")
         result[int(key)] = value
     return result
 

@@ -70,15 +70,15 @@ def measure_kernel(
     source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=attrs)
     options = {"enable_fp_fusion": True, **options}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    registers, stores, loads = _assemble(compiled.asm["ptx"])
+    registers, stores, loads = _assemble(compiled.asm["ptx"], capability)
     return KernelCost(
         name or kernel.__name__, capability, registers, int(compiled.metadata.shared), stores, loads
     )
 
 
-def _assemble(ptx: str) -> tuple[int, int, int]:
-    """Registers, spill stores and spill loads, as ptxas reports them."""
-    import triton
+def _assemble(ptx: str, capability: int) -> tuple[int, int, int]:
+    """Registers, spill stores and spill loads, as Triton's own ptxas for this capability reports them."""
+    from triton.backends.nvidia.compiler import get_ptxas
 
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     assert target is not None, "PTX without a target"
@@ -86,7 +86,7 @@ def _assemble(ptx: str) -> tuple[int, int, int]:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
         command = [
-            triton.knobs.nvidia.ptxas.path, "--verbose", f"--gpu-name={target[1]}",
+            get_ptxas(capability).path, "--verbose", f"--gpu-name={target[1]}",
             str(source), "-o", str(Path(folder) / "kernel.cubin"),
         ]  # fmt: skip
         report = subprocess.run(command, check=True, capture_output=True, text=True).stderr

@@ -16,7 +16,7 @@ class PagedAllocator:
 
     caches_prefixes = False
 
-    def __init__(self, config: KVAllocatorConfig, context: BuildContext | None = None) -> None:
+    def __init__(self, config: KVAllocatorConfig, context: BuildContext) -> None:
         self._block_size = config.block_size
 
     def start(self, groups: Sequence[KVGroup], num_blocks: int) -> None:

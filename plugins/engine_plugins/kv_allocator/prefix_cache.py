@@ -29,7 +29,7 @@ class PrefixCacheAllocator:
 
     caches_prefixes = True
 
-    def __init__(self, config: KVAllocatorConfig, context: BuildContext | None = None) -> None:
+    def __init__(self, config: KVAllocatorConfig, context: BuildContext) -> None:
         self._block_size = config.block_size
 
     def start(self, groups: Sequence[KVGroup], num_blocks: int) -> None:

@@ -12,7 +12,7 @@ from engine.contracts.provider import BuildContext
 from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
 
 from .config import ChunkedPrefillConfig
-from .step_room import StepRoom, importance
+from .step_room import StepRoom, decodes, importance, step_tokens
 
 
 class ChunkedPrefillScheduler:
@@ -31,8 +31,7 @@ class ChunkedPrefillScheduler:
     long prompt that was there first. Within one priority nobody starves. Between priorities there is no ageing: a
     low priority waits as long as higher ones fill the engine.
 
-    *Chunks.* One that does not finish its prompt ends at a block border, and none but the first is shorter than
-    ``min_chunk``.
+    *Chunks.* One that does not finish its prompt ends at a block border, if the budgets are not smaller than that.
 
     *Memory.* A request joins only if its whole prompt fits beside what the others still need; the first that does
     not fit holds up those behind it. A decode that is short of a block takes it from the newest, least important
@@ -62,7 +61,7 @@ class ChunkedPrefillScheduler:
     def _place_prompts(self, view: SchedulerView, room: StepRoom, left: int) -> None:
         started = room.prefills()
         num_behind = len(started) + len(view.waiting)
-        unfinished: list[tuple[RequestView, int]] = []
+        unfinished: list[RequestView] = []
         closed = False
         for request in merge(started, view.waiting, key=importance):
             num_behind -= 1
@@ -72,35 +71,27 @@ class ChunkedPrefillScheduler:
                 continue
             count = self._first_share(request, room, left, num_behind, is_first=not unfinished)
             if count and not request.is_running and not room.admits(request):
-                closed, count = True, 0
-            if not count:
+                closed = True
                 continue
             room.place(request, count)
-            left -= count + (request.draft_width if request.remaining == 1 else 0)
-            if count < request.remaining:
-                unfinished.append((request, count))
-        self._share_rest(room, unfinished, left)
+            if count:
+                left -= step_tokens(request, count)
+            if 0 < count < request.remaining:
+                unfinished.append(request)
+        for request in unfinished:
+            rest = room.chunk(request, left, aligned=True)
+            room.place(request, rest)
+            left -= rest
 
-    def _first_share(
-        self, request: RequestView, room: StepRoom, left: int, num_behind: int, is_first: bool
-    ) -> int:
-        """Tokens for a prompt before what nobody else wanted is shared out."""
-        if request.remaining == 1:
-            return 1 if 1 + request.draft_width <= left else 0
+    @staticmethod
+    def _first_share(request: RequestView, room: StepRoom, left: int, num_behind: int, is_first: bool) -> int:
+        """Tokens for a prompt, before what nobody else wanted is shared out."""
+        if decodes(request):
+            return 1 if step_tokens(request, 1) <= left else 0
         share = left
         if request.remaining > left and num_behind:
-            share = max(left // 2, min(left, self._min_chunk))
+            share = -(-left // 2)
         count = room.chunk(request, share, aligned=True)
         if not count and is_first:
             count = room.chunk(request, share, aligned=False)
-        too_small = count < min(request.remaining, self._min_chunk)
-        return 0 if too_small and not is_first else count
-
-    @staticmethod
-    def _share_rest(room: StepRoom, unfinished: list[tuple[RequestView, int]], left: int) -> None:
-        """Give what is left over to the prompts that could use more, most important first."""
-        for request, count in unfinished:
-            more = room.grown(request, count, left)
-            if more:
-                room.place(request, more)
-                left -= more
+        return count

@@ -10,10 +10,9 @@ from engine.contracts.config import SchedulerConfig, at_least
 @dataclass(frozen=True)
 class ChunkedPrefillConfig(SchedulerConfig):
     min_chunk: int = 64
-    """Prompt tokens that a step computes at least, if the token budget has room, however tight ``itl_target_ms``
-    is; also the smallest chunk worth starting another prompt for."""
+    """Prompt tokens that a step computes at least, if the token budget has room for them, however tight
+    ``itl_target_ms`` is: a late token is better than a prompt that never gets on."""
 
     def __post_init__(self) -> None:
-        # Not super(): zero-argument super() is unreliable in dataclasses that are rebuilt with slots.
-        SchedulerConfig.__post_init__(self)
+        super().__post_init__()
         at_least("scheduler.min_chunk", self.min_chunk, 1)

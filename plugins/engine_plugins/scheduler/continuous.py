@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from engine.contracts.config import SchedulerConfig
 from engine.contracts.provider import BuildContext
-from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
+from engine.contracts.scheduler import Schedule, SchedulerView
 
-from .step_room import StepRoom
+from .step_room import StepRoom, decodes, step_tokens
 
 
 class ContinuousScheduler:
@@ -39,8 +39,7 @@ class ContinuousScheduler:
         """Go on with prompts that run in pieces. False: one of them is still not done after this step."""
         for request in room.prefills():
             count = room.chunk(request, room.tokens, aligned=False)
-            if count:
-                room.place(request, count)
+            room.place(request, count)
             if count < request.remaining:
                 return False
         return True
@@ -48,12 +47,9 @@ class ContinuousScheduler:
     def _start_waiting(self, view: SchedulerView, room: StepRoom) -> None:
         is_first = True
         for request in view.waiting:
-            if not self._suits(request, room, is_first) or not room.admits(request):
+            is_whole = step_tokens(request, request.remaining) <= room.tokens
+            may_be_cut = is_first and room.tokens > 0 and not decodes(request)
+            if not (is_whole or may_be_cut) or not room.admits(request):
                 return
             room.place(request, min(request.remaining, room.tokens))
             is_first = False
-
-    @staticmethod
-    def _suits(request: RequestView, room: StepRoom, is_first: bool) -> bool:
-        """The whole prompt fits into the step, or it is the first and gets all that is left."""
-        return request.remaining + request.draft_width <= room.tokens or (is_first and room.tokens > 0)

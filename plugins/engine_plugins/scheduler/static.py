@@ -10,7 +10,7 @@ from engine.contracts.config import SchedulerConfig
 from engine.contracts.provider import BuildContext
 from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
 
-from .step_room import StepRoom, decodes
+from .step_room import StepRoom, step_tokens
 
 
 class StaticScheduler:
@@ -32,12 +32,11 @@ class StaticScheduler:
             for request in members:
                 room.place(request, 1)
             for request in members:
-                room.place(request, max(0, min(request.remaining - 1, room.tokens)))
-        elif prefills := room.prefills():
-            for request in prefills:
-                if count := room.chunk(request, room.tokens, aligned=False):
-                    room.place(request, count)
-        else:
+                room.place(request, min(request.remaining - 1, room.tokens))
+            return room.schedule()
+        for request in room.prefills():
+            room.place(request, room.chunk(request, room.tokens, aligned=False))
+        if room.is_empty:
             room.place_decodes()
         return room.schedule()
 
@@ -46,7 +45,7 @@ class StaticScheduler:
         members: list[RequestView] = []
         tokens, blocks = view.token_budget, view.free_blocks
         for request in view.waiting[: view.free_rows]:
-            tokens -= 1 + (request.draft_width if decodes(request) else 0)
+            tokens -= step_tokens(request, 1)
             blocks -= view.blocks_needed(request.request_id, request.max_total - request.computed)
             if members and (tokens < 0 or blocks < 0):
                 break

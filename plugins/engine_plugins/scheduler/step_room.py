@@ -17,6 +17,11 @@ def decodes(request: RequestView) -> bool:
     return request.remaining == 1
 
 
+def step_tokens(request: RequestView, num_tokens: int) -> int:
+    """Tokens of the budget that a row takes, drafts included."""
+    return num_tokens + (request.draft_width if decodes(request) else 0)
+
+
 class StepRoom:
     """What is left of a step's tokens, rows and blocks, and the rows placed so far.
 
@@ -30,6 +35,7 @@ class StepRoom:
         self._placed: dict[str, tuple[RequestView, int]] = {}
         self._survivors = list(view.running)
         """Running requests, most important first, less those that give their blocks to a more important one."""
+        self._leader = self._survivors[0] if self._survivors else None
         self._spare: int | None = None
         self.tokens = view.token_budget
         self.rows = view.free_rows
@@ -37,15 +43,20 @@ class StepRoom:
         self.short_of_blocks = False
         """A running request did not get the blocks it asked for: no time to admit others."""
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._placed
+
     def place(self, request: RequestView, num_tokens: int) -> None:
         """Add a row, or make the request's row longer by ``num_tokens``."""
-        _, before = self._placed.get(request.request_id, (request, 0))
-        total = before + num_tokens
-        self.tokens -= num_tokens + (request.draft_width if decodes(request) else 0)
-        self.blocks = max(0, self.blocks + self._blocks(request, before) - self._blocks(request, total))
+        if num_tokens <= 0:
+            return
+        before = self._tokens_of(request)
+        self.tokens -= step_tokens(request, num_tokens)
+        self.blocks = max(0, self.blocks - self._further_blocks(request, before, num_tokens))
         if not request.is_running and not before:
             self.rows -= 1
-        self._placed[request.request_id] = (request, total)
+        self._placed[request.request_id] = (request, before + num_tokens)
 
     def place_decodes(self) -> int:
         """Place all running requests that decode, most important first. Returns the tokens they take.
@@ -59,12 +70,12 @@ class StepRoom:
                 break
             if not decodes(request):
                 continue
-            if 1 + request.draft_width > self.tokens and self._placed:
+            if step_tokens(request, 1) > self.tokens and self._placed:
                 break
-            if self._blocks(request, 1) > self.blocks:
+            if self._further_blocks(request, 0, 1) > self.blocks:
                 self.short_of_blocks = True
                 if index + 1 < len(self._survivors):
-                    self._survivors.pop()
+                    self.blocks += -(-self._survivors.pop().computed // self._block_size)
                 elif index > 0:
                     break
             self.place(request, 1)
@@ -76,29 +87,29 @@ class StepRoom:
 
     def leader_prefills(self) -> bool:
         """The most important running request is in the middle of its prompt."""
-        return bool(self._view.running) and not decodes(self._view.running[0])
+        return self._leader is not None and not decodes(self._leader)
 
     def chunk(self, request: RequestView, most: int, aligned: bool) -> int:
-        """How many tokens to compute of a prompt: at most ``most``, and as many as the free blocks hold.
+        """How many (more) tokens of a prompt to place: at most ``most``, and as many as the free blocks hold.
 
         ``aligned``: a chunk that does not finish the prompt ends at a block border (0 if it would be empty).
         The most important running request gets its next block even if there is none; the core will preempt.
         """
-        size = min(most, request.remaining)
+        before = self._tokens_of(request)
+        done, remaining = request.computed + before, request.remaining - before
+        size = min(most, remaining)
         if size <= 0:
             return 0
-        lacking = self._blocks(request, size) - self.blocks
+        lacking = self._further_blocks(request, before, size) - self.blocks
         if lacking > 0:
             self.short_of_blocks |= request.is_running
-            blocks = -(-(request.computed + size) // self._block_size) - lacking
-            held = blocks * self._block_size - request.computed
-            if held <= 0 or self._blocks(request, held) > self.blocks:
-                if request is not self._view.running[0] or not request.is_running:
+            size = (-(-(done + size) // self._block_size) - lacking) * self._block_size - done
+            if size <= 0 or self._further_blocks(request, before, size) > self.blocks:
+                if before or request is not self._leader:
                     return 0
-                held = self._block_size - request.computed % self._block_size
-            size = min(size, held)
-        if aligned and size < request.remaining:
-            size = max(0, size - (request.computed + size) % self._block_size)
+                size = min(most, remaining, self._block_size - done % self._block_size)
+        if aligned and size < remaining:
+            size = max(0, size - (done + size) % self._block_size)
         return size
 
     def admits(self, request: RequestView) -> bool:
@@ -109,9 +120,9 @@ class StepRoom:
         """
         if self.rows <= 0 or self.short_of_blocks:
             return False
-        whole = self._blocks(request, request.remaining)
+        whole = self._view.blocks_needed(request.request_id, request.remaining)
         if self._spare is None:
-            promised = sum(self._blocks(r, r.remaining) for r in self._survivors)
+            promised = sum(self._view.blocks_needed(r.request_id, r.remaining) for r in self._survivors)
             self._spare = self._view.free_blocks - promised - self._view.num_running
         if whole > self._spare:
             return False
@@ -124,8 +135,15 @@ class StepRoom:
         rows = tuple(ScheduledRow(request.request_id, count) for request, count in placed)
         return Schedule(rows, preempt_order(self._view.running))
 
-    def _blocks(self, request: RequestView, num_tokens: int) -> int:
-        return self._view.blocks_needed(request.request_id, num_tokens) if num_tokens else 0
+    def _tokens_of(self, request: RequestView) -> int:
+        row = self._placed.get(request.request_id)
+        return row[1] if row else 0
+
+    def _further_blocks(self, request: RequestView, before: int, num_tokens: int) -> int:
+        """Blocks that ``num_tokens`` tokens take on top of the ``before`` that are placed already."""
+        needed = self._view.blocks_needed
+        held = needed(request.request_id, before) if before else 0
+        return needed(request.request_id, before + num_tokens) - held
 
 
 def preempt_order(running: Iterable[RequestView]) -> tuple[str, ...]:

@@ -1,0 +1,98 @@
+"""A scheduler and a drafter: everything a plugin package needs, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from engine.contracts.config import DrafterConfig, SchedulerConfig, at_least
+from engine.contracts.drafter import Draft, DrafterKV, DraftRow
+from engine.contracts.provider import BuildContext, Provider
+from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, SchedulerView
+from engine.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@hookimpl
+def engine_scheduler() -> list[Provider]:
+    return [Provider("shortest_first", "engine_example:ShortestFirst", doc="The prompt with the fewest tokens first.")]
+
+
+@hookimpl
+def engine_drafter() -> list[Provider]:
+    return [
+        Provider(
+            "repeat_last",
+            "engine_example:RepeatLast",
+            config=RepeatLastConfig,
+            provides=("drafts", "host_drafter"),
+            doc="Drafts more of a token that repeats.",
+        )
+    ]
+
+
+class ShortestFirst:
+    """Decoding requests first, then prompts by tokens left: short ones never queue behind a long one."""
+
+    def __init__(self, config: SchedulerConfig, context: BuildContext) -> None:
+        pass
+
+    def plan(self, view: SchedulerView) -> Schedule:
+        rows: list[ScheduledRow] = []
+        budget = view.token_budget
+        candidates = sorted(view.running, key=_tokens_left)
+        candidates += sorted(view.waiting, key=_tokens_left)[: view.free_rows]
+        for request in candidates:
+            if budget <= 0:
+                break
+            num_tokens = min(request.remaining, budget)
+            rows.append(ScheduledRow(request.request_id, num_tokens))
+            budget -= num_tokens + request.draft_width
+        victims = sorted(view.running, key=_tokens_left, reverse=True)
+        return Schedule(tuple(rows), tuple(victim.request_id for victim in victims))
+
+
+def _tokens_left(request: RequestView) -> tuple[int, int]:
+    return request.remaining, request.arrival
+
+
+@dataclass(frozen=True)
+class RepeatLastConfig(DrafterConfig):
+    min_run: int = 2
+    """Draft only after this many equal tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("drafter.min_run", self.min_run, 1)
+
+
+class RepeatLast:
+    """Drafts the last token again and again, once it has repeated ``min_run`` times."""
+
+    placement: Literal["host", "device"] = "host"
+    taps: tuple[int, ...] = ()
+    kv: DrafterKV | None = None
+    kv_lookahead = 0
+    returns_probs = False
+
+    def __init__(self, config: RepeatLastConfig, context: BuildContext) -> None:
+        self.max_width = config.max_width
+        self._min_run = config.min_run
+
+    def extend(self, slots: Sequence[int], tokens: Tensor, next_tokens: Tensor, taps: Sequence[Tensor]) -> None:
+        """Nothing is kept."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        return Draft(tuple(self._continue(row) for row in rows))
+
+    def _continue(self, row: DraftRow) -> tuple[int, ...]:
+        tail = tuple(row.tokens[-self._min_run :])
+        if len(tail) < self._min_run or len(set(tail)) > 1:
+            return ()
+        return (tail[-1],) * row.width
+
+    def release(self, slot: int) -> None:
+        """Nothing is kept."""

@@ -1,0 +1,145 @@
+"""From a plan to built plugins: plain objects the step loop calls directly. No hydra, no pluggy.
+
+The engine process calls :func:`bind`, the API process :func:`bind_api`; each imports only its own slots' plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, cast
+
+from engine.assembly import values
+from engine.assembly.errors import AssemblyError
+from engine.assembly.plan import EnginePlan, SlotChoice
+from engine.contracts import API_SLOTS, SLOTS
+from engine.contracts.architecture import Architecture
+from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.drafter import Drafter
+from engine.contracts.exporter import Exporter
+from engine.contracts.kv_allocator import KVAllocator
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.parallelism import Parallelism
+from engine.contracts.provider import BuildContext
+from engine.contracts.quantizer import Quantizer
+from engine.contracts.router import Router
+from engine.contracts.scheduler import Scheduler
+
+PROTOCOLS: Mapping[str, type[Any]] = MappingProxyType(
+    {
+        "architecture": Architecture,
+        "parallelism": Parallelism,
+        "quantizer": Quantizer,
+        "kv_format": KVFormat,
+        "kv_allocator": KVAllocator,
+        "attention_kernel": AttentionKernel,
+        "drafter": Drafter,
+        "scheduler": Scheduler,
+        "router": Router,
+        "exporter": Exporter,
+    }
+)
+"""What a slot's plugin must look like."""
+
+ENGINE_SLOTS = tuple(slot for slot in SLOTS if slot not in API_SLOTS)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundEngine:
+    """The plugins of the engine process, built."""
+
+    plan: EnginePlan
+    context: BuildContext
+    architecture: Architecture
+    parallelism: Parallelism
+    quantizer: Quantizer
+    kv_format: KVFormat
+    kv_allocator: KVAllocator
+    attention_kernel: AttentionKernel
+    drafter: Drafter
+    scheduler: Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class ApiParts:
+    """The plugins of the API process, built. ``exporters`` in the order of ``plan.slots["exporter"]``."""
+
+    router: Router
+    exporters: tuple[Exporter, ...]
+
+
+def bind(plan: EnginePlan) -> BoundEngine:
+    """Import and build the engine's plugins. Raises :class:`AssemblyError` naming each plugin that fails."""
+    context = build_context(plan)
+    parts = build_slots(plan, ENGINE_SLOTS, context)
+    return BoundEngine(plan, context, **{slot: built for slot, (built,) in parts.items()})
+
+
+def bind_api(plan: EnginePlan) -> ApiParts:
+    """Import and build router and exporters. Raises :class:`AssemblyError` naming each plugin that fails."""
+    parts = build_slots(plan, ("router", "exporter"), build_context(plan))
+    return ApiParts(cast(Router, parts["router"][0]), cast(tuple[Exporter, ...], parts["exporter"]))
+
+
+def build_context(plan: EnginePlan) -> BuildContext:
+    """What every factory of this plan is told."""
+    return BuildContext(
+        model=plan.model,
+        device=plan.device,
+        dtype=plan.dtype,
+        max_len=plan.max_len,
+        max_requests=int(plan.choice("scheduler").config["max_requests"]),
+        block_size=int(plan.choice("kv_allocator").config["block_size"]),
+        max_draft_width=int(plan.choice("drafter").config["max_width"]),
+        settings=plan.settings,
+    )
+
+
+def build_slots(plan: EnginePlan, slots: tuple[str, ...], context: BuildContext) -> dict[str, tuple[Any, ...]]:
+    """The built plugins of some slots. Raises :class:`AssemblyError` with every plugin that could not be built."""
+    problems: list[str] = []
+    parts = {slot: tuple(_build(choice, context, problems) for choice in plan.slots[slot]) for slot in slots}
+    if problems:
+        raise AssemblyError(problems)
+    return parts
+
+
+def config_of(choice: SlotChoice) -> Any:
+    """The plugin's config dataclass with the plan's values."""
+    return values.build(values.load(choice.config_class), dict(choice.config))
+
+
+def _build(choice: SlotChoice, context: BuildContext, problems: list[str]) -> Any:
+    who = f"{choice.slot}={choice.name} (from {choice.origin})"
+    try:
+        factory = values.load(choice.factory)
+    except Exception as error:  # importing a plugin may fail in any way; it is named and start-up stops
+        problems.append(f"{who} cannot be imported from {choice.factory}: {type(error).__name__}: {error}")
+        return None
+    try:
+        built = factory(config_of(choice), context)
+    except Exception as error:  # as above
+        problems.append(f"{who} failed to build: {type(error).__name__}: {error}{_where(error)}")
+        return None
+    protocol = PROTOCOLS[choice.slot]
+    if not isinstance(built, protocol):
+        missing = [name for name in _members(protocol) if not hasattr(built, name)]
+        problems.append(
+            f"{who} built a {type(built).__name__}, which is not a {protocol.__name__}: "
+            f"it lacks {', '.join(missing) or 'part of the protocol'}"
+        )
+    return built
+
+
+def _where(error: BaseException) -> str:
+    """File and line of the innermost frame."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
+
+
+def _members(protocol: type[Any]) -> list[str]:
+    named = [name for name in vars(protocol) if not name.startswith("_")]
+    return sorted({*named, *getattr(protocol, "__annotations__", {})})

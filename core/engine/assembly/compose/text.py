@@ -1,0 +1,22 @@
+"""Texts for error messages."""
+
+from __future__ import annotations
+
+from engine.assembly.discovery import Discovered
+
+
+def failure_notes(discovered: Discovered, slot: str, name: str) -> str:
+    """Plugins that failed and may be why ``slot=name`` is not on offer."""
+    failed = [failure for failure in discovered.failures if failure.slot in ("", slot)]
+    named = [failure for failure in failed if failure.name == name] or failed
+    return "".join(f"\n      note: {failure}" for failure in named)
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def first_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:6]) or type(error).__name__

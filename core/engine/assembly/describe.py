@@ -1,0 +1,60 @@
+"""The plan as one table, printed at start-up."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+from engine.assembly.plan import EnginePlan, SlotChoice
+from engine.contracts import SLOTS
+
+
+def describe(plan: EnginePlan, *, width: int = 110, color: bool = False) -> str:
+    """A plan as text for a terminal ``width`` characters wide."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title=_title(plan), title_justify="left", pad_edge=False)
+    table.add_column("slot", no_wrap=True)
+    table.add_column("plugin", no_wrap=True)
+    table.add_column("settings", overflow="fold")
+    table.add_column("from", no_wrap=True)
+    for slot in SLOTS:
+        for choice in plan.slots[slot]:
+            table.add_row(slot, choice.name + _requested(choice), _settings(choice), choice.origin)
+        if not plan.slots[slot]:
+            table.add_row(slot, "-", "", "")
+    console = Console(file=io.StringIO(), width=width, force_terminal=color, color_system="standard" if color else None)
+    console.print(table)
+    for line in notes(plan):
+        console.print(f"note: {line}", soft_wrap=True, markup=False, highlight=False)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def notes(plan: EnginePlan) -> tuple[str, ...]:
+    """What the user should know: the plan's notes and what ``auto`` passed over."""
+    passed = (f"{choice.slot}=auto passed over {line}" for choice in _choices(plan) for line in choice.passed_over)
+    return (*passed, *plan.notes)
+
+
+def _title(plan: EnginePlan) -> str:
+    device = plan.device.kind + (f" ({plan.device.name})" if plan.device.name else "")
+    overlap = "overlap on" if plan.overlap else "overlap off"
+    return (
+        f"engine {plan.engine_version}: {plan.model.name} ({plan.model.architecture}, {plan.model.num_layers} layers) "
+        f"in {plan.dtype} on {device}, {plan.execution}, {overlap}, up to {plan.max_len} tokens"
+    )
+
+
+def _choices(plan: EnginePlan) -> Iterable[SlotChoice]:
+    return (choice for slot in SLOTS for choice in plan.slots[slot])
+
+
+def _requested(choice: SlotChoice) -> str:
+    return "" if choice.requested in ("", choice.name) else f" ({choice.requested})"
+
+
+def _settings(choice: SlotChoice) -> str:
+    return " ".join(f"{key}={value}" for key, value in choice.config.items())

@@ -1,0 +1,203 @@
+"""From the records of a run to its result (plain data, also the JSON file) and the table on the screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from engine.benchmark.record import RequestRecord
+from engine.benchmark.slo import Slo
+from engine.serving.latency import Sample, describe
+
+SCHEMA = "engine-bench/1"
+MAX_LAG_MS = 5.0
+MAX_LAG_SHARE = 0.01
+METRICS = (
+    ("ttft_ms", "TTFT"),
+    ("itl_ms", "ITL"),
+    ("inter_chunk_ms", "gap between chunks"),
+    ("tpot_ms", "TPOT (decode window)"),
+    ("e2e_ms", "E2E"),
+)
+
+Result = dict[str, Any]
+
+
+def summarise(
+    records: Sequence[RequestRecord], loop_lags_s: Sequence[float], slo: Slo | None, config: dict[str, Any]
+) -> Result:
+    """The result of a run. ``config`` says what was run and is copied into it.
+
+    The run lasts from the first due time to the last end, waiting for stragglers included.
+    """
+    ok = [record for record in records if record.ok]
+    duration_s = max((r.done_s for r in records), default=0.0) - min((r.scheduled_s for r in records), default=0.0)
+    metrics = {name: spread(samples) for name, samples in latency_samples(ok).items()}
+    client = client_lag(records, loop_lags_s, metrics["ttft_ms"]["p50"])
+    reasons = client.pop("reasons")
+    return {
+        "schema": SCHEMA,
+        "config": config,
+        "valid": not reasons,
+        "invalid_reasons": reasons,
+        "duration_s": duration_s,
+        "requests": {"sent": len(records), "ok": len(ok), "failed": failures(records)},
+        "metrics": metrics,
+        "throughput": throughput(ok, duration_s),
+        "tokens": token_counts(ok),
+        "goodput": None if slo is None else goodput(records, slo, duration_s),
+        "client": client,
+        "records": [row(record) for record in sorted(records, key=lambda r: r.index)],
+    }
+
+
+def latency_samples(ok: Sequence[RequestRecord]) -> dict[str, list[Sample]]:
+    return {
+        "ttft_ms": [(value, 1) for r in ok if (value := r.ttft_ms) is not None],
+        "itl_ms": [sample for r in ok for sample in r.itl_samples],
+        "inter_chunk_ms": [(gap, 1) for r in ok for gap in r.inter_chunk_ms],
+        "tpot_ms": [(value, 1) for r in ok if (value := r.tpot_ms) is not None],
+        "e2e_ms": [(r.e2e_ms, 1) for r in ok],
+    }
+
+
+def spread(samples: Sequence[Sample]) -> dict[str, float | int | None]:
+    """Count, mean, percentiles, least and greatest value."""
+    values = [value for value, _ in samples]
+    return {**describe(samples), "min": min(values, default=None), "max": max(values, default=None)}
+
+
+def client_lag(
+    records: Sequence[RequestRecord], loop_lags_s: Sequence[float], ttft_p50_ms: float | None
+) -> dict[str, Any]:
+    """How late the client itself was, and whether that spoils the run: its 99th percentile must not exceed 5
+    ms or 1 % of the median TTFT, whichever is larger."""
+    limit = max(MAX_LAG_MS, MAX_LAG_SHARE * (ttft_p50_ms or 0.0))
+    send = spread([(max(0.0, r.sent_s - r.scheduled_s) * 1e3, 1) for r in records])
+    loop = spread([(lag * 1e3, 1) for lag in loop_lags_s])
+    reasons = [
+        f"{what}: p99 {lag['p99']:.1f} ms exceeds {limit:.1f} ms; the client was too slow for its measurements to "
+        "count (lower the load, or run it on an idle machine)"
+        for what, lag in (("requests left late", send), ("the event loop woke late", loop))
+        if lag["p99"] is not None and lag["p99"] > limit
+    ]
+    return {"limit_ms": limit, "send_lag_ms": send, "loop_lag_ms": loop, "reasons": reasons}
+
+
+def failures(records: Iterable[RequestRecord]) -> dict[str, dict[str, Any]]:
+    """By kind: how many, and the first one's own words."""
+    failed = [record for record in records if not record.ok]
+    counts = Counter(record.error for record in failed)
+    return {
+        kind: {"count": count, "example": next(r.detail for r in failed if r.error == kind)}
+        for kind, count in counts.most_common()
+    }
+
+
+def throughput(ok: Sequence[RequestRecord], duration_s: float) -> dict[str, float | None]:
+    per_s = 1.0 / duration_s if duration_s > 0 else 0.0
+    output, prompt = total(r.output_tokens for r in ok), total(r.prompt_tokens for r in ok)
+    return {
+        "requests_per_s": len(ok) * per_s,
+        "output_tokens_per_s": None if output is None else output * per_s,
+        "prompt_tokens_per_s": None if prompt is None else prompt * per_s,
+    }
+
+
+def token_counts(ok: Sequence[RequestRecord]) -> dict[str, float | None]:
+    """Totals, and tokens per chunk; ``None`` where the server does not say."""
+    output = total(r.output_tokens for r in ok)
+    chunks = sum(len(r.chunks_s) for r in ok)
+    return {
+        "prompt": total(r.prompt_tokens for r in ok),
+        "cached": total(r.cached_tokens for r in ok),
+        "output": output,
+        "per_chunk": output / chunks if output is not None and chunks else None,
+    }
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum; ``None`` if any is unknown, or there are none: a part is not the whole."""
+    known = list(counts)
+    return None if not known or None in known else sum(count for count in known if count is not None)
+
+
+def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> dict[str, Any]:
+    """Requests per second that kept every objective; failed ones are in the share's denominator."""
+    verdicts = [slo.met_by(record) for record in records]
+    good = sum(verdict is True for verdict in verdicts)
+    unknown = any(verdict is None for verdict in verdicts)
+    return {
+        "slo": str(slo),
+        "requests_per_s": None if unknown or duration_s <= 0 else good / duration_s,
+        "share": None if unknown or not verdicts else good / len(verdicts),
+    }
+
+
+def row(record: RequestRecord) -> dict[str, Any]:
+    return {
+        "index": record.index,
+        "scheduled_s": record.scheduled_s,
+        "sent_s": record.sent_s,
+        "ttft_ms": record.ttft_ms,
+        "tpot_ms": record.tpot_ms,
+        "e2e_ms": record.e2e_ms,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "finish_reason": record.finish_reason,
+        "error": record.error,
+    }
+
+
+def render(result: Result) -> RenderableType:
+    """The result as a table with its notes."""
+    config = result["config"]
+    title = Text(f"{config['model']} at {config['url']}: {config['load']}")
+    table = Table(title=title, title_justify="left")
+    table.add_column("milliseconds")
+    for name in ("mean", "p50", "p95", "p99", "max", "samples"):
+        table.add_column(name, justify="right")
+    for key, label in METRICS:
+        values = result["metrics"][key]
+        cells = [show(values[name]) for name in ("mean", "p50", "p95", "p99", "max")]
+        table.add_row(label, *cells, str(values["count"]))
+    parts: list[RenderableType] = [table, *(Text(line) for line in notes(result))]
+    if not result["valid"]:
+        parts += [Text(f"INVALID: {reason}", style="bold red") for reason in result["invalid_reasons"]]
+    return Group(*parts)
+
+
+def notes(result: Result) -> list[str]:
+    """Everything besides the latencies, a line each."""
+    requests, rates, tokens = result["requests"], result["throughput"], result["tokens"]
+    client = result["client"]
+    lines = [
+        f"requests    {requests['ok']} of {requests['sent']} ok in {result['duration_s']:.1f} s, "
+        f"{rates['requests_per_s']:.2f}/s",
+        f"tokens      {show(rates['output_tokens_per_s'], 1)} output/s, {show(rates['prompt_tokens_per_s'], 1)} "
+        f"prompt/s; {show(tokens['cached'], 0)} of {show(tokens['prompt'], 0)} prompt tokens cached, "
+        f"{show(tokens['per_chunk'])} tokens per chunk",
+        f"prompts     lengths by {result['config']['prompt_length_from']}",
+        f"client lag  sending p99 {show(client['send_lag_ms']['p99'])} ms, event loop p99 "
+        f"{show(client['loop_lag_ms']['p99'])} ms (limit {client['limit_ms']:.1f} ms)",
+    ]
+    if (good := result["goodput"]) is not None:
+        share = "unknown" if good["share"] is None else f"{good['share']:.1%}"
+        lines.append(f"goodput     {show(good['requests_per_s'])} requests/s ({share}) within {good['slo']}")
+    if requests["ok"] and tokens["output"] is None:
+        lines.append("The server does not report token counts: ITL and TPOT are unknown (--tokenizer counts them).")
+    if 0 < requests["ok"] < 100:
+        lines.append(f"With {requests['ok']} requests, p99 of TTFT, TPOT and E2E is their maximum.")
+    for kind, failure in requests["failed"].items():
+        lines.append(f"failed      {failure['count']} x {kind}: {failure['example']}")
+    return lines
+
+
+def show(value: float | None, digits: int = 2) -> str:
+    return "unknown" if value is None else f"{value:,.{digits}f}"

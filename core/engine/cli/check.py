@@ -1,0 +1,41 @@
+"""``engine check``: would this configuration start?"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+
+from engine.cli.command import OK, Command, report_failures
+from engine.cli.serve import _flags as _shorthands
+from engine.cli.serve import overrides_of
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    _shorthands(parser)
+    parser.add_argument("--build", action="store_true", help="also import and build the selected plugins")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
+    from engine.assembly.assemble import configure, plan_for
+
+    configured = configure(overrides_of(flags, overrides), flags.config_dir)
+    report_failures(configured.discovered.failures)
+    plan = plan_for(configured)
+    if flags.json:
+        print(plan.to_json().decode())
+    else:
+        from engine.assembly.describe import describe
+
+        print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), end="")
+    if flags.build:
+        from engine.assembly.bind import bind, bind_api
+
+        bind(plan)
+        bind_api(plan)
+        print("every selected plugin is built", file=sys.stderr)
+    return OK
+
+
+COMMAND = Command("check", "Resolve a configuration against model and device, from metadata alone.", _run, _flags)

@@ -1,0 +1,74 @@
+"""``engine complete -- LINE``: candidates for the last word of a command line, one per line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterable
+
+from engine.cli.command import OK, Command
+from engine.cli.main import COMMANDS, load
+from engine.contracts import MULTI_SLOTS, SLOTS
+from engine.contracts.config import Settings
+
+
+def candidates(line: str) -> list[str]:
+    """What the last word of ``line`` (which starts with ``engine``) could become."""
+    words = line.split(" ")[1:] or [""]
+    word = words[-1]
+    if len(words) == 1:
+        return _matching(word, COMMANDS)
+    if words[0] not in COMMANDS or words[0] == "bench":
+        return []
+    command = load(words[0])
+    if word.startswith("-"):
+        actions = command.parser()._actions
+        return _matching(word, (option for action in actions for option in action.option_strings))
+    return _overrides(word) if command.takes_overrides else []
+
+
+def _overrides(word: str) -> list[str]:
+    from engine.assembly.compose import PRESET, options
+    from engine.assembly.discovery import discover
+
+    discovered = discover()
+    plus = "+" if word.startswith("+") else ""
+    bare = word.removeprefix("+")
+    if "=" in bare:
+        group, _, typed = bare.partition("=")
+        return [f"{plus}{group}={name}" for name in _matching(typed, options(discovered).get(group, ()))]
+    groups = [f"{plus}{group}=" for group in (PRESET, *SLOTS)]
+    keys = [f"{key}" for key in _setting_keys(Settings(), "")] if not plus else []
+    slot = bare.partition(".")[0]
+    if slot in SLOTS and slot not in MULTI_SLOTS:
+        offers = discovered.of_slot(slot)
+        fields = {field.name for offer in offers for field in dataclasses.fields(offer.config_class)}
+        keys += [f"{slot}.{name}=" for name in sorted(fields)]
+    return _matching(word, [*groups, *keys])
+
+
+def _setting_keys(settings: object, prefix: str) -> Iterable[str]:
+    assert dataclasses.is_dataclass(settings)
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _setting_keys(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}="
+
+
+def _matching(word: str, choices: Iterable[str]) -> list[str]:
+    return [choice for choice in choices if choice.startswith(word)]
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("line", nargs="+")
+
+
+def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
+    for candidate in candidates(" ".join(flags.line)):
+        print(candidate)
+    return OK
+
+
+COMMAND = Command("complete", "Candidates for a command line.", _run, _flags, takes_overrides=False)

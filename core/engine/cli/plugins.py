@@ -1,0 +1,74 @@
+"""``engine plugins``: what is installed, where it comes from, and what is broken."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from typing import Any
+
+from engine.assembly.compose import AUTO
+from engine.cli.command import OK, Command
+from engine.contracts import SLOTS
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+
+
+def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
+    from engine.assembly.assemble import configure
+
+    configured = configure(overrides, flags.config_dir)
+    found = configured.discovered
+    selected = {
+        (slot, name)
+        for slot, picks in configured.composed.selections.items()
+        for pick in picks
+        for name in (pick.candidates if pick.plugin == AUTO else (pick.plugin,))
+    }
+    rows = [
+        {
+            "slot": slot,
+            "name": offer.name,
+            "selected": (slot, offer.name) in selected or (slot, offer.qualified) in selected,
+            "origin": str(offer.origin),
+            "provides": list(offer.provider.provides),
+            "doc": offer.provider.doc,
+        }
+        for slot in SLOTS
+        for offer in found.of_slot(slot)
+    ]
+    failures = [str(failure) for failure in found.failures]
+    off = [str(origin) for origin in found.switched_off]
+    if flags.json:
+        print(json.dumps({"plugins": rows, "failures": failures, "switched_off": off}, indent=2))
+    else:
+        _print(rows, failures, off)
+    return OK
+
+
+def _print(rows: list[dict[str, Any]], failures: list[str], off: list[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("slot", "plugin", "from"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("what it does", overflow="fold")
+    last = ""
+    for row in rows:
+        mark = " *" if row["selected"] else ""
+        table.add_row(row["slot"] if row["slot"] != last else "", row["name"] + mark, row["origin"], row["doc"])
+        last = row["slot"]
+    Console(width=shutil.get_terminal_size((120, 24)).columns, highlight=False).print(table)
+    print("* selected by this configuration (or a candidate of auto)")
+    for line in off:
+        print(f"switched off: {line}")
+    for line in failures:
+        print(f"broken: {line}", file=sys.stderr)
+
+
+COMMAND = Command("plugins", "List the installed plugins, their origin, and what failed to load.", _run, _flags)

@@ -1,0 +1,46 @@
+"""``engine serve``: assemble, print the plan, serve."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+
+from engine.cli.command import Command, report_failures
+
+SHORTHANDS = {"model": "model.path", "host": "server.host", "port": "server.port"}
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="PATH", help="short for model.path: bundled, a directory or a hub id")
+    parser.add_argument("--host", help="short for server.host")
+    parser.add_argument("--port", help="short for server.port")
+
+
+def overrides_of(flags: argparse.Namespace, overrides: list[str]) -> list[str]:
+    """The overrides, the flags' ones last."""
+    given = {key: getattr(flags, flag) for flag, key in SHORTHANDS.items()}
+    return [*overrides, *(f"{key}={quoted(value)}" for key, value in given.items() if value is not None)]
+
+
+def quoted(value: str) -> str:
+    """A value that the override grammar takes as it is, whatever characters it has."""
+    if value.isdigit():
+        return value
+    return "'" + value.replace("'", "\\'") + "'"
+
+
+def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
+    from engine.assembly.assemble import configure, plan_for
+    from engine.assembly.describe import describe
+
+    configured = configure(overrides_of(flags, overrides), flags.config_dir)
+    report_failures(configured.discovered.failures)
+    plan = plan_for(configured, download=True)
+    print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), flush=True)
+    from engine.serving.app import serve
+
+    return serve(plan)
+
+
+COMMAND = Command("serve", "Start the OpenAI-compatible server.", _run, _flags)

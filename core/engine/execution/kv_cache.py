@@ -1,0 +1,100 @@
+"""The paged key/value cache: the core's layout, whatever a format stores in it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.model import ModelFacts
+
+
+class KVCache:
+    """One pair of tensors per layer.
+
+    Keys and values: ``[num_blocks, block_size, num_kv_heads, head_dim]`` in the storage dtype of the format. Scales,
+    if the format has them, float32: ``[num_kv_heads]`` per layer, or ``[num_blocks, block_size, num_kv_heads]``.
+    A slot is ``block * block_size + offset``.
+    """
+
+    def __init__(
+        self,
+        model: ModelFacts,
+        kv_format: KVFormat,
+        num_blocks: int,
+        block_size: int,
+        dtype: str,
+        device: str,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._format = kv_format
+        self._storage = _torch_dtype(kv_format.storage_dtype(dtype))
+        shape = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
+        layers = range(model.num_layers)
+        # Zeros, not uninitialised memory: a stray NaN would survive a mask (0 * NaN is NaN).
+        self._keys = [torch.zeros(shape, dtype=self._storage, device=device) for _ in layers]
+        self._values = [torch.zeros(shape, dtype=self._storage, device=device) for _ in layers]
+        scale_shape = _scale_shape(model, kv_format, num_blocks, block_size)
+        self._key_scales = [_scales(scale_shape, device) for _ in layers]
+        self._value_scales = [_scales(scale_shape, device) for _ in layers]
+        # [num_slots, heads, dim] views made once: making them anew in every layer and step is measurable on a CPU.
+        self._key_slots = [keys.flatten(0, 1) for keys in self._keys]
+        self._value_slots = [values.flatten(0, 1) for values in self._values]
+
+    @staticmethod
+    def block_bytes(model: ModelFacts, kv_format: KVFormat, block_size: int, dtype: str) -> int:
+        """Bytes one block takes over all layers, keys, values and per-token scales together."""
+        storage = _torch_dtype(kv_format.storage_dtype(dtype))
+        per_head = model.head_dim * storage.itemsize
+        if kv_format.scale == "per_token_head":
+            per_head += torch.float32.itemsize
+        return 2 * model.num_layers * block_size * model.num_kv_heads * per_head
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = [*self._keys, *self._values, *self._key_scales, *self._value_scales]
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+    def layer(self, i: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Keys, values and their scales of layer ``i``."""
+        return self._keys[i], self._values[i], self._key_scales[i], self._value_scales[i]
+
+    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store ``k``, ``v`` ``[num_tokens, num_kv_heads, head_dim]`` at int64 ``slot_mapping [num_tokens]``.
+
+        A slot may occur once only (two tokens in one place would race).
+        """
+        self._store(self._key_slots[layer], self._key_scales[layer], slot_mapping, k)
+        self._store(self._value_slots[layer], self._value_scales[layer], slot_mapping, v)
+
+    def _store(self, slots: Tensor, scales: Tensor | None, slot_mapping: Tensor, x: Tensor) -> None:
+        scale = scales
+        if scales is not None and self._format.scale == "per_token_head":
+            scale = x.abs().amax(dim=-1).float().div_(_largest(self._storage)).clamp_min_(1e-12)
+            scales.flatten(0, 1).index_copy_(0, slot_mapping, scale)
+        slots.index_copy_(0, slot_mapping, self._format.pack(x, scale))
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"storage dtype {name!r} of the kv_format: expected the name of a torch dtype")
+    return dtype
+
+
+def _largest(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).max if dtype.is_floating_point else float(torch.iinfo(dtype).max)
+
+
+def _scale_shape(
+    model: ModelFacts, kv_format: KVFormat, num_blocks: int, block_size: int
+) -> tuple[int, ...] | None:
+    if kv_format.scale == "none":
+        return None
+    per_token = kv_format.scale == "per_token_head"
+    return (num_blocks, block_size, model.num_kv_heads) if per_token else (model.num_kv_heads,)
+
+
+def _scales(shape: tuple[int, ...] | None, device: str) -> Tensor | None:
+    return None if shape is None else torch.ones(shape, dtype=torch.float32, device=device)

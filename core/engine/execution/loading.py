@@ -1,0 +1,262 @@
+"""Weights in: checkpoint tensors to packed linears, layer by layer, so that memory stays near one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.model import ModelFacts
+from engine.contracts.ops import (
+    Attention,
+    DownResidual,
+    LayerOp,
+    LinearPart,
+    LinearSpec,
+    ModelOps,
+    NormGateUpAct,
+    NormQKVRopeWrite,
+    NormSpec,
+    OutResidual,
+)
+from engine.contracts.parallelism import Parallelism
+from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
+from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
+from engine.execution.lowering import (
+    Lowering,
+    describe,
+    lower_embed,
+    lower_head,
+    lower_layer_op,
+    lower_rotations,
+    op_norms,
+    rope_kinds,
+)
+from engine.execution.model import LoweredModel, LoweredOp
+
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+"""Tensors old checkpoints carry although they follow from the configuration."""
+
+Progress = Callable[[float, str], None]
+
+
+def load_model(
+    model: ModelFacts,
+    ops: ModelOps,
+    quantizer: Quantizer,
+    attention_kernel: AttentionKernel,
+    kv_format: KVFormat,
+    parallelism: Parallelism,
+    dtype: str,
+    device: str,
+    on_progress: Progress | None = None,
+    *,
+    fused: bool = True,
+) -> LoweredModel:
+    """Read, check, shard and pack the checkpoint at ``model.path`` and lower ``ops`` on it.
+
+    ``dtype``: ``float32``, ``bfloat16`` or ``float16``; ``on_progress(fraction, what)`` is called after every layer.
+    ``fused=False`` runs the chain of reference ops. Raises :class:`CheckpointError` for a checkpoint that is damaged
+    or does not fit ``ops``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
+    """
+    lowering = Lowering(
+        device=device,
+        dtype=getattr(torch, dtype),
+        attention=attention_kernel,
+        kv_format=kv_format,
+        parallelism=parallelism,
+        rope_kinds=rope_kinds(ops),
+        fused=fused,
+    )
+    checkpoint = open_checkpoint(model.path)
+    _check_names(checkpoint, ops, quantizer, model.path)
+    loader = _Loader(checkpoint, quantizer, lowering, on_progress)
+    with torch.inference_mode():
+        return loader.load(model, ops)
+
+
+class _Loader:
+    """One load: counts bytes and keeps what each kind of op runs on."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, quantizer: Quantizer, lowering: Lowering, on_progress: Progress | None
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._quantizer = quantizer
+        self._lowering = lowering
+        self._on_progress = on_progress
+        self._labels: dict[str, str] = {}
+        self._held: dict[int, int] = {}
+        """Bytes by storage: tied weights count once."""
+        self._read = 0
+
+    def load(self, model: ModelFacts, ops: ModelOps) -> LoweredModel:
+        lowering = self._lowering
+        table = self._tensor(f"{ops.embed.name}.weight", (ops.embed.vocab_size, ops.embed.hidden_size))
+        table = table.to(device=lowering.device, dtype=lowering.dtype)
+        self._hold(table)
+        layers = []
+        for index, layer_ops in enumerate(ops.layers):
+            layers.append(self._layer(index, layer_ops))
+            self._report(f"layer {index + 1}/{len(ops.layers)}")
+        tied = table if ops.head.tied else None
+        head = self._pack("LMHead", ops.head.head, tied)
+        project = lower_head(lowering, ops.head, self._norm(ops.head.norm), head)
+        self._report("head")
+        return LoweredModel(
+            embed=lower_embed(lowering, ops.embed, table),
+            layers=tuple(layers),
+            project=project,
+            rotate=lower_rotations(lowering, model.head_dim, model.max_position),
+            attention=lowering.attention,
+            lowering=describe(lowering, ops, self._labels),
+            weights_bytes=sum(self._held.values()),
+        )
+
+    def _layer(self, index: int, ops: Sequence[LayerOp]) -> tuple[LoweredOp, ...]:
+        lowered = []
+        for op in ops:
+            norms = {norm.name: self._norm(norm) for norm in op_norms(op)}
+            spec = linear_of(op)
+            packed = None if spec is None else self._pack(type(op).__name__, spec)
+            if isinstance(op, NormQKVRopeWrite):
+                _check_heads(op, self._lowering.tp)
+            lowered.append(lower_layer_op(self._lowering, op, index, norms, packed))
+        return tuple(lowered)
+
+    def _pack(self, kind: str, spec: LinearSpec, tied: Tensor | None = None) -> PackedLinear:
+        parts = [{"weight": tied}] if tied is not None else [self._part(spec, part) for part in spec.parts]
+        packed = self._quantizer.pack(spec, parts, self._lowering.dtype, self._lowering.device)
+        for tensor in packed.tensors.values():
+            self._hold(tensor)
+        self._labels.setdefault(kind, packed.label)
+        return packed
+
+    def _part(self, spec: LinearSpec, part: LinearPart) -> dict[str, Tensor]:
+        """This rank's cut of one part's tensors, by suffix."""
+        index, count = self._lowering.parallelism.shard(spec)
+        tensors: dict[str, Tensor] = {}
+        for stored in self._quantizer.stored(spec):
+            name = f"{part.name}.{stored.suffix}"
+            if stored.suffix == "bias" and not part.bias:
+                continue
+            if name not in self._checkpoint.names:
+                continue
+            tensor = self._tensor(name, _plain_shape(part, spec, stored))
+            if stored.suffix == "bias" and spec.shard == "in" and index > 0:
+                continue  # partial sums are added up: only one rank may bring the bias
+            tensors[stored.suffix] = cut(tensor, name, spec, stored, index, count)
+        return tensors
+
+    def _norm(self, norm: NormSpec) -> Tensor:
+        weight = self._tensor(f"{norm.name}.weight", None).float().to(self._lowering.device)
+        if norm.offset:
+            weight = weight + 1.0
+        self._hold(weight)
+        return weight
+
+    def _tensor(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        entry = self._checkpoint.entry(name)
+        if shape is not None and entry.shape != shape:
+            raise CheckpointError(
+                f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, the model expects {list(shape)}"
+            )
+        self._read += entry.num_bytes
+        return self._checkpoint.read(name)
+
+    def _hold(self, tensor: Tensor) -> None:
+        # An opaque oneDNN tensor has no storage to tell apart; it is never shared.
+        key = id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
+        self._held[key] = tensor.numel() * tensor.element_size()
+
+    def _report(self, what: str) -> None:
+        if self._on_progress is not None:
+            self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
+
+
+def linear_of(op: LayerOp) -> LinearSpec | None:
+    """The linear layer of an op."""
+    if isinstance(op, NormQKVRopeWrite):
+        return op.qkv
+    if isinstance(op, OutResidual):
+        return op.out
+    if isinstance(op, NormGateUpAct):
+        return op.gate_up
+    if isinstance(op, DownResidual):
+        return op.down
+    assert isinstance(op, Attention)
+    return None
+
+
+def cut(
+    tensor: Tensor, name: str, spec: LinearSpec, stored: StoredTensor, index: int, count: int
+) -> Tensor:
+    """Cut ``index`` of ``count`` of a stored tensor. Raises ``ValueError`` if this axis cannot be cut so."""
+    if count == 1 or spec.shard == "none" or tensor.dim() == 0:
+        return tensor
+    if stored.suffix == "bias" and spec.shard == "in":
+        return tensor
+    axis = stored.shard_axes.get(spec.shard)
+    if axis is None:
+        raise ValueError(f"parallelism.tp={count}: {name} cannot be cut along its {spec.shard}put axis")
+    size = tensor.shape[axis]
+    if size % (count * stored.quantum):
+        raise ValueError(
+            f"parallelism.tp={count}: {name} has {size} entries along its {spec.shard}put axis, which is not a "
+            f"multiple of {count} x {stored.quantum}"
+        )
+    return tensor.narrow(axis, index * (size // count), size // count).contiguous()
+
+
+def _check_heads(op: NormQKVRopeWrite, tp: int) -> None:
+    if op.num_heads % tp or op.num_kv_heads % tp:
+        raise ValueError(
+            f"parallelism.tp={tp}: does not divide the model's {op.num_heads} heads and {op.num_kv_heads} KV heads"
+        )
+
+
+def _plain_shape(part: LinearPart, spec: LinearSpec, stored: StoredTensor) -> tuple[int, ...] | None:
+    """The shape an unquantized tensor must have; quantizers judge their own."""
+    if stored.suffix == "bias":
+        return (part.out_features,)
+    is_plain = stored.suffix == "weight" and stored.quantum == 1
+    return (part.out_features, spec.in_features) if is_plain else None
+
+
+def _check_names(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, path: str) -> None:
+    """Every tensor the ops need is there, and none is left over: a leftover is a weight we would silently drop."""
+    required, optional = _expected_names(ops, quantizer)
+    missing = required - checkpoint.names
+    if missing:
+        raise CheckpointError(f"model.path={path}: tensors missing from the checkpoint: {name_list(missing)}")
+    leftover = {
+        name for name in checkpoint.names - required - optional if not name.endswith(IGNORED_SUFFIXES)
+    }
+    if leftover:
+        raise CheckpointError(
+            f"model.path={path}: the checkpoint has tensors this architecture does not use: {name_list(leftover)}"
+        )
+
+
+def _expected_names(ops: ModelOps, quantizer: Quantizer) -> tuple[set[str], set[str]]:
+    required = {f"{ops.embed.name}.weight", f"{ops.head.norm.name}.weight"}
+    optional: set[str] = set()
+    specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
+    for layer in ops.layers:
+        required |= {f"{norm.name}.weight" for op in layer for norm in op_norms(op)}
+    if ops.head.tied:
+        # Some checkpoints store the tied weight twice.
+        optional |= {f"{part.name}.weight" for part in ops.head.head.parts}
+    else:
+        specs.append(ops.head.head)
+    for spec in specs:
+        for stored in quantizer.stored(spec):
+            for part in spec.parts:
+                if stored.suffix == "bias" and not part.bias:
+                    continue
+                is_optional = stored.optional and stored.suffix != "bias"
+                (optional if is_optional else required).add(f"{part.name}.{stored.suffix}")
+    return required, optional

@@ -1,0 +1,257 @@
+"""From typed ops to callables: the fastest kernels this device has, or the chain of reference ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.model import RopeFacts
+from engine.contracts.ops import (
+    Attention,
+    DownResidual,
+    Embed,
+    LayerOp,
+    LMHead,
+    ModelOps,
+    NormGateUpAct,
+    NormQKVRopeWrite,
+    NormSpec,
+    OutResidual,
+)
+from engine.contracts.parallelism import Parallelism
+from engine.contracts.quantizer import PackedLinear
+from engine.execution.model import LoweredOp, StepContext
+from engine.execution.norms import Norm, cpu_norm, gpu_norm, rms_norm
+from engine.execution.reference import gated_activation, soft_capped
+from engine.execution.rope import Rotary, paired, rotate, rotate_paired
+
+Linear = Callable[[Tensor], Tensor]
+Rotations = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """Where and how a model is lowered."""
+
+    device: str
+    dtype: torch.dtype
+    attention: AttentionKernel
+    kv_format: KVFormat
+    parallelism: Parallelism
+    rope_kinds: tuple[RopeFacts, ...]
+    """The distinct rotations of the model; their order is that of ``StepContext.rotations``."""
+    fused: bool = True
+    """False: the chain of reference ops, for tests and for judging a fast path."""
+
+    @property
+    def on_cpu(self) -> bool:
+        return torch.device(self.device).type == "cpu"
+
+    @property
+    def tp(self) -> int:
+        return self.parallelism.world_size
+
+    def norm(self, weight: Tensor, eps: float) -> Norm:
+        """``weight``: float32."""
+        if not self.fused:
+            return lambda x: rms_norm(x, weight, eps)
+        return cpu_norm(weight, eps) if self.on_cpu else gpu_norm(weight, eps, self.dtype)
+
+    def linear(self, packed: PackedLinear) -> Linear:
+        return packed.apply if self.fused else packed.reference
+
+    def reduced(self, linear: Linear) -> Linear:
+        """A linear cut along its input: each rank holds a partial sum."""
+        if self.tp == 1:
+            return linear
+        return lambda x: self.parallelism.all_reduce(linear(x), "tp")
+
+
+def rope_kinds(ops: ModelOps) -> tuple[RopeFacts, ...]:
+    """The distinct rotations of a model, in order of appearance."""
+    found: list[RopeFacts] = []
+    for layer in ops.layers:
+        for op in layer:
+            if isinstance(op, NormQKVRopeWrite) and op.rope is not None and op.rope not in found:
+                found.append(op.rope)
+    return tuple(found)
+
+
+def lower_rotations(lowering: Lowering, head_dim: int, max_position: int) -> Rotations:
+    """Tables of every distinct rotation, once per step."""
+    rotaries = [Rotary(facts, head_dim, max_position, lowering.device) for facts in lowering.rope_kinds]
+    whole = [rotates_whole(lowering, facts, head_dim) for facts in lowering.rope_kinds]
+
+    def tables(positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        result = []
+        for rotary, fast in zip(rotaries, whole, strict=True):
+            cos, sin = rotary.cos_sin(positions, lowering.dtype if fast else torch.float32)
+            result.append(paired(cos, sin) if fast else (cos, sin))
+        return tuple(result)
+
+    return tables
+
+
+def rotates_whole(lowering: Lowering, facts: RopeFacts, head_dim: int) -> bool:
+    """Whether the fast rotation applies."""
+    return lowering.fused and facts.rotary_dim in (None, head_dim)
+
+
+def lower_embed(lowering: Lowering, op: Embed, table: Tensor) -> Callable[[Tensor], Tensor]:
+    """``table``: ``[vocab, hidden_size]`` in the compute dtype."""
+    if op.scale == 1.0:
+        return lambda token_ids: F.embedding(token_ids, table)
+    return lambda token_ids: F.embedding(token_ids, table).mul_(op.scale)
+
+
+def lower_head(
+    lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear
+) -> Callable[[Tensor], Tensor]:
+    norm, linear = lowering.norm(norm_weight, op.norm.eps), lowering.linear(head)
+
+    def project(hidden: Tensor) -> Tensor:
+        logits = linear(norm(hidden))
+        if lowering.tp > 1:
+            logits = lowering.parallelism.all_gather(logits, "tp", axis=-1)
+        return soft_capped(logits.float(), op.soft_cap)
+
+    return project
+
+
+def lower_layer_op(
+    lowering: Lowering, op: LayerOp, layer: int, norms: dict[str, Tensor], packed: PackedLinear | None
+) -> LoweredOp:
+    """One op of one layer. ``norms``: float32 weights by checkpoint name; ``packed``: the op's linear, if it has one."""
+    if isinstance(op, Attention):
+        return _lower_attention(lowering, op, layer)
+    assert packed is not None, f"{type(op).__name__} has a linear"
+    if isinstance(op, NormQKVRopeWrite):
+        return _lower_qkv(lowering, op, layer, norms, packed)
+    if isinstance(op, NormGateUpAct):
+        return _lower_gate_up(lowering, op, norms, packed)
+    return _lower_residual(lowering, packed)
+
+
+def _lower_qkv(
+    lowering: Lowering, op: NormQKVRopeWrite, layer: int, norms: dict[str, Tensor], packed: PackedLinear
+) -> LoweredOp:
+    num_heads, num_kv_heads = op.num_heads // lowering.tp, op.num_kv_heads // lowering.tp
+    head_dim, rotated_heads = op.head_dim, num_heads + num_kv_heads
+    rotated_size = rotated_heads * head_dim
+    norm, linear = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed)
+    head_norm = _head_norm(lowering, op, norms, num_heads, num_kv_heads)
+    rotation = None if op.rope is None else lowering.rope_kinds.index(op.rope)
+    turn = rotate_paired if op.rope and rotates_whole(lowering, op.rope, head_dim) else rotate
+
+    def qkv_rope_write(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        qkv = linear(norm(residual))
+        # Queries and keys are normed and rotated together: one kernel call instead of two.
+        qk = qkv[:, :rotated_size].view(-1, rotated_heads, head_dim)
+        if head_norm is not None:
+            qk = head_norm(qk)
+        if rotation is not None:
+            qk = turn(qk, *context.rotations[rotation])
+        v = qkv[:, rotated_size:].view(-1, num_kv_heads, head_dim)
+        context.kv.write(layer, context.slot_mapping, qk[:, num_heads:], v)
+        return residual, qk[:, :num_heads]
+
+    return qkv_rope_write
+
+
+def _head_norm(
+    lowering: Lowering, op: NormQKVRopeWrite, norms: dict[str, Tensor], num_heads: int, num_kv_heads: int
+) -> Norm | None:
+    """Norm of each query and key head over ``head_dim``, as one norm over ``[heads, head_dim]``."""
+    if op.q_norm is None and op.k_norm is None:
+        return None
+    if op.q_norm is None or op.k_norm is None or op.q_norm.eps != op.k_norm.eps:
+        raise ValueError("NormQKVRopeWrite: expected q_norm and k_norm together and with one eps")
+    weight = torch.cat(
+        (
+            norms[op.q_norm.name].expand(num_heads, op.head_dim),
+            norms[op.k_norm.name].expand(num_kv_heads, op.head_dim),
+        )
+    )
+    if lowering.on_cpu and lowering.fused:
+        return cpu_norm(weight, op.q_norm.eps)
+    eps = op.q_norm.eps
+    return lambda x: rms_norm(x, weight, eps)
+
+
+def _lower_attention(lowering: Lowering, op: Attention, layer: int) -> LoweredOp:
+    record, kv_format = lowering.attention.record, lowering.kv_format
+    local = op if lowering.tp == 1 else _local_attention(op, lowering.tp)
+
+    def attention(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        keys, values, key_scale, value_scale = context.kv.layer(layer)
+        out = record(context.staged, local, carry, keys, values, kv_format, key_scale, value_scale)
+        return residual, out
+
+    return attention
+
+
+def _local_attention(op: Attention, tp: int) -> Attention:
+    return Attention(
+        num_heads=op.num_heads // tp,
+        num_kv_heads=op.num_kv_heads // tp,
+        head_dim=op.head_dim,
+        scale=op.scale,
+        window=op.window,
+        soft_cap=op.soft_cap,
+    )
+
+
+def _lower_gate_up(
+    lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor], packed: PackedLinear
+) -> LoweredOp:
+    norm, linear, act = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed), op.act
+
+    def gate_up(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        return residual, gated_activation(linear(norm(residual)), act)
+
+    return gate_up
+
+
+def _lower_residual(lowering: Lowering, packed: PackedLinear) -> LoweredOp:
+    linear = lowering.reduced(lowering.linear(packed))
+
+    def add_to_residual(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        return residual.add_(linear(carry)), carry
+
+    return add_to_residual
+
+
+def op_norms(op: LayerOp) -> tuple[NormSpec, ...]:
+    """The norms of a layer op."""
+    if isinstance(op, NormQKVRopeWrite):
+        return tuple(n for n in (op.norm, op.q_norm, op.k_norm) if n is not None)
+    return (op.norm,) if isinstance(op, NormGateUpAct) else ()
+
+
+def describe(lowering: Lowering, ops: ModelOps, labels: dict[str, str]) -> tuple[str, ...]:
+    """One line for each kind of op. ``labels``: what runs its linear, by the op's name."""
+    norm = "reference norm" if not lowering.fused else ("vector-norm RMSNorm" if lowering.on_cpu else "torch RMSNorm")
+    whole = all(rotates_whole(lowering, facts, _head_dim(ops)) for facts in lowering.rope_kinds)
+    rope = "paired rotation" if whole else "reference rotation"
+    attention = type(lowering.attention).__name__
+    kinds = {
+        NormQKVRopeWrite.__name__: f"{norm}, {labels.get('NormQKVRopeWrite', '')}, {rope}, index_copy KV write",
+        Attention.__name__: attention,
+        OutResidual.__name__: f"{labels.get('OutResidual', '')}, in-place add",
+        NormGateUpAct.__name__: f"{norm}, {labels.get('NormGateUpAct', '')}, in-place gate",
+        DownResidual.__name__: f"{labels.get('DownResidual', '')}, in-place add",
+    }
+    used = {type(op).__name__ for layer in ops.layers for op in layer}
+    lines = [f"{name}: {text}" for name, text in kinds.items() if name in used]
+    return ("Embed: embedding", *lines, f"LMHead: {norm}, {labels.get('LMHead', '')}")
+
+
+def _head_dim(ops: ModelOps) -> int:
+    dims = {op.head_dim for layer in ops.layers for op in layer if isinstance(op, NormQKVRopeWrite)}
+    return max(dims, default=0)

@@ -1,0 +1,91 @@
+"""A model ready to run: embed, layers and head as callables over the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
+from engine.execution.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step's tokens, rows one after another."""
+
+    token_ids: Tensor
+    """int64 ``[num_tokens]``"""
+    positions: Tensor
+    """int64 ``[num_tokens]``"""
+    slot_mapping: Tensor
+    """int64 ``[num_tokens]``: where each token's key and value go, ``block * block_size + offset``."""
+    attention: AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What all layers of one step share."""
+
+    rotations: tuple[tuple[Tensor, Tensor], ...]
+    """Cosine and sine tables, one pair for each distinct rotation of the model."""
+    slot_mapping: Tensor
+    staged: Any
+    """What the attention kernel prepared."""
+    kv: KVCache
+
+
+LoweredOp = Callable[[Tensor, Tensor, StepContext], tuple[Tensor, Tensor]]
+"""``(residual, carry, context) -> (residual, carry)``. The carry is what one op hands to the next: queries, the
+attention output, the activated gate. An op may change the residual in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredModel:
+    """Made by :func:`engine.execution.loading.load_model`; ``embed``, ``layers[i]`` and ``project`` also run alone."""
+
+    embed: Callable[[Tensor], Tensor]
+    """``token_ids [T] -> residual [T, hidden_size]``"""
+    layers: tuple[tuple[LoweredOp, ...], ...]
+    project: Callable[[Tensor], Tensor]
+    """``residual [R, hidden_size] -> logits [R, vocab]`` float32, the final norm included."""
+    rotate: Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
+    """``positions [T]`` -> :attr:`StepContext.rotations`"""
+    attention: AttentionKernel
+    lowering: tuple[str, ...]
+    """What runs for each kind of op, one line each, for the plan."""
+    weights_bytes: int
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run all layers and write the batch's keys and values.
+
+        Returns the residual stream ``[T, hidden_size]`` before the final norm, and for each tap ``i`` the residual
+        entering layer ``i`` (``num_layers``: the one returned), ``[T, hidden_size]``.
+        """
+        context = StepContext(
+            rotations=self.rotate(batch.positions),
+            slot_mapping=batch.slot_mapping,
+            staged=self.attention.stage(batch.attention),
+            kv=kv,
+        )
+        residual = self.embed(batch.token_ids)
+        tapped: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if index in taps:
+                tapped[index] = residual.clone()  # layers add to the residual in place
+            carry = residual
+            for op in layer:
+                residual, carry = op(residual, carry, context)
+        tapped[len(self.layers)] = residual
+        return residual, [tapped[tap] for tap in taps]
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """``[R, hidden_size]`` residual rows -> float32 logits ``[R, vocab]``."""
+        return self.project(hidden)

@@ -1,0 +1,74 @@
+"""Every op in plain torch: slow, obviously right, and what faster paths are tested against."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.ops import Attention
+
+
+def gated_activation(gate_up: Tensor, act: str) -> Tensor:
+    """``act(gate) * up`` of ``[num_tokens, 2 * size]``, gate first -> ``[num_tokens, size]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    activated = F.silu(gate) if act == "silu" else F.gelu(gate, approximate="tanh")
+    return activated.mul_(up)
+
+
+def soft_capped(scores: Tensor, cap: float | None) -> Tensor:
+    """``cap * tanh(scores / cap)``; unchanged without a cap."""
+    return scores if cap is None else cap * torch.tanh(scores / cap)
+
+
+def gather_sequence(cache: Tensor, scale: Tensor | None, slots: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Keys or values of some slots ``[n]`` -> ``[n, kv_heads, head_dim]`` as stored, and their scales.
+
+    ``cache``: ``[num_blocks, block_size, kv_heads, head_dim]``; ``scale``: ``None``, ``[kv_heads]`` or
+    ``[num_blocks, block_size, kv_heads]``.
+    """
+    picked = cache.flatten(0, 1).index_select(0, slots)
+    if scale is None or scale.dim() == 1:
+        return picked, scale
+    return picked, scale.flatten(0, 1).index_select(0, slots)
+
+
+def paged_attention(
+    batch: AttentionBatch,
+    op: Attention,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_format: KVFormat,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """Attention of each sequence by itself, softmax in float32. Shapes as in ``AttentionKernel.record``."""
+    outputs = []
+    start = 0
+    for row, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
+        positions = torch.arange(kv_len, device=q.device)
+        blocks = batch.block_tables[row, positions // batch.block_size].long()
+        slots = blocks * batch.block_size + positions % batch.block_size
+        keys = kv_format.unpack(*gather_sequence(k_cache, k_scale, slots), torch.float32)
+        values = kv_format.unpack(*gather_sequence(v_cache, v_scale, slots), torch.float32)
+        outputs.append(_attend(op, q[start : start + q_len].float(), keys, values))
+        start += q_len
+    return torch.cat(outputs).flatten(1).to(q.dtype)
+
+
+def _attend(op: Attention, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """``q [q_len, heads, dim]`` on ``keys``, ``values [kv_len, kv_heads, dim]``, all float32."""
+    q_len, kv_len = q.shape[0], keys.shape[0]
+    group = op.num_heads // op.num_kv_heads
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    scores = soft_capped(torch.einsum("qhd,khd->hqk", q, keys) * op.scale, op.soft_cap)
+    query_pos = torch.arange(kv_len - q_len, kv_len, device=q.device)[:, None]
+    key_pos = torch.arange(kv_len, device=q.device)[None, :]
+    visible = key_pos <= query_pos
+    if op.window is not None:
+        visible &= key_pos > query_pos - op.window
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values)

@@ -1,0 +1,107 @@
+"""The HTTP application, and the process that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+import aiohttp
+from aiohttp import web
+
+from engine.assembly.plan import EnginePlan
+from engine.contracts.exporter import Exporter
+from engine.contracts.router import Router
+from engine.loop.client import EngineClient
+from engine.serving import middleware
+from engine.serving.admission import Admission
+from engine.serving.bus import EventBus
+from engine.serving.detokenizer import UnsupportedDecoder
+from engine.serving.latency import RollingLatency
+from engine.serving.routes.chat import chat_completions
+from engine.serving.routes.completions import completions
+from engine.serving.routes.detokenize import detokenize
+from engine.serving.routes.health import health
+from engine.serving.routes.latency import latency
+from engine.serving.routes.metrics import metrics
+from engine.serving.routes.models import list_models, one_model
+from engine.serving.routes.plan import plan as plan_route
+from engine.serving.routes.ready import ready
+from engine.serving.routes.tokenize import tokenize
+from engine.serving.state import STATE, LatencyRecorder, ServerState, fingerprint
+from engine.serving.tokenizer import Tokenizer, TokenizerError
+
+
+def build_app(
+    plan: EnginePlan,
+    client: EngineClient,
+    router: Router,
+    exporters: Sequence[Exporter],
+    tokenizer: Tokenizer,
+) -> web.Application:
+    """The application over an engine that somebody else starts. Call inside a running event loop."""
+    settings = plan.settings.server
+    recorded = RollingLatency()
+    bus = EventBus([*exporters, LatencyRecorder(recorded)])
+    state = ServerState(
+        plan=plan,
+        client=client,
+        router=router,
+        exporters=tuple(exporters),
+        tokenizer=tokenizer,
+        admission=Admission(settings.max_queue, settings.max_n),
+        bus=bus,
+        latency=recorded,
+        fingerprint=fingerprint(plan),
+    )
+    client.on_events(bus.publish)
+    app = web.Application(middlewares=[middleware.account, middleware.authorise])
+    app[STATE] = state
+    app.on_response_prepare.append(middleware.stamp)
+    app.cleanup_ctx.append(_resources)
+    _add_routes(app.router)
+    return app
+
+
+def _add_routes(router: web.UrlDispatcher) -> None:
+    router.add_post("/v1/chat/completions", chat_completions)
+    router.add_post("/v1/completions", completions)
+    router.add_get("/v1/models", list_models)
+    router.add_get("/v1/models/{model:.+}", one_model)
+    router.add_post("/tokenize", tokenize)
+    router.add_post("/detokenize", detokenize)
+    router.add_get("/health", health)
+    router.add_get("/ready", ready)
+    router.add_get("/metrics", metrics)
+    router.add_get("/engine/plan", plan_route)
+    router.add_get("/engine/latency", latency)
+
+
+async def _resources(app: web.Application) -> AsyncIterator[None]:
+    state = app[STATE]
+    state.session = aiohttp.ClientSession(auto_decompress=False)
+    yield
+    await state.session.close()
+    state.tokenizer.close()
+    await asyncio.to_thread(state.bus.close)
+
+
+def serve(plan: EnginePlan) -> int:
+    """Serve until a signal says otherwise; returns the process's exit code.
+
+    SIGTERM or SIGINT drains for at most ``server.drain_s``; a second one ends at once.
+    """
+    from engine.assembly.bind import bind_api
+    from engine.loop.process import ProcessEngineClient
+    from engine.serving import logs
+    from engine.serving.server import Server
+
+    logs.configure()
+    try:
+        tokenizer = Tokenizer.from_directory(plan.model.path)
+    except (TokenizerError, UnsupportedDecoder) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    parts = bind_api(plan)
+    server = Server(plan, ProcessEngineClient(plan), parts.router, parts.exporters, tokenizer)
+    return asyncio.run(server.run())

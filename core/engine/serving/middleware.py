@@ -1,0 +1,146 @@
+"""Around every handler: who may call it, what an error looks like, one log line."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+import structlog
+from aiohttp import web
+
+from engine.serving.bodies import error_response
+from engine.serving.errors import ApiError
+from engine.serving.state import STATE
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+OPEN_ROUTES = frozenset({"/health", "/ready"})
+"""Served without a key."""
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+_SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
+log = structlog.get_logger("engine.access")
+
+
+@web.middleware
+async def account(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Gives the request an id, turns every error into JSON, writes one log line without any content."""
+    begun = time.monotonic()
+    request.app[STATE].spoken.add(request.protocol)
+    request[REQUEST_ID] = echoed_id(request.headers.get("X-Request-Id", ""))
+    status = 499
+    try:
+        response = await _answered(request, handler)
+        status = response.status
+        return response
+    finally:
+        log.info(
+            "request",
+            method=request.method[:16],
+            route=_route(request) or "unmatched",
+            status=status,
+            ms=round((time.monotonic() - begun) * 1e3, 1),
+            request_id=request[REQUEST_ID],
+        )
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        response = error_response(_as_api_error(error, request))
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except ConnectionError:
+        raise  # the client is gone; there is nobody to tell
+    except Exception as error:
+        # The last resort: the fault is logged by type and place, the client learns nothing internal.
+        log.error("handler failed", error=type(error).__name__, at=_place(error), request_id=request[REQUEST_ID])
+        return error_response(ApiError(500, "The server failed on this request.", code="internal_error"))
+
+
+@web.middleware
+async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Decides on the matched route, never on a URL that the client could dress up."""
+    settings = request.app[STATE].settings
+    if settings.api_key is None:
+        if _is_loopback(settings.host) and not _is_local_name(request.headers.get("Host", "")):
+            # A web page can make its own host name point here, but it cannot forge the Host header.
+            raise ApiError(403, "This server answers to local names only (server.host).", code="foreign_host")
+    elif _route(request) not in OPEN_ROUTES and not has_key(
+        request.headers.getall("Authorization", []), settings.api_key
+    ):
+        raise ApiError(401, "Wrong or missing API key; send 'Authorization: Bearer <key>'.", code="invalid_api_key")
+    return await handler(request)
+
+
+async def stamp(request: web.Request, response: web.StreamResponse) -> None:
+    """Puts the request id on every response, streams included."""
+    if REQUEST_ID in request:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]
+
+
+def echoed_id(sent: str) -> str:
+    """The client's own id without anything that could confuse a log, or a new one. It identifies nothing here."""
+    return _SAFE_ID.sub("", sent)[:128] or uuid.uuid4().hex
+
+
+def has_key(authorizations: list[str], key: str) -> bool:
+    """Exactly one ``Authorization: Bearer <key>``, compared in constant time."""
+    if len(authorizations) != 1:
+        return False
+    scheme, _, sent = authorizations[0].partition(" ")
+    return scheme == "Bearer" and hmac.compare_digest(_digest(sent), _digest(key))
+
+
+def _digest(text: str) -> bytes:
+    # Headers may hold any byte, as surrogates; a digest has one length whatever was sent.
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def _route(request: web.Request) -> str | None:
+    resource = request.match_info.route.resource
+    return None if resource is None else resource.canonical
+
+
+def _as_api_error(error: web.HTTPException, request: web.Request) -> ApiError:
+    if error.status == 404:
+        return ApiError(404, "There is no such path on this server.", code="not_found")
+    if error.status == 405:
+        return ApiError(405, f"This path does not take {request.method[:16]}.", code="method_not_allowed")
+    return ApiError(error.status, error.reason or "The request failed.", code="http_error")
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "unknown"
+    return f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_local_name(host: str) -> bool:
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    name = name.strip("[]").lower()
+    if name in ("", "localhost") or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

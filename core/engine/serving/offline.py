@@ -1,0 +1,148 @@
+"""The engine without a server: prompts in, completions out, in this process.
+
+.. code-block:: python
+
+    from engine import LLM
+
+    llm = LLM("bundled", overrides=["+preset=latency"])
+    print(llm.chat([{"role": "user", "content": "What does json.dumps do?"}]).text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.assembly.assemble import assemble
+from engine.contracts.request import EngineRequest, SamplingParams, Timings, TokenLogprobs, TokensOut
+from engine.loop.messages import EngineStats
+from engine.serving.stops import StopMatcher
+from engine.serving.tokenizer import Tokenizer
+
+
+class GenerationFailed(RuntimeError):
+    """A request ended with an error; the message is the engine's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished output."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...]
+    timings: Timings | None
+
+
+@dataclass(slots=True)
+class _Output:
+    """One output in the making."""
+
+    detokenizer: Any
+    stops: StopMatcher
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    stopped: bool = False
+
+    def add(self, out: TokensOut) -> bool:
+        """Take in new tokens; True when a stop string was just met."""
+        self.prompt_logprobs = self.prompt_logprobs or out.prompt_logprobs
+        for i, token in enumerate(out.tokens):
+            if self.stopped:
+                return False
+            self.tokens.append(token)
+            self.logprobs.extend(out.logprobs[i : i + 1])
+            if token != out.stop_token:
+                released = self.stops.feed(self.detokenizer.feed(token))
+                self.text += released.text
+                self.stopped = released.stopped
+        return self.stopped
+
+    def finish(self, out: TokensOut) -> Completion:
+        if out.error:
+            raise GenerationFailed(out.error)
+        if not self.stopped:
+            released = self.stops.feed(self.detokenizer.flush())
+            self.text += released.text + self.stops.flush()
+        return Completion(
+            text=self.text,
+            tokens=tuple(self.tokens),
+            finish_reason="stop" if self.stopped else str(out.finish_reason),
+            logprobs=tuple(self.logprobs),
+            prompt_logprobs=self.prompt_logprobs,
+            timings=out.timings,
+        )
+
+
+class LLM:
+    """A model and an engine, ready to generate. ``overrides`` are the same as on the command line."""
+
+    def __init__(self, path: str = "bundled", overrides: Sequence[str] = ()) -> None:
+        """Raises :class:`engine.assembly.errors.AssemblyError` with every problem of the configuration."""
+        from engine.loop.build import build_engine
+
+        self.plan = assemble([f"model.path={path}", *overrides], download=True)
+        self.tokenizer = Tokenizer.from_directory(self.plan.model.path)
+        self._engine = build_engine(self.plan)
+        self.info = self._engine.info
+        self.core = self._engine.core
+        self._requests = 0
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        stop: Sequence[str] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling: Any,
+    ) -> list[Completion]:
+        """Complete every prompt (text or token ids), all in one batch, in the order given.
+
+        ``sampling``: fields of :class:`engine.contracts.request.SamplingParams`. Raises
+        :class:`GenerationFailed` if any of them failed.
+        """
+        params = SamplingParams(**sampling)
+        ids: list[str] = []
+        outputs: dict[str, _Output] = {}
+        for prompt in prompts:
+            tokens = self.tokenizer.encode_now(prompt) if isinstance(prompt, str) else tuple(prompt)
+            self._requests += 1
+            ids.append(f"offline-{self._requests}")
+            outputs[ids[-1]] = _Output(self.tokenizer.stream(), StopMatcher(tuple(stop)))
+            self.core.submit(EngineRequest(ids[-1], tokens, params, priority, cache_salt))
+        try:
+            done = self._run(outputs)
+        finally:
+            self.core.abort(ids)  # only what is left after a failure
+        return [done[request_id] for request_id in ids]
+
+    def _run(self, outputs: dict[str, _Output]) -> dict[str, Completion]:
+        done: dict[str, Completion] = {}
+        while len(done) < len(outputs):
+            for out in self.core.step().outputs:
+                output = outputs.get(out.request_id)
+                if output is None:
+                    continue  # left over from a batch that failed
+                if output.add(out) and out.finish_reason is None:
+                    self.core.abort([out.request_id], "stop")
+                if out.finish_reason is not None:
+                    done[out.request_id] = output.finish(out)
+        return done
+
+    def chat(self, messages: Sequence[dict[str, str]], **options: Any) -> Completion:
+        """Answer a conversation. ``options`` as for :meth:`generate`."""
+        return self.generate([self.tokenizer.encode_chat_now(messages)], **options)[0]
+
+    def stats(self) -> EngineStats:
+        """Blocks, rows and queues right now."""
+        return self.core.stats()
+
+    def close(self) -> None:
+        self.core.close()
+        self.tokenizer.close()

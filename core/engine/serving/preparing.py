@@ -1,0 +1,87 @@
+"""From a decoded request to a :class:`engine.serving.answering.Job`: what chat and completions share."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+
+from engine.contracts.request import SamplingParams
+from engine.contracts.router import ApiRequest
+from engine.serving.answering import Job, request_id
+from engine.serving.chat_template import TemplateFailed
+from engine.serving.errors import bad_request
+from engine.serving.protocol import ChatRequest, CompletionRequest, Message
+from engine.serving.state import STATE, ServerState
+from engine.serving.timings import Arrival
+from engine.serving.tokenizer import TokenizerError
+from engine.serving.validation import (
+    DEFAULT_COMPLETION_TOKENS,
+    output_limit,
+    sampling_params,
+    stop_strings,
+    template_messages,
+)
+
+
+def state_of(http: web.Request) -> ServerState:
+    return http.app[STATE]
+
+
+async def encode_text(state: ServerState, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    """Raises :class:`ApiError` 400 for text that cannot fit, before tokenizing it."""
+    fewest = state.tokenizer.fewest_tokens(text)
+    # max_len tokens would already leave no room for output; a text far beyond is refused without the work.
+    output_limit(None, max(fewest, 1), max(state.max_len, 2), 1, "max_tokens")
+    return await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+async def encode_messages(
+    state: ServerState, messages: list[Message], add_generation_prompt: bool | None
+) -> tuple[int, ...]:
+    """Raises :class:`ApiError` 400 when the model has no template, or its template refuses the conversation."""
+    turns = template_messages(messages)
+    fewest = sum(state.tokenizer.fewest_tokens(turn["content"]) for turn in turns)
+    output_limit(None, max(fewest, 1), max(state.max_len, 2), None, "max_tokens")
+    try:
+        return await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt is not False)
+    except (TemplateFailed, TokenizerError) as error:
+        raise bad_request(f"{str(error)[:1].upper()}{str(error)[1:]}.".replace("..", "."), "messages") from None
+
+
+def make_job(
+    state: ServerState,
+    request: ChatRequest | CompletionRequest,
+    prompts: tuple[tuple[int, ...], ...],
+    n: int,
+    body: bytes,
+    arrival: Arrival,
+) -> Job:
+    """Check lengths and parameters. Raises :class:`ApiError` 400."""
+    is_chat = isinstance(request, ChatRequest)
+    api = ApiRequest(
+        request_id=request_id("chatcmpl" if is_chat else "cmpl"),
+        kind="chat" if is_chat else "completion",
+        model=state.model,
+        prompts=prompts,
+        n=n,
+        sampling=_sampling(state, request, prompts),
+        cache_salt=request.cache_salt or "",
+        stop=stop_strings(request),
+        stream=bool(request.stream),
+        echo=isinstance(request, CompletionRequest) and bool(request.echo),
+    )
+    return Job(api, request, body, arrival, int(time.time()), state.fingerprint)
+
+
+def _sampling(
+    state: ServerState, request: ChatRequest | CompletionRequest, prompts: tuple[tuple[int, ...], ...]
+) -> SamplingParams:
+    asked, param = request.max_tokens, "max_tokens"
+    default: int | None = DEFAULT_COMPLETION_TOKENS
+    if isinstance(request, ChatRequest):
+        default = None
+        if request.max_completion_tokens is not None:
+            asked, param = request.max_completion_tokens, "max_completion_tokens"
+    limit = max(output_limit(asked, len(prompt), state.max_len, default, param) for prompt in prompts)
+    return sampling_params(request, limit, state.vocab_size)

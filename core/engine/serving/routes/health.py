@@ -1,0 +1,17 @@
+"""``GET /health``: is there a point in keeping this process?"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from engine.serving.bodies import json_response
+from engine.serving.errors import ApiError
+from engine.serving.preparing import state_of
+
+
+async def health(http: web.Request) -> web.StreamResponse:
+    """200 while the process answers and its engine is alive or being (re)started."""
+    state = state_of(http)
+    if state.supervisor.state == "failed":
+        raise ApiError(503, "The engine keeps crashing; giving up.", code="engine_failed", retry_after_s=30)
+    return json_response({"status": "ok", "engine": state.supervisor.state})

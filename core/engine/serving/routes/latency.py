@@ -1,0 +1,18 @@
+"""``GET /engine/latency``: rolling percentiles."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from engine.serving.bodies import json_response
+from engine.serving.preparing import state_of
+
+
+async def latency(http: web.Request) -> web.StreamResponse:
+    """The summary of :class:`engine.serving.latency.RollingLatency`, and whether any event was lost."""
+    state = state_of(http)
+    summary = await asyncio.to_thread(state.bus.settled, state.latency.summary)
+    events = {"dropped": state.bus.dropped, "exporters_cut_off": state.bus.cut_off}
+    return json_response({**summary, "events": events})

@@ -1,0 +1,181 @@
+"""The serving process from start to end: listen, start the engine, watch it, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import structlog
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from engine.assembly.plan import EnginePlan
+from engine.contracts.exporter import Exporter
+from engine.contracts.router import Router
+from engine.loop.client import EngineClient, EngineDead
+from engine.loop.messages import Progress
+from engine.serving.app import build_app
+from engine.serving.errors import ApiError
+from engine.serving.state import STATE, ServerState
+from engine.serving.tokenizer import Tokenizer
+
+HEADER_S = 10.0
+"""A new connection must have sent its first request's header by then."""
+IDLE_S = 75.0
+ABORT_S = 1.0
+"""How long requests that were ended may take to write their error event."""
+CLOSE_S = 10.0
+
+log = structlog.get_logger("engine.server")
+
+
+class Server:
+    """One listener and one engine behind it."""
+
+    def __init__(
+        self,
+        plan: EnginePlan,
+        client: EngineClient,
+        router: Router,
+        exporters: Sequence[Exporter],
+        tokenizer: Tokenizer,
+        *,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ) -> None:
+        """``say`` shows a line to the person who started the server."""
+        self._plan = plan
+        self._client = client
+        self._parts = (router, exporters, tokenizer)
+        self._say = say
+        self._signals = 0
+        self._first_signal = asyncio.Event()
+        self._second_signal = asyncio.Event()
+        self._phase = ""
+        self.port = 0
+        """The port that is listened on, once :meth:`listen` has returned."""
+
+    @property
+    def state(self) -> ServerState:
+        return self._app[STATE]
+
+    async def run(self) -> int:
+        """Serve until signalled. Returns 0 after a signal, 1 when the server or its engine could not go on."""
+        try:
+            await self.listen()
+        except OSError as error:
+            settings = self._plan.settings.server
+            where = f"server.host={settings.host} server.port={settings.port}"
+            self._say(f"error: cannot listen on {where}: {error.strerror or 'failed'}. Choose another server.port.")
+            return 1
+        self._catch_signals()
+        code = 0
+        try:
+            code = await self._serve()
+        finally:
+            await self.close()
+        return code
+
+    async def listen(self) -> None:
+        """Open the listener. Raises ``OSError``."""
+        settings = self._plan.settings.server
+        self._app = build_app(self._plan, self._client, *self._parts)
+        self._runner = web.AppRunner(
+            self._app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=IDLE_S,
+            shutdown_timeout=ABORT_S,
+        )
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, settings.host, settings.port, backlog=1024).start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        self.port = self._runner.addresses[0][1]
+        self._sweeper = asyncio.create_task(self._sweep(HEADER_S))
+
+    def signalled(self) -> None:
+        """A request to end: the first drains, the second does not wait."""
+        self._signals += 1
+        (self._first_signal if self._signals == 1 else self._second_signal).set()
+
+    async def close(self) -> None:
+        """End the engine and the listener."""
+        self._sweeper.cancel()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._client.close()
+        except TimeoutError:
+            log.error("engine did not end in time")
+        await self._runner.cleanup()
+
+    async def _serve(self) -> int:
+        stopping = asyncio.create_task(self._first_signal.wait())
+        engine = asyncio.create_task(self._run_engine())
+        try:
+            await asyncio.wait({stopping, engine}, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                await self._drain()
+                return 0
+            try:
+                engine.result()
+            except EngineDead as error:
+                self._say(f"error: the engine cannot run: {error}")
+            return 1
+        finally:
+            stopping.cancel()
+            engine.cancel()
+
+    async def _run_engine(self) -> None:
+        await self.state.supervisor.start(self._show_progress)
+        # What start-up left behind stays for good; the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        host = self._plan.settings.server.host
+        self._say(f"ready: {self._plan.model.name} at http://{host}:{self.port}/v1")
+        await self.state.supervisor.watch()
+
+    async def _drain(self) -> None:
+        admission = self.state.admission
+        admission.draining = True
+        self._say(f"draining: {admission.in_flight} sequences in flight")
+        hurry = asyncio.create_task(self._second_signal.wait())
+        idle = asyncio.create_task(admission.until_idle(self._plan.settings.server.drain_s))
+        await asyncio.wait({hurry, idle}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if idle.done() and idle.result():
+            return
+        idle.cancel()
+        admission.fail_all(
+            ApiError(503, "The server shut down before this request was done.", code="shutdown", retry_after_s=5)
+        )
+        await admission.until_idle(ABORT_S)
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.signalled)
+
+    def _show_progress(self, progress: Progress) -> None:
+        if progress.phase != self._phase:
+            self._phase = progress.phase
+            detail = f": {progress.detail}" if progress.detail else ""
+            self._say(f"starting: {progress.phase}{detail}")
+
+    async def _sweep(self, header_s: float) -> None:
+        """Close connections that never finish sending a header; aiohttp alone would wait for the idle timeout."""
+        loop = asyncio.get_running_loop()
+        seen: dict[RequestHandler, float] = {}
+        while True:
+            await asyncio.sleep(header_s / 4)
+            server = self._runner.server
+            connections = server.connections if server else []
+            seen = {connection: seen.get(connection, loop.time()) for connection in connections}
+            self.state.spoken.intersection_update(connections)
+            for connection, begun in seen.items():
+                if loop.time() - begun > header_s and connection not in self.state.spoken:
+                    connection.force_close()

@@ -1,0 +1,106 @@
+"""What all routes share."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+
+from aiohttp import ClientSession, web
+
+from engine.assembly.plan import EnginePlan
+from engine.contracts.config import ServerSettings
+from engine.contracts.exporter import Exporter
+from engine.contracts.router import EngineView, Router
+from engine.loop.client import EngineClient
+from engine.serving.admission import Admission
+from engine.serving.bus import EventBus
+from engine.serving.errors import ApiError
+from engine.serving.latency import RollingLatency
+from engine.serving.supervisor import Supervisor
+from engine.serving.tokenizer import Tokenizer
+
+ENGINE_ID = "default"
+
+
+@dataclass(slots=True, eq=False)
+class ServerState:
+    """Lives as long as the application; used on the event loop's thread only."""
+
+    plan: EnginePlan
+    client: EngineClient
+    router: Router
+    exporters: tuple[Exporter, ...]
+    tokenizer: Tokenizer
+    admission: Admission
+    bus: EventBus
+    latency: RollingLatency
+    fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    engine_runs: int = 0
+    """Sequences the engine owes output for."""
+    supervisor: Supervisor = field(init=False)
+    spoken: set[object] = field(default_factory=set)
+    """Connections on which a request has arrived; the server forgets those that are closed."""
+    session: ClientSession | None = None
+    """For proxied requests; opened with the application."""
+
+    def __post_init__(self) -> None:
+        self.supervisor = Supervisor(self.client, lambda: self.engine_runs)
+
+    @property
+    def settings(self) -> ServerSettings:
+        return self.plan.settings.server
+
+    @property
+    def model(self) -> str:
+        return self.plan.model.name
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of one sequence; the engine knows better than the plan once it is up."""
+        info = self.client.info
+        return min(self.plan.max_len, info.max_len) if info else self.plan.max_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self.plan.model.vocab_size
+
+    def fleet(self) -> tuple[EngineView, ...]:
+        stats = self.client.stats
+        alive = self.client.alive and self.supervisor.state == "serving"
+        return (EngineView(ENGINE_ID, self.model, alive, stats.running, stats.waiting, stats.kv_used),)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises :class:`ApiError` 404 unless ``name`` is the served model (or left out)."""
+        if name is not None and name != self.model:
+            raise ApiError(
+                404,
+                f"The model {name[:128]!r} does not exist here; this server has {self.model!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def check_engine(self) -> None:
+        """Raises :class:`ApiError` 503 unless the engine can take work."""
+        reason = None if self.client.alive else self.supervisor.not_ready()
+        if reason is not None:
+            raise ApiError(503, f"Not ready: {reason}.", code="not_ready", retry_after_s=2)
+
+
+class LatencyRecorder:
+    """Feeds :class:`RollingLatency` from the event bus."""
+
+    def __init__(self, latency: RollingLatency) -> None:
+        self.export = latency.add
+
+    def close(self) -> None:
+        """Nothing to flush."""
+
+
+STATE: web.AppKey[ServerState] = web.AppKey("state", ServerState)
+
+
+def fingerprint(plan: EnginePlan) -> str:
+    """``system_fingerprint``: changes when anything about the engine does."""
+    return "fp_" + hashlib.sha256(plan.to_json()).hexdigest()[:10]

@@ -1,0 +1,47 @@
+"""A build context for tests of plugins that need no model."""
+
+from __future__ import annotations
+
+from engine.contracts.config import Settings
+from engine.contracts.model import DeviceFacts, ModelFacts, RopeFacts
+from engine.contracts.provider import BuildContext
+
+
+def build_context(
+    block_size: int = 16, max_len: int = 4096, max_requests: int = 32, max_draft_width: int = 4
+) -> BuildContext:
+    """What a factory is handed, for a made-up one-layer model on a CPU."""
+    model = ModelFacts(
+        path="",
+        name="tiny",
+        architecture="LlamaForCausalLM",
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=8,
+        intermediate_size=32,
+        vocab_size=64,
+        max_position=max_len,
+        rms_norm_eps=1e-5,
+        rope=RopeFacts(),
+        tie_embeddings=True,
+        hidden_act="silu",
+        sliding_window=None,
+        layer_windows=(None,),
+        dtype="float32",
+        quantization=None,
+        bos_token_id=None,
+        eos_token_ids=(),
+        raw={},
+    )
+    return BuildContext(
+        model=model,
+        device=DeviceFacts("cpu"),
+        dtype="float32",
+        max_len=max_len,
+        max_requests=max_requests,
+        block_size=block_size,
+        max_draft_width=max_draft_width,
+        settings=Settings(device="cpu"),
+    )

@@ -1,0 +1,81 @@
+"""A model that computes in exact integers, for testing everything around a model.
+
+Its "keys and values" are the token ids themselves, and the next token is a hash of every token the cache shows
+through the block table. A block given to two requests, a position written twice, a stale or never written entry:
+any of them changes the output, and :func:`expected_output` says what it should have been. No weights, no rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.execution.model import ForwardBatch
+
+ECHO = 5
+"""Most tokens repeat the one this many positions earlier."""
+
+_MODULUS = 1_000_003
+
+
+def next_token(tokens: Sequence[int], vocab_size: int) -> int:
+    """The model: what follows these tokens. Mostly an echo, so that lookup drafters have something to find."""
+    state = 7
+    for token in tokens:
+        state = (state * 31 + token + 1) % _MODULUS
+    if len(tokens) >= ECHO and state % 8:
+        return tokens[-ECHO]
+    return state % vocab_size
+
+
+def expected_output(prompt: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]:
+    """Greedy continuation of a prompt."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens, vocab_size))
+    return tokens[len(prompt) :]
+
+
+class ExactKV:
+    """Token ids by block and offset; -1 where nothing was written."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.tokens = torch.full((num_blocks, block_size), -1, dtype=torch.int64)
+
+
+class ExactModel:
+    """Stands in for :class:`engine.execution.model.LoweredModel`."""
+
+    lowering = ("exact integers",)
+    weights_bytes = 0
+
+    def __init__(self, vocab_size: int, fail_on_token: int | None = None) -> None:
+        self.vocab_size = vocab_size
+        self.fail_on_token = fail_on_token
+        """A batch that contains this token raises, as a kernel might."""
+        self.num_forwards = 0
+
+    def forward(self, batch: ForwardBatch, kv: ExactKV, taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
+        """``hidden`` is float64 ``[T, 1]``: the next token's id."""
+        self.num_forwards += 1
+        ids = batch.token_ids
+        if self.fail_on_token is not None and bool((ids == self.fail_on_token).any()):
+            raise RuntimeError(f"token {self.fail_on_token} in the batch")
+        assert bool((ids >= 0).all()), "an input token was read before anybody wrote it"
+        kv.tokens.view(-1)[batch.slot_mapping] = ids
+        followers: list[int] = []
+        attention = batch.attention
+        for row, (q_len, kv_len) in enumerate(zip(attention.q_lens, attention.kv_lens, strict=True)):
+            blocks = attention.block_tables[row].to(torch.int64)
+            seen = kv.tokens[blocks].reshape(-1)[:kv_len].tolist()
+            assert min(seen) >= 0, "a key was read before anybody wrote it"
+            followers += [next_token(seen[: kv_len - q_len + j + 1], self.vocab_size) for j in range(q_len)]
+        hidden = torch.tensor(followers, dtype=torch.float64)[:, None]
+        return hidden, [hidden for _ in taps]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits: 8 for the next token, a gentle slope for the others."""
+        logits = torch.linspace(0.0, 1.0, self.vocab_size).repeat(hidden.shape[0], 1)
+        return logits.scatter(1, hidden.to(torch.int64), 8.0)

@@ -1,0 +1,107 @@
+"""Engine cores around the exact-integer model: every plugin real, every output known beforehand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from engine.assembly.assemble import assemble
+from engine.assembly.bind import bind
+from engine.contracts.kv_allocator import KVGroup
+from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
+from engine.execution.runner import ModelRunner
+from engine.execution.tables import DeviceTables
+from engine.loop.build import make_core
+from engine.loop.core import EngineCore
+from engine.testing.exact_model import ExactKV, ExactModel, expected_output
+
+VOCAB = 97
+BLOCK = 8
+
+
+@dataclass(slots=True)
+class Exact:
+    """A core and what it is made of."""
+
+    core: EngineCore
+    model: ExactModel
+    kv: ExactKV
+    allocator: object
+
+
+def exact_engine(*overrides: str, kv_tokens: int = 4096, max_len: int = 256, fail_on: int | None = None) -> Exact:
+    """A core with the plugins the overrides select, on a pool of ``kv_tokens`` tokens."""
+    plan = assemble(
+        [
+            "model.path=bundled",
+            "device=cpu",
+            f"kv_allocator.block_size={BLOCK}",
+            f"model.max_len={max_len}",
+            "exporter=[]",
+            *overrides,
+        ]
+    )
+    plan = replace(plan, model=replace(plan.model, vocab_size=VOCAB, eos_token_ids=()))
+    bound = bind(plan)
+    num_blocks = kv_tokens // BLOCK + 1
+    max_len = min(max_len, kv_tokens)
+    bound.kv_allocator.start([KVGroup(0, (0,), "full", BLOCK)], num_blocks)
+    kv = ExactKV(num_blocks, BLOCK)
+    tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, BLOCK, "cpu")
+    model = ExactModel(VOCAB, fail_on)
+    core = make_core(plan, bound, ModelRunner(model, kv, tables, bound.drafter), max_len)
+    return Exact(core, model, kv, bound.kv_allocator)
+
+
+def random_requests(seed: int, count: int, longest: int = 60, shared: int = 24) -> list[EngineRequest]:
+    """Prompts of 1 to ``longest`` tokens, about half of them behind one of two shared beginnings."""
+    rng = random.Random(seed)
+    beginnings = [[rng.randrange(VOCAB - 2) for _ in range(shared)] for _ in range(2)]
+    requests = []
+    for i in range(count):
+        prompt = [rng.randrange(VOCAB - 2) for _ in range(rng.randint(1, longest))]
+        if rng.random() < 0.5:
+            prompt = rng.choice(beginnings) + prompt
+        params = SamplingParams(max_tokens=rng.randint(1, 24), temperature=0.0)
+        requests.append(EngineRequest(f"r{i}", tuple(prompt), params, priority=rng.choice((0, 0, 0, 1))))
+    return requests
+
+
+def expected(request: EngineRequest) -> list[int]:
+    return expected_output(request.prompt, request.sampling.max_tokens, VOCAB)
+
+
+def run(core: EngineCore, requests: Sequence[EngineRequest], per_step: int = 3) -> dict[str, list[int]]:
+    """Submit a few requests before every step until all have ended; their outputs by id."""
+    waiting = list(requests)
+    outputs: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    ended: dict[str, TokensOut] = {}
+    steps = 0
+    while len(ended) < len(requests):
+        for request in waiting[:per_step]:
+            core.submit(request)
+        del waiting[:per_step]
+        for out in core.step().outputs:
+            assert out.request_id not in ended, "an output came after the end"
+            outputs[out.request_id].extend(out.tokens)
+            if out.finish_reason is not None:
+                ended[out.request_id] = out
+        steps += 1
+        assert steps < 20_000, "no end in sight"
+    settle(core)
+    return outputs
+
+
+def settle(core: EngineCore) -> None:
+    """Let steps in flight retire."""
+    while core.has_work:
+        core.step()
+
+
+def assert_nothing_held(engine: Exact) -> None:
+    """Every block and row is back."""
+    stats = engine.core.stats()
+    assert (stats.running, stats.waiting, stats.rows_used, stats.blocks_leased) == (0, 0, 0, 0), stats
+    assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+    engine.allocator.check()  # type: ignore[attr-defined]

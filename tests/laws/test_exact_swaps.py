@@ -1,0 +1,191 @@
+"""Laws 1 and 2 over plugin sets, with a model whose every output is known: swaps change nothing, nothing leaks."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from engine.contracts.request import EngineRequest, SamplingParams
+
+from .harness import VOCAB, assert_nothing_held, exact_engine, expected, random_requests, run, settle
+
+SCHEDULERS = ("static", "continuous", "chunked_prefill")
+ALLOCATORS = ("contiguous", "paged", "prefix_cache")
+DRAFTERS = ("none", "ngram")
+OVERLAP = ("true", "false")
+SETS = list(itertools.product(SCHEDULERS, ALLOCATORS, DRAFTERS, OVERLAP))
+
+
+def overrides(plugins: tuple[str, str, str, str], *more: str) -> list[str]:
+    scheduler, allocator, drafter, overlap = plugins
+    return [
+        f"scheduler={scheduler}",
+        f"kv_allocator={allocator}",
+        f"drafter={drafter}",
+        f"overlap={overlap}",
+        *more,
+    ]
+
+
+@pytest.mark.parametrize("plugins", SETS, ids="-".join)
+def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plugins: tuple[str, str, str, str]) -> None:
+    engine = exact_engine(*overrides(plugins, "scheduler.token_budget=48", "scheduler.max_requests=6"))
+    for seed in (1, 2):
+        requests = random_requests(seed, 14)
+        outputs = run(engine.core, requests)
+        assert outputs == {r.request_id: expected(r) for r in requests}
+        assert_nothing_held(engine)
+    engine.core.close()
+
+
+@pytest.mark.parametrize("plugins", [s for s in SETS if s[1] != "contiguous"], ids="-".join)
+def test_preemption_under_memory_pressure_changes_no_token(plugins: tuple[str, str, str, str]) -> None:
+    engine = exact_engine(
+        *overrides(plugins, "scheduler.token_budget=40", "scheduler.max_requests=8"), kv_tokens=160, max_len=128
+    )
+    requests = random_requests(3, 16)
+    outputs = run(engine.core, requests, per_step=16)
+    assert outputs == {r.request_id: expected(r) for r in requests}
+    assert_nothing_held(engine)
+    engine.core.close()
+
+
+def test_memory_pressure_does_preempt() -> None:
+    engine = exact_engine("scheduler=continuous", "kv_allocator=paged", "drafter=none", kv_tokens=96, max_len=96)
+    requests = [
+        EngineRequest(f"r{i}", tuple(range(i, i + 20)), SamplingParams(max_tokens=40, temperature=0.0)) for i in range(4)
+    ]
+    preemptions = 0
+    for request in requests:
+        engine.core.submit(request)
+    outputs: dict[str, list[int]] = {r.request_id: [] for r in requests}
+    while engine.core.has_work:
+        for out in engine.core.step().outputs:
+            outputs[out.request_id].extend(out.tokens)
+            preemptions += out.timings.preemptions if out.timings else 0
+    assert preemptions > 0
+    assert outputs == {r.request_id: expected(r) for r in requests}
+
+
+@pytest.mark.parametrize("plugins", SETS, ids="-".join)
+def test_aborts_at_random_moments_leak_nothing_and_disturb_nobody(plugins: tuple[str, str, str, str]) -> None:
+    engine = exact_engine(*overrides(plugins, "scheduler.token_budget=32", "scheduler.max_requests=5"), kv_tokens=512)
+    rng = random.Random(5)
+    requests = random_requests(6, 20, longest=40)
+    outputs: dict[str, list[int]] = {r.request_id: [] for r in requests}
+    aborted: set[str] = set()
+    for request in requests:
+        engine.core.submit(request)
+    while engine.core.has_work:
+        if rng.random() < 0.4:
+            victim = rng.choice(requests).request_id
+            engine.core.abort([victim])
+        for out in engine.core.step().outputs:
+            outputs[out.request_id].extend(out.tokens)
+            if out.finish_reason == "abort":
+                aborted.add(out.request_id)
+    assert aborted and len(aborted) < len(requests)
+    for request in requests:
+        if request.request_id in aborted:
+            assert outputs[request.request_id] == expected(request)[: len(outputs[request.request_id])]
+        else:
+            assert outputs[request.request_id] == expected(request)
+    assert_nothing_held(engine)
+    engine.core.close()
+
+
+@pytest.mark.parametrize("overlap", OVERLAP)
+def test_a_stop_found_late_leaves_no_trace_in_the_row_that_is_reused(overlap: str) -> None:
+    """EOS shows up while the next step is already running; a longer prompt then takes over the row at once."""
+    engine = exact_engine(f"overlap={overlap}", "drafter=none", "scheduler=continuous", "scheduler.max_requests=1")
+    short = EngineRequest("short", (3, 4, 5), SamplingParams(max_tokens=50, temperature=0.0))
+    output = expected(short)
+    stop = output[4]
+    first = output.index(stop)
+    short = EngineRequest(
+        "short", short.prompt, SamplingParams(max_tokens=50, temperature=0.0, stop_token_ids=(stop,))
+    )
+    long = EngineRequest("long", tuple(range(80)), SamplingParams(max_tokens=10, temperature=0.0))
+    outputs = run(engine.core, [short, long])
+    assert outputs["short"] == output[: first + 1]
+    assert outputs["long"] == expected(long)
+    assert_nothing_held(engine)
+    engine.core.close()
+
+
+@pytest.mark.parametrize("overlap", OVERLAP)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_request_that_breaks_the_device_fails_alone(overlap: str, drafter: str) -> None:
+    guilty_token = VOCAB - 1
+    engine = exact_engine(f"overlap={overlap}", f"drafter={drafter}", fail_on=guilty_token)
+    requests = random_requests(8, 6)
+    bad = EngineRequest("bad", (1, 2, guilty_token, 4), SamplingParams(max_tokens=4, temperature=0.0))
+    outputs: dict[str, list[int]] = {r.request_id: [] for r in requests}
+    errors = {}
+    for request in (*requests[:3], bad, *requests[3:]):
+        engine.core.submit(request)
+    while engine.core.has_work:
+        for out in engine.core.step().outputs:
+            if out.finish_reason == "error":
+                errors[out.request_id] = out.error
+            else:
+                outputs[out.request_id].extend(out.tokens)
+    assert list(errors) == ["bad"] and str(guilty_token) in errors["bad"]
+    innocent = [r for r in requests if guilty_token not in expected(r)]
+    assert innocent
+    for request in innocent:
+        assert outputs[request.request_id] == expected(request)
+    assert_nothing_held(engine)
+    engine.core.close()
+
+
+def test_repeated_prompts_hit_the_prefix_cache_and_salts_keep_apart() -> None:
+    engine = exact_engine("kv_allocator=prefix_cache", "drafter=none")
+    prompt = tuple(range(64))
+
+    def cached(request_id: str, salt: str) -> int:
+        params = SamplingParams(max_tokens=3, temperature=0.0)
+        engine.core.submit(EngineRequest(request_id, prompt, params, cache_salt=salt))
+        timings = None
+        while engine.core.has_work:
+            for out in engine.core.step().outputs:
+                timings = out.timings or timings
+        assert timings is not None
+        return timings.cached_tokens
+
+    assert cached("cold", "") == 0
+    assert cached("warm", "") == 56  # the last block would leave nothing to compute
+    assert cached("other tenant", "salt") == 0
+    settle(engine.core)
+    engine.core.reset_prefix_cache()
+    assert cached("after reset", "") == 0
+    engine.core.close()
+
+
+def test_drafts_are_accepted_and_change_no_token() -> None:
+    engine = exact_engine("drafter=ngram", "drafter.adaptive=false", "overlap=true")
+    requests = [
+        EngineRequest(f"r{i}", tuple([1, 2, 3, 4, 5] * 4 + [i]), SamplingParams(max_tokens=60, temperature=0.0))
+        for i in range(3)
+    ]
+    accepted = 0
+    outputs: dict[str, list[int]] = {r.request_id: [] for r in requests}
+    for request in requests:
+        engine.core.submit(request)
+    while engine.core.has_work:
+        for out in engine.core.step().outputs:
+            outputs[out.request_id].extend(out.tokens)
+            accepted += out.timings.accepted_tokens if out.timings else 0
+    assert accepted > 30
+    assert outputs == {r.request_id: expected(r) for r in requests}
+    engine.core.close()
+
+
+def test_requests_that_cannot_run_are_answered_with_an_error() -> None:
+    engine = exact_engine(kv_tokens=64, max_len=64)
+    engine.core.submit(EngineRequest("empty", ()))
+    engine.core.submit(EngineRequest("long", tuple(range(64))))
+    errors = {out.request_id: out.error for out in engine.core.step().outputs}
+    assert errors == {"empty": "the prompt is empty", "long": "the prompt has 64 tokens, at most 63 fit"}
+    engine.core.close()

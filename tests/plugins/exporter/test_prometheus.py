@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.contracts.config import Settings
+from engine.contracts.events import (
+    DroppedEvent,
+    FirstTokenEvent,
+    PrefixCacheEvent,
+    RejectedEvent,
+    TokensEvent,
+)
+from engine.contracts.model import DeviceFacts, ModelFacts, RopeFacts
+from engine.contracts.provider import BuildContext
+from engine.testing.exporter import ExporterConformance, one_of_each, request_event, step_event
+from engine_plugins.exporter.config import PrometheusConfig
+from engine_plugins.exporter.exposition import Histogram, Page
+from engine_plugins.exporter.prometheus import SECONDS, Prometheus
+
+
+def context(name: str = "m") -> BuildContext:
+    model = ModelFacts(
+        *("", name, "LlamaForCausalLM", 8, 1, 2, 1, 4, 16, 32, 64, 1e-5, RopeFacts(), True, "silu", None),
+        *((None,), "float32", None, None, (), {}),
+    )
+    return BuildContext(model, DeviceFacts("cpu"), "float32", 64, 4, 16, 0, Settings())
+
+
+def make(compat: str = "none", name: str = "m") -> Prometheus:
+    return Prometheus(PrometheusConfig(compat=compat), context(name))
+
+
+def families(exporter: Prometheus) -> dict:
+    found = list(text_string_to_metric_families(exporter.render()))
+    names = [family.name for family in found]
+    assert len(names) == len(set(names)), "a family occurs twice"
+    return {family.name: family for family in found}
+
+
+def value(exporter: Prometheus, sample: str, **labels: str) -> float:
+    """The one sample of that name whose labels contain the given ones."""
+    matches = [
+        s.value
+        for family in families(exporter).values()
+        for s in family.samples
+        if s.name == sample and labels.items() <= s.labels.items()
+    ]
+    assert len(matches) == 1, f"{sample} {labels}: {matches}"
+    return matches[0]
+
+
+class TestConformance(ExporterConformance):
+    def make_exporter(self) -> Prometheus:
+        return make()
+
+
+class TestConformanceWithVllmNames(ExporterConformance):
+    def make_exporter(self) -> Prometheus:
+        return make("vllm")
+
+
+def test_every_family_has_a_type_a_help_text_and_the_model_label():
+    exporter = make()
+    exporter.export(one_of_each())
+    for family in families(exporter).values():
+        assert family.name.startswith("engine_")
+        assert family.documentation
+        assert family.type in ("counter", "gauge", "histogram")
+        assert all(sample.labels["model"] == "m" for sample in family.samples)
+
+
+def test_histogram_buckets_are_cumulative_and_end_at_the_count():
+    exporter = make()
+    exporter.export([FirstTokenEvent(1.0, "r", ms) for ms in (0.05, 0.1, 7.0, 90_000.0)])
+    buckets = [
+        (float(sample.labels["le"]), sample.value)
+        for sample in families(exporter)["engine_ttft_seconds"].samples
+        if sample.name.endswith("_bucket")
+    ]
+    counts = dict(buckets)
+    assert [bound for bound, _ in buckets] == [*SECONDS, float("inf")]
+    assert counts[0.0001] == 2  # a bound belongs to its bucket
+    assert counts[0.006] == 2 and counts[0.007] == 3
+    assert counts[60.0] == 3 and counts[float("inf")] == 4
+    assert value(exporter, "engine_ttft_seconds_count") == 4
+    assert value(exporter, "engine_ttft_seconds_sum") == pytest.approx(90.00715)
+
+
+def test_itl_buckets_tell_half_a_millisecond_apart():
+    for ms in (0.5, 1.0, 2.0, 3.5, 4.5):
+        exporter = make()
+        exporter.export([TokensEvent(1.0, "r", 1, ms), TokensEvent(1.0, "r", 1, ms + 0.5)])
+        samples = families(exporter)["engine_itl_seconds"].samples
+        counts = {sample.value for sample in samples if sample.name.endswith("_bucket")}
+        assert 1 in counts, f"{ms} and {ms + 0.5} ms share a bucket"
+
+
+def test_itl_counts_tokens_not_outputs():
+    exporter = make()
+    exporter.export([TokensEvent(1.0, "r", 4, 0.5), TokensEvent(1.0, "r", 1, 8.0)])
+    assert value(exporter, "engine_itl_seconds_count") == 5
+    assert value(exporter, "engine_itl_seconds_sum") == pytest.approx(0.010)
+
+
+def test_gauges_hold_the_latest_step_and_counters_the_sum():
+    exporter = make()
+    exporter.export([step_event(running=5, waiting=9, kv_used=0.9, drafted=8, accepted=6, preemptions=1)])
+    exporter.export([step_event(running=2, waiting=0, kv_used=0.1, drafted=4, accepted=1)])
+    assert value(exporter, "engine_requests_running") == 2
+    assert value(exporter, "engine_requests_waiting") == 0
+    assert value(exporter, "engine_kv_used_ratio") == 0.1
+    assert value(exporter, "engine_drafted_tokens_total") == 12
+    assert value(exporter, "engine_accepted_tokens_total") == 7
+    assert value(exporter, "engine_preemptions_total") == 1
+    assert value(exporter, "engine_step_tokens_total", kind="prefill") == 20
+    assert value(exporter, "engine_step_requests_count") == 2
+
+
+def test_prefix_cache_and_dropped_events_are_summed():
+    exporter = make()
+    exporter.export([PrefixCacheEvent(1.0, 100, 80), PrefixCacheEvent(1.0, 20, 0), DroppedEvent(1.0, 7)])
+    assert value(exporter, "engine_prefix_cache_queries_total") == 120
+    assert value(exporter, "engine_prefix_cache_hits_total") == 80
+    assert value(exporter, "engine_dropped_events_total") == 7
+
+
+def test_aborted_requests_are_counted_and_stay_out_of_end_to_end_latency():
+    exporter = make()
+    exporter.export([request_event(finish_reason=reason) for reason in ("stop", "stop", "abort", "error")])
+    assert value(exporter, "engine_requests_total", finish_reason="stop") == 2
+    assert value(exporter, "engine_requests_total", finish_reason="length") == 0
+    assert value(exporter, "engine_aborts_total") == 1
+    assert value(exporter, "engine_e2e_seconds_count") == 2
+    assert value(exporter, "engine_queue_seconds_count") == 4
+    assert value(exporter, "engine_generation_tokens_total") == 20
+
+
+def test_a_single_token_has_no_tpot():
+    exporter = make()
+    exporter.export([request_event(output_tokens=1, tpot_ms=0.0)])
+    assert value(exporter, "engine_tpot_seconds_count") == 0
+
+
+def test_an_unexpected_status_is_counted_as_other():
+    exporter = make()
+    exporter.export([RejectedEvent(1.0, 429, "full"), RejectedEvent(1.0, 418, "teapot")])
+    assert value(exporter, "engine_rejected_total", status="429") == 1
+    assert value(exporter, "engine_rejected_total", status="other") == 1
+
+
+def test_vllm_names_come_on_top_with_their_labels_and_buckets():
+    exporter = make("vllm", name="served")
+    exporter.export(one_of_each())
+    exporter.export([step_event(running=2, waiting=3, kv_used=0.5)])
+    names = {"model_name": "served", "engine": "0"}
+    assert value(exporter, "vllm:num_requests_running", **names) == 2
+    assert value(exporter, "vllm:num_requests_waiting", **names) == 3
+    assert value(exporter, "vllm:kv_cache_usage_perc", **names) == 0.5
+    assert value(exporter, "vllm:request_success_total", finished_reason="stop", **names) == 1
+    assert value(exporter, "vllm:time_to_first_token_seconds_bucket", le="0.02", **names) == 1
+    assert value(exporter, "vllm:cache_config_info", block_size="16", **names) == 1
+    assert value(exporter, "vllm:iteration_tokens_total_count") == 2
+    assert value(exporter, "engine_requests_running") == 2
+    assert not any(name.startswith("vllm") for name in families(make()))
+
+
+def test_a_model_name_cannot_break_the_page():
+    name = 'a"b\\c\nd'
+    exporter = make("vllm", name)
+    assert value(exporter, "engine_aborts_total", model=name) == 0
+
+
+def test_large_counters_stay_exact():
+    page = Page({})
+    page.counter("c_total", "C.").add(2**52 + 1)
+    (family,) = text_string_to_metric_families(page.render())
+    assert family.samples[0].value == 2**52 + 1
+
+
+def test_a_weighted_observation_equals_that_many_single_ones():
+    once, many = (Histogram("h", "H.", (1.0, 2.0)) for _ in range(2))
+    once.observe(1.5, weight=3)
+    for _ in range(3):
+        many.observe(1.5)
+    assert list(once.lines("")) == list(many.lines(""))
+
+
+def test_an_unknown_compat_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match="compat=sglang"):
+        PrometheusConfig(compat="sglang")

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.contracts.config import KVAllocatorConfig
+from engine.contracts.kv_allocator import KVGroup
+from engine.testing.context import build_context
+from engine.testing.kv_allocator import BLOCK, PrefixCachingConformance, keys_of
+from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
+
+GROUP = KVGroup(group_id=0, layers=(0,), kind="full", block_bytes=64)
+
+
+def make(block_size: int = BLOCK) -> PrefixCacheAllocator:
+    return PrefixCacheAllocator(KVAllocatorConfig(block_size=block_size), build_context(block_size))
+
+
+class TestPrefixCacheAllocator(PrefixCachingConformance):
+    def make(self, block_size: int) -> PrefixCacheAllocator:
+        return make(block_size)
+
+
+def started(num_blocks: int) -> PrefixCacheAllocator:
+    allocator = make()
+    allocator.start([GROUP], num_blocks)
+    return allocator
+
+
+def run_to_the_end(allocator: PrefixCacheAllocator, name: str, tokens: list[int]) -> None:
+    lease = allocator.open(name, keys_of(tokens)[: (len(tokens) - 1) // BLOCK], len(tokens))
+    assert allocator.reserve(lease, len(tokens))
+    allocator.commit(lease, len(tokens), keys_of(tokens))
+    allocator.release(lease)
+
+
+def test_free_blocks_are_used_before_anything_is_evicted() -> None:
+    allocator = started(9)
+    tokens = list(range(4 * BLOCK))
+    run_to_the_end(allocator, "a", tokens)
+    lease = allocator.open("b", [], 4 * BLOCK)
+    assert allocator.reserve(lease, 4 * BLOCK)
+    assert allocator.match_prefix(keys_of(tokens)) == 4
+
+
+def test_using_a_prefix_again_makes_it_recent() -> None:
+    allocator = started(9)
+    a, b = list(range(4 * BLOCK)), list(range(100, 100 + 4 * BLOCK))
+    run_to_the_end(allocator, "a", a)
+    run_to_the_end(allocator, "b", b)
+    run_to_the_end(allocator, "a again", a)
+    lease = allocator.open("c", [], 4 * BLOCK)
+    assert allocator.reserve(lease, 4 * BLOCK)
+    assert (allocator.match_prefix(keys_of(a)), allocator.match_prefix(keys_of(b))) == (4, 0)
+
+
+def test_a_private_copy_takes_the_key_over_when_the_first_owner_is_gone() -> None:
+    allocator = started(5)
+    tokens = list(range(2 * BLOCK))
+    first = allocator.open("first", [], 2 * BLOCK)
+    copy = allocator.open("copy", [], 2 * BLOCK)
+    for lease in (first, copy):
+        assert allocator.reserve(lease, 2 * BLOCK)
+        allocator.commit(lease, 2 * BLOCK, keys_of(tokens))
+    allocator.release(first)
+    allocator.reset_cache()
+    assert allocator.match_prefix(keys_of(tokens)) == 0
+    allocator.release(copy)
+    assert allocator.match_prefix(keys_of(tokens)) == 2
+    allocator.check()
+
+
+def test_releasing_a_private_copy_makes_the_shared_block_recent() -> None:
+    allocator = started(6)
+    tokens, other = list(range(BLOCK)), list(range(100, 100 + BLOCK))
+    first = allocator.open("first", [], BLOCK)
+    copy = allocator.open("copy", [], BLOCK)
+    for lease in (first, copy):
+        assert allocator.reserve(lease, BLOCK)
+        allocator.commit(lease, BLOCK, keys_of(tokens))
+    allocator.release(first)
+    run_to_the_end(allocator, "other", other)
+    allocator.release(copy)
+    lease = allocator.open("next", [], 4 * BLOCK)
+    assert allocator.reserve(lease, 4 * BLOCK)
+    assert (allocator.match_prefix(keys_of(tokens)), allocator.match_prefix(keys_of(other))) == (1, 0)
+
+
+def test_commit_without_keys_shares_nothing_until_keys_are_given() -> None:
+    allocator = started(9)
+    tokens = list(range(3 * BLOCK))
+    lease = allocator.open("r", [], 3 * BLOCK)
+    assert allocator.reserve(lease, 3 * BLOCK)
+    allocator.commit(lease, 2 * BLOCK, [])
+    assert allocator.match_prefix(keys_of(tokens)) == 0
+    allocator.commit(lease, 3 * BLOCK, keys_of(tokens))
+    assert allocator.match_prefix(keys_of(tokens)) == 3
+
+
+def test_too_few_keys_are_refused() -> None:
+    allocator = started(9)
+    lease = allocator.open("r", [], 3 * BLOCK)
+    assert allocator.reserve(lease, 3 * BLOCK)
+    with pytest.raises(ValueError, match="1 keys for 3 full blocks"):
+        allocator.commit(lease, 3 * BLOCK, keys_of(list(range(BLOCK))))
