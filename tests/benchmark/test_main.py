@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 
 from engine.benchmark import main as bench
 from engine.benchmark.options import parse_options
@@ -132,6 +135,18 @@ def test_a_server_without_usage_leaves_tokens_unknown():
     assert result["metrics"]["tpot_ms"]["count"] == 0
     assert result["metrics"]["inter_chunk_ms"]["count"] > 0
     assert result["config"]["prompt_length_from"].startswith("assumed")
+
+
+def test_a_tokenizer_counts_what_the_server_does_not(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    tokenizer = Tokenizer(WordLevel({"x": 0, "?": 1}, unk_token="?"))
+    tokenizer.pre_tokenizer = Split("", "isolated")  # a character is a token
+    tokenizer.save(str(path))
+    argv = ["--requests", "2", "--output-tokens", "7", "--prompt-tokens", "40", "--tokenizer", str(tmp_path)]
+    result = measure(FakeServer(usage=False), *argv)
+    assert result["tokens"]["output"] == 14
+    assert result["metrics"]["tpot_ms"]["count"] == 2
+    assert result["config"]["chars_per_token"] == 1.0
 
 
 @pytest.mark.parametrize(

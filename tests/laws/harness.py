@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
+from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.execution.runner import ModelRunner
@@ -32,17 +34,8 @@ class Exact:
 
 def exact_engine(*overrides: str, kv_tokens: int = 4096, max_len: int = 256, fail_on: int | None = None) -> Exact:
     """A core with the plugins the overrides select, on a pool of ``kv_tokens`` tokens."""
-    plan = assemble(
-        [
-            "model.path=bundled",
-            "device=cpu",
-            f"kv_allocator.block_size={BLOCK}",
-            f"model.max_len={max_len}",
-            "exporter=[]",
-            *overrides,
-        ]
-    )
-    plan = replace(plan, model=replace(plan.model, vocab_size=VOCAB, eos_token_ids=()))
+    plan = _plan(overrides)
+    plan = replace(plan, max_len=max_len, model=replace(plan.model, vocab_size=VOCAB, eos_token_ids=()))
     bound = bind(plan)
     num_blocks = kv_tokens // BLOCK + 1
     max_len = min(max_len, kv_tokens)
@@ -52,6 +45,11 @@ def exact_engine(*overrides: str, kv_tokens: int = 4096, max_len: int = 256, fai
     model = ExactModel(VOCAB, fail_on)
     core = make_core(plan, bound, ModelRunner(model, kv, tables, bound.drafter), max_len)
     return Exact(core, model, kv, bound.kv_allocator)
+
+
+@lru_cache(maxsize=None)
+def _plan(overrides: tuple[str, ...]) -> EnginePlan:
+    return assemble(["model.path=bundled", "device=cpu", f"kv_allocator.block_size={BLOCK}", "exporter=[]", *overrides])
 
 
 def random_requests(seed: int, count: int, longest: int = 60, shared: int = 24) -> list[EngineRequest]:

@@ -17,20 +17,21 @@ OVERLAP = ("true", "false")
 SETS = list(itertools.product(SCHEDULERS, ALLOCATORS, DRAFTERS, OVERLAP))
 
 
-def overrides(plugins: tuple[str, str, str, str], *more: str) -> list[str]:
+def overrides(plugins: tuple[str, str, str, str]) -> list[str]:
     scheduler, allocator, drafter, overlap = plugins
     return [
         f"scheduler={scheduler}",
         f"kv_allocator={allocator}",
         f"drafter={drafter}",
         f"overlap={overlap}",
-        *more,
+        "scheduler.token_budget=40",
+        "scheduler.max_requests=6",
     ]
 
 
 @pytest.mark.parametrize("plugins", SETS, ids="-".join)
 def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plugins: tuple[str, str, str, str]) -> None:
-    engine = exact_engine(*overrides(plugins, "scheduler.token_budget=48", "scheduler.max_requests=6"))
+    engine = exact_engine(*overrides(plugins))
     for seed in (1, 2):
         requests = random_requests(seed, 14)
         outputs = run(engine.core, requests)
@@ -42,7 +43,7 @@ def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plu
 @pytest.mark.parametrize("plugins", [s for s in SETS if s[1] != "contiguous"], ids="-".join)
 def test_preemption_under_memory_pressure_changes_no_token(plugins: tuple[str, str, str, str]) -> None:
     engine = exact_engine(
-        *overrides(plugins, "scheduler.token_budget=40", "scheduler.max_requests=8"), kv_tokens=160, max_len=128
+        *overrides(plugins), kv_tokens=160, max_len=128
     )
     requests = random_requests(3, 16)
     outputs = run(engine.core, requests, per_step=16)
@@ -70,7 +71,7 @@ def test_memory_pressure_does_preempt() -> None:
 
 @pytest.mark.parametrize("plugins", SETS, ids="-".join)
 def test_aborts_at_random_moments_leak_nothing_and_disturb_nobody(plugins: tuple[str, str, str, str]) -> None:
-    engine = exact_engine(*overrides(plugins, "scheduler.token_budget=32", "scheduler.max_requests=5"), kv_tokens=512)
+    engine = exact_engine(*overrides(plugins), kv_tokens=512)
     rng = random.Random(5)
     requests = random_requests(6, 20, longest=40)
     outputs: dict[str, list[int]] = {r.request_id: [] for r in requests}

@@ -1,7 +1,8 @@
+from engine_example import RepeatLast, RepeatLastConfig, SchedulerConfig, ShortestFirst
+
 from engine.contracts.drafter import Drafter, DraftRow
 from engine.contracts.scheduler import RequestView, Scheduler, SchedulerView, StepCost
 from engine.testing.context import build_context
-from engine_example import RepeatLast, RepeatLastConfig, SchedulerConfig, ShortestFirst
 
 
 def request(name: str, known: int, computed: int = 0, running: bool = False, arrival: int = 0) -> RequestView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from pathlib import PurePath
 from typing import Any
@@ -11,6 +12,9 @@ import msgspec
 
 def to_plain(value: Any) -> Any:
     """Dataclasses, enums and paths as JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # msgspec leaves out fields that it had filled with a default itself
+        value = dataclasses.asdict(value)
     return msgspec.to_builtins(value, enc_hook=_encode)
 
 

@@ -177,13 +177,14 @@ def notes(result: Result) -> list[str]:
     """Everything besides the latencies, a line each."""
     requests, rates, tokens = result["requests"], result["throughput"], result["tokens"]
     client = result["client"]
+    mean = f" ({tokens['prompt'] / requests['ok']:,.0f} each)" if tokens["prompt"] else ""
+    cached = "" if tokens["cached"] is None else f", {tokens['cached']:,} of {tokens['prompt']:,} cached"
     lines = [
         f"requests    {requests['ok']} of {requests['sent']} ok in {result['duration_s']:.1f} s, "
         f"{rates['requests_per_s']:.2f}/s",
-        f"tokens      {show(rates['output_tokens_per_s'], 1)} output/s, {show(rates['prompt_tokens_per_s'], 1)} "
-        f"prompt/s; {show(tokens['cached'], 0)} of {show(tokens['prompt'], 0)} prompt tokens cached, "
-        f"{show(tokens['per_chunk'])} tokens per chunk",
-        f"prompts     lengths by {result['config']['prompt_length_from']}",
+        f"tokens      {show(rates['output_tokens_per_s'], 1)} output/s, {show(tokens['per_chunk'])} per chunk",
+        f"prompts     {show(rates['prompt_tokens_per_s'], 1)} tokens/s{mean}{cached}; lengths by "
+        f"{result['config']['prompt_length_from']}",
         f"client lag  sending p99 {show(client['send_lag_ms']['p99'])} ms, event loop p99 "
         f"{show(client['loop_lag_ms']['p99'])} ms (limit {client['limit_ms']:.1f} ms)",
     ]

@@ -116,7 +116,9 @@ async def pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 def open_session(timeout_s: float) -> aiohttp.ClientSession:
     """A session without a limit on connections: requests never queue in the client."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        # Idle connections are given up before common servers close theirs (5 s), or a request could be sent into a
+        # connection that is just being closed and would count as failed.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         loop=asyncio.get_running_loop(),
     )

@@ -58,7 +58,12 @@ class AttentionKernel(Protocol):
     capabilities: AttentionCapabilities
 
     def stage(self, batch: AttentionBatch) -> Any:
-        """Host-side preparation, once per step, outside any graph. The result is handed to :meth:`record`."""
+        """Host-side preparation, once per step, outside any graph. The result is handed to :meth:`record`.
+
+        For a graph, ``q_lens`` of the staged batch are upper bounds and ``kv_lens`` mean nothing: a recordable
+        kernel reads the lengths from the device tensors, which change in place between replays. The staged value
+        lives as long as the graph captured from it.
+        """
         ...
 
     def record(

@@ -92,7 +92,8 @@ class KVAllocator(Protocol):
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
         """Make the lease cover ``num_tokens`` tokens in all, evicting cached blocks if need be.
-        False: not enough blocks, and nothing changed."""
+        False: not enough blocks, and nothing changed. A plugin that reserves ahead refuses more than ``max_tokens``,
+        rounded up to a block."""
         ...
 
     def commit(self, lease: Lease, num_tokens: int, keys: Sequence[bytes]) -> None:
@@ -101,7 +102,8 @@ class KVAllocator(Protocol):
         ...
 
     def trim(self, lease: Lease, num_tokens: int) -> None:
-        """Give back blocks beyond those that cover ``num_tokens`` tokens."""
+        """Give back blocks beyond those that cover ``num_tokens`` (at least the committed) tokens. A plugin that
+        reserves ahead may keep them."""
         ...
 
     def release(self, lease: Lease) -> None:

@@ -34,6 +34,19 @@ class KVFormat(Protocol):
         ...
 
     def load_tile(self) -> Any | None:
-        """A Triton function that attention kernels inline to load and unpack a tile, or ``None`` when a plain
-        ``tl.load`` is right."""
+        """A ``@triton.jit`` function that attention kernels inline to load and unpack a tile, or ``None`` when a
+        plain ``tl.load`` is right.
+
+        .. code-block:: python
+
+            @triton.jit
+            def load_tile(ptr, offsets, mask, scale_ptr, scale_offsets, DTYPE: tl.constexpr):
+                ...
+
+        ``ptr``: the cache of one layer; ``offsets``: int64 ``[tokens, dims]``, elements from ``ptr``; ``mask``:
+        bool, same shape. ``scale_ptr``: that layer's float32 scales, ``[num_kv_heads]`` (``per_layer_head``) or
+        ``[num_blocks, block_size, num_kv_heads]`` (``per_token_head``), contiguous; ``scale_offsets``: int64
+        ``[tokens, 1]``; with ``scale == "none"`` both are to be ignored. Where the mask is False neither may be
+        trusted. Returns ``[tokens, dims]`` in ``DTYPE``, 0 where masked.
+        """
         ...

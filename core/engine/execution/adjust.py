@@ -37,11 +37,7 @@ def adjust(logits: Tensor, positions: Sequence[Position]) -> Tensor:
 
 def _has_penalty(position: Position) -> bool:
     params = position.params
-    return (
-        params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-        or params.repetition_penalty != 1.0
-    )
+    return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
 
 
 def _add_bias(logits: Tensor, positions: Sequence[Position], rows: Sequence[int]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -32,9 +35,8 @@ class KVCache:
         self._storage = _torch_dtype(kv_format.storage_dtype(dtype))
         shape = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
         layers = range(model.num_layers)
-        # Zeros, not uninitialised memory: a stray NaN would survive a mask (0 * NaN is NaN).
-        self._keys = [torch.zeros(shape, dtype=self._storage, device=device) for _ in layers]
-        self._values = [torch.zeros(shape, dtype=self._storage, device=device) for _ in layers]
+        self._keys = [_zeros(shape, self._storage, device) for _ in layers]
+        self._values = [_zeros(shape, self._storage, device) for _ in layers]
         scale_shape = _scale_shape(model, kv_format, num_blocks, block_size)
         self._key_scales = [_scales(scale_shape, device) for _ in layers]
         self._value_scales = [_scales(scale_shape, device) for _ in layers]
@@ -74,6 +76,17 @@ class KVCache:
             scale = x.abs().amax(dim=-1).float().div_(_largest(self._storage)).clamp_min_(1e-12)
             scales.flatten(0, 1).index_copy_(0, slot_mapping, scale)
         slots.index_copy_(0, slot_mapping, self._format.pack(x, scale))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Zeros, not uninitialised memory: a stray NaN would survive a mask (0 * NaN is NaN).
+
+    On a CPU the pages are the kernel's zero pages until somebody writes to them: a large pool costs nothing up front.
+    """
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def _torch_dtype(name: str) -> torch.dtype:

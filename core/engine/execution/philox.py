@@ -32,6 +32,9 @@ _LOWEST = 2.0**-33
 _HIGHEST = 1.0 - 2.0**-24
 """The largest float32 below 1."""
 
+_CACHE_WORDS = 1 << 14
+"""On a CPU, rows longer than this are made one by one: the intermediate words of one stay in the cache."""
+
 GUMBEL_SPAN = math.log(-math.log1p(-_HIGHEST)) - math.log(-math.log1p(-_LOWEST)) + 1e-3
 """Largest possible gap between two draws of :func:`gumbel` (rounding included): a token whose logit is further than
 this below another's can never win against it."""
@@ -40,14 +43,14 @@ this below another's can never win against it."""
 def philox4x32(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten rounds of Philox4x32. All words are int64 tensors in ``[0, 2**32)`` that broadcast together."""
-    c0, c1, c2, c3 = counter
+    """Ten rounds of Philox4x32. Words are int64 tensors in ``[0, 2**32)``; ``counter``'s of one shape."""
     k0, k1 = key
+    c0, c1, c2, c3 = counter
     for _ in range(_ROUNDS):
         p0 = c0 * _MULTIPLIERS[0]
         p1 = c2 * _MULTIPLIERS[1]
-        c0 = (p1 >> 32).bitwise_and_(_MASK) ^ c1 ^ k0
-        c2 = (p0 >> 32).bitwise_and_(_MASK) ^ c3 ^ k1
+        c0 = (p1 >> 32).bitwise_and_(_MASK).bitwise_xor_(c1).bitwise_xor_(k0)
+        c2 = (p0 >> 32).bitwise_and_(_MASK).bitwise_xor_(c3).bitwise_xor_(k1)
         c1 = p1.bitwise_and_(_MASK)
         c3 = p0.bitwise_and_(_MASK)
         k0 = (k0 + _WEYL[0]) & _MASK
@@ -58,12 +61,10 @@ def philox4x32(
 def _words(seeds: Tensor, positions: Tensor, purpose: int, blocks: Tensor) -> tuple[Tensor, ...]:
     """The four 32-bit words of each block of the stream named by (seed, position, purpose)."""
     key = (seeds & _MASK, (seeds >> 32) & _MASK)
-    counter = (
-        blocks,
-        torch.full_like(positions, purpose),
-        positions & _MASK,
-        (positions >> 32) & _MASK,
-    )
+    shape = (blocks + positions).shape
+    low, high = positions & _MASK, (positions >> 32) & _MASK
+    purposes = torch.full_like(positions, purpose)
+    counter = (blocks.expand(shape), purposes.expand(shape), low.expand(shape), high.expand(shape))
     return philox4x32(counter, key)
 
 
@@ -80,6 +81,9 @@ def _to_gumbel(unit: Tensor) -> Tensor:
 
 def uniform(seeds: Tensor, positions: Tensor, purpose: int, n: int) -> Tensor:
     """float32 ``[R, n]`` in (0, 1). ``seeds``, ``positions``: int64 ``[R]``; ``purpose``: one of this module's."""
+    if seeds.device.type == "cpu" and len(seeds) > 1 and n > _CACHE_WORDS:
+        rows = [uniform(seeds[i : i + 1], positions[i : i + 1], purpose, n) for i in range(len(seeds))]
+        return torch.cat(rows)
     blocks = torch.arange((n + 3) // 4, device=seeds.device)
     words = _words(seeds[:, None], positions[:, None], purpose, blocks[None, :])
     return _to_unit(torch.stack(words, dim=-1).flatten(1)[:, :n])

@@ -31,8 +31,8 @@ def choose(logits: Tensor, positions: Sequence[Position]) -> Tensor:
     ``logits``: float32 ``[N, V]``, adjusted. Greedy rows take the lowest id among equals. Broken rows get
     :data:`NOT_FINITE`.
     """
-    tokens = logits.argmax(dim=-1)
-    largest = logits.gather(1, tokens[:, None]).squeeze(1)
+    # Unlike on a GPU, max is several times faster than argmax on a CPU; both return the first of equals.
+    largest, tokens = logits.max(dim=-1)
     sampled = [i for i, p in enumerate(positions) if not p.is_greedy]
     if len(sampled) == len(positions):
         tokens = _draw(logits, largest, positions)
@@ -73,14 +73,15 @@ def _scale(logits: Tensor, largest: Tensor, positions: Sequence[Position]) -> Te
 def _gumbel_max(scores: Tensor, allowed: Tensor, seeds: Tensor, indices: Tensor, purpose: int) -> Tensor:
     vocab = scores.shape[1]
     if scores.device.type == "cpu":
-        rows, ids = allowed.nonzero(as_tuple=True)
-        if 4 * len(ids) < scores.numel():  # a single entry costs a whole Philox block of four
+        count = int(allowed.count_nonzero())
+        if 4 * count < scores.numel():  # a single entry costs a whole Philox block of four
+            rows, ids = allowed.nonzero(as_tuple=True)
             noisy = torch.full_like(scores, float("-inf"))
             noise = gumbel_at(seeds[rows], indices[rows], purpose, ids)
             noisy[rows, ids] = scores[rows, ids] + noise
-            return noisy.argmax(dim=-1)
+            return noisy.max(dim=-1).indices
     noisy = gumbel(seeds, indices, purpose, vocab).add_(scores)
-    return noisy.masked_fill_(~allowed, float("-inf")).argmax(dim=-1)
+    return noisy.masked_fill_(~allowed, float("-inf")).max(dim=-1).indices
 
 
 def _border(scaled: Tensor, positions: Sequence[Position]) -> Tensor:

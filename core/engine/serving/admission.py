@@ -70,6 +70,11 @@ class Admission:
         self._idle.clear()
         try:
             yield flight
+        except asyncio.CancelledError:
+            if flight.failure is None:
+                raise  # the client is gone
+            task.uncancel()
+            raise flight.failure from None
         finally:
             self.in_flight -= sequences
             self._flights.discard(flight)

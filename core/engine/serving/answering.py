@@ -97,7 +97,8 @@ async def answer(
             run.close()
         if isinstance(route, ToEngine):
             state.engine_runs -= len(runs)
-    _report(state, job.api, runs)
+    if all(run.finish_reason is not None for run in runs):
+        _report(state, job.api, runs)
     return response
 
 
@@ -196,12 +197,9 @@ async def _whole(
     http: web.Request, state: ServerState, flight: Flight, job: Job, runs: Sequence[SequenceRun], form: Format
 ) -> web.StreamResponse:
     collected: list[list[Delta]] = [[] for _ in runs]
-    try:
-        async with aclosing(merge(runs)) as deltas:  # type: ignore[type-var]
-            async for delta in deltas:
-                collected[delta.index].append(delta)
-    except asyncio.CancelledError:
-        raise _ended_by_server(flight) from None
+    async with aclosing(merge(runs)) as deltas:  # type: ignore[type-var]
+        async for delta in deltas:
+            collected[delta.index].append(delta)
     body = form.whole([_joined(deltas) for deltas in collected])
     body |= {"usage": usage(job.api, runs), "timings": timings(runs)}
     return web.Response(body=encode(body), content_type="application/json")
@@ -216,7 +214,10 @@ async def _stream(
         except ApiError as error:
             failure = error
         except asyncio.CancelledError:
-            failure = _ended_by_server(flight)
+            if flight.failure is None:
+                raise  # the client is gone
+            flight.task.uncancel()
+            failure = flight.failure
         except (ConnectionError, web.HTTPException):
             raise
         except Exception as error:
@@ -257,14 +258,6 @@ def _add_usage(chunks: list[dict[str, Any]], job: Job, runs: Sequence[SequenceRu
     elif job.include_usage:
         for chunk in chunks:
             chunk["usage"] = None
-
-
-def _ended_by_server(flight: Flight) -> ApiError:
-    """Turns the cancellation by :meth:`Flight.fail` into its error; re-raises one that means the client is gone."""
-    if flight.failure is None:
-        raise
-    flight.task.uncancel()
-    return flight.failure
 
 
 def _joined(deltas: Sequence[Delta]) -> Delta:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -85,7 +86,7 @@ class EventBus:
         if not batch:
             return
         for exporter in tuple(self._exporters):
-            self._guard(exporter, lambda exporter=exporter: exporter.export(batch))
+            self._guard(exporter, partial(exporter.export, batch))
 
     def _guard(self, exporter: Exporter, call: Callable[[], None]) -> None:
         name = type(exporter).__name__

@@ -48,7 +48,7 @@ class Rendered:
 class _GenerationTag(Extension):
     """``{% generation %}`` marks assistant text for training; for serving it is only its body."""
 
-    tags = {"generation"}
+    tags = frozenset({"generation"})  # type: ignore[assignment]
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

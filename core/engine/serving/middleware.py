@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
+from engine.contracts.events import RejectedEvent
 from engine.serving.bodies import error_response
 from engine.serving.errors import ApiError
 from engine.serving.state import STATE
@@ -21,6 +22,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """Served without a key."""
+PROBES = OPEN_ROUTES | {"/metrics"}
+GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
 log = structlog.get_logger("engine.access")
@@ -38,7 +41,8 @@ async def account(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = response.status
         return response
     finally:
-        log.info(
+        # Probes come every second or so; they are no news.
+        (log.debug if _route(request) in PROBES else log.info)(
             "request",
             method=request.method[:16],
             route=_route(request) or "unmatched",
@@ -52,6 +56,9 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except ApiError as error:
+        if _route(request) in GENERATION_ROUTES and _is_refusal(error):
+            event = RejectedEvent(time.monotonic(), error.status, error.code or "invalid_request")
+            request.app[STATE].bus.publish((event,))
         return error_response(error)
     except web.HTTPException as error:
         response = error_response(_as_api_error(error, request))
@@ -82,9 +89,11 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 async def stamp(request: web.Request, response: web.StreamResponse) -> None:
-    """Puts the request id on every response, streams included."""
+    """Puts the request id on every response, streams included; a draining server keeps no connection."""
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
+    if request.app[STATE].admission.draining:
+        response.force_close()
 
 
 def echoed_id(sent: str) -> str:
@@ -103,6 +112,11 @@ def has_key(authorizations: list[str], key: str) -> bool:
 def _digest(text: str) -> bytes:
     # Headers may hold any byte, as surrogates; a digest has one length whatever was sent.
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def _is_refusal(error: ApiError) -> bool:
+    """Refused at the door, as opposed to failed on the way."""
+    return error.status < 500 or error.code in ("draining", "not_ready")
 
 
 def _route(request: web.Request) -> str | None:

@@ -133,6 +133,8 @@ class LLM:
                     self.core.abort([out.request_id], "stop")
                 if out.finish_reason is not None:
                     done[out.request_id] = output.finish(out)
+        while self.core.has_work:  # steps in flight retire and give their blocks back
+            self.core.step()
         return done
 
     def chat(self, messages: Sequence[dict[str, str]], **options: Any) -> Completion:

@@ -21,6 +21,7 @@ from engine.serving.validation import (
     sampling_params,
     stop_strings,
     template_messages,
+    too_long,
 )
 
 
@@ -30,9 +31,7 @@ def state_of(http: web.Request) -> ServerState:
 
 async def encode_text(state: ServerState, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
     """Raises :class:`ApiError` 400 for text that cannot fit, before tokenizing it."""
-    fewest = state.tokenizer.fewest_tokens(text)
-    # max_len tokens would already leave no room for output; a text far beyond is refused without the work.
-    output_limit(None, max(fewest, 1), max(state.max_len, 2), 1, "max_tokens")
+    _refuse_hopeless(state, state.tokenizer.fewest_tokens(text), "prompt")
     return await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
@@ -41,12 +40,17 @@ async def encode_messages(
 ) -> tuple[int, ...]:
     """Raises :class:`ApiError` 400 when the model has no template, or its template refuses the conversation."""
     turns = template_messages(messages)
-    fewest = sum(state.tokenizer.fewest_tokens(turn["content"]) for turn in turns)
-    output_limit(None, max(fewest, 1), max(state.max_len, 2), None, "max_tokens")
+    _refuse_hopeless(state, sum(state.tokenizer.fewest_tokens(turn["content"]) for turn in turns), "messages")
     try:
         return await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt is not False)
     except (TemplateFailed, TokenizerError) as error:
         raise bad_request(f"{str(error)[:1].upper()}{str(error)[1:]}.".replace("..", "."), "messages") from None
+
+
+def _refuse_hopeless(state: ServerState, fewest: int, param: str) -> None:
+    """A text far beyond the limit is refused without the work of tokenizing it."""
+    if fewest >= state.max_len:
+        raise too_long(f"at least {fewest}", state.max_len, param)
 
 
 def make_job(

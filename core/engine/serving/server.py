@@ -19,6 +19,7 @@ from engine.loop.client import EngineClient, EngineDead
 from engine.loop.messages import Progress
 from engine.serving.app import build_app
 from engine.serving.errors import ApiError
+from engine.serving.logs import http_logger
 from engine.serving.state import STATE, ServerState
 from engine.serving.tokenizer import Tokenizer
 
@@ -85,6 +86,7 @@ class Server:
         self._runner = web.AppRunner(
             self._app,
             access_log=None,
+            logger=http_logger(),
             handler_cancellation=True,
             keepalive_timeout=IDLE_S,
             shutdown_timeout=ABORT_S,
@@ -131,6 +133,7 @@ class Server:
             engine.cancel()
 
     async def _run_engine(self) -> None:
+        await self.state.tokenizer.warm()
         await self.state.supervisor.start(self._show_progress)
         # What start-up left behind stays for good; the collector need not look at it again.
         gc.collect()

@@ -6,16 +6,18 @@ import asyncio
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import tokenizers
 
-from engine.serving.chat_template import ChatTemplate, Rendered
+from engine.serving.chat_template import ChatTemplate, Rendered, TemplateFailed
 from engine.serving.detokenizer import IncrementalDetokenizer, TokenBytes
+
+T = TypeVar("T")
 
 CACHED_CHARS = 32 * 1024 * 1024
 """Most characters of text whose ids are remembered."""
@@ -108,6 +110,15 @@ class Tokenizer:
             ) from None
         return cls(data, ChatTemplate.from_directory(directory))
 
+    async def warm(self) -> None:
+        """Start the worker threads and run the tokenizer and the template once, so that no request pays for it."""
+        await self._run(self.encode_now, "warm")
+        if self.template is not None:
+            try:
+                await self.encode_chat([{"role": "user", "content": "warm"}])
+            except TemplateFailed:
+                pass  # a template may refuse this conversation; a request that it refuses is told so
+
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -158,7 +169,7 @@ class Tokenizer:
         """A lower bound on the number of tokens of ``text``, without tokenizing it."""
         return len(text) // self.longest_token
 
-    async def _run(self, function: Any, *args: Any) -> Any:
+    async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     def _whole(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:

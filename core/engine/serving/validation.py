@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from engine.contracts.request import SamplingParams
-from engine.serving.errors import bad_request
+from engine.serving.errors import ApiError, bad_request
 from engine.serving.protocol import ChatRequest, CompletionRequest, ContentPart, GenerationRequest, Message
 
 MAX_BIASED_TOKENS = 1024
@@ -108,11 +108,7 @@ def output_limit(asked: int | None, prompt_len: int, max_len: int, default: int 
     if prompt_len < 1:
         raise bad_request("The prompt is empty; expected at least one token.", "prompt")
     if room < 1:
-        raise bad_request(
-            f"The prompt has {prompt_len} tokens; this model takes at most {max_len} for prompt and output together.",
-            "messages" if default is None else "prompt",
-            "context_length_exceeded",
-        )
+        raise too_long(str(prompt_len), max_len, "messages" if default is None else "prompt")
     if asked is None:
         return room if default is None else min(default, room)
     if asked > room:
@@ -123,6 +119,15 @@ def output_limit(asked: int | None, prompt_len: int, max_len: int, default: int 
             "context_length_exceeded",
         )
     return asked
+
+
+def too_long(length: str, max_len: int, param: str) -> ApiError:
+    """400: the prompt alone fills the context; names both lengths."""
+    return bad_request(
+        f"The prompt has {length} tokens; this model takes at most {max_len} for prompt and output together.",
+        param,
+        "context_length_exceeded",
+    )
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, str]]:

@@ -71,9 +71,7 @@ def measure_kernel(
     options = {"enable_fp_fusion": True, **options}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     registers, stores, loads = _assemble(compiled.asm["ptx"], capability)
-    return KernelCost(
-        name or kernel.__name__, capability, registers, int(compiled.metadata.shared), stores, loads
-    )
+    return KernelCost(name or kernel.__name__, capability, registers, int(compiled.metadata.shared), stores, loads)
 
 
 def _assemble(ptx: str, capability: int) -> tuple[int, int, int]:

@@ -1,280 +1,39 @@
-"""Conformance of attention kernels: odd shapes against a naive reference in float64.
+"""Conformance suite for attention kernels: derive a test class, say how to make yours, and run pytest.
 
-Subclass :class:`AttentionKernelConformance` in a test module, or call :func:`measure` case by case from a script.
-Cache memory that no query may see is filled with NaN, so a kernel that as much as multiplies it by zero fails.
+.. code-block:: python
+
+    class TestMine(AttentionKernelConformance):
+        device = "cuda"
+
+        def make(self, context):
+            return Mine(MineConfig(), context)
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
-from engine.contracts.config import Settings
-from engine.contracts.kv_format import KVFormat
-from engine.contracts.model import DeviceFacts, ModelFacts, RopeFacts
-from engine.contracts.ops import Attention
+from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.provider import BuildContext
-
-TOLERANCE: dict[str, float] = {"float32": 1e-5, "bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""Largest accepted ``|got - want| / (1 + |want|)``. The 16-bit ones are one rounding of the softmax weights plus one
-of the output, for values of order one; the inputs themselves are exact in both."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionCase:
-    """One batch shape. ``rows``: ``(q_len, kv_len)`` per sequence."""
-
-    name: str
-    rows: tuple[tuple[int, int], ...]
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 32
-    block_size: int = 8
-    window: int | None = None
-    soft_cap: float | None = None
-    scale: float | None = None
-    """``None``: ``head_dim ** -0.5``."""
-
-    @property
-    def op(self) -> Attention:
-        scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        return Attention(
-            self.num_heads, self.num_kv_heads, self.head_dim, scale, self.window, self.soft_cap
-        )
-
-
-def _block_borders(block_size: int) -> tuple[tuple[int, int], ...]:
-    return tuple((1, block_size + d) for d in (-1, 0, 1)) + tuple((2, 3 * block_size + d) for d in (-1, 0, 1))
-
-
-SMALL_CASES: tuple[AttentionCase, ...] = (
-    AttentionCase("one_token", ((1, 1),)),
-    AttentionCase("decode_at_block_borders", _block_borders(8)),
-    AttentionCase("decode_blocks_of_16", _block_borders(16), block_size=16),
-    AttentionCase("decode_blocks_of_256", ((1, 255), (1, 256), (1, 257)), block_size=256),
-    AttentionCase("decode_of_very_unequal_lengths", ((1, 1), (1, 301), (1, 64), (1, 65))),
-    AttentionCase("verify", ((5, 70), (3, 3), (5, 129))),
-    AttentionCase("verify_wide", ((17, 90), (33, 40))),
-    AttentionCase("whole_prompt", ((37, 37),)),
-    AttentionCase("prompt_chunk", ((23, 150),)),
-    AttentionCase("prefill_decode_verify", ((1, 40), (29, 29), (4, 66), (1, 1), (20, 100))),
-    AttentionCase("group_1", ((1, 33), (6, 20)), num_heads=3, num_kv_heads=3),
-    AttentionCase("group_3", ((1, 33), (6, 20), (9, 9)), num_heads=6, num_kv_heads=2),
-    AttentionCase("group_7", ((1, 33), (6, 20)), num_heads=14, num_kv_heads=2),
-    AttentionCase("group_16", ((1, 33), (6, 20)), num_heads=16, num_kv_heads=1),
-    AttentionCase("head_dim_64", ((1, 50), (7, 21)), head_dim=64),
-    AttentionCase("head_dim_80", ((1, 50), (7, 21)), head_dim=80),
-    AttentionCase("head_dim_96", ((1, 50), (7, 21)), head_dim=96),
-    AttentionCase("head_dim_128", ((1, 50), (7, 21)), head_dim=128, block_size=64),
-    AttentionCase("head_dim_256", ((1, 50), (7, 21)), head_dim=256, block_size=32),
-    AttentionCase("window", ((1, 100), (6, 90), (30, 30), (25, 120)), window=13),
-    AttentionCase("window_of_one", ((1, 9), (5, 17)), window=1),
-    AttentionCase("window_wider_than_context", ((1, 20), (8, 8)), window=4096),
-    AttentionCase("soft_cap", ((1, 70), (6, 30)), soft_cap=2.0),
-    AttentionCase("soft_cap_and_window", ((1, 70), (26, 40)), soft_cap=30.0, window=16, scale=1.0),
+from engine.testing.attention_cases import (
+    SMALL_CASES,
+    TOLERANCE,
+    AttentionCase,
+    case_named,
+    error,
+    make_context,
+    make_inputs,
+    measure,
+    reference,
+    run,
 )
-"""Small enough for an interpreter; every case can fail in its own way."""
 
-LARGE_CASES: tuple[AttentionCase, ...] = (
-    AttentionCase("long_prompt", ((2048, 2048),), 32, 8, 128, 16),
-    AttentionCase("long_chunk", ((1000, 5003),), 32, 8, 128, 16),
-    AttentionCase("long_chunk_beside_decode", ((1, 4000), (1500, 1501), (1, 77), (5, 900)), 32, 8, 128, 16),
-    AttentionCase("prompts_of_unequal_lengths", ((700, 700), (3, 3), (1301, 1301)), 14, 2, 64, 32),
-    AttentionCase("long_prompt_window", ((1500, 1500),), 32, 8, 128, 16, window=512),
-    AttentionCase("long_prompt_soft_cap", ((900, 1800),), 16, 8, 256, 64, soft_cap=50.0),
-    AttentionCase("long_decode", ((1, 20011),), 32, 8, 128, 16),
-    AttentionCase("decode_batch", tuple((1, 17 * i + 1) for i in range(64)), 32, 8, 128, 16),
-    AttentionCase("verify_batch", tuple((8, 300 * i + 8) for i in range(8)), 32, 8, 128, 256),
-    AttentionCase("head_dim_80_long", ((600, 600), (1, 3000)), 32, 32, 80, 16),
-    AttentionCase("head_dim_96_long", ((600, 600), (1, 3000)), 32, 32, 96, 16),
-)
-"""For a real device: long prefill, long contexts, real head counts."""
-
-
-class PlainFormat:
-    """Keys and values stored as they are; what kernels are tested with when no format is given."""
-
-    scale: Literal["none", "per_layer_head", "per_token_head"] = "none"
-    lossless = True
-
-    def storage_dtype(self, compute_dtype: str) -> str:
-        return compute_dtype
-
-    def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        return x
-
-    def unpack(self, x: Tensor, scale: Tensor | None, dtype: Any) -> Tensor:
-        return x.to(dtype)
-
-    def load_tile(self) -> Any | None:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionInputs:
-    """Tensors of a case, as :meth:`AttentionKernel.record` takes them, and the plain keys and values per row."""
-
-    batch: AttentionBatch
-    q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
-    k_scale: Tensor | None
-    v_scale: Tensor | None
-    keys: tuple[Tensor, ...]
-    """``[kv_len, num_kv_heads, head_dim]`` per row, as the cache gives them back."""
-    values: tuple[Tensor, ...]
-
-
-def make_inputs(
-    case: AttentionCase, dtype: str, device: str, kv_format: KVFormat | None = None, padding_rows: int = 0
-) -> AttentionInputs:
-    """Random inputs, the same on every machine. ``padding_rows`` rows of no queries follow, as in a captured graph.
-
-    Blocks of a row are scattered over the cache; block 0 belongs to nobody.
-    """
-    kv_format = kv_format or PlainFormat()
-    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
-    compute = getattr(torch, dtype)
-    counts = [-(-kv_len // case.block_size) for _, kv_len in case.rows]
-    order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
-    tables = torch.zeros(len(case.rows) + padding_rows, max(counts) + 1, dtype=torch.int32)
-    shape = (sum(counts) + 1, case.block_size, case.num_kv_heads, case.head_dim)
-    caches = [_Cache(kv_format, shape, dtype) for _ in range(2)]
-    plain: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for row, (count, (_, kv_len)) in enumerate(zip(counts, case.rows)):
-        blocks = [order.pop() for _ in range(count)]
-        tables[row, :count] = torch.tensor(blocks, dtype=torch.int32)
-        for cache, rows in zip(caches, plain):
-            x = torch.randn(kv_len, case.num_kv_heads, case.head_dim, generator=generator).to(compute)
-            rows.append(cache.write(x, blocks).to(device))
-    q_lens = [q_len for q_len, _ in case.rows]
-    starts = torch.tensor([0, *q_lens, *[0] * padding_rows]).cumsum(0)
-    q = torch.randn(sum(q_lens), case.num_heads, case.head_dim, generator=generator).to(compute)
-    kv_lens = [kv_len for _, kv_len in case.rows] + [0] * padding_rows
-    batch = AttentionBatch(
-        q_lens=tuple(q_lens + [0] * padding_rows),
-        kv_lens=tuple(kv_lens),
-        block_tables=tables.to(device),
-        q_starts=starts.to(device, torch.int32),
-        kv_lens_device=torch.tensor(kv_lens, dtype=torch.int32, device=device),
-        block_size=case.block_size,
-    )
-    k, v = caches
-    scales = [None if c.scale is None else c.scale.to(device) for c in caches]
-    return AttentionInputs(
-        batch, q.to(device), k.data.to(device), v.data.to(device), *scales, tuple(plain[0]), tuple(plain[1])
-    )
-
-
-class _Cache:
-    """Cache memory of one kind with its scales, poisoned where nothing was written."""
-
-    def __init__(self, kv_format: KVFormat, shape: tuple[int, int, int, int], dtype: str) -> None:
-        self.format = kv_format
-        self.compute = getattr(torch, dtype)
-        storage = getattr(torch, kv_format.storage_dtype(dtype))
-        poison = float("nan") if storage.is_floating_point else torch.iinfo(storage).max
-        self.data = torch.full(shape, poison, dtype=torch.float32).to(storage)
-        self.scale: Tensor | None = None
-        if kv_format.scale == "per_layer_head":
-            self.scale = torch.linspace(0.02, 0.03, shape[2])
-        elif kv_format.scale == "per_token_head":
-            self.scale = torch.full(shape[:3], float("nan"))
-
-    def write(self, x: Tensor, blocks: Sequence[int]) -> Tensor:
-        """Write ``[tokens, heads, dim]`` into ``blocks``; returns what the format reads back."""
-        scale = self.scale
-        if self.format.scale == "per_token_head":
-            scale = x.float().abs().amax(-1) / 100.0
-        packed = self.format.pack(x, scale)
-        size = self.data.shape[1]
-        for i, block in enumerate(blocks):
-            part = slice(i * size, (i + 1) * size)
-            here = packed[part]
-            self.data[block, : len(here)] = here
-            if self.format.scale == "per_token_head":
-                assert scale is not None and self.scale is not None
-                self.scale[block, : len(here)] = scale[part]
-        return self.format.unpack(packed, scale, self.compute)
-
-
-def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
-    """The definition: ``[num_tokens, num_heads * head_dim]`` in float64, one row and one mask at a time.
-
-    Query at position ``p`` sees keys ``j <= p``, and with a window only ``j > p - window``.
-    """
-    op, group = case.op, case.num_heads // case.num_kv_heads
-    outs, first = [], 0
-    for (q_len, kv_len), keys, values in zip(case.rows, inputs.keys, inputs.values):
-        q = inputs.q[first : first + q_len].double()
-        k = keys.double().repeat_interleave(group, dim=1)
-        v = values.double().repeat_interleave(group, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", q, k) * op.scale
-        if op.soft_cap is not None:
-            scores = op.soft_cap * torch.tanh(scores / op.soft_cap)
-        position = torch.arange(kv_len - q_len, kv_len, device=q.device)[:, None]
-        key = torch.arange(kv_len, device=q.device)[None, :]
-        hidden = key > position
-        if op.window is not None:
-            hidden |= key <= position - op.window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        outs.append(torch.einsum("hqk,khd->qhd", weights, v).reshape(q_len, -1))
-        first += q_len
-    return torch.cat(outs)
-
-
-def make_context(case: AttentionCase, dtype: str, device: str) -> BuildContext:
-    """A build context of a model with the case's heads. ``device``: ``cpu`` or ``cuda``."""
-    model = ModelFacts(
-        path="", name="conformance", architecture="LlamaForCausalLM",
-        hidden_size=case.num_heads * case.head_dim, num_layers=1, num_heads=case.num_heads,
-        num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, intermediate_size=64, vocab_size=64,
-        max_position=32768, rms_norm_eps=1e-5, rope=RopeFacts(), tie_embeddings=True, hidden_act="silu",
-        sliding_window=case.window, layer_windows=(case.window,), dtype=dtype, quantization=None,
-        bos_token_id=None, eos_token_ids=(), raw={},
-    )  # fmt: skip
-    return BuildContext(
-        model=model, device=DeviceFacts(kind="cuda" if device.startswith("cuda") else "cpu"), dtype=dtype,
-        max_len=32768, max_requests=64, block_size=case.block_size, max_draft_width=8, settings=Settings(),
-    )  # fmt: skip
-
-
-def run(
-    kernel: AttentionKernel, case: AttentionCase, inputs: AttentionInputs, kv_format: KVFormat | None = None
-) -> Tensor:
-    """One stage and one record."""
-    return kernel.record(
-        kernel.stage(inputs.batch), case.op, inputs.q, inputs.k_cache, inputs.v_cache,
-        kv_format or PlainFormat(), inputs.k_scale, inputs.v_scale,
-    )  # fmt: skip
-
-
-def error(got: Tensor, want: Tensor) -> float:
-    """Largest ``|got - want| / (1 + |want|)``; NaN anywhere makes it infinite."""
-    gap = (got.double() - want).abs() / (1.0 + want.abs())
-    return float(gap.nan_to_num(nan=float("inf")).max())
-
-
-def measure(
-    make_kernel: Callable[[BuildContext], AttentionKernel],
-    case: AttentionCase,
-    dtype: str,
-    device: str,
-    kv_format: KVFormat | None = None,
-) -> float:
-    """Error of a freshly built kernel on one case, to be compared with :data:`TOLERANCE`."""
-    inputs = make_inputs(case, dtype, device, kv_format)
-    got = run(make_kernel(make_context(case, dtype, device)), case, inputs, kv_format)
-    assert got.shape == (inputs.q.shape[0], case.num_heads * case.head_dim), f"shape {tuple(got.shape)}"
-    assert got.dtype == inputs.q.dtype, f"dtype {got.dtype}"
-    return error(got, reference(case, inputs))
+SIXTEEN_BIT_CASES = (
+    "prefill_decode_verify", "chunk_with_history", "chunk_window", "group_7", "head_dim_80", "soft_cap_and_window",
+)  # fmt: skip
 
 
 class AttentionKernelConformance:
@@ -285,7 +44,7 @@ class AttentionKernelConformance:
 
     def make(self, context: BuildContext) -> AttentionKernel:
         """Build the kernel under test."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define make(self, context)")
 
     def skip_unless_able(self, kernel: AttentionKernel, case: AttentionCase, dtype: str) -> None:
         """Skip what the kernel does not claim to do."""
@@ -310,18 +69,30 @@ class AttentionKernelConformance:
         self.check(case, "float32")
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-    @pytest.mark.parametrize("name", ["prefill_decode_verify", "group_7", "head_dim_80", "soft_cap_and_window"])
+    @pytest.mark.parametrize("name", list(SIXTEEN_BIT_CASES))
     def test_rounds_once_in_16_bit(self, name: str, dtype: str) -> None:
-        self.check(next(case for case in SMALL_CASES if case.name == name), dtype)
+        self.check(case_named(name), dtype)
 
     def test_rows_without_queries_are_harmless(self) -> None:
-        case = next(case for case in SMALL_CASES if case.name == "verify")
+        case = case_named("verify")
         inputs = make_inputs(case, "float32", self.device, padding_rows=3)
         got = run(self.make(make_context(case, "float32", self.device)), case, inputs)
         assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
+    def test_a_recorded_call_takes_its_lengths_from_the_device(self) -> None:
+        """A graph captured at ``stage`` time is replayed with fewer queries per row and longer contexts."""
+        case = case_named("verify")
+        kernel = self.make(make_context(case, "float32", self.device))
+        if not kernel.capabilities.recordable:
+            pytest.skip("the kernel is not recordable")
+        inputs = make_inputs(case, "float32", self.device)
+        widest = tuple(8 for _ in case.rows)
+        captured = replace(inputs, batch=replace(inputs.batch, q_lens=widest, kv_lens=widest))
+        got = run(kernel, case, captured)
+        assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
+
     def test_the_same_call_gives_the_same_bits(self) -> None:
-        case = next(case for case in SMALL_CASES if case.name == "prefill_decode_verify")
+        case = case_named("prefill_decode_verify")
         inputs = make_inputs(case, "float32", self.device)
         kernel = self.make(make_context(case, "float32", self.device))
         assert torch.equal(run(kernel, case, inputs), run(kernel, case, inputs))

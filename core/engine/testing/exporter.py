@@ -32,6 +32,7 @@ def step_event(at_s: float = 1.0, **changes: float) -> StepEvent:
         "step": 1,
         "duration_ms": 4.0,
         "host_ms": 0.5,
+        "device_ms": 3.0,
         "num_requests": 3,
         "num_prefill_tokens": 10,
         "num_decode_tokens": 2,

@@ -213,7 +213,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 class KVAllocatorConformance(ABC):
     """Tests every KV allocator passes."""
 
-    num_examples = 60
+    num_examples = 100
     """Random histories tried by the state machine."""
 
     @abstractmethod
@@ -269,16 +269,16 @@ class KVAllocatorConformance(ABC):
         assert allocator.reserve(lease, 3 * BLOCK)
         allocator.commit(lease, BLOCK, keys_of([1] * BLOCK) if allocator.caches_prefixes else [])
         allocator.trim(lease, BLOCK)
-        assert allocator.usage().leased == before.leased
+        assert allocator.usage().leased == before.leased == len(lease.blocks[0])
 
     def test_random_histories_keep_the_contract(self) -> None:
         suite = self
 
         class Machine(AllocatorMachine):
-            def make(self, block_size: int) -> KVAllocator:  # type: ignore[override]
+            def make(self, block_size: int) -> KVAllocator:
                 return suite.make(block_size)
 
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(
             Machine,
             settings=settings(
                 max_examples=self.num_examples,
@@ -321,6 +321,17 @@ class PrefixCachingConformance(KVAllocatorConformance):
         for theirs, ours in zip(first.blocks, second.blocks):
             assert ours == theirs[:3]
         assert allocator.usage().leased == 4
+
+    def test_an_idle_prefix_that_is_leased_again_cannot_be_evicted(self) -> None:
+        allocator, tokens = self.started(num_blocks=5), list(range(3 * BLOCK))
+        allocator.release(self.filled(allocator, "a", tokens))
+        assert allocator.usage().cached == 3
+        lease = allocator.open("b", keys_of(tokens)[:2], 3 * BLOCK)
+        assert lease is not None
+        usage = allocator.usage()
+        assert (usage.free, usage.cached, usage.leased) == (1, 1, 2)
+        hungry = allocator.open("c", [], 3 * BLOCK)
+        assert hungry is not None and not allocator.reserve(hungry, 3 * BLOCK)
 
     def test_another_chain_is_not_found(self) -> None:
         allocator, tokens = self.started(), list(range(4 * BLOCK))

@@ -86,7 +86,7 @@ class Interval:
         return "engine: " + " | ".join(parts)
 
 
-class Console:
+class ConsoleExporter:
     """The plugin. Time is the events' own clock, so an idle engine prints nothing."""
 
     def __init__(self, config: ConsoleConfig, context: BuildContext, out: TextIO | None = None) -> None:

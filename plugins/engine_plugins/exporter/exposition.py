@@ -74,9 +74,7 @@ class Page:
         self.labels = ",".join(f'{name}="{escape(value)}"' for name, value in labels.items())
         self.metrics: list[Metric] = []
 
-    def counter(
-        self, name: str, help: str, label: str | None = None, values: Iterable[str] = ("",)
-    ) -> Scalar:
+    def counter(self, name: str, help: str, label: str | None = None, values: Iterable[str] = ("",)) -> Scalar:
         return self._add(Scalar("counter", name, help, label, values))
 
     def gauge(self, name: str, help: str, label: str | None = None, values: Iterable[str] = ("",)) -> Scalar:

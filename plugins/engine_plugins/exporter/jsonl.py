@@ -15,7 +15,7 @@ from engine.contracts.provider import BuildContext
 from engine_plugins.exporter.config import JsonlConfig
 
 
-class Jsonl:
+class JsonlExporter:
     """The plugin. Raises ``ValueError`` when the file cannot be opened for appending."""
 
     def __init__(self, config: JsonlConfig, context: BuildContext) -> None:

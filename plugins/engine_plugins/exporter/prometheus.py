@@ -50,38 +50,27 @@ class EngineMetrics:
         self.itl = seconds("itl", "Time between consecutive output tokens, one observation per token.")
         self.tpot = seconds("tpot", "(e2e - ttft) / (output tokens - 1), per completed sequence.")
         self.e2e = seconds("e2e", "Arrival at the server to the last token, per completed sequence.")
-        self.queue = seconds(
-            "queue", "Submission to its first step, per ended sequence."
-        )
-        self.prefill = seconds(
-            "prefill", "Start of its first step to its first token, per completed sequence."
-        )
+        self.queue = seconds("queue", "Submission to its first step, per ended sequence.")
+        self.prefill = seconds("prefill", "Start of its first step to its first token, per completed sequence.")
         self.decode = seconds("decode", "First to last output token, per completed sequence.")
         self.step = seconds("step", "Planning of a step until its results are known to the host.")
-        self.host = seconds("step_host", "The part of a step that was not forward, sample or verify.")
+        self.host = seconds("step_host", "Planning and committing a step on the host.")
+        self.device = seconds("step_device", "Forward, sample and verify of a step.")
         self.batch = page.histogram("engine_step_requests", "Requests in a step.", SIZES)
-        self.kv_used = gauge(
-            "engine_kv_used_ratio", "Leased KV blocks / all KV blocks, latest step."
-        )
+        self.kv_used = gauge("engine_kv_used_ratio", "Leased KV blocks / all KV blocks, latest step.")
         self.running = gauge("engine_requests_running", "Requests that hold a row, latest step.")
         self.waiting = gauge("engine_requests_waiting", "Requests not admitted yet, latest step.")
         self.queries = counter("engine_prefix_cache_queries_total", "Prompt tokens looked up.")
         self.hits = counter("engine_prefix_cache_hits_total", "Prompt tokens found in the prefix cache.")
         self.drafted = counter("engine_drafted_tokens_total", "Draft tokens verified.")
         self.accepted = counter("engine_accepted_tokens_total", "Draft tokens accepted.")
-        self.preemptions = counter(
-            "engine_preemptions_total", "Requests that lost their KV blocks."
-        )
+        self.preemptions = counter("engine_preemptions_total", "Requests that lost their KV blocks.")
         self.aborts = counter("engine_aborts_total", "Sequences aborted.")
         self.finished = counter("engine_requests_total", "Sequences ended.", "finish_reason", FINISH_REASONS)
         self.prompt = counter("engine_prompt_tokens_total", "Prompt tokens of ended sequences.")
         self.generation = counter("engine_generation_tokens_total", "Output tokens of ended sequences.")
-        self.computed = counter(
-            "engine_step_tokens_total", "Tokens computed in steps.", "kind", ("prefill", "decode")
-        )
-        self.rejected = counter(
-            "engine_rejected_total", "Requests refused before the engine.", "status", STATUSES
-        )
+        self.computed = counter("engine_step_tokens_total", "Tokens computed in steps.", "kind", ("prefill", "decode"))
+        self.rejected = counter("engine_rejected_total", "Requests refused before the engine.", "status", STATUSES)
         self.dropped = counter("engine_dropped_events_total", "Events that no exporter saw.")
 
     def _seconds(self, name: str, help: str) -> Histogram:
@@ -109,6 +98,7 @@ class EngineMetrics:
     def _on_step(self, event: StepEvent) -> None:
         self.step.observe(event.duration_ms / 1e3)
         self.host.observe(event.host_ms / 1e3)
+        self.device.observe(event.device_ms / 1e3)
         self.batch.observe(event.num_requests)
         self.kv_used.set(event.kv_used)
         self.running.set(event.running)
@@ -136,7 +126,7 @@ class EngineMetrics:
             self.tpot.observe(event.tpot_ms / 1e3)
 
 
-class Prometheus:
+class PrometheusExporter:
     """The plugin: a :class:`~engine.contracts.exporter.ScrapedExporter`."""
 
     def __init__(self, config: PrometheusConfig, context: BuildContext) -> None:

@@ -48,9 +48,7 @@ class VllmMetrics:
         self.preemptions = page.counter("vllm:num_preemptions_total", "Preemptions.")
         self.prompt = page.counter("vllm:prompt_tokens_total", "Prompt tokens processed.")
         self.generation = page.counter("vllm:generation_tokens_total", "Tokens generated.")
-        self.success = page.counter(
-            "vllm:request_success_total", "Requests ended.", "finished_reason", FINISH_REASONS
-        )
+        self.success = page.counter("vllm:request_success_total", "Requests ended.", "finished_reason", FINISH_REASONS)
         self.queries = page.counter("vllm:prefix_cache_queries_total", "Prefix cache lookups, in tokens.")
         self.hits = page.counter("vllm:prefix_cache_hits_total", "Prefix cache hits, in tokens.")
         self.drafted = page.counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens.")

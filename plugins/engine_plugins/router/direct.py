@@ -19,7 +19,7 @@ def first_alive(fleet: tuple[EngineView, ...]) -> Route:
     return Reject(503, "no engine is running; it may be starting or restarting", RETRY_AFTER_S)
 
 
-class Direct:
+class DirectRouter:
     """The plugin."""
 
     def __init__(self, config: SlotConfig, context: BuildContext) -> None:

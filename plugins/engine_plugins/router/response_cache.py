@@ -25,7 +25,7 @@ ENTRY_BYTES = 512
 """What an entry costs besides its answer: key, table slot, bookkeeping."""
 
 
-class ResponseCache:
+class ResponseCacheRouter:
     """The plugin: least recently used entries go first, bounded by number and by bytes."""
 
     def __init__(self, config: ResponseCacheConfig, context: BuildContext) -> None:
@@ -74,17 +74,19 @@ def cache_key(request: ApiRequest) -> bytes:
 
     Sampling parameters are hashed whole (logprobs, penalties, biases, length limits and stop ids included).
     """
+    sampling = msgspec.structs.asdict(request.sampling)
+    sampling["logit_bias"] = sorted(sampling["logit_bias"].items())
     fields = (
         request.kind,
         request.model,
         request.prompts,
         request.n,
-        msgspec.structs.asdict(request.sampling),
+        tuple(sampling.values()),
         request.cache_salt,
         request.stop,
         request.echo,
     )
-    return hashlib.sha256(msgspec.msgpack.encode(fields, order="deterministic")).digest()
+    return hashlib.sha256(msgspec.msgpack.encode(fields)).digest()
 
 
 def deep_size(value: Any) -> int:

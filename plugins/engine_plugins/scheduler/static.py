@@ -47,7 +47,14 @@ class StaticScheduler:
         for request in view.waiting[: view.free_rows]:
             tokens -= step_tokens(request, 1)
             blocks -= view.blocks_needed(request.request_id, request.max_total - request.computed)
-            if members and (tokens < 0 or blocks < 0):
-                break
+            if tokens < 0 or blocks < 0:
+                return members or self._alone(view)
             members.append(request)
         return members
+
+    @staticmethod
+    def _alone(view: SchedulerView) -> list[RequestView]:
+        """The first request, if at least what it has so far fits: it may well end before its longest."""
+        first = view.waiting[0]
+        fits = view.blocks_needed(first.request_id, first.remaining) <= view.free_blocks
+        return [first] if fits else []

@@ -1,23 +1,23 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 from engine.contracts.events import DroppedEvent, FirstTokenEvent, PrefixCacheEvent, TokensEvent
+from engine.testing.context import build_context
 from engine.testing.exporter import ExporterConformance, request_event, step_event
 from engine_plugins.exporter.config import ConsoleConfig
-from engine_plugins.exporter.console import Console, median
+from engine_plugins.exporter.console import ConsoleExporter, median
 
-CONTEXT: Any = None  # this exporter needs none
+CONTEXT = build_context()
 
 
-def make(every_s: float = 10.0) -> tuple[Console, io.StringIO]:
+def make(every_s: float = 10.0) -> tuple[ConsoleExporter, io.StringIO]:
     out = io.StringIO()
-    return Console(ConsoleConfig(every_s=every_s), CONTEXT, out), out
+    return ConsoleExporter(ConsoleConfig(every_s=every_s), CONTEXT, out), out
 
 
 class TestConformance(ExporterConformance):
-    def make_exporter(self) -> Console:
+    def make_exporter(self) -> ConsoleExporter:
         return make()[0]
 
 

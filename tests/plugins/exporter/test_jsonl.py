@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from engine.contracts.events import Event
+from engine.testing.context import build_context
 from engine.testing.exporter import ExporterConformance, one_of_each
 from engine_plugins.exporter.config import JsonlConfig
-from engine_plugins.exporter.jsonl import Jsonl
+from engine_plugins.exporter.jsonl import JsonlExporter
 
-CONTEXT: Any = None  # this exporter needs none
+CONTEXT = build_context()
 
 
 class TestConformance(ExporterConformance):
@@ -20,13 +20,13 @@ class TestConformance(ExporterConformance):
     def folder(self, tmp_path: Path) -> None:
         self.path = tmp_path / "events.jsonl"
 
-    def make_exporter(self) -> Jsonl:
-        return Jsonl(JsonlConfig(path=str(self.path)), CONTEXT)
+    def make_exporter(self) -> JsonlExporter:
+        return JsonlExporter(JsonlConfig(path=str(self.path)), CONTEXT)
 
 
 def test_lines_read_back_as_the_events_they_were(tmp_path):
     path = tmp_path / "events.jsonl"
-    exporter = Jsonl(JsonlConfig(path=str(path)), CONTEXT)
+    exporter = JsonlExporter(JsonlConfig(path=str(path)), CONTEXT)
     exporter.export(one_of_each(1.0))
     exporter.export(one_of_each(2.0))
     exporter.close()
@@ -36,7 +36,7 @@ def test_lines_read_back_as_the_events_they_were(tmp_path):
 
 def test_a_batch_can_be_read_before_the_exporter_is_closed(tmp_path):
     path = tmp_path / "events.jsonl"
-    exporter = Jsonl(JsonlConfig(path=str(path)), CONTEXT)
+    exporter = JsonlExporter(JsonlConfig(path=str(path)), CONTEXT)
     exporter.export(one_of_each())
     lines = path.read_text().splitlines()
     exporter.close()
@@ -46,7 +46,7 @@ def test_a_batch_can_be_read_before_the_exporter_is_closed(tmp_path):
 def test_earlier_lines_are_kept(tmp_path):
     path = tmp_path / "events.jsonl"
     for _ in range(2):
-        exporter = Jsonl(JsonlConfig(path=str(path)), CONTEXT)
+        exporter = JsonlExporter(JsonlConfig(path=str(path)), CONTEXT)
         exporter.export(one_of_each()[:1])
         exporter.close()
     assert len(path.read_text().splitlines()) == 2
@@ -55,4 +55,4 @@ def test_earlier_lines_are_kept(tmp_path):
 def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path):
     path = tmp_path / "missing" / "events.jsonl"
     with pytest.raises(ValueError, match=r"exporter\.jsonl\.path=.*missing.*No such file"):
-        Jsonl(JsonlConfig(path=str(path)), CONTEXT)
+        JsonlExporter(JsonlConfig(path=str(path)), CONTEXT)

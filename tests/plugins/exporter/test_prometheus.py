@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.contracts.config import Settings
 from engine.contracts.events import (
     DroppedEvent,
     FirstTokenEvent,
@@ -11,34 +13,31 @@ from engine.contracts.events import (
     RejectedEvent,
     TokensEvent,
 )
-from engine.contracts.model import DeviceFacts, ModelFacts, RopeFacts
 from engine.contracts.provider import BuildContext
+from engine.testing.context import build_context
 from engine.testing.exporter import ExporterConformance, one_of_each, request_event, step_event
 from engine_plugins.exporter.config import PrometheusConfig
 from engine_plugins.exporter.exposition import Histogram, Page
-from engine_plugins.exporter.prometheus import SECONDS, Prometheus
+from engine_plugins.exporter.prometheus import SECONDS, PrometheusExporter
 
 
 def context(name: str = "m") -> BuildContext:
-    model = ModelFacts(
-        *("", name, "LlamaForCausalLM", 8, 1, 2, 1, 4, 16, 32, 64, 1e-5, RopeFacts(), True, "silu", None),
-        *((None,), "float32", None, None, (), {}),
-    )
-    return BuildContext(model, DeviceFacts("cpu"), "float32", 64, 4, 16, 0, Settings())
+    base = build_context()
+    return replace(base, model=replace(base.model, name=name))
 
 
-def make(compat: str = "none", name: str = "m") -> Prometheus:
-    return Prometheus(PrometheusConfig(compat=compat), context(name))
+def make(compat: str = "none", name: str = "m") -> PrometheusExporter:
+    return PrometheusExporter(PrometheusConfig(compat=compat), context(name))
 
 
-def families(exporter: Prometheus) -> dict:
+def families(exporter: PrometheusExporter) -> dict:
     found = list(text_string_to_metric_families(exporter.render()))
     names = [family.name for family in found]
     assert len(names) == len(set(names)), "a family occurs twice"
     return {family.name: family for family in found}
 
 
-def value(exporter: Prometheus, sample: str, **labels: str) -> float:
+def value(exporter: PrometheusExporter, sample: str, **labels: str) -> float:
     """The one sample of that name whose labels contain the given ones."""
     matches = [
         s.value
@@ -51,12 +50,12 @@ def value(exporter: Prometheus, sample: str, **labels: str) -> float:
 
 
 class TestConformance(ExporterConformance):
-    def make_exporter(self) -> Prometheus:
+    def make_exporter(self) -> PrometheusExporter:
         return make()
 
 
 class TestConformanceWithVllmNames(ExporterConformance):
-    def make_exporter(self) -> Prometheus:
+    def make_exporter(self) -> PrometheusExporter:
         return make("vllm")
 
 
@@ -68,6 +67,13 @@ def test_every_family_has_a_type_a_help_text_and_the_model_label():
         assert family.documentation
         assert family.type in ("counter", "gauge", "histogram")
         assert all(sample.labels["model"] == "m" for sample in family.samples)
+
+
+def test_every_metric_is_defined_once_in_the_documentation():
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    samples = [name if family.type != "counter" else f"{name}_total" for name, family in families(make()).items()]
+    defined = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `engine_")]
+    assert sorted(samples) == sorted(defined)
 
 
 def test_histogram_buckets_are_cumulative_and_end_at_the_count():

@@ -1,30 +1,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.router import Reject, ToEngine
+from engine.testing.context import build_context
 from engine.testing.router import ALIVE, REQUEST, RouterConformance
-from engine_plugins.router.direct import Direct
+from engine_plugins.router.direct import DirectRouter
 
-CONTEXT: Any = None  # this router needs none
+CONTEXT = build_context()
 
 
 class TestConformance(RouterConformance):
-    def make_router(self) -> Direct:
-        return Direct(SlotConfig(), CONTEXT)
+    def make_router(self) -> DirectRouter:
+        return DirectRouter(SlotConfig(), CONTEXT)
 
 
 def test_the_first_engine_alive_is_taken():
     fleet = tuple(
         replace(ALIVE, engine_id=name, alive=alive) for name, alive in (("a", False), ("b", True), ("c", True))
     )
-    assert Direct(SlotConfig(), CONTEXT).route(REQUEST, fleet) == ToEngine("b")
+    assert DirectRouter(SlotConfig(), CONTEXT).route(REQUEST, fleet) == ToEngine("b")
 
 
 def test_without_an_engine_the_client_is_told_when_to_come_back():
-    route = Direct(SlotConfig(), CONTEXT).route(REQUEST, ())
+    route = DirectRouter(SlotConfig(), CONTEXT).route(REQUEST, ())
     assert isinstance(route, Reject)
     assert route.status == 503
     assert route.retry_after_s is not None and route.retry_after_s > 0

@@ -1,35 +1,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
 from engine.contracts.router import Answer, ApiRequest, ToEngine
+from engine.testing.context import build_context
 from engine.testing.router import ALIVE, ANSWER, REQUEST, RouterConformance
 from engine_plugins.router.config import ResponseCacheConfig
-from engine_plugins.router.response_cache import ENTRY_BYTES, ResponseCache, cache_key, deep_size
+from engine_plugins.router.response_cache import ENTRY_BYTES, ResponseCacheRouter, cache_key, deep_size
 
-CONTEXT: Any = None  # this router needs none
+CONTEXT = build_context()
 FLEET = (ALIVE,)
 
 
-def make(max_entries: int = 100, max_bytes: int = 1 << 20) -> ResponseCache:
-    return ResponseCache(ResponseCacheConfig(max_entries=max_entries, max_bytes=max_bytes), CONTEXT)
+def make(max_entries: int = 100, max_bytes: int = 1 << 20) -> ResponseCacheRouter:
+    return ResponseCacheRouter(ResponseCacheConfig(max_entries=max_entries, max_bytes=max_bytes), CONTEXT)
 
 
 def prompt(i: int) -> ApiRequest:
     return replace(REQUEST, prompts=((i,),))
 
 
-def hits(cache: ResponseCache, *requests: ApiRequest) -> list[bool]:
+def hits(cache: ResponseCacheRouter, *requests: ApiRequest) -> list[bool]:
     return [isinstance(cache.route(request, FLEET), Answer) for request in requests]
 
 
 class TestConformance(RouterConformance):
-    def make_router(self) -> ResponseCache:
+    def make_router(self) -> ResponseCacheRouter:
         return make()
 
 

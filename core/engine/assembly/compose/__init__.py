@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.assembly import values
-from engine.assembly.compose.library import conf_dir, open_library
+from engine.assembly.compose.library import Shelf, conf_dir, open_library
 from engine.assembly.compose.overrides import PRESET, parse, sort
 from engine.assembly.compose.result import apply, finish
 from engine.assembly.compose.selection import AUTO, Composed, Selection
@@ -58,6 +58,6 @@ def compose(overrides: Sequence[str], discovered: Discovered, config_dirs: Seque
 
 
 def options(discovered: Discovered, config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
-    """The options of every slot and of ``preset``."""
-    with open_library(discovered, [], config_dirs) as library:
-        return {group: library.options(group) for group in (*SLOTS, PRESET)}
+    """The options of every slot and of ``preset``, without composing anything."""
+    shelf = Shelf(discovered, config_dirs)
+    return {group: shelf.options(group) for group in (*SLOTS, PRESET)}

@@ -27,20 +27,19 @@ def conf_dir() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
-class Library:
-    """Hydra, initialised with our YAML, the plugins' YAML and the plugins' dataclasses."""
+class Shelf:
+    """Which options exist: YAML files by search path, and the plugins' own names. Needs no Hydra."""
 
-    def __init__(self, loader: Any, searchpath: str, discovered: Discovered) -> None:
-        self._loader = loader
-        self._searchpath = searchpath
+    def __init__(self, discovered: Discovered, config_dirs: Sequence[Path] = ()) -> None:
+        self.searchpaths, folders = _search(discovered, config_dirs)
+        self._folders = (conf_dir(), *folders)
         self._discovered = discovered
-        self._options: dict[str, tuple[str, ...]] = {}
+
+    def in_yaml(self, group: str) -> set[str]:
+        return {file.stem for folder in self._folders for file in (folder / group).glob("*.yaml")}
 
     def options(self, group: str) -> tuple[str, ...]:
-        if group not in self._options:
-            names = self._loader.get_group_options(group, overrides=[self._searchpath])
-            self._options[group] = tuple(sorted(names))
-        return self._options[group]
+        return tuple(sorted(self.in_yaml(group) | set(self._discovered.names(group))))
 
     def notes(self, slot: str, name: str) -> str:
         """Failures that may explain why an option is missing."""
@@ -51,6 +50,10 @@ class Library:
         offers = self._discovered.named(slot, plugin)
         return (offers[0].config_class, offers[0]) if offers else (SLOT_CONFIGS[slot], None)
 
+
+class Library(Shelf):
+    """The shelf, with Hydra set up to compose from it."""
+
     def compose(self, groups: Sequence[str]) -> tuple[Any, dict[str, Any]]:
         """The composed tree, and the option chosen for each group."""
         import yaml
@@ -60,13 +63,16 @@ class Library:
         from omegaconf.errors import OmegaConfBaseException
 
         try:
-            root = compose("config", overrides=[self._searchpath, *groups], return_hydra_config=True)
+            root = compose("config", overrides=[self._searchpath_override(), *groups], return_hydra_config=True)
             choices = dict(root.hydra.runtime.choices)
             with open_dict(root):
                 del root["hydra"]
             return root, choices
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise AssemblyError([f"the configuration does not compose: {first_lines(error)}"]) from error
+
+    def _searchpath_override(self) -> str:
+        return "hydra.searchpath=[" + ",".join(_quoted(path) for path in self.searchpaths) + "]"
 
 
 @contextmanager
@@ -77,7 +83,7 @@ def open_library(discovered: Discovered, parsed: Sequence[Override], config_dirs
     from hydra.core.global_hydra import GlobalHydra
 
     version = {"version_base": "1.3"} if hydra.__version__.startswith("1.3") else {}
-    searchpath = "hydra.searchpath=[" + ",".join(_quoted(path) for path in _paths(discovered, config_dirs)) + "]"
+    library = Library(discovered, config_dirs)
     store, instance = ConfigStore.instance(), GlobalHydra.instance()
     before_store, before_hydra = store.repo, instance.hydra
     store.repo = {key: value for key, value in store.repo.items() if key not in (*SLOTS, PRESET)}
@@ -85,40 +91,42 @@ def open_library(discovered: Discovered, parsed: Sequence[Override], config_dirs
     try:
         with warnings.catch_warnings(), hydra.initialize_config_dir(str(conf_dir()), job_name="engine", **version):
             warnings.simplefilter("ignore")
-            loader = GlobalHydra.instance().config_loader()
             store.store(SETTINGS_NODE, _root_schema(), package="_global_")
-            _store_providers(store, loader, searchpath, discovered, _picked(parsed))
-            yield Library(loader, searchpath, discovered)
+            _store_providers(store, library, discovered, _picked(parsed))
+            yield library
     finally:
         store.repo = before_store
         GlobalHydra.instance().hydra = before_hydra
 
 
-def _paths(discovered: Discovered, config_dirs: Sequence[Path]) -> list[str]:
-    """Search paths after our own. Hydra ignores missing ones; we do not."""
-    missing = [str(path) for path in config_dirs if not path.is_dir()]
-    if missing:
-        raise AssemblyError([f"--config-dir {path}: no such directory" for path in missing])
-    problems = [
-        f"YAML folder {path.path} of {path.origin} does not exist"
-        for path in discovered.searchpaths
-        if not _exists(path.path)
-    ]
+def _search(discovered: Discovered, config_dirs: Sequence[Path]) -> tuple[list[str], list[Path]]:
+    """Search paths after our own, and the folders they mean. Hydra ignores missing ones; we do not."""
+    problems = [f"--config-dir {path}: no such directory" for path in config_dirs if not path.is_dir()]
+    paths, folders = [f"file://{path.resolve()}" for path in config_dirs], list(config_dirs)
+    for searchpath in discovered.searchpaths:
+        folder = _folder(searchpath.path)
+        if folder is None:
+            problems.append(f"YAML folder {searchpath.path} of {searchpath.origin} does not exist")
+        else:
+            paths.append(searchpath.path)
+            folders.append(folder)
     if problems:
         raise AssemblyError(problems)
-    return [f"file://{path.resolve()}" for path in config_dirs] + [path.path for path in discovered.searchpaths]
+    return paths, folders
 
 
-def _exists(path: str) -> bool:
-    scheme, _, where = path.partition("://")
-    if scheme == "file":
-        return Path(where).is_dir()
-    package, *inner = where.replace("/", ".").split(".")
-    try:
-        found = importlib.import_module(package)
-    except ImportError:
-        return False
-    return any(Path(root, *inner).is_dir() for root in getattr(found, "__path__", []))
+def _folder(searchpath: str) -> Path | None:
+    """The directory a search path means, if there is one."""
+    scheme, _, where = searchpath.partition("://")
+    candidates = [Path(where)]
+    if scheme == "pkg":
+        package, *inner = where.replace("/", ".").split(".")
+        try:
+            found = importlib.import_module(package)
+        except ImportError:
+            return None
+        candidates = [Path(root, *inner) for root in getattr(found, "__path__", [])]
+    return next((folder for folder in candidates if folder.is_dir()), None)
 
 
 def _quoted(path: str) -> str:
@@ -134,14 +142,11 @@ def _picked(parsed: Sequence[Override]) -> dict[str, str]:
     }
 
 
-def _store_providers(
-    store: Any, loader: Any, searchpath: str, discovered: Discovered, picked: Mapping[str, str]
-) -> None:
+def _store_providers(store: Any, library: Shelf, discovered: Discovered, picked: Mapping[str, str]) -> None:
     """Each plugin's dataclass as option ``<slot>/<name>``, unless YAML of that name exists (Hydra would match the
     two by name, and differently in each version)."""
     for slot in SLOTS:
-        in_yaml = set(loader.get_group_options(slot, overrides=[searchpath]))
-        for name in set(discovered.names(slot)) - in_yaml:
+        for name in set(discovered.names(slot)) - library.in_yaml(slot):
             offers = discovered.named(slot, picked[slot]) if picked.get(slot, "").endswith(f":{name}") else ()
             offer = (offers or discovered.named(slot, name))[0]
             node = {"plugin": name, **_defaults_of(offer)}
@@ -150,12 +155,16 @@ def _store_providers(
 
 
 def _defaults_of(offer: Offer) -> dict[str, Any]:
+    """A plugin's defaults in the form YAML would state them (enums by name)."""
+    from omegaconf import OmegaConf
+
     try:
-        plain: dict[str, Any] = plain_values(structured(offer.config_class))
+        plain = OmegaConf.to_container(structured(offer.config_class), enum_to_str=True)
     except Exception as error:  # a third party's dataclass may hold anything; its author is named
         who = f"{offer.slot}={offer.name} of {offer.origin}"
         raise AssemblyError([f"{who}: its config dataclass cannot be a schema: {first_lines(error)}"]) from error
-    return plain
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def _root_schema() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.assembly import values
-from engine.assembly.compose.library import Library
+from engine.assembly.compose.library import Shelf
 from engine.assembly.compose.overrides import ROOT_KEYS, SETTING_KEYS, Override, Request
 from engine.assembly.compose.selection import AUTO, Composed, Selection
 from engine.assembly.compose.typed import assign, merge, plain_values, structured
@@ -17,7 +17,7 @@ from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
 
 
-def finish(root: Any, choices: Mapping[str, Any], request: Request, library: Library) -> Composed:
+def finish(root: Any, choices: Mapping[str, Any], request: Request, library: Shelf) -> Composed:
     from omegaconf import OmegaConf
 
     tree = OmegaConf.to_container(root, resolve=True)
@@ -67,7 +67,7 @@ def _selections(
     choices: Mapping[str, Any],
     node: Any,
     request: Request,
-    library: Library,
+    library: Shelf,
     problems: list[str],
 ) -> tuple[Selection, ...]:
     mine = [one for one in request.assignments if one.key.partition(".")[0] == slot]
@@ -101,7 +101,7 @@ def _selection(
     requested: str,
     node: Mapping[str, Any],
     assignments: Sequence[Override],
-    library: Library,
+    library: Shelf,
     problems: list[str],
 ) -> Selection:
     plain = dict(node)

@@ -20,7 +20,6 @@ from engine_plugins.attention_kernel.triton.planning import (
     Work,
     num_splits,
     plan_work,
-    prefill_block,
     scratch_rows,
     tile_shape,
 )
@@ -83,11 +82,10 @@ class TritonAttention:
 
     def stage(self, batch: AttentionBatch) -> Staged:
         """Plan the launches of this batch. See :func:`plan_work`; depends on the batch's shape, not its contexts."""
-        model = self._model
-        prefill_m = prefill_block(model.head_dim, self._itemsize)
         works = plan_work(
-            batch.q_lens, batch.kv_lens, self._group, model.num_kv_heads, prefill_m, self._num_sms
-        )
+            batch.q_lens, batch.kv_lens, group=self._group, num_kv_heads=self._model.num_kv_heads,
+            head_dim=self._model.head_dim, itemsize=self._itemsize, num_sms=self._num_sms,
+        )  # fmt: skip
         return Staged(batch, tuple(StagedWork(work, self._tile_list(work)) for work in works))
 
     def record(

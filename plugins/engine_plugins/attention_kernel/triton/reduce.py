@@ -35,9 +35,7 @@ def merge_splits(
     top = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top))
     dims = tl.arange(0, BLOCK_D)
-    values = tl.load(
-        part_ptr + part[:, None] * BLOCK_D + dims[None, :], mask=(weight > 0.0)[:, None], other=0.0
-    )
+    values = tl.load(part_ptr + part[:, None] * BLOCK_D + dims[None, :], mask=(weight > 0.0)[:, None], other=0.0)
     total = tl.sum(weight, 0)
     merged = tl.sum(values * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     token = (first_token + packed // GROUP).to(tl.int64)

@@ -12,6 +12,18 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+WIDEN_DOT = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""Triton's interpreter holds bfloat16 as bit patterns and would multiply those as integers; so there, and only there,
+operands already rounded to 16 bits are widened, which is what tensor cores do with them."""
+
+
+@triton.jit
+def dot(a, b, acc):
+    """``a @ b + acc`` with float32 accumulation; float32 operands are not cut to TF32."""
+    if WIDEN_DOT:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -124,7 +136,7 @@ def fold_tile(
         k_ptr, k_scale_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head,
         NUM_KV_HEADS, BLOCK_SIZE, BLOCK_D, SCALE, LOAD_TILE, q.dtype,
     )  # fmt: skip
-    scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), scale, soft_cap, HAS_CAP)
+    scores = capped(dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32)), scale, soft_cap, HAS_CAP)
     if MASKED:
         visible = (keys[None, :] <= positions[:, None]) & (keys < high)[None, :]
         if HAS_WINDOW:
@@ -139,5 +151,5 @@ def fold_tile(
         v_ptr, v_scale_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head,
         NUM_KV_HEADS, BLOCK_SIZE, BLOCK_D, SCALE, LOAD_TILE, q.dtype,
     )  # fmt: skip
-    acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    acc = dot(weights.to(q.dtype), v, acc * shrink[:, None])
     return acc, new_max, row_sum * shrink + tl.sum(weights, 1)

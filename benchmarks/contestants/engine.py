@@ -1,0 +1,23 @@
+"""This engine, in process. ``engine-int8`` (the contestant's name) selects the quantizer."""
+
+import json
+import sys
+import time
+
+sys.path = [p for p in sys.path if not p.endswith("contestants")]  # this file shares the package's name
+from engine import LLM  # noqa: E402
+
+path, threads, name = sys.argv[1:4]
+overrides = ["+preset=latency", "device=cpu", "model.dtype=bfloat16", f"threads={threads}", "model.max_len=2048"]
+overrides += ["scheduler.token_budget=2048"]
+if "-" in name:
+    overrides.append(f"quantizer={name.split('-')[1]}")
+llm = LLM(path, overrides=overrides)
+print(json.dumps({"answer": {"lowering": llm.info.lowering}}), flush=True)
+for line in sys.stdin:
+    job = json.loads(line)
+    started = time.perf_counter()
+    done = llm.generate(job["prompts"], max_tokens=job["max_tokens"], temperature=0.0, ignore_eos=True)
+    seconds = time.perf_counter() - started
+    assert all(len(c.tokens) == job["max_tokens"] for c in done)
+    print(json.dumps({"answer": {"seconds": seconds}}), flush=True)

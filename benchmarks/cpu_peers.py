@@ -1,0 +1,127 @@
+"""TTFT, TPOT and 8-way throughput on the CPU, side by side with other engines, in one interleaved run.
+
+Every contestant is a process that stays resident for the whole run, started in its own Python environment and
+spoken to in JSON lines; in every round each takes its turn, the order rotating. The clock is each contestant's own,
+around one blocking call:
+
+* ``ttft_ms``: 512 prompt tokens, 1 output token;
+* ``tpot_ms``: (the same with 64 output tokens - ``ttft_ms``) / 63;
+* ``conc8``: output tokens per second of 8 prompts of 128..512 tokens at once, 64 output tokens each;
+* ``prefix_ms``: 1 output token after a 1,024-token prompt seen before.
+
+    python benchmarks/cpu_peers.py --model DIR --rounds 6 engine=PYTHON vllm=PYTHON openvino=PYTHON:OPENVINO_DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+MEASURES = ("ttft_ms", "tpot_ms", "conc8", "prefix_ms")
+HIGHER_IS_BETTER = {"conc8"}
+
+
+class Contestant:
+    """One engine in a process of its own."""
+
+    def __init__(self, spec: str, model: str, threads: int) -> None:
+        self.name, _, rest = spec.partition("=")
+        python, _, own_model = rest.partition(":")
+        script = HERE / "contestants" / f"{self.name.partition('-')[0]}.py"
+        self.process = subprocess.Popen(
+            [python, str(script), own_model or model, str(threads), self.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.results: dict[str, list[float]] = {measure: [] for measure in MEASURES}
+
+    def ask(self, prompts: list[list[int]], max_tokens: int) -> float:
+        """Seconds for these prompts at once; every output is exactly ``max_tokens`` long."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n")
+        self.process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def ready(self) -> dict[str, Any]:
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith('{"answer"'):
+                answer: dict[str, Any] = json.loads(line)["answer"]
+                return answer
+        raise SystemExit(f"{self.name} ended: exit code {self.process.wait()}")
+
+    def round(self, rng: random.Random, vocab: int) -> None:
+        def prompt(length: int) -> list[int]:
+            return [rng.randrange(10, vocab) for _ in range(length)]
+
+        first = self.ask([prompt(512)], 1)
+        both = self.ask([prompt(512)], 64)
+        self.results["ttft_ms"].append(first * 1e3)
+        self.results["tpot_ms"].append((both - first) / 63 * 1e3)
+        lengths = [128, 512, 256, 384, 192, 448, 320, 128]
+        self.results["conc8"].append(8 * 64 / self.ask([prompt(n) for n in lengths], 64))
+        shared = prompt(1024)
+        self.ask([shared], 1)
+        self.results["prefix_ms"].append(self.ask([shared], 1) * 1e3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("contestants", nargs="+", help="NAME=PYTHON or NAME=PYTHON:MODEL")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    vocab = json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
+    contestants = [Contestant(spec, options.model, options.threads) for spec in options.contestants]
+    for contestant in contestants:
+        print(f"{contestant.name}: {contestant.ready()}", file=sys.stderr)
+    for number in range(-1, options.rounds):
+        rng = random.Random(number)
+        turn = number % len(contestants)
+        for contestant in contestants[turn:] + contestants[:turn]:
+            contestant.round(random.Random(rng.random()), vocab)
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+        if number < 0:  # warm-up
+            for contestant in contestants:
+                contestant.results = {measure: [] for measure in MEASURES}
+    report(contestants)
+    if options.json:
+        options.json.write_text(json.dumps({c.name: c.results for c in contestants}, indent=1))
+    return 0
+
+
+def report(contestants: list[Contestant]) -> None:
+    """Medians with their range, and the first contestant's ratio to the best of the others (below 1: ahead)."""
+    print(f"{'':16}" + "".join(f"{measure:>28}" for measure in MEASURES))
+    for contestant in contestants:
+        cells = []
+        for measure in MEASURES:
+            values = contestant.results[measure]
+            cells.append(f"{statistics.median(values):8.1f} [{min(values):.1f}-{max(values):.1f}]")
+        print(f"{contestant.name:16}" + "".join(f"{cell:>28}" for cell in cells))
+    ours, others = contestants[0], contestants[1:]
+    if not others:
+        return
+    ratios = []
+    for measure in MEASURES:
+        mine = statistics.median(ours.results[measure])
+        theirs = [statistics.median(c.results[measure]) for c in others]
+        ratios.append(max(theirs) / mine if measure in HIGHER_IS_BETTER else mine / min(theirs))
+    print(f"{'ratio to best':16}" + "".join(f"{ratio:>28.2f}" for ratio in ratios))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Conformance suite of the slot ``scheduler``. Subclass it in a test file and say how to build yours.
+
+.. code-block:: python
+
+    class TestMine(SchedulerConformance):
+        def make(self):
+            return Mine(SchedulerConfig(), build_context(BLOCK))
+
+Properties are checked on random views, and on whole random workloads in :mod:`engine.testing.simulation`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.contracts.scheduler import RequestView, Scheduler, SchedulerView, StepCost
+from engine.testing.simulation import Job, Machine, Simulation, check_schedule
+
+BLOCK = 16
+"""Block size of all views and simulations here, in tokens."""
+
+_QUICK = settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+_LONG = settings(_QUICK, max_examples=40)
+
+
+def make_view(
+    running: list[RequestView],
+    waiting: list[RequestView],
+    free_rows: int = 8,
+    free_blocks: int = 1000,
+    token_budget: int = 256,
+    itl_target_ms: float = 0.0,
+    step_cost: StepCost = StepCost(5.0, 0.1, 100),  # noqa: B008 (frozen)
+) -> SchedulerView:
+    """A view over a paged cache with blocks of :data:`BLOCK` tokens, exactly as many held as are computed."""
+    by_id = {r.request_id: r for r in (*running, *waiting)}
+
+    def blocks_needed(request_id: str, n: int) -> int:
+        request = by_id[request_id]
+        held = -(-request.computed // BLOCK) if request.is_running else 0
+        return -(-(request.computed + n) // BLOCK) - held
+
+    def order(request: RequestView) -> tuple[int, int]:
+        return (request.priority, request.arrival)
+
+    return SchedulerView(
+        running=tuple(sorted(running, key=order)),
+        waiting=tuple(sorted(waiting, key=order)),
+        num_running=len(running),
+        free_rows=free_rows,
+        free_blocks=free_blocks,
+        token_budget=token_budget,
+        itl_target_ms=itl_target_ms,
+        step_cost=step_cost,
+        blocks_needed=blocks_needed,
+    )
+
+
+def request(
+    arrival: int,
+    known: int,
+    computed: int = 0,
+    is_running: bool = False,
+    priority: int = 0,
+    draft_width: int = 0,
+    max_output: int = 16,
+) -> RequestView:
+    """A request named ``r<arrival>``."""
+    return RequestView(
+        request_id=f"r{arrival}",
+        known=known,
+        computed=computed,
+        is_running=is_running,
+        priority=priority,
+        arrival=arrival,
+        max_total=known + max_output,
+        draft_width=draft_width,
+    )
+
+
+def decoding(arrival: int, known: int = 33, priority: int = 0, draft_width: int = 0) -> RequestView:
+    """A running request with one token to compute."""
+    return request(arrival, known, known - 1, True, priority, draft_width)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> SchedulerView:
+    """Random queues, budgets and memory, tight ones included."""
+    running, waiting = [], []
+    token_budget = draw(st.integers(8, 300))
+    for arrival in draw(st.permutations(range(draw(st.integers(0, 10))))):
+        kind = draw(st.sampled_from(["decode", "prefill", "wait"]))
+        priority = draw(st.integers(-1, 1))
+        known = draw(st.integers(2, 400))
+        if kind == "decode":
+            width = draw(st.integers(0, 4))
+            running.append(decoding(arrival, known, priority, width))
+        elif kind == "prefill":
+            computed = draw(st.integers(0, known - 1))
+            running.append(request(arrival, known, computed, True, priority))
+        else:
+            computed = draw(st.integers(0, (known - 1) // BLOCK)) * BLOCK
+            waiting.append(request(arrival, known, computed, False, priority))
+    return make_view(
+        running,
+        waiting,
+        free_rows=draw(st.integers(0, 8)),
+        free_blocks=draw(st.one_of(st.integers(0, 4), st.integers(0, 100))),
+        token_budget=token_budget,
+        itl_target_ms=draw(st.sampled_from([0.0, 6.0, 20.0])),
+        step_cost=StepCost(5.0, 0.1, draw(st.sampled_from([0, 100]))),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[Machine, list[Job]]:
+    """Random jobs on a small machine; each job alone fits its cache."""
+    machine = Machine(
+        rows=draw(st.integers(1, 6)),
+        blocks=draw(st.integers(14, 40)),
+        block_size=BLOCK,
+        token_budget=draw(st.sampled_from([8, 64, 256])),
+        itl_target_ms=draw(st.sampled_from([0.0, 8.0])),
+        draft_width=draw(st.sampled_from([0, 3])),
+    )
+    job = st.builds(
+        Job,
+        arrives_ms=st.floats(0, 300),
+        prompt=st.one_of(st.integers(1, 20), st.integers(1, 160)),
+        output=st.integers(1, 50),
+        priority=st.integers(0, 1),
+    )
+    return machine, draw(st.lists(job, min_size=1, max_size=10))
+
+
+class SchedulerConformance(ABC):
+    """Tests every scheduler passes."""
+
+    @abstractmethod
+    def make(self) -> Scheduler:
+        """A scheduler for blocks of :data:`BLOCK` tokens; budgets come with each view."""
+
+    def test_fulfils_the_protocol(self) -> None:
+        assert isinstance(self.make(), Scheduler)
+
+    def test_an_empty_engine_gets_an_empty_schedule(self) -> None:
+        assert self.make().plan(make_view([], [])).rows == ()
+
+    @_QUICK
+    @given(view=views())
+    def test_schedules_keep_the_rules(self, view: SchedulerView) -> None:
+        check_schedule(view, self.make().plan(view))
+
+    @_QUICK
+    @given(view=views())
+    def test_planning_is_pure(self, view: SchedulerView) -> None:
+        scheduler = self.make()
+        first = scheduler.plan(view)
+        scheduler.plan(make_view([decoding(1)], [request(2, 100)]))
+        assert scheduler.plan(view) == first
+
+    @_QUICK
+    @given(view=views())
+    def test_something_runs_whenever_something_can(self, view: SchedulerView) -> None:
+        rows = self.make().plan(view).rows
+        if view.running:
+            assert any(r.request_id == row.request_id for r in view.running for row in rows)
+        elif view.waiting and view.free_rows:
+            first = view.waiting[0]
+            if view.blocks_needed(first.request_id, first.remaining) <= view.free_blocks:
+                assert rows and rows[0].request_id == first.request_id
+
+    @_LONG
+    @given(workload=workloads())
+    def test_every_request_ends_and_every_block_comes_back(self, workload: tuple[Machine, list[Job]]) -> None:
+        machine, jobs = workload
+        simulation = Simulation(self.make(), machine, jobs)
+        traces = simulation.run(max_steps=20_000)
+        assert [len(t.token_ms) for t in traces] == [t.job.output for t in traces]
+        assert max(simulation.step_tokens) <= machine.token_budget

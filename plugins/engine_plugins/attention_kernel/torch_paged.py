@@ -1,0 +1,312 @@
+"""Attention over the paged cache in plain torch, on any device.
+
+A step is cut into *pieces*, each one call of ``scaled_dot_product_attention``. What a piece needs besides queries,
+keys and values (which slots it reads, its mask) is worked out once per step and shared by all layers that have the
+same window. ``engine.execution.reference.paged_attention`` is the plain version this one is tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
+from engine.contracts.config import SlotConfig
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.ops import Attention
+from engine.contracts.provider import BuildContext
+from engine.execution.reference import soft_capped
+
+QUERY_CHUNK = 256
+"""Queries per piece where a mask is needed: bounds the mask, and keys beyond the chunk's last query are not read."""
+FOLD_LIMIT = 32
+"""Up to this many queries per row, the heads that share a KV head become queries of it, so that it is read once."""
+PAD_WASTE = 1.25
+"""Rows are batched while the padded keys stay below this multiple of the real ones."""
+PAD_FREE = 64
+"""Keys: below this length, calls cost more than padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence of the step as one window sees it."""
+
+    index: int
+    query: int
+    """First query token in the step."""
+    num_queries: int
+    first_key: int
+    """First key position any of its queries sees."""
+    num_keys: int
+    """Keys from ``first_key`` to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One call: ``rows`` sequences with ``num_queries`` queries and (padded) ``num_keys`` keys each."""
+
+    rows: int
+    num_queries: int
+    num_keys: int
+    query: int | Tensor
+    """First query token, or int64 ``[rows * num_queries]``."""
+    keys: int | Tensor
+    """First cache slot of a contiguous run, or int64 slots ``[rows * num_keys]``."""
+    causal: bool
+    """Plain causal mask, which the kernel itself knows."""
+    mask: Tensor | None
+    """Added to the scores, in the compute dtype: ``[rows or 1, 1, num_queries, num_keys]``."""
+
+
+@dataclass(slots=True)
+class Staged:
+    """A step's rows, and the pieces of the windows met so far."""
+
+    batch: AttentionBatch
+    pieces: dict[tuple[int | None, bool, torch.dtype], tuple[Piece, ...]] = field(default_factory=dict)
+
+
+class TorchAttention:
+    """See :class:`engine.contracts.attention_kernel.AttentionKernel`."""
+
+    capabilities = AttentionCapabilities(
+        head_dims=None,
+        dtypes=("float32", "bfloat16", "float16"),
+        window=True,
+        soft_cap=True,
+        max_verify_width=1 << 30,
+        recordable=False,
+    )
+
+    def __init__(self, config: SlotConfig, context: BuildContext) -> None:
+        pass
+
+    def stage(self, batch: AttentionBatch) -> Staged:
+        return Staged(batch)
+
+    def record(
+        self,
+        staged: Staged,
+        op: Attention,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        kv_format: KVFormat,
+        k_scale: Tensor | None,
+        v_scale: Tensor | None,
+    ) -> Tensor:
+        """See the contract. A window's pieces are made when its first layer asks for them."""
+        capped = op.soft_cap is not None
+        key = (op.window, capped, q.dtype)
+        pieces = staged.pieces.get(key)
+        if pieces is None:
+            pieces = staged.pieces[key] = make_pieces(staged.batch, op.window, q.dtype, not capped)
+        keys, values = _Cache(k_cache, k_scale, kv_format), _Cache(v_cache, v_scale, kv_format)
+        if len(pieces) == 1 and isinstance(pieces[0].query, int):
+            return _attend(pieces[0], op, q, keys, values)
+        out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
+        for piece in pieces:
+            if isinstance(piece.query, int):
+                stop = piece.query + piece.rows * piece.num_queries
+                out[piece.query : stop] = _attend(piece, op, q[piece.query : stop], keys, values)
+            else:
+                out.index_copy_(0, piece.query, _attend(piece, op, q[piece.query], keys, values))
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """Keys or values of one layer, and how to read them."""
+
+    stored: Tensor
+    scale: Tensor | None
+    kv_format: KVFormat
+
+    def read(self, piece: Piece, dtype: torch.dtype) -> Tensor:
+        """``[rows, kv_heads, num_keys, head_dim]`` in ``dtype``; a view of the cache where slots are contiguous."""
+        scale = self.scale
+        picked = _pick(self.stored, piece)
+        if scale is not None and scale.dim() > 1:
+            scale = _pick(scale, piece)
+        plain = self.kv_format.unpack(picked, scale, dtype)
+        return plain.view(piece.rows, piece.num_keys, *plain.shape[1:]).transpose(1, 2)
+
+
+def _pick(stored: Tensor, piece: Piece) -> Tensor:
+    """``[rows * num_keys, ...]`` of ``stored [num_blocks, block_size, ...]``."""
+    slots = stored.flatten(0, 1)
+    if isinstance(piece.keys, int):
+        return slots.narrow(0, piece.keys, piece.num_keys)
+    return slots.index_select(0, piece.keys)
+
+
+def _attend(piece: Piece, op: Attention, q: Tensor, keys: _Cache, values: _Cache) -> Tensor:
+    """``q [rows * num_queries, heads, dim]`` -> ``[rows * num_queries, heads * dim]``."""
+    k, v = keys.read(piece, q.dtype), values.read(piece, q.dtype)
+    rows, n, kv_heads, group = piece.rows, piece.num_queries, op.num_kv_heads, op.num_heads // op.num_kv_heads
+    mask = piece.mask
+    if op.soft_cap is None and n > FOLD_LIMIT:
+        q = q.view(rows, n, op.num_heads, op.head_dim).transpose(1, 2)
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=piece.causal, scale=op.scale, enable_gqa=group > 1
+        )
+        return out.transpose(1, 2).reshape(rows * n, -1)
+    # [rows, n, kv_heads, group, dim] -> [rows, kv_heads, group * n, dim]
+    q = q.reshape(rows, n, kv_heads, group, op.head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    if mask is not None and group > 1 and n > 1:
+        mask = mask.repeat(1, 1, group, 1)
+    if op.soft_cap is None:
+        out = F.scaled_dot_product_attention(q, k, v, mask, scale=op.scale)
+    else:
+        out = _soft_capped_attention(q, k, v, mask, op.scale, op.soft_cap)
+    out = out.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4)
+    return out.reshape(rows * n, -1)
+
+
+def _soft_capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float
+) -> Tensor:
+    scores = soft_capped(torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale, cap)
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(scores.softmax(dim=-1), v.float()).to(q.dtype)
+
+
+def make_pieces(
+    batch: AttentionBatch, window: int | None, dtype: torch.dtype, may_be_causal: bool
+) -> tuple[Piece, ...]:
+    """Cut a step into calls: long rows by themselves, short ones batched with rows of about their length.
+
+    ``may_be_causal=False``: every mask is spelled out, for a caller that computes the scores itself.
+    """
+    planner = _Planner(batch, window, dtype)
+    pieces: list[Piece] = []
+    short: dict[int, list[Row]] = {}
+    for row in planner.rows():
+        if row.num_queries > FOLD_LIMIT or (row.num_queries > 1 and row.num_queries == row.num_keys):
+            pieces += planner.alone(row, may_be_causal)
+        else:
+            short.setdefault(row.num_queries, []).append(row)
+    for rows in short.values():
+        for group in _by_length(rows):
+            pieces.append(planner.together(group))
+    return tuple(pieces)
+
+
+def _by_length(rows: Sequence[Row]) -> list[list[Row]]:
+    """Groups whose padding stays small, longest rows first."""
+    groups: list[list[Row]] = []
+    real = 0
+    for row in sorted(rows, key=lambda r: -r.num_keys):
+        longest = groups[-1][0].num_keys if groups else 0
+        real += row.num_keys
+        padded = longest * (len(groups[-1]) + 1) if groups else 0
+        if groups and (longest <= PAD_FREE or padded <= PAD_WASTE * real):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+            real = row.num_keys
+    return groups
+
+
+class _Planner:
+    """Slots and masks of one step and one window."""
+
+    def __init__(self, batch: AttentionBatch, window: int | None, dtype: torch.dtype) -> None:
+        self._batch = batch
+        self._window = window
+        self._dtype = dtype
+        self._device = batch.block_tables.device
+        # On a GPU reading the table would wait for the device; there every piece gathers.
+        on_cpu = self._device.type == "cpu"
+        self._tables: list[list[int]] | None = batch.block_tables.tolist() if on_cpu else None
+
+    def rows(self) -> list[Row]:
+        rows = []
+        query = 0
+        for index, (q_len, kv_len) in enumerate(zip(self._batch.q_lens, self._batch.kv_lens, strict=True)):
+            if q_len == 0:
+                continue  # padding of a captured batch
+            first = 0 if self._window is None else max(0, kv_len - q_len + 1 - self._window)
+            rows.append(Row(index, query, q_len, first, kv_len - first))
+            query += q_len
+        return rows
+
+    def alone(self, row: Row, may_be_causal: bool) -> list[Piece]:
+        """A row by itself: in one causal call if nothing lies before it, else in chunks with a mask."""
+        no_window = self._window is None or row.num_keys <= self._window
+        if may_be_causal and row.num_queries == row.num_keys and no_window and row.num_queries > FOLD_LIMIT:
+            return [self._piece(row, None, causal=True)]
+        pieces = []
+        end = row.first_key + row.num_keys
+        for start in range(0, row.num_queries, QUERY_CHUNK):
+            count = min(QUERY_CHUNK, row.num_queries - start)
+            first_query = end - row.num_queries + start
+            first = 0 if self._window is None else max(0, first_query + 1 - self._window)
+            chunk = Row(row.index, row.query + start, count, first, first_query + count - first)
+            pieces.append(self._piece(chunk, self._mask([chunk], chunk.num_keys), causal=False))
+        return pieces
+
+    def together(self, rows: Sequence[Row]) -> Piece:
+        """Rows with equally many queries in one call, padded to the longest."""
+        first, n = rows[0], rows[0].num_queries
+        padded = max(row.num_keys for row in rows)
+        same_length = all(row.num_keys == padded for row in rows)
+        mask = None if same_length and n == 1 else self._mask(rows, padded)
+        if len(rows) == 1:
+            return self._piece(first, mask, causal=False)
+        in_order = all(row.query == first.query + i * n for i, row in enumerate(rows))
+        return Piece(
+            rows=len(rows),
+            num_queries=n,
+            num_keys=padded,
+            query=first.query if in_order else self._queries(rows),
+            keys=torch.cat([self._slots(row, padded) for row in rows]),
+            causal=False,
+            mask=mask,
+        )
+
+    def _piece(self, row: Row, mask: Tensor | None, causal: bool) -> Piece:
+        start = self._run_start(row)
+        keys = self._slots(row, row.num_keys) if start is None else start
+        return Piece(1, row.num_queries, row.num_keys, row.query, keys, causal, mask)
+
+    def _run_start(self, row: Row) -> int | None:
+        """First slot, if the row's blocks follow one another in memory."""
+        if self._tables is None:
+            return None
+        size = self._batch.block_size
+        low, high = row.first_key // size, (row.first_key + row.num_keys - 1) // size
+        blocks = self._tables[row.index][low : high + 1]
+        if blocks != list(range(blocks[0], blocks[0] + len(blocks))):
+            return None
+        return blocks[0] * size + row.first_key % size
+
+    def _slots(self, row: Row, length: int) -> Tensor:
+        """int64 ``[length]``. Padding repeats the row's last key: another request's memory is never read."""
+        size = self._batch.block_size
+        positions = torch.arange(row.first_key, row.first_key + length, device=self._device)
+        positions.clamp_(max=row.first_key + row.num_keys - 1)
+        blocks = self._batch.block_tables[row.index].index_select(0, positions // size)
+        return blocks.long() * size + positions % size
+
+    def _queries(self, rows: Sequence[Row]) -> Tensor:
+        index = [row.query + j for row in rows for j in range(row.num_queries)]
+        return torch.tensor(index, dtype=torch.int64, device=self._device)
+
+    def _mask(self, rows: Sequence[Row], num_keys: int) -> Tensor | None:
+        """``[rows, 1, num_queries, num_keys]``: 0 where a query sees a key, else -inf."""
+        lengths = torch.tensor([row.num_keys for row in rows], device=self._device)[:, None, None, None]
+        n = rows[0].num_queries
+        key = torch.arange(num_keys, device=self._device)
+        # Position of each query among the row's keys: its last query is its last key.
+        query = lengths - n + torch.arange(n, device=self._device)[:, None]
+        hidden = key > query
+        if self._window is not None:
+            hidden |= key <= query - self._window
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,312 @@
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+
+import pytest
+import yaml
+
+from engine.assembly.compose import AUTO, compose, conf_dir, plugin_settings
+from engine.assembly.errors import AssemblyError
+from engine.contracts import SLOTS
+from engine.contracts.config import DrafterConfig, PluginSettings, Settings
+from engine.contracts.provider import Provider
+
+PRESETS = ("balanced", "baseline", "latency", "throughput")
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Inner:
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class MineConfig(DrafterConfig):
+    k: int = 3
+    colour: Colour = Colour.RED
+    inner: Inner = field(default_factory=Inner)
+    table: dict[str, int] = field(default_factory=dict)
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k > 9:
+            raise ValueError(f"drafter.k={self.k}: expected at most 9")
+
+
+@pytest.fixture
+def builtins(with_builtins):
+    return with_builtins()
+
+
+def problems(overrides, discovered, **kwargs):
+    with pytest.raises(AssemblyError) as raised:
+        compose(overrides, discovered, **kwargs)
+    return raised.value.problems
+
+
+def picked(composed, slot):
+    (pick,) = composed.selections[slot]
+    return pick
+
+
+def test_without_overrides_every_slot_is_filled_and_settings_are_the_defaults(builtins):
+    composed = compose([], builtins)
+    assert composed.settings == Settings()
+    assert tuple(composed.selections) == SLOTS
+    assert all(len(composed.selections[slot]) == 1 for slot in SLOTS)
+
+
+@pytest.mark.parametrize("form", ["+preset=latency", "preset=latency", "++preset=latency", "+preset=[latency]"])
+def test_every_way_to_write_a_preset_means_the_same(form, builtins):
+    composed = compose([form], builtins)
+    assert composed.presets == ("latency",)
+    assert picked(composed, "scheduler").requested == "chunked_prefill_latency"
+    assert picked(composed, "drafter").plugin == "ngram"
+
+
+@pytest.mark.parametrize(
+    "forms", [["+preset=[latency,baseline]"], ["preset=[latency,baseline]"], ["+preset=latency", "preset=baseline"]]
+)
+def test_presets_stack_and_the_last_one_wins(forms, builtins):
+    composed = compose(forms, builtins)
+    assert composed.presets == ("latency", "baseline")
+    assert picked(composed, "scheduler").plugin == "static"
+    assert composed.settings.overlap is False
+
+
+def test_an_explicit_choice_beats_the_preset_wherever_it_stands(builtins):
+    for overrides in (["drafter=none", "+preset=latency"], ["+preset=latency", "drafter=none"]):
+        assert picked(compose(overrides, builtins), "drafter").plugin == "none"
+
+
+def test_a_variant_takes_its_plugins_types_and_its_own_values(builtins):
+    pick = picked(compose(["scheduler=chunked_prefill_latency", "scheduler.max_requests=7"], builtins), "scheduler")
+    assert (pick.requested, pick.plugin) == ("chunked_prefill_latency", "chunked_prefill")
+    assert pick.config["max_requests"] == 7
+    assert pick.config["itl_target_ms"] == 50.0 and isinstance(pick.config["itl_target_ms"], float)
+
+
+def test_exporters_are_any_number_each_with_its_own_keys(builtins):
+    composed = compose(["exporter=[jsonl,console]", "exporter.jsonl.path=a.jsonl"], builtins)
+    assert [(pick.plugin, dict(pick.config)) for pick in composed.selections["exporter"]] == [
+        ("jsonl", {"path": "a.jsonl"}),
+        ("console", {"every_s": 10.0}),
+    ]
+    assert compose(["exporter=[]"], builtins).selections["exporter"] == ()
+    assert [pick.plugin for pick in compose(["exporter=console"], builtins).selections["exporter"]] == ["console"]
+
+
+def test_auto_brings_its_candidates_and_only_the_values_that_were_set(builtins, with_builtins):
+    pick = picked(compose(["attention_kernel=auto"], builtins), "attention_kernel")
+    assert pick.plugin == AUTO and pick.candidates == ("triton", "torch")
+    assert dict(pick.config) == {}
+
+
+@pytest.mark.parametrize("override", ["model.path=x", "+model.path=x", "++model.path=x"])
+def test_plus_signs_on_known_keys_are_harmless(override, builtins):
+    assert compose([override], builtins).settings.model.path == "x"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("+prest=latency", ["prest", "did you mean 'preset'"]),
+        ("schedulr=static", ["schedulr", "did you mean 'scheduler'"]),
+        ("scheduler=statik", ["did you mean 'static'", "options: "]),
+        ("+preset=latncy", ["no such preset", "did you mean 'latency'"]),
+        ("drafter.max_widht=3", ["no such key 'max_widht' in 'drafter'", "did you mean 'max_width'"]),
+        ("model.pth=x", ["no such key 'pth' in 'model'", "did you mean 'path'"]),
+        ("scheduler.max_requests=abc", ["scheduler.max_requests=abc", "expected int"]),
+        ("overlap=perhaps", ["overlap=perhaps", "expected bool"]),
+        ("seed=null", ["seed=null"]),
+        ("drafter=null", ["drafter=null", "options: "]),
+        ("drafter=", ["options: "]),
+        ("drafter=[none,ngram]", ["exactly one"]),
+        ("drafter=none,ngram", ["a sweep"]),
+        ("~drafter", ["nothing can be deleted"]),
+        ("~exporter", ["exporter=[]"]),
+        ("model=3", ["group of keys"]),
+        ("latency", ["key=value"]),
+        ("latency=1", ["'latency'", "keys: "]),
+        ("server.port=99999", ["server.port=99999: expected 0 to 65535"]),
+        ("drafter.max_width=99", ["drafter.max_width=99: expected 0 to 32"]),
+        ("exporter.jsonl.path=x", ["'jsonl' is not selected", "exporter=[prometheus,jsonl]"]),
+        ("hydra.run.dir=x", ["no such key 'hydra'"]),
+        ("drafter@x=none", ["drafter=<option>"]),
+        ("preset.x=1", ["+preset=<name>"]),
+        ("plugins.alow=[x]", ["did you mean 'allow'"]),
+    ],
+)
+def test_a_mistake_gets_one_clear_line_with_what_was_meant(override, words, builtins):
+    (problem,) = problems([override], builtins)
+    for word in words:
+        assert word in problem
+    assert "Traceback" not in problem and "full_key" not in problem
+
+
+def test_all_mistakes_are_told_at_once(builtins):
+    assert len(problems(["+prest=a", "drafter=ngrm", "scheduler=statik", "~router"], builtins)) == 4
+    assert len(problems(["model.pth=x", "overlap=maybe", "server.port=-1", "drafter.kk=1"], builtins)) == 4
+
+
+def test_a_plugins_dataclass_is_its_schema_without_any_yaml(entry, with_builtins):
+    mine = entry("engine-mine", engine_drafter=[Provider("mine", "mine:Mine", config=MineConfig)])
+    overrides = ["drafter=mine", "drafter.k=5", "drafter.colour=BLUE", "drafter.inner.depth=4", "+drafter.table.a=1"]
+    pick = picked(compose(overrides, with_builtins(mine)), "drafter")
+    assert pick.config == {
+        "path": "auto",
+        "max_width": 4,
+        "adaptive": True,
+        "k": 5,
+        "colour": "blue",
+        "inner": {"depth": 4},
+        "table": {"a": 1},
+        "limit": None,
+    }
+    assert problems(["drafter=mine", "drafter.k=10"], with_builtins(mine)) == ("drafter.k=10: expected at most 9",)
+    assert (
+        "no such key 'dpth' in 'drafter.inner'"
+        in problems(["drafter=mine", "drafter.inner.dpth=1"], with_builtins(mine))[0]
+    )
+
+
+def test_naming_a_plugin_selects_its_schema_too(builtins):
+    pick = picked(compose(["drafter.plugin=ngram", "drafter.max_match=3"], builtins), "drafter")
+    assert pick.plugin == "ngram" and pick.config["max_match"] == 3
+
+
+def test_of_two_offers_the_qualified_one_decides_the_schema(entry, with_builtins):
+    found = with_builtins(
+        entry("engine-a", engine_drafter=[Provider("mine", "a:A")]),
+        entry("engine-b", engine_drafter=[Provider("mine", "b:B", config=MineConfig)]),
+    )
+    pick = picked(compose(["drafter=mine", "drafter.plugin='engine-b:mine'", "drafter.k=5"], found), "drafter")
+    assert pick.plugin == "engine-b:mine" and pick.config["k"] == 5
+
+
+def test_a_third_partys_yaml_adds_options_and_presets(tmp_path, entry, with_builtins):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "preset" / "fast.yaml").write_text("# @package _global_\ndefaults: [override /drafter: mine_wide]\n")
+    (tmp_path / "drafter" / "mine_wide.yaml").write_text("plugin: mine\nk: 8\n")
+    found = with_builtins(
+        entry(
+            "engine-mine",
+            engine_drafter=[Provider("mine", "mine:Mine", config=MineConfig)],
+            engine_config_searchpath=[f"file://{tmp_path}"],
+        )
+    )
+    pick = picked(compose(["+preset=fast"], found), "drafter")
+    assert (pick.requested, pick.plugin, pick.config["k"]) == ("mine_wide", "mine", 8)
+
+
+def test_a_users_folder_adds_options(tmp_path, builtins):
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "tiny.yaml").write_text("plugin: static\nmax_requests: 2\n")
+    pick = picked(compose(["scheduler=tiny"], builtins, [tmp_path]), "scheduler")
+    assert (pick.plugin, pick.config["max_requests"]) == ("static", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1", "does not compose"),
+        ("plugin: static\nmax_rows: 2\n", "max_rows"),
+        ("plugin: static\nmax_requests: x\n", "max_requests"),
+    ],
+)
+def test_faulty_yaml_is_a_message_not_a_traceback(tmp_path, text, words, builtins):
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler" / "bad.yaml").write_text(text)
+    assert words in " ".join(problems(["scheduler=bad"], builtins, config_dirs=[tmp_path]))
+
+
+def test_yaml_cannot_add_a_top_level_key(tmp_path, builtins):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "odd.yaml").write_text("# @package _global_\noverlapp: true\n")
+    assert "overlapp" in problems(["+preset=odd"], builtins, config_dirs=[tmp_path])[0]
+
+
+def test_missing_folders_are_not_ignored(tmp_path, entry, with_builtins):
+    assert "no such directory" in problems([], with_builtins(), config_dirs=[tmp_path / "nope"])[0]
+    lost = entry("engine-lost", engine_config_searchpath=["pkg://engine_lost_nowhere.conf"])
+    assert "engine-lost 0.3.0" in problems([], with_builtins(lost))[0]
+
+
+def test_a_failed_plugin_is_named_where_its_option_is_missed(broken_entry, with_builtins):
+    found = with_builtins(broken_entry("engine-bad", ImportError("no triton")))
+    (problem,) = problems(["drafter=bad"], found)
+    assert "engine-bad 0.3.0" in problem and "no triton" in problem
+
+
+def test_plugin_switches_are_read_before_anything_is_composed():
+    assert plugin_settings(["drafter=none", "plugins.allow=[a,b]", "+plugins.third_party=false"]) == PluginSettings(
+        third_party=False, allow=["a", "b"]
+    )
+
+
+def test_plugin_switches_in_yaml_are_refused(tmp_path, builtins):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "off.yaml").write_text("# @package _global_\nplugins: {third_party: false}\n")
+    assert "only be given as overrides" in problems(["+preset=off"], builtins, config_dirs=[tmp_path])[0]
+
+
+def test_what_comes_out_is_plain_json(builtins):
+    tree = compose(["+preset=latency", "exporter=[jsonl]"], builtins).tree()
+    assert json.loads(json.dumps(tree)) == tree
+    assert set(tree) == {
+        *SLOTS,
+        "model",
+        "device",
+        "execution",
+        "overlap",
+        "seed",
+        "threads",
+        "memory",
+        "server",
+        "plugins",
+    }
+
+
+def test_hydras_globals_are_left_as_they_were(builtins):
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    store = ConfigStore.instance()
+    store.store(group="scheduler", name="of_the_host_program", node={"x": 1})
+    before = {key: list(value) if isinstance(value, dict) else value for key, value in store.repo.items()}
+    options = problems(["scheduler=nope"], builtins)[0]
+    after = {key: list(value) if isinstance(value, dict) else value for key, value in store.repo.items()}
+    store.repo.pop("scheduler")
+    assert "of_the_host_program" not in options
+    assert after == before and not GlobalHydra.instance().is_initialized()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_only_select_options_and_set_the_engines_own_switches(preset, builtins):
+    text = (conf_dir() / "preset" / f"{preset}.yaml").read_text()
+    assert text.startswith("# @package _global_\n")
+    body = yaml.safe_load(text)
+    for choice in body.pop("defaults"):
+        ((key, option),) = choice.items()
+        assert key.startswith("override /") and key.removeprefix("override /") in SLOTS
+        assert isinstance(option, str | list)
+    assert set(body) <= {"overlap", "execution"}
+    assert compose([f"+preset={preset}"], builtins).presets == (preset,)
+
+
+def test_the_shipped_presets_are_these():
+    assert tuple(sorted(path.stem for path in (conf_dir() / "preset").glob("*.yaml"))) == PRESETS
+
+
+def test_the_baseline_has_everything_off(builtins):
+    composed = compose(["+preset=baseline"], builtins)
+    chosen = {slot: picks[0].plugin for slot, picks in composed.selections.items()}
+    assert chosen["scheduler"] == "static" and chosen["kv_allocator"] == "contiguous" and chosen["drafter"] == "none"
+    assert composed.settings.overlap is False

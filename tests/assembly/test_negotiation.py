@@ -1,0 +1,176 @@
+import pytest
+
+from engine.assembly.compose import compose
+from engine.assembly.errors import AssemblyError
+from engine.assembly.model_facts import model_facts
+from engine.assembly.negotiation import plugin_problems, resolve
+from engine.assembly.plan import EnginePlan
+from engine.contracts.provider import Provider
+
+
+@pytest.fixture
+def plan(with_builtins, checkpoint, cpu):
+    """``plan(*overrides)`` against the tiny checkpoint."""
+
+    def make(*overrides, entries=(), device=cpu, model=None, **changes):
+        path = checkpoint(**changes)
+        found = with_builtins(*entries)
+        facts = model or model_facts(path)
+        return resolve(compose([f"model.path={path}", *overrides], found), found, facts, device)
+
+    return make
+
+
+def refused(make, *overrides, **kwargs):
+    with pytest.raises(AssemblyError) as raised:
+        make(*overrides, **kwargs)
+    return raised.value.problems
+
+
+def no_gpu(model, device):
+    return () if device.kind == "cuda" else ("needs a GPU",)
+
+
+def test_a_plan_is_json_and_comes_back_equal(plan):
+    made = plan("+preset=latency", "exporter=[prometheus,jsonl]", "server.api_key=secret")
+    assert EnginePlan.from_json(made.to_json()) == made
+
+
+def test_auto_takes_the_first_that_fits_and_says_what_it_passed_over(plan, gpu):
+    choice = plan().choice("attention_kernel")
+    assert (choice.name, choice.requested) == ("torch", "auto")
+    assert choice.passed_over == ("triton: needs a CUDA device",)
+    on_gpu = plan(device=gpu).choice("attention_kernel")
+    assert (on_gpu.name, on_gpu.passed_over) == ("triton", ())
+
+
+def test_nothing_degrades_silently_when_a_plugin_is_named(plan):
+    (problem,) = refused(plan, "attention_kernel=triton")
+    assert "attention_kernel=triton cannot serve checkpoint on cpu: needs a CUDA device" in problem
+    assert "plugins that can: torch" in problem
+
+
+def test_auto_without_a_fitting_candidate_lists_what_was_tried(plan):
+    (problem,) = refused(plan, architectures=["MambaForCausalLM"])
+    assert "architecture=auto" in problem and "llama: " in problem and "MambaForCausalLM" in problem
+
+
+def test_all_problems_are_told_at_once(plan):
+    told = refused(
+        plan,
+        "attention_kernel=triton",
+        "execution=graphs",
+        "model.max_len=100000",
+        "parallelism.tp=2",
+        "drafter.plugin=nope",
+        quantization_config={"quant_method": "awq"},
+    )
+    assert len(told) == 6
+    text = "\n".join(told)
+    for words in (
+        "needs a CUDA device",
+        "execution=graphs",
+        "512 positions",
+        "parallelism.tp=2",
+        "drafter=nope",
+        "awq",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize("quantizer", ["checkpoint", "none", "int8"])
+def test_an_already_quantized_checkpoint_is_refused(quantizer, plan):
+    (problem,) = refused(plan, f"quantizer={quantizer}", quantization_config={"quant_method": "gptq"})
+    assert f"quantizer={quantizer}" in problem and "gptq" in problem
+
+
+def test_a_missing_capability_names_who_has_it(plan, entry):
+    needy = entry(
+        "engine-needy",
+        engine_router=[Provider("needy", "x:Y", requires={"kv_allocator": ("prefix_cache",), "drafter": ("magic",)})],
+    )
+    told = refused(plan, "router=needy", "kv_allocator=paged", entries=[needy])
+    assert told == (
+        "router=needy needs kv_allocator with prefix_cache, but kv_allocator=paged lacks that; "
+        "kv_allocator plugins that have it: prefix_cache",
+        "router=needy needs drafter with magic, but drafter=none lacks that; drafter plugins that have it: (none)",
+    )
+
+
+def test_an_ambiguous_name_is_an_error_only_when_selected(plan, entry):
+    two = [entry(dist, engine_drafter=[Provider("mine", f"{dist[-1]}:D")]) for dist in ("engine-a", "engine-b")]
+    assert plan(entries=two).choice("drafter").name == "none"
+    (problem,) = refused(plan, "drafter=mine", entries=two)
+    assert "offered by 2 distributions: engine-a:mine, engine-b:mine" in problem
+    assert "drafter.plugin=engine-a:mine" in problem
+    assert plan("drafter=mine", "drafter.plugin='engine-b:mine'", entries=two).choice("drafter").factory == "b:D"
+
+
+def test_a_raising_unsupported_is_a_reason_that_names_its_plugin(plan, entry):
+    def boom(model, device):
+        raise KeyError("x")
+
+    odd = entry("engine-odd", engine_drafter=[Provider("odd", "x:Y", unsupported=boom)])
+    (problem,) = refused(plan, "drafter=odd", entries=[odd])
+    assert "engine-odd 0.3.0" in problem and "KeyError" in problem
+
+
+def test_auto_keeps_what_was_set_on_top_of_the_chosen_plugins_defaults(plan, entry, tmp_path):
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "auto.yaml").write_text("plugin: auto\ncandidates: [gpu_only, absent, ngram]\n")
+    maker = entry(
+        "engine-auto",
+        engine_drafter=[Provider("gpu_only", "x:Y", unsupported=no_gpu)],
+        engine_config_searchpath=[f"file://{tmp_path}"],
+    )
+    choice = plan("drafter=auto", "drafter.max_width=2", entries=[maker]).choice("drafter")
+    assert choice.name == "ngram" and choice.config["max_width"] == 2 and choice.config["max_match"] == 4
+    assert choice.passed_over == ("gpu_only: needs a GPU", "absent: not installed")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "setting", "expected"),
+    [
+        ("local", "cpu", "auto", "bfloat16"),
+        ("local", "cpu", "float32", "float32"),
+        ("bundled", "cpu", "auto", "float32"),
+        ("bundled", "cuda", "auto", "bfloat16"),
+        ("bundled", "cpu", "bfloat16", "bfloat16"),
+    ],
+)
+def test_dtype_auto_is_the_checkpoints_except_for_the_bundled_model_on_a_cpu(
+    path, kind, setting, expected, plan, checkpoint, cpu, gpu
+):
+    overrides = [f"model.dtype={setting}", *(["model.path=bundled"] if path == "bundled" else [])]
+    made = plan(*overrides, device=cpu if kind == "cpu" else gpu, model=model_facts(checkpoint()))
+    assert made.dtype == expected
+
+
+def test_max_len_is_the_models_unless_a_smaller_one_is_asked_for(plan):
+    assert plan().max_len == 512
+    assert plan("model.max_len=100").max_len == 100
+    assert "model.max_len=512 or less" in refused(plan, "model.max_len=513")[0]
+
+
+def test_a_host_drafters_cost_is_noted_by_capability_not_by_name(plan, entry):
+    mine = entry("engine-m", engine_drafter=[Provider("mine", "x:Y", provides=("host_drafter",))])
+    assert any("drafter=mine runs on the host" in note for note in plan("drafter=mine", entries=[mine]).notes)
+    assert plan("drafter=mine", "overlap=false", entries=[mine]).notes == ()
+
+
+def test_an_open_door_is_noted(plan):
+    assert any("server.host=0.0.0.0" in note for note in plan("server.host=0.0.0.0").notes)
+    assert plan("server.host=0.0.0.0", "server.api_key=x").notes == ()
+
+
+def test_a_plugin_that_splits_work_may_have_sizes(plan, entry):
+    wide = entry("engine-tp", engine_parallelism=[Provider("wide", "x:Y", provides=("tp",))])
+    assert plan("parallelism=wide", "parallelism.tp=2", entries=[wide]).choice("parallelism").config["tp"] == 2
+    (problem,) = refused(plan, "parallelism.tp=2", entries=[wide])
+    assert "plugins that do: wide" in problem
+
+
+def test_names_nobody_offers_show_without_a_model(with_builtins):
+    found = with_builtins()
+    (problem,) = plugin_problems(compose(["drafter.plugin=ngrm"], found), found)
+    assert "did you mean 'ngram'" in problem

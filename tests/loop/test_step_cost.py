@@ -1,0 +1,78 @@
+import random
+
+import pytest
+
+from engine.loop.step_cost import StepCostModel
+
+
+def feed(model, steps, *, base=4.0, per_token=0.02, noise=0.03, sizes=(1, 4, 8, 64, 512), seed=0):
+    rng = random.Random(seed)
+    for _ in range(steps):
+        tokens = rng.choice(sizes)
+        model.observe(tokens, (base + per_token * tokens) * (1 + rng.uniform(-noise, noise)))
+
+
+def test_nothing_measured_says_so():
+    assert StepCostModel().cost().num_samples == 0
+    assert StepCostModel().cost().tokens_within(5.0) > 1_000_000
+
+
+def test_the_line_is_found():
+    model = StepCostModel()
+    feed(model, 200)
+    cost = model.cost()
+    assert cost.base_ms == pytest.approx(4.0, rel=0.05)
+    assert cost.per_token_ms == pytest.approx(0.02, rel=0.1)
+    assert cost.num_samples == 200
+
+
+def test_a_pause_of_the_machine_does_not_move_the_line():
+    model = StepCostModel()
+    feed(model, 200)
+    before = model.cost().ms(64)
+    model.observe(8, 900.0)
+    model.observe(1, 500.0)
+    assert model.cost().ms(64) == pytest.approx(before, rel=0.05)
+    assert model.cost().ms(1) == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_slow_first_step_is_soon_forgiven():
+    model = StepCostModel()
+    model.observe(64, 3000.0)
+    feed(model, 30)
+    assert model.cost().ms(64) == pytest.approx(4.0 + 1.28, rel=0.1)
+
+
+@pytest.mark.parametrize("factor", [0.4, 3.0])
+def test_a_lasting_change_is_followed(factor):
+    model = StepCostModel()
+    feed(model, 300)
+    feed(model, 400, base=4.0 * factor, per_token=0.02 * factor, seed=1)
+    assert model.cost().ms(64) == pytest.approx(5.28 * factor, rel=0.1)
+
+
+def test_steps_of_one_size_keep_the_slope_that_was_known():
+    model = StepCostModel()
+    feed(model, 200)
+    slope = model.cost().per_token_ms
+    feed(model, 1000, sizes=(4,), seed=3)
+    assert model.cost().per_token_ms == pytest.approx(slope, rel=0.5)
+    assert model.cost().ms(4) == pytest.approx(4.08, rel=0.05)
+
+
+def test_coefficients_are_never_negative():
+    falling, through_origin = StepCostModel(), StepCostModel()
+    for n in range(1, 60):
+        falling.observe(n, 100.0 - n)
+        through_origin.observe(n + 10, 0.5 * n + 0.01)
+    for cost in (falling.cost(), through_origin.cost()):
+        assert cost.base_ms >= 0.0 and cost.per_token_ms >= 0.0
+    assert falling.cost().per_token_ms == 0.0
+    assert through_origin.cost().base_ms == 0.0
+
+
+def test_empty_steps_are_not_samples():
+    model = StepCostModel()
+    model.observe(0, 1.0)
+    model.observe(3, 0.0)
+    assert model.cost().num_samples == 0

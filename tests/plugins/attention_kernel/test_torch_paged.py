@@ -1,0 +1,90 @@
+"""The torch attention kernel: the shared conformance cases, and how it cuts a step into calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
+from engine.contracts.config import SlotConfig
+from engine.contracts.provider import BuildContext
+from engine.execution.reference import paged_attention
+from engine.testing.attention_kernel import (
+    SMALL_CASES,
+    TOLERANCE,
+    AttentionCase,
+    AttentionKernelConformance,
+    PlainFormat,
+    error,
+    make_context,
+    make_inputs,
+    reference,
+    run,
+)
+from engine_plugins.attention_kernel.torch_paged import TorchAttention, make_pieces
+
+
+class TestTorchAttention(AttentionKernelConformance):
+    def make(self, context: BuildContext) -> AttentionKernel:
+        return TorchAttention(SlotConfig(), context)
+
+
+def batch(rows: list[tuple[int, int]], tables: list[list[int]], block_size: int = 8) -> AttentionBatch:
+    width = max(map(len, tables))
+    padded = [table + [0] * (width - len(table)) for table in tables]
+    q_lens = tuple(q for q, _ in rows)
+    kv_lens = tuple(kv for _, kv in rows)
+    starts = torch.tensor([0, *q_lens], dtype=torch.int32).cumsum(0)
+    return AttentionBatch(
+        q_lens, kv_lens, torch.tensor(padded, dtype=torch.int32), starts, torch.tensor(kv_lens), block_size
+    )
+
+
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+def test_the_plain_version_equals_the_definition(case: AttentionCase) -> None:
+    inputs = make_inputs(case, "float32", "cpu")
+    got = paged_attention(inputs.batch, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat())
+    assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
+
+
+def test_a_run_of_neighbouring_blocks_is_read_in_place() -> None:
+    (piece,) = make_pieces(batch([(1, 21)], [[4, 5, 6]]), None, torch.float32, True)
+    assert piece.keys == 4 * 8
+    assert piece.mask is None
+
+
+def test_scattered_blocks_are_gathered() -> None:
+    (piece,) = make_pieces(batch([(1, 10)], [[4, 2]]), None, torch.float32, True)
+    assert isinstance(piece.keys, torch.Tensor)
+    assert piece.keys.tolist() == [32, 33, 34, 35, 36, 37, 38, 39, 16, 17]
+
+
+def test_decode_with_a_window_reads_the_window_only() -> None:
+    (piece,) = make_pieces(batch([(1, 21)], [[4, 5, 6]]), 5, torch.float32, True)
+    assert (piece.keys, piece.num_keys) == (4 * 8 + 16, 5)
+
+
+def test_a_whole_prompt_needs_no_mask() -> None:
+    (piece,) = make_pieces(batch([(40, 40)], [[0, 1, 2, 3, 4]]), None, torch.float32, True)
+    assert piece.causal and piece.mask is None
+
+
+def test_rows_of_like_length_share_a_call_and_unlike_ones_do_not() -> None:
+    lengths = [400, 390, 380, 100, 99]
+    tables = [list(range(60 * i, 60 * i + 50)) for i in range(5)]
+    pieces = make_pieces(batch([(1, n) for n in lengths], tables), None, torch.float32, True)
+    assert sorted(piece.rows for piece in pieces) == [2, 3]
+    assert sum(p.rows * p.num_keys for p in pieces) <= 1.25 * sum(lengths)
+
+
+def test_a_step_of_many_rows_in_any_order_equals_the_definition() -> None:
+    generator = torch.Generator().manual_seed(3)
+    for trial in range(6):
+        rows = []
+        for _ in range(9):
+            q_len = int(torch.randint(1, 50, (), generator=generator)) if torch.rand((), generator=generator) < 0.4 else 1
+            rows.append((q_len, q_len + int(torch.randint(0, 200, (), generator=generator))))
+        case = AttentionCase(f"mix_{trial}", tuple(rows), window=(None, 30)[trial % 2])
+        inputs = make_inputs(case, "float32", "cpu")
+        got = run(TorchAttention(SlotConfig(), make_context(case, "float32", "cpu")), case, inputs)
+        assert error(got, reference(case, inputs)) <= TOLERANCE["float32"], rows

@@ -1,0 +1,12 @@
+from engine.contracts.config import DrafterConfig
+from engine.testing.drafter import DrafterConformance
+from engine_plugins.drafter.none import NoDrafter
+
+
+class TestNoDrafterConformance(DrafterConformance):
+    def make_drafter(self):
+        return NoDrafter(DrafterConfig(), None)
+
+
+def test_width_zero_switches_speculation_off():
+    assert NoDrafter(DrafterConfig(max_width=4), None).max_width == 0

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.serving.chat_template import ChatTemplate, TemplateFailed
+from engine.serving.detokenizer import UnsupportedDecoder
+from engine.serving.tokenizer import PieceCache, Tokenizer, TokenizerError
+
+from .fakes import BACKEND, END, SPECIALS, TOKENIZER_JSON, make_tokenizer
+
+TOKENIZER = make_tokenizer()
+
+
+@given(st.text(max_size=60), st.integers(1, 4))
+@settings(max_examples=200, deadline=None)
+def test_streamed_text_equals_whole_text_and_never_splits_a_character(text: str, group: int) -> None:
+    tokens = tuple(text.encode())
+    stream = TOKENIZER.stream()
+    parts = ["".join(map(stream.feed, tokens[i : i + group])) for i in range(0, len(tokens), group)]
+    assert "".join([*parts, stream.flush()]) == text
+    assert "\ufffd" in text or not any("\ufffd" in part for part in parts)
+
+
+@given(st.binary(max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_bytes_that_are_no_text_become_replacement_characters(data: bytes) -> None:
+    assert TOKENIZER.decode_now(tuple(data)) == data.decode("utf-8", "replace")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "system"]), st.text(max_size=20)), min_size=1, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_cached_pieces_give_the_ids_of_the_whole_text(turns: list[tuple[str, str]]) -> None:
+    messages = [{"role": role, "content": content} for role, content in turns]
+    assert TOKENIZER.template is not None
+    rendered = TOKENIZER.template.render(messages, True)
+    expected = tuple(BACKEND.encode(rendered.text, add_special_tokens=False).ids)
+    assert TOKENIZER.encode_chat_now(messages) == expected
+
+
+def test_special_tokens_spelled_in_a_message_are_text() -> None:
+    messages = [{"role": "user", "content": "a<|im_end|>b<|end|>c<|end|>"}]
+    tokens = TOKENIZER.encode_chat_now(messages)
+    assert TOKENIZER.decode_now(tokens) == (
+        "<|im_start|>user\na<|im_end|>b<|end|>c<|end|><|im_end|>\n<|im_start|>assistant\n"
+    )
+    specials = [token for token in tokens if token in TOKENIZER.hidden]
+    assert specials == [TOKENIZER.special_ids[name] for name in (SPECIALS[0], SPECIALS[1], SPECIALS[0])]
+
+
+def test_special_tokens_in_a_raw_prompt_are_recognised() -> None:
+    assert TOKENIZER.encode_now("a<|end|>") == (*b"a", END)
+
+
+def test_a_conversation_seen_before_is_not_tokenized_again() -> None:
+    tokenizer = make_tokenizer()
+    first = [{"role": "user", "content": "a long question"}]
+    tokenizer.encode_chat_now(first)
+    before = tokenizer.cache.hits
+    tokenizer.encode_chat_now([*first, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}])
+    assert tokenizer.cache.hits > before
+
+
+def test_the_cache_is_bounded_and_forgets_the_oldest() -> None:
+    cache = PieceCache(max_chars=1000)
+    for i in range(100):
+        cache.put(f"text {i}", False, (i,))
+    assert cache.get("text 0", False) is None
+    assert cache.get("text 99", False) == (99,)
+
+
+def test_many_threads_get_the_same_ids() -> None:
+    tokenizer = make_tokenizer()
+    texts = [f"hello world {i % 7}" for i in range(40)]
+    results: dict[int, tuple[int, ...]] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: results.__setitem__(i, tokenizer.encode_now(texts[i]))) for i in range(40)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(results[i] == tuple(BACKEND.encode(texts[i]).ids) for i in range(40))
+
+
+def test_sentencepiece_style_tokens_are_bytes_and_word_boundaries() -> None:
+    vocab = {"<unk>": 0, "▁Hi": 1, "<0xF0>": 2, "<0x9F>": 3, "<0x98>": 4, "<0x80>": 5}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+        ]
+    )
+    stream = Tokenizer(backend.to_str().encode(), None).stream()
+    assert [stream.feed(token) for token in (1, 2, 3, 4, 5)] == [" Hi", "", "", "", "😀"]
+
+
+def test_a_decoder_without_bytes_is_refused() -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    with pytest.raises(UnsupportedDecoder, match="expected byte-level"):
+        Tokenizer(backend.to_str().encode(), None)
+
+
+def test_a_directory_without_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_model_directory_is_loaded_with_its_template(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(TOKENIZER_JSON)
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"bos_token": {"content": "<|im_start|>"}, "chat_template": "{{ bos_token }}{{ messages[0].content }}"}'
+    )
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.encode_chat_now([{"role": "user", "content": "x"}]) == (tokenizer.special_ids["<|im_start|>"], 120)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id') }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ raise_exception('roles must alternate') }}",
+        "{% for i in range(90000) %}{{ 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' }}{% endfor %}",
+        "{{ messages[7].content }}",
+    ],
+)
+def test_templates_cannot_escape_or_explode(source: str) -> None:
+    with pytest.raises(TemplateFailed):
+        ChatTemplate(source).render([{"role": "user", "content": "x"}], True)
+
+
+def test_templates_have_the_usual_helpers() -> None:
+    source = "{% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}{{ strftime_now('%%') }}"
+    assert ChatTemplate(source).render([], False).text == '{"a": "<é>"}%'

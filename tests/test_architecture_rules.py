@@ -1,0 +1,169 @@
+"""The rules that keep the core small: who may import whom, who may know whom, and what is never called."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.assembly.discovery import discover
+from engine.contracts.config import PluginSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = ROOT / "core" / "engine"
+PLUGINS = ROOT / "plugins" / "engine_plugins"
+
+MAY_IMPORT = {
+    "contracts": {"contracts"},
+    "assembly": {"assembly", "contracts", "hookspecs"},
+    "execution": {"execution", "contracts"},
+    "loop": {"loop", "execution", "assembly", "contracts"},
+    "serving": {"serving", "loop", "assembly", "contracts"},
+    "benchmark": {"benchmark", "serving", "contracts"},
+    "cli": {"cli", "serving", "benchmark", "assembly", "contracts"},
+}
+"""Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
+
+HYDRA_ONLY_IN = "assembly/compose/"
+PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
+TORCH_FREE = ("contracts", "assembly", "cli", "serving")
+
+
+def sources(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def relative(file: Path) -> str:
+    return file.relative_to(CORE).as_posix()
+
+
+def imports(tree: ast.AST, top_level_only: bool = False) -> Iterator[str]:
+    """Imported module names; relative imports stay inside their package and are left out.
+
+    ``top_level_only`` leaves out functions and ``TYPE_CHECKING`` blocks: what importing the file imports.
+    """
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.level == 0)
+        elif not (top_level_only and is_deferred(node)):
+            yield from imports(node, top_level_only)
+
+
+def is_deferred(node: ast.AST) -> bool:
+    in_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    return in_function or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+
+
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def test_imports_in_the_core_point_one_way():
+    wrong = []
+    for package, allowed in MAY_IMPORT.items():
+        for file in sources(CORE / package):
+            for name in imports(parsed(file)):
+                library, _, rest = name.partition(".")
+                inner = rest.partition(".")[0]
+                is_part = (CORE / inner).is_dir() or inner == "hookspecs"
+                if library == "engine" and inner and is_part and inner not in allowed:
+                    wrong.append(f"{relative(file)} imports {name}")
+    assert wrong == []
+
+
+def test_every_package_of_the_core_has_its_rule():
+    packages = {path.name for path in CORE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert packages == {*MAY_IMPORT, "testing"}
+
+
+def test_the_core_never_imports_a_plugin():
+    wrong = [f"{relative(f)}: {n}" for f in sources(CORE) for n in imports(parsed(f)) if n.startswith("engine_plugins")]
+    assert wrong == []
+
+
+def test_plugins_import_only_contracts_and_execution_of_the_core():
+    allowed = ("engine.contracts", "engine.execution", "engine.hookspecs")
+    wrong = [
+        f"{file.relative_to(PLUGINS)}: {name}"
+        for file in sources(PLUGINS)
+        for name in imports(parsed(file))
+        if name.split(".")[0] == "engine" and not name.startswith(allowed)
+    ]
+    assert wrong == []
+
+
+def test_hydra_and_pluggy_stay_in_their_place():
+    wrong = []
+    for file in sources(CORE):
+        where = relative(file)
+        for name in imports(parsed(file)):
+            library = name.split(".")[0]
+            if library in ("hydra", "omegaconf") and not where.startswith(HYDRA_ONLY_IN):
+                wrong.append(f"{where}: {name}")
+            if library == "pluggy" and where not in PLUGGY_ONLY_IN:
+                wrong.append(f"{where}: {name}")
+    assert wrong == []
+
+
+def test_hydra_is_imported_only_when_something_is_composed():
+    files = sources(CORE / "assembly" / "compose")
+    names = [name for file in files for name in imports(parsed(file), top_level_only=True)]
+    assert files and not [name for name in names if name.split(".")[0] in ("hydra", "omegaconf")]
+
+
+def test_torch_is_not_imported_by_the_front_of_the_house():
+    files = [file for package in TORCH_FREE for file in sources(CORE / package)]
+    files += [PLUGINS / "registry.py", *PLUGINS.glob("*/config.py")]
+    wrong = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        for name in imports(parsed(file), top_level_only=True)
+        if name.split(".")[0] in ("torch", "triton")
+    ]
+    assert len(files) > len(TORCH_FREE) and wrong == []
+
+
+def test_the_core_knows_no_plugin_by_name():
+    """No string constant in the core is the name of a built-in plugin, where a name could be compared."""
+    names = {offer.name for offer in discover(PluginSettings(third_party=False)).offers}
+    # words that also mean something else in the core: a library, a dtype, a model family in config.json
+    common = {"none", "torch", "triton", "int8", "llama"}
+    wrong = []
+    for file in sources(CORE):
+        if relative(file).startswith("testing/"):
+            continue
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.Compare | ast.Match | ast.MatchValue):
+                constants = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+                found = {value for value in constants if isinstance(value, str)} & (names - common)
+                wrong += [f"{relative(file)}:{node.lineno} compares with {name!r}" for name in found]
+    assert names > common and wrong == []
+
+
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+
+
+@pytest.mark.parametrize("folder", [CORE, PLUGINS], ids=["core", "plugins"])
+def test_nothing_is_pickled_or_evaluated(folder):
+    wrong = []
+    for file in sources(folder):
+        tree = parsed(file)
+        where = file.relative_to(ROOT).as_posix()
+        wrong += [f"{where}: imports {n}" for n in imports(tree) if n.split(".")[0] in FORBIDDEN_MODULES]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called in FORBIDDEN_CALLS or called in ("torch.load", "yaml.load", "os.system"):
+                    wrong.append(f"{where}:{node.lineno} calls {called}")
+                if any(k.arg in ("shell", "trust_remote_code") and getattr(k.value, "value", 0) for k in node.keywords):
+                    wrong.append(f"{where}:{node.lineno} {called} with shell or trust_remote_code")
+    assert wrong == []
+
+
+def test_the_readme_and_ci_run_the_same_test_line():
+    ci = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
+    assert re.search(rf"^{re.escape(ci)}$", (ROOT / "README.md").read_text(), re.MULTILINE)
