@@ -23,6 +23,7 @@ import statistics
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,9 @@ def time_ms(call: Callable[[], Any], repeats: int = 20) -> float:
     """Median device time of one call in milliseconds, after three calls to warm up."""
     for _ in range(3):
         call()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         call()
         end.record()
@@ -145,7 +146,7 @@ def conformance(_: dict[str, float]) -> list[dict[str, Any]]:
         for dtype, tolerance in TOLERANCE.items():
             for case in SMALL_CASES + LARGE_CASES:
                 row = {"kernel": name, "dtype": dtype, "case": case.name, "tolerance": tolerance}
-                rows.append(row | checked(lambda m=make, c=case, d=dtype: measure(m, c, d, "cuda"), tolerance))
+                rows.append(row | checked(partial(measure, make, case, dtype, "cuda"), tolerance))
     return rows
 
 
@@ -164,7 +165,7 @@ def graphs(_: dict[str, float]) -> list[dict[str, Any]]:
     cases = [case for case in SMALL_CASES + LARGE_CASES if case.name in ("verify", "decode_batch", "verify_batch")]
     return [
         {"case": case.name, "tolerance": TOLERANCE["float32"]}
-        | checked(lambda c=case: replay_error(c), TOLERANCE["float32"])
+        | checked(partial(replay_error, case), TOLERANCE["float32"])
         for case in cases
     ]
 

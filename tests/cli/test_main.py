@@ -7,7 +7,6 @@ import yaml
 
 from engine import __version__
 from engine.assembly.plan import EnginePlan
-from engine.cli import serve
 from engine.cli.complete import candidates
 from engine.cli.main import COMMANDS, load, main
 from engine.contracts import SLOTS
@@ -114,7 +113,9 @@ def test_flags_and_overrides_mix_anywhere(capsys):
     assert tree["drafter"]["plugin"] == "none" and tree["seed"] == 3 and tree["overlap"] is False
 
 
-@pytest.mark.parametrize("path", ["a b/c", "it's", "x,y=[z]", "C:\\new", "org/name@v1", "12", "null"])
+@pytest.mark.parametrize(
+    "path", ["a b/c", "it's", "x,y=[z]", "C:\\new", "org/name@v1", "12", "007", "null", "ends\\", "a\\'b", "{x}", ""]
+)
 def test_a_flags_value_arrives_as_it_was_typed(path, capsys):
     assert main(["config", "--json", "--model", path]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["path"] == path
@@ -171,7 +172,3 @@ def test_there_is_a_completion_script_for_each_shell(shell, capsys):
 )
 def test_completion_offers_commands_flags_options_and_keys(line, expected):
     assert candidates(line) == expected
-
-
-def test_quoting_leaves_numbers_alone():
-    assert serve.quoted("80") == "80" and serve.quoted("a") == "'a'"

@@ -27,7 +27,9 @@ from engine_plugins.quantizer.unquantized import Unquantized
 BLOCK_SIZE = 8
 
 
-def load(path: Path | str, dtype: str = "float32", quantizer: Any = None, **options: Any) -> tuple[ModelFacts, LoweredModel]:
+def load(
+    path: Path | str, dtype: str = "float32", quantizer: Any = None, **options: Any
+) -> tuple[ModelFacts, LoweredModel]:
     """Facts and lowered model of a checkpoint directory."""
     facts = model_facts(str(path))
     context = replace(build_context(block_size=BLOCK_SIZE), model=facts, dtype=dtype)

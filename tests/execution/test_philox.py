@@ -66,7 +66,7 @@ def test_single_entries_are_those_of_the_whole_row():
 
 
 def test_uniform_is_open_and_even():
-    u = uniform(torch.arange(64), torch.zeros(64, dtype=torch.int64), SAMPLE, 4096).double()
+    u = uniform(torch.arange(16), torch.zeros(16, dtype=torch.int64), SAMPLE, 4096).double()
     assert u.min() > 0.0 and u.max() < 1.0
     count = torch.histc(u, bins=64, min=0.0, max=1.0)
     expected = u.numel() / 64
@@ -75,10 +75,10 @@ def test_uniform_is_open_and_even():
 
 
 def test_gumbel_has_its_mean_and_variance():
-    g = gumbel(torch.arange(64), torch.zeros(64, dtype=torch.int64), SAMPLE, 4096).double()
+    g = gumbel(torch.arange(16), torch.zeros(16, dtype=torch.int64), SAMPLE, 4096).double()
     assert torch.isfinite(g).all()
-    assert abs(float(g.mean()) - 0.5772) < 0.01
-    assert abs(float(g.var()) - 1.6449) < 0.03
+    assert abs(float(g.mean()) - 0.5772) < 0.02
+    assert abs(float(g.var()) - 1.6449) < 0.06
 
 
 @pytest.mark.parametrize("seed, held", [(0, 0), (2**63, -(2**63)), (2**64 - 1, -1), (-1, -1), (2**63 - 1, 2**63 - 1)])

@@ -9,7 +9,7 @@ import torch
 from engine.contracts.request import SamplingParams
 from engine.execution.adjust import adjust
 from engine.execution.positions import Position
-from engine.execution.sampling import NOT_FINITE, choose, target_probs
+from engine.execution.sampling import NOT_FINITE, _ranked_border, choose, target_probs
 from engine.execution.verify import VerifyRow, sample_tokens, verify
 
 _spec = importlib.util.spec_from_file_location("sampler_reference", Path(__file__).with_name("sampler_reference.py"))
@@ -99,6 +99,13 @@ def test_short_lists_of_a_big_vocabulary_change_nothing(settings, seed):
     got = target_probs(adjust(logits, at), at)
     for i in range(2):
         np.testing.assert_allclose(got[i].numpy(), expected_probs(logits[i], params), atol=2e-6)
+
+
+def test_a_border_found_in_a_short_list_is_the_one_found_by_sorting_everything():
+    scaled = scripted_logits(4, vocab=60_000)
+    scaled -= scaled.max(-1, keepdim=True).values
+    top_k, top_p = torch.tensor([0, 0, 3000, 40_000]), torch.tensor([0.9, 0.2, 0.95, 0.999]).double()
+    assert torch.equal(_ranked_border(scaled, top_k, top_p, 1024), _ranked_border(scaled, top_k, top_p, 60_000))
 
 
 @pytest.mark.parametrize("vocab", [64, 20_000])

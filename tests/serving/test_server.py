@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import signal
 from typing import Any
 
 import pytest
+import structlog
 
 from engine.contracts.events import RejectedEvent, RequestEvent
 from engine.contracts.router import Answer, Reject, ToUrl
 from engine.loop.client import EngineDead
 from engine.loop.messages import EngineStats, StepOutputs
+from engine.serving import bodies
 from engine.serving.server import Server
 from engine.serving.supervisor import Supervisor
 
@@ -390,3 +393,63 @@ async def test_a_request_routed_elsewhere_is_passed_through(stream: bool) -> Non
         server.router.decision = ToUrl("http://127.0.0.1:1")
         status, _, data = await server.post(CHAT, chat(stream=stream))
         assert (status, error_of(data)["code"]) == (502, "bad_gateway")
+
+
+@in_loop
+async def test_an_engine_that_dies_after_a_comment_ends_the_stream_with_an_error() -> None:
+    async with running(keepalive_s=0.01) as server:
+        server.client.hold_before = 0
+        reader, writer = await open_stream(server, chat(stream=True))
+        await reader.readuntil(b": keepalive\n")
+        server.client.die()
+        assert b'"code":"engine_dead"' in await reader.readuntil(b"data: [DONE]\n\n")
+        writer.close()
+
+
+@in_loop
+async def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_S", 0.02)
+    async with running() as server:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.server.port)
+        writer.write(head.encode() + b"{")
+        assert b" 408 " in await reader.readline()
+        writer.close()
+
+
+@in_loop
+async def test_logs_hold_neither_prompts_nor_what_clients_make_up() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with running() as server:
+            await server.post(CHAT, chat("SECRET"), "X-Request-Id: a\t{\xe9}SECRET2")
+            await server.post("/v1/completions", completion("SECRET", SECRET=1))
+            await server.get("/SECRET%0a")
+            server.client.fail_request = "SECRET"
+            await server.post(CHAT, chat("SECRET", stream=True))
+    assert len([line for line in logs if line["event"] == "request"]) == 4
+    assert "SECRET" not in str(logs).replace("aSECRET2", "")
+    assert logs[0]["request_id"] == "aSECRET2"
+
+
+@in_loop
+async def test_nothing_is_left_after_a_mix_of_finished_aborted_and_refused_requests() -> None:
+    dice = random.Random(0)
+
+    async def one(server: Running) -> None:
+        kind = dice.choice(["whole", "stream", "gone", "bad"])
+        if kind == "gone":
+            reader, writer = await open_stream(server, chat(stream=True, n=dice.randint(1, 3)))
+            await reader.readuntil(b"data: ")
+            writer.transport.abort()
+        else:
+            body = chat(stream=kind == "stream", n=dice.randint(1, 3), stop=dice.choice([None, "wor"]))
+            status, _, _ = await server.post(CHAT, body | ({"top_p": 7} if kind == "bad" else {}))
+            assert status == (400 if kind == "bad" else 200)
+
+    async with running() as server:
+        await asyncio.gather(*(one(server) for _ in range(60)))
+        state = server.server.state
+        assert await state.admission.until_idle(5)
+        assert (state.admission.in_flight, state.engine_runs) == (0, 0)
+        ended = state.bus.settled(lambda: [e for e in server.exporter.events if isinstance(e, RequestEvent)])
+        assert sorted(e.request_id for e in ended) == sorted(r.request_id for r in server.client.requests)

@@ -6,6 +6,7 @@ import argparse
 import shutil
 import sys
 
+from engine.assembly.compose import quoted
 from engine.cli.command import Command, report_failures
 
 SHORTHANDS = {"model": "model.path", "host": "server.host", "port": "server.port"}
@@ -21,13 +22,6 @@ def overrides_of(flags: argparse.Namespace, overrides: list[str]) -> list[str]:
     """The overrides, the flags' ones last."""
     given = {key: getattr(flags, flag) for flag, key in SHORTHANDS.items()}
     return [*overrides, *(f"{key}={quoted(value)}" for key, value in given.items() if value is not None)]
-
-
-def quoted(value: str) -> str:
-    """A value that the override grammar takes as it is, whatever characters it has."""
-    if value.isdigit():
-        return value
-    return "'" + value.replace("'", "\\'") + "'"
 
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:

@@ -81,7 +81,8 @@ class KVAllocator(Protocol):
 
     def open(self, request_id: str, keys: Sequence[bytes], max_tokens: int) -> Lease | None:
         """Start a lease, taking over the longest cached prefix of ``keys``. ``max_tokens`` is the most the
-        request can ever need. ``None``: no room now (possible only if the plugin reserves ahead).
+        request can ever need. ``None``: no room now (possible only if the plugin reserves ahead). A request that
+        starts again may open a lease before its old one is released: steps in flight can still use the old one.
         """
         ...
 

@@ -146,9 +146,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         raise CheckpointError(f"{file}: header is not an object")
     data_start = 8 + length
     entries = {
-        name: _parse_entry(file, name, value, data_start)
-        for name, value in document.items()
-        if name != "__metadata__"
+        name: _parse_entry(file, name, value, data_start) for name, value in document.items() if name != "__metadata__"
     }
     _check_ranges(file, entries, data_start, size)
     return entries

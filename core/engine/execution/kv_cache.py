@@ -100,9 +100,7 @@ def _largest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).max if dtype.is_floating_point else float(torch.iinfo(dtype).max)
 
 
-def _scale_shape(
-    model: ModelFacts, kv_format: KVFormat, num_blocks: int, block_size: int
-) -> tuple[int, ...] | None:
+def _scale_shape(model: ModelFacts, kv_format: KVFormat, num_blocks: int, block_size: int) -> tuple[int, ...] | None:
     if kv_format.scale == "none":
         return None
     per_token = kv_format.scale == "per_token_head"

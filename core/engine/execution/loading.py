@@ -25,6 +25,7 @@ from engine.contracts.ops import (
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
+from engine.execution.cpu_memory import keep_freed_memory
 from engine.execution.lowering import (
     Lowering,
     describe,
@@ -71,6 +72,8 @@ def load_model(
         rope_kinds=rope_kinds(ops),
         fused=fused,
     )
+    if lowering.on_cpu:
+        keep_freed_memory()
     checkpoint = open_checkpoint(model.path)
     _check_names(checkpoint, ops, quantizer, model.path)
     loader = _Loader(checkpoint, quantizer, lowering, on_progress)
@@ -104,7 +107,7 @@ class _Loader:
             self._report(f"layer {index + 1}/{len(ops.layers)}")
         tied = table if ops.head.tied else None
         head = self._pack("LMHead", ops.head.head, tied)
-        project = lower_head(lowering, ops.head, self._norm(ops.head.norm), head)
+        project = lower_head(lowering, ops.head, self._norm(ops.head.norm, ops.embed.hidden_size), head)
         self._report("head")
         return LoweredModel(
             embed=lower_embed(lowering, ops.embed, table),
@@ -119,7 +122,7 @@ class _Loader:
     def _layer(self, index: int, ops: Sequence[LayerOp]) -> tuple[LoweredOp, ...]:
         lowered = []
         for op in ops:
-            norms = {norm.name: self._norm(norm) for norm in op_norms(op)}
+            norms = {norm.name: self._norm(norm, size) for norm, size in op_norms(op)}
             spec = linear_of(op)
             packed = None if spec is None else self._pack(type(op).__name__, spec)
             if isinstance(op, NormQKVRopeWrite):
@@ -151,8 +154,8 @@ class _Loader:
             tensors[stored.suffix] = cut(tensor, name, spec, stored, index, count)
         return tensors
 
-    def _norm(self, norm: NormSpec) -> Tensor:
-        weight = self._tensor(f"{norm.name}.weight", None).float().to(self._lowering.device)
+    def _norm(self, norm: NormSpec, size: int) -> Tensor:
+        weight = self._tensor(f"{norm.name}.weight", (size,)).float().to(self._lowering.device)
         if norm.offset:
             weight = weight + 1.0
         self._hold(weight)
@@ -191,9 +194,7 @@ def linear_of(op: LayerOp) -> LinearSpec | None:
     return None
 
 
-def cut(
-    tensor: Tensor, name: str, spec: LinearSpec, stored: StoredTensor, index: int, count: int
-) -> Tensor:
+def cut(tensor: Tensor, name: str, spec: LinearSpec, stored: StoredTensor, index: int, count: int) -> Tensor:
     """Cut ``index`` of ``count`` of a stored tensor. Raises ``ValueError`` if this axis cannot be cut so."""
     if count == 1 or spec.shard == "none" or tensor.dim() == 0:
         return tensor
@@ -232,9 +233,7 @@ def _check_names(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, pa
     missing = required - checkpoint.names
     if missing:
         raise CheckpointError(f"model.path={path}: tensors missing from the checkpoint: {name_list(missing)}")
-    leftover = {
-        name for name in checkpoint.names - required - optional if not name.endswith(IGNORED_SUFFIXES)
-    }
+    leftover = {name for name in checkpoint.names - required - optional if not name.endswith(IGNORED_SUFFIXES)}
     if leftover:
         raise CheckpointError(
             f"model.path={path}: the checkpoint has tensors this architecture does not use: {name_list(leftover)}"
@@ -246,7 +245,7 @@ def _expected_names(ops: ModelOps, quantizer: Quantizer) -> tuple[set[str], set[
     optional: set[str] = set()
     specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
     for layer in ops.layers:
-        required |= {f"{norm.name}.weight" for op in layer for norm in op_norms(op)}
+        required |= {f"{norm.name}.weight" for op in layer for norm, _ in op_norms(op)}
     if ops.head.tied:
         # Some checkpoints store the tied weight twice.
         optional |= {f"{part.name}.weight" for part in ops.head.head.parts}

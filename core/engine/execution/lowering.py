@@ -110,9 +110,7 @@ def lower_embed(lowering: Lowering, op: Embed, table: Tensor) -> Callable[[Tenso
     return lambda token_ids: F.embedding(token_ids, table).mul_(op.scale)
 
 
-def lower_head(
-    lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear
-) -> Callable[[Tensor], Tensor]:
+def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> Callable[[Tensor], Tensor]:
     norm, linear = lowering.norm(norm_weight, op.norm.eps), lowering.linear(head)
 
     def project(hidden: Tensor) -> Tensor:
@@ -207,9 +205,7 @@ def _local_attention(op: Attention, tp: int) -> Attention:
     )
 
 
-def _lower_gate_up(
-    lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor], packed: PackedLinear
-) -> LoweredOp:
+def _lower_gate_up(lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor], packed: PackedLinear) -> LoweredOp:
     norm, linear, act = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed), op.act
 
     def gate_up(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
@@ -227,11 +223,12 @@ def _lower_residual(lowering: Lowering, packed: PackedLinear) -> LoweredOp:
     return add_to_residual
 
 
-def op_norms(op: LayerOp) -> tuple[NormSpec, ...]:
-    """The norms of a layer op."""
+def op_norms(op: LayerOp) -> tuple[tuple[NormSpec, int], ...]:
+    """The norms of a layer op, and the size of their weights."""
     if isinstance(op, NormQKVRopeWrite):
-        return tuple(n for n in (op.norm, op.q_norm, op.k_norm) if n is not None)
-    return (op.norm,) if isinstance(op, NormGateUpAct) else ()
+        heads = tuple((norm, op.head_dim) for norm in (op.q_norm, op.k_norm) if norm is not None)
+        return ((op.norm, op.qkv.in_features), *heads)
+    return ((op.norm, op.gate_up.in_features),) if isinstance(op, NormGateUpAct) else ()
 
 
 def describe(lowering: Lowering, ops: ModelOps, labels: dict[str, str]) -> tuple[str, ...]:

@@ -60,9 +60,7 @@ class LoweredModel:
     weights_bytes: int
 
     @torch.inference_mode()
-    def forward(
-        self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int] = ()
-    ) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
         """Run all layers and write the batch's keys and values.
 
         Returns the residual stream ``[T, hidden_size]`` before the final norm, and for each tap ``i`` the residual

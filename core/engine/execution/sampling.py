@@ -121,7 +121,7 @@ def _list_length(positions: Sequence[Position], scaled: Tensor) -> int:
 def _ranked_border(scaled: Tensor, top_k: Tensor, top_p: Tensor, length: int) -> Tensor:
     """Border of top-k, then top-p within what top-k left. float32 ``[N]``.
 
-    Looks at the ``length`` most likely tokens; rows for which these do not settle it are sorted in full.
+    Looks at the ``length`` most likely tokens; rows for which these do not settle it look at more, in the end at all.
     """
     vocab = scaled.shape[1]
     if length < vocab:
@@ -147,5 +147,6 @@ def _ranked_border(scaled: Tensor, top_k: Tensor, top_p: Tensor, length: int) ->
     settled = (beyond < border) & ((top_k == 0) | (beyond < border_k.squeeze(1))) & (top_k <= length)
     open_rows = (~settled).nonzero().squeeze(1)
     if len(open_rows):
-        border[open_rows] = _ranked_border(scaled[open_rows], top_k[open_rows], top_p[open_rows], vocab)
+        longer = 16 * length if 32 * length < vocab else vocab
+        border[open_rows] = _ranked_border(scaled[open_rows], top_k[open_rows], top_p[open_rows], longer)
     return border

@@ -177,8 +177,8 @@ def warm_up(core: EngineCore, max_len: int) -> None:
     """Run a few requests of different shapes, so that the first real one meets warm kernels."""
     length = max(min(max_len - 8, 256), 1)
     shapes = [(length, 2), (1, 4), (1, 4)]
-    for i, (prompt, output) in enumerate(shapes):
-        sampling = SamplingParams(max_tokens=min(output, max_len - prompt), temperature=0.0, ignore_eos=True)
+    for i, (prompt, wanted) in enumerate(shapes):
+        sampling = SamplingParams(max_tokens=min(wanted, max_len - prompt), temperature=0.0, ignore_eos=True)
         core.submit(EngineRequest(f"warm-up-{i}", tuple([0] * prompt), sampling, cache_salt=f"warm-up-{i}"))
     while core.has_work:
         for output in core.step().outputs:

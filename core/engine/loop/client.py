@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from engine.contracts.events import Event
-from engine.contracts.request import EngineRequest, TokensOut
+from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.loop.messages import EngineInfo, EngineStats, Progress
 
 
@@ -23,7 +23,7 @@ class OutputStream(Protocol):
         """Raises :class:`EngineDead` if the engine died before the sequence ended."""
         ...
 
-    def abort(self, reason: str = "abort") -> None:
+    def abort(self, reason: FinishReason = "abort") -> None:
         """Stop the sequence; its blocks are free within one step. One last output (with ``finish_reason`` =
         ``reason`` and timings) still comes. Idempotent; does nothing after the end."""
         ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.contracts.events import Event
-from engine.contracts.request import EngineRequest, TokensOut
+from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 
 MAX_FRAME = 256 * 1024 * 1024
 """Bytes; a longer frame means a broken peer and ends the connection."""
@@ -22,7 +22,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Stop these sequences. ``reason`` becomes their finish reason (``stop``: a stop string was met)."""
 
     request_ids: tuple[str, ...]
-    reason: str = "abort"
+    reason: FinishReason = "abort"
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):

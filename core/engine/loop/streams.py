@@ -25,7 +25,7 @@ from engine.loop.messages import (
 class Stream:
     """Outputs of one sequence. See :class:`engine.loop.client.OutputStream`."""
 
-    def __init__(self, request_id: str, abort: Callable[[str, str], None]) -> None:
+    def __init__(self, request_id: str, abort: Callable[[str, FinishReason], None]) -> None:
         self._request_id = request_id
         self._abort = abort
         self._queue: asyncio.Queue[TokensOut | EngineDead] = asyncio.Queue()
@@ -47,7 +47,7 @@ class Stream:
         self._ended = item.finish_reason is not None
         return item
 
-    def abort(self, reason: str = "abort") -> None:
+    def abort(self, reason: FinishReason = "abort") -> None:
         self._abort(self._request_id, reason)
 
 

@@ -88,9 +88,9 @@ class ChatTemplate:
         return cls(source, {name: _token_text(config.get(name)) for name in names})
 
     def render(
-        self, messages: Sequence[dict[str, str]], add_generation_prompt: bool, specials: tuple[str, ...] = ()
+        self, messages: Sequence[dict[str, str]], add_generation_prompt: bool, specials: re.Pattern[str] | None = None
     ) -> Rendered:
-        """The prompt of a conversation. Raises :class:`TemplateFailed`."""
+        """The prompt of a conversation. ``specials`` matches special tokens. Raises :class:`TemplateFailed`."""
         quoted: dict[str, str] = {}
         turns = [
             {key: value if key == "role" else _quote(value, specials, quoted) for key, value in turn.items()}
@@ -118,11 +118,10 @@ class ChatTemplate:
         return Rendered("".join(parts), quoted)
 
 
-def _quote(text: str, specials: tuple[str, ...], quoted: dict[str, str]) -> str:
-    if not any(special in text for special in specials):
+def _quote(text: str, specials: re.Pattern[str] | None, quoted: dict[str, str]) -> str:
+    if specials is None:
         return text
-    pattern = "|".join(map(re.escape, sorted(specials, key=len, reverse=True)))
-    return re.sub(pattern, lambda match: _placeholder(match.group(), quoted), text)
+    return specials.sub(lambda match: _placeholder(match.group(), quoted), text)
 
 
 def _placeholder(literal: str, quoted: dict[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,8 @@ class SequenceRun:
     def close(self) -> None:
         """Stop the sequence if it still runs: its blocks are free within one step."""
         if self.account is None:
-            self._stream.abort()
+            with suppress(EngineDead):  # a dead engine holds no blocks
+                self._stream.abort()
             self._account("abort", None)
 
     def record(self) -> Mapping[str, Any]:

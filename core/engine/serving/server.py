@@ -131,6 +131,7 @@ class Server:
         finally:
             stopping.cancel()
             engine.cancel()
+            await asyncio.gather(stopping, engine, return_exceptions=True)
 
     async def _run_engine(self) -> None:
         await self.state.tokenizer.warm()

@@ -86,6 +86,9 @@ class Tokenizer:
         self._specials = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
         sections = msgspec.json.decode(data, type=_Sections)
         self._cuttable = cuts_cleanly(sections, added.values())
+        # Unicode normalization composes at most four characters into one; other normalizers may drop anything.
+        normalizers = set(_component_names(sections.normalizer))
+        self._shrinks = 1 if not normalizers else 4 if normalizers <= {"NFC", "NFKC", "NFD", "NFKD"} else 0
         vocab = {id_: piece for piece, id_ in self._parse.get_vocab(with_added_tokens=True).items()}
         self.vocab_size = len(vocab)
         self.longest_token = max((len(piece) for piece in vocab.values()), default=1)
@@ -151,7 +154,7 @@ class Tokenizer:
         """:meth:`encode_chat` in the calling thread."""
         if self.template is None:
             raise TokenizerError("This model has no chat template; use /v1/completions.")
-        rendered = self.template.render(messages, add_generation_prompt, tuple(self.special_ids))
+        rendered = self.template.render(messages, add_generation_prompt, self._specials)
         if self._specials is None or not (self._cuttable or rendered.quoted):
             return self._whole(rendered.text, False)
         return self._pieces(rendered, self._specials)
@@ -167,7 +170,7 @@ class Tokenizer:
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound on the number of tokens of ``text``, without tokenizing it."""
-        return len(text) // self.longest_token
+        return len(text) // (self.longest_token * self._shrinks) if self._shrinks else 0
 
     async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)

@@ -167,9 +167,9 @@ def make_inputs(
         block_size=case.block_size,
     )
     k, v = caches
-    scales = [None if c.scale is None else c.scale.to(device) for c in caches]
+    k_scale, v_scale = (None if cache.scale is None else cache.scale.to(device) for cache in caches)
     return AttentionInputs(
-        batch, q.to(device), k.data.to(device), v.data.to(device), *scales, tuple(plain[0]), tuple(plain[1])
+        batch, q.to(device), k.data.to(device), v.data.to(device), k_scale, v_scale, tuple(plain[0]), tuple(plain[1])
     )
 
 

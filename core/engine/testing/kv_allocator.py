@@ -271,6 +271,19 @@ class KVAllocatorConformance(ABC):
         allocator.trim(lease, BLOCK)
         assert allocator.usage().leased == before.leased == len(lease.blocks[0])
 
+    def test_a_request_may_start_again_before_its_old_lease_ends(self) -> None:
+        allocator = self.started()
+        old = allocator.open("r", [], 4 * BLOCK)
+        new = allocator.open("r", [], 4 * BLOCK)
+        assert old is not None and new is not None
+        assert allocator.reserve(old, 2 * BLOCK) and allocator.reserve(new, 2 * BLOCK)
+        kept = list(new.blocks[0])
+        allocator.release(old)
+        assert new.blocks[0] == kept
+        assert allocator.usage().leased == len(kept)
+        allocator.release(new)
+        assert allocator.usage().leased == 0
+
     def test_random_histories_keep_the_contract(self) -> None:
         suite = self
 

@@ -54,9 +54,7 @@ class LlamaArchitecture:
         """Raises ``ValueError`` for an activation or a family this file does not know."""
         variant = _variant(model)
         final_norm = NormSpec("model.norm", model.rms_norm_eps)
-        head = LinearSpec(
-            (LinearPart("lm_head", model.vocab_size),), model.hidden_size, shard="out", kind="head"
-        )
+        head = LinearSpec((LinearPart("lm_head", model.vocab_size),), model.hidden_size, shard="out", kind="head")
         return ModelOps(
             embed=Embed("model.embed_tokens", model.vocab_size, model.hidden_size),
             layers=tuple(_layer(model, variant, i) for i in range(model.num_layers)),
@@ -99,9 +97,7 @@ def _attention_ops(model: ModelFacts, variant: _Variant, prefix: str, index: int
         model.hidden_size,
         shard="out",
     )
-    out = LinearSpec(
-        (LinearPart(f"{name}.o_proj", model.hidden_size, variant.out_bias),), q_size, shard="in"
-    )
+    out = LinearSpec((LinearPart(f"{name}.o_proj", model.hidden_size, variant.out_bias),), q_size, shard="in")
     return (
         NormQKVRopeWrite(
             norm=NormSpec(f"{prefix}.input_layernorm", eps),

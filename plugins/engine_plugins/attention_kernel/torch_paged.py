@@ -163,13 +163,11 @@ def _attend(piece: Piece, op: Attention, q: Tensor, keys: _Cache, values: _Cache
         out = F.scaled_dot_product_attention(q, k, v, mask, scale=op.scale)
     else:
         out = _soft_capped_attention(q, k, v, mask, op.scale, op.soft_cap)
-    out = out.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4)
+    out = out.view(rows, kv_heads, group, n, op.head_dim).permute(0, 3, 1, 2, 4)
     return out.reshape(rows * n, -1)
 
 
-def _soft_capped_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float
-) -> Tensor:
+def _soft_capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
     scores = soft_capped(torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale, cap)
     if mask is not None:
         scores = scores + mask

@@ -45,35 +45,33 @@ class FreeBlocks:
 
 
 class Leases:
-    """The open leases, by request id.
+    """The open leases, by identity: a request may hold a new one while steps in flight still use its old one.
 
     One id names a block in every KV group at once, so all groups of a lease have the same list of ids and a block
     that is valid in one group is valid in all. Windowed groups keep their whole sequence, like full ones.
     """
 
-    __slots__ = ("_by_request", "_num_groups")
+    __slots__ = ("_num_groups", "_open")
 
     def __init__(self, groups: Sequence[KVGroup]) -> None:
         if not groups:
             raise ValueError("no KV groups: a model has at least one")
         self._num_groups = len(groups)
-        self._by_request: dict[str, Lease] = {}
+        self._open: dict[int, Lease] = {}
 
     def __iter__(self) -> Iterator[Lease]:
-        return iter(self._by_request.values())
+        return iter(self._open.values())
 
     def add(self, request_id: str, blocks: list[int], num_cached: int = 0) -> Lease:
-        if request_id in self._by_request:
-            raise ValueError(f"request {request_id!r} already holds a lease")
         lease = Lease(request_id, (blocks,) * self._num_groups, num_cached, num_cached)
-        self._by_request[request_id] = lease
+        self._open[id(lease)] = lease
         return lease
 
     def remove(self, lease: Lease) -> list[int] | None:
         """Forget the lease and take its block ids from it; ``None`` if it was over already."""
-        if self._by_request.get(lease.request_id) is not lease:
+        if self._open.get(id(lease)) is not lease:
             return None
-        del self._by_request[lease.request_id]
+        del self._open[id(lease)]
         blocks = list(lease.blocks[0])
         lease.blocks[0].clear()
         return blocks

@@ -40,7 +40,7 @@ class PrefixCacheAllocator:
         self._key_of: list[bytes | None] = [None] * num_blocks  # by block; None: private or free
         self._block_of: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # no lease, has a key; next victim first
-        self._keys_of: dict[str, list[bytes]] = {}  # by request: keys of its committed full blocks
+        self._keys_of: dict[int, list[bytes]] = {}  # by id of a lease: keys of its committed full blocks
 
     def match_prefix(self, keys: Sequence[bytes]) -> int:
         for index, key in enumerate(keys):
@@ -52,7 +52,7 @@ class PrefixCacheAllocator:
         hit = list(keys[: self.match_prefix(keys)])
         blocks = [self._block_of[key] for key in hit]
         lease = self._leases.add(request_id, blocks, num_cached=len(hit) * self._block_size)
-        self._keys_of[request_id] = hit
+        self._keys_of[id(lease)] = hit
         for block in blocks:
             self._cached.pop(block, None)
             self._num_leases_of[block] += 1
@@ -82,7 +82,7 @@ class PrefixCacheAllocator:
             return
         if len(keys) < full:
             raise ValueError(f"request {lease.request_id!r}: {len(keys)} keys for {full} full blocks")
-        own = self._keys_of[lease.request_id]
+        own = self._keys_of[id(lease)]
         for index in range(len(own), full):
             own.append(keys[index])
             if keys[index] not in self._block_of:
@@ -99,7 +99,7 @@ class PrefixCacheAllocator:
         blocks = self._leases.remove(lease)
         if blocks is None:
             return
-        keys = self._keys_of.pop(lease.request_id)
+        keys = self._keys_of.pop(id(lease))
         worthless = blocks[len(keys) :]
         for key, block in reversed(list(zip(keys, blocks))):  # tail first: it is to be evicted first
             self._num_leases_of[block] -= 1

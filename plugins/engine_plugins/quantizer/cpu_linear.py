@@ -15,7 +15,7 @@ PACK_ROWS = 512
 
 def can_prepack(dtype: torch.dtype) -> bool:
     """Whether oneDNN has matrix kernels for this dtype on this CPU (else it would emulate them slowly)."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch._C._has_mkldnn:
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

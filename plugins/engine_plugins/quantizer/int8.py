@@ -38,9 +38,7 @@ class Int8WeightOnly:
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return STORED
 
-    def pack(
-        self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str
-    ) -> PackedLinear:
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         if spec.kind == "head":
             return pack_plain(parts, dtype, device)
         weight, scale = quantize_rows(joined_weight(parts))
@@ -51,9 +49,7 @@ class Int8WeightOnly:
             return self._pack_cpu(weight, scale, bias, dtype)
         return self._pack_plain(weight.to(device), scale, bias)
 
-    def _pack_cpu(
-        self, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> PackedLinear:
+    def _pack_cpu(self, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
         limbs = 1 if self._int8_activations else limbs_for(dtype)
         packed = pack_int8(weight)
         activations = "int8 activations" if limbs == 1 else f"activations as {limbs} int8 limbs"

@@ -26,7 +26,7 @@ LIMB_CHUNK = 1 << 17
 
 def has_int8_units() -> bool:
     """Whether int8 products are exact and fast here. (Older CPUs add pairs in 16 bits and may saturate.)"""
-    return torch.backends.mkldnn.is_available() and bool(torch.cpu._is_vnni_supported())
+    return torch._C._has_mkldnn and bool(torch.cpu._is_vnni_supported())
 
 
 def pack_int8(weight: Tensor) -> Tensor:
@@ -40,9 +40,7 @@ def unpack_int8(packed: Tensor) -> Tensor:
     return packed.to_dense().t()
 
 
-def limb_linear(
-    packed: Tensor, scale: Tensor, bias: Tensor | None, limbs: int
-) -> Callable[[Tensor], Tensor]:
+def limb_linear(packed: Tensor, scale: Tensor, bias: Tensor | None, limbs: int) -> Callable[[Tensor], Tensor]:
     """``x [M, in] -> [M, out]`` in the dtype of ``x``. ``scale``: float32 ``[out]``; ``bias``: float32 or ``None``."""
     multiply = _Int8Gemm(packed, scale)
 
@@ -64,7 +62,7 @@ def limb_linear(
         if x.shape[0] <= ROW_CHUNK:
             return chunk(x)
         out = x.new_empty(x.shape[0], scale.shape[0])
-        for source, target in zip(x.split(ROW_CHUNK), out.split(ROW_CHUNK), strict=True):
+        for source, target in zip(torch.split(x, ROW_CHUNK), torch.split(out, ROW_CHUNK), strict=True):
             target.copy_(chunk(source))
         return out
 
@@ -110,7 +108,8 @@ def to_limbs(x: Tensor, limbs: int) -> tuple[Tensor, Tensor]:
 
 def _split(x: Tensor, digits: Tensor, step: Tensor) -> None:
     limbs = digits.shape[0]
-    largest = 127 * sum(BASE**i for i in range(limbs))
+    # A hair below the largest integer the digits can write, so that float32 rounding never passes it.
+    largest = (BASE**limbs - 1) / 2 * (1.0 - 2.0**-22)
     wide = x.float()
     torch.div(wide.abs().amax(dim=-1, keepdim=True), largest, out=step).clamp_min_(1e-30)
     rest = (wide / step).round_()

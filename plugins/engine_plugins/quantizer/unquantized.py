@@ -36,9 +36,7 @@ class Unquantized:
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return STORED
 
-    def pack(
-        self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str
-    ) -> PackedLinear:
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         return pack_plain(parts, dtype, device)
 
 

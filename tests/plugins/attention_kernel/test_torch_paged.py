@@ -14,14 +14,17 @@ from engine.testing.attention_kernel import (
     TOLERANCE,
     AttentionCase,
     AttentionKernelConformance,
-    PlainFormat,
     error,
     make_context,
     make_inputs,
     reference,
     run,
 )
+from engine.testing.context import build_context
 from engine_plugins.attention_kernel.torch_paged import TorchAttention, make_pieces
+from engine_plugins.kv_format.native import NativeFormat
+
+NATIVE = NativeFormat(SlotConfig(), build_context())
 
 
 class TestTorchAttention(AttentionKernelConformance):
@@ -43,7 +46,7 @@ def batch(rows: list[tuple[int, int]], tables: list[list[int]], block_size: int 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
 def test_the_plain_version_equals_the_definition(case: AttentionCase) -> None:
     inputs = make_inputs(case, "float32", "cpu")
-    got = paged_attention(inputs.batch, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat())
+    got = paged_attention(inputs.batch, case.op, inputs.q, inputs.k_cache, inputs.v_cache, NATIVE)
     assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
 
@@ -82,7 +85,9 @@ def test_a_step_of_many_rows_in_any_order_equals_the_definition() -> None:
     for trial in range(6):
         rows = []
         for _ in range(9):
-            q_len = int(torch.randint(1, 50, (), generator=generator)) if torch.rand((), generator=generator) < 0.4 else 1
+            q_len = (
+                int(torch.randint(1, 50, (), generator=generator)) if torch.rand((), generator=generator) < 0.4 else 1
+            )
             rows.append((q_len, q_len + int(torch.randint(0, 200, (), generator=generator))))
         case = AttentionCase(f"mix_{trial}", tuple(rows), window=(None, 30)[trial % 2])
         inputs = make_inputs(case, "float32", "cpu")

@@ -45,13 +45,6 @@ def test_fresh_and_returned_blocks_come_out_as_ascending_runs() -> None:
         allocator.release(lease)
 
 
-def test_one_request_cannot_hold_two_leases() -> None:
-    allocator = started(9)
-    allocator.open("r", [], BLOCK)
-    with pytest.raises(ValueError, match="'r' already holds a lease"):
-        allocator.open("r", [], BLOCK)
-
-
 def test_committed_tokens_cannot_be_trimmed() -> None:
     allocator = started(9)
     lease = allocator.open("r", [], 4 * BLOCK)

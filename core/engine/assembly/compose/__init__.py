@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.assembly import values
 from engine.assembly.compose.library import Shelf, conf_dir, open_library
-from engine.assembly.compose.overrides import PRESET, parse, sort
+from engine.assembly.compose.overrides import PRESET, parse, quoted, sort
 from engine.assembly.compose.result import apply, finish
 from engine.assembly.compose.selection import AUTO, Composed, Selection
 from engine.assembly.compose.typed import plain_values, structured
@@ -21,7 +21,7 @@ from engine.assembly.errors import AssemblyError
 from engine.contracts import SLOTS
 from engine.contracts.config import PluginSettings
 
-__all__ = ["AUTO", "PRESET", "Composed", "Selection", "compose", "conf_dir", "options", "plugin_settings"]
+__all__ = ["AUTO", "PRESET", "Composed", "Selection", "compose", "conf_dir", "options", "plugin_settings", "quoted"]
 
 
 def plugin_settings(overrides: Sequence[str]) -> PluginSettings:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.assembly.compose.overrides import PRESET, Override
+from engine.assembly.compose.overrides import PRESET, Override, quoted
 from engine.assembly.compose.text import failure_notes, first_lines
 from engine.assembly.compose.typed import plain_values, structured
 from engine.assembly.discovery import Discovered, Offer
@@ -72,7 +72,7 @@ class Library(Shelf):
             raise AssemblyError([f"the configuration does not compose: {first_lines(error)}"]) from error
 
     def _searchpath_override(self) -> str:
-        return "hydra.searchpath=[" + ",".join(_quoted(path) for path in self.searchpaths) + "]"
+        return "hydra.searchpath=[" + ",".join(quoted(path) for path in self.searchpaths) + "]"
 
 
 @contextmanager
@@ -127,10 +127,6 @@ def _folder(searchpath: str) -> Path | None:
             return None
         candidates = [Path(root, *inner) for root in getattr(found, "__path__", [])]
     return next((folder for folder in candidates if folder.is_dir()), None)
-
-
-def _quoted(path: str) -> str:
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _picked(parsed: Sequence[Override]) -> dict[str, str]:

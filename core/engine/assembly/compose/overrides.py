@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,6 +24,15 @@ class Options(Protocol):
     def options(self, group: str) -> tuple[str, ...]: ...
 
     def notes(self, slot: str, name: str) -> str: ...
+
+
+def quoted(value: str) -> str:
+    """``value`` as the right-hand side of an override, whatever characters it has.
+
+    Inside quotes the grammar takes everything as it is but quotes, and backslashes before a quote or at the end.
+    """
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
+    return f"'{escaped}'"
 
 
 @dataclass(frozen=True, slots=True)

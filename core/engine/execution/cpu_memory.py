@@ -1,0 +1,26 @@
+"""Keep the memory that one step frees for the next one.
+
+By default glibc hands large blocks back to the system when they are freed, and every step pays for fresh pages again.
+A prompt step allocates and frees the same tens of megabytes in every layer; on a virtual machine, where a page fault
+costs microseconds, that was a third of the time of a linear layer at 2,048 tokens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_KEPT_BYTES = 1 << 30
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep up to 1 GiB of freed memory for reuse. False where the allocator is not glibc's."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library, for example musl
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))

@@ -1,0 +1,104 @@
+"""Conformance suite for KV formats: derive a test class, say how to make yours, and run pytest.
+
+.. code-block:: python
+
+    class TestMine(KVFormatConformance):
+        error = 0.01  # of the largest element of a token's head
+
+        def make(self):
+            return Mine(MineConfig(), build_context())
+
+How :meth:`load_tile` unpacks inside a kernel is tested with a kernel: pass the format to
+:func:`engine.testing.attention_cases.measure`.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.contracts.kv_format import KVFormat
+
+COMPUTE = ("float32", "bfloat16", "float16")
+SHAPES = ((1, 1, 8), (3, 2, 80), (17, 8, 128))
+"""``(num_tokens, num_kv_heads, head_dim)``"""
+
+
+class KVFormatConformance:
+    """What the core relies on."""
+
+    device = "cpu"
+    error = 0.0
+    """Accepted error of an element, as a share of the largest in its token and head. 0 for lossless formats."""
+
+    def make(self) -> KVFormat:
+        """The format under test."""
+        raise NotImplementedError(f"{type(self).__name__} must define make(self)")
+
+    def scale_of(self, x: Tensor) -> Tensor | None:
+        """The scale the format packs ``x`` with: float32 ``[num_kv_heads]`` or ``[num_tokens, num_kv_heads]``.
+
+        The default spreads the largest element over 127 steps; override it for storage of another range.
+        """
+        kind = self.make().scale
+        if kind == "none":
+            return None
+        largest = x.float().abs().amax(-1) / 127.0
+        return largest if kind == "per_token_head" else largest.amax(0)
+
+    def sample(self, shape: tuple[int, int, int], compute: str) -> Tensor:
+        generator = torch.Generator().manual_seed(sum(shape))
+        return torch.randn(shape, generator=generator).to(self.device, getattr(torch, compute))
+
+    @pytest.mark.parametrize("compute", COMPUTE)
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_what_is_packed_can_be_read_back(self, shape: tuple[int, int, int], compute: str) -> None:
+        kv_format, x = self.make(), self.sample(shape, compute)
+        scale = self.scale_of(x)
+        packed = kv_format.pack(x, scale)
+        assert packed.shape == x.shape
+        assert packed.dtype == getattr(torch, kv_format.storage_dtype(compute))
+        back = kv_format.unpack(packed, scale, x.dtype)
+        assert back.shape == x.shape and back.dtype == x.dtype
+        if kv_format.lossless:
+            assert torch.equal(back, x)
+        else:
+            largest = x.double().abs().amax(-1, keepdim=True)
+            assert bool(((back.double() - x.double()).abs() <= self.error * largest).all())
+
+    @pytest.mark.parametrize("compute", COMPUTE)
+    def test_packing_what_was_read_back_changes_nothing(self, compute: str) -> None:
+        """Or blocks that move between tiers, or are recomputed, would drift."""
+        kv_format, x = self.make(), self.sample(SHAPES[1], compute)
+        scale = self.scale_of(x)
+        packed = kv_format.pack(x, scale)
+        again = kv_format.pack(kv_format.unpack(packed, scale, torch.float32), scale)
+        assert torch.equal(again.to(packed.dtype), packed)
+
+    def test_tokens_are_packed_one_by_one(self) -> None:
+        """A token's stored bytes may not depend on which tokens came with it: prefix hits mix them."""
+        kv_format, x = self.make(), self.sample(SHAPES[2], "float32")
+        scale = self.scale_of(x)
+        whole = kv_format.pack(x, scale)
+        for i in range(len(x)):
+            own = scale[i : i + 1] if kv_format.scale == "per_token_head" and scale is not None else scale
+            assert torch.equal(kv_format.pack(x[i : i + 1], own)[0], whole[i])
+
+    def test_inputs_are_left_alone(self) -> None:
+        kv_format, x = self.make(), self.sample(SHAPES[1], "float32")
+        before = x.clone()
+        kv_format.unpack(kv_format.pack(x, self.scale_of(x)), self.scale_of(x), torch.float32)
+        assert torch.equal(x, before)
+
+    def test_zeros_stay_zeros(self) -> None:
+        kv_format = self.make()
+        x = torch.zeros(SHAPES[1], device=self.device)
+        ones = self.scale_of(torch.ones_like(x))
+        assert not kv_format.unpack(kv_format.pack(x, ones), ones, torch.float32).any()
+
+    def test_a_scaled_or_lossy_format_brings_its_kernel_function(self) -> None:
+        """Storage that a plain load cannot read is useless to compiled kernels."""
+        kv_format = self.make()
+        if kv_format.scale != "none":
+            assert kv_format.load_tile() is not None

@@ -1,0 +1,147 @@
+"""Conformance suite for quantizers: derive a test class, say how to make yours, and run pytest.
+
+.. code-block:: python
+
+    class TestMine(QuantizerConformance):
+        weight_error = 0.1  # of the largest weight: what 4 bits cost
+
+        def make(self):
+            return Mine(MineConfig(), build_context())
+
+A quantizer that reads packed checkpoints overrides :meth:`QuantizerConformance.parts` to make such tensors, and
+:meth:`QuantizerConformance.weights` to say which weights they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.quantizer import PackedLinear, Quantizer
+
+SPECS: dict[str, LinearSpec] = {
+    "one_part": LinearSpec((LinearPart("o", 96),), 64),
+    "qkv_with_bias": LinearSpec(
+        (LinearPart("q", 128, True), LinearPart("k", 32, True), LinearPart("v", 32, True)), 128
+    ),
+    "bias_on_some_parts": LinearSpec((LinearPart("q", 64, True), LinearPart("k", 32)), 64),
+    "wide_input": LinearSpec((LinearPart("down", 32),), 512),
+    "head": LinearSpec((LinearPart("head", 320),), 64, kind="head"),
+}
+ROWS = (1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 129)
+"""Numbers of rows: one decode, verification of drafts, and borders of the tiles that kernels use."""
+DTYPES: dict[str, float] = {"float32": 1e-5, "bfloat16": 2.0**-7}
+"""Largest accepted ``|apply - reference|`` as a share of the largest output, by compute dtype."""
+
+
+class QuantizerConformance:
+    """What the core relies on."""
+
+    device = "cpu"
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    weight_error = 0.0
+    """Accepted error of a weight, as a share of the largest weight of its part. 0 for lossless quantizers."""
+
+    def make(self) -> Quantizer:
+        """The quantizer under test."""
+        raise NotImplementedError(f"{type(self).__name__} must define make(self)")
+
+    def parts(self, spec: LinearSpec, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+        """Checkpoint tensors of every part, by suffix; parts differ in magnitude, as q, k and v do."""
+        generator = torch.Generator().manual_seed(7)
+        made = []
+        for i, part in enumerate(spec.parts):
+            weight = torch.randn(part.out_features, spec.in_features, generator=generator) * 0.05 * 10.0 ** (i - 1)
+            tensors = {"weight": weight.to(dtype)}
+            if part.bias:
+                tensors["bias"] = torch.randn(part.out_features, generator=generator).to(dtype)
+            made.append(tensors)
+        return made
+
+    def weights(self, parts: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """The weights ``[out, in]`` those tensors stand for."""
+        return [tensors["weight"] for tensors in parts]
+
+    def pack(self, spec: LinearSpec, dtype: str) -> tuple[PackedLinear, list[dict[str, Tensor]]]:
+        if dtype not in self.dtypes:
+            pytest.skip(f"not offered in {dtype}")
+        parts = self.parts(spec, getattr(torch, dtype))
+        return self.make().pack(spec, parts, getattr(torch, dtype), self.device), parts
+
+    def inputs(self, spec: LinearSpec, rows: int, dtype: str) -> Tensor:
+        generator = torch.Generator().manual_seed(rows)
+        return torch.randn(rows, spec.in_features, generator=generator).to(self.device, getattr(torch, dtype))
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("name", SPECS)
+    def test_apply_equals_the_reference_for_any_number_of_rows(self, name: str, dtype: str) -> None:
+        spec = SPECS[name]
+        packed, _ = self.pack(spec, dtype)
+        for rows in ROWS:
+            x = self.inputs(spec, rows, dtype)
+            want, got = packed.reference(x), packed.apply(x)
+            assert got.shape == want.shape == (rows, spec.out_features)
+            assert got.dtype == want.dtype == x.dtype
+            gap = float((got.double() - want.double()).abs().max() / want.double().abs().max())
+            assert gap <= DTYPES[dtype], f"{rows} rows: {gap:.1e}"
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("name", SPECS)
+    def test_the_reference_multiplies_with_the_checkpoints_weights(self, name: str, dtype: str) -> None:
+        """Column by column: unit vectors read the weights out of the layer."""
+        spec = SPECS[name]
+        packed, parts = self.pack(spec, dtype)
+        unit = torch.eye(spec.in_features, dtype=getattr(torch, dtype), device=self.device)
+        zero = torch.zeros(1, spec.in_features, dtype=unit.dtype, device=self.device)
+        read = (packed.reference(unit).double() - packed.reference(zero).double()).T.cpu()
+        first = 0
+        for part, weight in zip(spec.parts, self.weights(parts), strict=True):
+            got, want = read[first : first + part.out_features], weight.double()
+            largest = float(want.abs().max())
+            # With a bias the sum is rounded to the dtype, so the weight read back carries that rounding too.
+            rounding = torch.finfo(unit.dtype).eps * (largest + (4.0 if part.bias else 0.0))
+            assert float((got - want).abs().max()) <= self.weight_error * largest + rounding, part.name
+            first += part.out_features
+
+    @pytest.mark.parametrize("name", ["qkv_with_bias", "bias_on_some_parts"])
+    def test_a_bias_is_added_to_its_own_part_only(self, name: str) -> None:
+        spec = SPECS[name]
+        packed, parts = self.pack(spec, "float32")
+        got = packed.apply(torch.zeros(3, spec.in_features, device=self.device)).cpu()
+        none = [torch.zeros(part.out_features) for part in spec.parts]
+        want = torch.cat([tensors.get("bias", zeros).float() for tensors, zeros in zip(parts, none, strict=True)])
+        assert torch.allclose(got, want.expand(3, -1), atol=1e-6)
+
+    def test_fusing_parts_changes_no_part(self) -> None:
+        spec = SPECS["qkv_with_bias"]
+        fused, parts = self.pack(spec, "float32")
+        x = self.inputs(spec, 5, "float32")
+        alone = [
+            self.make().pack(LinearSpec((part,), spec.in_features), [tensors], torch.float32, self.device).reference(x)
+            for part, tensors in zip(spec.parts, parts, strict=True)
+        ]
+        want = torch.cat(alone, dim=-1)
+        assert float((fused.reference(x) - want).abs().max()) <= 1e-5 * float(want.abs().max())
+
+    def test_inputs_are_left_alone_and_calls_repeat(self) -> None:
+        spec = SPECS["one_part"]
+        packed, _ = self.pack(spec, "float32")
+        x = self.inputs(spec, 4, "float32")
+        before = x.clone()
+        first = packed.apply(x).clone()
+        assert torch.equal(packed.apply(x), first) and torch.equal(x, before)
+
+    def test_it_says_what_it_stores(self) -> None:
+        spec = SPECS["one_part"]
+        packed, parts = self.pack(spec, "float32")
+        suffixes = {stored.suffix for stored in self.make().stored(spec)}
+        required = {stored.suffix for stored in self.make().stored(spec) if not stored.optional}
+        assert required <= parts[0].keys() <= suffixes
+        assert packed.out_features == spec.out_features
+        assert packed.num_bytes > 0 and packed.label
+        low, high = packed.good_m
+        assert 1 <= low <= high

@@ -1,0 +1,84 @@
+"""The cache: what is written is where attention reads it, whatever the format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.contracts.config import SlotConfig
+from engine.execution.kv_cache import KVCache
+from engine.testing.context import build_context
+from engine_plugins.kv_format.native import NativeFormat
+
+CONTEXT = build_context()
+MODEL = CONTEXT.model
+
+
+@dataclass
+class Int8Format:
+    """A format with scales, for the cache's own bookkeeping."""
+
+    scale: Literal["none", "per_layer_head", "per_token_head"]
+    lossless: bool = False
+
+    def storage_dtype(self, compute_dtype: str) -> str:
+        return "int8"
+
+    def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        assert scale is not None
+        return (x / scale[..., None]).round().clamp(-127, 127).to(torch.int8)
+
+    def unpack(self, x: Tensor, scale: Tensor | None, dtype: Any) -> Tensor:
+        assert scale is not None
+        return (x.float() * scale[..., None]).to(dtype)
+
+    def load_tile(self) -> None:
+        return None
+
+
+def test_tokens_land_in_their_slots_and_nowhere_else() -> None:
+    cache = KVCache(MODEL, NativeFormat(SlotConfig(), CONTEXT), 4, 8, "float32", "cpu")
+    k, v = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
+    cache.write(0, torch.tensor([9, 31, 0]), k, v)
+    keys, values, *scales = cache.layer(0)
+    assert torch.equal(keys[1, 1], k[0]) and torch.equal(keys[3, 7], k[1]) and torch.equal(values[0, 0], v[2])
+    assert int((keys.flatten(0, 1).abs().sum((1, 2)) > 0).sum()) == 3
+    assert scales == [None, None]
+
+
+def test_native_is_lossless() -> None:
+    native = NativeFormat(SlotConfig(), CONTEXT)
+    x = torch.randn(5, 2, 8).bfloat16()
+    assert native.lossless and torch.equal(native.unpack(native.pack(x, None), None, torch.bfloat16), x)
+
+
+@pytest.mark.parametrize("granularity", ["per_token_head", "per_layer_head"])
+def test_scaled_formats_read_back_what_was_written(granularity: Any) -> None:
+    kv_format = Int8Format(granularity)
+    cache = KVCache(MODEL, kv_format, 4, 8, "float32", "cpu")
+    size = 1.0 if granularity == "per_token_head" else 30.0
+    k, v = torch.randn(2, 2, 8) * size, torch.randn(2, 2, 8) * size
+    cache.write(0, torch.tensor([5, 17]), k, v)
+    keys, _, scale, _ = cache.layer(0)
+    assert scale is not None
+    picked = scale.flatten(0, 1)[[5, 17]] if granularity == "per_token_head" else scale
+    back = kv_format.unpack(keys.flatten(0, 1)[[5, 17]], picked, torch.float32)
+    step = float(k.abs().max()) / 127 if granularity == "per_token_head" else 1.0
+    assert float((back - k).abs().max()) <= 0.51 * step
+
+
+@pytest.mark.parametrize("kv_format", [NativeFormat(SlotConfig(), CONTEXT), Int8Format("per_token_head")])
+def test_block_bytes_times_blocks_is_what_the_cache_holds(kv_format: Any) -> None:
+    cache = KVCache(MODEL, kv_format, 6, 16, "bfloat16", "cpu")
+    assert cache.num_bytes == 6 * KVCache.block_bytes(MODEL, kv_format, 16, "bfloat16")
+
+
+def test_an_unknown_storage_dtype_is_named() -> None:
+    kv_format = Int8Format("per_token_head")
+    kv_format.storage_dtype = lambda compute_dtype: "int9"  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="'int9'"):
+        KVCache(MODEL, kv_format, 1, 8, "float32", "cpu")

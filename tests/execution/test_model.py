@@ -1,0 +1,72 @@
+"""The lowered model: fast paths against the reference chain, and what may not change a result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.execution import tiny
+from tests.execution.paged_loop import PagedLoop, load
+
+TOKENS = [(7 * i + 3) % 120 for i in range(70)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 0.15), ("float16", 0.02)])
+def test_fast_ops_equal_the_reference_chain(checkpoint: Path, dtype: str, tolerance: float) -> None:
+    facts, fast = load(checkpoint, dtype)
+    _, plain = load(checkpoint, dtype, fused=False)
+    want = PagedLoop(facts, plain, dtype).logits(TOKENS)
+    assert float((PagedLoop(facts, fast, dtype).logits(TOKENS) - want).abs().max()) <= tolerance
+    assert float(want.abs().max()) > 2.0
+
+
+def test_chunks_give_the_logits_of_the_whole_prompt(checkpoint: Path) -> None:
+    facts, model = load(checkpoint)
+    loop = PagedLoop(facts, model)
+    want = loop.logits(TOKENS)
+    sequence = loop.add()
+    pieces = [TOKENS[:33], TOKENS[33:34], TOKENS[34:39], TOKENS[39:]]
+    got = torch.cat([model.head(loop.step([(sequence, piece)])[0]) for piece in pieces])
+    assert float((got - want).abs().max()) <= 2e-5
+
+
+def test_neighbours_in_the_batch_do_not_change_a_row(checkpoint: Path) -> None:
+    facts, model = load(checkpoint)
+    loop = PagedLoop(facts, model)
+    want = loop.logits(TOKENS)
+    first, second, third = loop.add(), loop.add(), loop.add()
+    loop.step([(second, TOKENS[5:25])])
+    hidden, _ = loop.step([(second, TOKENS[1:4]), (first, TOKENS), (third, TOKENS[:50])])
+    assert float((model.head(hidden[3:73]) - want).abs().max()) <= 2e-5
+
+
+def test_taps_are_the_residual_entering_each_layer(checkpoint: Path) -> None:
+    facts, model = load(checkpoint)
+    loop = PagedLoop(facts, model)
+    hidden, taps = loop.step([(loop.add(), TOKENS)], taps=(3, 0, 2))
+    assert torch.equal(taps[0], hidden)
+    assert torch.equal(taps[1], model.embed(torch.tensor(TOKENS)))
+    assert not torch.equal(taps[2], hidden)
+
+
+def test_a_cache_rewritten_after_a_rollback_holds_the_new_tokens(checkpoint: Path) -> None:
+    facts, model = load(checkpoint)
+    loop = PagedLoop(facts, model)
+    want = loop.logits(TOKENS)[-1]
+    sequence = loop.add()
+    loop.step([(sequence, [*TOKENS[:60], 1, 2, 3])])
+    loop.lengths[sequence] = 60
+    hidden, _ = loop.step([(sequence, TOKENS[60:])])
+    assert float((model.head(hidden[-1:])[0] - want).abs().max()) <= 2e-5
+
+
+def test_logits_are_float32_in_every_dtype(checkpoint: Path) -> None:
+    facts, model = load(checkpoint, "bfloat16")
+    assert PagedLoop(facts, model, "bfloat16").logits(TOKENS[:3]).dtype == torch.float32

@@ -1,0 +1,123 @@
+"""The product as a newcomer meets it: ``engine serve +preset=latency`` and the official OpenAI client."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+QUESTION = [{"role": "user", "content": "What does json.dumps do?"}]
+ANSWER = "Serialize ``obj`` to a JSON formatted ``str``."
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read().decode())
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "engine.cli.main", "serve", "+preset=latency", f"server.port={port}", "device=cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    base = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            assert process.poll() is None, process.stdout.read().decode() if process.stdout else ""
+            try:
+                get(f"{base}/ready")
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)  # polling a child process, bounded
+        yield base
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> OpenAI:
+    return OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+
+
+def test_the_openai_client_streams_the_docstring_of_json_dumps(client: OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="bundled",
+        messages=QUESTION,  # type: ignore[arg-type]
+        temperature=0,
+        max_tokens=80,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, reasons, usages = "", [], []
+    for chunk in stream:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+        usages += [chunk.usage] if chunk.usage else []
+    assert text.startswith(ANSWER)
+    assert reasons == ["stop"]
+    (usage,) = usages
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens > 20
+
+
+def test_two_choices_with_logprobs_differ_and_add_up(client: OpenAI) -> None:
+    done = client.chat.completions.create(
+        model="bundled",
+        messages=[{"role": "user", "content": "Hello there"}],
+        n=2,
+        temperature=1.5,
+        seed=7,
+        max_tokens=12,
+        logprobs=True,
+        top_logprobs=3,
+        extra_body={"ignore_eos": True},
+    )
+    first, second = done.choices
+    assert (first.index, second.index) == (0, 1)
+    assert first.message.content != second.message.content
+    assert done.usage is not None and done.usage.completion_tokens == 24
+    for choice in done.choices:
+        assert choice.finish_reason == "length"
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        assert len(choice.logprobs.content) == 12
+        for entry in choice.logprobs.content:
+            assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
+            assert entry.top_logprobs[0].logprob >= entry.logprob - 1e-6
+
+
+def test_a_repeated_prompt_reports_cached_tokens_and_timings_that_add_up(client: OpenAI) -> None:
+    prompt = "def main(argv):\n    " * 20
+    for _ in range(2):
+        done = client.completions.create(model="bundled", prompt=prompt, max_tokens=4, temperature=0)
+    assert done.usage is not None and done.usage.prompt_tokens_details is not None
+    assert done.usage.prompt_tokens_details.cached_tokens >= 16
+    timings = done.model_extra["timings"] if done.model_extra else {}
+    spans = sum(timings[f"{name}_ms"] for name in ("tokenize", "queue", "prefill", "decode", "unattributed"))
+    assert spans == pytest.approx(timings["total_ms"], abs=0.01)
+
+
+def test_a_bad_field_is_refused_by_name(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="temperature") as refused:
+        client.completions.create(model="bundled", prompt="a", temperature=3)
+    assert refused.value.param == "temperature"
+
+
+def test_plan_latency_and_metrics_are_served(url: str) -> None:
+    plan = json.loads(get(f"{url}/engine/plan"))
+    assert "drafter" in json.dumps(plan)
+    assert "ttft" in get(f"{url}/engine/latency")
+    metrics = get(f"{url}/metrics")
+    assert "engine_" in metrics and "itl" in metrics
+    stats = json.loads(get(f"{url}/engine/stats"))
+    assert stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_leased"] == stats["blocks_total"]
