@@ -1,6 +1,7 @@
 """A package of one Python file and one entry point, installed beside the engine, which does not change."""
 
 import importlib
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from engine.assembly.assemble import assemble, configure
 from engine.assembly.bind import build_context, build_slots
 from engine.assembly.errors import AssemblyError
+from engine.contracts.scheduler import RequestView, SchedulerView, StepCost
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "contrib" / "engine-example"
 
@@ -104,3 +106,16 @@ def test_it_can_be_switched_off(example):
     found = configure(["plugins.disable=[engine-example]"]).discovered
     assert found.named("drafter", "repeat_last") == ()
     assert [origin.dist for origin in found.switched_off] == ["engine-example"]
+
+
+def test_the_readmes_plugin_works_as_printed(install, model):
+    readme = (EXAMPLE.parents[1] / "README.md").read_text()
+    (source,) = [
+        block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "# engine_mine.py" in block
+    ]
+    install("engine-mine", "engine_mine", source)
+    plan = assemble([model, "scheduler=one_at_a_time"])
+    ((scheduler,),) = build_slots(plan, ("scheduler",), build_context(plan)).values()
+    requests = tuple(RequestView(name, 9, 0, False, 0, 0, 20, 0) for name in "ab")
+    view = SchedulerView((), requests, 0, 4, 100, 2048, 0.0, StepCost(0, 0, 0), lambda name, n: 0)
+    assert [(row.request_id, row.num_tokens) for row in scheduler.plan(view).rows] == [("a", 9)]

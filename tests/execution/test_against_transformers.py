@@ -115,7 +115,7 @@ def test_logits_and_tokens_equal_transformers(
     record_property("max_abs_difference", difference)
     with capsys.disabled():
         print(
-            f"\n{name:22s} max |logit difference| {difference:.1e} of {float(want.abs().max()):.1f}, tokens equal {equal}/{OUTPUT}"
+            f"\n{name:22s} max |difference| {difference:.1e} of {float(want.abs().max()):.1f}, tokens {equal}/{OUTPUT}"
         )
     assert difference <= TOLERANCE
     assert tokens == expected

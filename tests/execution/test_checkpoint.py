@@ -91,7 +91,7 @@ def test_a_file_too_short_for_a_header_is_refused(tmp_path: Path) -> None:
 def test_an_index_cannot_point_outside_its_directory(tmp_path: Path, name: str) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path.parent / "x.safetensors")
     write_index(tmp_path, {"a": name})
-    with pytest.raises(CheckpointError, match="is not the name of a .safetensors file"):
+    with pytest.raises(CheckpointError, match="is not the name of a"):
         open_checkpoint(str(tmp_path))
 
 
@@ -101,7 +101,7 @@ def test_an_index_is_checked_against_its_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not in the file the index names: b"):
         open_checkpoint(str(tmp_path))
     write_index(tmp_path, {"a": "y.safetensors"})
-    with pytest.raises(CheckpointError, match="'y.safetensors' is missing"):
+    with pytest.raises(CheckpointError, match=r"'y\.safetensors' is missing"):
         open_checkpoint(str(tmp_path))
     save_file({"a": torch.ones(1)}, tmp_path / "y.safetensors")
     write_index(tmp_path, {"a": "x.safetensors", "c": "y.safetensors"})

@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from engine.contracts.events import Event, RejectedEvent
+from engine.contracts.events import DroppedEvent, Event, RejectedEvent
 from engine.serving.bus import EventBus
 
 from .fakes import MemoryExporter
@@ -60,4 +60,6 @@ def test_a_slow_exporter_costs_events_and_they_are_counted() -> None:
     assert bus.dropped == 15
     slow.release.set()
     bus.close()
-    assert len(slow.events) == 11
+    *delivered, report = slow.events
+    assert len(delivered) == 11
+    assert isinstance(report, DroppedEvent) and report.num_events == 15

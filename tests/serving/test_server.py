@@ -46,6 +46,7 @@ ROUTES = [
     ("GET", "/metrics"),
     ("GET", "/engine/plan"),
     ("GET", "/engine/latency"),
+    ("GET", "/engine/stats"),
 ]
 
 

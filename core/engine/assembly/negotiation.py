@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from engine import __version__
@@ -258,8 +258,3 @@ def _notes(chosen: list[_Chosen], settings: Settings) -> tuple[str, ...]:
     if settings.server.api_key is None and settings.server.host not in ("127.0.0.1", "::1", "localhost"):
         notes.append(f"server.host={settings.server.host} without server.api_key: anyone who reaches it may use it")
     return tuple(notes)
-
-
-def with_notes(plan: EnginePlan, notes: tuple[str, ...]) -> EnginePlan:
-    """The plan with further notes."""
-    return replace(plan, notes=(*plan.notes, *notes))

@@ -125,7 +125,7 @@ def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: Packed
 def lower_layer_op(
     lowering: Lowering, op: LayerOp, layer: int, norms: dict[str, Tensor], packed: PackedLinear | None
 ) -> LoweredOp:
-    """One op of one layer. ``norms``: float32 weights by checkpoint name; ``packed``: the op's linear, if it has one."""
+    """One op of one layer. ``norms``: float32 weights by checkpoint name; ``packed``: its linear, if it has one."""
     if isinstance(op, Attention):
         return _lower_attention(lowering, op, layer)
     assert packed is not None, f"{type(op).__name__} has a linear"

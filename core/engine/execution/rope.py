@@ -70,7 +70,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     ``x``: ``[num_tokens, num_heads, head_dim]``; ``cos``, ``sin`` from :meth:`Rotary.cos_sin`. Computed in float32.
     """
     half = cos.shape[-1]
-    first, second, rest = torch.split(x.float(), (half, half, x.shape[-1] - 2 * half), dim=-1)
+    first, second, rest = torch.split(x.float(), [half, half, x.shape[-1] - 2 * half], dim=-1)
     rotated = (first * cos - second * sin, second * cos + first * sin, rest)
     return torch.cat(rotated, dim=-1).to(x.dtype)
 

@@ -43,7 +43,8 @@ class Connection:
 
 def main(fd: int) -> int:
     """Receive the plan, build the engine, run it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent drains, then says so
+        signal.signal(number, signal.SIG_IGN)
     connection = Connection(fd)
     inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 from engine.contracts.events import Event
@@ -76,7 +77,8 @@ class ClientBase:
 
     def _abort(self, request_id: str, reason: FinishReason) -> None:
         if self.alive and request_id in self._streams:
-            self.send(Abort((request_id,), reason))
+            with contextlib.suppress(EngineDead):  # dead, but the news is still on its way
+                self.send(Abort((request_id,), reason))
 
     def on_events(self, callback: Callable[[Sequence[Event]], None]) -> None:
         self._event_callbacks.append(callback)

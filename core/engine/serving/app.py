@@ -27,6 +27,7 @@ from engine.serving.routes.metrics import metrics
 from engine.serving.routes.models import list_models, one_model
 from engine.serving.routes.plan import plan as plan_route
 from engine.serving.routes.ready import ready
+from engine.serving.routes.stats import stats
 from engine.serving.routes.tokenize import tokenize
 from engine.serving.state import STATE, LatencyRecorder, ServerState, fingerprint
 from engine.serving.tokenizer import Tokenizer, TokenizerError
@@ -75,6 +76,7 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/metrics", metrics)
     router.add_get("/engine/plan", plan_route)
     router.add_get("/engine/latency", latency)
+    router.add_get("/engine/stats", stats)
 
 
 async def _resources(app: web.Application) -> AsyncIterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TypeVar
 
 import structlog
 
-from engine.contracts.events import Event
+from engine.contracts.events import DroppedEvent, Event
 from engine.contracts.exporter import Exporter
 
 MAX_PENDING = 65536
@@ -37,6 +38,7 @@ class EventBus:
         self._ended = threading.Event()
         self._delivering = threading.Lock()
         self.dropped = 0
+        self._dropped_reported = 0
         self.cut_off: list[str] = []
         """Class names of exporters that were cut off."""
         self._thread = threading.Thread(target=self._run, name="event-bus", daemon=True)
@@ -80,9 +82,12 @@ class EventBus:
                 self._deliver()
 
     def _deliver(self) -> None:
-        batch = []
+        batch: list[Event] = []
         while self._pending:
             batch.append(self._pending.popleft())
+        if self.dropped > self._dropped_reported:
+            batch.append(DroppedEvent(time.monotonic(), self.dropped - self._dropped_reported))
+            self._dropped_reported = self.dropped
         if not batch:
             return
         for exporter in tuple(self._exporters):
