@@ -43,7 +43,12 @@ def jobs(count: int, longest: int, seed: int) -> list[Job]:
         prompt = [rng.randrange(100, 3000) for _ in range(length)]
         if i % 4 == 0:
             prompt = (shared + prompt)[:longest]
-        body: dict[str, Any] = {"model": "bundled", "prompt": prompt, "temperature": 0, "max_tokens": rng.randint(1, 48)}
+        body: dict[str, Any] = {
+            "model": "bundled",
+            "prompt": prompt,
+            "temperature": 0,
+            "max_tokens": rng.randint(1, 48),
+        }
         if i % 5 == 0:
             body["stop"] = [rng.choice([" the", "e", "\n", ". "])]
         abort_after = rng.randint(1, 6) if i % 6 == 1 else None

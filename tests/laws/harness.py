@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
@@ -47,7 +47,7 @@ def exact_engine(*overrides: str, kv_tokens: int = 4096, max_len: int = 256, fai
     return Exact(core, model, kv, bound.kv_allocator)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _plan(overrides: tuple[str, ...]) -> EnginePlan:
     return assemble(["model.path=bundled", "device=cpu", f"kv_allocator.block_size={BLOCK}", "exporter=[]", *overrides])
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from engine import LLM
 from engine.assembly.model_facts import model_facts
 

@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+
 from engine.contracts.request import EngineRequest, SamplingParams
 
 from .harness import VOCAB, assert_nothing_held, exact_engine, expected, random_requests, run, settle
@@ -30,7 +31,9 @@ def overrides(plugins: tuple[str, str, str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("plugins", SETS, ids="-".join)
-def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plugins: tuple[str, str, str, str]) -> None:
+def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(
+    plugins: tuple[str, str, str, str],
+) -> None:
     engine = exact_engine(*overrides(plugins))
     for seed in (1, 2):
         requests = random_requests(seed, 14)
@@ -42,9 +45,7 @@ def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plu
 
 @pytest.mark.parametrize("plugins", [s for s in SETS if s[1] != "contiguous"], ids="-".join)
 def test_preemption_under_memory_pressure_changes_no_token(plugins: tuple[str, str, str, str]) -> None:
-    engine = exact_engine(
-        *overrides(plugins), kv_tokens=160, max_len=128
-    )
+    engine = exact_engine(*overrides(plugins), kv_tokens=160, max_len=128)
     requests = random_requests(3, 16)
     outputs = run(engine.core, requests, per_step=16)
     assert outputs == {r.request_id: expected(r) for r in requests}
@@ -55,7 +56,8 @@ def test_preemption_under_memory_pressure_changes_no_token(plugins: tuple[str, s
 def test_memory_pressure_does_preempt() -> None:
     engine = exact_engine("scheduler=continuous", "kv_allocator=paged", "drafter=none", kv_tokens=96, max_len=96)
     requests = [
-        EngineRequest(f"r{i}", tuple(range(i, i + 20)), SamplingParams(max_tokens=40, temperature=0.0)) for i in range(4)
+        EngineRequest(f"r{i}", tuple(range(i, i + 20)), SamplingParams(max_tokens=40, temperature=0.0))
+        for i in range(4)
     ]
     preemptions = 0
     for request in requests:
@@ -104,9 +106,7 @@ def test_a_stop_found_late_leaves_no_trace_in_the_row_that_is_reused(overlap: st
     output = expected(short)
     stop = output[4]
     first = output.index(stop)
-    short = EngineRequest(
-        "short", short.prompt, SamplingParams(max_tokens=50, temperature=0.0, stop_token_ids=(stop,))
-    )
+    short = EngineRequest("short", short.prompt, SamplingParams(max_tokens=50, temperature=0.0, stop_token_ids=(stop,)))
     long = EngineRequest("long", tuple(range(80)), SamplingParams(max_tokens=10, temperature=0.0))
     outputs = run(engine.core, [short, long])
     assert outputs["short"] == output[: first + 1]

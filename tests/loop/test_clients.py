@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut

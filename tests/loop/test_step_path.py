@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from engine.assembly.assemble import assemble
 
 from ..laws.harness import exact_engine, random_requests, run

@@ -38,9 +38,7 @@ class KVAllocatorConfig(SlotConfig):
 
     def __post_init__(self) -> None:
         if self.block_size not in (8, 16, 32, 64, 128, 256):
-            raise ValueError(
-                f"kv_allocator.block_size={self.block_size}: expected a power of two from 8 to 256"
-            )
+            raise ValueError(f"kv_allocator.block_size={self.block_size}: expected a power of two from 8 to 256")
 
 
 @dataclass(frozen=True)

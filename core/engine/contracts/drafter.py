@@ -65,7 +65,7 @@ class Drafter(Protocol):
     """Hidden states wanted: tap ``i`` is the residual entering layer ``i``; ``num_layers`` is before the final norm."""
     kv: DrafterKV | None
     kv_lookahead: int
-    """> 0: draft keys at position ``i`` depend on token ``i + kv_lookahead``, so a prefix hit gives up its last block."""
+    """> 0: draft keys at ``i`` depend on token ``i + kv_lookahead``, so a prefix hit gives up its last block."""
     max_width: int
     """Most tokens it can propose; 0 switches speculation off."""
     returns_probs: bool

@@ -99,7 +99,5 @@ class DroppedEvent(msgspec.Struct, frozen=True, tag="dropped"):
     num_events: int
 
 
-Event = (
-    StepEvent | PrefixCacheEvent | FirstTokenEvent | TokensEvent | RequestEvent | RejectedEvent | DroppedEvent
-)
+Event = StepEvent | PrefixCacheEvent | FirstTokenEvent | TokensEvent | RequestEvent | RejectedEvent | DroppedEvent
 """Every event an exporter can receive."""

@@ -91,9 +91,7 @@ class ModelRunner:
             draft_probs=row.draft_probs,
         )
 
-    def _prompt_logprobs(
-        self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor
-    ) -> list[tuple[TokenLogprobs, ...]]:
+    def _prompt_logprobs(self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> list[tuple[TokenLogprobs, ...]]:
         """Logprobs of prompt tokens ``start + 1 ..`` for the rows that want them, a bounded number at a time."""
         results: list[tuple[TokenLogprobs, ...]] = []
         begin = 0
@@ -135,9 +133,7 @@ class ModelRunner:
                     drafts[i] = (tokens, None if proposed.probs is None else proposed.probs[at, : len(tokens)])
         return drafts, (time.perf_counter() - started) * 1e3
 
-    def _extend(
-        self, plan: StepPlan, batch: ForwardBatch, taps: Sequence[Tensor], verified: list[Verified]
-    ) -> None:
+    def _extend(self, plan: StepPlan, batch: ForwardBatch, taps: Sequence[Tensor], verified: list[Verified]) -> None:
         """Hand the drafter every committed position: rejected drafts never reach it."""
         keep: list[int] = []
         slots: list[int] = []
@@ -148,9 +144,7 @@ class ModelRunner:
             slots.extend([row.slot] * committed)
             begin += row.num_queries
         index = torch.tensor(keep, device=batch.token_ids.device)
-        next_tokens = self.tables.tokens[
-            torch.tensor(slots, device=index.device), batch.positions[index] + 1
-        ]
+        next_tokens = self.tables.tokens[torch.tensor(slots, device=index.device), batch.positions[index] + 1]
         self.drafter.extend(slots, batch.token_ids[index], next_tokens, [tap[index] for tap in taps])
 
 

@@ -17,9 +17,7 @@ from engine.loop.sequence import Sequence, Status
 class Committer:
     """Applies results to sequences, in plan order."""
 
-    def __init__(
-        self, queues: Queues, pool: Pool, drafting: Drafting, publish: Callable[[TokensOut], None]
-    ) -> None:
+    def __init__(self, queues: Queues, pool: Pool, drafting: Drafting, publish: Callable[[TokensOut], None]) -> None:
         self._queues = queues
         self._pool = pool
         self._drafting = drafting
@@ -85,9 +83,7 @@ class Committer:
                 return i + 1, "length"
         return len(tokens), None
 
-    def _emit(
-        self, s: Sequence, outcome: RowResult, taken: int, reason: FinishReason | None, now: float
-    ) -> None:
+    def _emit(self, s: Sequence, outcome: RowResult, taken: int, reason: FinishReason | None, now: float) -> None:
         tokens = outcome.tokens[:taken]
         prompt_logprobs: tuple = ()  # type: ignore[type-arg]
         if s.first_token_s == 0.0:

@@ -1,6 +1,6 @@
 """The engine core: requests in, steps, tokens out. Single-threaded; knows no sockets, no tokenizer and no server.
 
-    step():  plan -> launch -> (overlap: plan and launch one more) -> wait for the oldest -> commit
+step():  plan -> launch -> (overlap: plan and launch one more) -> wait for the oldest -> commit
 """
 
 from __future__ import annotations
@@ -177,9 +177,7 @@ class EngineCore:
         if drafted:
             self._drafting.observe(len(rows), drafted, accepted, result.draft_ms)
         now = time.monotonic()
-        self._events.append(
-            self._step_event(step, result.device_ms, now, (now - started) * 1e3, drafted, accepted)
-        )
+        self._events.append(self._step_event(step, result.device_ms, now, (now - started) * 1e3, drafted, accepted))
 
     def _step_event(
         self, step: InFlight, device_ms: float, now: float, commit_ms: float, drafted: int, accepted: int

@@ -54,9 +54,7 @@ class Drafting:
         except Exception as error:
             raise DrafterBroken(f"drafter={self._name} raised {type(error).__name__}: {error}") from error
         if len(draft.tokens) != len(rows):
-            raise DrafterBroken(
-                f"drafter={self._name} answered {len(draft.tokens)} rows, expected {len(rows)}"
-            )
+            raise DrafterBroken(f"drafter={self._name} answered {len(draft.tokens)} rows, expected {len(rows)}")
         for i, (sequence, row, tokens) in enumerate(zip(asked, rows, draft.tokens, strict=True)):
             self.check(tokens, row.width)
             sequence.drafts = tuple(tokens)

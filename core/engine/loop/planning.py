@@ -247,9 +247,7 @@ class Planner:
         else:
             raise SchedulerBroken(f"scheduler={self._name} admitted none of {len(self._queues.waiting)} requests")
 
-    def _add(
-        self, s: Sequence, num_tokens: int, drafts: tuple[int, ...], wants_drafts: int, draft: Draft
-    ) -> None:
+    def _add(self, s: Sequence, num_tokens: int, drafts: tuple[int, ...], wants_drafts: int, draft: Draft) -> None:
         assert s.lease is not None
         blocks = s.lease.blocks[0]
         samples = s.scheduled + num_tokens == s.known

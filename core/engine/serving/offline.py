@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.assembly.assemble import assemble
+from engine.assembly.compose import quoted
 from engine.contracts.request import EngineRequest, SamplingParams, Timings, TokenLogprobs, TokensOut
 from engine.loop.messages import EngineStats
 from engine.serving.stops import StopMatcher
@@ -86,7 +87,7 @@ class LLM:
         """Raises :class:`engine.assembly.errors.AssemblyError` with every problem of the configuration."""
         from engine.loop.build import build_engine
 
-        self.plan = assemble([f"model.path={path}", *overrides], download=True)
+        self.plan = assemble([f"model.path={quoted(path)}", *overrides], download=True)
         self.tokenizer = Tokenizer.from_directory(self.plan.model.path)
         self._engine = build_engine(self.plan)
         self.info = self._engine.info

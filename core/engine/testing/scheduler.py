@@ -23,7 +23,7 @@ BLOCK = 16
 """Block size of all views and simulations here, in tokens."""
 
 _QUICK = settings(
-    max_examples=150,
+    max_examples=200,
     deadline=None,
     derandomize=True,
     database=None,
@@ -178,6 +178,13 @@ class SchedulerConformance(ABC):
             first = view.waiting[0]
             if view.blocks_needed(first.request_id, first.remaining) <= view.free_blocks:
                 assert rows and rows[0].request_id == first.request_id
+
+    def test_the_running_get_a_row_whoever_else_waits(self) -> None:
+        """The core may be unable to admit a newcomer (fragmented memory): that must not stop everybody."""
+        for budget in (1, 8, 100):
+            for running in (decoding(5), request(5, 400, 32, True)):
+                view = make_view([running], [request(1, 300, priority=-1)], token_budget=budget)
+                assert "r5" in {row.request_id for row in self.make().plan(view).rows}
 
     @_LONG
     @given(workload=workloads())

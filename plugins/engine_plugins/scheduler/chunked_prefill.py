@@ -19,7 +19,7 @@ class ChunkedPrefillScheduler:
     """Decodes first, then chunks of prompts.
 
     *Who goes first.* Decodes, then prompts, whether started or waiting, by (priority, arrival). If the most important
-    running request is itself in its prompt, ``min_chunk`` tokens are kept for it.
+    running request is itself in its prompt, ``min_chunk`` tokens (at most half the budget) are kept for it.
 
     *How much.* Prompts get what the decodes leave of the token budget. With decodes in the step and an ITL target,
     they get no more than the time budget allows, but at least ``min_chunk`` tokens: slow progress of a prompt is
@@ -44,7 +44,7 @@ class ChunkedPrefillScheduler:
 
     def plan(self, view: SchedulerView) -> Schedule:
         room = StepRoom(view, self._block_size)
-        aside = min(room.tokens, self._min_chunk) if room.leader_prefills() else 0
+        aside = min(-(-room.tokens // 2), self._min_chunk) if room.leader_prefills() else 0
         room.tokens -= aside
         decoding = room.place_decodes()
         room.tokens += aside
@@ -60,6 +60,8 @@ class ChunkedPrefillScheduler:
 
     def _place_prompts(self, view: SchedulerView, room: StepRoom, left: int) -> None:
         started = room.prefills()
+        # A running request gets a row in any case: the core may have no room for a newcomer, however important.
+        aside = min(self._block_size, -(-left // 2)) if started and room.is_empty else 0
         num_behind = len(started) + len(view.waiting)
         unfinished: list[RequestView] = []
         closed = False
@@ -69,7 +71,10 @@ class ChunkedPrefillScheduler:
                 break
             if closed and not request.is_running:
                 continue
-            count = self._first_share(request, room, left, num_behind, is_first=not unfinished)
+            is_first = not unfinished
+            if aside and request.is_running:
+                is_first, aside = True, 0
+            count = self._first_share(request, room, left, left - aside, num_behind, is_first)
             if count and not request.is_running and not room.admits(request):
                 closed = True
                 continue
@@ -84,14 +89,15 @@ class ChunkedPrefillScheduler:
             left -= rest
 
     @staticmethod
-    def _first_share(request: RequestView, room: StepRoom, left: int, num_behind: int, is_first: bool) -> int:
-        """Tokens for a prompt, before what nobody else wanted is shared out."""
+    def _first_share(
+        request: RequestView, room: StepRoom, left: int, most: int, num_behind: int, is_first: bool
+    ) -> int:
+        """Tokens for a prompt, before what nobody else wanted is shared out: at most ``most`` of ``left``."""
         if decodes(request):
-            return 1 if step_tokens(request, 1) <= left else 0
-        share = left
-        if request.remaining > left and num_behind:
-            share = -(-left // 2)
-        count = room.chunk(request, share, aligned=True)
+            return 1 if step_tokens(request, 1) <= most else 0
+        if request.remaining > most and num_behind:
+            most = min(most, -(-left // 2))
+        count = room.chunk(request, most, aligned=True)
         if not count and is_first:
-            count = room.chunk(request, share, aligned=False)
+            count = room.chunk(request, most, aligned=False)
         return count

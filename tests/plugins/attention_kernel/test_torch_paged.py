@@ -82,13 +82,15 @@ def test_rows_of_like_length_share_a_call_and_unlike_ones_do_not() -> None:
 
 def test_a_step_of_many_rows_in_any_order_equals_the_definition() -> None:
     generator = torch.Generator().manual_seed(3)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=generator))
+
     for trial in range(6):
         rows = []
         for _ in range(9):
-            q_len = (
-                int(torch.randint(1, 50, (), generator=generator)) if torch.rand((), generator=generator) < 0.4 else 1
-            )
-            rows.append((q_len, q_len + int(torch.randint(0, 200, (), generator=generator))))
+            q_len = max(1, draw(-40, 50))
+            rows.append((q_len, q_len + draw(0, 200)))
         case = AttentionCase(f"mix_{trial}", tuple(rows), window=(None, 30)[trial % 2])
         inputs = make_inputs(case, "float32", "cpu")
         got = run(TorchAttention(SlotConfig(), make_context(case, "float32", "cpu")), case, inputs)

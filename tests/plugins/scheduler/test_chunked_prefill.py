@@ -72,8 +72,8 @@ def test_a_budget_smaller_than_a_block_still_gets_on() -> None:
 def test_decodes_cannot_crowd_out_the_prompt_of_the_most_important_request() -> None:
     running = [request(0, 1000, 0, True), *(decoding(i) for i in range(1, 101))]
     rows = rows_of(running, [], token_budget=100)
-    assert rows["r0"] == 64
-    assert len(rows) == 37
+    assert rows["r0"] == 48
+    assert len(rows) == 51
 
 
 def test_a_chunk_takes_no_more_blocks_than_there_are() -> None:
@@ -87,5 +87,11 @@ def test_the_most_important_prompt_asks_for_a_block_even_if_there_is_none() -> N
 
 
 def test_a_more_important_newcomer_goes_before_a_started_prompt() -> None:
-    rows = rows_of([request(0, 1000, 16, True)], [request(1, 250, priority=-1)], token_budget=256)
-    assert rows["r1"] == 250
+    rows = rows_of([request(0, 1000, 16, True)], [request(1, 230, priority=-1)], token_budget=256)
+    assert rows == {"r0": 16, "r1": 230}
+
+
+def test_a_newcomer_that_the_core_may_not_admit_never_leaves_the_running_without_a_row() -> None:
+    for budget in (1, 2, 8, 100):
+        rows = rows_of([request(5, 400, 4, True)], [request(1, 300, priority=-1)], token_budget=budget)
+        assert rows["r5"] > 0
