@@ -214,7 +214,7 @@ class EngineCore:
         for sequence in self._queues.running:
             sequence.scheduled, sequence.pending = sequence.computed, 0
             sequence.drafts, sequence.proposed_at, sequence.drafts_in_flight = (), -1, False
-        alone = len(owners) == 1
+        alone = len(step.plan.rows) == 1 and len(owners) == 1
         suspects = self._planner.suspects
         if alone:
             self._guilty += 1

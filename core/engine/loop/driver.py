@@ -19,6 +19,7 @@ def drive(core: EngineCore, inbox: Inbox[ToEngine | None], send: Callable[[FromE
                 send(core.step())
     except Exception as error:
         send(Failed(f"{type(error).__name__}: {error}", phase="running"))
+        core.close()
         return False
     core.close()
     return True

@@ -38,15 +38,24 @@ class Limits:
     itl_target_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A row that has its blocks."""
+
+    sequence: Sequence
+    num_tokens: int
+    drafts: tuple[int, ...] = ()
+    wants_drafts: int = 0
+
+
 @dataclass(slots=True)
-class Draft:
+class Sketch:
     """A step plan in the making."""
 
     admits: list[Admit] = field(default_factory=list)
-    rows: list[StepRow] = field(default_factory=list)
-    owners: list[tuple[Sequence, int]] = field(default_factory=list)
-    chosen: set[Sequence] = field(default_factory=set)
-    preemptions: int = 0
+    placed: dict[Sequence, Placed] = field(default_factory=dict)
+    preempted: set[Sequence] = field(default_factory=set)
+    admission_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,8 @@ class Planner:
         self._step_cost = step_cost
         self._emit = emit
         self._next_id = 0
+        self._hits: dict[Sequence, int] = {}
+        """Prefix hits of the waiting requests in the current view."""
         self.suspects: deque[Sequence] = deque()
         """Sequences of a step that failed: each runs alone once, so that the guilty one fails alone."""
 
@@ -88,29 +99,39 @@ class Planner:
             return None if something_in_flight else self._plan_suspect()
         cost = self._step_cost()
         widths = self._drafting.prepare(self._queues.running, cost)
-        view = self._view(cost, widths)
+        sketch = self._sketch(cost, widths, admitting=True)
+        if sketch is None:
+            return None
+        if not sketch.placed and sketch.admission_failed and self._queues.running:
+            sketch = self._sketch(cost, widths, admitting=False) or sketch
+        if not sketch.placed:
+            if not something_in_flight:
+                self._unblock(sketch)
+            return None
+        return self._finish(sketch)
+
+    def _sketch(self, cost: StepCost, widths: dict[Sequence, int], admitting: bool) -> Sketch | None:
+        """Ask the scheduler and find room for its rows; ``None`` when there is nobody to ask about."""
+        view = self._view(cost, widths, admitting)
         if not view.running and not view.waiting:
             return None
         try:
             schedule = self._schedule(view)
         except Exception as error:
             raise SchedulerBroken(f"scheduler={self._name} raised {type(error).__name__}: {error}") from error
-        draft = self._fit(schedule, widths)
-        if not draft.rows:
-            if not something_in_flight:
-                self._unblock(draft)
-            return None
-        return self._finish(draft)
+        return self._fit(schedule, widths)
 
-    def _view(self, cost: StepCost, widths: dict[Sequence, int]) -> SchedulerView:
+    def _view(self, cost: StepCost, widths: dict[Sequence, int], admitting: bool) -> SchedulerView:
         running = tuple(
-            self._describe(s, len(s.drafts) if self._drafting.on_host else widths.get(s, 0))
+            self._describe(s, self._draft_width(s, widths))
             for s in self._queues.running
             if s.can_run and not self._waits_for_tokens(s, widths)
         )
+        self._hits.clear()
         waiting: tuple[RequestView, ...] = ()
-        if self._pool.free_slots:
-            waiting = tuple(self._describe(s, 0, i < HITS_LOOKED_UP) for i, s in enumerate(self._queues.waiting))
+        if admitting and self._pool.free_slots:
+            looked_up = min(HITS_LOOKED_UP, 2 * self._pool.free_slots)
+            waiting = tuple(self._describe(s, 0, i < looked_up) for i, s in enumerate(self._queues.waiting))
         return SchedulerView(
             running=running,
             waiting=waiting,
@@ -127,12 +148,19 @@ class Planner:
         """A drafter looks at all tokens of a request, so none may be in flight when drafts are wanted."""
         return sequence.pending > 0 and widths.get(sequence, 0) > 0
 
+    def _draft_width(self, sequence: Sequence, widths: dict[Sequence, int]) -> int:
+        """Drafts that will be verified on top of the last token; they never break the token budget alone."""
+        width = len(sequence.drafts) if self._drafting.on_host else widths.get(sequence, 0)
+        return min(width, self._limits.token_budget - 1)
+
     def _describe(self, s: Sequence, draft_width: int, look_up: bool = False) -> RequestView:
         is_running = s.status is Status.RUNNING
+        if look_up:
+            self._hits[s] = self._pool.hit(s)
         return RequestView(
             request_id=s.request_id,
             known=s.known,
-            computed=s.scheduled if is_running else (self._pool.hit(s) if look_up else 0),
+            computed=s.scheduled if is_running else self._hits.get(s, 0),
             is_running=is_running,
             priority=s.request.priority,
             arrival=s.arrival,
@@ -142,36 +170,53 @@ class Planner:
 
     def _blocks_needed(self, request_id: str, num_tokens: int) -> int:
         s = self._queues.by_id[request_id]
-        return self._pool.allocator.blocks_needed(s.lease, s.scheduled + num_tokens, s.max_total)
+        # Cached blocks of a hit count as available until they are taken over, so a newcomer needs them too.
+        before = s.scheduled if s.lease else self._hits.get(s, 0)
+        return self._pool.allocator.blocks_needed(s.lease, before + num_tokens, s.max_total)
 
-    def _fit(self, schedule: Schedule, widths: dict[Sequence, int]) -> Draft:
-        """Reserve blocks row by row, most important first; what does not fit is dropped."""
-        draft = Draft()
-        admitting = True
+    def _fit(self, schedule: Schedule, widths: dict[Sequence, int]) -> Sketch:
+        """Reserve blocks row by row, most important first; what does not fit is dropped. Drafts come last: no
+        request is preempted for somebody's guess."""
+        sketch = Sketch()
         for row in schedule.rows:
-            sequence = self._checked(row, draft)
-            if sequence.status is Status.WAITING:
-                admitting = admitting and self._admit(sequence, row, draft)
-            else:
-                self._continue(sequence, row, schedule, widths, draft)
-        return draft
+            sequence = self._checked(row, sketch)
+            if sequence in sketch.preempted:
+                continue
+            if sequence.status is Status.RUNNING:
+                self._continue(sequence, row.num_tokens, schedule, sketch)
+            elif not sketch.admission_failed:
+                sketch.admission_failed = not self._admit(sequence, row.num_tokens, sketch)
+        for sequence, placed in sketch.placed.items():
+            if sequence.scheduled + placed.num_tokens == sequence.known:
+                sketch.placed[sequence] = self._with_drafts(placed, widths)
+        return sketch
 
-    def _checked(self, row: ScheduledRow, draft: Draft) -> Sequence:
+    def _with_drafts(self, placed: Placed, widths: dict[Sequence, int]) -> Placed:
+        sequence, width = placed.sequence, self._draft_width(placed.sequence, widths)
+        drafts = sequence.drafts[:width]
+        upto = sequence.scheduled + placed.num_tokens + len(drafts)
+        if drafts and not self._pool.grow(sequence, upto):
+            drafts = ()
+        wants = 0 if self._drafting.on_host else widths.get(sequence, 0)
+        return Placed(sequence, placed.num_tokens, drafts, wants)
+
+    def _checked(self, row: ScheduledRow, sketch: Sketch) -> Sequence:
         sequence = self._queues.by_id.get(row.request_id)
-        if sequence is None or sequence in draft.chosen:
+        if sequence is None or sequence in sketch.placed:
             what = "is unknown" if sequence is None else "was scheduled twice"
             raise SchedulerBroken(f"scheduler={self._name}: request {row.request_id!r} {what}")
-        if not 0 < row.num_tokens <= sequence.known - (sequence.scheduled if sequence.lease else 0):
+        left = sequence.known - (sequence.scheduled if sequence.lease else 0)
+        if not 0 < row.num_tokens <= left:
             raise SchedulerBroken(
                 f"scheduler={self._name} gave {row.num_tokens} tokens to request {row.request_id!r}, "
-                f"which has {sequence.known - sequence.scheduled} left"
+                f"which has {left} left"
             )
         return sequence
 
-    def _admit(self, sequence: Sequence, row: ScheduledRow, draft: Draft) -> bool:
+    def _admit(self, sequence: Sequence, num_tokens: int, sketch: Sketch) -> bool:
         if not self._pool.admit(sequence):
             return False
-        num_tokens = min(row.num_tokens, sequence.known - sequence.scheduled)
+        num_tokens = min(num_tokens, sequence.known - sequence.scheduled)
         if not self._pool.grow(sequence, sequence.scheduled + num_tokens):
             self._pool.withdraw(sequence)
             return False
@@ -182,7 +227,7 @@ class Planner:
             self._emit(PrefixCacheEvent(now, len(sequence.tokens), sequence.scheduled))
         if sequence.num_preemptions == 0:
             sequence.num_cached = sequence.scheduled
-        draft.admits.append(
+        sketch.admits.append(
             Admit(
                 slot=sequence.slot,
                 tokens=tuple(sequence.tokens),
@@ -192,39 +237,28 @@ class Planner:
                 stop_ids=tuple(sequence.stop_ids),
             )
         )
-        self._add(sequence, num_tokens, (), 0, draft)
+        sketch.placed[sequence] = Placed(sequence, num_tokens)
         return True
 
-    def _continue(
-        self,
-        sequence: Sequence,
-        row: ScheduledRow,
-        schedule: Schedule,
-        widths: dict[Sequence, int],
-        draft: Draft,
-    ) -> None:
-        upto = sequence.scheduled + row.num_tokens
-        drafts = sequence.drafts if upto == sequence.known else ()
-        if drafts and not self._pool.grow(sequence, upto + len(drafts)):
-            drafts = ()
-        if not drafts and not self._pool.grow(sequence, upto):
-            self._make_room(sequence, upto, schedule, draft)
+    def _continue(self, sequence: Sequence, num_tokens: int, schedule: Schedule, sketch: Sketch) -> None:
+        upto = sequence.scheduled + num_tokens
+        if not self._pool.grow(sequence, upto):
+            self._make_room(sequence, upto, schedule, sketch)
             if not self._pool.grow(sequence, upto):
                 return
-        wants = 0 if self._drafting.on_host else widths.get(sequence, 0)
-        self._add(sequence, row.num_tokens, drafts, wants, draft)
+        sketch.placed[sequence] = Placed(sequence, num_tokens)
 
-    def _make_room(self, sequence: Sequence, upto: int, schedule: Schedule, draft: Draft) -> None:
+    def _make_room(self, sequence: Sequence, upto: int, schedule: Schedule, sketch: Sketch) -> None:
         """Preempt in the scheduler's order until the sequence fits, counting blocks that steps in flight hold."""
         for request_id in schedule.preempt_order:
             if self._pool.missing(sequence, upto) <= 0:
                 return
             victim = self._queues.by_id.get(request_id)
-            if victim is None or victim is sequence or victim in draft.chosen:
+            if victim is None or victim is sequence or victim in sketch.placed:
                 continue
             if victim.status is Status.RUNNING:
                 self.preempt(victim)
-                draft.preemptions += 1
+                sketch.preempted.add(victim)
 
     def preempt(self, victim: Sequence) -> None:
         """Take everything from a running sequence; it will be computed again from its tokens."""
@@ -236,42 +270,16 @@ class Planner:
         victim.drafts, victim.proposed_at, victim.drafts_in_flight = (), -1, False
         victim.prompt_logprobs.clear()
 
-    def _unblock(self, draft: Draft) -> None:
+    def _unblock(self, sketch: Sketch) -> None:
         """Nothing could run and nothing is in flight: preempt the newest, so that the others can go on."""
-        if draft.preemptions:
+        if sketch.preempted:
             return
         if len(self._queues.running) > 1:
             self.preempt(self._queues.running[-1])
-        elif self._queues.running or not self._pool.free_slots:
-            raise SchedulerBroken(f"scheduler={self._name} left {len(self._queues.running)} running requests idle")
+        elif self._queues.running:
+            raise SchedulerBroken(f"scheduler={self._name} left the only running request idle")
         else:
             raise SchedulerBroken(f"scheduler={self._name} admitted none of {len(self._queues.waiting)} requests")
-
-    def _add(self, s: Sequence, num_tokens: int, drafts: tuple[int, ...], wants_drafts: int, draft: Draft) -> None:
-        assert s.lease is not None
-        blocks = s.lease.blocks[0]
-        samples = s.scheduled + num_tokens == s.known
-        draft.rows.append(
-            StepRow(
-                slot=s.slot,
-                start=s.scheduled,
-                num_tokens=num_tokens,
-                drafts=drafts,
-                samples=samples,
-                output_index=s.known - s.prompt_len,
-                block_start=s.blocks_sent,
-                new_blocks=tuple(blocks[s.blocks_sent :]),
-                draft_probs=s.draft_probs if drafts else None,
-                wants_drafts=wants_drafts,
-            )
-        )
-        draft.owners.append((s, s.epoch))
-        draft.chosen.add(s)
-        s.blocks_sent = len(blocks)
-        s.scheduled += num_tokens
-        s.pending += samples
-        s.drafts = ()
-        s.drafts_in_flight = bool(drafts) or wants_drafts > 0
 
     def _plan_suspect(self) -> Planned | None:
         """One sequence of a failed step, alone, without the scheduler."""
@@ -279,19 +287,42 @@ class Planner:
             self.suspects.popleft()
         if not self.suspects:
             return None
-        draft = Draft()
         suspect = self.suspects[0]
         count = min(suspect.known - suspect.scheduled, self._limits.token_budget)
         if not self._pool.grow(suspect, suspect.scheduled + count):
             self.suspects.popleft()
             self.preempt(suspect)
             return None
-        self._add(suspect, count, (), 0, draft)
-        return self._finish(draft)
+        return self._finish(Sketch(placed={suspect: Placed(suspect, count)}))
 
-    def _finish(self, draft: Draft) -> Planned:
-        plan = StepPlan(self._next_id, tuple(draft.admits), tuple(draft.rows))
+    def _finish(self, sketch: Sketch) -> Planned:
+        owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
+        rows = tuple(self._row(placed) for placed in sketch.placed.values())
+        plan = StepPlan(self._next_id, tuple(sketch.admits), rows)
         self._next_id += 1
-        for sequence in draft.chosen:
-            sequence.last_plan = plan.plan_id
-        return Planned(plan, tuple(draft.owners), draft.preemptions)
+        return Planned(plan, owners, len(sketch.preempted))
+
+    def _row(self, placed: Placed) -> StepRow:
+        """The row's place in the plan; from here on the sequence counts it as scheduled."""
+        s = placed.sequence
+        assert s.lease is not None
+        blocks = s.lease.blocks[0]
+        row = StepRow(
+            slot=s.slot,
+            start=s.scheduled,
+            num_tokens=placed.num_tokens,
+            drafts=placed.drafts,
+            samples=s.scheduled + placed.num_tokens == s.known,
+            output_index=s.known - s.prompt_len,
+            block_start=s.blocks_sent,
+            new_blocks=tuple(blocks[s.blocks_sent :]),
+            draft_probs=s.draft_probs if placed.drafts else None,
+            wants_drafts=placed.wants_drafts,
+        )
+        s.blocks_sent = len(blocks)
+        s.scheduled += placed.num_tokens
+        s.pending += row.samples
+        s.drafts = ()
+        s.drafts_in_flight = bool(placed.drafts) or placed.wants_drafts > 0
+        s.last_plan = self._next_id
+        return row

@@ -88,9 +88,11 @@ class ProcessEngineClient(ClientBase):
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await asyncio.to_thread(process.wait)
             self.died(f"the engine process ended with {describe_exit(code)}")
-        except msgspec.DecodeError as error:
+        except Exception as error:
+            # Unreadable frames, or a callback that raised: nothing can be delivered any more, so the engine is given
+            # up rather than left looking alive.
             process.kill()
-            self.died(f"the engine process sent something unreadable: {error}")
+            self.died(f"messages of the engine process could not be taken in: {type(error).__name__}: {error}")
         if self._writer is not None:
             self._writer.close()
 

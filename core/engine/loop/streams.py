@@ -70,9 +70,10 @@ class ClientBase:
     def submit(self, request: EngineRequest) -> Stream:
         if not self.alive:
             raise EngineDead("the engine is not running")
-        stream = Stream(request.request_id, self._abort)
-        self._streams[request.request_id] = stream
+        if request.request_id in self._streams:
+            raise ValueError(f"request id {request.request_id!r} is already in use")
         self.send(Submit(request))
+        stream = self._streams[request.request_id] = Stream(request.request_id, self._abort)
         return stream
 
     def _abort(self, request_id: str, reason: FinishReason) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import triton
+import triton.language as tl
 
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.attention_kernel.triton.decode import split_attention
@@ -10,11 +12,19 @@ from engine_plugins.attention_kernel.triton.planning import MAX_SPLITS, prefill_
 from engine_plugins.attention_kernel.triton.prefill import chunk_attention
 from engine_plugins.attention_kernel.triton.reduce import merge_splits
 
+pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels cannot be compiled")
+
 INDEX = dict.fromkeys(("tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr"), "*i32")
 STRIDES = ("table", "qt", "qh", "ot", "oh", "block", "slot", "head")
 SIZES = {"window": "i32", **{f"stride_{name}": "i32" for name in STRIDES}}
 UNALIGNED = frozenset(INDEX) | {"num_splits", "stride_table", "window"}
 """What the kernels ask not to be specialised on."""
+
+
+@triton.jit
+def load_int8(ptr, offsets, mask, scale_ptr, scale_offsets, DTYPE: tl.constexpr):
+    scale = tl.load(scale_ptr + scale_offsets)
+    return tl.where(mask, tl.load(ptr + offsets, mask=mask, other=0).to(tl.float32) * scale, 0.0).to(DTYPE)
 
 
 def compile_attention(
@@ -28,6 +38,7 @@ def compile_attention(
     split: bool = True,
     window: bool = False,
     cap: bool = False,
+    int8_cache: bool = False,
 ) -> KernelCost:
     itemsize = 4 if dtype == "fp32" else 2
     if kind == "prefill":
@@ -40,6 +51,10 @@ def compile_attention(
         "BLOCK_SIZE": block_size, "BLOCK_M": block_m, "BLOCK_N": shape.block_n, "BLOCK_D": shape.block_d,
         "HAS_WINDOW": window, "HAS_CAP": cap, "SCALE": "none", "LOAD_TILE": None,
     }  # fmt: skip
+    if int8_cache:
+        arguments |= {"k_ptr": "*i8", "v_ptr": "*i8", "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
+        constants = {name: value for name, value in constants.items() if name not in arguments}
+        constants |= {"SCALE": "per_token_head", "LOAD_TILE": load_int8}
     kernel = chunk_attention
     if kind == "decode":
         kernel = split_attention
@@ -83,6 +98,11 @@ def test_the_decode_path_compiles_without_spills(capability: int) -> None:
 
 def test_the_prefill_path_compiles_without_spills_on_hopper() -> None:
     assert_fits(compile_attention("prefill", 128, 90))
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_a_formats_load_function_is_compiled_into_the_kernel(kind: str) -> None:
+    assert_fits(compile_attention(kind, 128, 90, int8_cache=True))
 
 
 @pytest.mark.slow
