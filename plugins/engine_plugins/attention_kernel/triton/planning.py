@@ -59,7 +59,7 @@ def tile_shape(split: bool, block_m: int, head_dim: int, itemsize: int) -> TileS
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     tile_bytes = 16384 if itemsize <= 2 else 8192
     block_n = min(64, max(16, tile_bytes // (block_d * itemsize)))
-    wide = block_m * block_d >= 64 * 128 or (not split and itemsize <= 2)
+    wide = not split if itemsize <= 2 else block_m * block_d >= 32 * 256
     return TileShape(block_m, block_n, block_d, num_warps=8 if wide else 4)
 
 
