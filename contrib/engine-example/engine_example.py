@@ -42,17 +42,19 @@ class ShortestFirst:
 
     def plan(self, view: SchedulerView) -> Schedule:
         rows: list[ScheduledRow] = []
-        budget = view.token_budget
-        candidates = sorted(view.running, key=_tokens_left)
-        candidates += sorted(view.waiting, key=_tokens_left)[: view.free_rows]
-        for request in candidates:
-            if budget <= 0:
+        tokens, blocks = view.token_budget, view.free_blocks
+        running = sorted(view.running, key=_tokens_left)
+        for request in (*running, *sorted(view.waiting, key=_tokens_left)[: view.free_rows]):
+            drafts = request.draft_width if request.remaining == 1 else 0
+            num_tokens = min(request.remaining, tokens - drafts)
+            # A newcomer has to find room for its whole prompt; who runs already gets it by preempting.
+            blocks -= view.blocks_needed(request.request_id, num_tokens if request.is_running else request.remaining)
+            if num_tokens <= 0 or (blocks < 0 and not request.is_running):
                 break
-            num_tokens = min(request.remaining, budget)
             rows.append(ScheduledRow(request.request_id, num_tokens))
-            budget -= num_tokens + request.draft_width
-        victims = sorted(view.running, key=_tokens_left, reverse=True)
-        return Schedule(tuple(rows), tuple(victim.request_id for victim in victims))
+            tokens -= num_tokens + drafts
+        # The most tokens left first. The request with the fewest is never a victim, so one always gets on.
+        return Schedule(tuple(rows), tuple(victim.request_id for victim in reversed(running[1:])))
 
 
 def _tokens_left(request: RequestView) -> tuple[int, int]:

@@ -77,12 +77,12 @@ def engine_drafter() -> list[Provider]:  # type: ignore[empty-body]
     .. code-block:: python
 
         @dataclass(frozen=True)
-        class EchoConfig:
-            max_width: int = 4
+        class EchoConfig(DrafterConfig):
+            distance: int = 8
 
         @hookimpl
         def engine_drafter():
-            return [Provider("echo", "engine_mine:Echo", config=EchoConfig)]
+            return [Provider("echo", "engine_mine:Echo", config=EchoConfig, provides=("host_drafter",))]
     """
 
 

@@ -10,18 +10,20 @@ import os
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
+from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
+from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import NgramConfig, NoDrafterConfig
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
 from engine_plugins.router.config import ResponseCacheConfig
 from engine_plugins.scheduler.config import ChunkedPrefillConfig
 
-LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-
 
 def only_llama_like(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
-    if model.architecture in LLAMA_LIKE:
-        return ()
-    return (f"it computes {', '.join(LLAMA_LIKE)}, not {model.architecture}",)
+    if model.architecture not in LLAMA_LIKE:
+        return (f"it computes {', '.join(LLAMA_LIKE)}, not {model.architecture}",)
+    if model.hidden_act not in ACTIVATIONS:
+        return (f"it has the activations {', '.join(ACTIVATIONS)}, not hidden_act={model.hidden_act}",)
+    return ()
 
 
 def only_plain_checkpoints(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
@@ -31,11 +33,18 @@ def only_plain_checkpoints(model: ModelFacts, device: DeviceFacts) -> tuple[str,
     return (f"the checkpoint is already quantized (quant_method={method}) and this plugin cannot read that",)
 
 
-def needs_cuda_or_interpreter(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    reasons = []
     # Triton itself reads this variable when a kernel is defined, so it cannot come from the configuration.
-    if device.kind == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
-        return ()
-    return ("needs a CUDA device",)
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        if device.kind != "cuda":
+            reasons.append("needs a CUDA device")
+        elif device.capability is not None and device.capability < TRITON_CAPABILITY:
+            has, needs = (".".join(map(str, version)) for version in (device.capability, TRITON_CAPABILITY))
+            reasons.append(f"needs compute capability {needs}, this device has {has}")
+    if model.head_dim not in TRITON_HEAD_DIMS:
+        reasons.append(f"head_dim={model.head_dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
+    return tuple(reasons)
 
 
 @hookimpl
@@ -149,7 +158,7 @@ def engine_attention_kernel() -> list[Provider]:
         Provider(
             "triton",
             "engine_plugins.attention_kernel.triton.kernel:TritonAttention",
-            unsupported=needs_cuda_or_interpreter,
+            unsupported=beyond_triton,
             doc="Triton kernels for prefill, decode and verification.",
         ),
     ]

@@ -5,6 +5,7 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import model_facts
 from engine.assembly.negotiation import plugin_problems, resolve
 from engine.assembly.plan import EnginePlan
+from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import Provider
 
 
@@ -42,6 +43,23 @@ def test_auto_takes_the_first_that_fits_and_says_what_it_passed_over(plan, gpu):
     assert choice.passed_over == ("triton: needs a CUDA device",)
     on_gpu = plan(device=gpu).choice("attention_kernel")
     assert (on_gpu.name, on_gpu.passed_over) == ("triton", ())
+
+
+@pytest.mark.parametrize(
+    ("device", "head_dim", "why"),
+    [
+        (DeviceFacts("cuda", "an older GPU", (7, 5)), 16, "needs compute capability 8.0, this device has 7.5"),
+        (DeviceFacts("cuda", "test", (9, 0)), 36, "head_dim=36 is not a multiple of 8 up to 256"),
+    ],
+)
+def test_auto_passes_over_a_kernel_that_this_gpu_or_model_cannot_use(plan, device, head_dim, why):
+    choice = plan(device=device, head_dim=head_dim).choice("attention_kernel")
+    assert (choice.name, choice.passed_over) == ("torch", (f"triton: {why}",))
+
+
+def test_an_activation_nobody_computes_is_refused_before_anything_is_loaded(plan):
+    (problem,) = refused(plan, hidden_act="relu")
+    assert "architecture=auto" in problem and "not hidden_act=relu" in problem
 
 
 def test_nothing_degrades_silently_when_a_plugin_is_named(plan):

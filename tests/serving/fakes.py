@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ import tokenizers
 from engine.assembly.plan import PLAN_VERSION, EnginePlan
 from engine.contracts.config import ModelSettings, ServerSettings, Settings
 from engine.contracts.events import Event
-from engine.contracts.model import DeviceFacts, ModelFacts, RopeFacts
+from engine.contracts.model import DeviceFacts
 from engine.contracts.request import EngineRequest, Timings, TokenLogprobs, TokensOut
 from engine.contracts.router import ToEngine as RouteToEngine
 from engine.loop.client import EngineDead
@@ -35,6 +36,7 @@ from engine.serving.chat_template import ChatTemplate
 from engine.serving.detokenizer import byte_of_symbol
 from engine.serving.server import Server
 from engine.serving.tokenizer import Tokenizer
+from engine.testing.context import build_context
 
 MODEL = "tiny"
 MAX_LEN = 256
@@ -97,30 +99,8 @@ def text_of(tokens: Sequence[int]) -> str:
 
 def make_plan(**server: Any) -> EnginePlan:
     settings = Settings(model=ModelSettings(), server=ServerSettings(**{"port": 0, **server}))
-    model = ModelFacts(
-        path="unused",
-        name=MODEL,
-        architecture="LlamaForCausalLM",
-        hidden_size=8,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        intermediate_size=8,
-        vocab_size=VOCAB,
-        max_position=MAX_LEN,
-        rms_norm_eps=1e-5,
-        rope=RopeFacts(),
-        tie_embeddings=True,
-        hidden_act="silu",
-        sliding_window=None,
-        layer_windows=(None,),
-        dtype="float32",
-        quantization=None,
-        bos_token_id=None,
-        eos_token_ids=(END,),
-        raw={},
-    )
+    tiny = build_context(max_len=MAX_LEN).model
+    model = replace(tiny, path="unused", name=MODEL, vocab_size=VOCAB, eos_token_ids=(END,))
     return EnginePlan(
         version=PLAN_VERSION,
         engine_version="0",

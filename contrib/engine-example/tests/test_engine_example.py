@@ -1,8 +1,10 @@
 from engine_example import RepeatLast, RepeatLastConfig, SchedulerConfig, ShortestFirst
 
-from engine.contracts.drafter import Drafter, DraftRow
-from engine.contracts.scheduler import RequestView, Scheduler, SchedulerView, StepCost
+from engine.contracts.drafter import DraftRow
+from engine.contracts.scheduler import RequestView, SchedulerView, StepCost
 from engine.testing.context import build_context
+from engine.testing.drafter import DrafterConformance
+from engine.testing.scheduler import BLOCK, SchedulerConformance
 
 
 def request(name: str, known: int, computed: int = 0, running: bool = False, arrival: int = 0) -> RequestView:
@@ -41,6 +43,13 @@ def test_only_a_repeating_token_is_drafted() -> None:
     assert drafter.propose(rows).tokens == ((7, 7), (), ())
 
 
-def test_both_fulfil_their_contracts() -> None:
-    assert isinstance(scheduler(), Scheduler)
-    assert isinstance(RepeatLast(RepeatLastConfig(), build_context()), Drafter)
+class TestShortestFirst(SchedulerConformance):
+    def make(self) -> ShortestFirst:
+        return ShortestFirst(SchedulerConfig(), build_context(BLOCK))
+
+
+class TestRepeatLast(DrafterConformance):
+    history = (5, 6, 7, 7, 7)
+
+    def make(self) -> RepeatLast:
+        return RepeatLast(RepeatLastConfig(), build_context())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -91,14 +92,12 @@ async def post(session: aiohttp.ClientSession, url: str, target: Target, body: d
 def load_tokenizer(path: str) -> Counter:
     """Token counts by a ``tokenizer.json`` or a directory that holds one. Raises ``ValueError`` if there is
     none."""
-    import os
-
     from tokenizers import Tokenizer
 
-    file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
-    if not os.path.isfile(file):
+    file = Path(path, "tokenizer.json") if Path(path).is_dir() else Path(path)
+    if not file.is_file():
         raise ValueError(f"--tokenizer {path}: expected a tokenizer.json or a directory that holds one")
-    tokenizer = Tokenizer.from_file(file)
+    tokenizer = Tokenizer.from_file(str(file))
 
     def count(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -8,177 +8,18 @@ from dataclasses import dataclass
 
 from engine.benchmark.distribution import Distribution
 
-WORDS = [
-    "about",
-    "after",
-    "again",
-    "along",
-    "also",
-    "always",
-    "among",
-    "answer",
-    "around",
-    "because",
-    "before",
-    "below",
-    "between",
-    "both",
-    "bring",
-    "build",
-    "call",
-    "change",
-    "city",
-    "clear",
-    "close",
-    "cold",
-    "common",
-    "could",
-    "country",
-    "course",
-    "cover",
-    "cross",
-    "different",
-    "does",
-    "door",
-    "down",
-    "early",
-    "earth",
-    "enough",
-    "even",
-    "every",
-    "example",
-    "face",
-    "family",
-    "far",
-    "father",
-    "feel",
-    "few",
-    "field",
-    "find",
-    "fire",
-    "first",
-    "five",
-    "follow",
-    "food",
-    "form",
-    "found",
-    "four",
-    "friend",
-    "from",
-    "full",
-    "gave",
-    "give",
-    "good",
-    "govern",
-    "great",
-    "green",
-    "ground",
-    "group",
-    "grow",
-    "half",
-    "hand",
-    "happen",
-    "hard",
-    "head",
-    "hear",
-    "help",
-    "here",
-    "high",
-    "hold",
-    "home",
-    "horse",
-    "hour",
-    "house",
-    "hundred",
-    "idea",
-    "inch",
-    "into",
-    "keep",
-    "kind",
-    "king",
-    "know",
-    "land",
-    "large",
-    "last",
-    "late",
-    "laugh",
-    "lead",
-    "learn",
-    "leave",
-    "letter",
-    "life",
-    "light",
-    "like",
-    "line",
-    "list",
-    "listen",
-    "live",
-    "long",
-    "look",
-    "made",
-    "main",
-    "make",
-    "many",
-    "mark",
-    "mean",
-    "measure",
-    "might",
-    "mile",
-    "mind",
-    "money",
-    "moon",
-    "morning",
-    "most",
-    "mother",
-    "mountain",
-    "move",
-    "much",
-    "music",
-    "name",
-    "near",
-    "never",
-    "next",
-    "night",
-    "north",
-    "note",
-    "nothing",
-    "notice",
-    "number",
-    "often",
-    "once",
-    "only",
-    "open",
-    "order",
-    "other",
-    "over",
-    "page",
-    "paper",
-    "part",
-    "pass",
-    "pattern",
-    "people",
-    "perhaps",
-    "person",
-    "picture",
-    "piece",
-    "place",
-    "plain",
-    "plan",
-    "plant",
-    "play",
-    "point",
-    "port",
-    "pose",
-    "press",
-    "problem",
-    "product",
-    "pull",
-    "question",
-    "quick",
-    "rain",
-    "reach",
-    "read",
-]
+_VOCABULARY = """
+about after again along also always among answer around because before below between both bring build call change
+city clear close cold common could country course cover cross different does door down early earth enough even every
+example face family far father feel few field find fire first five follow food form found four friend from full gave
+give good govern great green ground group grow half hand happen hard head hear help here high hold home horse hour
+house hundred idea inch into keep kind king know land large last late laugh lead learn leave letter life light like
+line list listen live long look made main make many mark mean measure might mile mind money moon morning most mother
+mountain move much music name near never next night north note nothing notice number often once only open order
+other over page paper part pass pattern people perhaps person picture piece place plain plan plant play point port
+pose press problem product pull question quick rain reach read
+"""
+WORDS = _VOCABULARY.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +55,7 @@ class Workload:
         """Endless. Streams of different names have different prompts but the same shared part."""
         rng = random.Random(f"{self.seed}/{stream}")
         shared_rng = random.Random(f"{self.seed}/shared")
-        shared = Pool(self, shared_rng, f"{self.nonce} ")
+        shared = SharedPrefix(self, shared_rng, f"{self.nonce} ")
         index = 0
         while True:
             length = self.prompt_tokens.sample(rng)
@@ -224,7 +65,7 @@ class Workload:
             yield BenchRequest(index, prompt, output)
             index += 1
 
-    def _prompt(self, rng: random.Random, shared: Pool, length: int, tag: str) -> str | tuple[int, ...]:
+    def _prompt(self, rng: random.Random, shared: SharedPrefix, length: int, tag: str) -> str | tuple[int, ...]:
         if self.vocab_size is not None:
             num_shared = round(length * self.shared_prefix)
             # Seeded by the tag, not by rng alone, for the nonce to count.
@@ -245,7 +86,7 @@ class Workload:
         return found
 
 
-class Pool:
+class SharedPrefix:
     """The common beginning of all prompts, grown to the longest that was needed."""
 
     def __init__(self, workload: Workload, rng: random.Random, head: str) -> None:

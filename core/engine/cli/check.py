@@ -7,12 +7,11 @@ import shutil
 import sys
 
 from engine.cli.command import OK, Command, report_failures
-from engine.cli.serve import _flags as _shorthands
-from engine.cli.serve import overrides_of
+from engine.cli.serve import overrides_of, shorthands
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    _shorthands(parser)
+    shorthands(parser)
     parser.add_argument("--build", action="store_true", help="also import and build the selected plugins")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 

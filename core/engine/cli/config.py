@@ -6,12 +6,11 @@ import argparse
 import json
 
 from engine.cli.command import OK, Command
-from engine.cli.serve import _flags as _shorthands
-from engine.cli.serve import overrides_of
+from engine.cli.serve import overrides_of, shorthands
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    _shorthands(parser)
+    shorthands(parser)
     parser.add_argument("--json", action="store_true", help="JSON instead of YAML")
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from engine import __version__
-from engine.assembly.errors import AssemblyError, nearest
+from engine.assembly.errors import AssemblyError, listing, nearest
 from engine.cli.command import FAILED, OK, USAGE, Command
 
 COMMANDS = {
@@ -33,10 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     name, rest = words[0], words[1:]
     if name not in COMMANDS and name not in HIDDEN:
-        print(
-            f"engine: no such command {name!r}{nearest(name, COMMANDS) or f' (commands: {chr(44).join(COMMANDS)})'}",
-            file=sys.stderr,
-        )
+        hint = nearest(name, COMMANDS) or f" (commands: {listing(COMMANDS)})"
+        print(f"engine: no such command {name!r}{hint}", file=sys.stderr)
         return USAGE
     return _run(name, rest)
 

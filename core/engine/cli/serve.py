@@ -12,7 +12,8 @@ from engine.cli.command import Command, report_failures
 SHORTHANDS = {"model": "model.path", "host": "server.host", "port": "server.port"}
 
 
-def _flags(parser: argparse.ArgumentParser) -> None:
+def shorthands(parser: argparse.ArgumentParser) -> None:
+    """The flags of every subcommand that takes a configuration."""
     parser.add_argument("--model", metavar="PATH", help="short for model.path: bundled, a directory or a hub id")
     parser.add_argument("--host", help="short for server.host")
     parser.add_argument("--port", help="short for server.port")
@@ -37,4 +38,4 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     return serve(plan)
 
 
-COMMAND = Command("serve", "Start the OpenAI-compatible server.", _run, _flags)
+COMMAND = Command("serve", "Start the OpenAI-compatible server.", _run, shorthands)

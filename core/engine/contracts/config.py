@@ -129,14 +129,14 @@ class ServerSettings:
     api_key: str | None = None
     """When set, every route but health needs ``Authorization: Bearer <api_key>``."""
     max_queue: int = 256
-    """Most requests waiting or running; one more is answered 429."""
+    """Most sequences (prompts x n) waiting or running; a request beyond that is answered 429."""
     max_n: int = 128
     """Most sequences one API request may ask for (prompts x n)."""
     drain_s: float = 30.0
     """After SIGTERM, how long running requests may take to finish."""
     max_body_bytes: int = 8 * 1024 * 1024
     keepalive_s: float = 5.0
-    """Silence in a stream after which a comment line is sent."""
+    """Silence in a stream after which a comment line is sent; 0: never."""
 
     def __post_init__(self) -> None:
         between("server.port", self.port, 0, 65535)
@@ -169,7 +169,7 @@ class Settings:
     seed: int = 0
     """Seeds of requests that bring none are drawn from this and a running number."""
     threads: int | None = None
-    """CPU threads for torch; null: all physical cores this process may use."""
+    """CPU threads for torch; null: as many as the CPUs this process may run on."""
     memory: MemorySettings = field(default_factory=MemorySettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)

@@ -109,6 +109,8 @@ class Scheduler(Protocol):
         """Choose the rows of the next step.
 
         ``0 < num_tokens <= request.remaining`` for every row, each request at most once, no more new requests
-        than ``view.free_rows``. An empty schedule while something could run is a stall and is reported.
+        than ``view.free_rows``, tokens and drafts within ``view.token_budget``, and no new request beside running
+        ones that the free blocks do not hold as well. An empty schedule while something could run is a stall and is
+        reported.
         """
         ...

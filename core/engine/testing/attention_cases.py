@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
-from engine.contracts.config import Settings
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.model import DeviceFacts, ModelFacts, RopeFacts
+from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
+from engine.testing.context import build_context
 
 TOLERANCE: dict[str, float] = {"float32": 1e-5, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 """Largest accepted ``|got - want| / (1 + |want|)``. In 16 bits the softmax weights and the output may each be cut to
@@ -232,18 +232,19 @@ def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
 
 def make_context(case: AttentionCase, dtype: str, device: str) -> BuildContext:
     """A build context of a model with the case's heads. ``device``: ``cpu`` or ``cuda``."""
-    model = ModelFacts(
-        path="", name="conformance", architecture="LlamaForCausalLM",
-        hidden_size=case.num_heads * case.head_dim, num_layers=1, num_heads=case.num_heads,
-        num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, intermediate_size=64, vocab_size=64,
-        max_position=32768, rms_norm_eps=1e-5, rope=RopeFacts(), tie_embeddings=True, hidden_act="silu",
-        sliding_window=case.window, layer_windows=(case.window,), dtype=dtype, quantization=None,
-        bos_token_id=None, eos_token_ids=(), raw={},
-    )  # fmt: skip
-    return BuildContext(
-        model=model, device=DeviceFacts(kind="cuda" if device.startswith("cuda") else "cpu"), dtype=dtype,
-        max_len=32768, max_requests=64, block_size=case.block_size, max_draft_width=8, settings=Settings(),
-    )  # fmt: skip
+    plain = build_context(block_size=case.block_size, max_len=32768, max_requests=64, max_draft_width=8)
+    model = replace(
+        plain.model,
+        hidden_size=case.num_heads * case.head_dim,
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        sliding_window=case.window,
+        layer_windows=(case.window,),
+        dtype=dtype,
+    )
+    facts = DeviceFacts(kind="cuda" if device.startswith("cuda") else "cpu")
+    return replace(plain, model=model, device=facts, dtype=dtype)
 
 
 def run(

@@ -3,7 +3,7 @@
 .. code-block:: python
 
     class TestMine(DrafterConformance):
-        def make_drafter(self):
+        def make(self):
             return Mine(MineConfig(max_width=4), context)
 """
 
@@ -28,9 +28,9 @@ class DrafterConformance:
     history: tuple[int, ...] = (5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7)
     """A history the drafter should have something to say about."""
 
-    def make_drafter(self) -> Drafter:
+    def make(self) -> Drafter:
         """A fresh drafter."""
-        raise NotImplementedError(f"{type(self).__name__} must define make_drafter(self)")
+        raise NotImplementedError(f"{type(self).__name__} must define make(self)")
 
     def advance(self, drafter: Drafter, slot: int, tokens: Sequence[int], next_token: int) -> None:
         """Tell the drafter that the target computed ``tokens`` and that ``next_token`` follows them."""
@@ -46,7 +46,7 @@ class DrafterConformance:
         return drafter.propose([DraftRow(slot, list(seen), prompt_len, width) for slot in slots])
 
     def started(self, slots: Sequence[int] = (0,)) -> Drafter:
-        drafter = self.make_drafter()
+        drafter = self.make()
         for slot in slots:
             self.advance(drafter, slot, self.history[:-1], self.history[-1])
         return drafter
@@ -69,14 +69,14 @@ class DrafterConformance:
                     assert entry[token] > 0, "a proposed token has a positive probability"
 
     def test_declares_what_the_core_plans_with(self) -> None:
-        drafter = self.make_drafter()
+        drafter = self.make()
         assert isinstance(drafter, Drafter)
         assert drafter.placement in ("host", "device")
         assert drafter.max_width >= 0 and drafter.kv_lookahead >= 0
         assert all(tap >= 0 for tap in drafter.taps)
 
     def test_never_proposes_more_than_wanted(self) -> None:
-        for width in range(1, self.make_drafter().max_width + 1):
+        for width in range(1, self.make().max_width + 1):
             drafter = self.started()
             self.check(drafter, self.ask(drafter, [0], width), 1, width)
 
@@ -96,7 +96,7 @@ class DrafterConformance:
             assert draft.tokens == (alone,) * len(slots)
 
     def test_an_empty_batch_is_fine(self) -> None:
-        drafter = self.make_drafter()
+        drafter = self.make()
         assert self.ask(drafter, [], max(1, drafter.max_width)).tokens == ()
 
     def test_released_and_unknown_slots_can_be_released(self) -> None:
@@ -108,7 +108,7 @@ class DrafterConformance:
     def test_a_reused_slot_knows_nothing_of_its_former_request(self) -> None:
         other = tuple(reversed(self.history))
         used = self.started([0])
-        fresh = self.make_drafter()
+        fresh = self.make()
         if not used.max_width or used.returns_probs:
             return
         self.ask(used, [0], used.max_width)

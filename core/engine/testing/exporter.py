@@ -3,7 +3,7 @@
 .. code-block:: python
 
     class TestMine(ExporterConformance):
-        def make_exporter(self):
+        def make(self):
             return Mine(MineConfig(), build_context())
 """
 
@@ -81,35 +81,35 @@ def one_of_each(at_s: float = 1.0) -> tuple[Event, ...]:
 
 
 class ExporterConformance:
-    """Inherit, name the class ``Test...``, and implement :meth:`make_exporter`."""
+    """Inherit, name the class ``Test...``, and implement :meth:`make`."""
 
-    def make_exporter(self) -> Exporter:
+    def make(self) -> Exporter:
         """A fresh exporter."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define make(self)")
 
     def test_it_fulfils_the_contract(self) -> None:
-        exporter = self.make_exporter()
+        exporter = self.make()
         assert isinstance(exporter, Exporter)
         exporter.close()
 
     def test_it_takes_every_kind_of_event(self) -> None:
-        exporter = self.make_exporter()
+        exporter = self.make()
         exporter.export(one_of_each())
         exporter.close()
 
     def test_it_takes_events_in_any_order_and_batches_of_any_size(self) -> None:
         rng = random.Random(0)
-        exporter = self.make_exporter()
+        exporter = self.make()
         for size in (0, 1, 50, 1000):
             events = [rng.choice(one_of_each(at_s=1.0 + 0.01 * i)) for i in range(size)]
             exporter.export(events)
         exporter.close()
 
     def test_it_can_be_closed_without_having_seen_anything(self) -> None:
-        self.make_exporter().close()
+        self.make().close()
 
     def test_a_page_stays_bounded_whatever_ids_and_reasons_occur(self) -> None:
-        exporter = self.make_exporter()
+        exporter = self.make()
         if isinstance(exporter, ScrapedExporter):
             exporter.export(one_of_each())
             lines = exporter.render().count("\n")

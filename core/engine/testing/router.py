@@ -3,7 +3,7 @@
 .. code-block:: python
 
     class TestMine(RouterConformance):
-        def make_router(self):
+        def make(self):
             return Mine(MineConfig(), build_context())
 """
 
@@ -31,31 +31,31 @@ ALIVE = EngineView("default", "m", alive=True, running=0, waiting=0, kv_used=0.0
 
 
 class RouterConformance:
-    """Inherit, name the class ``Test...``, and implement :meth:`make_router`."""
+    """Inherit, name the class ``Test...``, and implement :meth:`make`."""
 
-    def make_router(self) -> Router:
+    def make(self) -> Router:
         """A fresh router."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define make(self)")
 
     def test_it_fulfils_the_contract(self) -> None:
-        assert isinstance(self.make_router(), Router)
+        assert isinstance(self.make(), Router)
 
     def test_a_new_request_goes_to_an_engine_that_is_alive_or_to_a_url(self) -> None:
         fleet = (replace(ALIVE, engine_id="dead", alive=False), ALIVE)
-        route = self.make_router().route(REQUEST, fleet)
+        route = self.make().route(REQUEST, fleet)
         assert isinstance(route, (ToEngine, ToUrl)), route
         if isinstance(route, ToEngine):
             assert route.engine_id == "default"
 
     def test_a_request_nobody_can_take_is_refused_as_unavailable(self) -> None:
-        route = self.make_router().route(REQUEST, (replace(ALIVE, alive=False),))
+        route = self.make().route(REQUEST, (replace(ALIVE, alive=False),))
         assert isinstance(route, (Reject, ToUrl)), route
         if isinstance(route, Reject):
             assert route.status == 503
             assert route.message
 
     def test_an_answer_is_never_given_to_another_request(self) -> None:
-        router = self.make_router()
+        router = self.make()
         router.finished(REQUEST, ANSWER)
         others = (
             replace(REQUEST, prompts=((1, 2, 4),)),
@@ -75,14 +75,14 @@ class RouterConformance:
             assert not isinstance(router.route(other, (ALIVE,)), Answer), other
 
     def test_an_answer_given_twice_is_the_answer_that_was_stored(self) -> None:
-        router = self.make_router()
+        router = self.make()
         router.finished(REQUEST, ANSWER)
         for request_id, stream in (("r2", False), ("r3", True)):
             route = router.route(replace(REQUEST, request_id=request_id, stream=stream), (ALIVE,))
             assert isinstance(route, (ToEngine, ToUrl)) or route == ANSWER
 
     def test_samples_without_a_seed_are_drawn_anew(self) -> None:
-        router = self.make_router()
+        router = self.make()
         free = replace(REQUEST, sampling=SamplingParams(temperature=0.8))
         router.finished(free, ANSWER)
         assert not isinstance(router.route(free, (ALIVE,)), Answer)

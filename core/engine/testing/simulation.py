@@ -215,5 +215,5 @@ def _check_victims(view: SchedulerView, schedule: Schedule, new: list[str]) -> N
     assert set(order) <= running, f"victims that do not run: {set(order) - running}"
     assert not running or set(order) < running, "every running request may be preempted: nobody is sure to end"
     needed = sum(view.blocks_needed(row.request_id, row.num_tokens) for row in schedule.rows)
-    if needed > view.free_blocks:
-        assert not new, f"new requests join while {needed} blocks are needed and {view.free_blocks} available"
+    if running and needed > view.free_blocks:
+        assert not new, f"new requests join those who run: {needed} blocks are needed and {view.free_blocks} available"

@@ -7,7 +7,6 @@ differ in biases, in a norm of query and key heads (Qwen3), and in which layers 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import ModelFacts
@@ -26,12 +25,7 @@ from engine.contracts.ops import (
     OutResidual,
 )
 from engine.contracts.provider import BuildContext
-
-_ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
+from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +69,8 @@ def _variant(model: ModelFacts) -> _Variant:
         case "Qwen3ForCausalLM":
             return _Variant(attention_bias, attention_bias, False, qk_norm=True)
     raise ValueError(
-        f"architecture {model.architecture!r} of the checkpoint: expected LlamaForCausalLM, MistralForCausalLM, "
-        "Qwen2ForCausalLM or Qwen3ForCausalLM; choose another plugin with architecture=<name>"
+        f"architecture {model.architecture!r} of the checkpoint: expected one of {', '.join(LLAMA_LIKE)}; "
+        "choose another plugin with architecture=<name>"
     )
 
 
@@ -121,11 +115,9 @@ def _attention_ops(model: ModelFacts, variant: _Variant, prefix: str, index: int
 
 
 def _mlp_ops(model: ModelFacts, variant: _Variant, prefix: str) -> tuple[LayerOp, ...]:
-    act = _ACTIVATIONS.get(model.hidden_act)
+    act = ACTIVATIONS.get(model.hidden_act)
     if act is None:
-        raise ValueError(
-            f"hidden_act {model.hidden_act!r} of the checkpoint: expected one of {', '.join(_ACTIVATIONS)}"
-        )
+        raise ValueError(f"hidden_act {model.hidden_act!r} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
     name, size, bias = f"{prefix}.mlp", model.intermediate_size, variant.mlp_bias
     gate_up = LinearSpec(
         (LinearPart(f"{name}.gate_proj", size, bias), LinearPart(f"{name}.up_proj", size, bias)),

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease
 from engine.contracts.provider import BuildContext
-
-from .block_pool import Leases, advance, blocks_for, check_partition
+from engine_plugins.kv_allocator.block_pool import Leases, advance, blocks_for, check_partition
 
 
 class FreeRuns:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease
 from engine.contracts.provider import BuildContext
-
-from .block_pool import FreeBlocks, Leases, advance, blocks_for, check_partition, cut_tail
+from engine_plugins.kv_allocator.block_pool import FreeBlocks, Leases, advance, blocks_for, check_partition, cut_tail
 
 
 class PagedAllocator:

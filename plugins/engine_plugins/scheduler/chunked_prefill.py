@@ -10,9 +10,8 @@ from heapq import merge
 
 from engine.contracts.provider import BuildContext
 from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
-
-from .config import ChunkedPrefillConfig
-from .step_room import StepRoom, decodes, importance, step_tokens
+from engine_plugins.scheduler.config import ChunkedPrefillConfig
+from engine_plugins.scheduler.step_room import StepRoom, decodes, importance, step_tokens
 
 
 class ChunkedPrefillScheduler:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from engine.contracts.config import SchedulerConfig
 from engine.contracts.provider import BuildContext
 from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
-
-from .step_room import StepRoom, step_tokens
+from engine_plugins.scheduler.step_room import StepRoom, step_tokens
 
 
 class StaticScheduler:

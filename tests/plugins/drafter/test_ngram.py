@@ -31,7 +31,7 @@ def looked_up(tokens, width, longest, shortest, window=0):
 
 
 class TestNgramConformance(DrafterConformance):
-    def make_drafter(self):
+    def make(self):
         return make(max_width=5)
 
 

@@ -4,7 +4,7 @@ from engine_plugins.drafter.none import NoDrafter
 
 
 class TestNoDrafterConformance(DrafterConformance):
-    def make_drafter(self):
+    def make(self):
         return NoDrafter(DrafterConfig(), None)
 
 

@@ -17,7 +17,7 @@ def make(every_s: float = 10.0) -> tuple[ConsoleExporter, io.StringIO]:
 
 
 class TestConformance(ExporterConformance):
-    def make_exporter(self) -> ConsoleExporter:
+    def make(self) -> ConsoleExporter:
         return make()[0]
 
 

@@ -28,7 +28,7 @@ class TestDocumentedExample(ExporterConformance):
     def _load(self, example: ModuleType) -> None:
         self.module = example
 
-    def make_exporter(self):
+    def make(self):
         return self.module.SlowLog(self.module.SlowLogConfig(), build_context())
 
 

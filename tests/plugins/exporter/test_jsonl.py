@@ -20,7 +20,7 @@ class TestConformance(ExporterConformance):
     def folder(self, tmp_path: Path) -> None:
         self.path = tmp_path / "events.jsonl"
 
-    def make_exporter(self) -> JsonlExporter:
+    def make(self) -> JsonlExporter:
         return JsonlExporter(JsonlConfig(path=str(self.path)), CONTEXT)
 
 

@@ -50,12 +50,12 @@ def value(exporter: PrometheusExporter, sample: str, **labels: str) -> float:
 
 
 class TestConformance(ExporterConformance):
-    def make_exporter(self) -> PrometheusExporter:
+    def make(self) -> PrometheusExporter:
         return make()
 
 
 class TestConformanceWithVllmNames(ExporterConformance):
-    def make_exporter(self) -> PrometheusExporter:
+    def make(self) -> PrometheusExporter:
         return make("vllm")
 
 

@@ -12,7 +12,7 @@ CONTEXT = build_context()
 
 
 class TestConformance(RouterConformance):
-    def make_router(self) -> DirectRouter:
+    def make(self) -> DirectRouter:
         return DirectRouter(SlotConfig(), CONTEXT)
 
 

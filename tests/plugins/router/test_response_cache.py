@@ -29,7 +29,7 @@ def hits(cache: ResponseCacheRouter, *requests: ApiRequest) -> list[bool]:
 
 
 class TestConformance(RouterConformance):
-    def make_router(self) -> ResponseCacheRouter:
+    def make(self) -> ResponseCacheRouter:
         return make()
 
 

@@ -6,10 +6,12 @@ import random
 from statistics import mean
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from engine.contracts.config import SchedulerConfig
-from engine.contracts.scheduler import Scheduler
+from engine.contracts.scheduler import Scheduler, SchedulerView
 from engine.testing.context import build_context
+from engine.testing.scheduler import views
 from engine.testing.simulation import Job, Machine, Simulation, Trace
 from engine_plugins.scheduler.chunked_prefill import ChunkedPrefillScheduler
 from engine_plugins.scheduler.config import ChunkedPrefillConfig
@@ -25,6 +27,18 @@ SCHEDULERS: dict[str, Scheduler] = {
     "chunked_prefill": ChunkedPrefillScheduler(ChunkedPrefillConfig(), CONTEXT),
 }
 LONG = 6000
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(view=views())
+def test_an_idle_engine_starts_with_the_most_important_request(scheduler: Scheduler, view: SchedulerView) -> None:
+    """The contract leaves the order to the policy; these three promise (priority, arrival)."""
+    if view.running or not view.waiting or not view.free_rows:
+        return
+    first = view.waiting[0]
+    if view.blocks_needed(first.request_id, first.remaining) <= view.free_blocks:
+        assert scheduler.plan(view).rows[0].request_id == first.request_id
 
 
 def mixed_jobs() -> list[Job]:

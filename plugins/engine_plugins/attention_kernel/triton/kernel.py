@@ -13,6 +13,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
+from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.attention_kernel.triton.decode import split_attention
 from engine_plugins.attention_kernel.triton.planning import (
     MAX_SPLITS,
@@ -25,8 +26,6 @@ from engine_plugins.attention_kernel.triton.planning import (
 )
 from engine_plugins.attention_kernel.triton.prefill import chunk_attention
 from engine_plugins.attention_kernel.triton.reduce import merge_splits
-
-MIN_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class TritonAttention:
     """
 
     capabilities = AttentionCapabilities(
-        head_dims=tuple(range(8, 257, 8)),
+        head_dims=TRITON_HEAD_DIMS,
         dtypes=("float32", "bfloat16", "float16"),
         window=True,
         soft_cap=True,
@@ -207,7 +206,7 @@ def _check_device(context: BuildContext, interpreted: bool) -> None:
             f"attention_kernel=triton on device={device.kind}: expected a CUDA device "
             "(on a CPU choose attention_kernel=torch)"
         )
-    if device.capability is not None and device.capability < MIN_CAPABILITY:
+    if device.capability is not None and device.capability < TRITON_CAPABILITY:
         found = ".".join(map(str, device.capability))
         raise RuntimeError(
             f"attention_kernel=triton on {device.name or 'this GPU'} with compute capability {found}: expected "
