@@ -22,7 +22,7 @@ import torch
 
 from engine.assembly.model_facts import model_facts
 from engine.contracts.attention_kernel import AttentionBatch
-from engine.contracts.config import ParallelismConfig, QuantizerConfig, SlotConfig
+from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
@@ -32,6 +32,7 @@ from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.kv_format.native import NativeFormat
 from engine_plugins.parallelism.single import SingleDevice
+from engine_plugins.quantizer.config import Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.int8 import Int8WeightOnly
 from engine_plugins.quantizer.unquantized import Unquantized
 
@@ -52,12 +53,15 @@ def load(path: Path, dtype: str, quantizer_name: str, activations: str, num_bloc
     facts = model_facts(str(path))
     dtype = facts.dtype if dtype == "auto" else dtype
     context = replace(build_context(block_size=BLOCK_SIZE), model=facts, dtype=dtype)
-    quantizer_class = Int8WeightOnly if quantizer_name == "int8" else Unquantized
     kv_format = NativeFormat(SlotConfig(), context)
+    quantizers = {
+        "none": lambda: Unquantized(UnquantizedConfig(activations=activations), context),
+        "int8": lambda: Int8WeightOnly(Int8Config(activations=activations), context),
+    }
     model = load_model(
         facts,
         LlamaArchitecture(SlotConfig(), context).describe(facts),
-        quantizer_class(QuantizerConfig(activations=activations), context),
+        quantizers[quantizer_name](),
         TorchAttention(SlotConfig(), context),
         kv_format,
         SingleDevice(ParallelismConfig(), context),

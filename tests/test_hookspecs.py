@@ -33,5 +33,12 @@ def test_every_hook_is_documented_with_an_example_of_that_hook(name):
     assert [decorator.id for decorator in function.decorator_list] == ["hookimpl"]
 
 
+@pytest.mark.parametrize("slot", SLOTS)
+def test_config_classes_in_the_examples_derive_from_the_base_of_their_slot(slot):
+    for node in ast.parse(example(HOOKS[f"engine_{slot}"])).body:
+        if isinstance(node, ast.ClassDef):
+            assert [base.id for base in node.bases] == [SLOT_CONFIGS[slot].__name__]
+
+
 def test_the_entry_point_group_carries_the_major_version():
     assert f"engine.plugins.v{PLUGIN_API[0]}" == hookspecs.ENTRY_POINT_GROUP

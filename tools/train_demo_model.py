@@ -9,17 +9,17 @@ What it learns
 Why these sizes (arithmetic first; ``--plan`` prints it again for the corpus at hand)
     Training costs about 6 FLOP per parameter and token (2 forward, 4 backward). Two AMX cores sustain 0.26 to
     0.30 TFLOP/s eager and up to 0.4 TFLOP/s compiled on a model of this shape. A 5.8M-parameter model then
-    sees 0.3e12 / (6 * 5.8e6) = 8,600 tokens/s, or 23M tokens in 45 minutes. One pass over 3,200 pairs and an
-    eighth of source text is 0.17M tokens: more than 100 passes, and verbatim recall of a sentence wants
-    several tens. Capacity is no limit: 3,200 answers of 30 tokens at 5 bits each are 0.5 Mbit; a network
-    stores about 2 bits per parameter, so 5.8M parameters hold twenty times that.
+    sees 0.3e12 / (6 * 5.8e6) = 8,600 tokens/s. One pass over 3,200 pairs and an eighth of source text is
+    0.17M tokens, 20 seconds. Verbatim recall of a sentence wants several tens of passes; 60 are 10M tokens, or
+    20 minutes on two free cores. Capacity is no limit: 3,200 answers of 30 tokens at 5 bits each are 0.5 Mbit;
+    a network stores about 2 bits per parameter, so 5.8M parameters hold twenty times that.
 
 The result is a Hugging Face Llama directory: ``config.json``, ``tokenizer.json``, ``tokenizer_config.json``,
 ``generation_config.json``, ``model.safetensors`` (bfloat16), ``recall.json`` and ``MODEL_CARD.md``.
 
 Usage
     python tools/train_demo_model.py --plan
-    python tools/train_demo_model.py --recipe cpu --compile --budget-minutes 45
+    python tools/train_demo_model.py --recipe cpu --compile --budget-minutes 60
     python tools/train_demo_model.py --evaluate core/engine/bundled
     python tools/train_demo_model.py --list-entries
 """
@@ -602,8 +602,8 @@ class Recipe:
 
 
 RECIPES = {
-    "cpu": Recipe("cpu", 120, 3072, 2e-3, 300, 0.4e12, "two AMX bf16 cores, compiled"),
-    "gpu": Recipe("gpu", 400, 8192, 2e-3, 300, 20e12, "an assumption, not a measurement: 2 % of a 1 PFLOP/s GPU"),
+    "cpu": Recipe("cpu", 60, 3072, 2e-3, 300, 0.4e12, "two AMX bf16 cores, compiled"),
+    "gpu": Recipe("gpu", 120, 8192, 2e-3, 300, 20e12, "an assumption, not a measurement: 2 % of a 1 PFLOP/s GPU"),
 }
 FINAL_RATE_SHARE = 0.02  # of the peak, at the very end
 
@@ -902,9 +902,10 @@ bfloat16 autocast with float32 master weights, no dropout. The loss covers answe
 sample starts at position 0.
 
 Measured on this run ({args.device}, {args.threads} threads, torch {torch.__version__}): {trainer.step:,} steps, {trainer.pass_number} passes,
-{trainer.tokens:,} tokens in {minutes:.1f} minutes of training steps, compilation included: {tokens_per_s:,.0f}
-tokens/s, {gflops:.0f} GFLOP/s at 6 FLOP per parameter and token. The schedule ends with the passes or the
-minutes, whichever comes first, so another machine gets close to these weights but not to the same bytes.
+{trainer.tokens:,} tokens (padding included) in {minutes:.1f} minutes of training steps (wall clock, with compilation and
+whatever else the machine was doing): {tokens_per_s:,.0f} tokens/s, {gflops:.0f} GFLOP/s at 6 FLOP per
+parameter and token. The schedule ends with the passes or the minutes, whichever comes first, so another
+machine gets close to these weights but not to the same bytes.
 
 ## Measured recall
 
@@ -913,9 +914,9 @@ with seed {recall[seed]} from the training entries (recall of what was learned, 
 
 | asked as | recall |
 |---|---|
-| `{recall[question]}` | {recall[recall]:.1%} |
+| ``{recall[question]}`` | {recall[recall]:.1%} |
 | the same after a system message | {recall[recall_with_system_message]:.1%} |
-| `{constant[REPHRASED]}` | {recall[recall_rephrased]:.1%} |
+| ``{constant[REPHRASED]}`` | {recall[recall_rephrased]:.1%} |
 
 `python tools/train_demo_model.py --evaluate core/engine/bundled` measures it again; `recall.json` holds the
 drawn names and the expected sentences.

@@ -8,7 +8,14 @@ sys.path = [p for p in sys.path if not p.endswith("contestants")]  # this file s
 from engine import LLM  # noqa: E402
 
 path, threads, name = sys.argv[1:4]
-overrides = ["+preset=balanced", "drafter=none", "device=cpu", "model.dtype=bfloat16", f"threads={threads}", "model.max_len=2048"]
+overrides = [
+    "+preset=balanced",
+    "drafter=none",
+    "device=cpu",
+    "model.dtype=bfloat16",
+    f"threads={threads}",
+    "model.max_len=2048",
+]
 if "-" in name:
     overrides.append(f"quantizer={name.split('-')[1]}")
 llm = LLM(path, overrides=overrides)

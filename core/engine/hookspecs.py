@@ -82,7 +82,7 @@ def engine_drafter() -> list[Provider]:  # type: ignore[empty-body]
 
         @hookimpl
         def engine_drafter():
-            return [Provider("echo", "engine_mine:Echo", config=EchoConfig, provides=("host_drafter",))]
+            return [Provider("echo", "engine_mine:Echo", config=EchoConfig, provides=("drafts", "host_drafter"))]
     """
 
 

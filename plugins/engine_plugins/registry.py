@@ -14,6 +14,7 @@ from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import NgramConfig, NoDrafterConfig
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
+from engine_plugins.quantizer.config import Int8Config, UnquantizedConfig
 from engine_plugins.router.config import ResponseCacheConfig
 from engine_plugins.scheduler.config import ChunkedPrefillConfig
 
@@ -110,18 +111,21 @@ def engine_quantizer() -> list[Provider]:
         Provider(
             "checkpoint",
             "engine_plugins.quantizer.unquantized:Unquantized",
+            config=UnquantizedConfig,
             unsupported=only_plain_checkpoints,
             doc="As the checkpoint says; unquantized if it says nothing.",
         ),
         Provider(
             "none",
             "engine_plugins.quantizer.unquantized:Unquantized",
+            config=UnquantizedConfig,
             unsupported=only_plain_checkpoints,
             doc="Weights in the compute dtype.",
         ),
         Provider(
             "int8",
             "engine_plugins.quantizer.int8:Int8WeightOnly",
+            config=Int8Config,
             unsupported=only_plain_checkpoints,
             doc="Weights in 8 bits with one scale per output channel, quantized while loading.",
         ),

@@ -62,6 +62,12 @@ def test_an_activation_nobody_computes_is_refused_before_anything_is_loaded(plan
     assert "architecture=auto" in problem and "not hidden_act=relu" in problem
 
 
+@pytest.mark.parametrize("quantizer", ["checkpoint", "none", "int8"])
+def test_activations_a_quantizer_lacks_are_refused_by_the_plan_not_at_start_up(plan, quantizer):
+    (problem,) = refused(plan, f"quantizer={quantizer}", "quantizer.activations=fp8")
+    assert "quantizer.activations=fp8: expected one of bf16" in problem
+
+
 def test_nothing_degrades_silently_when_a_plugin_is_named(plan):
     (problem,) = refused(plan, "attention_kernel=triton")
     assert "attention_kernel=triton cannot serve checkpoint on cpu: needs a CUDA device" in problem

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.assembly.model_facts import model_facts
 from engine.contracts.attention_kernel import AttentionBatch
-from engine.contracts.config import ParallelismConfig, QuantizerConfig, SlotConfig
+from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
@@ -22,6 +22,7 @@ from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.kv_format.native import NativeFormat
 from engine_plugins.parallelism.single import SingleDevice
+from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
 
 BLOCK_SIZE = 8
@@ -37,7 +38,7 @@ def load(
     model = load_model(
         facts,
         ops,
-        quantizer or Unquantized(QuantizerConfig(), context),
+        quantizer or Unquantized(UnquantizedConfig(), context),
         TorchAttention(SlotConfig(), context),
         NativeFormat(SlotConfig(), context),
         SingleDevice(ParallelismConfig(), context),

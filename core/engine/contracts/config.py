@@ -143,6 +143,10 @@ class ServerSettings:
         at_least("server.max_queue", self.max_queue, 1)
         at_least("server.max_n", self.max_n, 1)
         at_least("server.drain_s", self.drain_s, 0)
+        at_least("server.max_body_bytes", self.max_body_bytes, 1)
+        at_least("server.keepalive_s", self.keepalive_s, 0)
+        if self.api_key == "":
+            raise ValueError("server.api_key is empty; give a key, or server.api_key=null for none")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import traceback
 
 import msgspec
 
+from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.loop.driver import drive
 from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Ready, ToEngine
@@ -47,13 +48,16 @@ def main(fd: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(fd)
     inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+    explained: tuple[type[Exception], ...] = (AssemblyError,)
     try:
         plan_json = connection.receive()
         if plan_json is None:
             return 1
         plan = EnginePlan.from_json(plan_json)
-        from engine.loop.build import build_engine
+        from engine.execution.checkpoint import CheckpointError
+        from engine.loop.build import DoesNotFit, build_engine
 
+        explained += (CheckpointError, DoesNotFit)
         engine = build_engine(plan, connection.send)
         threading.Thread(target=_listen, args=(connection, inbox), name="inbox", daemon=True).start()
         connection.send(Ready(engine.info))
@@ -61,7 +65,8 @@ def main(fd: int) -> int:
     except BrokenPipeError:
         return 1
     except Exception as error:
-        traceback.print_exc()
+        if not isinstance(error, explained):  # the place in the code helps only with what nobody foresaw
+            traceback.print_exc()
         connection.send(Failed(f"{type(error).__name__}: {error}", phase="starting"))
         return 1
 

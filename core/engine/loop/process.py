@@ -6,6 +6,7 @@ The first frame to the child is the plan as JSON; all others are msgpack message
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
 import subprocess
@@ -16,6 +17,7 @@ import msgspec
 
 from engine.assembly.plan import EnginePlan
 from engine.loop.client import EngineDead
+from engine.loop.environment import with_defaults
 from engine.loop.messages import (
     MAX_FRAME,
     EngineInfo,
@@ -50,6 +52,7 @@ class ProcessEngineClient(ClientBase):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "engine.loop.child", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
+                env=with_defaults(os.environ, self._plan.device.kind),
                 stdin=subprocess.DEVNULL,
             )
         ours.setblocking(False)

@@ -16,7 +16,6 @@ from engine.loop.client import EngineClient
 from engine.serving import middleware
 from engine.serving.admission import Admission
 from engine.serving.bus import EventBus
-from engine.serving.detokenizer import UnsupportedDecoder
 from engine.serving.latency import RollingLatency
 from engine.serving.routes.chat import chat_completions
 from engine.serving.routes.completions import completions
@@ -101,7 +100,7 @@ def serve(plan: EnginePlan) -> int:
     logs.configure()
     try:
         tokenizer = Tokenizer.from_directory(plan.model.path)
-    except (TokenizerError, UnsupportedDecoder) as error:
+    except TokenizerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     parts = bind_api(plan)

@@ -76,7 +76,10 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, directory: Path) -> ChatTemplate | None:
-        """The template of a model in Hugging Face layout; ``None`` if it has none."""
+        """The template of a model in Hugging Face layout; ``None`` if it has none.
+
+        Raises :class:`TemplateFailed` for one that does not compile, or a ``tokenizer_config.json`` that is not JSON.
+        """
         config = _read_json(directory / "tokenizer_config.json")
         try:
             source = (directory / "chat_template.jinja").read_text(encoding="utf-8")
@@ -151,6 +154,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
+    except ValueError as error:
+        raise TemplateFailed(f"cannot read {path.name}: {error}") from None
     return value if isinstance(value, dict) else {}
 
 

@@ -67,14 +67,20 @@ class CompletionFormat:
         prompt = self._job.api.prompts[index // self._job.api.n]
         entries = self._runs[index].prompt_logprobs
         text = self._echoed(index)
-        # Special tokens that were added to a text prompt have no characters in it.
         stream = self._tokenizer.stream(skip_special_tokens=True)
         tokens: list[OffsetToken] = []
         offset = 0
         for i, token in enumerate(prompt):
             tokens.append((token, min(offset, len(text)), entries[i] if i < len(entries) else None))
-            offset += len(stream.feed(token))
+            offset += len(stream.feed(token)) or self._spelled(token, text, offset)
         return tokens
+
+    def _spelled(self, token: int, text: str, offset: int) -> int:
+        """Characters of a special token that the prompt spells at ``offset``; one that was added has none."""
+        if token not in self._tokenizer.hidden:
+            return 0
+        literal = self._tokenizer.token_bytes[token].decode()
+        return len(literal) if text.startswith(literal, offset) else 0
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         job = self._job

@@ -94,6 +94,8 @@ async def stamp(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
     if request.app[STATE].admission.draining:
         response.force_close()
+        # aiohttp has written the header fields already: without this one a client would use the connection again.
+        response.headers["Connection"] = "close"
 
 
 def echoed_id(sent: str) -> str:

@@ -10,14 +10,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.assembly.assemble import assemble
 from engine.assembly.compose import quoted
-from engine.contracts.request import EngineRequest, SamplingParams, Timings, TokenLogprobs, TokensOut
+from engine.contracts.request import EngineRequest, Timings, TokenLogprobs, TokensOut
+from engine.loop.environment import with_defaults
 from engine.loop.messages import EngineStats
+from engine.serving.offline_arguments import checked_sampling, checked_stops, checked_text, checked_tokens
 from engine.serving.stops import StopMatcher
 from engine.serving.tokenizer import Tokenizer
 
@@ -85,9 +88,12 @@ class LLM:
 
     def __init__(self, path: str = "bundled", overrides: Sequence[str] = ()) -> None:
         """Raises :class:`engine.assembly.errors.AssemblyError` with every problem of the configuration."""
-        from engine.loop.build import build_engine
-
+        if isinstance(overrides, str):
+            raise TypeError(f"overrides={overrides!r} is one string; expected a list, such as [{overrides!r}]")
         self.plan = assemble([f"model.path={quoted(path)}", *overrides], download=True)
+        os.environ.update(with_defaults(os.environ, self.plan.device.kind))
+        from engine.loop.build import build_engine  # imports torch, which reads the environment
+
         self.tokenizer = Tokenizer.from_directory(self.plan.model.path)
         self._engine = build_engine(self.plan)
         self.info = self._engine.info
@@ -105,23 +111,33 @@ class LLM:
     ) -> list[Completion]:
         """Complete every prompt (text or token ids), all in one batch, in the order given.
 
-        ``sampling``: fields of :class:`engine.contracts.request.SamplingParams`. Raises
-        :class:`GenerationFailed` if any of them failed.
+        ``sampling``: fields of :class:`engine.contracts.request.SamplingParams`. Raises ``ValueError`` or
+        ``TypeError`` for arguments that make no sense, before anything runs, and :class:`GenerationFailed` if any of
+        the prompts failed.
         """
-        params = SamplingParams(**sampling)
-        ids: list[str] = []
-        outputs: dict[str, _Output] = {}
-        for prompt in prompts:
-            tokens = self.tokenizer.encode_now(prompt) if isinstance(prompt, str) else tuple(prompt)
+        if isinstance(prompts, str):
+            raise TypeError("prompts is one string; expected a list of prompts")
+        params = checked_sampling(sampling, self.info.vocab_size)
+        stops = checked_stops(stop)
+        requests: list[EngineRequest] = []
+        for tokens in [self._tokens(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]:
             self._requests += 1
-            ids.append(f"offline-{self._requests}")
-            outputs[ids[-1]] = _Output(self.tokenizer.stream(), StopMatcher(tuple(stop)))
-            self.core.submit(EngineRequest(ids[-1], tokens, params, priority, cache_salt))
+            requests.append(EngineRequest(f"offline-{self._requests}", tokens, params, priority, cache_salt))
+        outputs = {request.request_id: _Output(self.tokenizer.stream(), StopMatcher(stops)) for request in requests}
         try:
+            for request in requests:
+                self.core.submit(request)
             done = self._run(outputs)
         finally:
-            self.core.abort(ids)  # only what is left after a failure
-        return [done[request_id] for request_id in ids]
+            self.core.abort(list(outputs))  # only what is left after a failure
+            while self.core.has_work:  # steps in flight retire and give their blocks back
+                self.core.step()
+        return [done[request_id] for request_id in outputs]
+
+    def _tokens(self, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode_now(checked_text(prompt, where))
+        return checked_tokens(prompt, self.info.vocab_size, where)
 
     def _run(self, outputs: dict[str, _Output]) -> dict[str, Completion]:
         done: dict[str, Completion] = {}
@@ -134,8 +150,6 @@ class LLM:
                     self.core.abort([out.request_id], "stop")
                 if out.finish_reason is not None:
                     done[out.request_id] = output.finish(out)
-        while self.core.has_work:  # steps in flight retire and give their blocks back
-            self.core.step()
         return done
 
     def chat(self, messages: Sequence[dict[str, str]], **options: Any) -> Completion:

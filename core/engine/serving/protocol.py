@@ -104,7 +104,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
+    """Logits are divided by it: much less than 0.01 would leave the range of float32."""
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -123,6 +124,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
     """Text, texts, token ids or lists of those."""
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """0 generates nothing: with ``echo`` and ``logprobs``, only the prompt is scored."""
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None

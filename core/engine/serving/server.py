@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import signal
 import sys
@@ -69,7 +70,8 @@ class Server:
         except OSError as error:
             settings = self._plan.settings.server
             where = f"server.host={settings.host} server.port={settings.port}"
-            self._say(f"error: cannot listen on {where}: {error.strerror or 'failed'}. Choose another server.port.")
+            other = "server.port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "server.host"
+            self._say(f"error: cannot listen on {where}: {error.strerror or 'failed'}. Choose another {other}.")
             return 1
         self._catch_signals()
         code = 0

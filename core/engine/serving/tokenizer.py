@@ -101,7 +101,7 @@ class Tokenizer:
     def from_directory(cls, path: str | Path) -> Tokenizer:
         """Load ``tokenizer.json`` and the chat template of a model in Hugging Face layout.
 
-        Raises :class:`TokenizerError` when there is no tokenizer.
+        Raises :class:`TokenizerError` when there is no tokenizer, or one that cannot be used.
         """
         directory = Path(path)
         try:
@@ -111,7 +111,14 @@ class Tokenizer:
                 f"model.path={path}: no tokenizer.json there, so text cannot be turned into tokens. Put the model's "
                 "tokenizer.json next to its config.json, or set model.path to a directory that has one."
             ) from None
-        return cls(data, ChatTemplate.from_directory(directory))
+        try:
+            template = ChatTemplate.from_directory(directory)
+        except TemplateFailed as error:
+            raise TokenizerError(f"model.path={path}: {error}") from None
+        try:
+            return cls(data, template)
+        except Exception as error:  # the tokenizers library raises bare ones
+            raise TokenizerError(f"model.path={path}: tokenizer.json cannot be used: {error}") from error
 
     async def warm(self) -> None:
         """Start the worker threads and run the tokenizer and the template once, so that no request pays for it."""

@@ -13,26 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.config import QuantizerConfig
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine_plugins.quantizer.config import Int8Config
 from engine_plugins.quantizer.int8_cpu import has_int8_units, limb_linear, pack_int8, unpack_int8
 from engine_plugins.quantizer.unquantized import STORED, joined_bias, joined_weight, pack_plain
 
 
 class Int8WeightOnly:
-    """See :class:`engine.contracts.quantizer.Quantizer`.
-
-    ``quantizer.activations=bf16`` (default): activations lose nothing that their dtype holds. ``int8``: each token's
-    activations are rounded to 8 bits too, which is faster for long prompts.
-    """
+    """See :class:`engine.contracts.quantizer.Quantizer`."""
 
     lossless = False
 
-    def __init__(self, config: QuantizerConfig, context: BuildContext) -> None:
-        if config.activations not in ("bf16", "int8"):
-            raise ValueError(f"quantizer.activations={config.activations}: quantizer=int8 offers bf16 and int8")
+    def __init__(self, config: Int8Config, context: BuildContext) -> None:
         self._int8_activations = config.activations == "int8"
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.config import QuantizerConfig
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.cpu_linear import can_prepack, prepack, prepacked_linear, unpacked_reference
 
 STORED = (
@@ -26,12 +26,8 @@ class Unquantized:
 
     lossless = True
 
-    def __init__(self, config: QuantizerConfig, context: BuildContext) -> None:
-        if config.activations != "bf16":
-            raise ValueError(
-                f"quantizer.activations={config.activations}: unquantized weights are multiplied in the compute "
-                "dtype; expected bf16, or choose another quantizer, for example quantizer=int8"
-            )
+    def __init__(self, config: UnquantizedConfig, context: BuildContext) -> None:
+        pass
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return STORED

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.contracts.config import QuantizerConfig
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear
 from engine.testing.context import build_context
+from engine_plugins.quantizer.config import Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.int8 import Int8WeightOnly, limbs_for, quantize_rows
 from engine_plugins.quantizer.int8_cpu import BASE, from_limbs, has_int8_units, to_limbs
 from engine_plugins.quantizer.unquantized import Unquantized
@@ -54,7 +54,7 @@ ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-1
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("rows", ROWS)
 def test_unquantized_fast_and_plain_products_agree(dtype: torch.dtype, rows: int) -> None:
-    packed, x = pack(Unquantized(QuantizerConfig(), CONTEXT), dtype), inputs(rows, dtype)
+    packed, x = pack(Unquantized(UnquantizedConfig(), CONTEXT), dtype), inputs(rows, dtype)
     assert packed.apply(x).dtype == dtype and packed.apply(x).shape == (rows, packed.out_features)
     assert relative(packed.apply(x), packed.reference(x)) <= ROUNDING[dtype]
     assert relative(packed.reference(x), exact_product(x)) <= 2 * ROUNDING[dtype]
@@ -64,7 +64,7 @@ def test_unquantized_fast_and_plain_products_agree(dtype: torch.dtype, rows: int
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("rows", ROWS)
 def test_int8_fast_product_equals_the_dequantized_one(activations: str, dtype: torch.dtype, rows: int) -> None:
-    packed = pack(Int8WeightOnly(QuantizerConfig(activations=activations), CONTEXT), dtype)
+    packed = pack(Int8WeightOnly(Int8Config(activations=activations), CONTEXT), dtype)
     x = inputs(rows, dtype)
     assert relative(packed.apply(x), packed.reference(x)) <= ROUNDING[dtype] + 2.0**-13 * (dtype != torch.float32)
     assert packed.apply(x).dtype == dtype
@@ -84,7 +84,7 @@ def test_a_row_of_zeros_stays_zero() -> None:
 
 
 def test_int8_halves_the_bytes_and_leaves_the_head_alone() -> None:
-    quantizer = Int8WeightOnly(QuantizerConfig(), CONTEXT)
+    quantizer = Int8WeightOnly(Int8Config(), CONTEXT)
     assert pack(quantizer, torch.bfloat16).tensors["weight"].element_size() == 1
     head = LinearSpec(SPEC.parts, SPEC.in_features, kind="head")
     assert pack(quantizer, torch.bfloat16, head).tensors["weight"].element_size() == 2
@@ -108,16 +108,16 @@ def test_limbs_hold_every_significant_bit_of_the_dtype() -> None:
 
 def test_activations_a_quantizer_cannot_do_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"quantizer\.activations=int8"):
-        Unquantized(QuantizerConfig(activations="int8"), CONTEXT)
+        UnquantizedConfig(activations="int8")
     with pytest.raises(ValueError, match=r"quantizer\.activations=fp8"):
-        Int8WeightOnly(QuantizerConfig(activations="fp8"), CONTEXT)
+        Int8Config(activations="fp8")
 
 
 def test_without_int8_units_weights_are_dequantized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine_plugins.quantizer.int8.has_int8_units", lambda: False)
-    packed, x = pack(Int8WeightOnly(QuantizerConfig(), CONTEXT), torch.float32), inputs(3, torch.float32)
+    packed, x = pack(Int8WeightOnly(Int8Config(), CONTEXT), torch.float32), inputs(3, torch.float32)
     assert "dequantized" in packed.label
     if has_int8_units():
         monkeypatch.undo()
-        fast = pack(Int8WeightOnly(QuantizerConfig(), CONTEXT), torch.float32)
+        fast = pack(Int8WeightOnly(Int8Config(), CONTEXT), torch.float32)
         assert relative(fast.apply(x), packed.apply(x)) <= 2e-6

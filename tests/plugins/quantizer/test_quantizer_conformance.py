@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from engine.contracts.config import QuantizerConfig
 from engine.contracts.quantizer import Quantizer
 from engine.testing.context import build_context
 from engine.testing.quantizer import QuantizerConformance
+from engine_plugins.quantizer.config import Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.int8 import Int8WeightOnly
 from engine_plugins.quantizer.unquantized import Unquantized
 
 
 class TestUnquantized(QuantizerConformance):
     def make(self) -> Quantizer:
-        return Unquantized(QuantizerConfig(), build_context())
+        return Unquantized(UnquantizedConfig(), build_context())
 
 
 class TestInt8WeightOnly(QuantizerConformance):
     weight_error = 0.5 / 127 + 1e-6
 
     def make(self) -> Quantizer:
-        return Int8WeightOnly(QuantizerConfig(), build_context())
+        return Int8WeightOnly(Int8Config(), build_context())

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.assembly import values
-from engine.assembly.compose.library import Shelf, conf_dir, open_library
+from engine.assembly.compose.catalogue import Catalogue, conf_dir
+from engine.assembly.compose.composer import open_composer
 from engine.assembly.compose.overrides import PRESET, parse, quoted, sort
 from engine.assembly.compose.result import apply, finish
 from engine.assembly.compose.selection import AUTO, Composed, Selection
@@ -45,13 +46,13 @@ def plugin_settings(overrides: Sequence[str]) -> PluginSettings:
 def compose(overrides: Sequence[str], discovered: Discovered, config_dirs: Sequence[Path] = ()) -> Composed:
     """Compose the configuration. Raises :class:`AssemblyError` with every mistake it found."""
     parsed, problems = parse(overrides)
-    with open_library(discovered, parsed, config_dirs) as library:
-        request = sort(parsed, library)
+    with open_composer(discovered, parsed, config_dirs) as composer:
+        request = sort(parsed, composer)
         problems += request.problems
         if problems:
             raise AssemblyError(problems)
-        root, choices = library.compose(request.groups)
-    composed = finish(root, choices, request, library)
+        root, choices = composer.compose(request.groups)
+    composed = finish(root, choices, request, composer)
     if composed.settings.plugins != plugin_settings(overrides):
         raise AssemblyError(["plugins.* decide what is loaded, so they can only be given as overrides, not in YAML"])
     return composed
@@ -59,5 +60,5 @@ def compose(overrides: Sequence[str], discovered: Discovered, config_dirs: Seque
 
 def options(discovered: Discovered, config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
     """The options of every slot and of ``preset``, without composing anything."""
-    shelf = Shelf(discovered, config_dirs)
-    return {group: shelf.options(group) for group in (*SLOTS, PRESET)}
+    catalogue = Catalogue(discovered, config_dirs)
+    return {group: catalogue.options(group) for group in (*SLOTS, PRESET)}

@@ -6,8 +6,9 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from engine.assembly.compose.catalogue import Catalogue
 from engine.assembly.compose.text import first_line
 from engine.assembly.errors import listing, nearest
 from engine.contracts import MULTI_SLOTS, SLOTS
@@ -16,14 +17,6 @@ from engine.contracts.config import Settings
 PRESET = "preset"
 SETTING_KEYS = tuple(entry.name for entry in dataclasses.fields(Settings))
 ROOT_KEYS = (*SETTING_KEYS, *SLOTS)
-
-
-class Options(Protocol):
-    """Where option names come from."""
-
-    def options(self, group: str) -> tuple[str, ...]: ...
-
-    def notes(self, slot: str, name: str) -> str: ...
 
 
 def quoted(value: str) -> str:
@@ -83,7 +76,7 @@ def _as_option(slot: str, names: Sequence[str]) -> str:
     return f"[{','.join(names)}]" if slot in MULTI_SLOTS else names[0]
 
 
-def sort(parsed: Sequence[Override], library: Options) -> Request:
+def sort(parsed: Sequence[Override], catalogue: Catalogue) -> Request:
     request = Request()
     for one in parsed:
         head = one.key.partition(".")[0].partition("/")[0]
@@ -92,29 +85,29 @@ def sort(parsed: Sequence[Override], library: Options) -> Request:
         elif one.sweeps:
             request.problems.append(f"{one.text}: a sweep; one run takes one value (a list is written [a,b])")
         elif head != PRESET and head not in ROOT_KEYS:
-            request.problems.append(_unknown_root(one, head, library))
+            request.problems.append(_unknown_root(one, head, catalogue))
         elif one.packaged or "/" in one.key:
             request.problems.append(f"{one.text}: expected {head}=<option> or {head}.<key>=<value>")
         elif one.key == PRESET:
-            request.presets += _names(one, PRESET, library, request.problems)
+            request.presets += _names(one, PRESET, catalogue, request.problems)
         elif one.key in SLOTS:
-            request.choices[one.key] = _names(one, one.key, library, request.problems)
+            request.choices[one.key] = _names(one, one.key, catalogue, request.problems)
         elif head == PRESET:
             request.problems.append(f"{one.text}: presets have no keys; choose one with +preset=<name>")
         else:
             request.assignments.append(one)
-    _imply_choices(request, library)
+    _imply_choices(request, catalogue)
     request.choices = {slot: names for slot, names in request.choices.items() if names or slot in MULTI_SLOTS}
     return request
 
 
-def _imply_choices(request: Request, library: Options) -> None:
+def _imply_choices(request: Request, catalogue: Catalogue) -> None:
     """``drafter.plugin=mine`` alone selects that option too, so that its keys exist."""
     for one in request.assignments:
         slot, _, key = one.key.partition(".")
         if key == "plugin" and slot in SLOTS and slot not in MULTI_SLOTS and slot not in request.choices:
             name = str(one.value).rpartition(":")[2]
-            if name in library.options(slot):
+            if name in catalogue.options(slot):
                 request.choices[slot] = [name]
 
 
@@ -124,18 +117,18 @@ def _how_to_empty(head: str) -> str:
     return f"{head}=<option> selects another" if head in SLOTS else "set another value instead"
 
 
-def _unknown_root(one: Override, head: str, library: Options) -> str:
+def _unknown_root(one: Override, head: str, catalogue: Catalogue) -> str:
     hint = nearest(head, (*ROOT_KEYS, PRESET))
     if not hint and isinstance(one.value, str):
-        owners = [group for group in (*SLOTS, PRESET) if one.value in library.options(group)]
+        owners = [group for group in (*SLOTS, PRESET) if one.value in catalogue.options(group)]
         hint = f"; {one.value!r} is an option of {owners[0]}" if owners else ""
     return f"{one.text}: no such key {head!r}{hint or f' (keys: {listing((PRESET, *ROOT_KEYS))})'}"
 
 
-def _names(one: Override, group: str, library: Options, problems: list[str]) -> list[str]:
+def _names(one: Override, group: str, catalogue: Catalogue, problems: list[str]) -> list[str]:
     """The option names an override gives, those that exist."""
     many = group == PRESET or group in MULTI_SLOTS
-    known = library.options(group)
+    known = catalogue.options(group)
     given = one.value if isinstance(one.value, list) else [one.value]
     if isinstance(one.value, list) and not many:
         problems.append(f"{one.text}: {group} takes exactly one option ({listing(known)})")
@@ -148,6 +141,6 @@ def _names(one: Override, group: str, library: Options, problems: list[str]) -> 
         shown = "null" if name is None else str(name)
         problems.append(
             f"{group}={shown}: no such {'preset' if group == PRESET else group + ' option'}"
-            f"{nearest(shown, known)} (options: {listing(known)}){library.notes(group, shown)}"
+            f"{nearest(shown, known)} (options: {listing(known)}){catalogue.notes(group, shown)}"
         )
     return found

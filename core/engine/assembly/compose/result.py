@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.assembly import values
-from engine.assembly.compose.library import Shelf
+from engine.assembly.compose.catalogue import Catalogue
 from engine.assembly.compose.overrides import ROOT_KEYS, SETTING_KEYS, Override, Request
 from engine.assembly.compose.selection import AUTO, Composed, Selection
 from engine.assembly.compose.typed import assign, merge, plain_values, structured
@@ -17,7 +17,7 @@ from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
 
 
-def finish(root: Any, choices: Mapping[str, Any], request: Request, library: Shelf) -> Composed:
+def finish(root: Any, choices: Mapping[str, Any], request: Request, catalogue: Catalogue) -> Composed:
     from omegaconf import OmegaConf
 
     tree = OmegaConf.to_container(root, resolve=True)
@@ -26,7 +26,9 @@ def finish(root: Any, choices: Mapping[str, Any], request: Request, library: She
         f"{key}: no such key{nearest(str(key), ROOT_KEYS)} (set by YAML)" for key in tree if key not in ROOT_KEYS
     ]
     settings = _settings(tree, request.assignments, problems)
-    selections = {slot: _selections(slot, choices, tree.get(slot) or {}, request, library, problems) for slot in SLOTS}
+    selections = {
+        slot: _selections(slot, choices, tree.get(slot) or {}, request, catalogue, problems) for slot in SLOTS
+    }
     if problems or settings is None:
         raise AssemblyError(problems)
     return Composed(settings, selections, tuple(request.presets))
@@ -67,13 +69,13 @@ def _selections(
     choices: Mapping[str, Any],
     node: Any,
     request: Request,
-    library: Shelf,
+    catalogue: Catalogue,
     problems: list[str],
 ) -> tuple[Selection, ...]:
     mine = [one for one in request.assignments if one.key.partition(".")[0] == slot]
     if slot not in MULTI_SLOTS:
         requested = str(choices.get(slot) or node.get("plugin", ""))
-        return (_selection(slot, slot, requested, node, mine, library, problems),)
+        return (_selection(slot, slot, requested, node, mine, catalogue, problems),)
     for one in mine:
         instance = one.key.split(".")[1]
         if instance not in node:
@@ -88,7 +90,7 @@ def _selections(
             name,
             part,
             [one for one in mine if one.key.startswith(f"{slot}.{name}.")],
-            library,
+            catalogue,
             problems,
         )
         for name, part in node.items()
@@ -101,7 +103,7 @@ def _selection(
     requested: str,
     node: Mapping[str, Any],
     assignments: Sequence[Override],
-    library: Shelf,
+    catalogue: Catalogue,
     problems: list[str],
 ) -> Selection:
     plain = dict(node)
@@ -109,7 +111,7 @@ def _selection(
     plugin = str(picks[-1].value) if picks else str(plain.get("plugin") or requested)
     plain.pop("plugin", None)
     candidates = tuple(str(name) for name in plain.pop("candidates", ()) or ()) if plugin == AUTO else ()
-    cls, offer = library.schema(slot, plugin)
+    cls, offer = catalogue.schema(slot, plugin)
     if offer is None and plugin != AUTO:
         return Selection(requested or plugin, plugin, plain)
     config = structured(cls)

@@ -13,10 +13,12 @@ def failure_notes(discovered: Discovered, slot: str, name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
+    """Without what Hydra and OmegaConf say below it (file names, the full key again)."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__
 
 
 def first_lines(error: BaseException) -> str:
+    """The first six on one line: for errors whose first line alone names neither file nor key."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:6]) or type(error).__name__

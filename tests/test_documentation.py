@@ -1,0 +1,104 @@
+"""What the documentation says is there is there: files, classes, plugins, and examples that run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from engine import testing
+from engine.assembly.discovery import discover
+from engine.contracts import SLOTS
+from engine.contracts.config import PluginSettings, SchedulerConfig
+from engine.testing.context import build_context
+from engine.testing.scheduler import BLOCK, SchedulerConformance
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "contrib" / "README.md", ROOT / "tools" / "README.md")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "plugins.md").read_text()
+
+FOLDERS = ("core", "plugins", "conf", "tests", "tools", "docs", "contrib", "benchmarks")
+FILE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w/?")
+
+
+def rows(table_after: str, page: str) -> list[list[str]]:
+    """Cells of the first table behind a heading line of that table."""
+    lines = page[page.index(table_after) :].splitlines()[2:]
+    body = [line for line in lines[: lines.index("")] if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_file_a_page_names_exists(page):
+    text = page.read_text()
+    linked = [page.parent / target for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text)]
+    missing = [str(path) for path in (*linked, *(ROOT / name for name in FILE.findall(text))) if not path.exists()]
+    assert missing == []
+
+
+def test_the_architecture_page_names_many_files_and_only_classes_that_exist():
+    assert len(set(FILE.findall(ARCHITECTURE))) > 40
+    source = "\n".join(file.read_text() for file in (ROOT / "core").rglob("*.py"))
+    named = set(re.findall(r"`([A-Z]\w+)`", ARCHITECTURE)) | set(re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", ARCHITECTURE))
+    assert {"EnginePlan", "Sequence", "StepPlan"} <= named
+    assert {name for name in named if f"class {name}" not in source} == set()
+    methods = re.findall(r"\b[A-Z]\w+\.(\w+)\b", ARCHITECTURE)
+    assert "plan" in methods and {name for name in methods if f"def {name}(" not in source} == set()
+
+
+def test_the_architecture_page_stays_short():
+    assert len(ARCHITECTURE.splitlines()) <= 120
+
+
+def test_the_readme_lists_the_built_in_plugins_and_their_defaults():
+    found = discover(PluginSettings(third_party=False))
+    defaults = {}
+    for entry in yaml.safe_load((ROOT / "conf" / "config.yaml").read_text())["defaults"]:
+        defaults |= entry if isinstance(entry, dict) else {}
+    table = {slot.strip("`"): plugins for slot, _, plugins in rows("| slot | its question", README)}
+    assert set(table) == set(SLOTS)
+    for slot, cell in table.items():
+        assert set(re.findall(r"`(\w+)`", cell)) - {"auto"} == set(found.names(slot)), slot
+        default = defaults[slot]
+        assert re.findall(r"`(\w+)`\*", cell) == (default if isinstance(default, list) else [default]), slot
+
+
+def test_the_guide_lists_every_slot_with_its_contract_and_every_suite():
+    table = {row[0].strip("`"): row for row in rows("| slot | question |", GUIDE)}
+    assert set(table) == set(SLOTS)
+    assert all(find_spec(row[2].strip("`")) for row in table.values())
+    suites = {file.stem for file in Path(testing.__file__).parent.glob("*.py")} & set(SLOTS)
+    assert {slot for slot, row in table.items() if row[3]} == suites
+    assert {row[3] for row in table.values() if row[3]} == {f"`engine.testing.{slot}`" for slot in suites}
+
+
+def test_the_guide_lists_the_capabilities_in_use():
+    found = discover(PluginSettings(third_party=False))
+    provided = {(offer.slot, capability) for offer in found.offers for capability in offer.provider.provides}
+    assert all(f"| `{slot}` | `{capability}` |" in GUIDE for slot, capability in provided)
+
+
+class TestTheReadmesPlugin(SchedulerConformance):
+    """The whole plugin on the first page, put through the suite of its slot."""
+
+    @pytest.fixture(autouse=True)
+    def _load(self, monkeypatch):
+        module = ModuleType("engine_mine")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        code = README.split("# engine_mine.py\n")[1].split("```")[0]
+        exec(compile(code, "README.md", "exec"), module.__dict__)  # noqa: S102 - the page is ours
+        self.module = module
+
+    def make(self):
+        return self.module.OneAtATime(SchedulerConfig(), build_context(BLOCK))
+
+    def test_its_hook_offers_the_class_it_defines(self):
+        (provider,) = self.module.engine_scheduler()
+        assert provider.factory == f"engine_mine:{self.module.OneAtATime.__name__}"
