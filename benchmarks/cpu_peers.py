@@ -89,7 +89,7 @@ def main() -> int:
     for contestant in contestants:
         print(f"{contestant.name}: {contestant.ready()}", file=sys.stderr)
     for number in range(-1, options.rounds):
-        rng = random.Random(number)
+        rng = random.Random(f"round {number}")
         turn = number % len(contestants)
         for contestant in contestants[turn:] + contestants[:turn]:
             contestant.round(random.Random(rng.random()), vocab)

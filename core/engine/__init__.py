@@ -1,8 +1,12 @@
 """engine: an LLM inference server where every latency optimisation is a plugin."""
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# torch takes numpy for required when it is imported; nothing here uses it.
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
 
 if TYPE_CHECKING:
     from engine.serving.offline import LLM

@@ -108,6 +108,11 @@ def test_it_can_be_switched_off(example):
     assert [origin.dist for origin in found.switched_off] == ["engine-example"]
 
 
+def test_what_is_switched_off_is_named_when_it_is_asked_for(example):
+    with pytest.raises(AssemblyError, match=r"no such drafter option.*\n.*engine-example .* is switched off"):
+        configure(["drafter=repeat_last", "plugins.third_party=false"])
+
+
 def test_the_readmes_plugin_works_as_printed(install, model):
     readme = (EXAMPLE.parents[1] / "README.md").read_text()
     (source,) = [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import subprocess
@@ -15,11 +16,18 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
 from engine.benchmark import main as bench
-from engine.benchmark.options import parse_options
+from engine.benchmark.options import BenchOptions, add_flags, options_of
 from engine.benchmark.probe import ProbeError, calibrate
 from engine.benchmark.target import Target, open_session
+from engine.cli.main import main
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def parse_options(argv: list[str]) -> BenchOptions:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return options_of(parser.parse_args(argv))
 
 
 def event(**fields: Any) -> bytes:
@@ -188,7 +196,7 @@ def result_with(valid: bool, ok: int) -> Any:
 def test_the_exit_status_says_whether_the_run_counts(monkeypatch, capsys, tmp_path, valid, ok, status):
     monkeypatch.setattr(bench, "measure", result_with(valid, ok))
     path = tmp_path / "result.json"
-    assert bench.main(["--json", str(path)]) == status
+    assert main(["bench", "--json", str(path)]) == status
     assert json.loads(path.read_text())["valid"] is valid
     assert ("INVALID" in capsys.readouterr().out) is not valid
 
@@ -202,14 +210,26 @@ def test_the_exit_status_says_whether_the_run_counts(monkeypatch, capsys, tmp_pa
         (["--prompt-ids", "--endpoint", "chat"], "needs --endpoint completions"),
         (["--shared-prefix", "1.5"], "expected a share from 0 to 1"),
         (["--requests", "0"], "expected a whole number of at least 1"),
+        (["--concurency", "2"], "no such flag --concurency; did you mean '--concurrency'"),
+        (["drafter=none"], "unexpected 'drafter=none'"),
         (["--text", "/nonexistent/file"], "expected a file of UTF-8 text"),
         (["--tokenizer", "/nonexistent/file"], "expected a tokenizer.json"),
         (["--compare", "/nonexistent/a", "/nonexistent/b"], "--compare /nonexistent/a"),
     ],
 )
 def test_wrong_usage_is_one_message_and_status_2(capsys, argv, words):
-    assert bench.main(argv) == 2
-    assert words in capsys.readouterr().err
+    assert main(["bench", *argv]) == 2
+    shown = capsys.readouterr().err
+    assert words in shown and len(shown.splitlines()) == 1
+
+
+def test_help_explains_every_flag_and_tells_the_lengths_it_defaults_to(capsys):
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert [action.option_strings for action in parser._actions if not action.help] == []
+    assert main(["bench", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "tokens of a prompt (128)" in text and "most tokens of an answer (64)" in text
 
 
 def test_the_load_generator_does_not_import_torch():

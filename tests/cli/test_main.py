@@ -94,8 +94,7 @@ def test_wrong_words_get_the_nearest_right_one_and_exit_code_2(words, expected, 
 def test_every_command_has_help(name, capsys):
     assert main([name, "--help"]) == 0
     assert f"engine {name}" in capsys.readouterr().out
-    if name != "bench":
-        assert load(name).name == name
+    assert load(name).name == name
 
 
 def test_no_words_or_help_lists_every_command(capsys):
@@ -167,6 +166,8 @@ def test_there_is_a_completion_script_for_each_shell(shell, capsys):
         ("engine serve drafter=n", ["drafter=ngram", "drafter=none"]),
         ("engine check server.po", ["server.port="]),
         ("engine serve drafter.max_m", ["drafter.max_match="]),
+        ("engine bench --conc", ["--concurrency"]),
+        ("engine bench dra", []),
         ("engine nonsense x", []),
     ],
 )

@@ -12,7 +12,7 @@ from engine.assembly.bind import bind
 from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
-from engine.execution.runner import ModelRunner
+from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.execution.tables import DeviceTables
 from engine.loop.build import make_core
 from engine.loop.core import EngineCore
@@ -43,7 +43,8 @@ def exact_engine(*overrides: str, kv_tokens: int = 4096, max_len: int = 256, fai
     kv = ExactKV(num_blocks, BLOCK)
     tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, BLOCK, "cpu")
     model = ExactModel(VOCAB, fail_on)
-    core = make_core(plan, bound, ModelRunner(model, kv, tables, bound.drafter), max_len)
+    runner = ModelRunner(model, kv, tables, bound.drafter)
+    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), max_len)
     return Exact(core, model, kv, bound.kv_allocator)
 
 

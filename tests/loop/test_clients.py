@@ -13,10 +13,12 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
+from engine.loop import process
 from engine.loop.client import EngineDead, OutputStream
 from engine.loop.inprocess import InprocessEngineClient
 from engine.loop.messages import Progress
 from engine.loop.process import ProcessEngineClient
+from engine.serving import server
 
 PROMPT = tuple(range(5, 40))
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -73,7 +75,7 @@ def test_a_killed_engine_fails_its_streams_and_can_be_started_again(plan: Engine
         os.kill(info.pid, signal.SIGKILL)
         with pytest.raises(EngineDead, match="signal 9"):
             await collect(stream)
-        assert not client.alive
+        assert not client.alive and "signal 9" in client.cause_of_death
         with pytest.raises(EngineDead):
             client.submit(EngineRequest("b", PROMPT, GREEDY))
         again = await client.start()
@@ -85,7 +87,26 @@ def test_a_killed_engine_fails_its_streams_and_can_be_started_again(plan: Engine
     asyncio.run(scenario())
 
 
-def test_an_engine_that_cannot_start_says_why(plan: EnginePlan) -> None:
+def test_closing_a_stuck_engine_kills_it(plan: EnginePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process.CLOSE_TIMEOUT_S < server.CLOSE_S / 2
+    monkeypatch.setattr(process, "CLOSE_TIMEOUT_S", 0.2)
+
+    async def scenario() -> int:
+        client = ProcessEngineClient(plan)
+        info = await client.start()
+        os.kill(info.pid, signal.SIGSTOP)
+        stream = client.submit(EngineRequest("a", PROMPT, GREEDY))
+        await client.close()
+        with pytest.raises(EngineDead):
+            await collect(stream)
+        return info.pid
+
+    pid = asyncio.run(scenario())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_an_engine_that_cannot_start_says_why_in_one_message(capfd: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         broken = assemble(["device=cpu", "memory.kv_tokens=100000000000", "exporter=[]"])
         client = ProcessEngineClient(broken)
@@ -94,6 +115,7 @@ def test_an_engine_that_cannot_start_says_why(plan: EnginePlan) -> None:
         await client.close()
 
     asyncio.run(scenario())
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_engine_process_ends_when_its_parent_does(plan: EnginePlan) -> None:

@@ -52,7 +52,9 @@ def test_arguments_that_make_no_sense_are_refused_by_name(llm: LLM, name: str, v
 
 
 @pytest.mark.parametrize(
-    "prompt", [[10**9], [-1], [1.5], ["a"], [True], None, "\ud800"], ids=["big", "neg", "float", "str", "bool", "none", "?"]
+    "prompt",
+    [[10**9], [-1], [1.5], ["a"], [True], None, "\ud800"],
+    ids=["big", "neg", "float", "str", "bool", "none", "?"],
 )
 def test_one_bad_prompt_refuses_the_batch_before_anything_runs(llm: LLM, prompt: Any) -> None:
     steps = llm.stats().step

@@ -71,6 +71,7 @@ def test_wrong_numbers_are_refused_by_field(field: str, value: str) -> None:
         ("max_tokens", 0),
         ("presence_penalty", -2.5),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-30),
         ("top_logprobs", 21),
         ("stop", ""),
         ("stop", [1]),
@@ -182,6 +183,31 @@ async def test_requests_that_cannot_be_served_never_reach_the_engine(fields: dic
             assert (status, headers["content-type"].split(";")[0]) == (400, "application/json")
             assert json.loads(data)["error"]["param"] == param
         assert server.client.requests == [] and server.server.state.admission.in_flight == 0
+
+
+@in_loop
+async def test_a_prompt_can_be_scored_without_generating() -> None:
+    async with running(lambda request: []) as server:
+        asked = completion(prompt="abc", max_tokens=0, echo=True, logprobs=1)
+        status, _, data = await server.post("/v1/completions", asked)
+        assert status == 200 and server.client.requests[0].sampling.max_tokens == 0
+        whole = json.loads(data)
+        _, _, data = await server.post("/v1/completions", asked | {"stream": True})
+        streamed = [event["choices"][0] for event in events_of(data)]
+    choice = whole["choices"][0]
+    assert choice["text"] == "abc" == "".join(part["text"] for part in streamed)
+    assert whole["usage"]["completion_tokens"] == 0 and choice["finish_reason"] == "length"
+    assert choice["logprobs"] == streamed[0]["logprobs"] and len(choice["logprobs"]["tokens"]) == 2
+
+
+@in_loop
+async def test_offsets_of_an_echoed_prompt_count_the_special_tokens_that_it_spells() -> None:
+    async with running() as server:
+        asked = completion(prompt="a<|im_end|>é<|end|>", max_tokens=1, echo=True, logprobs=0)
+        _, _, data = await server.post("/v1/completions", asked)
+    choice = json.loads(data)["choices"][0]
+    assert choice["logprobs"]["text_offset"][:5] == [0, 1, 11, 11, 12]
+    assert choice["logprobs"]["text_offset"][5] == len(asked["prompt"])
 
 
 TEXT = st.text(alphabet="abé😀\n ", min_size=1, max_size=16)

@@ -292,6 +292,7 @@ async def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones() -> N
         await asyncio.sleep(0)
     status, headers, data = await server.post(CHAT, chat())
     assert (status, error_of(data)["code"]) == (503, "draining") and "retry-after" in headers
+    assert headers["connection"] == "close"
     assert (await server.get("/ready"))[0] == 503
     server.client.proceeding.set()
     status, _, data = await running_request
@@ -336,7 +337,15 @@ async def test_a_port_in_use_is_named() -> None:
         lines: list[str] = []
         plan = make_plan(port=other.server.port)
         assert await Server(plan, ScriptedClient(), DirectRouter(), [], make_tokenizer(), say=lines.append).run() == 1
-        assert f"server.port={other.server.port}" in lines[0]
+        assert f"server.port={other.server.port}" in lines[0] and lines[0].endswith("Choose another server.port.")
+
+
+@in_loop
+async def test_a_host_that_is_not_here_is_named() -> None:
+    lines: list[str] = []
+    plan = make_plan(host="192.0.2.1", api_key="k")
+    assert await Server(plan, ScriptedClient(), DirectRouter(), [], make_tokenizer(), say=lines.append).run() == 1
+    assert "server.host=192.0.2.1" in lines[0] and lines[0].endswith("Choose another server.host.")
 
 
 @in_loop

@@ -113,6 +113,25 @@ def test_a_directory_without_tokenizer_says_what_is_missing(tmp_path: Path) -> N
         Tokenizer.from_directory(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json cannot be used"),
+        ("tokenizer.json", '{"x": 1}', "tokenizer.json cannot be used"),
+        ("tokenizer_config.json", "{", "cannot read tokenizer_config.json"),
+        ("chat_template.jinja", "{% if %}", "chat template does not compile"),
+    ],
+)
+def test_a_directory_with_a_broken_tokenizer_says_what_is_wrong(
+    tmp_path: Path, name: str, content: str, words: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(TOKENIZER_JSON)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TokenizerError, match=words) as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert f"model.path={tmp_path}" in str(caught.value)
+
+
 def test_a_model_directory_is_loaded_with_its_template(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(TOKENIZER_JSON)
     (tmp_path / "tokenizer_config.json").write_text(

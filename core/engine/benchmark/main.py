@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import gc
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.benchmark.compare import read_result, render_comparison
 from engine.benchmark.load import Limit, LoopLag, OnDone, closed_loop, open_loop
-from engine.benchmark.options import BenchOptions, parse_options
+from engine.benchmark.options import BenchOptions, options_of
 from engine.benchmark.probe import Calibration, Counter, ProbeError, calibrate, find_model, load_tokenizer
 from engine.benchmark.record import RequestRecord
 from engine.benchmark.report import Result, render, summarise
@@ -31,13 +32,10 @@ SAMPLE_CHARS = 4000
 clock = time.perf_counter
 
 
-def main(argv: list[str]) -> int:
-    """Run ``engine bench`` with the arguments after the subcommand; returns the exit status."""
+def run(flags: argparse.Namespace) -> int:
+    """Run ``engine bench`` with parsed flags; returns the exit status."""
     try:
-        options = parse_options(argv)
-    except SystemExit as exit:
-        return exit.code if isinstance(exit.code, int) else USAGE
-    try:
+        options = options_of(flags)
         if options.compare is not None:
             a, b = map(read_result, options.compare)
             Console().print(render_comparison(a, b))

@@ -53,70 +53,83 @@ class BenchOptions:
         return f"closed loop, {self.concurrency} at once"
 
 
-def parse_options(argv: list[str]) -> BenchOptions:
-    """Raises ``SystemExit`` as argparse does, with the message printed."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if args.endpoint == "chat" and args.prompt_ids is not None:
-        parser.error("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
-    if args.rate is not None and args.concurrency is not None:
-        parser.error("--rate (open loop) and --concurrency (closed loop) exclude each other")
-    requests = args.requests
-    if requests is None and args.duration is None:
+def options_of(flags: argparse.Namespace) -> BenchOptions:
+    """The run that the parsed flags ask for. Raises ``ValueError`` when they contradict each other."""
+    if flags.endpoint == "chat" and flags.prompt_ids is not None:
+        raise ValueError("--prompt-ids needs --endpoint completions: the chat endpoint takes no token ids")
+    if flags.rate is not None and flags.concurrency is not None:
+        raise ValueError("--rate (open loop) and --concurrency (closed loop) exclude each other")
+    requests = flags.requests
+    if requests is None and flags.duration is None:
         requests = DEFAULT_REQUESTS
     return BenchOptions(
-        url=args.url.rstrip("/").removesuffix("/v1").rstrip("/"),
-        model=args.model,
-        api_key=args.api_key,
-        concurrency=args.concurrency or 1,
-        rate=args.rate,
+        url=flags.url.rstrip("/").removesuffix("/v1").rstrip("/"),
+        model=flags.model,
+        api_key=flags.api_key,
+        concurrency=flags.concurrency or 1,
+        rate=flags.rate,
         requests=requests,
-        duration_s=args.duration,
-        prompt_tokens=args.prompt_tokens,
-        output_tokens=args.output_tokens,
-        shared_prefix=args.shared_prefix,
-        text_file=args.text,
-        prompt_ids=args.prompt_ids,
-        endpoint=args.endpoint or ("chat" if args.prompt_ids is None else "completions"),
-        temperature=args.temperature,
-        ignore_eos=args.ignore_eos,
-        slo=args.slo,
-        json_file=args.json,
-        seed=args.seed,
-        nonce=args.nonce,
-        warmup=args.warmup,
-        timeout_s=args.timeout,
-        tokenizer=args.tokenizer,
-        compare=tuple(args.compare) if args.compare else None,
+        duration_s=flags.duration,
+        prompt_tokens=flags.prompt_tokens,
+        output_tokens=flags.output_tokens,
+        shared_prefix=flags.shared_prefix,
+        text_file=flags.text,
+        prompt_ids=flags.prompt_ids,
+        endpoint=flags.endpoint or ("chat" if flags.prompt_ids is None else "completions"),
+        temperature=flags.temperature,
+        ignore_eos=flags.ignore_eos,
+        slo=flags.slo,
+        json_file=flags.json,
+        seed=flags.seed,
+        nonce=flags.nonce,
+        warmup=flags.warmup,
+        timeout_s=flags.timeout,
+        tokenizer=flags.tokenizer,
+        compare=tuple(flags.compare) if flags.compare else None,
     )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="engine bench",
-        description="Measure the latency of an OpenAI-compatible server.",
-        epilog="Exit status: 0 measured, 1 no request succeeded, 2 wrong usage, 3 the client lagged: run invalid. "
-        "Lengths are N, uniform:LOW,HIGH or lognormal:MEAN,SIGMA.",
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Every flag of ``engine bench``, each with its default in its help."""
+    _add_server_flags(parser.add_argument_group("server"))
+    _add_load_flags(parser.add_argument_group("load"))
+    _add_request_flags(parser.add_argument_group("requests"))
+    result = parser.add_argument_group("result")
+    result.add_argument(
+        "--slo", type=parsed(parse_slo), metavar="LIMITS", help="count goodput, for example ttft=200ms,itl=20ms"
     )
-    add = parser.add_argument
-    server = parser.add_argument_group("server")
-    server.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
-    server.add_argument("--model", help="default: the first one the server lists")
-    server.add_argument("--api-key")
-    server.add_argument("--endpoint", choices=("chat", "completions"), help="default: chat")
-    server.add_argument("--timeout", type=number(0.001), default=600.0, metavar="S", help="per request")
-    load = parser.add_argument_group("load")
-    load.add_argument("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (default 1)")
-    load.add_argument("--rate", type=number(1e-6), metavar="R", help="open loop: R per second, Poisson")
-    load.add_argument("--requests", type=whole(1), metavar="N", help=f"default {DEFAULT_REQUESTS}")
-    load.add_argument("--duration", type=number(0.001), metavar="S", help="stop sending after S seconds")
-    load.add_argument("--warmup", type=whole(0), default=1, metavar="N", help="unmeasured requests first (1)")
-    work = parser.add_argument_group("requests")
-    work.add_argument("--prompt-tokens", type=parsed(parse_distribution), default="128", metavar="LENGTH")
-    work.add_argument("--output-tokens", type=parsed(parse_distribution), default="64", metavar="LENGTH")
-    work.add_argument("--shared-prefix", type=share, default=0.0, help="share of a prompt common to all, 0 to 1")
-    work.add_argument("--text", metavar="FILE", help="cut prompts from this text (default: random words)")
-    work.add_argument(
+    result.add_argument("--json", metavar="FILE", help="write the result, every request included")
+    result.add_argument(
+        "--compare", nargs=2, metavar=("A.json", "B.json"), help="print two results side by side and stop"
+    )
+
+
+def _add_server_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="any OpenAI-compatible server (%(default)s)")
+    add("--model", metavar="NAME", help="default: the first one the server lists")
+    add("--api-key", metavar="KEY", help="sent as bearer token")
+    add("--endpoint", choices=("chat", "completions"), help="default: chat")
+    add("--timeout", type=number(0.001), default=600.0, metavar="S", help="per request (%(default)g)")
+
+
+def _add_load_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--concurrency", type=whole(1), metavar="N", help="closed loop: N at once (1)")
+    add("--rate", type=number(1e-6), metavar="R", help="open loop: R per second, Poisson")
+    add("--requests", type=whole(1), metavar="N", help=f"stop after N requests ({DEFAULT_REQUESTS}, or --duration)")
+    add("--duration", type=number(0.001), metavar="S", help="stop sending after S seconds")
+    add("--warmup", type=whole(0), default=1, metavar="N", help="unmeasured requests first (%(default)s)")
+
+
+def _add_request_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    length = parsed(parse_distribution)
+    add("--prompt-tokens", type=length, default="128", metavar="LENGTH", help="tokens of a prompt (%(default)s)")
+    add("--output-tokens", type=length, default="64", metavar="LENGTH", help="most tokens of an answer (%(default)s)")
+    add("--shared-prefix", type=share, default=0.0, metavar="SHARE", help="share of a prompt common to all, 0 to 1 (0)")
+    add("--text", metavar="FILE", help="cut prompts from this text (default: random words)")
+    add(
         "--prompt-ids",
         type=whole(2),
         nargs="?",
@@ -124,15 +137,11 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="VOCAB",
         help=f"prompts are random token ids below VOCAB ({DEFAULT_VOCAB}): exact lengths",
     )
-    work.add_argument("--temperature", type=number(0.0), default=0.0)
-    work.add_argument("--ignore-eos", action="store_true", help="ask for outputs of full length")
-    work.add_argument("--seed", type=int, default=0, help="seeds lengths, texts and arrival times")
-    work.add_argument("--nonce", help="put into every prompt to keep runs out of each other's cache (random)")
-    work.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json, for servers that report no usage")
-    add("--slo", type=parsed(parse_slo), help="count goodput, for example ttft=200ms,itl=20ms")
-    add("--json", metavar="FILE", help="write the result, every request included")
-    add("--compare", nargs=2, metavar=("A.json", "B.json"), help="print two results side by side and stop")
-    return parser
+    add("--temperature", type=number(0.0), default=0.0, metavar="T", help="sampling temperature (%(default)g)")
+    add("--ignore-eos", action="store_true", help="ask for outputs of full length")
+    add("--seed", type=int, default=0, metavar="N", help="seeds lengths, texts and arrival times (%(default)s)")
+    add("--nonce", metavar="WORD", help="put into every prompt to keep runs out of each other's cache (random)")
+    add("--tokenizer", metavar="PATH", help="tokenizer.json, for servers that report no usage")
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:

@@ -1,26 +1,28 @@
-"""``engine bench``: the load generator has its own flags and no overrides."""
+"""``engine bench``: the load generator; it takes no overrides."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
+from engine.benchmark.options import add_flags
 from engine.cli.command import Command
 
-
-class _Bench(Command):
-    """Hands all words over."""
-
-    __slots__ = ()
-
-    def main(self, argv: Sequence[str]) -> int:
-        from engine.benchmark.main import main
-
-        return main(list(argv))
+NOTES = """\
+A LENGTH is N, uniform:LOW,HIGH or lognormal:MEAN,SIGMA.
+Exit status: 0 measured, 1 no request succeeded, 2 wrong usage, 3 the client lagged: run invalid."""
 
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
-    raise AssertionError("engine bench reads its own flags")
+    from engine.benchmark.main import run
+
+    return run(flags)
 
 
-COMMAND = _Bench("bench", "Measure a running OpenAI-compatible server.", _run, takes_overrides=False)
+COMMAND = Command(
+    "bench",
+    "Measure the latency of a running OpenAI-compatible server.",
+    _run,
+    add_flags,
+    takes_overrides=False,
+    notes=NOTES,
+)

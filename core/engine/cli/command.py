@@ -33,13 +33,15 @@ class Command:
     """Flags and overrides -> exit code."""
     flags: Callable[[argparse.ArgumentParser], None] = lambda parser: None
     takes_overrides: bool = True
+    notes: str = ""
+    """What its help ends with, where there is nothing to say about overrides."""
 
     def parser(self) -> argparse.ArgumentParser:
         parser = _Parser(
             prog=f"engine {self.name}",
             description=self.help,
             usage=f"engine {self.name} [--flags]" + (" [overrides]" if self.takes_overrides else ""),
-            epilog=OVERRIDES_HELP if self.takes_overrides else None,
+            epilog=OVERRIDES_HELP if self.takes_overrides else self.notes or None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

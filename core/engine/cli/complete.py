@@ -18,7 +18,7 @@ def candidates(line: str) -> list[str]:
     word = words[-1]
     if len(words) == 1:
         return _matching(word, COMMANDS)
-    if words[0] not in COMMANDS or words[0] == "bench":
+    if words[0] not in COMMANDS:
         return []
     command = load(words[0])
     if word.startswith("-"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from engine.execution.model import ForwardBatch, LoweredModel
 from engine.execution.step import RowResult, StepPlan, StepResult, StepRow, StepSkipped
 from engine.execution.tables import DeviceTables
 from engine.execution.verify import Verified, VerifyRow, verify
+
+T = TypeVar("T")
 
 PROMPT_LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at once: bounds memory at ``rows * vocab`` floats."""
@@ -148,36 +152,55 @@ class ModelRunner:
         self.drafter.extend(slots, batch.token_ids[index], next_tokens, [tap[index] for tap in taps])
 
 
-class DeviceQueue:
-    """Plans in, results out, in order; at once on this thread, or behind it on a thread of its own.
+class DeviceWorker:
+    """Where everything runs that computes: this thread, or one of its own.
 
-    With ``overlap`` the caller can plan step n+1 while step n runs. After a step failed, everything queued behind
-    it is skipped (:class:`StepSkipped`) until :meth:`resume`; admissions of skipped plans still take effect.
+    With a thread of its own, loading must run there too. OpenMP keeps one team per calling thread, and as soon as the
+    teams together have more threads than the machine has cores, waiting at a barrier becomes sleeping: on a CPU that
+    costs more than all of the overlap gains.
     """
 
-    def __init__(self, runner: ModelRunner, overlap: bool) -> None:
+    def __init__(self, own_thread: bool) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="device") if own_thread else None
+
+    def start(self, function: Callable[[], T]) -> Callable[[], T]:
+        """Run behind what was started before; the returned function waits and raises what the function raised."""
+        if self._pool is not None:
+            return self._pool.submit(function).result
+        future: Future[T] = Future()
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+        return future.result
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class DeviceQueue:
+    """Plans in, results out, in order.
+
+    After a step failed, everything queued behind it is skipped (:class:`StepSkipped`) until :meth:`resume`;
+    admissions of skipped plans still take effect.
+    """
+
+    def __init__(self, runner: ModelRunner, worker: DeviceWorker) -> None:
         self._runner = runner
+        self._worker = worker
         self._failed = False
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="device") if overlap else None
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Queue a plan; the returned function waits for its result and raises what the step raised."""
-        if self._pool is None:
-            future: Future[StepResult] = Future()
-            try:
-                future.set_result(self._run(plan))
-            except Exception as error:
-                future.set_exception(error)
-            return future.result
-        return self._pool.submit(self._run, plan).result
+        return self._worker.start(partial(self._run, plan))
 
     def resume(self) -> None:
         """Execute plans again after a failure has been dealt with."""
         self._failed = False
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._worker.close()
 
     def _run(self, plan: StepPlan) -> StepResult:
         self._runner.tables.apply(plan)

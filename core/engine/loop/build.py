@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -17,7 +18,8 @@ from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
-from engine.execution.runner import DeviceQueue, ModelRunner
+from engine.execution.model import LoweredModel
+from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.execution.tables import DeviceTables
 from engine.loop.core import EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
@@ -60,28 +62,18 @@ def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: No
     with phase("bind plugins"):
         bound = bind(plan)
         check_attention(plan, bound)
+    worker = DeviceWorker(own_thread=plan.overlap)
     with phase("load weights"):
-        model = load_model(
-            plan.model,
-            bound.architecture.describe(plan.model),
-            bound.quantizer,
-            bound.attention_kernel,
-            bound.kv_format,
-            bound.parallelism,
-            plan.dtype,
-            plan.device.kind,
-            lambda fraction, detail: on_progress(Progress("load weights", fraction, detail)),
-        )
+        model = worker.start(partial(_load, plan, bound, on_progress))()
     max_requests, block_size = bound.context.max_requests, bound.context.block_size
     with phase("allocate cache"):
         block_bytes = KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype)
         num_blocks = size_pool(plan, max_requests, block_size, block_bytes)
         max_len = min(plan.max_len, (num_blocks - 1) * block_size)
-        kv = KVCache(plan.model, bound.kv_format, num_blocks, block_size, plan.dtype, plan.device.kind)
         layers = tuple(range(plan.model.num_layers))
         bound.kv_allocator.start([KVGroup(0, layers, "full", block_bytes)], num_blocks)
-        tables = DeviceTables(max_requests, max_len, bound.drafter.max_width, block_size, plan.device.kind)
-    core = make_core(plan, bound, ModelRunner(model, kv, tables, bound.drafter), max_len)
+        runner = worker.start(partial(_make_runner, plan, bound, model, num_blocks, max_len))()
+    core = make_core(plan, bound, DeviceQueue(runner, worker), max_len)
     with phase("warm up"):
         warm_up(core, max_len)
     info = EngineInfo(
@@ -98,14 +90,37 @@ def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: No
     return Engine(core, info, bound)
 
 
-def make_core(plan: EnginePlan, bound: BoundEngine, runner: ModelRunner, max_len: int) -> EngineCore:
-    """An engine core around a runner."""
+def _load(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress) -> LoweredModel:
+    return load_model(
+        plan.model,
+        bound.architecture.describe(plan.model),
+        bound.quantizer,
+        bound.attention_kernel,
+        bound.kv_format,
+        bound.parallelism,
+        plan.dtype,
+        plan.device.kind,
+        lambda fraction, detail: on_progress(Progress("load weights", fraction, detail)),
+    )
+
+
+def _make_runner(
+    plan: EnginePlan, bound: BoundEngine, model: LoweredModel, num_blocks: int, max_len: int
+) -> ModelRunner:
+    block_size, device = bound.context.block_size, plan.device.kind
+    kv = KVCache(plan.model, bound.kv_format, num_blocks, block_size, plan.dtype, device)
+    tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device)
+    return ModelRunner(model, kv, tables, bound.drafter)
+
+
+def make_core(plan: EnginePlan, bound: BoundEngine, device: DeviceQueue, max_len: int) -> EngineCore:
+    """An engine core around a device."""
     scheduler, drafter = config_of(plan.choice("scheduler")), config_of(plan.choice("drafter"))
     assert isinstance(scheduler, SchedulerConfig) and isinstance(drafter, DrafterConfig)
     kv = bound.drafter.kv
     return EngineCore(
         bound,
-        DeviceQueue(runner, plan.overlap),
+        device,
         max_len=max_len,
         max_requests=bound.context.max_requests,
         block_size=bound.context.block_size,

@@ -37,6 +37,8 @@ class EngineClient(Protocol):
     stats: EngineStats
     """The latest the engine reported."""
     info: EngineInfo | None
+    cause_of_death: str
+    """Why the engine is not alive, once it has died."""
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
         """Start the engine and wait until it is ready. Raises :class:`EngineDead` with the engine's own words."""

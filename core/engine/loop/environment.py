@@ -11,9 +11,6 @@ CPU_DEFAULTS: Mapping[str, str] = {
     # torch asks the kernel for huge pages for large tensors: weights are streamed once per token, and with 4 KiB
     # pages a good part of that time goes into address translation.
     "THP_MEM_ALLOC_ENABLE": "1",
-    # How long an OpenMP thread spins at a barrier before it sleeps. The default (milliseconds) lets a thread burn the
-    # core that the other thread, or the API process, needs.
-    "GOMP_SPINCOUNT": "20000",
 }
 
 

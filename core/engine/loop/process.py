@@ -30,7 +30,9 @@ from engine.loop.messages import (
 from engine.loop.streams import ClientBase
 
 HEADER = struct.Struct("<I")
-CLOSE_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 5.0
+"""How long a process may take to end by itself. Whoever limits the time of :meth:`ProcessEngineClient.close` must give
+more than this: a close that is cut off cannot kill."""
 
 
 class ProcessEngineClient(ClientBase):

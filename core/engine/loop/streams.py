@@ -59,6 +59,7 @@ class ClientBase:
         self.alive = False
         self.stats = EngineStats()
         self.info: EngineInfo | None = None
+        self.cause_of_death = ""
         self._streams: dict[str, Stream] = {}
         self._event_callbacks: list[Callable[[Sequence[Event]], None]] = []
         self._on_progress: Callable[[Progress], None] | None = None
@@ -114,6 +115,7 @@ class ClientBase:
     def died(self, why: str) -> None:
         """The engine is gone: everybody who waits for it learns why."""
         self.alive = False
+        self.cause_of_death = why
         self.stats = EngineStats()
         dead = EngineDead(why)
         if self._ready is not None and not self._ready.done():

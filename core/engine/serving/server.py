@@ -29,7 +29,8 @@ HEADER_S = 10.0
 IDLE_S = 75.0
 ABORT_S = 1.0
 """How long requests that were ended may take to write their error event."""
-CLOSE_S = 10.0
+CLOSE_S = 15.0
+"""More than the engine client takes to kill an engine that does not end (``CLOSE_TIMEOUT_S`` there)."""
 
 log = structlog.get_logger("engine.server")
 

@@ -56,7 +56,7 @@ class Supervisor:
             self._look()
             if not self._client.alive:
                 self.state = "restarting"
-                log.error("engine died")
+                log.error("engine died", cause=self._client.cause_of_death)
                 await self._restart()
 
     def not_ready(self) -> str | None:
@@ -72,7 +72,7 @@ class Supervisor:
         return None
 
     async def _restart(self) -> None:
-        words = "the engine process died"
+        words = self._client.cause_of_death
         while True:
             self._crashes.append(time.monotonic())
             if len(self._crashes) == MAX_CRASHES and self._crashes[-1] - self._crashes[0] <= CRASH_WINDOW_S:
@@ -83,7 +83,7 @@ class Supervisor:
                 await self._client.start(None)
             except EngineDead as error:
                 words = str(error)
-                log.error("engine did not start again")
+                log.error("engine did not start again", cause=words)
                 continue
             self._serving()
             log.info("engine restarted")

@@ -129,11 +129,21 @@ class _Cache:
     def read(self, piece: Piece, dtype: torch.dtype) -> Tensor:
         """``[rows, kv_heads, num_keys, head_dim]`` in ``dtype``; a view of the cache where slots are contiguous."""
         scale = self.scale
+        if scale is None and isinstance(piece.keys, int):
+            return self.kv_format.unpack(_run(self.stored, piece.keys, piece.num_keys), None, dtype)
         picked = _pick(self.stored, piece)
         if scale is not None and scale.dim() > 1:
             scale = _pick(scale, piece)
         plain = self.kv_format.unpack(picked, scale, dtype)
         return plain.view(piece.rows, piece.num_keys, *plain.shape[1:]).transpose(1, 2)
+
+
+def _run(stored: Tensor, first_slot: int, num_keys: int) -> Tensor:
+    """A contiguous run of slots as ``[1, kv_heads, num_keys, head_dim]``, in one view: views are what a decode step
+    on a CPU has most of."""
+    _, _, heads, dim = stored.shape
+    slot = heads * dim
+    return stored.as_strided((1, heads, num_keys, dim), (0, dim, slot, 1), stored.storage_offset() + first_slot * slot)
 
 
 def _pick(stored: Tensor, piece: Piece) -> Tensor:
@@ -155,6 +165,9 @@ def _attend(piece: Piece, op: Attention, q: Tensor, keys: _Cache, values: _Cache
             q, k, v, mask, is_causal=piece.causal, scale=op.scale, enable_gqa=group > 1
         )
         return out.transpose(1, 2).reshape(rows * n, -1)
+    if n == 1 and op.soft_cap is None:
+        q = q.reshape(rows, kv_heads, group, op.head_dim)
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=op.scale).view(rows, -1)
     # [rows, n, kv_heads, group, dim] -> [rows, kv_heads, group * n, dim]
     q = q.reshape(rows, n, kv_heads, group, op.head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
     if mask is not None and group > 1 and n > 1:

@@ -6,10 +6,11 @@ from engine.assembly.discovery import Discovered
 
 
 def failure_notes(discovered: Discovered, slot: str, name: str) -> str:
-    """Plugins that failed and may be why ``slot=name`` is not on offer."""
+    """Plugins that failed or are switched off, and so may be why ``slot=name`` is not on offer."""
     failed = [failure for failure in discovered.failures if failure.slot in ("", slot)]
     named = [failure for failure in failed if failure.name == name] or failed
-    return "".join(f"\n      note: {failure}" for failure in named)
+    off = [f"{origin} is switched off (plugins.third_party, allow or disable)" for origin in discovered.switched_off]
+    return "".join(f"\n      note: {reason}" for reason in (*named, *off))
 
 
 def first_line(error: BaseException) -> str:

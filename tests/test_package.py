@@ -1,0 +1,12 @@
+"""What importing the package does."""
+
+import subprocess
+import sys
+
+WITHOUT_NUMPY = 'import sys; sys.modules["numpy"] = None; import engine, torch'
+
+
+def test_an_install_without_numpy_starts_without_a_warning():
+    command = [sys.executable, "-c", WITHOUT_NUMPY]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)})
+    assert (done.returncode, done.stderr) == (0, "")
