@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from engine.assembly.device_facts import device_facts
 from engine.assembly.model_facts import model_facts
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.config import ParallelismConfig, SlotConfig
@@ -52,7 +53,7 @@ class Loaded:
 def load(path: Path, dtype: str, quantizer_name: str, activations: str, num_blocks: int) -> Loaded:
     facts = model_facts(str(path))
     dtype = facts.dtype if dtype == "auto" else dtype
-    context = replace(build_context(block_size=BLOCK_SIZE), model=facts, dtype=dtype)
+    context = replace(build_context(block_size=BLOCK_SIZE), model=facts, dtype=dtype, device=device_facts("cpu"))
     kv_format = NativeFormat(SlotConfig(), context)
     quantizers = {
         "none": lambda: Unquantized(UnquantizedConfig(activations=activations), context),
@@ -133,9 +134,10 @@ def report(loaded: Loaded, arguments: argparse.Namespace, took: dict[str, float]
     facts = loaded.facts
     kv_bytes = KVCache.block_bytes(facts, NativeFormat(SlotConfig(), build_context()), 1, loaded.dtype)
     parameters = count_parameters(facts)
-    embedding = facts.vocab_size * facts.hidden_size * getattr(torch, loaded.dtype).itemsize
-    # The lookup table of a token embedding is not read; the head's copy of it is.
-    read = loaded.model.weights_bytes - embedding + arguments.past * kv_bytes
+    itemsize = 1 if arguments.quantizer == "int8" else getattr(torch, loaded.dtype).itemsize
+    # Every weight once: what a token must read at least, whatever copies there are.
+    head = facts.vocab_size * facts.hidden_size * getattr(torch, loaded.dtype).itemsize
+    read = parameters * itemsize + head + arguments.past * kv_bytes
     bandwidth, rate = READ_BYTES / took["read"] / 1e9, gemm_flop / took["gemm"] / 1e9
     decode_rate = read / took["decode"] / 1e9
     prefill_rate = 2 * parameters * arguments.prompt / took["prefill"] / 1e9

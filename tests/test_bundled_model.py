@@ -26,9 +26,7 @@ def answers() -> dict[str, str]:
     """Greedy answers to the canonical question about the entries drawn with seed 0."""
     names = list(json.loads((folder() / "recall.json").read_text())["first_sentences"])
     llm = LLM("bundled", overrides=["device=cpu", "+preset=throughput", "model.max_len=512", "exporter=[]"])
-    prompts = [
-        llm.tokenizer.encode_chat_now([{"role": "user", "content": f"What does {name} do?"}]) for name in names
-    ]
+    prompts = [llm.tokenizer.encode_chat_now([{"role": "user", "content": f"What does {name} do?"}]) for name in names]
     done = llm.generate(prompts, max_tokens=64, temperature=0.0)
     llm.close()
     return {name: completion.text for name, completion in zip(names, done, strict=True)}

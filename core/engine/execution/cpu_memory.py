@@ -12,15 +12,21 @@ import sys
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _KEPT_BYTES = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep up to 1 GiB of freed memory for reuse. False where the allocator is not glibc's."""
+    """Let this process keep up to 1 GiB of freed memory for reuse. False where the allocator is not glibc's.
+
+    Threads started later share the main heap: the heaps that glibc gives threads of their own are unmapped whenever
+    their top is free, whatever the thresholds say.
+    """
     if not sys.platform.startswith("linux"):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # another C library, for example musl
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
+    wanted = ((_M_MMAP_THRESHOLD, _KEPT_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_ARENA_MAX, 1))
+    return all([mallopt(option, value) for option, value in wanted])

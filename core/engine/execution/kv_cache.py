@@ -82,12 +82,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     """Zeros, not uninitialised memory: a stray NaN would survive a mask (0 * NaN is NaN).
 
     On a CPU the pages are the kernel's zero pages until somebody writes to them: a large pool costs nothing up front.
+    Small pages on purpose: with huge ones, the first tokens of every request would wait for megabytes to be zeroed.
     """
     if device != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 

@@ -216,11 +216,16 @@ def _lower_gate_up(lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tenso
 
 def _lower_residual(lowering: Lowering, packed: PackedLinear) -> LoweredOp:
     linear = lowering.reduced(lowering.linear(packed))
+    fused = packed.apply_add if lowering.fused and lowering.tp == 1 else None
+
+    def fused_add(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        assert fused is not None
+        return fused(carry, residual), carry
 
     def add_to_residual(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         return residual.add_(linear(carry)), carry
 
-    return add_to_residual
+    return add_to_residual if fused is None else fused_add
 
 
 def op_norms(op: LayerOp) -> tuple[tuple[NormSpec, int], ...]:

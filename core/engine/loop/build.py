@@ -16,6 +16,7 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.execution.cpu_memory import keep_freed_memory
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
 from engine.execution.model import LoweredModel
@@ -58,6 +59,8 @@ class _Phases:
 def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: None) -> Engine:
     """Build everything the plan names, in this process. Raises :class:`DoesNotFit` and what plugins raise."""
     torch.set_num_threads(plan.settings.threads or len(os.sched_getaffinity(0)))
+    if plan.device.kind == "cpu":
+        keep_freed_memory()  # before the device's thread is started
     phase = _Phases(on_progress)
     with phase("bind plugins"):
         bound = bind(plan)

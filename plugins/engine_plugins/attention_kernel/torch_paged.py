@@ -25,10 +25,9 @@ QUERY_CHUNK = 256
 """Queries per piece where a mask is needed: bounds the mask, and keys beyond the chunk's last query are not read."""
 FOLD_LIMIT = 32
 """Up to this many queries per row, the heads that share a KV head become queries of it, so that it is read once."""
-PAD_WASTE = 1.25
-"""Rows are batched while the padded keys stay below this multiple of the real ones."""
-PAD_FREE = 64
-"""Keys: below this length, calls cost more than padding."""
+CALL_KEYS = 2048
+"""Rows of different lengths share a call while their padding stays below this many keys, which take about as long to
+gather and to attend to as another call takes to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,18 +208,16 @@ def make_pieces(
 
 
 def _by_length(rows: Sequence[Row]) -> list[list[Row]]:
-    """Groups whose padding stays small, longest rows first."""
+    """Groups whose padding costs less than a call of their own, longest rows first."""
     groups: list[list[Row]] = []
-    real = 0
+    padding = 0
     for row in sorted(rows, key=lambda r: -r.num_keys):
-        longest = groups[-1][0].num_keys if groups else 0
-        real += row.num_keys
-        padded = longest * (len(groups[-1]) + 1) if groups else 0
-        if groups and (longest <= PAD_FREE or padded <= PAD_WASTE * real):
+        padding += groups[-1][0].num_keys - row.num_keys if groups else 0
+        if groups and padding <= CALL_KEYS:
             groups[-1].append(row)
         else:
             groups.append([row])
-            real = row.num_keys
+            padding = 0
     return groups
 
 

@@ -9,16 +9,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor
 from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.cpu_linear import can_prepack, prepack, prepacked_linear, unpacked_reference
+from engine_plugins.quantizer.cpu_linear import (
+    FEW_ROWS,
+    LARGE,
+    MANY_ROWS,
+    by_rows,
+    can_prepack,
+    prepack,
+    prepacked_add,
+    prepacked_linear,
+    unpacked_reference,
+)
 
 STORED = (
     StoredTensor("weight", {"out": 0, "in": 1}),
     StoredTensor("bias", {"out": 0}, optional=True),
 )
+
+
+SPARE_MEMORY = 8
+"""Weights may be kept in two layouts if they take at most one part in this many of a machine's memory."""
 
 
 class Unquantized:
@@ -27,33 +42,63 @@ class Unquantized:
     lossless = True
 
     def __init__(self, config: UnquantizedConfig, context: BuildContext) -> None:
-        pass
+        itemsize = 4 if context.dtype == "float32" else 2
+        self._two_layouts = body_parameters(context.model) * itemsize * SPARE_MEMORY <= context.device.memory_bytes
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return STORED
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        return pack_plain(parts, dtype, device)
+        return pack_plain(spec, parts, dtype, device, self._two_layouts)
 
 
-def pack_plain(parts: Sequence[Mapping[str, Tensor]], dtype: torch.dtype, device: str) -> PackedLinear:
-    """Weights of all parts in one matrix, in the fastest layout this device has."""
-    weight = joined_weight(parts).to(device=device, dtype=dtype)
-    bias = joined_bias(parts)
+def body_parameters(model: ModelFacts) -> int:
+    """Weights of all linear layers but the head, roughly (biases and norms left out)."""
+    attention = 2 * model.hidden_size * model.head_dim * (model.num_heads + model.num_kv_heads)
+    return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+
+
+def pack_plain(
+    spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: torch.dtype, device: str, two_layouts: bool
+) -> PackedLinear:
+    """Weights of all parts in one matrix, in the fastest layout this device has. ``two_layouts``: memory may be spent
+    on a second one."""
+    weight, bias = joined_weight(parts).to(device=device, dtype=dtype), joined_bias(parts)
     bias = None if bias is None else bias.to(device=device, dtype=dtype)
-    name = str(dtype).removeprefix("torch.")
-    if torch.device(device).type != "cpu" or not can_prepack(dtype):
-        tensors = {"weight": weight} | ({} if bias is None else {"bias": bias})
-        plain = _plain_linear(weight, bias)
-        return PackedLinear(tensors, plain, plain, weight.shape[0], label=f"{name} F.linear")
-    packed = prepack(weight)
+    if torch.device(device).type == "cpu" and can_prepack(dtype):
+        return _prepacked(weight, bias, two_layouts, head=spec.kind == "head")
+    tensors = {"weight": weight} | _named("bias", bias)
+    plain = _plain_linear(weight, bias)
+    return PackedLinear(tensors, plain, plain, spec.out_features, label=f"{_short(dtype)} F.linear")
+
+
+def _prepacked(weight: Tensor, bias: Tensor | None, two_layouts: bool, head: bool) -> PackedLinear:
+    # The head sees the few rows that sample, whatever the step: it needs no second layout.
+    packed = prepack(weight, 1 if head else MANY_ROWS)
+    tensors = {"weight": packed} | _named("bias", bias)
+    label = f"{_short(weight.dtype)} oneDNN prepacked"
+    apply, apply_add = prepacked_linear(packed, bias), prepacked_add(packed, bias)
+    if two_layouts and not head and weight.numel() >= LARGE:
+        single = prepack(weight, 1)
+        tensors["single_row"] = single
+        label += f" (up to {FEW_ROWS} rows from a second layout)"
+        apply = by_rows(prepacked_linear(single, bias), apply)
     return PackedLinear(
-        {"weight": packed} | ({} if bias is None else {"bias": bias}),
+        tensors,
         reference=unpacked_reference(packed, bias),
-        apply=prepacked_linear(packed, bias),
+        apply=apply,
         out_features=weight.shape[0],
-        label=f"{name} oneDNN prepacked",
+        apply_add=apply_add,
+        label=label,
     )
+
+
+def _named(name: str, tensor: Tensor | None) -> dict[str, Tensor]:
+    return {} if tensor is None else {name: tensor}
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _plain_linear(weight: Tensor, bias: Tensor | None) -> Any:

@@ -72,12 +72,14 @@ def test_a_whole_prompt_needs_no_mask() -> None:
     assert piece.causal and piece.mask is None
 
 
-def test_rows_of_like_length_share_a_call_and_unlike_ones_do_not() -> None:
-    lengths = [400, 390, 380, 100, 99]
-    tables = [list(range(60 * i, 60 * i + 50)) for i in range(5)]
-    pieces = make_pieces(batch([(1, n) for n in lengths], tables), None, torch.float32, True)
-    assert sorted(piece.rows for piece in pieces) == [2, 3]
-    assert sum(p.rows * p.num_keys for p in pieces) <= 1.25 * sum(lengths)
+def test_rows_share_a_call_until_padding_costs_more_than_another_call() -> None:
+    def calls(lengths: list[int]) -> list[tuple[int, int]]:
+        tables = [list(range(600 * i, 600 * i + 500)) for i in range(len(lengths))]
+        pieces = make_pieces(batch([(1, n) for n in lengths], tables), None, torch.float32, True)
+        return sorted((piece.rows, piece.num_keys) for piece in pieces)
+
+    assert calls([400, 100, 390, 99, 380]) == [(5, 400)]
+    assert calls([3900, 100, 3890, 99]) == [(2, 100), (2, 3900)]
 
 
 def test_a_step_of_many_rows_in_any_order_equals_the_definition() -> None:
