@@ -54,14 +54,5 @@ def test_a_lookup_always_leaves_a_token_to_compute(num_tokens: int, blocks: int)
     assert len(keys.shareable(num_tokens)) == blocks
 
 
-def test_truncated_keys_are_hashed_anew() -> None:
-    keys = BlockKeys((), 8)
-    keys.extend(TOKENS)
-    keys.truncate(17)
-    assert len(keys.keys) == 2
-    other = [*TOKENS[:17], *range(33)]
-    assert keys.extend(other) == BlockKeys((), 8).extend(other)
-
-
 def test_token_ids_beyond_16_bits_do_not_collide() -> None:
     assert BlockKeys((), 8).extend([1] * 8) != BlockKeys((), 8).extend([65537] * 8)

@@ -29,4 +29,5 @@ def keep_freed_memory() -> bool:
     except AttributeError:  # another C library, for example musl
         return False
     wanted = ((_M_MMAP_THRESHOLD, _KEPT_BYTES), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_ARENA_MAX, 1))
-    return all([mallopt(option, value) for option, value in wanted])
+    taken = [mallopt(option, value) for option, value in wanted]
+    return all(taken)

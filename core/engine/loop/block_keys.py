@@ -60,7 +60,3 @@ class BlockKeys:
         logits to sample from.
         """
         return self._keys[: max(0, num_tokens - 1) // self._block_size]
-
-    def truncate(self, num_tokens: int) -> None:
-        """Drop the keys of blocks that are not full within the first ``num_tokens`` tokens."""
-        del self._keys[num_tokens // self._block_size :]

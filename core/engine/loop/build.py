@@ -15,6 +15,7 @@ from engine.assembly.bind import BoundEngine, bind, config_of
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.kv_allocator import KVGroup
+from engine.contracts.model import DeviceFacts
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution.cpu_memory import keep_freed_memory
 from engine.execution.kv_cache import KVCache
@@ -150,6 +151,10 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
         problems.append("sliding-window layers")
     if bound.drafter.max_width > can.max_verify_width:
         problems.append(f"draft width {bound.drafter.max_width}, it verifies {can.max_verify_width}")
+    if bound.drafter.kv is not None:
+        raise DoesNotFit(
+            f"drafter={plan.choice('drafter').name} wants a KV cache of its own, which this version does not provide"
+        )
     if problems:
         raise DoesNotFit(f"attention_kernel={name} cannot run this model: {'; '.join(problems)}")
 
@@ -163,7 +168,7 @@ def size_pool(plan: EnginePlan, max_requests: int, block_size: int, block_bytes:
         wanted = -(-memory.kv_tokens // block_size) + 1
     else:
         wanted = useful
-    fits = int(free_memory(plan.device.kind) * memory.fraction) // block_bytes
+    fits = int(free_memory(plan.device) * memory.fraction) // block_bytes
     if memory.kv_tokens is not None and wanted > fits:
         raise DoesNotFit(
             f"memory.kv_tokens={memory.kv_tokens} needs {wanted * block_bytes / 2**30:.2f} GiB, "
@@ -179,15 +184,15 @@ def size_pool(plan: EnginePlan, max_requests: int, block_size: int, block_bytes:
     return blocks
 
 
-def free_memory(device: str) -> int:
-    """Bytes free on the device now (CPU: available to new processes without swapping)."""
-    if device == "cuda":
+def free_memory(device: DeviceFacts) -> int:
+    """Bytes free on the device now (CPU: available without swapping, and no more than this process may use)."""
+    if device.kind == "cuda":
         free, _ = torch.cuda.mem_get_info()
         return int(free)
     with open("/proc/meminfo") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                return min(int(line.split()[1]) * 1024, device.memory_bytes)
     raise DoesNotFit("/proc/meminfo has no MemAvailable line: set memory.kv_tokens")
 
 

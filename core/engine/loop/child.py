@@ -13,7 +13,6 @@ import msgspec
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.loop.driver import drive
 from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Ready, ToEngine
 from engine.loop.process import HEADER
 
@@ -56,6 +55,7 @@ def main(fd: int) -> int:
         plan = EnginePlan.from_json(plan_json)
         from engine.execution.checkpoint import CheckpointError
         from engine.loop.build import DoesNotFit, build_engine
+        from engine.loop.driver import drive
 
         explained += (CheckpointError, DoesNotFit)
         engine = build_engine(plan, connection.send)

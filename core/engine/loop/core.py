@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Sequence as SequenceOf
 
 from engine.assembly.bind import BoundEngine
@@ -175,7 +176,8 @@ class EngineCore:
         self._cost.observe(step.plan.num_tokens, result.device_ms)
         rows = [row for row in step.plan.rows if row.samples]
         if drafted:
-            self._drafting.observe(len(rows), drafted, accepted, result.draft_ms)
+            decoding = sum(row.num_tokens == 1 for row in rows)
+            self._drafting.observe(decoding, drafted, accepted, result.draft_ms)
         now = time.monotonic()
         self._events.append(self._step_event(step, result.device_ms, now, (now - started) * 1e3, drafted, accepted))
 
@@ -208,6 +210,7 @@ class EngineCore:
     def _recover(self, step: InFlight, error: Exception) -> None:
         """A step raised. Roll everything back to what is confirmed; then its requests run one by one, so that only
         the guilty one fails."""
+        traceback.print_exception(error)
         owners = [s for s, epoch in step.owners if s.epoch == epoch and s.status is Status.RUNNING]
         self._drain()
         self._device.resume()

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import queue
+import traceback
 from collections.abc import Callable
 
 from engine.loop.core import EngineCore
-from engine.loop.messages import Abort, Failed, FromEngine, ResetPrefixCache, Shutdown, Submit, ToEngine
+from engine.loop.messages import (
+    Abort,
+    Failed,
+    FromEngine,
+    ResetPrefixCache,
+    Shutdown,
+    StepOutputs,
+    Submit,
+    ToEngine,
+)
 
 Inbox = queue.SimpleQueue  # of ToEngine; None ends the loop like Shutdown
 
 
 def drive(core: EngineCore, inbox: Inbox[ToEngine | None], send: Callable[[FromEngine], None]) -> bool:
     """Run until told to stop (True) or until the engine broke (False; the reason was sent as ``Failed``)."""
+    send(StepOutputs((), (), core.stats()))  # the pool's size is known before the first step
     try:
         while _receive(core, inbox):
             if core.has_work:
                 send(core.step())
     except Exception as error:
+        traceback.print_exc()
         send(Failed(f"{type(error).__name__}: {error}", phase="running"))
         core.close()
         return False

@@ -88,6 +88,8 @@ class Planner:
         self._step_cost = step_cost
         self._emit = emit
         self._next_id = 0
+        self._preempted = 0
+        """Preemptions since the last plan."""
         self._hits: dict[Sequence, int] = {}
         """Prefix hits of the waiting requests in the current view."""
         self.suspects: deque[Sequence] = deque()
@@ -223,10 +225,10 @@ class Planner:
         self._queues.start(sequence)
         now = time.monotonic()
         sequence.first_step_s = sequence.first_step_s or now
-        if sequence.keys is not None:
-            self._emit(PrefixCacheEvent(now, len(sequence.tokens), sequence.scheduled))
         if sequence.num_preemptions == 0:
             sequence.num_cached = sequence.scheduled
+            if sequence.keys is not None:
+                self._emit(PrefixCacheEvent(now, sequence.prompt_len, sequence.scheduled))
         sketch.admits.append(
             Admit(
                 slot=sequence.slot,
@@ -264,6 +266,7 @@ class Planner:
         """Take everything from a running sequence; it will be computed again from its tokens."""
         self._pool.release(victim)
         self._queues.suspend(victim)
+        self._preempted += 1
         victim.epoch += 1
         victim.num_preemptions += 1
         victim.scheduled = victim.computed = victim.pending = 0
@@ -300,7 +303,8 @@ class Planner:
         rows = tuple(self._row(placed) for placed in sketch.placed.values())
         plan = StepPlan(self._next_id, tuple(sketch.admits), rows)
         self._next_id += 1
-        return Planned(plan, owners, len(sketch.preempted))
+        preempted, self._preempted = self._preempted, 0
+        return Planned(plan, owners, preempted)
 
     def _row(self, placed: Placed) -> StepRow:
         """The row's place in the plan; from here on the sequence counts it as scheduled."""

@@ -43,11 +43,9 @@ class Pool:
         """Keys that a prefix hit may use: at least the last token must be computed, so it is left out."""
         if sequence.keys is None:
             return []
-        keys = sequence.keys.extend(sequence.tokens)
-        usable = (len(sequence.tokens) - 1) // self.block_size
-        if self._gives_up_last_block:
-            usable -= 1
-        return keys[: max(usable, 0)]
+        sequence.keys.extend(sequence.tokens)
+        keys = sequence.keys.shareable(len(sequence.tokens))
+        return keys[:-1] if self._gives_up_last_block else keys
 
     def hit(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that are cached right now."""

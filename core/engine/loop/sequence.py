@@ -55,7 +55,6 @@ class Sequence:
     epoch: int = 0
     """Counts preemptions: results of steps planned in an earlier epoch are dropped."""
     last_plan: int = -1
-    abort_reason: str | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     first_step_s: float = 0.0
     first_token_s: float = 0.0
