@@ -141,10 +141,10 @@ def test_check_prints_the_table(model, capsys):
 
 
 def test_serve_hands_the_resolved_plan_to_the_server(model, monkeypatch, capsys):
-    import engine.serving.app as app
+    import engine.serving.server as server
 
     served: list[EnginePlan] = []
-    monkeypatch.setattr(app, "serve", lambda plan: served.append(plan) or 0)
+    monkeypatch.setattr(server, "serve", lambda plan: served.append(plan) or 0)
     assert main(["serve", "--model", model, "--port", "0", "+preset=baseline", "device=cpu"]) == 0
     assert served[0].settings.server.port == 0 and served[0].choice("scheduler").name == "static"
     assert "scheduler" in capsys.readouterr().out

@@ -33,7 +33,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     report_failures(configured.discovered.failures)
     plan = plan_for(configured, download=True)
     print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), flush=True)
-    from engine.serving.app import serve
+    from engine.serving.server import serve
 
     return serve(plan)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
@@ -29,7 +28,7 @@ from engine.serving.routes.ready import ready
 from engine.serving.routes.stats import stats
 from engine.serving.routes.tokenize import tokenize
 from engine.serving.state import STATE, LatencyRecorder, ServerState, fingerprint
-from engine.serving.tokenizer import Tokenizer, TokenizerError
+from engine.serving.tokenizer import Tokenizer
 
 
 def build_app(
@@ -85,24 +84,3 @@ async def _resources(app: web.Application) -> AsyncIterator[None]:
     await state.session.close()
     state.tokenizer.close()
     await asyncio.to_thread(state.bus.close)
-
-
-def serve(plan: EnginePlan) -> int:
-    """Serve until a signal says otherwise; returns the process's exit code.
-
-    SIGTERM or SIGINT drains for at most ``server.drain_s``; a second one ends at once.
-    """
-    from engine.assembly.bind import bind_api
-    from engine.loop.process import ProcessEngineClient
-    from engine.serving import logs
-    from engine.serving.server import Server
-
-    logs.configure()
-    try:
-        tokenizer = Tokenizer.from_directory(plan.model.path)
-    except TokenizerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    parts = bind_api(plan)
-    server = Server(plan, ProcessEngineClient(plan), parts.router, parts.exporters, tokenizer)
-    return asyncio.run(server.run())

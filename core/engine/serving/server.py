@@ -18,11 +18,12 @@ from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.loop.client import EngineClient, EngineDead
 from engine.loop.messages import Progress
+from engine.serving import logs
 from engine.serving.app import build_app
 from engine.serving.errors import ApiError
 from engine.serving.logs import http_logger
 from engine.serving.state import STATE, ServerState
-from engine.serving.tokenizer import Tokenizer
+from engine.serving.tokenizer import Tokenizer, TokenizerError
 
 HEADER_S = 10.0
 """A new connection must have sent its first request's header by then."""
@@ -138,6 +139,7 @@ class Server:
 
     async def _run_engine(self) -> None:
         await self.state.tokenizer.warm()
+        self._say("starting: engine process")
         await self.state.supervisor.start(self._show_progress)
         # What start-up left behind stays for good; the collector need not look at it again.
         gc.collect()
@@ -186,3 +188,22 @@ class Server:
             for connection, begun in seen.items():
                 if loop.time() - begun > header_s and connection not in self.state.spoken:
                     connection.force_close()
+
+
+def serve(plan: EnginePlan) -> int:
+    """Serve until a signal says otherwise; returns the process's exit code.
+
+    SIGTERM or SIGINT drains for at most ``server.drain_s``; a second one ends at once.
+    """
+    from engine.assembly.bind import bind_api
+    from engine.loop.process import ProcessEngineClient
+
+    logs.configure()
+    try:
+        tokenizer = Tokenizer.from_directory(plan.model.path)
+    except TokenizerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    parts = bind_api(plan)
+    server = Server(plan, ProcessEngineClient(plan), parts.router, parts.exporters, tokenizer)
+    return asyncio.run(server.run())
