@@ -283,7 +283,7 @@ async def signalled_server(drain_s: float) -> tuple[Running, asyncio.Task[int], 
 @in_loop
 async def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones() -> None:
     server, task, lines = await signalled_server(drain_s=10)
-    assert lines[0].startswith("starting: loading weights")
+    assert lines[0] == "starting: engine process" and lines[1].startswith("starting: loading weights")
     server.client.hold_before = 2
     running_request = asyncio.create_task(server.post(CHAT, chat()))
     await server.client.holding.wait()
