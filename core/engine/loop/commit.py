@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from engine.contracts.request import FinishReason, TokensOut
+from engine.contracts.request import FinishReason, TokenLogprobs, TokensOut
 from engine.execution.step import RowResult, StepResult, StepRow
 from engine.loop.drafting import Drafting
 from engine.loop.ledger import InFlight
@@ -85,7 +85,7 @@ class Committer:
 
     def _emit(self, s: Sequence, outcome: RowResult, taken: int, reason: FinishReason | None, now: float) -> None:
         tokens = outcome.tokens[:taken]
-        prompt_logprobs: tuple = ()  # type: ignore[type-arg]
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         if s.first_token_s == 0.0:
             s.first_token_s = now
             if s.request.sampling.prompt_logprobs is not None:
