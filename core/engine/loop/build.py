@@ -14,6 +14,7 @@ import torch
 from engine.assembly.bind import BoundEngine, bind, config_of
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import DrafterConfig, SchedulerConfig
+from engine.contracts.drafter import Drafter
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import EngineRequest, SamplingParams
@@ -66,6 +67,7 @@ def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: No
     with phase("bind plugins"):
         bound = bind(plan)
         check_attention(plan, bound)
+        check_drafter(plan.choice("drafter").name, bound.drafter)
     worker = DeviceWorker(own_thread=plan.overlap)
     with phase("load weights"):
         model = worker.start(partial(_load, plan, bound, on_progress))()
@@ -151,12 +153,14 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
         problems.append("sliding-window layers")
     if bound.drafter.max_width > can.max_verify_width:
         problems.append(f"draft width {bound.drafter.max_width}, it verifies {can.max_verify_width}")
-    if bound.drafter.kv is not None:
-        raise DoesNotFit(
-            f"drafter={plan.choice('drafter').name} wants a KV cache of its own, which this version does not provide"
-        )
     if problems:
         raise DoesNotFit(f"attention_kernel={name} cannot run this model: {'; '.join(problems)}")
+
+
+def check_drafter(name: str, drafter: Drafter) -> None:
+    """Raise :class:`DoesNotFit` when the drafter needs what this version does not provide."""
+    if drafter.kv is not None:
+        raise DoesNotFit(f"drafter={name} wants a KV cache of its own, which this version does not provide")
 
 
 def size_pool(plan: EnginePlan, max_requests: int, block_size: int, block_bytes: int) -> int:
