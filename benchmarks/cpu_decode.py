@@ -1,7 +1,7 @@
 """Single-stream decode and prefill of a model on this CPU, as shares of what the machine can do in the same run.
 
     python tools/make_random_model.py /path/to/model
-    python benchmarks/cpu_decode.py /path/to/model [--quantizer int8] [--threads 2]
+    python benchmarks/cpu_decode.py /path/to/model [--set execution=eager --set quantizer=int8] [--threads 2]
 
 Decode is bound by reading the weights once per token: its share is (weight + KV bytes per token) / time over the
 measured read bandwidth. Prefill is bound by matrix multiplication: its share is (2 x weights x tokens) / time over
@@ -14,28 +14,21 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from engine.assembly.device_facts import device_facts
-from engine.assembly.model_facts import model_facts
+from engine.assembly.assemble import assemble
+from engine.assembly.bind import bind
+from engine.assembly.plan import EnginePlan
 from engine.contracts.attention_kernel import AttentionBatch
-from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.execution.kv_cache import KVCache
-from engine.execution.loading import load_model
 from engine.execution.model import ForwardBatch, LoweredModel
-from engine.testing.context import build_context
-from engine_plugins.architecture.llama import LlamaArchitecture
-from engine_plugins.attention_kernel.torch_paged import TorchAttention
-from engine_plugins.kv_format.native import NativeFormat
-from engine_plugins.parallelism.single import SingleDevice
-from engine_plugins.quantizer.config import Int8Config, UnquantizedConfig
-from engine_plugins.quantizer.int8 import Int8WeightOnly
-from engine_plugins.quantizer.unquantized import Unquantized
+from engine.loop.build import load_plan
 
 BLOCK_SIZE = 16
 READ_BYTES = 1 << 30
@@ -44,32 +37,22 @@ READ_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    facts: ModelFacts
+    overrides: tuple[str, ...]
+    plan: EnginePlan
     model: LoweredModel
     kv: KVCache
-    dtype: str
+
+    @property
+    def label(self) -> str:
+        return " ".join(self.overrides) or "defaults"
 
 
-def load(path: Path, dtype: str, quantizer_name: str, activations: str, num_blocks: int) -> Loaded:
-    facts = model_facts(str(path))
-    dtype = facts.dtype if dtype == "auto" else dtype
-    context = replace(build_context(block_size=BLOCK_SIZE), model=facts, dtype=dtype, device=device_facts("cpu"))
-    kv_format = NativeFormat(SlotConfig(), context)
-    quantizers = {
-        "none": lambda: Unquantized(UnquantizedConfig(activations=activations), context),
-        "int8": lambda: Int8WeightOnly(Int8Config(activations=activations), context),
-    }
-    model = load_model(
-        facts,
-        LlamaArchitecture(SlotConfig(), context).describe(facts),
-        quantizers[quantizer_name](),
-        TorchAttention(SlotConfig(), context),
-        kv_format,
-        SingleDevice(ParallelismConfig(), context),
-        dtype,
-        "cpu",
-    )
-    return Loaded(facts, model, KVCache(facts, kv_format, num_blocks, BLOCK_SIZE, dtype, "cpu"), dtype)
+def load(path: Path, overrides: Sequence[str], num_blocks: int) -> Loaded:
+    plan = assemble([f"model.path={path}", "device=cpu", f"kv_allocator.block_size={BLOCK_SIZE}", *overrides])
+    bound = bind(plan)
+    model = load_plan(plan, bound)
+    kv = KVCache(plan.model, bound.kv_format, num_blocks, BLOCK_SIZE, plan.dtype, "cpu")
+    return Loaded(tuple(overrides), plan, model, kv)
 
 
 def make_batch(rows: int, past: int, new: int) -> ForwardBatch:
@@ -101,58 +84,68 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def median(values: list[float]) -> float:
-    return statistics.median(values)
-
-
-def measure(loaded: Loaded, arguments: argparse.Namespace) -> None:
+def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> None:
     memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)  # written, so that pages are real
-    gemm_dtype = getattr(torch, loaded.dtype)
-    left, right = torch.randn(1024, 2048).to(gemm_dtype), torch.randn(2048, 2048).to(gemm_dtype)
+    left, right = torch.randn(1024, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16()
     packed = torch.ops.mkldnn._reorder_linear_weight(right, 1024)
     gemm = torch.ops.mkldnn._linear_pointwise.default
     past, prompt, rows = arguments.past, arguments.prompt, arguments.rows
     decode, prefill, many = make_batch(1, past, 1), make_batch(1, 0, prompt), make_batch(rows, past, 1)
-    runs: dict[str, tuple[Callable[[], object], int]] = {
-        "read": (memory.sum, 1),
-        "decode": (lambda: step(loaded, decode, 1), 8),
-        "gemm": (lambda: gemm(left, packed, None, "none", [], ""), 8),
-        "prefill": (lambda: step(loaded, prefill, 1), 1),
-        "many": (lambda: step(loaded, many, rows), 4),
+    runs: dict[tuple[str, str], tuple[Callable[[], object], int]] = {
+        ("", "read"): (memory.sum, 1),
+        ("", "gemm"): (lambda: gemm(left, packed, None, "none", [], ""), 8),
     }
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    for one in contestants:
+        runs[one.label, "decode"] = (partial(step, one, decode, 1), 8)
+        runs[one.label, "prefill"] = (partial(step, one, prefill, 1), 1)
+        runs[one.label, "many"] = (partial(step, one, many, rows), 4)
+    times: dict[tuple[str, str], list[float]] = {name: [] for name in runs}
     with torch.inference_mode():
         for round_number in range(arguments.rounds + 1):
             for name, (run, repeats) in runs.items():
                 taken = seconds(run, repeats)
                 if round_number > 0:  # the first round warms up
                     times[name].append(taken)
-    report(loaded, arguments, {name: median(values) for name, values in times.items()}, 2 * 1024 * 2048 * 2048)
+    took = {name: statistics.median(values) for name, values in times.items()}
+    bandwidth, rate = READ_BYTES / took["", "read"] / 1e9, 2 * 1024 * 2048 * 2048 / took["", "gemm"] / 1e9
+    print(f"threads {torch.get_num_threads()}, read bandwidth {bandwidth:.1f} GB/s, bf16 GEMM {rate:.0f} GFLOP/s")
+    for one in contestants:
+        report(
+            one,
+            arguments,
+            {what: value for (label, what), value in took.items() if label == one.label},
+            bandwidth,
+            rate,
+        )
 
 
-def report(loaded: Loaded, arguments: argparse.Namespace, took: dict[str, float], gemm_flop: int) -> None:
-    facts = loaded.facts
-    kv_bytes = KVCache.block_bytes(facts, NativeFormat(SlotConfig(), build_context()), 1, loaded.dtype)
-    parameters = count_parameters(facts)
-    itemsize = 1 if arguments.quantizer == "int8" else getattr(torch, loaded.dtype).itemsize
-    # Every weight once: what a token must read at least, whatever copies there are.
-    head = facts.vocab_size * facts.hidden_size * getattr(torch, loaded.dtype).itemsize
-    read = parameters * itemsize + head + arguments.past * kv_bytes
-    bandwidth, rate = READ_BYTES / took["read"] / 1e9, gemm_flop / took["gemm"] / 1e9
+def report(
+    loaded: Loaded, arguments: argparse.Namespace, took: dict[str, float], bandwidth: float, gemm_rate: float
+) -> None:
+    kv_bytes = loaded.kv.num_bytes / (loaded.kv.num_blocks * BLOCK_SIZE)
+    read = least_bytes(loaded) + arguments.past * kv_bytes
     decode_rate = read / took["decode"] / 1e9
-    prefill_rate = 2 * parameters * arguments.prompt / took["prefill"] / 1e9
+    prefill_rate = 2 * count_parameters(loaded.plan.model) * arguments.prompt / took["prefill"] / 1e9
+    plan, weights = loaded.plan, loaded.model.weights_bytes / 1e6
+    print(f"\n{loaded.label}: {plan.dtype}, {plan.execution}, weights {weights:.0f} MB")
     for line in loaded.model.lowering:
-        print(" ", line)
-    print(f"threads {torch.get_num_threads()}, weights {loaded.model.weights_bytes / 1e6:.0f} MB, {loaded.dtype}")
+        print("   ", line)
     print(
-        f"decode    {took['decode'] * 1e3:8.2f} ms/token at {arguments.past} cached: {decode_rate:.1f} GB/s "
-        f"= {100 * decode_rate / bandwidth:.0f} % of the read bandwidth ({bandwidth:.1f} GB/s)"
+        f"  decode    {took['decode'] * 1e3:8.2f} ms/token at {arguments.past} cached: {decode_rate:.1f} GB/s "
+        f"= {100 * decode_rate / bandwidth:.0f} % of the read bandwidth"
     )
     print(
-        f"prefill   {took['prefill'] * 1e3:8.1f} ms for {arguments.prompt} tokens: {prefill_rate:.0f} GFLOP/s "
-        f"= {100 * prefill_rate / rate:.0f} % of the {loaded.dtype} GEMM rate ({rate:.0f} GFLOP/s)"
+        f"  prefill   {took['prefill'] * 1e3:8.1f} ms for {arguments.prompt} tokens: {prefill_rate:.0f} GFLOP/s "
+        f"= {100 * prefill_rate / gemm_rate:.0f} % of the GEMM rate"
     )
-    print(f"{arguments.rows} rows    {took['many'] * 1e3:8.2f} ms/step: {arguments.rows / took['many']:.0f} tokens/s")
+    print(f"  {arguments.rows} rows    {took['many'] * 1e3:8.2f} ms/step: {arguments.rows / took['many']:.0f} tokens/s")
+
+
+def least_bytes(loaded: Loaded) -> int:
+    """Every weight once: what a token must read, whatever copies there are."""
+    facts, itemsize = loaded.plan.model, getattr(torch, loaded.plan.dtype).itemsize
+    body = 1 if loaded.plan.choice("quantizer").name == "int8" else itemsize
+    return count_parameters(facts) * body + facts.vocab_size * facts.hidden_size * itemsize
 
 
 def count_parameters(facts: ModelFacts) -> int:
@@ -164,9 +157,13 @@ def count_parameters(facts: ModelFacts) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantizer", choices=("none", "int8"), default="none")
-    parser.add_argument("--activations", default="bf16")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="'KEY=VALUE ...'",
+        help="overrides of one contestant; repeat for more",
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--past", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=512)
@@ -175,8 +172,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     blocks = max(arguments.rows * (-(-(arguments.past + 1) // BLOCK_SIZE)), -(-arguments.prompt // BLOCK_SIZE))
-    loaded = load(arguments.model, arguments.dtype, arguments.quantizer, arguments.activations, blocks)
-    measure(loaded, arguments)
+    contestants = [load(arguments.model, overrides.split(), blocks) for overrides in arguments.set or [""]]
+    measure(contestants, arguments)
 
 
 if __name__ == "__main__":

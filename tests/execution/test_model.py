@@ -21,7 +21,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 0.15), ("float16", 0.02)])
 def test_fast_ops_equal_the_reference_chain(checkpoint: Path, dtype: str, tolerance: float) -> None:
     facts, fast = load(checkpoint, dtype)
-    _, plain = load(checkpoint, dtype, fused=False)
+    _, plain = load(checkpoint, dtype, execution="reference")
     want = PagedLoop(facts, plain, dtype).logits(TOKENS)
     assert float((PagedLoop(facts, fast, dtype).logits(TOKENS) - want).abs().max()) <= tolerance
     assert float(want.abs().max()) > 2.0

@@ -88,6 +88,7 @@ def build_context(plan: EnginePlan) -> BuildContext:
         model=plan.model,
         device=plan.device,
         dtype=plan.dtype,
+        execution=plan.execution,
         max_len=plan.max_len,
         max_requests=int(plan.choice("scheduler").config["max_requests"]),
         block_size=int(plan.choice("kv_allocator").config["block_size"]),

@@ -1,4 +1,4 @@
-"""The device as seen without torch: CPU flags from the kernel, CUDA devices from the driver."""
+"""The device as seen without torch: CPU flags from the kernel, the C++ compiler, CUDA devices from the driver."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engine.assembly.errors import AssemblyError
 from engine.contracts.model import DeviceFacts
+from engine.native import Compiler, find_compiler
 
 CPU_FEATURES = (
     "avx2",
@@ -56,11 +57,12 @@ def cpu_facts(cpuinfo: str = "/proc/cpuinfo") -> DeviceFacts:
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
     name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
     present = set(flags.group(1).split()) if flags else set()
+    compiler = {"cxx"} if isinstance(find_compiler(), Compiler) else set()
     return DeviceFacts(
         kind="cpu",
         name=name.group(1).strip() if name else platform.processor() or platform.machine(),
         memory_bytes=physical_memory(),
-        features=frozenset(present.intersection(CPU_FEATURES)),
+        features=frozenset(present.intersection(CPU_FEATURES) | compiler),
     )
 
 

@@ -17,9 +17,10 @@ from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
 from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.native import NO_COMPILER
 
-EXECUTIONS = ("eager",)
-"""Ways of running a step that this version has."""
+COMPILED_DTYPES = ("float32", "bfloat16")
+"""What ``execution=compile`` computes in."""
 
 HOST_DRAFTER = "host_drafter"
 """Capability of drafters that read tokens on the CPU."""
@@ -48,7 +49,7 @@ def resolve(composed: Composed, discovered: Discovered, model: ModelFacts, devic
     problems += _capability_problems(chosen, discovered)
     problems += _parallel_problems(chosen, discovered)
     settings = composed.settings
-    problems += _setting_problems(settings, model)
+    problems += _setting_problems(settings, model, device)
     if problems:
         raise AssemblyError(problems)
     return EnginePlan(
@@ -58,7 +59,7 @@ def resolve(composed: Composed, discovered: Discovered, model: ModelFacts, devic
         device=device,
         dtype=_dtype(settings, model, device),
         max_len=settings.model.max_len or model.max_position,
-        execution="eager" if settings.execution == AUTO else settings.execution,
+        execution=_execution(settings, model, device),
         overlap=settings.overlap,
         settings=settings,
         slots={slot: tuple(_slot_choice(one) for one in chosen if one.slot == slot) for slot in SLOTS},
@@ -212,7 +213,7 @@ def _parallel_problems(chosen: list[_Chosen], discovered: Discovered) -> list[st
     return problems
 
 
-def _setting_problems(settings: Settings, model: ModelFacts) -> list[str]:
+def _setting_problems(settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:
     problems = []
     wanted = settings.model.max_len
     if wanted is not None and wanted > model.max_position:
@@ -220,11 +221,30 @@ def _setting_problems(settings: Settings, model: ModelFacts) -> list[str]:
             f"model.max_len={wanted}: {model.name} has {model.max_position} positions; "
             f"use model.max_len={model.max_position} or less"
         )
-    if settings.execution not in (AUTO, *EXECUTIONS):
-        problems.append(
-            f"execution={settings.execution}: this version has {listing(EXECUTIONS)} only; use execution=auto"
-        )
+    if settings.execution == "graphs":
+        problems.append("execution=graphs: this version has eager and compile only; use execution=auto")
+    if settings.execution == "compile":
+        problems += [
+            f"execution=compile: {why}; use execution=auto" for why in _against_compile(settings, model, device)
+        ]
     return problems
+
+
+def _execution(settings: Settings, model: ModelFacts, device: DeviceFacts) -> str:
+    if settings.execution != AUTO:
+        return settings.execution
+    return "eager" if _against_compile(settings, model, device) else "compile"
+
+
+def _against_compile(settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:
+    """Why the core's C++ kernels cannot run this model here."""
+    if device.kind != "cpu":
+        return ["its kernels are for CPUs"]
+    reasons = [] if "cxx" in device.features else [f"it builds its kernels at start-up, and there is {NO_COMPILER}"]
+    dtype = _dtype(settings, model, device)
+    if dtype not in COMPILED_DTYPES:
+        reasons.append(f"it computes in {listing(COMPILED_DTYPES)}, not in {dtype}")
+    return reasons
 
 
 def _dtype(settings: Settings, model: ModelFacts, device: DeviceFacts) -> str:

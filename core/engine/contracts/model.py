@@ -68,4 +68,5 @@ class DeviceFacts:
     memory_bytes: int = 0
     """Total device memory (CPU: physical memory)."""
     features: frozenset[str] = frozenset()
-    """CPU flags that matter to kernels: ``avx2``, ``avx512f``, ``avx512_bf16``, ``amx_bf16``, ``amx_int8`` ..."""
+    """CPU flags that matter to kernels: ``avx2``, ``avx512f``, ``avx512_bf16``, ``amx_bf16``, ``amx_int8`` ..., and
+    ``cxx``: there is a C++ compiler to build kernels with (:mod:`engine.native`)."""

@@ -30,7 +30,8 @@ class LinearSpec:
     in_features: int
     shard: Literal["out", "in", "none"] = "none"
     """Axis that tensor parallelism cuts: ``out`` for q/k/v, gate/up and the head; ``in`` for o and down."""
-    kind: Literal["body", "head"] = "body"
+    kind: Literal["body", "gate_up", "head"] = "body"
+    """``gate_up``: two parts of equal size, of which an activation gates the second with the first."""
 
     @property
     def out_features(self) -> int:

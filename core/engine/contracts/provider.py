@@ -50,6 +50,8 @@ class BuildContext:
     device: DeviceFacts
     dtype: str
     """Resolved compute dtype: ``float32``, ``bfloat16`` or ``float16``."""
+    execution: str
+    """Resolved way of running a step: ``eager`` (torch ops), or ``compile`` (kernels built on this machine)."""
     max_len: int
     """Most tokens (prompt + output) of one request."""
     max_requests: int

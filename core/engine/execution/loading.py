@@ -27,6 +27,7 @@ from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.execution.cpu_memory import keep_freed_memory
 from engine.execution.lowering import (
+    Execution,
     Lowering,
     describe,
     lower_embed,
@@ -55,13 +56,13 @@ def load_model(
     device: str,
     on_progress: Progress | None = None,
     *,
-    fused: bool = True,
+    execution: Execution = "eager",
 ) -> LoweredModel:
     """Read, check, shard and pack the checkpoint at ``model.path`` and lower ``ops`` on it.
 
     ``dtype``: ``float32``, ``bfloat16`` or ``float16``; ``on_progress(fraction, what)`` is called after every layer.
-    ``fused=False`` runs the chain of reference ops. Raises :class:`CheckpointError` for a checkpoint that is damaged
-    or does not fit ``ops``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
+    ``execution`` as in :class:`~engine.execution.lowering.Lowering`. Raises :class:`CheckpointError` for a checkpoint
+    that is damaged or does not fit ``ops``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
     """
     lowering = Lowering(
         device=device,
@@ -70,7 +71,7 @@ def load_model(
         kv_format=kv_format,
         parallelism=parallelism,
         rope_kinds=rope_kinds(ops),
-        fused=fused,
+        execution=execution,
     )
     if lowering.on_cpu:
         keep_freed_memory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +27,13 @@ from engine.contracts.ops import (
 )
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear
+from engine.execution.cpu_ops import HeadNorm, RotateAndWrite, compiled_gate, compiled_norm
 from engine.execution.model import LoweredOp, StepContext
 from engine.execution.norms import Norm, cpu_norm, gpu_norm, rms_norm
 from engine.execution.reference import gated_activation, soft_capped
 from engine.execution.rope import Rotary, paired, rotate, rotate_paired
 
+Execution = Literal["reference", "eager", "compile"]
 Linear = Callable[[Tensor], Tensor]
 Rotations = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 
@@ -46,12 +49,27 @@ class Lowering:
     parallelism: Parallelism
     rope_kinds: tuple[RopeFacts, ...]
     """The distinct rotations of the model; their order is that of ``StepContext.rotations``."""
-    fused: bool = True
-    """False: the chain of reference ops, for tests and for judging a fast path."""
+    execution: Execution = "eager"
+    """``eager``: torch ops; ``compile``: C++ kernels built on this machine (CPU, float32 and bfloat16); ``reference``:
+    the plainest chain of torch ops, for tests and for judging a fast path."""
 
     @property
     def on_cpu(self) -> bool:
         return torch.device(self.device).type == "cpu"
+
+    @property
+    def fused(self) -> bool:
+        return self.execution != "reference"
+
+    @property
+    def compiled(self) -> bool:
+        return self.execution == "compile"
+
+    @property
+    def kernels_write_kv(self) -> bool:
+        """Whether the cache stores keys and values as they are."""
+        name = str(self.dtype).removeprefix("torch.")
+        return self.kv_format.scale == "none" and self.kv_format.storage_dtype(name) == name
 
     @property
     def tp(self) -> int:
@@ -61,6 +79,8 @@ class Lowering:
         """``weight``: float32."""
         if not self.fused:
             return lambda x: rms_norm(x, weight, eps)
+        if self.compiled:
+            return compiled_norm(weight, eps, self.dtype)
         return cpu_norm(weight, eps) if self.on_cpu else gpu_norm(weight, eps, self.dtype)
 
     def linear(self, packed: PackedLinear) -> Linear:
@@ -99,8 +119,8 @@ def lower_rotations(lowering: Lowering, head_dim: int, max_position: int) -> Rot
 
 
 def rotates_whole(lowering: Lowering, facts: RopeFacts, head_dim: int) -> bool:
-    """Whether the fast rotation applies."""
-    return lowering.fused and facts.rotary_dim in (None, head_dim)
+    """Whether torch's fast rotation applies."""
+    return lowering.execution == "eager" and facts.rotary_dim in (None, head_dim)
 
 
 def lower_embed(lowering: Lowering, op: Embed, table: Tensor) -> Callable[[Tensor], Tensor]:
@@ -130,7 +150,8 @@ def lower_layer_op(
         return _lower_attention(lowering, op, layer)
     assert packed is not None, f"{type(op).__name__} has a linear"
     if isinstance(op, NormQKVRopeWrite):
-        return _lower_qkv(lowering, op, layer, norms, packed)
+        lower = _lower_qkv_compiled if lowering.compiled else _lower_qkv
+        return lower(lowering, op, layer, norms, packed)
     if isinstance(op, NormGateUpAct):
         return _lower_gate_up(lowering, op, norms, packed)
     return _lower_residual(lowering, packed)
@@ -158,6 +179,31 @@ def _lower_qkv(
         v = qkv[:, rotated_size:].view(-1, num_kv_heads, head_dim)
         context.kv.write(layer, context.slot_mapping, qk[:, num_heads:], v)
         return residual, qk[:, :num_heads]
+
+    return qkv_rope_write
+
+
+def _lower_qkv_compiled(
+    lowering: Lowering, op: NormQKVRopeWrite, layer: int, norms: dict[str, Tensor], packed: PackedLinear
+) -> LoweredOp:
+    num_heads, num_kv_heads, head_dim = op.num_heads // lowering.tp, op.num_kv_heads // lowering.tp, op.head_dim
+    norm, linear = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed)
+    q_norm, k_norm = (None if spec is None else HeadNorm(norms[spec.name], spec.eps) for spec in (op.q_norm, op.k_norm))
+    rotary_dim = 0 if op.rope is None else op.rope.rotary_dim or head_dim
+    rotate_and_write = RotateAndWrite(num_heads, num_kv_heads, head_dim, rotary_dim, q_norm, k_norm, lowering.dtype)
+    rotation = None if op.rope is None else lowering.rope_kinds.index(op.rope)
+    writes = lowering.kernels_write_kv
+
+    def qkv_rope_write(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        qkv = linear(norm(residual))
+        tables = None if rotation is None else context.rotations[rotation]
+        keys, values = context.kv.layer(layer)[:2] if writes else (None, None)
+        rotate_and_write(qkv, tables, context.slot_mapping, keys, values)
+        heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
+        if not writes:
+            k, v = heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:]
+            context.kv.write(layer, context.slot_mapping, k, v)
+        return residual, heads[:, :num_heads]
 
     return qkv_rope_write
 
@@ -207,6 +253,12 @@ def _local_attention(op: Attention, tp: int) -> Attention:
 
 def _lower_gate_up(lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor], packed: PackedLinear) -> LoweredOp:
     norm, linear, act = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed), op.act
+    apply_gated = packed.apply_gated if lowering.compiled else None
+    if apply_gated is not None:
+        return lambda residual, carry, context: (residual, apply_gated(norm(residual), act))
+    if lowering.compiled:
+        gate = compiled_gate(act, lowering.dtype)
+        return lambda residual, carry, context: (residual, gate(linear(norm(residual))))
 
     def gate_up(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         return residual, gated_activation(linear(norm(residual)), act)
@@ -238,20 +290,36 @@ def op_norms(op: LayerOp) -> tuple[tuple[NormSpec, int], ...]:
 
 def describe(lowering: Lowering, ops: ModelOps, labels: dict[str, str]) -> tuple[str, ...]:
     """One line for each kind of op. ``labels``: what runs its linear, by the op's name."""
-    norm = "reference norm" if not lowering.fused else ("vector-norm RMSNorm" if lowering.on_cpu else "torch RMSNorm")
-    whole = all(rotates_whole(lowering, facts, _head_dim(ops)) for facts in lowering.rope_kinds)
-    rope = "paired rotation" if whole else "reference rotation"
-    attention = type(lowering.attention).__name__
+    norm = _norm_label(lowering)
     kinds = {
-        NormQKVRopeWrite.__name__: f"{norm}, {labels.get('NormQKVRopeWrite', '')}, {rope}, index_copy KV write",
-        Attention.__name__: attention,
+        NormQKVRopeWrite.__name__: f"{norm}, {labels.get('NormQKVRopeWrite', '')}, {_rope_label(lowering, ops)}",
+        Attention.__name__: type(lowering.attention).__name__,
         OutResidual.__name__: f"{labels.get('OutResidual', '')}, in-place add",
-        NormGateUpAct.__name__: f"{norm}, {labels.get('NormGateUpAct', '')}, in-place gate",
+        NormGateUpAct.__name__: f"{norm}, {labels.get('NormGateUpAct', '')}, {_gate_label(lowering)}",
         DownResidual.__name__: f"{labels.get('DownResidual', '')}, in-place add",
     }
     used = {type(op).__name__ for layer in ops.layers for op in layer}
     lines = [f"{name}: {text}" for name, text in kinds.items() if name in used]
     return ("Embed: embedding", *lines, f"LMHead: {norm}, {labels.get('LMHead', '')}")
+
+
+def _norm_label(lowering: Lowering) -> str:
+    if lowering.compiled:
+        return "compiled RMSNorm"
+    if not lowering.fused:
+        return "reference norm"
+    return "vector-norm RMSNorm" if lowering.on_cpu else "torch RMSNorm"
+
+
+def _rope_label(lowering: Lowering, ops: ModelOps) -> str:
+    if lowering.compiled:
+        return "compiled rotation" + (" and KV write" if lowering.kernels_write_kv else ", index_copy KV write")
+    whole = all(rotates_whole(lowering, facts, _head_dim(ops)) for facts in lowering.rope_kinds)
+    return ("paired" if whole else "reference") + " rotation, index_copy KV write"
+
+
+def _gate_label(lowering: Lowering) -> str:
+    return "compiled gate" if lowering.compiled else "in-place gate"
 
 
 def _head_dim(ops: ModelOps) -> int:

@@ -70,7 +70,7 @@ def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: No
         check_drafter(plan.choice("drafter").name, bound.drafter)
     worker = DeviceWorker(own_thread=plan.overlap)
     with phase("load weights"):
-        model = worker.start(partial(_load, plan, bound, on_progress))()
+        model = worker.start(partial(load_plan, plan, bound, on_progress))()
     max_requests, block_size = bound.context.max_requests, bound.context.block_size
     with phase("allocate cache"):
         block_bytes = KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype)
@@ -96,7 +96,8 @@ def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: No
     return Engine(core, info, bound)
 
 
-def _load(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress) -> LoweredModel:
+def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = lambda _: None) -> LoweredModel:
+    """The model of a plan, lowered as the plan says."""
     return load_model(
         plan.model,
         bound.architecture.describe(plan.model),
@@ -107,6 +108,7 @@ def _load(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress) -> Lowe
         plan.dtype,
         plan.device.kind,
         lambda fraction, detail: on_progress(Progress("load weights", fraction, detail)),
+        execution="compile" if plan.execution == "compile" else "eager",
     )
 
 

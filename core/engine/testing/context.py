@@ -8,7 +8,12 @@ from engine.contracts.provider import BuildContext
 
 
 def build_context(
-    block_size: int = 16, max_len: int = 4096, max_requests: int = 32, max_draft_width: int = 4
+    block_size: int = 16,
+    max_len: int = 4096,
+    max_requests: int = 32,
+    max_draft_width: int = 4,
+    device: DeviceFacts | None = None,
+    execution: str = "eager",
 ) -> BuildContext:
     """What a factory is handed, for a made-up one-layer model on a CPU."""
     model = ModelFacts(
@@ -37,8 +42,9 @@ def build_context(
     )
     return BuildContext(
         model=model,
-        device=DeviceFacts("cpu"),
+        device=device or DeviceFacts("cpu"),
         dtype="float32",
+        execution=execution,
         max_len=max_len,
         max_requests=max_requests,
         block_size=block_size,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, Quantizer
+from engine.execution.reference import gated_activation
 
 SPECS: dict[str, LinearSpec] = {
     "one_part": LinearSpec((LinearPart("o", 96),), 64),
@@ -30,6 +31,8 @@ SPECS: dict[str, LinearSpec] = {
     ),
     "bias_on_some_parts": LinearSpec((LinearPart("q", 64, True), LinearPart("k", 32)), 64),
     "wide_input": LinearSpec((LinearPart("down", 32),), 512),
+    "gate_up": LinearSpec((LinearPart("gate", 160), LinearPart("up", 160)), 64, kind="gate_up"),
+    "gate_up_with_bias": LinearSpec((LinearPart("gate", 40, True), LinearPart("up", 40, True)), 96, kind="gate_up"),
     "head": LinearSpec((LinearPart("head", 320),), 64, kind="head"),
 }
 ROWS = (1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 129)
@@ -106,6 +109,34 @@ class QuantizerConformance:
             rounding = torch.finfo(unit.dtype).eps * (largest + (4.0 if part.bias else 0.0))
             assert float((got - want).abs().max()) <= self.weight_error * largest + rounding, part.name
             first += part.out_features
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("name", ["one_part", "wide_input", "bias_on_some_parts"])
+    def test_adding_to_a_residual_equals_linear_then_add(self, name: str, dtype: str) -> None:
+        spec = SPECS[name]
+        packed, _ = self.pack(spec, dtype)
+        if packed.apply_add is None:
+            pytest.skip("no such kernel")
+        for rows in ROWS:
+            x, residual = self.inputs(spec, rows, dtype), torch.randn(rows, spec.out_features).to(getattr(torch, dtype))
+            residual = residual.to(self.device)
+            want = packed.reference(x).double() + residual.double()
+            got = packed.apply_add(x, residual).double()
+            assert float((got - want).abs().max()) <= DTYPES[dtype] * float(want.abs().max()), f"{rows} rows"
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+    @pytest.mark.parametrize("name", ["gate_up", "gate_up_with_bias"])
+    def test_gating_equals_linear_then_gate(self, name: str, act: str, dtype: str) -> None:
+        spec = SPECS[name]
+        packed, _ = self.pack(spec, dtype)
+        if packed.apply_gated is None:
+            pytest.skip("no such kernel")
+        for rows in ROWS:
+            x = self.inputs(spec, rows, dtype)
+            want, got = gated_activation(packed.reference(x).double(), act), packed.apply_gated(x, act)
+            assert got.shape == want.shape and got.dtype == x.dtype
+            assert float((got.double() - want).abs().max()) <= DTYPES[dtype] * float(want.abs().max()), f"{rows} rows"
 
     @pytest.mark.parametrize("name", ["qkv_with_bias", "bias_on_some_parts"])
     def test_a_bias_is_added_to_its_own_part_only(self, name: str) -> None:

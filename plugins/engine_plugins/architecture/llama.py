@@ -123,6 +123,7 @@ def _mlp_ops(model: ModelFacts, variant: _Variant, prefix: str) -> tuple[LayerOp
         (LinearPart(f"{name}.gate_proj", size, bias), LinearPart(f"{name}.up_proj", size, bias)),
         model.hidden_size,
         shard="out",
+        kind="gate_up",
     )
     down = LinearSpec((LinearPart(f"{name}.down_proj", model.hidden_size, bias),), size, shard="in")
     norm = NormSpec(f"{prefix}.post_attention_layernorm", model.rms_norm_eps)

@@ -13,6 +13,7 @@ from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine_plugins.quantizer.bf16_linear import can_run, pack_bf16
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.cpu_linear import (
     FEW_ROWS,
@@ -43,12 +44,15 @@ class Unquantized:
 
     def __init__(self, config: UnquantizedConfig, context: BuildContext) -> None:
         itemsize = 4 if context.dtype == "float32" else 2
+        self._features = context.device.features if context.execution == "compile" else frozenset()
         self._two_layouts = body_parameters(context.model) * itemsize * SPARE_MEMORY <= context.device.memory_bytes
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return STORED
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+        if dtype == torch.bfloat16 and can_run(self._features, spec.in_features):
+            return pack_bf16(spec, joined_weight(parts).to(dtype), joined_bias(parts))
         return pack_plain(spec, parts, dtype, device, self._two_layouts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.assembly.device_facts import device_facts
 from engine.contracts.quantizer import Quantizer
 from engine.testing.context import build_context
 from engine.testing.quantizer import QuantizerConformance
@@ -13,6 +14,11 @@ from engine_plugins.quantizer.unquantized import Unquantized
 class TestUnquantized(QuantizerConformance):
     def make(self) -> Quantizer:
         return Unquantized(UnquantizedConfig(), build_context())
+
+
+class TestUnquantizedCompiled(QuantizerConformance):
+    def make(self) -> Quantizer:
+        return Unquantized(UnquantizedConfig(), build_context(device=device_facts("cpu"), execution="compile"))
 
 
 class TestInt8WeightOnly(QuantizerConformance):

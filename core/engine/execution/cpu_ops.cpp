@@ -1,0 +1,157 @@
+// What lies between the linear layers, each op one pass over memory: RMSNorm; q and k norm, rotation and KV write;
+// the gated activation. Elements T are float or bfloat16; all arithmetic is float32. Matrices are rows of contiguous
+// elements; strides are in elements.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "element.h"
+
+namespace {
+
+// A parallel region costs a few microseconds: below this many elements one thread is faster.
+constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
+
+template <typename T>
+float inverse_rms(const T* x, int64_t size, float eps) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < size; i++) {
+        const float value = widen(x[i]);
+        sum += value * value;
+    }
+    return 1.0f / std::sqrt(sum / size + eps);
+}
+
+template <typename T>
+void normalise(const T* x, const float* weight, float eps, int64_t size, T* y) {
+    const float scale = inverse_rms(x, size, eps);
+#pragma omp simd
+    for (int64_t i = 0; i < size; i++) y[i] = narrow<T>(widen(x[i]) * scale * weight[i]);
+}
+
+template <typename T>
+void rms_norm(int64_t rows, int64_t size, const T* x, int64_t x_stride, const float* weight, float eps, T* y) {
+#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL_ELEMENTS)
+    for (int64_t row = 0; row < rows; row++) normalise(x + row * x_stride, weight, eps, size, y + row * size);
+}
+
+// Pairs (x[i], x[i + half]) turn by the angle whose cosine and sine are given.
+template <typename T>
+void rotate(T* x, const float* cosines, const float* sines, int64_t half) {
+#pragma omp simd
+    for (int64_t i = 0; i < half; i++) {
+        const float first = widen(x[i]), second = widen(x[i + half]);
+        x[i] = narrow<T>(first * cosines[i] - second * sines[i]);
+        x[i + half] = narrow<T>(second * cosines[i] + first * sines[i]);
+    }
+}
+
+}  // namespace
+
+// What stays the same from call to call; mirrored by a ctypes structure.
+struct Heads {
+    int64_t num_heads, num_kv_heads, head_dim;
+    int64_t rotary_half;          // 0: no rotation
+    const float *q_norm, *k_norm;  // [head_dim]; null: no norm
+    float q_eps, k_eps;
+};
+
+namespace {
+
+template <typename T>
+struct Token {
+    T* heads;  // q heads, then k heads, then v heads
+    const float *cosines, *sines;
+};
+
+template <typename T>
+void norm_and_rotate(const Heads& shape, const Token<T>& token) {
+    const int64_t dim = shape.head_dim;
+    for (int64_t head = 0; head < shape.num_heads + shape.num_kv_heads; head++) {
+        const bool query = head < shape.num_heads;
+        const float* weight = query ? shape.q_norm : shape.k_norm;
+        T* x = token.heads + head * dim;
+        if (weight != nullptr) normalise(x, weight, query ? shape.q_eps : shape.k_eps, dim, x);
+        if (shape.rotary_half > 0) rotate(x, token.cosines, token.sines, shape.rotary_half);
+    }
+}
+
+// qkv: [tokens, (num_heads + 2 num_kv_heads) * head_dim], q and k changed in place. keys, values: [slots,
+// num_kv_heads, head_dim]; null: the caller writes them.
+template <typename T>
+void rotate_and_write(const Heads& shape, int64_t tokens, T* qkv, const float* cosines, const float* sines,
+                      const int64_t* slots, T* keys, T* values) {
+    const int64_t kv_size = shape.num_kv_heads * shape.head_dim, q_size = shape.num_heads * shape.head_dim;
+    const int64_t row_size = q_size + 2 * kv_size;
+#pragma omp parallel for schedule(static) if (tokens * row_size >= PARALLEL_ELEMENTS)
+    for (int64_t token = 0; token < tokens; token++) {
+        T* row = qkv + token * row_size;
+        const int64_t angle = token * shape.rotary_half;
+        norm_and_rotate<T>(shape, {row, cosines + angle, sines + angle});
+        if (keys == nullptr) continue;
+        std::copy_n(row + q_size, kv_size, keys + slots[token] * kv_size);
+        std::copy_n(row + q_size + kv_size, kv_size, values + slots[token] * kv_size);
+    }
+}
+
+// 2^n times a polynomial on [-ln2/2, ln2/2], relative error below 1e-6; written so that compilers vectorise it.
+inline float exponential(float x) {
+    x = std::min(std::max(x, -87.0f), 88.0f);
+    const float shifted = x * 1.44269504f + 12582912.0f;  // the integer part in the low bits of the mantissa
+    const float n = shifted - 12582912.0f;
+    const float r = x - n * 0.693147181f;
+    float sum = 1.0f / 720;
+    sum = sum * r + 1.0f / 120;
+    sum = sum * r + 1.0f / 24;
+    sum = sum * r + 1.0f / 6;
+    sum = sum * r + 0.5f;
+    sum = sum * r + 1.0f;
+    sum = sum * r + 1.0f;
+    int32_t bits;
+    std::memcpy(&bits, &sum, sizeof bits);
+    bits += static_cast<int32_t>(n) << 23;
+    std::memcpy(&sum, &bits, sizeof sum);
+    return sum;
+}
+
+inline float silu(float x) { return x / (1.0f + exponential(-x)); }
+
+// 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
+inline float gelu_tanh(float x) { return x / (1.0f + exponential(-1.59576912f * x * (1.0f + 0.044715f * x * x))); }
+
+// gate_up: [rows, 2 * size], gates first -> y: [rows, size]
+template <typename T>
+void gated_activation(int64_t rows, int64_t size, const T* gate_up, int32_t gelu, T* y) {
+#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL_ELEMENTS)
+    for (int64_t row = 0; row < rows; row++) {
+        const T *gate = gate_up + row * 2 * size, *up = gate + size;
+        T* out = y + row * size;
+        if (gelu) {
+#pragma omp simd
+            for (int64_t i = 0; i < size; i++) out[i] = narrow<T>(gelu_tanh(widen(gate[i])) * widen(up[i]));
+        } else {
+#pragma omp simd
+            for (int64_t i = 0; i < size; i++) out[i] = narrow<T>(silu(widen(gate[i])) * widen(up[i]));
+        }
+    }
+}
+
+}  // namespace
+
+#define EXPORT(T)                                                                                                     \
+    extern "C" void rms_norm_##T(int64_t rows, int64_t size, const T* x, int64_t x_stride, const float* weight,       \
+                                 float eps, T* y) {                                                                   \
+        rms_norm(rows, size, x, x_stride, weight, eps, y);                                                            \
+    }                                                                                                                 \
+    extern "C" void rotate_and_write_##T(const Heads* shape, int64_t tokens, T* qkv, const float* cosines,            \
+                                         const float* sines, const int64_t* slots, T* keys, T* values) {              \
+        rotate_and_write(*shape, tokens, qkv, cosines, sines, slots, keys, values);                                   \
+    }                                                                                                                 \
+    extern "C" void gated_activation_##T(int64_t rows, int64_t size, const T* gate_up, int32_t gelu, T* y) {          \
+        gated_activation(rows, size, gate_up, gelu, y);                                                               \
+    }
+
+EXPORT(float)
+EXPORT(bfloat16)

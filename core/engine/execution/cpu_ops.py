@@ -1,0 +1,138 @@
+"""What lies between a model's linear layers, as C++ kernels: ``execution=compile`` on a CPU.
+
+As torch calls these ops are some thirty per layer. Each is tiny at one token, but its code and torch's dispatcher have
+been pushed out of the cache by the weights that were streamed in between, so they took a quarter of a decode step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine import native
+from engine.execution.norms import Norm
+
+NAMES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
+"""Element types and the suffix of their functions."""
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+
+
+class Heads(ctypes.Structure):
+    """``Heads`` of ``cpu_ops.cpp``: the shape of a q, k and v projection, and what is done to its heads."""
+
+    _fields_ = (
+        ("num_heads", _SIZE),
+        ("num_kv_heads", _SIZE),
+        ("head_dim", _SIZE),
+        ("rotary_half", _SIZE),
+        ("q_norm", _POINTER),
+        ("k_norm", _POINTER),
+        ("q_eps", ctypes.c_float),
+        ("k_eps", ctypes.c_float),
+    )
+
+
+_SIGNATURES = {
+    "rms_norm": (_SIZE, _SIZE, _POINTER, _SIZE, _POINTER, ctypes.c_float, _POINTER),
+    "rotate_and_write": (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
+    "gated_activation": (_SIZE, _SIZE, _POINTER, ctypes.c_int32, _POINTER),
+}
+
+
+@cache
+def kernels() -> ctypes.CDLL:
+    """The compiled functions. Raises :class:`engine.native.NativeError`."""
+    library = native.load(Path(__file__).with_suffix(".cpp"))
+    for name, arguments in _SIGNATURES.items():
+        for element in NAMES.values():
+            function = getattr(library, f"{name}_{element}")
+            function.argtypes, function.restype = arguments, None
+    return library
+
+
+def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
+    function: Callable[..., None] = getattr(kernels(), f"{name}_{NAMES[dtype]}")
+    return function
+
+
+def compiled_norm(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
+    """RMSNorm over the last axis of ``[rows, size]`` in ``dtype``. ``weight``: float32 ``[size]``."""
+    kernel, size = _kernel("rms_norm", dtype), weight.shape[0]
+
+    def norm(x: Tensor) -> Tensor:
+        y = x.new_empty(x.shape[0], size)
+        kernel(x.shape[0], size, x.data_ptr(), x.stride(0), weight.data_ptr(), eps, y.data_ptr())
+        return y
+
+    return norm
+
+
+def compiled_gate(act: str, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """``act(gate) * up`` of contiguous ``[rows, 2 * size]``, gates first -> ``[rows, size]``."""
+    kernel, gelu = _kernel("gated_activation", dtype), int(act == "gelu_tanh")
+
+    def gate(gate_up: Tensor) -> Tensor:
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        y = gate_up.new_empty(rows, size)
+        kernel(rows, size, gate_up.data_ptr(), gelu, y.data_ptr())
+        return y
+
+    return gate
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm of each head. ``weight``: float32 ``[head_dim]``."""
+
+    weight: Tensor
+    eps: float
+
+
+class RotateAndWrite:
+    """Norm and rotation of q and k inside the output of their projection, then k and v into the cache."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rotary_dim: int,
+        q_norm: HeadNorm | None,
+        k_norm: HeadNorm | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self._kernel = _kernel("rotate_and_write", dtype)
+        self._held = (q_norm, k_norm)  # their memory is pointed at
+        q_weight, k_weight = (native.pointer(norm.weight if norm else None) for norm in self._held)
+        q_eps, k_eps = (norm.eps if norm else 0.0 for norm in self._held)
+        self._heads = Heads(num_heads, num_kv_heads, head_dim, rotary_dim // 2, q_weight, k_weight, q_eps, k_eps)
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        slots: Tensor,
+        keys: Tensor | None,
+        values: Tensor | None,
+    ) -> None:
+        """``qkv``: contiguous ``[tokens, (num_heads + 2 * num_kv_heads) * head_dim]``, changed in place; ``rotation``:
+        float32 cosines and sines ``[tokens, 1, rotary_dim / 2]``; ``slots``: int64 ``[tokens]``; ``keys``, ``values``:
+        ``[num_blocks, block_size, num_kv_heads, head_dim]`` in the same dtype, or ``None`` to write neither."""
+        cosines, sines = rotation or (None, None)
+        self._kernel(
+            ctypes.addressof(self._heads),
+            qkv.shape[0],
+            qkv.data_ptr(),
+            native.pointer(cosines),
+            native.pointer(sines),
+            slots.data_ptr(),
+            native.pointer(keys),
+            native.pointer(values),
+        )

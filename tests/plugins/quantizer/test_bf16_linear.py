@@ -1,0 +1,98 @@
+"""bfloat16 linear layers in panels: both instruction sets, odd sizes, and rows that do not notice each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.assembly.device_facts import device_facts
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine_plugins.quantizer import bf16_linear
+from engine_plugins.quantizer.bf16_linear import from_panels, interleaved, pack_bf16, separated, to_panels
+
+FEATURES = device_facts("cpu").features
+needs_kernels = pytest.mark.skipif(
+    not bf16_linear.can_run(FEATURES, 64), reason="needs AVX512-BF16 and a C++ compiler that knows it"
+)
+
+
+@pytest.fixture(params=["amx", "avx512"])
+def use_amx(request: pytest.FixtureRequest) -> bool:
+    if request.param == "amx" and not bf16_linear.amx_granted():
+        pytest.skip("needs AMX, a compiler that knows it, and a system that grants it")
+    return bool(request.param == "amx")
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.mark.parametrize("out", [16, 32, 40, 1, 95])
+def test_panels_hold_the_weight_and_zeros(out: int) -> None:
+    weight = random(out, 64)
+    panels = to_panels(weight)
+    assert panels.shape[0] % 2 == 0 and panels.is_contiguous()
+    assert torch.equal(from_panels(panels, out), weight)
+    assert not from_panels(panels, panels.shape[0] * 16)[out:].any()
+
+
+@pytest.mark.parametrize("size", [16, 48, 40, 1])
+def test_a_pair_of_panels_has_gates_and_ups_of_the_same_outputs(size: int) -> None:
+    weight = random(2 * size, 8)
+    turns = interleaved(weight)
+    assert torch.equal(separated(turns, size), weight)
+    assert torch.equal(turns[0], weight[0]) and torch.equal(turns[16], weight[size])
+
+
+@needs_kernels
+@pytest.mark.parametrize(("out", "inputs"), [(32, 32), (96, 896), (1152, 320), (50, 64), (33, 2080)])
+def test_any_size_and_any_number_of_rows(out: int, inputs: int, use_amx: bool) -> None:
+    weight, bias = random(out, inputs) * 0.1, random(out, seed=1)
+    packed = pack_bf16(LinearSpec((LinearPart("w", out, True),), inputs), weight, bias, use_amx=use_amx)
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 31, 32, 33, 48, 64, 511, 513, 1100):
+        x = random(rows, inputs, seed=rows)
+        want = F.linear(x.double(), weight.double(), bias.double())
+        assert float((packed.apply(x).double() - want).abs().max()) <= 2.0**-8 * float(want.abs().max()), rows
+
+
+@needs_kernels
+def test_the_input_may_be_a_view_and_the_sum_may_replace_the_residual(use_amx: bool) -> None:
+    weight = random(48, 64)
+    packed = pack_bf16(LinearSpec((LinearPart("w", 48),), 64), weight, None, use_amx=use_amx)
+    wide = random(5, 200)
+    x, residual = wide[:, 100:164], random(5, 48, seed=2)
+    want = (F.linear(x.float(), weight.float()) + residual.float()).bfloat16()
+    assert packed.apply_add is not None
+    got = packed.apply_add(x, residual)
+    assert torch.allclose(got.float(), want.float(), atol=0.07, rtol=0.01)
+    assert torch.equal(wide[:, 100:164], x)
+
+
+@needs_kernels
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    if not bf16_linear.amx_granted():
+        pytest.skip("promised with AMX only")
+    packed = pack_bf16(LinearSpec((LinearPart("w", 96),), 1024), random(96, 1024), None)
+    x = random(700, 1024)
+    whole = packed.apply(x)
+    for rows in (1, 5, 16, 33, 64, 600):
+        assert torch.equal(packed.apply(x[:rows]), whole[:rows])
+        assert torch.equal(packed.apply(x[-rows:]), whole[-rows:])
+
+
+@needs_kernels
+def test_the_gate_saturates_and_does_not_overflow(use_amx: bool) -> None:
+    weight = torch.zeros(32, 32, dtype=torch.bfloat16)
+    weight[:16] = torch.eye(32, dtype=torch.bfloat16)[:16] * 1000
+    weight[16:] = weight[:16]
+    spec = LinearSpec((LinearPart("gate", 16), LinearPart("up", 16)), 32, kind="gate_up")
+    packed = pack_bf16(spec, weight, None, use_amx=use_amx)
+    x = torch.zeros(1, 32, dtype=torch.bfloat16)
+    x[0, :5] = torch.tensor([1.0, -1.0, 0.001, 3e35, 3e4])
+    assert packed.apply_gated is not None
+    got = packed.apply_gated(x, "silu")[0].float()
+    assert got[0] == pytest.approx(1e6, rel=0.01) and abs(float(got[1])) < 1e-6
+    assert got[2] == pytest.approx(1 / (1 + 2.718281828**-1), rel=0.01)
+    assert float(got[3]) == float("inf")
+    assert got[4] == pytest.approx(9e14, rel=0.01)
