@@ -7,16 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from engine.assembly.device_facts import device_facts
 from engine.assembly.model_facts import model_facts
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.execution.kv_cache import KVCache
-from engine.execution.loading import load_model
+from engine.execution.loading import Progress, load_model
+from engine.execution.lowering import Execution
 from engine.execution.model import ForwardBatch, LoweredModel
+from engine.native import find_compiler
 from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
@@ -26,14 +30,20 @@ from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
 
 BLOCK_SIZE = 8
+needs_compiler = pytest.mark.skipif(isinstance(find_compiler(), str), reason=str(find_compiler()))
 
 
 def load(
-    path: Path | str, dtype: str = "float32", quantizer: Any = None, **options: Any
+    path: Path | str,
+    dtype: str = "float32",
+    quantizer: Any = None,
+    execution: Execution = "eager",
+    on_progress: Progress | None = None,
 ) -> tuple[ModelFacts, LoweredModel]:
     """Facts and lowered model of a checkpoint directory."""
     facts = model_facts(str(path))
-    context = replace(build_context(block_size=BLOCK_SIZE), model=facts, dtype=dtype)
+    context = build_context(block_size=BLOCK_SIZE, device=device_facts("cpu"), dtype=dtype, execution=execution)
+    context = replace(context, model=facts)
     ops = LlamaArchitecture(SlotConfig(), context).describe(facts)
     model = load_model(
         facts,
@@ -44,7 +54,8 @@ def load(
         SingleDevice(ParallelismConfig(), context),
         dtype,
         "cpu",
-        **options,
+        on_progress,
+        execution=execution,
     )
     return facts, model
 

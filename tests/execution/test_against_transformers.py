@@ -20,7 +20,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.execution.paged_loop import PagedLoop, load
+from engine.execution.lowering import Execution
+from tests.execution.paged_loop import PagedLoop, load, needs_compiler
 
 TOLERANCE = 1e-4
 PROMPT, OUTPUT = 40, 32
@@ -100,12 +101,13 @@ def hf_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return out
 
 
+@pytest.mark.parametrize("execution", ["eager", pytest.param("compile", marks=needs_compiler)])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_and_tokens_equal_transformers(
-    name: str, tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
+    name: str, execution: Execution, tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = make(tmp_path, name)
-    facts, ours = load(tmp_path)
+    facts, ours = load(tmp_path, execution=execution)
     prompt = torch.randint(0, SHAPE["vocab_size"], (PROMPT,), generator=torch.Generator().manual_seed(5)).tolist()
     with torch.no_grad():
         want = theirs(torch.tensor([prompt])).logits[0]
@@ -115,7 +117,8 @@ def test_logits_and_tokens_equal_transformers(
     record_property("max_abs_difference", difference)
     with capsys.disabled():
         print(
-            f"\n{name:22s} max |difference| {difference:.1e} of {float(want.abs().max()):.1f}, tokens {equal}/{OUTPUT}"
+            f"\n{name:22s} {execution:8s} max |difference| {difference:.1e} of {float(want.abs().max()):.1f}, "
+            f"tokens {equal}/{OUTPUT}"
         )
     assert difference <= TOLERANCE
     assert tokens == expected

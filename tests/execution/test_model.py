@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.execution.lowering import Execution
 from tests.execution import tiny
-from tests.execution.paged_loop import PagedLoop, load
+from tests.execution.paged_loop import PagedLoop, load, needs_compiler
 
 TOKENS = [(7 * i + 3) % 120 for i in range(70)]
 
@@ -18,9 +19,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 0.15), ("float16", 0.02)])
-def test_fast_ops_equal_the_reference_chain(checkpoint: Path, dtype: str, tolerance: float) -> None:
-    facts, fast = load(checkpoint, dtype)
+@pytest.mark.parametrize(
+    ("execution", "dtype", "tolerance"),
+    [
+        ("eager", "float32", 2e-5),
+        ("eager", "bfloat16", 0.15),
+        ("eager", "float16", 0.02),
+        pytest.param("compile", "float32", 2e-5, marks=needs_compiler),
+        pytest.param("compile", "bfloat16", 0.15, marks=needs_compiler),
+    ],
+)
+def test_fast_ops_equal_the_reference_chain(
+    checkpoint: Path, execution: Execution, dtype: str, tolerance: float
+) -> None:
+    facts, fast = load(checkpoint, dtype, execution=execution)
     _, plain = load(checkpoint, dtype, execution="reference")
     want = PagedLoop(facts, plain, dtype).logits(TOKENS)
     assert float((PagedLoop(facts, fast, dtype).logits(TOKENS) - want).abs().max()) <= tolerance

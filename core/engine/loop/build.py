@@ -18,6 +18,7 @@ from engine.contracts.drafter import Drafter
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.execution import cpu_ops
 from engine.execution.cpu_memory import keep_freed_memory
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
@@ -68,6 +69,9 @@ def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: No
         bound = bind(plan)
         check_attention(plan, bound)
         check_drafter(plan.choice("drafter").name, bound.drafter)
+    if plan.execution == "compile":
+        with phase("build kernels"):
+            cpu_ops.kernels()
     worker = DeviceWorker(own_thread=plan.overlap)
     with phase("load weights"):
         model = worker.start(partial(load_plan, plan, bound, on_progress))()

@@ -13,6 +13,7 @@ def build_context(
     max_requests: int = 32,
     max_draft_width: int = 4,
     device: DeviceFacts | None = None,
+    dtype: str = "float32",
     execution: str = "eager",
 ) -> BuildContext:
     """What a factory is handed, for a made-up one-layer model on a CPU."""
@@ -43,7 +44,7 @@ def build_context(
     return BuildContext(
         model=model,
         device=device or DeviceFacts("cpu"),
-        dtype="float32",
+        dtype=dtype,
         execution=execution,
         max_len=max_len,
         max_requests=max_requests,

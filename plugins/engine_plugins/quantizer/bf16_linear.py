@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine import native
 from engine.contracts.ops import LinearSpec
+from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
 
 PANEL = 16
@@ -45,10 +46,12 @@ def kernels() -> ctypes.CDLL:
     return library
 
 
-def can_run(features: frozenset[str], in_features: int) -> bool:
-    """Whether a CPU with these features runs a layer of this size here (the compiler must know them too)."""
+def chosen(context: BuildContext) -> bool:
+    """Whether a plan computes its bfloat16 layers here: it compiles, and the CPU and the compiler know AVX512-BF16.
+    Builds the kernels if so."""
     wanted = {"cxx", "avx512_bf16", "avx512bw"}
-    return wanted <= features and in_features % INPUTS == 0 and bool(kernels().has_avx512_bf16())
+    asked = context.execution == "compile" and context.dtype == "bfloat16"
+    return asked and wanted <= context.device.features and bool(kernels().has_avx512_bf16())
 
 
 def to_panels(weight: Tensor) -> Tensor:

@@ -11,12 +11,6 @@ from torch import Tensor
 MANY_ROWS = 512
 """Row count the layout of most weights is chosen for. At one row it is within some 15 % of a layout chosen for one row,
 which in turn is several times slower at 512 rows."""
-FEW_ROWS = 16
-"""Up to this many rows a weight that is kept in both layouts is read from the one for a single row."""
-
-
-LARGE = 1 << 22
-"""Weights of a matrix from which the layout for a single row pays for its memory; smaller ones are as fast without."""
 
 
 def can_prepack(dtype: torch.dtype) -> bool:
@@ -45,11 +39,6 @@ def prepacked_linear(packed: Tensor, bias: Tensor | None) -> Callable[[Tensor], 
         return y
 
     return linear
-
-
-def by_rows(few: Callable[[Tensor], Tensor], many: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """``few`` for up to :data:`FEW_ROWS` rows, else ``many``."""
-    return lambda x: few(x) if x.shape[0] <= FEW_ROWS else many(x)
 
 
 def prepacked_add(packed: Tensor, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:

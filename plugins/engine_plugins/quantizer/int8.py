@@ -34,7 +34,7 @@ class Int8WeightOnly:
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         if spec.kind == "head":
-            return pack_plain(spec, parts, dtype, device, two_layouts=False)
+            return pack_plain(spec, parts, dtype, device)
         weight, scale = quantize_rows(joined_weight(parts))
         bias = joined_bias(parts)
         scale = scale.to(device)

@@ -8,12 +8,13 @@ import torch.nn.functional as F
 
 from engine.assembly.device_facts import device_facts
 from engine.contracts.ops import LinearPart, LinearSpec
+from engine.testing.context import build_context
 from engine_plugins.quantizer import bf16_linear
 from engine_plugins.quantizer.bf16_linear import from_panels, interleaved, pack_bf16, separated, to_panels
 
-FEATURES = device_facts("cpu").features
+COMPILED = build_context(device=device_facts("cpu"), dtype="bfloat16", execution="compile")
 needs_kernels = pytest.mark.skipif(
-    not bf16_linear.can_run(FEATURES, 64), reason="needs AVX512-BF16 and a C++ compiler that knows it"
+    not bf16_linear.chosen(COMPILED), reason="needs AVX512-BF16 and a C++ compiler that knows it"
 )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.assembly.device_facts import device_facts
 from engine.contracts.quantizer import Quantizer
 from engine.testing.context import build_context
 from engine.testing.quantizer import QuantizerConformance
+from engine_plugins.quantizer.bf16_linear import chosen
 from engine_plugins.quantizer.config import Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.int8 import Int8WeightOnly
 from engine_plugins.quantizer.unquantized import Unquantized
@@ -16,9 +19,14 @@ class TestUnquantized(QuantizerConformance):
         return Unquantized(UnquantizedConfig(), build_context())
 
 
-class TestUnquantizedCompiled(QuantizerConformance):
+class TestUnquantizedInPanels(QuantizerConformance):
+    dtypes = ("bfloat16",)
+
     def make(self) -> Quantizer:
-        return Unquantized(UnquantizedConfig(), build_context(device=device_facts("cpu"), execution="compile"))
+        context = build_context(device=device_facts("cpu"), dtype="bfloat16", execution="compile")
+        if not chosen(context):
+            pytest.skip("needs AVX512-BF16 and a C++ compiler that knows it")
+        return Unquantized(UnquantizedConfig(), context)
 
 
 class TestInt8WeightOnly(QuantizerConformance):
