@@ -16,8 +16,9 @@ PLUGINS = ROOT / "plugins" / "engine_plugins"
 
 MAY_IMPORT = {
     "contracts": {"contracts"},
-    "assembly": {"assembly", "contracts", "hookspecs"},
-    "execution": {"execution", "contracts"},
+    "native": {"native"},
+    "assembly": {"assembly", "contracts", "hookspecs", "native"},
+    "execution": {"execution", "contracts", "native"},
     "loop": {"loop", "execution", "assembly", "contracts"},
     "serving": {"serving", "loop", "assembly", "contracts"},
     "benchmark": {"benchmark", "serving", "contracts"},
@@ -27,7 +28,7 @@ MAY_IMPORT = {
 
 HYDRA_ONLY_IN = "assembly/compose/"
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
-TORCH_FREE = ("contracts", "assembly", "cli", "serving")
+TORCH_FREE = ("contracts", "native", "assembly", "cli", "serving")
 
 
 def sources(folder: Path) -> list[Path]:
@@ -84,8 +85,8 @@ def test_the_core_never_imports_a_plugin():
     assert wrong == []
 
 
-def test_plugins_import_only_contracts_and_execution_of_the_core():
-    allowed = ("engine.contracts", "engine.execution", "engine.hookspecs")
+def test_plugins_import_only_contracts_execution_and_native_of_the_core():
+    allowed = ("engine.contracts", "engine.execution", "engine.hookspecs", "engine.native")
     wrong = [
         f"{file.relative_to(PLUGINS)}: {name}"
         for file in sources(PLUGINS)
@@ -129,8 +130,8 @@ def test_torch_is_not_imported_by_the_front_of_the_house():
 def test_the_core_knows_no_plugin_by_name():
     """No string constant in the core is the name of a built-in plugin, where a name could be compared."""
     names = {offer.name for offer in discover(PluginSettings(third_party=False)).offers}
-    # words that also mean something else in the core: a library, a dtype, a model family in config.json
-    common = {"none", "torch", "triton", "int8", "llama"}
+    # words that also mean something else in the core: a library, a device, a dtype, a model family in config.json
+    common = {"none", "torch", "triton", "cpu", "int8", "llama"}
     wrong = []
     for file in sources(CORE):
         if relative(file).startswith("testing/"):

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "activations.h"
 #include "element.h"
 
 namespace {
@@ -96,39 +97,14 @@ void rotate_and_write(const Heads& shape, int64_t tokens, T* qkv, const float* c
     }
 }
 
-// 2^n times a polynomial on [-ln2/2, ln2/2], relative error below 1e-6; written so that compilers vectorise it.
-inline float exponential(float x) {
-    x = std::min(std::max(x, -87.0f), 88.0f);
-    const float shifted = x * 1.44269504f + 12582912.0f;  // the integer part in the low bits of the mantissa
-    const float n = shifted - 12582912.0f;
-    const float r = x - n * 0.693147181f;
-    float sum = 1.0f / 720;
-    sum = sum * r + 1.0f / 120;
-    sum = sum * r + 1.0f / 24;
-    sum = sum * r + 1.0f / 6;
-    sum = sum * r + 0.5f;
-    sum = sum * r + 1.0f;
-    sum = sum * r + 1.0f;
-    int32_t bits;
-    std::memcpy(&bits, &sum, sizeof bits);
-    bits += static_cast<int32_t>(n) << 23;
-    std::memcpy(&sum, &bits, sizeof sum);
-    return sum;
-}
-
-inline float silu(float x) { return x / (1.0f + exponential(-x)); }
-
-// 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
-inline float gelu_tanh(float x) { return x / (1.0f + exponential(-1.59576912f * x * (1.0f + 0.044715f * x * x))); }
-
 // gate_up: [rows, 2 * size], gates first -> y: [rows, size]
 template <typename T>
-void gated_activation(int64_t rows, int64_t size, const T* gate_up, int32_t gelu, T* y) {
+void gated_activation(int64_t rows, int64_t size, const T* gate_up, Activation activation, T* y) {
 #pragma omp parallel for schedule(static) if (rows * size >= PARALLEL_ELEMENTS)
     for (int64_t row = 0; row < rows; row++) {
         const T *gate = gate_up + row * 2 * size, *up = gate + size;
         T* out = y + row * size;
-        if (gelu) {
+        if (activation == GELU_TANH) {
 #pragma omp simd
             for (int64_t i = 0; i < size; i++) out[i] = narrow<T>(gelu_tanh(widen(gate[i])) * widen(up[i]));
         } else {
@@ -149,8 +125,8 @@ void gated_activation(int64_t rows, int64_t size, const T* gate_up, int32_t gelu
                                          const float* sines, const int64_t* slots, T* keys, T* values) {              \
         rotate_and_write(*shape, tokens, qkv, cosines, sines, slots, keys, values);                                   \
     }                                                                                                                 \
-    extern "C" void gated_activation_##T(int64_t rows, int64_t size, const T* gate_up, int32_t gelu, T* y) {          \
-        gated_activation(rows, size, gate_up, gelu, y);                                                               \
+    extern "C" void gated_activation_##T(int64_t rows, int64_t size, const T* gate_up, Activation activation, T* y) {          \
+        gated_activation(rows, size, gate_up, activation, y);                                                               \
     }
 
 EXPORT(float)

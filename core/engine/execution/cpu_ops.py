@@ -20,6 +20,8 @@ from engine.execution.norms import Norm
 
 NAMES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """Element types and the suffix of their functions."""
+ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
+"""``Activation`` of ``native/activations.h``, by the name :class:`~engine.contracts.ops.NormGateUpAct` uses."""
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -76,12 +78,12 @@ def compiled_norm(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
 
 def compiled_gate(act: str, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """``act(gate) * up`` of contiguous ``[rows, 2 * size]``, gates first -> ``[rows, size]``."""
-    kernel, gelu = _kernel("gated_activation", dtype), int(act == "gelu_tanh")
+    kernel, code = _kernel("gated_activation", dtype), ACTIVATIONS[act]
 
     def gate(gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         y = gate_up.new_empty(rows, size)
-        kernel(rows, size, gate_up.data_ptr(), gelu, y.data_ptr())
+        kernel(rows, size, gate_up.data_ptr(), code, y.data_ptr())
         return y
 
     return gate

@@ -1,7 +1,7 @@
 """C++ kernels for the CPU of this machine: compiled when first needed, kept on disk, called through ctypes.
 
-A kernel is one ``.cpp`` file with ``extern "C"`` functions over raw pointers; it may include ``element.h`` from this
-folder. The core and plugins load theirs the same way::
+A kernel is one ``.cpp`` file with ``extern "C"`` functions over raw pointers; it may include the
+headers of this folder. The core and plugins load theirs the same way::
 
     kernels = native.load(Path(__file__).with_name("my_kernels.cpp"))
     kernels.my_function(native.pointer(x), x.shape[0])

@@ -8,16 +8,16 @@
 // With AMX each output is summed over its inputs in one order whatever the number of rows: a row's result does not
 // depend on its neighbours.
 
-#include <cstddef>
-#include <cstdint>
 #include <algorithm>
-#include <cmath>
+#include <cstdint>
+#include <cstring>
 
 #include <omp.h>
 
+#include "activations.h"
 #include "element.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
 #define HAS_AVX512_BF16 1
 #include <immintrin.h>
 #else
@@ -31,35 +31,34 @@
 #define HAS_AMX 0
 #endif
 
+enum Instructions : int32_t { PLAIN = 0, AVX512_BF16 = 1, AMX = 2 };
+
 // What stays the same from call to call; mirrored by a ctypes structure.
 struct Linear {
     int64_t in_features;   // a multiple of 32
     int64_t out_features;  // columns of y
     const bfloat16* weight;
     const float* bias;  // by panel, padded with zeros; null: none
-    int32_t activation;
-    int32_t use_amx;
+    Activation activation;
+    Instructions instructions;
 };
 
-enum Activation { NONE = 0, SILU = 1, GELU_TANH = 2 };
-
-constexpr int PANEL = 16;  // outputs of a panel
-constexpr int PAIR = 2 * PANEL;
-
-extern "C" int has_avx512_bf16() { return HAS_AVX512_BF16; }
-
 // Linux gives the large AMX state only to processes that ask (ARCH_REQ_XCOMP_PERM of XTILEDATA), and may refuse.
-extern "C" int request_amx() {
+static bool request_amx() {
 #if HAS_AMX
     return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 #else
-    return 0;
+    return false;
 #endif
 }
 
-#if HAS_AVX512_BF16
+// The best instructions this process may use.
+extern "C" int32_t best_instructions() { return request_amx() ? AMX : HAS_AVX512_BF16 ? AVX512_BF16 : PLAIN; }
 
 namespace {
+
+constexpr int PANEL = 16;  // outputs of a panel
+constexpr int PAIR = 2 * PANEL;
 
 struct Call {
     const Linear& linear;
@@ -70,261 +69,294 @@ struct Call {
     int64_t y_stride;
     const bfloat16* residual;  // as y; null: none
 
-    int64_t pairs() const {
-        const int64_t columns = linear.activation == NONE ? PAIR : PANEL;
-        return (linear.out_features + columns - 1) / columns;
-    }
+    int64_t columns() const { return linear.activation == NONE ? PAIR : PANEL; }  // of y, by pair of panels
+    int64_t pairs() const { return (linear.out_features + columns() - 1) / columns(); }
     const bfloat16* panel(int64_t index) const { return linear.weight + index * PANEL * linear.in_features; }
 };
 
-__m512 load_bf16(const bfloat16* from, __mmask16 mask) {
-    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+// Sums of one row and one pair of panels -> the first COLUMNS of them in y.
+template <typename Columns>
+void finish_columns(const Call& call, int64_t row, int64_t pair, const float* sums, Columns columns) {
+    const int64_t at = row * call.y_stride + pair * call.columns();
+    bfloat16* y = call.y + at;
+    if (call.linear.activation == SILU) {
+#pragma omp simd
+        for (int64_t i = 0; i < columns; i++) y[i] = narrow<bfloat16>(silu(sums[i]) * sums[PANEL + i]);
+    } else if (call.linear.activation == GELU_TANH) {
+#pragma omp simd
+        for (int64_t i = 0; i < columns; i++) y[i] = narrow<bfloat16>(gelu_tanh(sums[i]) * sums[PANEL + i]);
+    } else if (call.residual != nullptr) {
+        const bfloat16* residual = call.residual + at;
+#pragma omp simd
+        for (int64_t i = 0; i < columns; i++) y[i] = narrow<bfloat16>(sums[i] + widen(residual[i]));
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < columns; i++) y[i] = narrow<bfloat16>(sums[i]);
+    }
 }
 
-void store_bf16(bfloat16* to, __mmask16 mask, __m512 values) {
-    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(values));
-}
-
-// exp(x) for |x| < 88, relative error below 1e-6: 2^n times a polynomial on [-ln2/2, ln2/2].
-__m512 exponential(__m512 x) {
-    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)), _mm512_set1_ps(88.0f));
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693147181f), x);
-    __m512 sum = _mm512_set1_ps(1.0f / 720);
-    for (const float term : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
-        sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(term));
-    return _mm512_scalef_ps(sum, n);
-}
-
-__m512 logistic(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    return _mm512_div_ps(one, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
-}
-
-__m512 activate(__m512 x, int32_t activation) {
-    if (activation == SILU) return _mm512_mul_ps(x, logistic(x));
-    // 0.5 x (1 + tanh(u)) = x * logistic(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
-    const __m512 cubic = _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(0.044715f), _mm512_set1_ps(1.0f));
-    return _mm512_mul_ps(x, logistic(_mm512_mul_ps(_mm512_mul_ps(x, cubic), _mm512_set1_ps(1.59576912f))));
-}
-
-__mmask16 columns_left(int64_t left) { return left >= PANEL ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1); }
-
-// Sums of one row and one pair of panels -> y.
-void finish(const Call& call, int64_t row, int64_t pair, __m512 first, __m512 second) {
+// sums: [32], changed
+void finish(const Call& call, int64_t row, int64_t pair, float* sums) {
     if (call.linear.bias != nullptr) {
-        first = _mm512_add_ps(first, _mm512_loadu_ps(call.linear.bias + pair * PAIR));
-        second = _mm512_add_ps(second, _mm512_loadu_ps(call.linear.bias + pair * PAIR + PANEL));
+        const float* bias = call.linear.bias + pair * PAIR;
+#pragma omp simd
+        for (int i = 0; i < PAIR; i++) sums[i] += bias[i];
     }
-    if (call.linear.activation != NONE) {
-        const __mmask16 mask = columns_left(call.linear.out_features - pair * PANEL);
-        const __m512 gated = _mm512_mul_ps(activate(first, call.linear.activation), second);
-        store_bf16(call.y + row * call.y_stride + pair * PANEL, mask, gated);
-        return;
-    }
-    const int64_t at = row * call.y_stride + pair * PAIR, left = call.linear.out_features - pair * PAIR;
-    const __mmask16 masks[2] = {columns_left(left), columns_left(left - PANEL)};
-    if (call.residual != nullptr) {
-        first = _mm512_add_ps(first, load_bf16(call.residual + at, masks[0]));
-        second = _mm512_add_ps(second, load_bf16(call.residual + at + PANEL, masks[1]));
-    }
-    store_bf16(call.y + at, masks[0], first);
-    store_bf16(call.y + at + PANEL, masks[1], second);
+    const int64_t left = call.linear.out_features - pair * call.columns();
+    if (left < call.columns()) return finish_columns(call, row, pair, sums, left);
+    // Constant counts: loops without a remainder.
+    if (call.linear.activation == NONE)
+        finish_columns(call, row, pair, sums, std::integral_constant<int64_t, PAIR>());
+    else
+        finish_columns(call, row, pair, sums, std::integral_constant<int64_t, PANEL>());
 }
+
+// A kernel adds the products of some inputs to the sums [rows][32] of one pair of panels, for up to BLOCK_ROWS rows.
+// Each thread has one:
+//     void add_products(const Call&, int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums)
+
+// --- Any processor --------------------------------------------------------------------------------------------------
+
+struct Plain {
+    static constexpr int64_t BLOCK_ROWS = 4;
+
+    void add_products(const Call& call, int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end,
+                      float* sums) {
+        switch (rows) {
+            case 1: return add<1>(call, row, pair, begin, end, sums);
+            case 2: return add<2>(call, row, pair, begin, end, sums);
+            case 3: return add<3>(call, row, pair, begin, end, sums);
+            default: return add<BLOCK_ROWS>(call, row, pair, begin, end, sums);
+        }
+    }
+
+    template <int ROWS>
+    static void add(const Call& call, int64_t row, int64_t pair, int64_t begin, int64_t end, float* sums) {
+        for (int p = 0; p < 2; p++, sums += PANEL) {
+            const bfloat16 *panel = call.panel(2 * pair + p) + begin * PANEL, *x = call.x + row * call.x_stride;
+            alignas(64) float local[ROWS][PANEL];
+            for (int r = 0; r < ROWS; r++) std::copy_n(sums + r * PAIR, PANEL, local[r]);
+            for (int64_t k = begin; k < end; k += 2, panel += 2 * PANEL) {
+                alignas(64) float even[PANEL], odd[PANEL];
+                split(panel, even, odd);
+                for (int r = 0; r < ROWS; r++) {
+                    const float first = widen(x[r * call.x_stride + k]), second = widen(x[r * call.x_stride + k + 1]);
+#pragma omp simd
+                    for (int i = 0; i < PANEL; i++) local[r][i] += even[i] * first + odd[i] * second;
+                }
+            }
+            for (int r = 0; r < ROWS; r++) std::copy_n(local[r], PANEL, sums + r * PAIR);
+        }
+    }
+
+    // A row of a panel has the weights of two consecutive inputs in turns.
+    static void split(const bfloat16* panel_row, float* even, float* odd) {
+        uint32_t low[PANEL], high[PANEL];
+        std::memcpy(low, panel_row, sizeof low);
+        for (int i = 0; i < PANEL; i++) {
+            high[i] = low[i] & 0xffff0000u;
+            low[i] <<= 16;
+        }
+        std::memcpy(even, low, sizeof low);
+        std::memcpy(odd, high, sizeof high);
+    }
+};
 
 // --- AVX512-BF16 ----------------------------------------------------------------------------------------------------
 
-constexpr int PREFETCH_BYTES = 2048;  // the hardware prefetcher stops at every page
+#if HAS_AVX512_BF16
 
-// ROWS rows of one pair of panels. Every row keeps UNROLL sums per panel: enough chains to hide the latency.
-template <int ROWS, int UNROLL>
-void multiply_pair(const Call& call, int64_t row, int64_t pair) {
-    const int64_t steps = call.linear.in_features / 2;
-    const bfloat16* panels[2] = {call.panel(2 * pair), call.panel(2 * pair + 1)};
-    const bfloat16* x = call.x + row * call.x_stride;
-    __m512 sums[ROWS][2][UNROLL];
-    for (auto& row_sums : sums)
-        for (auto& panel_sums : row_sums)
-            for (auto& sum : panel_sums) sum = _mm512_setzero_ps();
-    for (int64_t step = 0; step < steps; step += UNROLL) {
-#pragma GCC unroll 4
-        for (int u = 0; u < UNROLL; u++) {
-            __m512bh weights[2];
-            for (int p = 0; p < 2; p++) {
-                const bfloat16* from = panels[p] + (step + u) * 2 * PANEL;
-                _mm_prefetch(reinterpret_cast<const char*>(from) + PREFETCH_BYTES, _MM_HINT_T0);
-                weights[p] = (__m512bh)_mm512_loadu_si512(from);
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-                int32_t both;
-                std::memcpy(&both, x + r * call.x_stride + 2 * (step + u), sizeof both);
-                const __m512bh inputs = (__m512bh)_mm512_set1_epi32(both);
-                sums[r][0][u] = _mm512_dpbf16_ps(sums[r][0][u], weights[0], inputs);
-                sums[r][1][u] = _mm512_dpbf16_ps(sums[r][1][u], weights[1], inputs);
-            }
+struct Avx512 {
+    static constexpr int64_t BLOCK_ROWS = 8;
+    static constexpr int PREFETCH_BYTES = 2048;  // the hardware prefetcher stops at every page
+
+    void add_products(const Call& call, int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end,
+                      float* sums) {
+        switch (rows) {
+            case 1: return add<1, 4>(call, row, pair, begin, end, sums);
+            case 2: return add<2, 4>(call, row, pair, begin, end, sums);
+            case 3: return add<3, 2>(call, row, pair, begin, end, sums);
+            case 4: return add<4, 2>(call, row, pair, begin, end, sums);
+            case 5: return add<5, 2>(call, row, pair, begin, end, sums);
+            case 6: return add<6, 2>(call, row, pair, begin, end, sums);
+            case 7: return add<7, 1>(call, row, pair, begin, end, sums);
+            default: return add<BLOCK_ROWS, 1>(call, row, pair, begin, end, sums);
         }
     }
-    for (int r = 0; r < ROWS; r++) {
-        for (int u = 1; u < UNROLL; u++)
-            for (int p = 0; p < 2; p++) sums[r][p][0] = _mm512_add_ps(sums[r][p][0], sums[r][p][u]);
-        finish(call, row + r, pair, sums[r][0][0], sums[r][1][0]);
+
+    // Every row keeps UNROLL sums per panel: enough independent chains to hide the latency.
+    template <int ROWS, int UNROLL>
+    static void add(const Call& call, int64_t row, int64_t pair, int64_t begin, int64_t end, float* sums) {
+        const bfloat16 *panel = call.panel(2 * pair), *next_panel = call.panel(2 * pair + 1);
+        const bfloat16* x = call.x + row * call.x_stride;
+        // Each loop over the chains is unrolled, or the compiler would keep them in memory.
+        __m512 chains[UNROLL][ROWS][2];
+#pragma GCC unroll 4
+        for (int u = 0; u < UNROLL; u++) {
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                chains[u][r][0] = u == 0 ? _mm512_load_ps(sums + r * PAIR) : _mm512_setzero_ps();
+                chains[u][r][1] = u == 0 ? _mm512_load_ps(sums + r * PAIR + PANEL) : _mm512_setzero_ps();
+            }
+        }
+        for (int64_t block = begin; block < end; block += 2 * UNROLL) {
+#pragma GCC unroll 4
+            for (int u = 0; u < UNROLL; u++) {
+                const int64_t k = block + 2 * u;
+                const __m512bh first = load_weights(panel + k * PANEL), second = load_weights(next_panel + k * PANEL);
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) {
+                    int32_t both;
+                    std::memcpy(&both, x + r * call.x_stride + k, sizeof both);
+                    const __m512bh inputs = (__m512bh)_mm512_set1_epi32(both);
+                    chains[u][r][0] = _mm512_dpbf16_ps(chains[u][r][0], first, inputs);
+                    chains[u][r][1] = _mm512_dpbf16_ps(chains[u][r][1], second, inputs);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 4
+            for (int u = 1; u < UNROLL; u++) {
+                chains[0][r][0] = _mm512_add_ps(chains[0][r][0], chains[u][r][0]);
+                chains[0][r][1] = _mm512_add_ps(chains[0][r][1], chains[u][r][1]);
+            }
+            _mm512_store_ps(sums + r * PAIR, chains[0][r][0]);
+            _mm512_store_ps(sums + r * PAIR + PANEL, chains[0][r][1]);
+        }
     }
-}
 
-constexpr int VECTOR_ROWS = 8;
-
-void multiply_rows(const Call& call, int64_t row, int64_t rows, int64_t pair) {
-    switch (rows) {
-        case 1: return multiply_pair<1, 4>(call, row, pair);
-        case 2: return multiply_pair<2, 4>(call, row, pair);
-        case 3: return multiply_pair<3, 2>(call, row, pair);
-        case 4: return multiply_pair<4, 2>(call, row, pair);
-        case 5: return multiply_pair<5, 2>(call, row, pair);
-        case 6: return multiply_pair<6, 2>(call, row, pair);
-        case 7: return multiply_pair<7, 1>(call, row, pair);
-        default: return multiply_pair<VECTOR_ROWS, 1>(call, row, pair);
+    static __m512bh load_weights(const bfloat16* from) {
+        _mm_prefetch(reinterpret_cast<const char*>(from) + PREFETCH_BYTES, _MM_HINT_T0);
+        return (__m512bh)_mm512_loadu_si512(from);
     }
-}
+};
 
-void linear_avx512(const Call& call) {
-    const int64_t pairs = call.pairs();
-#pragma omp parallel for schedule(static)
-    for (int64_t pair = 0; pair < pairs; pair++)
-        for (int64_t row = 0; row < call.rows; row += VECTOR_ROWS)
-            multiply_rows(call, row, std::min<int64_t>(VECTOR_ROWS, call.rows - row), pair);
-}
+#endif
 
 // --- AMX ------------------------------------------------------------------------------------------------------------
 
 #if HAS_AMX
 
-constexpr int TILE_ROWS = 16;
-constexpr int TILE_INPUTS = 32;
-constexpr int BLOCK_ROWS = 2 * TILE_ROWS;
-constexpr int BLOCK_SUMS = BLOCK_ROWS * PAIR;
+class Amx {
+public:
+    static constexpr int64_t BLOCK_ROWS = 32;
+
+    ~Amx() { _tile_release(); }  // else every context switch would save the tiles
+
+    void add_products(const Call& call, int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end,
+                      float* sums) {
+        shape_tiles(rows);
+        if (rows > TILE_ROWS)
+            add<true>(call, row, pair, begin, end, sums);
+        else
+            add<false>(call, row, pair, begin, end, sums);
+    }
+
+private:
+    static constexpr int64_t TILE_ROWS = 16;
+    static constexpr int64_t TILE_INPUTS = 32;
+    static constexpr int TILE_BYTES = 64;  // of a row
+
+    struct alignas(64) Shapes {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t row_bytes[16] = {};
+        uint8_t rows[16] = {};
+    };
+
+    int64_t rows_ = 0;
+
+    // Tiles 0..3: sums (rows x panels, 2 x 2). 4, 5: x. 6, 7: weights.
+    void shape_tiles(int64_t rows) {
+        if (rows == rows_) return;
+        rows_ = rows;
+        const int64_t upper = std::min(rows, TILE_ROWS), lower = std::max<int64_t>(1, rows - TILE_ROWS);
+        const int64_t tile_rows[8] = {upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS};
+        Shapes shapes;
+        for (int tile = 0; tile < 8; tile++) {
+            shapes.rows[tile] = static_cast<uint8_t>(tile_rows[tile]);
+            shapes.row_bytes[tile] = TILE_BYTES;
+        }
+        _tile_loadconfig(&shapes);
+    }
+
+    template <bool TWO_TILES>
+    static void add(const Call& call, int64_t row, int64_t pair, int64_t begin, int64_t end, float* sums) {
+        const bfloat16 *panel = call.panel(2 * pair), *next_panel = call.panel(2 * pair + 1);
+        const bfloat16 *upper = call.x + row * call.x_stride, *lower = upper + TILE_ROWS * call.x_stride;
+        const int64_t x_bytes = call.x_stride * sizeof(bfloat16);
+        constexpr int SUM_BYTES = PAIR * sizeof(float);
+        float* lower_sums = sums + TILE_ROWS * PAIR;
+        _tile_loadd(0, sums, SUM_BYTES);
+        _tile_loadd(1, sums + PANEL, SUM_BYTES);
+        if (TWO_TILES) {
+            _tile_loadd(2, lower_sums, SUM_BYTES);
+            _tile_loadd(3, lower_sums + PANEL, SUM_BYTES);
+        }
+        for (int64_t k = begin; k < end; k += TILE_INPUTS) {
+            _tile_loadd(4, upper + k, x_bytes);
+            _tile_loadd(6, panel + k * PANEL, TILE_BYTES);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, next_panel + k * PANEL, TILE_BYTES);
+            _tile_dpbf16ps(1, 4, 7);
+            if (TWO_TILES) {
+                _tile_loadd(5, lower + k, x_bytes);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        _tile_stored(0, sums, SUM_BYTES);
+        _tile_stored(1, sums + PANEL, SUM_BYTES);
+        if (TWO_TILES) {
+            _tile_stored(2, lower_sums, SUM_BYTES);
+            _tile_stored(3, lower_sums + PANEL, SUM_BYTES);
+        }
+    }
+};
+
+#endif
+
+// --- All rows, all outputs ------------------------------------------------------------------------------------------
+
 // Rows are taken in groups whose x stays in the second-level cache, inputs in stretches for which a pair of panels
 // stays in the first-level cache while all rows of a group pass by.
 constexpr int64_t GROUP_BYTES = 1 << 20;
 constexpr int64_t GROUP_ROWS = 512;
 constexpr int64_t STRETCH = 256;
 
-struct alignas(64) TileShapes {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-};
-
-// Tiles 0..3: sums (rows x panels, 2 x 2). 4, 5: x. 6, 7: weights.
-void shape_tiles(int upper, int lower) {
-    const int rows[8] = {upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS};
-    TileShapes shapes;
-    for (int tile = 0; tile < 8; tile++) {
-        shapes.rows[tile] = static_cast<uint8_t>(rows[tile]);
-        shapes.row_bytes[tile] = 64;
-    }
-    _tile_loadconfig(&shapes);
-}
-
-// Adds the products of inputs begin .. end to the sums of up to 32 rows and one pair of panels.
-template <bool TWO_TILES>
-void add_products(const Call& call, int64_t row, int64_t pair, int64_t begin, int64_t end, float* sums) {
-    const bfloat16 *panel = call.panel(2 * pair), *next_panel = call.panel(2 * pair + 1);
-    const bfloat16 *upper = call.x + row * call.x_stride, *lower = upper + TILE_ROWS * call.x_stride;
-    const int64_t x_bytes = call.x_stride * 2;
-    if (begin == 0) {
-        _tile_zero(0);
-        _tile_zero(1);
-        if (TWO_TILES) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-    } else {
-        _tile_loadd(0, sums, 64);
-        _tile_loadd(1, sums + 256, 64);
-        if (TWO_TILES) {
-            _tile_loadd(2, sums + 512, 64);
-            _tile_loadd(3, sums + 768, 64);
-        }
-    }
-    for (int64_t k = begin; k < end; k += TILE_INPUTS) {
-        _tile_loadd(4, upper + k, x_bytes);
-        _tile_loadd(6, panel + k * PANEL, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, next_panel + k * PANEL, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        if (TWO_TILES) {
-            _tile_loadd(5, lower + k, x_bytes);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + 256, 64);
-    if (TWO_TILES) {
-        _tile_stored(2, sums + 512, 64);
-        _tile_stored(3, sums + 768, 64);
-    }
-}
-
-void finish_block(const Call& call, int64_t row, int64_t rows, int64_t pair, const float* sums) {
-    for (int64_t r = 0; r < rows; r++) {
-        const float* from = sums + (r / TILE_ROWS) * 512 + (r % TILE_ROWS) * PANEL;
-        finish(call, row + r, pair, _mm512_load_ps(from), _mm512_load_ps(from + 256));
-    }
-}
-
-struct Tiles {  // of one thread; released at the end, so that a context switch does not save them
-    int upper = 0, lower = 0;
-    void shape(int64_t rows) {
-        const int wanted_upper = static_cast<int>(std::min<int64_t>(rows, TILE_ROWS));
-        const int wanted_lower = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(rows - TILE_ROWS, TILE_ROWS)));
-        if (wanted_upper == upper && wanted_lower == lower) return;
-        upper = wanted_upper;
-        lower = wanted_lower;
-        shape_tiles(upper, lower);
-    }
-    ~Tiles() { _tile_release(); }
-};
-
 // Rows first .. last of one pair of panels.
-void multiply_group(const Call& call, Tiles& tiles, int64_t first, int64_t last, int64_t pair, float* sums) {
+template <typename Kernel>
+void multiply_group(const Call& call, Kernel& kernel, int64_t first, int64_t last, int64_t pair, float* sums) {
     const int64_t inputs = call.linear.in_features;
-    const int64_t stretch = last - first <= BLOCK_ROWS ? inputs : STRETCH;
+    const int64_t stretch = last - first <= Kernel::BLOCK_ROWS ? inputs : STRETCH;
+    std::fill_n(sums, (last - first) * PAIR, 0.0f);
     for (int64_t begin = 0; begin < inputs; begin += stretch) {
         const int64_t end = std::min(inputs, begin + stretch);
-        float* block = sums;
-        for (int64_t row = first; row < last; row += BLOCK_ROWS, block += BLOCK_SUMS) {
-            const int64_t rows = std::min<int64_t>(BLOCK_ROWS, last - row);
-            tiles.shape(rows);
-            if (rows > TILE_ROWS)
-                add_products<true>(call, row, pair, begin, end, block);
-            else
-                add_products<false>(call, row, pair, begin, end, block);
-            if (end == inputs) finish_block(call, row, rows, pair, block);
+        for (int64_t row = first; row < last; row += Kernel::BLOCK_ROWS) {
+            const int64_t rows = std::min(Kernel::BLOCK_ROWS, last - row);
+            kernel.add_products(call, row, rows, pair, begin, end, sums + (row - first) * PAIR);
         }
     }
+    for (int64_t row = first; row < last; row++) finish(call, row, pair, sums + (row - first) * PAIR);
 }
 
-void linear_amx(const Call& call) {
-    const int64_t cached = GROUP_BYTES / (2 * call.linear.in_features) / BLOCK_ROWS * BLOCK_ROWS;
-    const int64_t group = std::clamp<int64_t>(cached, BLOCK_ROWS, GROUP_ROWS);
+template <typename Kernel>
+void multiply(const Call& call) {
+    const int64_t cached = GROUP_BYTES / (sizeof(bfloat16) * call.linear.in_features);
+    const int64_t group = std::clamp(cached, Kernel::BLOCK_ROWS, GROUP_ROWS) / Kernel::BLOCK_ROWS * Kernel::BLOCK_ROWS;
     const int64_t pairs = call.pairs();
 #pragma omp parallel
     {
         alignas(64) static thread_local float sums[GROUP_ROWS * PAIR];
         const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        Tiles tiles;
+        Kernel kernel;
         for (int64_t first = 0; first < call.rows; first += group) {
             const int64_t last = std::min(call.rows, first + group);
             for (int64_t pair = pairs * thread / threads; pair < pairs * (thread + 1) / threads; pair++)
-                multiply_group(call, tiles, first, last, pair, sums);
+                multiply_group(call, kernel, first, last, pair, sums);
         }
     }
 }
-
-#endif
 
 }  // namespace
 
@@ -332,10 +364,13 @@ void linear_amx(const Call& call) {
 extern "C" void linear(const Linear* linear, int64_t rows, const bfloat16* x, int64_t x_stride, bfloat16* y,
                        int64_t y_stride, const bfloat16* residual) {
     const Call call{*linear, rows, x, x_stride, y, y_stride, residual};
+    switch (linear->instructions) {
 #if HAS_AMX
-    if (linear->use_amx) return linear_amx(call);
+        case AMX: return multiply<Amx>(call);
 #endif
-    linear_avx512(call);
+#if HAS_AVX512_BF16
+        case AVX512_BF16: return multiply<Avx512>(call);
+#endif
+        default: return multiply<Plain>(call);
+    }
 }
-
-#endif

@@ -1,4 +1,4 @@
-"""bfloat16 linear layers on CPUs with AVX512-BF16 or AMX: one layout of the weights for every number of rows."""
+"""bfloat16 linear layers on CPUs: one layout of the weights for every number of rows, read once from end to end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from engine import native
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
+from engine.execution.cpu_ops import ACTIVATIONS
 
 PANEL = 16
 """Outputs whose weights lie together."""
 INPUTS = 32
 """``in_features`` must be a multiple: the inputs an AMX tile takes at once."""
-ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
+
+
+INSTRUCTIONS = ("plain C++", "AVX512-BF16", "AMX-BF16")
+"""By the numbers ``bf16_linear.cpp`` gives them."""
 
 
 class _Linear(ctypes.Structure):
@@ -31,7 +35,7 @@ class _Linear(ctypes.Structure):
         ("weight", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("activation", ctypes.c_int32),
-        ("use_amx", ctypes.c_int32),
+        ("instructions", ctypes.c_int32),
     )
 
 
@@ -39,19 +43,16 @@ class _Linear(ctypes.Structure):
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
     library = native.load(Path(__file__).with_suffix(".cpp"))
-    if library.has_avx512_bf16():
-        pointer, size = ctypes.c_void_p, ctypes.c_int64
-        library.linear.argtypes = (pointer, size, pointer, size, pointer, size, pointer)
-        library.linear.restype = None
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    library.linear.argtypes = (pointer, size, pointer, size, pointer, size, pointer)
+    library.linear.restype = None
     return library
 
 
 def chosen(context: BuildContext) -> bool:
-    """Whether a plan computes its bfloat16 layers here: it compiles, and the CPU and the compiler know AVX512-BF16.
-    Builds the kernels if so."""
-    wanted = {"cxx", "avx512_bf16", "avx512bw"}
-    asked = context.execution == "compile" and context.dtype == "bfloat16"
-    return asked and wanted <= context.device.features and bool(kernels().has_avx512_bf16())
+    """Whether a plan computes its linear layers here. Builds the kernels if so."""
+    wanted = context.execution == "compile" and context.dtype == "bfloat16"
+    return wanted and bool(kernels())
 
 
 def to_panels(weight: Tensor) -> Tensor:
@@ -81,9 +82,11 @@ def separated(turns: Tensor, size: int) -> Tensor:
     return torch.cat((pairs[:, 0].flatten(0, 1)[:size], pairs[:, 1].flatten(0, 1)[:size]))
 
 
-def pack_bf16(spec: LinearSpec, weight: Tensor, bias: Tensor | None, *, use_amx: bool | None = None) -> PackedLinear:
-    """``weight [out, in]``, ``bias [out]`` or ``None``, both bfloat16. ``use_amx=False``: vectors, not tiles."""
-    layer = _Layer(weight, bias, spec.kind == "gate_up", amx_granted() if use_amx is None else use_amx)
+def pack_bf16(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructions: str | None = None) -> PackedLinear:
+    """``weight [out, in]``, ``bias [out]`` or ``None``, both bfloat16. ``instructions``: one of :data:`INSTRUCTIONS`,
+    by default the best there are."""
+    instructions = instructions or INSTRUCTIONS[kernels().best_instructions()]
+    layer = _Layer(weight, bias, spec.kind == "gate_up", instructions)
     return PackedLinear(
         layer.tensors,
         reference=layer.reference,
@@ -91,22 +94,17 @@ def pack_bf16(spec: LinearSpec, weight: Tensor, bias: Tensor | None, *, use_amx:
         out_features=layer.out_features,
         apply_add=None if layer.gated else layer.apply_add,
         apply_gated=layer.apply_gated if layer.gated else None,
-        label="bfloat16 " + ("AMX" if layer.use_amx else "AVX512"),
+        label=f"bfloat16 panels, {instructions}",
     )
-
-
-def amx_granted() -> bool:
-    """Whether the system lets this process use AMX tiles."""
-    return bool(kernels().request_amx())
 
 
 class _Layer:
     """Weights in panels and the calls on them. A gate and up projection keeps its two halves in turns."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool, use_amx: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool, instructions: str) -> None:
         self.out_features, self.in_features = weight.shape
         self.gated = gated
-        self.use_amx = use_amx
+        self._instructions = INSTRUCTIONS.index(instructions)
         if gated:
             weight = interleaved(weight)
             bias = None if bias is None else interleaved(bias)
@@ -123,7 +121,7 @@ class _Layer:
 
     def _structure(self, columns: int, activation: int) -> _Linear:
         bias = native.pointer(self._bias)
-        return _Linear(self.in_features, columns, self._panels.data_ptr(), bias, activation, int(self.use_amx))
+        return _Linear(self.in_features, columns, self._panels.data_ptr(), bias, activation, self._instructions)
 
     def reference(self, x: Tensor) -> Tensor:
         """Plain ``F.linear`` on the weights taken back out of their layout; keeps no second copy."""

@@ -6,23 +6,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.assembly.device_facts import device_facts
+from engine import native
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.testing.context import build_context
 from engine_plugins.quantizer import bf16_linear
 from engine_plugins.quantizer.bf16_linear import from_panels, interleaved, pack_bf16, separated, to_panels
 
-COMPILED = build_context(device=device_facts("cpu"), dtype="bfloat16", execution="compile")
-needs_kernels = pytest.mark.skipif(
-    not bf16_linear.chosen(COMPILED), reason="needs AVX512-BF16 and a C++ compiler that knows it"
-)
+needs_kernels = pytest.mark.skipif(isinstance(native.find_compiler(), str), reason=str(native.find_compiler()))
 
 
-@pytest.fixture(params=["amx", "avx512"])
-def use_amx(request: pytest.FixtureRequest) -> bool:
-    if request.param == "amx" and not bf16_linear.amx_granted():
-        pytest.skip("needs AMX, a compiler that knows it, and a system that grants it")
-    return bool(request.param == "amx")
+@pytest.fixture(params=bf16_linear.INSTRUCTIONS)
+def instructions(request: pytest.FixtureRequest) -> str:
+    best = bf16_linear.kernels().best_instructions()
+    if bf16_linear.INSTRUCTIONS.index(request.param) > best:
+        pytest.skip(f"CPU, compiler or system has no {request.param}")
+    return str(request.param)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -48,9 +45,9 @@ def test_a_pair_of_panels_has_gates_and_ups_of_the_same_outputs(size: int) -> No
 
 @needs_kernels
 @pytest.mark.parametrize(("out", "inputs"), [(32, 32), (96, 896), (1152, 320), (50, 64), (33, 2080)])
-def test_any_size_and_any_number_of_rows(out: int, inputs: int, use_amx: bool) -> None:
+def test_any_size_and_any_number_of_rows(out: int, inputs: int, instructions: str) -> None:
     weight, bias = random(out, inputs) * 0.1, random(out, seed=1)
-    packed = pack_bf16(LinearSpec((LinearPart("w", out, True),), inputs), weight, bias, use_amx=use_amx)
+    packed = pack_bf16(LinearSpec((LinearPart("w", out, True),), inputs), weight, bias, instructions)
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 31, 32, 33, 48, 64, 511, 513, 1100):
         x = random(rows, inputs, seed=rows)
         want = F.linear(x.double(), weight.double(), bias.double())
@@ -58,9 +55,9 @@ def test_any_size_and_any_number_of_rows(out: int, inputs: int, use_amx: bool) -
 
 
 @needs_kernels
-def test_the_input_may_be_a_view_and_the_sum_may_replace_the_residual(use_amx: bool) -> None:
+def test_the_input_may_be_a_view_and_the_sum_may_replace_the_residual(instructions: str) -> None:
     weight = random(48, 64)
-    packed = pack_bf16(LinearSpec((LinearPart("w", 48),), 64), weight, None, use_amx=use_amx)
+    packed = pack_bf16(LinearSpec((LinearPart("w", 48),), 64), weight, None, instructions)
     wide = random(5, 200)
     x, residual = wide[:, 100:164], random(5, 48, seed=2)
     want = (F.linear(x.float(), weight.float()) + residual.float()).bfloat16()
@@ -72,7 +69,7 @@ def test_the_input_may_be_a_view_and_the_sum_may_replace_the_residual(use_amx: b
 
 @needs_kernels
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    if not bf16_linear.amx_granted():
+    if bf16_linear.kernels().best_instructions() < 2:
         pytest.skip("promised with AMX only")
     packed = pack_bf16(LinearSpec((LinearPart("w", 96),), 1024), random(96, 1024), None)
     x = random(700, 1024)
@@ -83,12 +80,12 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 @needs_kernels
-def test_the_gate_saturates_and_does_not_overflow(use_amx: bool) -> None:
+def test_the_gate_saturates_and_does_not_overflow(instructions: str) -> None:
     weight = torch.zeros(32, 32, dtype=torch.bfloat16)
     weight[:16] = torch.eye(32, dtype=torch.bfloat16)[:16] * 1000
     weight[16:] = weight[:16]
     spec = LinearSpec((LinearPart("gate", 16), LinearPart("up", 16)), 32, kind="gate_up")
-    packed = pack_bf16(spec, weight, None, use_amx=use_amx)
+    packed = pack_bf16(spec, weight, None, instructions)
     x = torch.zeros(1, 32, dtype=torch.bfloat16)
     x[0, :5] = torch.tensor([1.0, -1.0, 0.001, 3e35, 3e4])
     assert packed.apply_gated is not None

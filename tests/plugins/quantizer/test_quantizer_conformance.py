@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.assembly.device_facts import device_facts
 from engine.contracts.quantizer import Quantizer
+from engine.native import find_compiler
 from engine.testing.context import build_context
 from engine.testing.quantizer import QuantizerConformance
-from engine_plugins.quantizer.bf16_linear import chosen
 from engine_plugins.quantizer.config import Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.int8 import Int8WeightOnly
 from engine_plugins.quantizer.unquantized import Unquantized
@@ -19,14 +18,12 @@ class TestUnquantized(QuantizerConformance):
         return Unquantized(UnquantizedConfig(), build_context())
 
 
+@pytest.mark.skipif(isinstance(find_compiler(), str), reason=str(find_compiler()))
 class TestUnquantizedInPanels(QuantizerConformance):
     dtypes = ("bfloat16",)
 
     def make(self) -> Quantizer:
-        context = build_context(device=device_facts("cpu"), dtype="bfloat16", execution="compile")
-        if not chosen(context):
-            pytest.skip("needs AVX512-BF16 and a C++ compiler that knows it")
-        return Unquantized(UnquantizedConfig(), context)
+        return Unquantized(UnquantizedConfig(), build_context(dtype="bfloat16", execution="compile"))
 
 
 class TestInt8WeightOnly(QuantizerConformance):

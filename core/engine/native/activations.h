@@ -1,0 +1,33 @@
+// Activations of gated layers in float32, written so that compilers vectorise loops over them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+enum Activation : int32_t { NONE = 0, SILU = 1, GELU_TANH = 2 };
+
+// 2^n times a polynomial on [-ln2/2, ln2/2]: relative error below 1e-6; arguments beyond +-88 count as that.
+inline float exponential(float x) {
+    x = std::min(std::max(x, -87.0f), 88.0f);
+    const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const float n = (x * 1.44269504f + rounder) - rounder;
+    const float r = x - n * 0.693147181f;
+    float sum = 1.0f / 720;
+    sum = sum * r + 1.0f / 120;
+    sum = sum * r + 1.0f / 24;
+    sum = sum * r + 1.0f / 6;
+    sum = sum * r + 0.5f;
+    sum = sum * r + 1.0f;
+    sum = sum * r + 1.0f;
+    int32_t bits;
+    std::memcpy(&bits, &sum, sizeof bits);
+    bits += static_cast<int32_t>(n) * (1 << 23);
+    std::memcpy(&sum, &bits, sizeof sum);
+    return sum;
+}
+
+inline float silu(float x) { return x / (1.0f + exponential(-x)); }
+
+// 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
+inline float gelu_tanh(float x) { return x / (1.0f + exponential(-1.59576912f * x * (1.0f + 0.044715f * x * x))); }
