@@ -15,6 +15,7 @@
 #include <omp.h>
 
 #include "activations.h"
+#include "amx.h"
 #include "element.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
@@ -22,13 +23,6 @@
 #include <immintrin.h>
 #else
 #define HAS_AVX512_BF16 0
-#endif
-#if HAS_AVX512_BF16 && defined(__AMX_BF16__) && defined(__linux__)
-#define HAS_AMX 1
-#include <sys/syscall.h>
-#include <unistd.h>
-#else
-#define HAS_AMX 0
 #endif
 
 enum Instructions : int32_t { PLAIN = 0, AVX512_BF16 = 1, AMX = 2 };
@@ -42,15 +36,6 @@ struct Linear {
     Activation activation;
     Instructions instructions;
 };
-
-// Linux gives the large AMX state only to processes that ask (ARCH_REQ_XCOMP_PERM of XTILEDATA), and may refuse.
-static bool request_amx() {
-#if HAS_AMX
-    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-#else
-    return false;
-#endif
-}
 
 // The best instructions this process may use.
 extern "C" int32_t best_instructions() { return request_amx() ? AMX : HAS_AVX512_BF16 ? AVX512_BF16 : PLAIN; }
@@ -246,7 +231,8 @@ public:
 
     void add_products(const Call& call, int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end,
                       float* sums) {
-        shape_tiles(rows);
+        set_rows(rows);
+        written(sums);
         if (rows > TILE_ROWS)
             add<true>(call, row, pair, begin, end, sums);
         else
@@ -254,30 +240,17 @@ public:
     }
 
 private:
-    static constexpr int64_t TILE_ROWS = 16;
     static constexpr int64_t TILE_INPUTS = 32;
-    static constexpr int TILE_BYTES = 64;  // of a row
-
-    struct alignas(64) Shapes {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {};
-        uint8_t rows[16] = {};
-    };
 
     int64_t rows_ = 0;
 
     // Tiles 0..3: sums (rows x panels, 2 x 2). 4, 5: x. 6, 7: weights.
-    void shape_tiles(int64_t rows) {
+    void set_rows(int64_t rows) {
         if (rows == rows_) return;
         rows_ = rows;
-        const int64_t upper = std::min(rows, TILE_ROWS), lower = std::max<int64_t>(1, rows - TILE_ROWS);
-        const int64_t tile_rows[8] = {upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS};
-        Shapes shapes;
-        for (int tile = 0; tile < 8; tile++) {
-            shapes.rows[tile] = static_cast<uint8_t>(tile_rows[tile]);
-            shapes.row_bytes[tile] = TILE_BYTES;
-        }
-        _tile_loadconfig(&shapes);
+        const int upper = static_cast<int>(std::min<int64_t>(rows, TILE_ROWS));
+        const int lower = std::max(1, static_cast<int>(rows) - TILE_ROWS);
+        shape_tiles({upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS});
     }
 
     template <bool TWO_TILES>
@@ -295,9 +268,9 @@ private:
         }
         for (int64_t k = begin; k < end; k += TILE_INPUTS) {
             _tile_loadd(4, upper + k, x_bytes);
-            _tile_loadd(6, panel + k * PANEL, TILE_BYTES);
+            _tile_loadd(6, panel + k * PANEL, TILE_ROW_BYTES);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, next_panel + k * PANEL, TILE_BYTES);
+            _tile_loadd(7, next_panel + k * PANEL, TILE_ROW_BYTES);
             _tile_dpbf16ps(1, 4, 7);
             if (TWO_TILES) {
                 _tile_loadd(5, lower + k, x_bytes);
