@@ -10,6 +10,7 @@ import os
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
+from engine.native import NO_COMPILER
 from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import NgramConfig, NoDrafterConfig
@@ -46,6 +47,14 @@ def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
     if model.head_dim not in TRITON_HEAD_DIMS:
         reasons.append(f"head_dim={model.head_dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
     return tuple(reasons)
+
+
+def only_compiling_cpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    if device.kind != "cpu":
+        return (f"its kernels are for CPUs, not {device.kind}",)
+    if "cxx" not in device.features:
+        return (f"needs a C++ compiler to build its kernels, and there is {NO_COMPILER}",)
+    return ()
 
 
 @hookimpl
@@ -158,6 +167,12 @@ def engine_attention_kernel() -> list[Provider]:
             "torch",
             "engine_plugins.attention_kernel.torch_paged:TorchAttention",
             doc="Plain torch on any device; the reference.",
+        ),
+        Provider(
+            "cpu",
+            "engine_plugins.attention_kernel.cpu:CpuAttention",
+            unsupported=only_compiling_cpus,
+            doc="C++ kernels for CPUs, with AMX where there is; built at start-up.",
         ),
         Provider(
             "triton",

@@ -22,6 +22,9 @@ def plan(with_builtins, checkpoint, cpu):
     return make
 
 
+COMPILING_CPU = DeviceFacts("cpu", features=frozenset({"cxx"}))
+
+
 def refused(make, *overrides, **kwargs):
     with pytest.raises(AssemblyError) as raised:
         make(*overrides, **kwargs)
@@ -38,9 +41,11 @@ def test_a_plan_is_json_and_comes_back_equal(plan):
 
 
 def test_auto_takes_the_first_that_fits_and_says_what_it_passed_over(plan, gpu):
-    choice = plan().choice("attention_kernel")
-    assert (choice.name, choice.requested) == ("torch", "auto")
+    choice = plan(device=COMPILING_CPU).choice("attention_kernel")
+    assert (choice.name, choice.requested) == ("cpu", "auto")
     assert choice.passed_over == ("triton: needs a CUDA device",)
+    plain = plan(device=DeviceFacts("cpu")).choice("attention_kernel")
+    assert plain.name == "torch" and "C++ compiler" in plain.passed_over[1]
     on_gpu = plan(device=gpu).choice("attention_kernel")
     assert (on_gpu.name, on_gpu.passed_over) == ("triton", ())
 
@@ -54,7 +59,33 @@ def test_auto_takes_the_first_that_fits_and_says_what_it_passed_over(plan, gpu):
 )
 def test_auto_passes_over_a_kernel_that_this_gpu_or_model_cannot_use(plan, device, head_dim, why):
     choice = plan(device=device, head_dim=head_dim).choice("attention_kernel")
-    assert (choice.name, choice.passed_over) == ("torch", (f"triton: {why}",))
+    assert choice.name == "torch" and choice.passed_over[0] == f"triton: {why}"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "execution"),
+    [
+        (COMPILING_CPU, "bfloat16", "compile"),
+        (COMPILING_CPU, "float16", "eager"),
+        (DeviceFacts("cpu"), "bfloat16", "eager"),
+        (DeviceFacts("cuda", "test", (9, 0)), "bfloat16", "eager"),
+    ],
+)
+def test_execution_is_compiled_where_it_can_be(plan, device, dtype, execution):
+    assert plan(f"model.dtype={dtype}", device=device).execution == execution
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "why"),
+    [
+        (DeviceFacts("cpu"), "bfloat16", "C++ compiler"),
+        (COMPILING_CPU, "float16", "not in float16"),
+        (DeviceFacts("cuda", "test", (9, 0)), "bfloat16", "for CPUs"),
+    ],
+)
+def test_compiling_where_it_cannot_be_done_is_refused(plan, device, dtype, why):
+    (problem,) = refused(plan, "execution=compile", f"model.dtype={dtype}", device=device)
+    assert "execution=compile" in problem and why in problem and "execution=auto" in problem
 
 
 def test_an_activation_nobody_computes_is_refused_before_anything_is_loaded(plan):

@@ -23,6 +23,7 @@ from engine.execution.model import ForwardBatch, LoweredModel
 from engine.native import find_compiler
 from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
+from engine_plugins.attention_kernel.cpu import CpuAttention
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.kv_format.native import NativeFormat
 from engine_plugins.parallelism.single import SingleDevice
@@ -49,7 +50,7 @@ def load(
         facts,
         ops,
         quantizer or Unquantized(UnquantizedConfig(), context),
-        TorchAttention(SlotConfig(), context),
+        (CpuAttention if execution == "compile" else TorchAttention)(SlotConfig(), context),
         NativeFormat(SlotConfig(), context),
         SingleDevice(ParallelismConfig(), context),
         dtype,

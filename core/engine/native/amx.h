@@ -23,7 +23,7 @@ inline bool request_amx() {
 
 #if HAS_AMX
 
-constexpr int TILES = 8;
+constexpr int NUM_TILES = 8;
 constexpr int TILE_ROWS = 16;
 constexpr int TILE_ROW_BYTES = 64;
 
@@ -31,13 +31,13 @@ constexpr int TILE_ROW_BYTES = 64;
 inline void written(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
 // All eight tiles, with rows of 64 bytes. Release them at the end, or every context switch saves them.
-inline void shape_tiles(const int (&tile_rows)[TILES]) {
+inline void shape_tiles(const int (&tile_rows)[NUM_TILES]) {
     struct alignas(64) {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
         uint16_t row_bytes[16] = {};
         uint8_t rows[16] = {};
     } shapes;
-    for (int tile = 0; tile < TILES; tile++) {
+    for (int tile = 0; tile < NUM_TILES; tile++) {
         shapes.rows[tile] = static_cast<uint8_t>(tile_rows[tile]);
         shapes.row_bytes[tile] = TILE_ROW_BYTES;
     }

@@ -1,0 +1,271 @@
+"""The compiled attention kernel: the shared conformance cases, and every path that depends on shapes or processor."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine import native
+from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
+from engine.contracts.config import SlotConfig
+from engine.contracts.model import DeviceFacts
+from engine.contracts.provider import BuildContext
+from engine.execution.reference import paged_attention
+from engine.native import compiler
+from engine.testing.attention_cases import PlainFormat, case_named
+from engine.testing.attention_kernel import (
+    TOLERANCE,
+    AttentionCase,
+    AttentionKernelConformance,
+    error,
+    make_context,
+    make_inputs,
+    measure,
+    reference,
+    run,
+)
+from engine.testing.context import build_context
+from engine_plugins.attention_kernel import cpu
+from engine_plugins.attention_kernel.cpu import CpuAttention, kernels
+from engine_plugins.registry import only_compiling_cpus
+
+needs_compiler = pytest.mark.skipif(isinstance(native.find_compiler(), str), reason=str(native.find_compiler()))
+
+
+@pytest.fixture(params=["vectors", "AMX"])
+def use_amx(request: pytest.FixtureRequest) -> bool:
+    wanted = request.param == "AMX"
+    if wanted and not kernels().can_use_amx():
+        pytest.skip("processor, compiler or system has no AMX for bfloat16")
+    return wanted
+
+
+@pytest.fixture
+def three_threads() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(context: BuildContext, use_amx: bool = True) -> CpuAttention:
+    return CpuAttention(SlotConfig(), context, use_amx=use_amx)
+
+
+def check(case: AttentionCase, dtype: str, use_amx: bool) -> None:
+    worst = measure(lambda context: build(context, use_amx), case, dtype, "cpu")
+    assert worst <= TOLERANCE[dtype], f"{case.name} {dtype}: error {worst:.2e}"
+
+
+@needs_compiler
+class TestCpuAttention(AttentionKernelConformance):
+    def make(self, context: BuildContext) -> AttentionKernel:
+        return build(context)
+
+
+@needs_compiler
+class TestCpuAttentionOnVectors(AttentionKernelConformance):
+    dtypes = ("float32", "bfloat16")
+
+    def make(self, context: BuildContext) -> AttentionKernel:
+        return build(context, use_amx=False)
+
+
+ROWS = ((1, 300), (40, 40), (3, 129), (90, 500))
+SHAPES = (
+    AttentionCase("group_of_1", ROWS, 3, 3, 64, 16),
+    AttentionCase("group_of_2", ROWS, 4, 2, 48, 16),
+    AttentionCase("group_of_7", ROWS, 14, 2, 64, 16),
+    AttentionCase("group_of_40", ROWS, 40, 1, 32, 16),
+    AttentionCase("head_dim_8", ROWS, 4, 2, 8, 16),
+    AttentionCase("head_dim_of_no_multiple", ROWS, 4, 2, 21, 16),
+    AttentionCase("head_dim_72", ROWS, 8, 1, 72, 16),
+    AttentionCase("head_dim_256", ROWS, 4, 1, 256, 16),
+    AttentionCase("blocks_of_5", ROWS, 6, 2, 64, 5),
+    AttentionCase("window_within_a_tile", ROWS, 14, 2, 64, 16, window=7),
+    AttentionCase("window_cuts_blocks_and_chunks", ((1, 700), (300, 900)), 14, 2, 64, 16, window=271),
+    AttentionCase("window_over_few_columns", ((1, 700), (2, 900)), 2, 2, 64, 16, window=271),
+    AttentionCase("soft_cap_over_few_columns", ROWS, 2, 2, 64, 16, soft_cap=5.0),
+    AttentionCase("soft_cap_and_window", ROWS, 14, 2, 64, 16, soft_cap=50.0, window=100, scale=0.3),
+    AttentionCase("large_scale", ROWS, 14, 2, 64, 16, scale=0.5),
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", SHAPES, ids=lambda case: case.name)
+def test_every_shape_on_every_path(case: AttentionCase, use_amx: bool) -> None:
+    check(case, "bfloat16", use_amx)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", SHAPES, ids=lambda case: case.name)
+def test_every_shape_in_float32(case: AttentionCase) -> None:
+    check(case, "float32", use_amx=False)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["long_chunk_beside_decode", "prompts_of_unequal_lengths", "verify_batch"])
+def test_real_sizes(name: str, use_amx: bool) -> None:
+    check(case_named(name), "bfloat16", use_amx)
+
+
+@needs_compiler
+@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (7, 1)], ids=str)
+@pytest.mark.parametrize("window", [None, 3000])
+def test_keys_of_long_rows_are_split_between_threads(
+    heads: tuple[int, int], window: int | None, use_amx: bool, three_threads: Any
+) -> None:
+    rows = ((1, 5003), (1, 2), (2, 4100))
+    check(AttentionCase("split_keys", rows, *heads, 32, 16, window=window), "bfloat16", use_amx)
+    check(AttentionCase("split_keys", rows, *heads, 32, 16, window=window), "float32", use_amx)
+
+
+@needs_compiler
+def test_queries_may_be_a_part_of_wider_rows(use_amx: bool) -> None:
+    case = case_named("prefill_decode_verify")
+    inputs = make_inputs(case, "bfloat16", "cpu")
+    qkv = torch.full((inputs.q.shape[0], (case.num_heads + 4) * case.head_dim), float("nan"), dtype=torch.bfloat16)
+    q = qkv.view(qkv.shape[0], -1, case.head_dim)[:, : case.num_heads]
+    q.copy_(inputs.q)
+    kernel = build(make_context(case, "bfloat16", "cpu"), use_amx)
+    whole = run(kernel, case, inputs)
+    assert torch.equal(run(kernel, case, dataclasses.replace(inputs, q=q)), whole)
+    heads_apart = inputs.q.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(run(kernel, case, dataclasses.replace(inputs, q=heads_apart)), whole)
+
+
+@needs_compiler
+def test_block_tables_may_be_a_part_of_wider_ones(use_amx: bool) -> None:
+    case = case_named("prefill_decode_verify")
+    inputs = make_inputs(case, "float32", "cpu")
+    tables = inputs.batch.block_tables
+    wide = torch.full((tables.shape[0], tables.shape[1] + 3), -1, dtype=torch.int32)
+    wide[:, : tables.shape[1]] = tables
+    batch = dataclasses.replace(inputs.batch, block_tables=wide[:, : tables.shape[1]])
+    kernel = build(make_context(case, "float32", "cpu"), use_amx)
+    got = run(kernel, case, dataclasses.replace(inputs, batch=batch))
+    assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
+
+
+@needs_compiler
+def test_one_stage_serves_layers_of_different_kinds() -> None:
+    plain = case_named("prefill_decode_verify")
+    inputs = make_inputs(plain, "float32", "cpu")
+    kernel = build(make_context(plain, "float32", "cpu"))
+    staged = kernel.stage(inputs.batch)
+    for changes in ({}, {"window": 9}, {"soft_cap": 2.0}, {"scale": 1.0}, {}):
+        case = dataclasses.replace(plain, **changes)
+        got = kernel.record(staged, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
+        assert error(got, reference(case, inputs)) <= TOLERANCE["float32"], changes
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Format:
+    """Keys and values in 8 bits, one scale per token and head."""
+
+    scale: Literal["none", "per_layer_head", "per_token_head"] = "per_token_head"
+    lossless: bool = False
+
+    def storage_dtype(self, compute_dtype: str) -> str:
+        return "int8"
+
+    def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        assert scale is not None
+        return (x.float() / scale.unsqueeze(-1)).round().clamp(-127, 127).to(torch.int8)
+
+    def unpack(self, x: Tensor, scale: Tensor | None, dtype: Any) -> Tensor:
+        assert scale is not None
+        return (x.float() * scale.unsqueeze(-1)).to(dtype)
+
+    def load_tile(self) -> None:
+        return None
+
+
+class WiderFormat(PlainFormat):
+    """float32 whatever the compute dtype."""
+
+    def storage_dtype(self, compute_dtype: str) -> str:
+        return "float32"
+
+    def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        return x.float()
+
+
+@needs_compiler
+@pytest.mark.parametrize("kv_format", [Int8Format(), WiderFormat()], ids=lambda f: type(f).__name__)
+def test_other_ways_to_store_keys_are_left_to_torch(kv_format: Any) -> None:
+    for name in ("prefill_decode_verify", "soft_cap_and_window"):
+        worst = measure(build, case_named(name), "bfloat16", "cpu", kv_format)
+        assert worst <= TOLERANCE["bfloat16"], name
+
+
+@needs_compiler
+def test_code_for_processors_without_wide_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``-march=native`` leaves out on this machine is correct, too."""
+    baseline = tuple(flag for flag in compiler.FLAGS if flag != "-march=native")
+    monkeypatch.setattr(compiler, "FLAGS", baseline)
+    monkeypatch.setattr(compiler, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(native, "load", native.load.__wrapped__)
+    library = kernels.__wrapped__()
+    assert platform.machine() != "x86_64" or not library.can_use_amx()
+    monkeypatch.setattr(cpu, "kernels", lambda: library)
+    for case in SHAPES:
+        check(case, "float32", use_amx=False)
+        check(case, "bfloat16", use_amx=False)
+
+
+def cases() -> st.SearchStrategy[AttentionCase]:
+    """Mixed batches: padding rows, decodes, verification, prompts and chunks, of any heads."""
+    row = st.one_of(
+        st.tuples(st.just(1), st.integers(0, 700)),
+        st.tuples(st.integers(2, 16), st.integers(0, 300)),
+        st.tuples(st.integers(17, 120), st.just(0) | st.integers(0, 300)),
+    ).map(lambda pair: (pair[0], pair[0] + pair[1]))
+    return st.builds(
+        lambda rows, kv_heads, group, **other: AttentionCase("mixed", tuple(rows), kv_heads * group, kv_heads, **other),
+        st.lists(row, min_size=1, max_size=6),
+        st.integers(1, 3),
+        st.integers(1, 9),
+        head_dim=st.sampled_from([8, 16, 32, 40, 64, 80, 128]),
+        block_size=st.sampled_from([1, 8, 16, 24, 256]),
+        window=st.none() | st.integers(1, 400),
+        soft_cap=st.none() | st.sampled_from([2.0, 30.0]),
+    )
+
+
+@needs_compiler
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), dtype=st.sampled_from(["float32", "bfloat16"]), use_amx=st.booleans())
+def test_any_batch_equals_the_plain_version(case: AttentionCase, dtype: str, use_amx: bool) -> None:
+    inputs = make_inputs(case, dtype, "cpu")
+    got = run(build(make_context(case, dtype, "cpu"), use_amx), case, inputs)
+    want = paged_attention(inputs.batch, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat())
+    # The plain version rounds to bfloat16, too, perhaps to the other side.
+    slack = 2.0**-8 if dtype == "bfloat16" else 0.0
+    assert error(got, want.double()) <= TOLERANCE[dtype] + slack
+
+
+@needs_compiler
+def test_queries_beyond_the_keys_are_an_error_here_not_in_the_kernel() -> None:
+    inputs = make_inputs(case_named("whole_prompt"), "float32", "cpu")
+    broken: AttentionBatch = dataclasses.replace(inputs.batch, kv_lens=(3,))
+    with pytest.raises(AssertionError, match="new tokens are keys"):
+        build(build_context()).stage(broken)
+
+
+def test_it_is_offered_where_kernels_can_be_built() -> None:
+    model = build_context().model
+    (no_gpu,) = only_compiling_cpus(model, DeviceFacts("cuda", features=frozenset({"cxx"})))
+    assert no_gpu == "its kernels are for CPUs, not cuda"
+    (no_compiler,) = only_compiling_cpus(model, DeviceFacts("cpu"))
+    assert "needs a C++ compiler" in no_compiler
+    assert only_compiling_cpus(model, DeviceFacts("cpu", features=frozenset({"cxx"}))) == ()
