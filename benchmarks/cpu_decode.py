@@ -5,7 +5,7 @@
 
 Decode is bound by reading the weights once per token: its share is (weight + KV bytes per token) / time over the
 measured read bandwidth. Prefill is bound by matrix multiplication: its share is (2 x weights x tokens) / time over
-the rate of one large GEMM in the same dtype. Limits and engine are measured in turns, so that a machine whose speed
+the rate of one large bfloat16 GEMM. Limits and engine are measured in turns, so that a machine whose speed
 drifts (neighbours, clock) moves both; medians of the rounds are reported.
 """
 

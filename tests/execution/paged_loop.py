@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from engine.execution.kv_cache import KVCache
 from engine.execution.loading import Progress, load_model
 from engine.execution.lowering import Execution
 from engine.execution.model import ForwardBatch, LoweredModel
-from engine.native import find_compiler
 from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.cpu import CpuAttention
@@ -31,7 +29,6 @@ from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
 
 BLOCK_SIZE = 8
-needs_compiler = pytest.mark.skipif(isinstance(find_compiler(), str), reason=str(find_compiler()))
 
 
 def load(

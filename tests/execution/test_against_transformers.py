@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from engine.execution.lowering import Execution
-from tests.execution.paged_loop import PagedLoop, load, needs_compiler
+from tests.execution.paged_loop import PagedLoop, load
+from tests.native import needs_compiler
 
 TOLERANCE = 1e-4
 PROMPT, OUTPUT = 40, 32

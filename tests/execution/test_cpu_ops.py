@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import native
 from engine.execution.cpu_ops import HeadNorm, RotateAndWrite, compiled_gate, compiled_norm
 from engine.execution.norms import rms_norm
 from engine.execution.reference import gated_activation
 from engine.execution.rope import rotate
+from tests.native import needs_compiler
 
-pytestmark = pytest.mark.skipif(isinstance(native.find_compiler(), str), reason=str(native.find_compiler()))
+pytestmark = needs_compiler
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = (1, 2, 7, 64, 700)
@@ -32,7 +32,7 @@ def close(got: Tensor, want: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 8, 100, 896])
-def test_norm(size: int, dtype: torch.dtype) -> None:
+def test_the_norm_equals_the_reference_also_for_views(size: int, dtype: torch.dtype) -> None:
     weight = random(size, seed=1)
     norm = compiled_norm(weight, 1e-5, dtype)
     for rows in ROWS:
@@ -45,7 +45,7 @@ def test_norm(size: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("size", [1, 24, 4864])
-def test_gate(size: int, act: str, dtype: torch.dtype) -> None:
+def test_the_gate_equals_the_reference(size: int, act: str, dtype: torch.dtype) -> None:
     gate = compiled_gate(act, dtype)
     for rows in ROWS:
         gate_up = random(rows, 2 * size, dtype=dtype) * 4
@@ -93,7 +93,7 @@ def test_heads_are_normed_rotated_and_written(
         assert not keys.flatten(0, 1)[~written].any() and not values.flatten(0, 1)[~written].any()
 
 
-def test_without_a_cache_nothing_is_written() -> None:
+def test_without_a_cache_values_are_left_alone() -> None:
     op = RotateAndWrite(2, 1, 8, 8, None, None, torch.float32)
     qkv, angle = random(1, 32), random(1, 1, 4)
     v = qkv[:, 24:].clone()

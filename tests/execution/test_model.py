@@ -9,7 +9,8 @@ import torch
 
 from engine.execution.lowering import Execution
 from tests.execution import tiny
-from tests.execution.paged_loop import PagedLoop, load, needs_compiler
+from tests.execution.paged_loop import PagedLoop, load
+from tests.native import needs_compiler
 
 TOKENS = [(7 * i + 3) % 120 for i in range(70)]
 

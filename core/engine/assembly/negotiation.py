@@ -63,7 +63,7 @@ def resolve(composed: Composed, discovered: Discovered, model: ModelFacts, devic
         overlap=settings.overlap,
         settings=settings,
         slots={slot: tuple(_slot_choice(one) for one in chosen if one.slot == slot) for slot in SLOTS},
-        notes=_notes(chosen, settings),
+        notes=(*_notes(chosen, settings), *_execution_notes(settings, model, device)),
     )
 
 
@@ -234,6 +234,12 @@ def _execution(settings: Settings, model: ModelFacts, device: DeviceFacts) -> st
     if settings.execution != AUTO:
         return settings.execution
     return "eager" if _against_compile(settings, model, device) else "compile"
+
+
+def _execution_notes(settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:
+    if settings.execution != AUTO or device.kind != "cpu":
+        return []
+    return [f"execution=eager, which is slower than compile: {why}" for why in _against_compile(settings, model, device)]
 
 
 def _against_compile(settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:

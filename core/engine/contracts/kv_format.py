@@ -17,8 +17,8 @@ class KVFormat(Protocol):
     """The plugin."""
 
     scale: Literal["none", "per_layer_head", "per_token_head"]
-    """Granularity of the scales kept beside the cache. With ``none`` and the compute dtype as storage dtype, a format
-    stores what it is given: kernels then read and write the cache themselves."""
+    """Granularity of the scales kept beside the cache. With ``none`` and the compute dtype as storage dtype, ``pack``
+    and ``unpack`` must return what they are given: kernels then use the cache without asking the format."""
     lossless: bool
     """True when ``unpack(pack(x)) == x`` bit for bit."""
 

@@ -31,7 +31,7 @@ class LinearSpec:
     shard: Literal["out", "in", "none"] = "none"
     """Axis that tensor parallelism cuts: ``out`` for q/k/v, gate/up and the head; ``in`` for o and down."""
     kind: Literal["body", "gate_up", "head"] = "body"
-    """``gate_up``: two parts of equal size, of which an activation gates the second with the first."""
+    """``gate_up``: two parts of equal size, gate and up, of which the op computes ``act(gate) * up``."""
 
     @property
     def out_features(self) -> int:

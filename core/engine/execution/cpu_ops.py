@@ -16,51 +16,45 @@ import torch
 from torch import Tensor
 
 from engine import native
+from engine.native import FLOAT, INT32, INT64, POINTER
 from engine.execution.norms import Norm
 
-NAMES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
-"""Element types and the suffix of their functions."""
-ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
-"""``Activation`` of ``native/activations.h``, by the name :class:`~engine.contracts.ops.NormGateUpAct` uses."""
+SUFFIXES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
+"""Suffix of the functions for each element type."""
 
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class Heads(ctypes.Structure):
     """``Heads`` of ``cpu_ops.cpp``: the shape of a q, k and v projection, and what is done to its heads."""
 
     _fields_ = (
-        ("num_heads", _SIZE),
-        ("num_kv_heads", _SIZE),
-        ("head_dim", _SIZE),
-        ("rotary_half", _SIZE),
-        ("q_norm", _POINTER),
-        ("k_norm", _POINTER),
-        ("q_eps", ctypes.c_float),
-        ("k_eps", ctypes.c_float),
+        ("num_heads", INT64),
+        ("num_kv_heads", INT64),
+        ("head_dim", INT64),
+        ("rotary_half", INT64),
+        ("q_norm", POINTER),
+        ("k_norm", POINTER),
+        ("q_eps", FLOAT),
+        ("k_eps", FLOAT),
     )
 
 
-_SIGNATURES = {
-    "rms_norm": (_SIZE, _SIZE, _POINTER, _SIZE, _POINTER, ctypes.c_float, _POINTER),
-    "rotate_and_write": (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
-    "gated_activation": (_SIZE, _SIZE, _POINTER, ctypes.c_int32, _POINTER),
+_FUNCTIONS = {
+    "rms_norm": (INT64, INT64, POINTER, INT64, POINTER, FLOAT, POINTER),
+    "rotate_and_write": (POINTER, INT64, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER),
+    "gated_activation": (INT64, INT64, POINTER, INT32, POINTER),
 }
 
 
 @cache
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    library = native.load(Path(__file__).with_suffix(".cpp"))
-    for name, arguments in _SIGNATURES.items():
-        for element in NAMES.values():
-            function = getattr(library, f"{name}_{element}")
-            function.argtypes, function.restype = arguments, None
-    return library
+    functions = {f"{name}_{suffix}": types for name, types in _FUNCTIONS.items() for suffix in SUFFIXES.values()}
+    return native.load(Path(__file__).with_suffix(".cpp"), functions)
 
 
 def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    function: Callable[..., None] = getattr(kernels(), f"{name}_{NAMES[dtype]}")
+    function: Callable[..., None] = getattr(kernels(), f"{name}_{SUFFIXES[dtype]}")
     return function
 
 
@@ -78,7 +72,7 @@ def compiled_norm(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
 
 def compiled_gate(act: str, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """``act(gate) * up`` of contiguous ``[rows, 2 * size]``, gates first -> ``[rows, size]``."""
-    kernel, code = _kernel("gated_activation", dtype), ACTIVATIONS[act]
+    kernel, code = _kernel("gated_activation", dtype), native.ACTIVATIONS[act]
 
     def gate(gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2

@@ -66,7 +66,7 @@ class Lowering:
         return self.execution == "compile"
 
     @property
-    def kernels_write_kv(self) -> bool:
+    def stores_kv_as_is(self) -> bool:
         """Whether the cache stores keys and values as they are."""
         name = str(self.dtype).removeprefix("torch.")
         return self.kv_format.scale == "none" and self.kv_format.storage_dtype(name) == name
@@ -192,7 +192,7 @@ def _lower_qkv_compiled(
     rotary_dim = 0 if op.rope is None else op.rope.rotary_dim or head_dim
     rotate_and_write = RotateAndWrite(num_heads, num_kv_heads, head_dim, rotary_dim, q_norm, k_norm, lowering.dtype)
     rotation = None if op.rope is None else lowering.rope_kinds.index(op.rope)
-    writes = lowering.kernels_write_kv
+    writes = lowering.stores_kv_as_is
 
     def qkv_rope_write(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         qkv = linear(norm(residual))
@@ -313,7 +313,7 @@ def _norm_label(lowering: Lowering) -> str:
 
 def _rope_label(lowering: Lowering, ops: ModelOps) -> str:
     if lowering.compiled:
-        return "compiled rotation" + (" and KV write" if lowering.kernels_write_kv else ", index_copy KV write")
+        return "compiled rotation" + (" and KV write" if lowering.stores_kv_as_is else ", index_copy KV write")
     whole = all(rotates_whole(lowering, facts, _head_dim(ops)) for facts in lowering.rope_kinds)
     return ("paired" if whole else "reference") + " rotation, index_copy KV write"
 

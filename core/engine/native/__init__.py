@@ -1,16 +1,19 @@
 """C++ kernels for the CPU of this machine: compiled when first needed, kept on disk, called through ctypes.
 
-A kernel is one ``.cpp`` file with ``extern "C"`` functions over raw pointers; it may include the
-headers of this folder. The core and plugins load theirs the same way::
+A kernel is one ``.cpp`` file with ``extern "C"`` functions over raw pointers; it may include the headers of this
+folder and of its own. The core and plugins load theirs the same way::
 
-    kernels = native.load(Path(__file__).with_name("my_kernels.cpp"))
-    kernels.my_function(native.pointer(x), x.shape[0])
+    kernels = native.load(Path(__file__).with_name("scale.cpp"), {"scale": (native.POINTER, native.INT64)})
+    kernels.scale(native.pointer(x), x.numel())
 
 A source is compiled for exactly this processor (``-march=native``), so its macros (``__AVX512BF16__``,
 ``__AMX_BF16__``, ...) say what it may use.
 """
 
 from engine.native.compiler import NO_COMPILER, Compiler, NativeError, find_compiler
-from engine.native.library import load, pointer
+from engine.native.library import ACTIVATIONS, FLOAT, INT32, INT64, POINTER, load, pointer
 
-__all__ = ["NO_COMPILER", "Compiler", "NativeError", "find_compiler", "load", "pointer"]
+__all__ = [
+    "ACTIVATIONS", "FLOAT", "INT32", "INT64", "NO_COMPILER", "POINTER", "Compiler", "NativeError", "find_compiler",
+    "load", "pointer",
+]  # fmt: skip

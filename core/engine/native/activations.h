@@ -7,12 +7,12 @@
 
 enum Activation : int32_t { NONE = 0, SILU = 1, GELU_TANH = 2 };
 
-// 2^n times a polynomial on [-ln2/2, ln2/2]: relative error below 1e-6; arguments beyond +-88 count as that.
+// 2^n times a polynomial on [-ln2/2, ln2/2]: relative error below 1e-6. What is below -87 or above 88 counts as that.
 inline float exponential(float x) {
     x = std::min(std::max(x, -87.0f), 88.0f);
-    const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const float n = (x * 1.44269504f + rounder) - rounder;
-    const float r = x - n * 0.693147181f;
+    const float rounder = 12582912.0f;  // 1.5 * 2^23: a sum with it has the nearest integer in its lowest bits
+    const float rounded = x * 1.44269504f + rounder;
+    const float r = x - (rounded - rounder) * 0.693147181f;
     float sum = 1.0f / 720;
     sum = sum * r + 1.0f / 120;
     sum = sum * r + 1.0f / 24;
@@ -20,9 +20,10 @@ inline float exponential(float x) {
     sum = sum * r + 0.5f;
     sum = sum * r + 1.0f;
     sum = sum * r + 1.0f;
-    int32_t bits;
+    uint32_t bits, exponent;
     std::memcpy(&bits, &sum, sizeof bits);
-    bits += static_cast<int32_t>(n) * (1 << 23);
+    std::memcpy(&exponent, &rounded, sizeof exponent);
+    bits += exponent << 23;
     std::memcpy(&sum, &bits, sizeof sum);
     return sum;
 }

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-NAMES = ("c++", "g++", "clang++")
+NAMES = ("c++", "g++")
+"""Not clang++: it brings an OpenMP library of its own, and two teams of threads would fight for the same cores."""
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fPIC", "-shared")
+"""``-fno-math-errno`` lets loops with square roots use vector instructions."""
 PROBE = '#include <omp.h>\nextern "C" int probe() { return omp_get_max_threads(); }\n'
 TIMEOUT_S = 300
 NO_COMPILER = f"no C++ compiler with OpenMP (CXX or one of {', '.join(NAMES)}, on Linux)"
 INCLUDE = Path(__file__).parent
-REMEDY = "install one (for example the package g++), or use execution=eager attention_kernel=torch"
+REMEDY = "or choose what needs no compiling: execution=eager, another attention_kernel, another quantizer"
 
 
 class NativeError(RuntimeError):
@@ -32,15 +35,16 @@ class NativeError(RuntimeError):
 class Compiler:
     """A compiler that builds OpenMP code for this machine."""
 
-    path: str
+    command: tuple[str, ...]
+    """The program and its leading arguments."""
     version: str
     """First line of ``--version``."""
 
     def build(self, source: Path) -> Path:
         """The shared library of ``source``, from the cache if it is there. Raises :class:`NativeError`."""
-        text = source.read_bytes()
-        headers = b"".join(path.read_bytes() for path in sorted(INCLUDE.glob("*.h")))
-        parts = (text, headers, " ".join(FLAGS).encode(), self.path.encode(), self.version.encode(), _processor())
+        headers = (*sorted(INCLUDE.glob("*.h")), *sorted(source.parent.glob("*.h")))
+        texts = [path.read_bytes() for path in (source, *headers)]
+        parts = (*texts, " ".join((*self.command, *FLAGS)).encode(), self.version.encode(), _processor())
         key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
         target = cache_folder() / f"{source.stem}-{key}.so"
         if not target.is_file():
@@ -51,17 +55,17 @@ class Compiler:
         handle, unfinished = tempfile.mkstemp(suffix=".so", dir=target.parent)
         os.close(handle)
         try:
-            command = [self.path, *FLAGS, f"-I{INCLUDE}", str(source), "-o", unfinished]
+            command = [*self.command, *FLAGS, f"-I{INCLUDE}", str(source), "-o", unfinished]
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
             if done.returncode != 0:
                 lines = "\n".join(done.stderr.strip().splitlines()[:10])
                 raise NativeError(
-                    f"{source.name} does not compile with {self.path} ({self.version}); with another compiler set "
-                    f"CXX, or use execution=eager attention_kernel=torch. It says:\n{lines}"
+                    f"{source.name} does not compile with {shlex.join(self.command)} ({self.version}): set CXX to "
+                    f"another compiler, {REMEDY}. It says:\n{lines}"
                 )
             os.replace(unfinished, target)  # whole or not at all: other processes may be looking
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise NativeError(f"{self.path} did not build {source.name}: {error}; {REMEDY}") from error
+            raise NativeError(f"{shlex.join(self.command)} did not build {source.name}: {error}; {REMEDY}") from error
         finally:
             Path(unfinished).unlink(missing_ok=True)
 
@@ -71,21 +75,21 @@ def find_compiler() -> Compiler | str:
     """The compiler of this machine (``CXX`` if set), or the reason why there is none. Asked once per process."""
     if not sys.platform.startswith("linux"):
         return f"C++ kernels are built on Linux only, this is {platform.system()}"
-    wanted = os.environ.get("CXX")
-    names = (wanted,) if wanted else NAMES
-    path = next((found for name in names if (found := shutil.which(name)) is not None), None)
-    if path is None:
-        return f"no C++ compiler found (looked for {', '.join(names)}): {REMEDY}"
+    candidates = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else [[name] for name in NAMES]
+    command = next((one for one in candidates if shutil.which(one[0]) is not None), None)
+    if command is None:
+        return f"no C++ compiler found (looked for {', '.join(one[0] for one in candidates)}): install g++, {REMEDY}"
+    told = shlex.join(command)
     try:
-        version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
-        command = [path, *FLAGS, "-x", "c++", "-", "-o", os.devnull]
-        probe = subprocess.run(command, input=PROBE, capture_output=True, text=True, timeout=60, check=False)
+        version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+        build = [*command, *FLAGS, "-x", "c++", "-", "-o", os.devnull]
+        probe = subprocess.run(build, input=PROBE, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError) as error:
-        return f"{path} does not run: {error}"
+        return f"{told} does not run: {error}"
     if probe.returncode != 0:
         why = next(iter(probe.stderr.strip().splitlines()), "no message")
-        return f"{path} does not build OpenMP code: {why}"
-    return Compiler(path, next(iter(version.splitlines()), "unknown version"))
+        return f"{told} does not build OpenMP code: {why}"
+    return Compiler(tuple(command), next(iter(version.splitlines()), "unknown version"))
 
 
 def cache_folder() -> Path:

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.native.compiler import NativeError, find_compiler
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+POINTER, INT64, INT32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+"""Types of arguments."""
+ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
+"""``Activation`` of ``activations.h``, by the names :class:`~engine.contracts.ops.NormGateUpAct` has."""
+
+
+def load(source: Path, functions: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL:
+    """The library of ``source``, compiled now unless an earlier process did. Raises :class:`NativeError`.
+
+    ``functions``: argument types of the functions that are called and return nothing. Others take nothing and return
+    an ``int``. Import torch first: its OpenMP library is then the one the kernels use, so that there is one team of
+    threads. A call releases the GIL.
+    """
+    library = _open(source)
+    for name, arguments in functions.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
+
 
 @cache
-def load(source: Path) -> ctypes.CDLL:
-    """The functions of ``source``, compiled now unless an earlier process did. Raises :class:`NativeError`.
-
-    Import torch first: its OpenMP library is then the one the kernels use, so that there is one team of threads.
-    Set ``argtypes`` of the functions you call; a call releases the GIL.
-    """
+def _open(source: Path) -> ctypes.CDLL:
     compiler = find_compiler()
     if isinstance(compiler, str):
         raise NativeError(f"{source.name}: {compiler}")
@@ -27,5 +42,5 @@ def load(source: Path) -> ctypes.CDLL:
 
 
 def pointer(tensor: Tensor | None) -> int | None:
-    """Address of a tensor's first element, for an argument of type ``c_void_p``."""
+    """Address of a tensor's first element, for an argument of type :data:`POINTER`."""
     return None if tensor is None else tensor.data_ptr()

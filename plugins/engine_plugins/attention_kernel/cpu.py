@@ -23,24 +23,23 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
+from engine.native import FLOAT, INT32, INT64, POINTER
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 
-NAMES = {torch.float32: "attention_float", torch.bfloat16: "attention_bfloat16"}
+FUNCTIONS = {torch.float32: "attention_float", torch.bfloat16: "attention_bfloat16"}
 """Element types and their functions."""
-
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Step(ctypes.Structure):
     """``Step`` of ``cpu_attention.cpp``."""
 
     _fields_ = (
-        ("q_lens", _POINTER),
-        ("kv_lens", _POINTER),
-        ("block_tables", _POINTER),
-        ("num_rows", _SIZE),
-        ("table_stride", _SIZE),
-        ("block_size", _SIZE),
+        ("q_lens", POINTER),
+        ("kv_lens", POINTER),
+        ("block_tables", POINTER),
+        ("num_rows", INT64),
+        ("table_stride", INT64),
+        ("block_size", INT64),
     )
 
 
@@ -48,24 +47,20 @@ class _Op(ctypes.Structure):
     """``Op`` of ``cpu_attention.cpp``."""
 
     _fields_ = (
-        ("num_heads", _SIZE),
-        ("num_kv_heads", _SIZE),
-        ("head_dim", _SIZE),
-        ("window", _SIZE),
-        ("scale", ctypes.c_float),
-        ("soft_cap", ctypes.c_float),
+        ("num_heads", INT64),
+        ("num_kv_heads", INT64),
+        ("head_dim", INT64),
+        ("window", INT64),
+        ("scale", FLOAT),
+        ("soft_cap", FLOAT),
     )
 
 
 @cache
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    library = native.load(Path(__file__).with_name("cpu_attention.cpp"))
-    for name in NAMES.values():
-        function = getattr(library, name)
-        function.argtypes = (_POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, ctypes.c_int)
-        function.restype = None
-    return library
+    arguments = (POINTER, POINTER, POINTER, INT64, POINTER, POINTER, POINTER, INT32)
+    return native.load(Path(__file__).with_name("cpu_attention.cpp"), dict.fromkeys(FUNCTIONS.values(), arguments))
 
 
 @dataclass(slots=True)
@@ -99,7 +94,7 @@ class CpuAttention:
         """``use_amx=False``: vectors only. Raises :class:`engine.native.NativeError` where nothing can be built."""
         library = kernels()
         self._functions: dict[torch.dtype, Callable[..., None]] = {
-            dtype: getattr(library, name) for dtype, name in NAMES.items()
+            dtype: getattr(library, name) for dtype, name in FUNCTIONS.items()
         }
         self.use_amx = use_amx and bool(library.can_use_amx())
         self._ops: dict[Attention, _Op] = {}

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include <omp.h>
 
@@ -59,7 +60,7 @@ struct Call {
     const bfloat16* panel(int64_t index) const { return linear.weight + index * PANEL * linear.in_features; }
 };
 
-// Sums of one row and one pair of panels -> the first COLUMNS of them in y.
+// Sums of one row and one pair of panels -> `columns` elements of y. Columns: int64_t, or a constant of it.
 template <typename Columns>
 void finish_columns(const Call& call, int64_t row, int64_t pair, const float* sums, Columns columns) {
     const int64_t at = row * call.y_stride + pair * call.columns();

@@ -14,12 +14,12 @@ from engine import native
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
-from engine.execution.cpu_ops import ACTIVATIONS
+from engine.native import ACTIVATIONS, INT32, INT64, POINTER
 
 PANEL = 16
 """Outputs whose weights lie together."""
-INPUTS = 32
-"""``in_features`` must be a multiple: the inputs an AMX tile takes at once."""
+INPUT_MULTIPLE = 32
+"""``in_features`` must be one: the inputs an AMX tile takes at once."""
 
 
 INSTRUCTIONS = ("plain C++", "AVX512-BF16", "AMX-BF16")
@@ -30,29 +30,25 @@ class _Linear(ctypes.Structure):
     """``Linear`` of ``bf16_linear.cpp``."""
 
     _fields_ = (
-        ("in_features", ctypes.c_int64),
-        ("out_features", ctypes.c_int64),
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("activation", ctypes.c_int32),
-        ("instructions", ctypes.c_int32),
+        ("in_features", INT64),
+        ("out_features", INT64),
+        ("weight", POINTER),
+        ("bias", POINTER),
+        ("activation", INT32),
+        ("instructions", INT32),
     )
 
 
 @cache
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    library = native.load(Path(__file__).with_suffix(".cpp"))
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    library.linear.argtypes = (pointer, size, pointer, size, pointer, size, pointer)
-    library.linear.restype = None
-    return library
+    arguments = (POINTER, INT64, POINTER, INT64, POINTER, INT64, POINTER)
+    return native.load(Path(__file__).with_suffix(".cpp"), {"linear": arguments})
 
 
-def chosen(context: BuildContext) -> bool:
-    """Whether a plan computes its linear layers here. Builds the kernels if so."""
-    wanted = context.execution == "compile" and context.dtype == "bfloat16"
-    return wanted and bool(kernels())
+def wanted(context: BuildContext) -> bool:
+    """Whether a plan computes its linear layers here."""
+    return context.execution == "compile" and context.dtype == "bfloat16"
 
 
 def to_panels(weight: Tensor) -> Tensor:
@@ -83,7 +79,7 @@ def separated(turns: Tensor, size: int) -> Tensor:
 
 
 def pack_bf16(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructions: str | None = None) -> PackedLinear:
-    """``weight [out, in]``, ``bias [out]`` or ``None``, both bfloat16. ``instructions``: one of :data:`INSTRUCTIONS`,
+    """``weight``: bfloat16 ``[out, in]``; ``bias``: ``[out]`` in any float type, or ``None``. ``instructions``: one of :data:`INSTRUCTIONS`,
     by default the best there are."""
     instructions = instructions or INSTRUCTIONS[kernels().best_instructions()]
     layer = _Layer(weight, bias, spec.kind == "gate_up", instructions)
@@ -139,7 +135,7 @@ class _Layer:
         return _call(self._activated[act], x, x.new_empty(x.shape[0], self.out_features // 2), None)
 
     def _in_order(self, y: Tensor) -> Tensor:
-        return separated(y.T, self.out_features // 2).T if self.gated else y
+        return separated(y.T, self.out_features // 2).T.contiguous() if self.gated else y
 
 
 def _call(layer: _Linear, x: Tensor, y: Tensor, residual: Tensor | None) -> Tensor:

@@ -35,14 +35,18 @@ class Unquantized:
     lossless = True
 
     def __init__(self, config: UnquantizedConfig, context: BuildContext) -> None:
-        self._in_panels = bf16_linear.chosen(context)
+        self._in_panels = bf16_linear.wanted(context)
+        if self._in_panels:
+            bf16_linear.kernels()  # compiled here, so that a failure names this plugin
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return STORED
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        if self._in_panels and spec.in_features % bf16_linear.INPUTS == 0:
-            return bf16_linear.pack_bf16(spec, joined_weight(parts).to(dtype), joined_bias(parts))
+        if self._in_panels and spec.in_features % bf16_linear.INPUT_MULTIPLE == 0:
+            bias = joined_bias(parts)
+            bias = None if bias is None else bias.to(dtype)
+            return bf16_linear.pack_bf16(spec, joined_weight(parts).to(dtype), bias)
         return pack_plain(spec, parts, dtype, device)
 
 

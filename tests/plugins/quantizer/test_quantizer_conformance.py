@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from engine.contracts.quantizer import Quantizer
-from engine.native import find_compiler
 from engine.testing.context import build_context
 from engine.testing.quantizer import QuantizerConformance
 from engine_plugins.quantizer.config import Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.int8 import Int8WeightOnly
 from engine_plugins.quantizer.unquantized import Unquantized
+from tests.native import needs_compiler
 
 
 class TestUnquantized(QuantizerConformance):
@@ -18,7 +16,7 @@ class TestUnquantized(QuantizerConformance):
         return Unquantized(UnquantizedConfig(), build_context())
 
 
-@pytest.mark.skipif(isinstance(find_compiler(), str), reason=str(find_compiler()))
+@needs_compiler
 class TestUnquantizedInPanels(QuantizerConformance):
     dtypes = ("bfloat16",)
 
