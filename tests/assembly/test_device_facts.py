@@ -2,6 +2,7 @@ import pytest
 
 from engine.assembly import device_facts as facts
 from engine.assembly.errors import AssemblyError
+from engine.native import Compiler
 
 
 def test_cpu_flags_come_from_the_kernel(tmp_path):
@@ -11,6 +12,12 @@ def test_cpu_flags_come_from_the_kernel(tmp_path):
     assert (found.kind, found.name) == ("cpu", "Fast One")
     assert found.features - {"cxx"} == {"avx2", "avx512f", "amx_bf16"}
     assert found.memory_bytes > 1 << 20
+
+
+@pytest.mark.parametrize(("compiler", "has"), [(Compiler(("g++",), "12"), True), ("there is none", False)])
+def test_a_working_compiler_is_a_feature(monkeypatch, compiler, has):
+    monkeypatch.setattr(facts, "find_compiler", lambda: compiler)
+    assert ("cxx" in facts.cpu_facts().features) == has
 
 
 def test_a_machine_without_cpuinfo_still_has_facts(tmp_path):

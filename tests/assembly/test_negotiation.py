@@ -75,6 +75,12 @@ def test_execution_is_compiled_where_it_can_be(plan, device, dtype, execution):
     assert plan(f"model.dtype={dtype}", device=device).execution == execution
 
 
+def test_a_plan_says_why_it_is_not_compiled(plan):
+    (note,) = plan(device=DeviceFacts("cpu")).notes
+    assert "execution=eager" in note and "C++ compiler" in note
+    assert plan(device=COMPILING_CPU).notes == ()
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "why"),
     [
@@ -210,12 +216,12 @@ def test_max_len_is_the_models_unless_a_smaller_one_is_asked_for(plan):
 def test_a_host_drafters_cost_is_noted_by_capability_not_by_name(plan, entry):
     mine = entry("engine-m", engine_drafter=[Provider("mine", "x:Y", provides=("host_drafter",))])
     assert any("drafter=mine runs on the host" in note for note in plan("drafter=mine", entries=[mine]).notes)
-    assert plan("drafter=mine", "overlap=false", entries=[mine]).notes == ()
+    assert plan("drafter=mine", "overlap=false", entries=[mine], device=COMPILING_CPU).notes == ()
 
 
 def test_an_open_door_is_noted(plan):
     assert any("server.host=0.0.0.0" in note for note in plan("server.host=0.0.0.0").notes)
-    assert plan("server.host=0.0.0.0", "server.api_key=x").notes == ()
+    assert plan("server.host=0.0.0.0", "server.api_key=x", device=COMPILING_CPU).notes == ()
 
 
 def test_a_plugin_that_splits_work_may_have_sizes(plan, entry):

@@ -85,7 +85,7 @@ def test_without_a_compiler_the_reason_names_what_was_looked_for(monkeypatch: py
 @pytest.mark.usefixtures("search")
 def test_a_compiler_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "my-cxx"
-    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo mine && exit\necho no OpenMP here >&2\nexit 1\n')
+    broken.write_text('#!/bin/sh\n[ "$2" = --version ] && echo mine && exit\necho no OpenMP here >&2\nexit 1\n')
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", f"{broken} -fsome-flag")
     reason = native.find_compiler()

@@ -239,7 +239,9 @@ def _execution(settings: Settings, model: ModelFacts, device: DeviceFacts) -> st
 def _execution_notes(settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:
     if settings.execution != AUTO or device.kind != "cpu":
         return []
-    return [f"execution=eager, which is slower than compile: {why}" for why in _against_compile(settings, model, device)]
+    return [
+        f"execution=eager, which is slower than compile: {why}" for why in _against_compile(settings, model, device)
+    ]
 
 
 def _against_compile(settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:

@@ -28,7 +28,8 @@ class PackedLinear:
     ``apply_add(x, residual)``: ``residual + apply(x)`` in one kernel, perhaps in the memory of ``residual``; or
     ``None``.
     ``apply_gated(x, act)``: for a spec of kind ``gate_up``, ``act(gate) * up`` ``[M, out / 2]`` of the two halves of
-    ``apply(x)`` in one kernel (used by ``execution=compile``), ``act`` as in :class:`~engine.contracts.ops.NormGateUpAct`; or ``None``.
+    ``apply(x)`` in one kernel, for ``execution=compile``; ``act`` as in
+    :class:`~engine.contracts.ops.NormGateUpAct`. Or ``None``.
     ``load_tile``: a Triton function that fused kernels inline to load and dequantize a weight tile, or ``None``.
     ``input_quant``: 8-bit per-token quantization the preceding op should fuse into its output, or ``None``.
     ``good_m``: range of rows for which the kernels of this quantizer are a good choice.

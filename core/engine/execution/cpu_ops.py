@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from engine import native
-from engine.native import FLOAT, INT32, INT64, POINTER
 from engine.execution.norms import Norm
+from engine.native import FLOAT, INT32, INT64, POINTER
 
 SUFFIXES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """Suffix of the functions for each element type."""
-
 
 
 class Heads(ctypes.Structure):

@@ -92,7 +92,7 @@ class _Loader:
         self._quantizer = quantizer
         self._lowering = lowering
         self._on_progress = on_progress
-        self._labels: dict[str, str] = {}
+        self._linears: dict[str, PackedLinear] = {}
         self._held: dict[int, int] = {}
         """Bytes by storage: tied weights count once."""
         self._read = 0
@@ -116,7 +116,7 @@ class _Loader:
             project=project,
             rotate=lower_rotations(lowering, model.head_dim, model.max_position),
             attention=lowering.attention,
-            lowering=describe(lowering, ops, self._labels),
+            lowering=describe(lowering, ops, self._linears),
             weights_bytes=sum(self._held.values()),
         )
 
@@ -136,7 +136,7 @@ class _Loader:
         packed = self._quantizer.pack(spec, parts, self._lowering.dtype, self._lowering.device)
         for tensor in packed.tensors.values():
             self._hold(tensor)
-        self._labels.setdefault(kind, packed.label)
+        self._linears.setdefault(kind, packed)
         return packed
 
     def _part(self, spec: LinearSpec, part: LinearPart) -> dict[str, Tensor]:

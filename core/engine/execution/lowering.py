@@ -288,15 +288,17 @@ def op_norms(op: LayerOp) -> tuple[tuple[NormSpec, int], ...]:
     return ((op.norm, op.gate_up.in_features),) if isinstance(op, NormGateUpAct) else ()
 
 
-def describe(lowering: Lowering, ops: ModelOps, labels: dict[str, str]) -> tuple[str, ...]:
-    """One line for each kind of op. ``labels``: what runs its linear, by the op's name."""
+def describe(lowering: Lowering, ops: ModelOps, linears: dict[str, PackedLinear]) -> tuple[str, ...]:
+    """One line for each kind of op. ``linears``: one of its linears, by the op's name."""
     norm = _norm_label(lowering)
+    labels = {name: packed.label for name, packed in linears.items()}
+    gate, add = _gate_label(lowering, linears.get("NormGateUpAct")), _add_label(lowering, linears.get("OutResidual"))
     kinds = {
         NormQKVRopeWrite.__name__: f"{norm}, {labels.get('NormQKVRopeWrite', '')}, {_rope_label(lowering, ops)}",
         Attention.__name__: type(lowering.attention).__name__,
-        OutResidual.__name__: f"{labels.get('OutResidual', '')}, in-place add",
-        NormGateUpAct.__name__: f"{norm}, {labels.get('NormGateUpAct', '')}, {_gate_label(lowering)}",
-        DownResidual.__name__: f"{labels.get('DownResidual', '')}, in-place add",
+        OutResidual.__name__: f"{labels.get('OutResidual', '')}, {add}",
+        NormGateUpAct.__name__: f"{norm}, {labels.get('NormGateUpAct', '')}, {gate}",
+        DownResidual.__name__: f"{labels.get('DownResidual', '')}, {add}",
     }
     used = {type(op).__name__ for layer in ops.layers for op in layer}
     lines = [f"{name}: {text}" for name, text in kinds.items() if name in used]
@@ -318,8 +320,15 @@ def _rope_label(lowering: Lowering, ops: ModelOps) -> str:
     return ("paired" if whole else "reference") + " rotation, index_copy KV write"
 
 
-def _gate_label(lowering: Lowering) -> str:
-    return "compiled gate" if lowering.compiled else "in-place gate"
+def _gate_label(lowering: Lowering, packed: PackedLinear | None) -> str:
+    if not lowering.compiled:
+        return "in-place gate"
+    return "compiled gate" if packed is None or packed.apply_gated is None else "gate in the linear"
+
+
+def _add_label(lowering: Lowering, packed: PackedLinear | None) -> str:
+    fused = lowering.fused and lowering.tp == 1 and packed is not None and packed.apply_add is not None
+    return "add in the linear" if fused else "in-place add"
 
 
 def _head_dim(ops: ModelOps) -> int:

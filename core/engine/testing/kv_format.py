@@ -68,6 +68,13 @@ class KVFormatConformance:
             assert bool(((back.double() - x.double()).abs() <= self.error * largest).all())
 
     @pytest.mark.parametrize("compute", COMPUTE)
+    def test_without_scale_and_in_the_compute_dtype_it_stores_what_it_is_given(self, compute: str) -> None:
+        """Kernels then use the cache without asking."""
+        kv_format, x = self.make(), self.sample(SHAPES[0], compute)
+        if kv_format.scale == "none" and kv_format.storage_dtype(compute) == compute:
+            assert torch.equal(kv_format.pack(x, None), x) and torch.equal(kv_format.unpack(x, None, x.dtype), x)
+
+    @pytest.mark.parametrize("compute", COMPUTE)
     def test_packing_what_was_read_back_changes_nothing(self, compute: str) -> None:
         """Or blocks that move between tiers, or are recomputed, would drift."""
         kv_format, x = self.make(), self.sample(SHAPES[1], compute)

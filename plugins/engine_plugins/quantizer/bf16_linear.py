@@ -79,8 +79,10 @@ def separated(turns: Tensor, size: int) -> Tensor:
 
 
 def pack_bf16(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructions: str | None = None) -> PackedLinear:
-    """``weight``: bfloat16 ``[out, in]``; ``bias``: ``[out]`` in any float type, or ``None``. ``instructions``: one of :data:`INSTRUCTIONS`,
-    by default the best there are."""
+    """``weight``: bfloat16 ``[out, in]``; ``bias``: ``[out]`` in any float type, or ``None``.
+
+    ``instructions``: one of :data:`INSTRUCTIONS`, by default the best there are.
+    """
     instructions = instructions or INSTRUCTIONS[kernels().best_instructions()]
     layer = _Layer(weight, bias, spec.kind == "gate_up", instructions)
     return PackedLinear(

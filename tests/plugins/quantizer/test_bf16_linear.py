@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.native import needs_compiler
 
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine_plugins.quantizer import bf16_linear
 from engine_plugins.quantizer.bf16_linear import from_panels, interleaved, pack_bf16, separated, to_panels
-from tests.native import needs_compiler
 
 AMX = bf16_linear.INSTRUCTIONS.index("AMX-BF16")
 

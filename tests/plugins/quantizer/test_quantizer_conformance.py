@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tests.native import needs_compiler
+
 from engine.contracts.quantizer import Quantizer
 from engine.testing.context import build_context
 from engine.testing.quantizer import QuantizerConformance
 from engine_plugins.quantizer.config import Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.int8 import Int8WeightOnly
 from engine_plugins.quantizer.unquantized import Unquantized
-from tests.native import needs_compiler
 
 
 class TestUnquantized(QuantizerConformance):
