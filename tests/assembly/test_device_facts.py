@@ -17,7 +17,8 @@ def test_cpu_flags_come_from_the_kernel(tmp_path):
 @pytest.mark.parametrize(("compiler", "has"), [(Compiler(("g++",), "12"), True), ("there is none", False)])
 def test_a_working_compiler_is_a_feature(monkeypatch, compiler, has):
     monkeypatch.setattr(facts, "find_compiler", lambda: compiler)
-    assert ("cxx" in facts.cpu_facts().features) == has
+    found = facts.cpu_facts()
+    assert ("cxx" in found.features, found.no_cxx) == (has, "" if has else compiler)
 
 
 def test_a_machine_without_cpuinfo_still_has_facts(tmp_path):

@@ -21,7 +21,7 @@ from engine.execution.lowering import Execution
 from engine.execution.model import ForwardBatch, LoweredModel
 from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
-from engine_plugins.attention_kernel.cpu import CpuAttention
+from engine_plugins.attention_kernel.cpu.kernel import CpuAttention
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.kv_format.native import NativeFormat
 from engine_plugins.parallelism.single import SingleDevice

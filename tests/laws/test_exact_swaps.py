@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from engine.contracts.request import EngineRequest, SamplingParams
 
@@ -137,6 +140,35 @@ def test_a_request_that_breaks_the_device_fails_alone(overlap: str, drafter: str
     assert innocent
     for request in innocent:
         assert outputs[request.request_id] == expected(request)
+    assert_nothing_held(engine)
+    engine.core.close()
+
+
+@pytest.mark.parametrize("overlap", OVERLAP)
+def test_a_row_without_finite_logits_fails_alone_and_the_next_step_still_runs(
+    overlap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = exact_engine(f"overlap={overlap}", "drafter=none")
+    bad = EngineRequest("bad", (1, 2, 3), SamplingParams(max_tokens=6, temperature=0.0))
+    poison = expected(bad)[0]
+    innocent = [r for r in random_requests(9, 12) if poison not in expected(r)]
+    head, forward, raised = engine.model.head, engine.model.forward, []
+
+    def poisoned_head(hidden: Tensor) -> Tensor:
+        return torch.where(hidden == poison, float("nan"), head(hidden))
+
+    def watched_forward(*arguments: Any) -> Any:
+        try:
+            return forward(*arguments)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    monkeypatch.setattr(engine.model, "head", poisoned_head)
+    monkeypatch.setattr(engine.model, "forward", watched_forward)
+    outputs = run(engine.core, [*innocent[:2], bad, *innocent[2:]])
+    assert outputs["bad"] == [] and raised == []
+    assert innocent and all(outputs[r.request_id] == expected(r) for r in innocent)
     assert_nothing_held(engine)
     engine.core.close()
 

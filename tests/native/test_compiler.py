@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,11 +57,31 @@ def test_a_changed_header_beside_the_source_is_a_change(tmp_path: Path, compiler
         assert ctypes.CDLL(str(compiler.build(source))).answer() == number
 
 
+def test_a_library_damaged_in_the_cache_is_built_again(tmp_path: Path, compiler: native.Compiler) -> None:
+    source = write(tmp_path)
+    compiler.build(source).write_bytes(b"")
+    assert native.load(source, {}).answer() == 42
+
+
+def test_what_is_old_or_was_left_behind_is_removed(tmp_path: Path, compiler: native.Compiler) -> None:
+    folder = compilers.cache_folder()
+    old, other, killed, recent = (
+        folder / name for name in ("kernel-1.so", "other-1.so", "kernel-2.1.tmp", "kernel-3.so")
+    )
+    for path in (old, other, killed, recent):
+        path.touch()
+    for path in (old, other, killed):
+        os.utime(path, (0, 0))
+    built = compiler.build(write(tmp_path))
+    assert {*folder.iterdir()} == {built, other, recent}
+
+
 def test_only_the_user_may_write_where_libraries_lie(tmp_path: Path, compiler: native.Compiler) -> None:
     folder = compilers.cache_folder()
     assert folder.is_relative_to(tmp_path) and stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o777)
-    assert not compilers.cache_folder().is_relative_to(tmp_path)
+    with pytest.warns(UserWarning, match="compiled anew"):
+        assert not compilers.cache_folder().is_relative_to(tmp_path)
 
 
 def test_a_source_that_does_not_compile_is_told_with_the_compilers_words(
@@ -80,6 +101,14 @@ def test_without_a_compiler_the_reason_names_what_was_looked_for(monkeypatch: py
     monkeypatch.delenv("CXX", raising=False)
     reason = native.find_compiler()
     assert isinstance(reason, str) and "g++" in reason and "execution=eager" in reason
+
+
+@pytest.mark.usefixtures("search")
+@pytest.mark.parametrize("value", [" ", "g++ '"])
+def test_a_strange_cxx_is_no_crash(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", value)
+    found = native.find_compiler()
+    assert not value.strip() or (isinstance(found, str) and value in found)
 
 
 @pytest.mark.usefixtures("search")

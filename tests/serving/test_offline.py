@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +18,14 @@ def llm() -> Iterator[LLM]:
     llm = LLM("bundled", overrides=["+preset=latency", "device=cpu", "threads=1"])
     yield llm
     llm.close()
+
+
+def test_calls_from_several_threads_run_one_after_another(llm: LLM) -> None:
+    prompts = [[i + 1, i + 2, i + 3] for i in range(4)]
+    alone = [llm.generate([p], max_tokens=8, temperature=0.0)[0].tokens for p in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        together = pool.map(lambda p: llm.generate([p], max_tokens=8, temperature=0.0)[0].tokens, prompts)
+    assert list(together) == alone
 
 
 def nothing_is_held(stats: EngineStats) -> bool:

@@ -31,7 +31,9 @@ CPU_FEATURES = (
     "bf16",
     "i8mm",
     "sve",
+    "cxx",
 )
+"""What kernels may ask for: processor flags, and a compiler to build them with."""
 _MAJOR, _MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of the CUDA driver API."""
 
@@ -57,12 +59,15 @@ def cpu_facts(cpuinfo: str = "/proc/cpuinfo") -> DeviceFacts:
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
     name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
     present = set(flags.group(1).split()) if flags else set()
-    compiler = {"cxx"} if isinstance(find_compiler(), Compiler) else set()
+    compiler = find_compiler()
+    if isinstance(compiler, Compiler):
+        present.add("cxx")
     return DeviceFacts(
         kind="cpu",
         name=name.group(1).strip() if name else platform.processor() or platform.machine(),
         memory_bytes=physical_memory(),
-        features=frozenset(present.intersection(CPU_FEATURES) | compiler),
+        features=frozenset(present.intersection(CPU_FEATURES)),
+        no_cxx=compiler if isinstance(compiler, str) else "",
     )
 
 

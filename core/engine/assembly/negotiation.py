@@ -17,7 +17,6 @@ from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
 from engine.contracts.model import DeviceFacts, ModelFacts
-from engine.native import NO_COMPILER
 
 COMPILED_DTYPES = ("float32", "bfloat16")
 """What ``execution=compile`` computes in."""
@@ -248,7 +247,7 @@ def _against_compile(settings: Settings, model: ModelFacts, device: DeviceFacts)
     """Why the core's C++ kernels cannot run this model here."""
     if device.kind != "cpu":
         return ["its kernels are for CPUs"]
-    reasons = [] if "cxx" in device.features else [f"it builds its kernels at start-up, and there is {NO_COMPILER}"]
+    reasons = [] if "cxx" in device.features else [f"compiling needs a C++ compiler: {device.no_cxx}"]
     dtype = _dtype(settings, model, device)
     if dtype not in COMPILED_DTYPES:
         reasons.append(f"it computes in {listing(COMPILED_DTYPES)}, not in {dtype}")

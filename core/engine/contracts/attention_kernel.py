@@ -57,6 +57,10 @@ class AttentionKernel(Protocol):
 
     capabilities: AttentionCapabilities
 
+    def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
+        """What computes ``op`` in the compute dtype ``dtype``, for the plan: for example ``CpuAttention, AMX-BF16``."""
+        ...
+
     def stage(self, batch: AttentionBatch) -> Any:
         """Host-side preparation, once per step, outside any graph. The result is handed to :meth:`record`.
 

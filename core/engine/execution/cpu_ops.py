@@ -62,6 +62,7 @@ def compiled_norm(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
     kernel, size = _kernel("rms_norm", dtype), weight.shape[0]
 
     def norm(x: Tensor) -> Tensor:
+        assert x.dim() == 2 and x.stride(1) == 1
         y = x.new_empty(x.shape[0], size)
         kernel(x.shape[0], size, x.data_ptr(), x.stride(0), weight.data_ptr(), eps, y.data_ptr())
         return y
@@ -74,6 +75,7 @@ def compiled_gate(act: str, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     kernel, code = _kernel("gated_activation", dtype), native.ACTIVATIONS[act]
 
     def gate(gate_up: Tensor) -> Tensor:
+        assert gate_up.is_contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         y = gate_up.new_empty(rows, size)
         kernel(rows, size, gate_up.data_ptr(), code, y.data_ptr())
@@ -120,6 +122,7 @@ class RotateAndWrite:
         """``qkv``: contiguous ``[tokens, (num_heads + 2 * num_kv_heads) * head_dim]``, changed in place; ``rotation``:
         float32 cosines and sines ``[tokens, 1, rotary_dim / 2]``; ``slots``: int64 ``[tokens]``; ``keys``, ``values``:
         ``[num_blocks, block_size, num_kv_heads, head_dim]`` in the same dtype, or ``None`` to write neither."""
+        assert qkv.is_contiguous()
         cosines, sines = rotation or (None, None)
         self._kernel(
             ctypes.addressof(self._heads),

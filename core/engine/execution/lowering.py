@@ -68,8 +68,12 @@ class Lowering:
     @property
     def stores_kv_as_is(self) -> bool:
         """Whether the cache stores keys and values as they are."""
-        name = str(self.dtype).removeprefix("torch.")
+        name = self.dtype_name
         return self.kv_format.scale == "none" and self.kv_format.storage_dtype(name) == name
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def tp(self) -> int:
@@ -295,7 +299,7 @@ def describe(lowering: Lowering, ops: ModelOps, linears: dict[str, PackedLinear]
     gate, add = _gate_label(lowering, linears.get("NormGateUpAct")), _add_label(lowering, linears.get("OutResidual"))
     kinds = {
         NormQKVRopeWrite.__name__: f"{norm}, {labels.get('NormQKVRopeWrite', '')}, {_rope_label(lowering, ops)}",
-        Attention.__name__: type(lowering.attention).__name__,
+        Attention.__name__: _attention_label(lowering, ops),
         OutResidual.__name__: f"{labels.get('OutResidual', '')}, {add}",
         NormGateUpAct.__name__: f"{norm}, {labels.get('NormGateUpAct', '')}, {gate}",
         DownResidual.__name__: f"{labels.get('DownResidual', '')}, {add}",
@@ -318,6 +322,12 @@ def _rope_label(lowering: Lowering, ops: ModelOps) -> str:
         return "compiled rotation" + (" and KV write" if lowering.stores_kv_as_is else ", index_copy KV write")
     whole = all(rotates_whole(lowering, facts, _head_dim(ops)) for facts in lowering.rope_kinds)
     return ("paired" if whole else "reference") + " rotation, index_copy KV write"
+
+
+def _attention_label(lowering: Lowering, ops: ModelOps) -> str:
+    attentions = (op for layer in ops.layers for op in layer if isinstance(op, Attention))
+    labels = (lowering.attention.label(op, lowering.dtype_name, lowering.kv_format) for op in attentions)
+    return ", ".join(dict.fromkeys(labels))
 
 
 def _gate_label(lowering: Lowering, packed: PackedLinear | None) -> str:

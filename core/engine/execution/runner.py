@@ -78,7 +78,9 @@ class ModelRunner:
         written = []
         for (i, _), result in zip(sampling, verify(logits, [row for _, row in sampling]), strict=True):
             results[i] = result
-            written.append((plan.rows[i].slot, plan.rows[i].start + plan.rows[i].num_tokens, result.tokens))
+            # The step after a failed row may be queued already: it is dropped, but must find a token to embed.
+            tokens = (0,) if result.error else result.tokens
+            written.append((plan.rows[i].slot, plan.rows[i].start + plan.rows[i].num_tokens, tokens))
         self.tables.write_outputs(written)
         return results
 

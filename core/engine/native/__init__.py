@@ -10,10 +10,10 @@ A source is compiled for exactly this processor (``-march=native``), so its macr
 ``__AMX_BF16__``, ...) say what it may use.
 """
 
-from engine.native.compiler import NO_COMPILER, Compiler, NativeError, find_compiler
+from engine.native.compiler import Compiler, NativeError, find_compiler
 from engine.native.library import ACTIVATIONS, FLOAT, INT32, INT64, POINTER, load, pointer
 
 __all__ = [
-    "ACTIVATIONS", "FLOAT", "INT32", "INT64", "NO_COMPILER", "POINTER", "Compiler", "NativeError", "find_compiler",
+    "ACTIVATIONS", "FLOAT", "INT32", "INT64", "POINTER", "Compiler", "NativeError", "find_compiler",
     "load", "pointer",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import platform
@@ -12,17 +13,24 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 NAMES = ("c++", "g++")
 """Not clang++: it brings an OpenMP library of its own, and two teams of threads would fight for the same cores."""
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fPIC", "-shared")
-"""``-fno-math-errno`` lets loops with square roots use vector instructions."""
-PROBE = '#include <omp.h>\nextern "C" int probe() { return omp_get_max_threads(); }\n'
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fPIC", "-shared", "-Wl,-z,defs")
+"""``-fno-math-errno`` lets loops with square roots use vector instructions; with ``-z defs`` a missing symbol fails the
+build, not the load."""
+PROBE = """
+#include <omp.h>
+#include <vector>
+extern "C" int probe() { return static_cast<int>(std::vector<int>(omp_get_max_threads()).size()); }
+"""
 TIMEOUT_S = 300
-NO_COMPILER = f"no C++ compiler with OpenMP (CXX or one of {', '.join(NAMES)}, on Linux)"
+KEEP_S = 30 * 24 * 3600
 INCLUDE = Path(__file__).parent
 REMEDY = "or choose what needs no compiling: execution=eager, another attention_kernel, another quantizer"
 
@@ -49,13 +57,13 @@ class Compiler:
         target = cache_folder() / f"{source.stem}-{key}.so"
         if not target.is_file():
             self._compile(source, target)
+            _remove_old(target)
         return target
 
     def _compile(self, source: Path, target: Path) -> None:
-        handle, unfinished = tempfile.mkstemp(suffix=".so", dir=target.parent)
-        os.close(handle)
+        unfinished = target.with_suffix(f".{os.getpid()}.tmp")
         try:
-            command = [*self.command, *FLAGS, f"-I{INCLUDE}", str(source), "-o", unfinished]
+            command = [*self.command, *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(unfinished)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
             if done.returncode != 0:
                 lines = "\n".join(done.stderr.strip().splitlines()[:10])
@@ -63,11 +71,14 @@ class Compiler:
                     f"{source.name} does not compile with {shlex.join(self.command)} ({self.version}): set CXX to "
                     f"another compiler, {REMEDY}. It says:\n{lines}"
                 )
-            os.replace(unfinished, target)  # whole or not at all: other processes may be looking
+            # Whole or not at all, for other processes that look and after a power failure.
+            with open(unfinished, "rb") as built:
+                os.fsync(built.fileno())
+            os.replace(unfinished, target)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NativeError(f"{shlex.join(self.command)} did not build {source.name}: {error}; {REMEDY}") from error
         finally:
-            Path(unfinished).unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
 
 
 @cache
@@ -75,7 +86,11 @@ def find_compiler() -> Compiler | str:
     """The compiler of this machine (``CXX`` if set), or the reason why there is none. Asked once per process."""
     if not sys.platform.startswith("linux"):
         return f"C++ kernels are built on Linux only, this is {platform.system()}"
-    candidates = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else [[name] for name in NAMES]
+    try:
+        wanted = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        return f"CXX={os.environ['CXX']} is not a command line: {error}"
+    candidates = [wanted] if wanted else [[name] for name in NAMES]
     command = next((one for one in candidates if shutil.which(one[0]) is not None), None)
     if command is None:
         return f"no C++ compiler found (looked for {', '.join(one[0] for one in candidates)}): install g++, {REMEDY}"
@@ -95,10 +110,12 @@ def find_compiler() -> Compiler | str:
 def cache_folder() -> Path:
     """Where libraries are kept: ``$XDG_CACHE_HOME/engine/native``, ours alone, since what lies there is executed.
 
-    A temporary folder of this process where that cannot be.
+    Where that cannot be, a temporary folder of this process, with a warning.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(base) / "engine" / "native"
+    if not folder.is_absolute():
+        return _temporary_folder(folder)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -107,12 +124,30 @@ def cache_folder() -> Path:
             return folder
     except OSError:
         pass
-    return _temporary_folder()
+    return _temporary_folder(folder)
 
 
 @cache
-def _temporary_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="engine-native-"))
+def _temporary_folder(instead_of: Path) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="engine-native-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    warnings.warn(
+        f"kernels are compiled anew at every start: {instead_of} is not a folder that only this user can write to",
+        stacklevel=2,
+    )
+    return folder
+
+
+def _remove_old(target: Path) -> None:
+    """Libraries of the same source that were built long ago, and what builds that were killed left behind."""
+    now = time.time()
+    for pattern, age_s in ((f"{target.stem.rpartition('-')[0]}-*.so", KEEP_S), ("*.tmp", TIMEOUT_S)):
+        for path in target.parent.glob(pattern):
+            try:
+                if path != target and now - path.stat().st_mtime > age_s:
+                    path.unlink()
+            except OSError:  # another process was faster
+                continue
 
 
 def _processor() -> bytes:

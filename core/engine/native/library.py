@@ -38,7 +38,16 @@ def _open(source: Path) -> ctypes.CDLL:
     compiler = find_compiler()
     if isinstance(compiler, str):
         raise NativeError(f"{source.name}: {compiler}")
-    return ctypes.CDLL(str(compiler.build(source)))
+    path = compiler.build(source)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:  # damaged since it was built
+        path.unlink(missing_ok=True)
+    path = compiler.build(source)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeError(f"{path} was just built and does not load: {error}") from error
 
 
 def pointer(tensor: Tensor | None) -> int | None:

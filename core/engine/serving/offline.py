@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,6 +100,7 @@ class LLM:
         self.info = self._engine.info
         self.core = self._engine.core
         self._requests = 0
+        self._generating = threading.Lock()
 
     def generate(
         self,
@@ -109,7 +111,8 @@ class LLM:
         cache_salt: str = "",
         **sampling: Any,
     ) -> list[Completion]:
-        """Complete every prompt (text or token ids), all in one batch, in the order given.
+        """Complete every prompt (text or token ids), all in one batch, in the order given. Calls from several threads
+        run one after another.
 
         ``sampling``: fields of :class:`engine.contracts.request.SamplingParams`. Raises ``ValueError`` or
         ``TypeError`` for arguments that make no sense, before anything runs, and :class:`GenerationFailed` if any of
@@ -119,10 +122,17 @@ class LLM:
             raise TypeError("prompts is one string; expected a list of prompts")
         params = checked_sampling(sampling, self.info.vocab_size)
         stops = checked_stops(stop)
-        requests: list[EngineRequest] = []
-        for tokens in [self._tokens(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]:
-            self._requests += 1
-            requests.append(EngineRequest(f"offline-{self._requests}", tokens, params, priority, cache_salt))
+        texts = [self._tokens(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+        with self._generating:
+            first = self._requests
+            self._requests += len(texts)
+            requests = [
+                EngineRequest(f"offline-{first + i}", tokens, params, priority, cache_salt)
+                for i, tokens in enumerate(texts)
+            ]
+            return self._complete(requests, stops)
+
+    def _complete(self, requests: Sequence[EngineRequest], stops: tuple[str, ...]) -> list[Completion]:
         outputs = {request.request_id: _Output(self.tokenizer.stream(), StopMatcher(stops)) for request in requests}
         try:
             for request in requests:

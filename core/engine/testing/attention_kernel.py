@@ -22,6 +22,7 @@ from engine.testing.attention_cases import (
     SMALL_CASES,
     TOLERANCE,
     AttentionCase,
+    PlainFormat,
     case_named,
     error,
     make_context,
@@ -63,6 +64,11 @@ class AttentionKernelConformance:
         self.skip_unless_able(self.make(make_context(case, dtype, self.device)), case, dtype)
         worst = measure(self.make, case, dtype, self.device)
         assert worst <= TOLERANCE[dtype], f"{case.name} {dtype}: error {worst:.2e}"
+
+    def test_the_plan_can_say_what_computes_it(self) -> None:
+        case = case_named("verify")
+        label = self.make(make_context(case, "float32", self.device)).label(case.op, "float32", PlainFormat())
+        assert label and "\n" not in label
 
     @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
     def test_equals_the_reference_in_float32(self, case: AttentionCase) -> None:

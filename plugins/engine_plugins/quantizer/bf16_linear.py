@@ -141,6 +141,7 @@ class _Layer:
 
 
 def _call(layer: _Linear, x: Tensor, y: Tensor, residual: Tensor | None) -> Tensor:
+    assert x.dtype == torch.bfloat16 and x.stride(1) == 1
     kernels().linear(
         ctypes.addressof(layer), x.shape[0], x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
         native.pointer(residual),
