@@ -10,7 +10,6 @@ import os
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
-from engine.native import NO_COMPILER
 from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import NgramConfig, NoDrafterConfig
@@ -53,7 +52,7 @@ def only_compiling_cpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ..
     if device.kind != "cpu":
         return (f"its kernels are for CPUs, not {device.kind}",)
     if "cxx" not in device.features:
-        return (f"needs a C++ compiler to build its kernels, and there is {NO_COMPILER}",)
+        return (f"it needs a C++ compiler: {device.no_cxx}",)
     return ()
 
 
@@ -170,7 +169,7 @@ def engine_attention_kernel() -> list[Provider]:
         ),
         Provider(
             "cpu",
-            "engine_plugins.attention_kernel.cpu:CpuAttention",
+            "engine_plugins.attention_kernel.cpu.kernel:CpuAttention",
             unsupported=only_compiling_cpus,
             doc="C++ kernels for CPUs, with AMX where there is; built at start-up.",
         ),

@@ -84,6 +84,9 @@ class TorchAttention:
     def __init__(self, config: SlotConfig, context: BuildContext) -> None:
         pass
 
+    def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
+        return "TorchAttention"
+
     def stage(self, batch: AttentionBatch) -> Staged:
         return Staged(batch)
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.native import needs_compiler
 from torch import Tensor
 
-from engine import native
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import BuildContext
 from engine.execution.reference import paged_attention
-from engine.native import compiler
+from engine.native import compiler, library
 from engine.testing.attention_cases import PlainFormat, case_named
 from engine.testing.attention_kernel import (
     TOLERANCE,
@@ -34,11 +34,9 @@ from engine.testing.attention_kernel import (
     run,
 )
 from engine.testing.context import build_context
-from engine_plugins.attention_kernel import cpu
-from engine_plugins.attention_kernel.cpu import CpuAttention, kernels
+from engine_plugins.attention_kernel.cpu import kernel as cpu
+from engine_plugins.attention_kernel.cpu.kernel import CpuAttention, kernels
 from engine_plugins.registry import only_compiling_cpus
-
-needs_compiler = pytest.mark.skipif(isinstance(native.find_compiler(), str), reason=str(native.find_compiler()))
 
 
 @pytest.fixture(params=["vectors", "AMX"])
@@ -118,15 +116,25 @@ def test_real_sizes(name: str, use_amx: bool) -> None:
     check(case_named(name), "bfloat16", use_amx)
 
 
+LONG_ROWS = tuple(
+    AttentionCase(f"{heads}_heads_window_{window}", ((1, 5003), (1, 2), (2, 4100)), *heads, 32, 16, window=window)
+    for heads in ((1, 1), (2, 2), (7, 1))
+    for window in (None, 3000)
+)
+
+
 @needs_compiler
-@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (7, 1)], ids=str)
-@pytest.mark.parametrize("window", [None, 3000])
-def test_keys_of_long_rows_are_split_between_threads(
-    heads: tuple[int, int], window: int | None, use_amx: bool, three_threads: Any
-) -> None:
-    rows = ((1, 5003), (1, 2), (2, 4100))
-    check(AttentionCase("split_keys", rows, *heads, 32, 16, window=window), "bfloat16", use_amx)
-    check(AttentionCase("split_keys", rows, *heads, 32, 16, window=window), "float32", use_amx)
+@pytest.mark.parametrize("case", LONG_ROWS, ids=lambda case: case.name)
+def test_keys_of_long_rows_are_split_between_threads(case: AttentionCase, use_amx: bool, three_threads: Any) -> None:
+    kernel = build(make_context(case, "bfloat16", "cpu"), use_amx)
+    assert kernel.most_splits(kernel.stage(make_inputs(case, "bfloat16", "cpu").batch), case.op) > 1
+    check(case, "bfloat16", use_amx)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", LONG_ROWS, ids=lambda case: case.name)
+def test_keys_of_long_rows_are_split_in_float32(case: AttentionCase, three_threads: Any) -> None:
+    check(case, "float32", use_amx=False)
 
 
 @needs_compiler
@@ -144,15 +152,17 @@ def test_queries_may_be_a_part_of_wider_rows(use_amx: bool) -> None:
 
 
 @needs_compiler
-def test_block_tables_may_be_a_part_of_wider_ones(use_amx: bool) -> None:
+def test_block_tables_may_be_a_part_of_wider_ones() -> None:
     case = case_named("prefill_decode_verify")
     inputs = make_inputs(case, "float32", "cpu")
     tables = inputs.batch.block_tables
     wide = torch.full((tables.shape[0], tables.shape[1] + 3), -1, dtype=torch.int32)
-    wide[:, : tables.shape[1]] = tables
-    batch = dataclasses.replace(inputs.batch, block_tables=wide[:, : tables.shape[1]])
-    kernel = build(make_context(case, "float32", "cpu"), use_amx)
-    got = run(kernel, case, dataclasses.replace(inputs, batch=batch))
+    part = wide[:, : tables.shape[1]]
+    part.copy_(tables)
+    kernel = build(make_context(case, "float32", "cpu"))
+    staged = kernel.stage(dataclasses.replace(inputs.batch, block_tables=part))
+    assert staged.step.table_stride == wide.shape[1] and staged.step.block_tables == wide.data_ptr()
+    got = kernel.record(staged, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
     assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
 
@@ -209,15 +219,35 @@ def test_other_ways_to_store_keys_are_left_to_torch(kv_format: Any) -> None:
 
 
 @needs_compiler
+def test_the_plan_says_what_computes_a_layer(use_amx: bool) -> None:
+    case = case_named("verify")
+    kernel = build(make_context(case, "bfloat16", "cpu"), use_amx)
+    instructions = "AMX-BF16" if use_amx else "vectors"
+    unscaled = dataclasses.replace(case, scale=0.0).op
+    assert kernel.label(case.op, "bfloat16", PlainFormat()) == f"CpuAttention, {instructions}"
+    assert kernel.label(case.op, "float32", PlainFormat()) == "CpuAttention, vectors"
+    assert kernel.label(case.op, "float16", PlainFormat()) == "TorchAttention for float16"
+    assert kernel.label(case.op, "bfloat16", Int8Format()) == "TorchAttention for keys and values with scales"
+    assert kernel.label(case.op, "bfloat16", WiderFormat()) == "TorchAttention for keys and values in float32"
+    assert kernel.label(unscaled, "bfloat16", PlainFormat()) == "TorchAttention for scale=0.0"
+
+
+@needs_compiler
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_scales_that_are_not_positive_are_left_to_torch(scale: float) -> None:
+    check(dataclasses.replace(case_named("chunk_window"), scale=scale), "float32", use_amx=False)
+
+
+@needs_compiler
 def test_code_for_processors_without_wide_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``-march=native`` leaves out on this machine is correct, too."""
     baseline = tuple(flag for flag in compiler.FLAGS if flag != "-march=native")
     monkeypatch.setattr(compiler, "FLAGS", baseline)
     monkeypatch.setattr(compiler, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(native, "load", native.load.__wrapped__)
-    library = kernels.__wrapped__()
-    assert platform.machine() != "x86_64" or not library.can_use_amx()
-    monkeypatch.setattr(cpu, "kernels", lambda: library)
+    monkeypatch.setattr(library, "_open", library._open.__wrapped__)
+    baseline_kernels = kernels.__wrapped__()
+    assert platform.machine() != "x86_64" or not baseline_kernels.can_use_amx()
+    monkeypatch.setattr(cpu, "kernels", lambda: baseline_kernels)
     for case in SHAPES:
         check(case, "float32", use_amx=False)
         check(case, "bfloat16", use_amx=False)

@@ -79,6 +79,9 @@ class TritonAttention:
         self._lse = torch.empty(rows, dtype=torch.float32, device=self._device)
         self._decode_tiles: dict[tuple[int, int], Tensor] = {}
 
+    def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
+        return "TritonAttention"
+
     def stage(self, batch: AttentionBatch) -> Staged:
         """Plan the launches of this batch. See :func:`plan_work`; depends on the batch's shape, not its contexts."""
         works = plan_work(

@@ -1,4 +1,4 @@
-"""Attention on a CPU in one compiled call per layer: ``cpu_attention.cpp``.
+"""The plugin: hands a step and a layer to ``attention.cpp`` in one call, or to torch where that cannot compute it.
 
 FlashAttention (arXiv 2205.14135) with the softmax in float32: scores of a few hundred keys exist at a time, keys and
 values are read once for all heads that share them, and the keys of long rows are split between threads
@@ -31,7 +31,7 @@ FUNCTIONS = {torch.float32: "attention_float", torch.bfloat16: "attention_bfloat
 
 
 class _Step(ctypes.Structure):
-    """``Step`` of ``cpu_attention.cpp``."""
+    """``Step`` of ``call.h``."""
 
     _fields_ = (
         ("q_lens", POINTER),
@@ -44,7 +44,7 @@ class _Step(ctypes.Structure):
 
 
 class _Op(ctypes.Structure):
-    """``Op`` of ``cpu_attention.cpp``."""
+    """``Op`` of ``call.h``."""
 
     _fields_ = (
         ("num_heads", INT64),
@@ -60,7 +60,10 @@ class _Op(ctypes.Structure):
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
     arguments = (POINTER, POINTER, POINTER, INT64, POINTER, POINTER, POINTER, INT32)
-    return native.load(Path(__file__).with_name("cpu_attention.cpp"), dict.fromkeys(FUNCTIONS.values(), arguments))
+    functions: dict[str, tuple[Any, ...]] = dict.fromkeys(FUNCTIONS.values(), arguments)
+    return native.load(
+        Path(__file__).with_name("attention.cpp"), {**functions, "count_splits": (POINTER, POINTER, POINTER)}
+    )
 
 
 @dataclass(slots=True)
@@ -71,7 +74,8 @@ class Staged:
     step: _Step
     held: tuple[Any, ...]
     """What ``step`` points at."""
-    fallback: Any = None
+    for_torch: Any = None
+    """What :meth:`TorchAttention.stage` made of ``batch``, once a layer was left to it."""
 
 
 class CpuAttention:
@@ -92,19 +96,27 @@ class CpuAttention:
 
     def __init__(self, config: SlotConfig, context: BuildContext, *, use_amx: bool = True) -> None:
         """``use_amx=False``: vectors only. Raises :class:`engine.native.NativeError` where nothing can be built."""
-        library = kernels()
+        self._library = kernels()
         self._functions: dict[torch.dtype, Callable[..., None]] = {
-            dtype: getattr(library, name) for dtype, name in FUNCTIONS.items()
+            dtype: getattr(self._library, name) for dtype, name in FUNCTIONS.items()
         }
-        self.use_amx = use_amx and bool(library.can_use_amx())
+        self.use_amx = use_amx and bool(self._library.can_use_amx())
         self._ops: dict[Attention, _Op] = {}
         self._torch = TorchAttention(config, context)
 
+    def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
+        computed = getattr(torch, dtype)
+        stored = getattr(torch, kv_format.storage_dtype(dtype))
+        reason = self._why_torch(op, computed, stored, kv_format)
+        if reason is not None:
+            return f"{self._torch.label(op, dtype, kv_format)} for {reason}"
+        return f"CpuAttention, {'AMX-BF16' if self.use_amx and computed == torch.bfloat16 else 'vectors'}"
+
     def stage(self, batch: AttentionBatch) -> Staged:
         assert all(q <= kv for q, kv in zip(batch.q_lens, batch.kv_lens, strict=True)), "new tokens are keys, too"
-        num_rows = len(batch.q_lens)
+        tables, num_rows = batch.block_tables, len(batch.q_lens)
+        assert tables.dtype == torch.int32 and tables.stride(1) == 1, "block tables are rows of int32"
         lengths = (ctypes.c_int32 * num_rows)(*batch.q_lens), (ctypes.c_int32 * num_rows)(*batch.kv_lens)
-        tables = batch.block_tables.to(torch.int32).contiguous()
         step = _Step(*map(ctypes.addressof, lengths), tables.data_ptr(), num_rows, tables.stride(0), batch.block_size)
         return Staged(batch, step, (*lengths, tables))
 
@@ -120,17 +132,33 @@ class CpuAttention:
         v_scale: Tensor | None,
     ) -> Tensor:
         """See the contract. ``q`` may be a view: each token's heads contiguous, tokens any stride apart."""
-        function = self._functions.get(q.dtype)
-        if function is None or kv_format.scale != "none" or k_cache.dtype != q.dtype or op.scale <= 0:
+        if self._why_torch(op, q.dtype, k_cache.dtype, kv_format) is not None:
             return self._by_torch(staged, op, q, k_cache, v_cache, kv_format, k_scale, v_scale)
         if q.stride(2) != 1 or q.stride(1) != op.head_dim:
             q = q.contiguous()
         out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
-        function(
+        self._functions[q.dtype](
             ctypes.addressof(staged.step), ctypes.addressof(self._op(op)), q.data_ptr(), q.stride(0),
             k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), self.use_amx,
         )  # fmt: skip
         return out
+
+    def most_splits(self, staged: Staged, op: Attention) -> int:
+        """Into how many parts the keys of some of the step's queries are split between threads, at most."""
+        most = ctypes.c_int64()
+        self._library.count_splits(ctypes.byref(staged.step), ctypes.byref(self._op(op)), ctypes.byref(most))
+        return most.value
+
+    def _why_torch(self, op: Attention, dtype: torch.dtype, stored: torch.dtype, kv_format: KVFormat) -> str | None:
+        """What there is no kernel for; ``None``: there is one."""
+        if dtype not in self._functions:
+            return str(dtype).removeprefix("torch.")
+        if kv_format.scale != "none":
+            return "keys and values with scales"
+        if stored != dtype:
+            return f"keys and values in {str(stored).removeprefix('torch.')}"
+        # Masked keys get a large negative score before scores are scaled: it must stay one.
+        return None if op.scale > 0 else f"scale={op.scale}"
 
     def _op(self, op: Attention) -> _Op:
         known = self._ops.get(op)
@@ -141,6 +169,6 @@ class CpuAttention:
         return known
 
     def _by_torch(self, staged: Staged, *arguments: Any) -> Tensor:
-        if staged.fallback is None:
-            staged.fallback = self._torch.stage(staged.batch)
-        return self._torch.record(staged.fallback, *arguments)
+        if staged.for_torch is None:
+            staged.for_torch = self._torch.stage(staged.batch)
+        return self._torch.record(staged.for_torch, *arguments)

@@ -1,0 +1,96 @@
+// The two products on any processor.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "call.h"
+#include "element.h"
+#include "scratch.h"
+#include "vectors.h"
+
+namespace {
+
+// float32 throughout. Queries [strip][dim][LANES], keys and values [key][dim]; probabilities are where the scores were.
+template <typename T>
+struct VectorProducts {
+    static constexpr int64_t FEW_COLUMNS = 4;
+    static constexpr int ROWS = 8;  // independent sums: enough to hide the latency of a multiplication
+
+    struct Session {};  // nothing
+
+    static void pack_queries(const Call<T>& call, const Task& task, Scratch& scratch, int64_t strip) {
+        float* to = scratch.queries + strip * call.dims() * LANES;
+        std::fill_n(to, call.dims() * LANES, 0.0f);
+        const Columns columns = find_columns(call, task, strip, call.q_stride);
+        for (int64_t lane = 0; lane < columns.count; lane++) {
+            const T* from = call.q + columns.offset[lane];
+            for (int64_t dim = 0; dim < call.op.head_dim; dim++) to[dim * LANES + lane] = widen(from[dim]);
+        }
+    }
+
+    static void pack_keys(const Call<T>& call, Scratch& scratch, int64_t count) {
+        const int64_t dims = call.dims(), head_dim = call.op.head_dim;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t offset = scratch.offsets[i], ahead = scratch.offsets[i + PREFETCH_KEYS];
+            prefetch(call.keys + ahead, head_dim);
+            prefetch(call.values + ahead, head_dim);
+            widen_row(call.keys + offset, head_dim, dims, scratch.keys + i * dims);
+            widen_row(call.values + offset, head_dim, dims, scratch.values + i * dims);
+        }
+    }
+
+    template <int STRIPS>
+    static void multiply_keys(const Call<T>& call, const Task&, Scratch& scratch, int64_t strip, int64_t begin,
+                              int64_t end) {
+        const int64_t dims = call.dims();
+        for (int s = 0; s < STRIPS; s++) {
+            const float* queries = scratch.queries + (strip + s) * dims * LANES;
+            float* scores = scratch.scores + s * CHUNK_KEYS * LANES;
+            for (int64_t key = begin; key < end; key += ROWS) {
+                const float* keys = scratch.keys + key * dims;
+                vec sum[ROWS] = {};
+                for (int64_t dim = 0; dim < dims; dim++) {
+                    const vec query = load(queries + dim * LANES);
+                    for (int i = 0; i < ROWS; i++) sum[i] += keys[i * dims + dim] * query;
+                }
+                for (int i = 0; i < ROWS; i++) store(scores + (key + i) * LANES, sum[i]);
+            }
+        }
+    }
+
+    static void put_probs(Scratch& scratch, int s, int64_t key, vec first, vec second) {
+        float* to = scratch.scores + (s * CHUNK_KEYS + key) * LANES;
+        store(to, first);
+        store(to + LANES, second);
+    }
+
+    template <int STRIPS>
+    static void add_values(const Call<T>& call, const Task&, Scratch& scratch, float* const* out, int64_t begin,
+                           int64_t end) {
+        const int64_t dims = call.dims();
+        for (int s = 0; s < STRIPS; s++) {
+            const float* probs = scratch.scores + s * CHUNK_KEYS * LANES;
+            for (int64_t dim = 0; dim < dims; dim += ROWS) {
+                float* to = out[s] + dim * LANES;
+                vec sum[ROWS];
+                for (int i = 0; i < ROWS; i++) sum[i] = load(to + i * LANES);
+                for (int64_t key = begin; key < end; key++) {
+                    const vec prob = load(probs + key * LANES);
+                    const float* values = scratch.values + key * dims + dim;
+                    for (int i = 0; i < ROWS; i++) sum[i] += values[i] * prob;
+                }
+                for (int i = 0; i < ROWS; i++) store(to + i * LANES, sum[i]);
+            }
+        }
+    }
+
+   private:
+    static void widen_row(const T* from, int64_t head_dim, int64_t dims, float* to) {
+#pragma omp simd
+        for (int64_t dim = 0; dim < head_dim; dim++) to[dim] = widen(from[dim]);
+        std::fill_n(to + head_dim, dims - head_dim, 0.0f);
+    }
+};
+
+}  // namespace
