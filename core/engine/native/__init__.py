@@ -11,7 +11,7 @@ A source is compiled for exactly this processor (``-march=native``), so its macr
 """
 
 from engine.native.compiler import Compiler, NativeError, find_compiler
-from engine.native.library import ACTIVATIONS, FLOAT, INT32, INT64, POINTER, load, pointer
+from engine.native.loader import ACTIVATIONS, FLOAT, INT32, INT64, POINTER, load, pointer
 
 __all__ = [
     "ACTIVATIONS", "FLOAT", "INT32", "INT64", "POINTER", "Compiler", "NativeError", "find_compiler",

@@ -20,7 +20,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import BuildContext
 from engine.execution.reference import paged_attention
-from engine.native import compiler, library
+from engine.native import compiler, loader
 from engine.testing.attention_cases import PlainFormat, case_named
 from engine.testing.attention_kernel import (
     TOLERANCE,
@@ -244,7 +244,7 @@ def test_code_for_processors_without_wide_vectors(tmp_path: Path, monkeypatch: p
     baseline = tuple(flag for flag in compiler.FLAGS if flag != "-march=native")
     monkeypatch.setattr(compiler, "FLAGS", baseline)
     monkeypatch.setattr(compiler, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(library, "_open", library._open.__wrapped__)
+    monkeypatch.setattr(loader, "_open", loader._open.__wrapped__)
     baseline_kernels = kernels.__wrapped__()
     assert platform.machine() != "x86_64" or not baseline_kernels.can_use_amx()
     monkeypatch.setattr(cpu, "kernels", lambda: baseline_kernels)
