@@ -3,7 +3,7 @@ import math
 import torch
 
 from engine.contracts.request import SamplingParams
-from engine.execution.logprobs import prompt_logprobs, token_logprobs
+from engine.execution.logprobs import listed, rank, rank_prompt
 from engine.execution.verify import VerifyRow, verify
 
 
@@ -14,7 +14,7 @@ def logits(rows, vocab=50):
 def test_logprobs_are_those_of_the_softmax():
     x = logits(3)
     expected = x.double().log_softmax(-1)
-    for i, entry in enumerate(token_logprobs(x, torch.tensor([4, 0, 49]), 3)):
+    for i, entry in enumerate(listed(*rank(x, torch.tensor([4, 0, 49]), 3))):
         assert math.isclose(entry.logprob, float(expected[i, entry.token]), abs_tol=1e-5)
         best = expected[i].topk(3)
         assert [token for token, _ in entry.top] == best.indices.tolist()
@@ -22,20 +22,20 @@ def test_logprobs_are_those_of_the_softmax():
 
 
 def test_zero_alternatives_still_give_the_tokens_own_logprob():
-    (entry,) = token_logprobs(logits(1), torch.tensor([7]), 0)
+    (entry,) = listed(*rank(logits(1), torch.tensor([7]), 0))
     assert entry.token == 7 and entry.logprob < 0 and entry.top == ()
 
 
 def test_equally_likely_tokens_are_listed_by_id():
-    (entry,) = token_logprobs(torch.zeros(1, 6), torch.tensor([0]), 6)
+    (entry,) = listed(*rank(torch.zeros(1, 6), torch.tensor([0]), 6))
     assert [token for token, _ in entry.top] == [0, 1, 2, 3, 4, 5]
 
 
 def test_long_prompts_are_worked_off_in_pieces_with_the_same_result(monkeypatch):
     x, targets = logits(11), torch.arange(11)
-    whole = prompt_logprobs(x, targets, 2)
+    whole = listed(*rank_prompt(x, targets, 2))
     monkeypatch.setattr("engine.execution.logprobs._CHUNK_ELEMENTS", 150)
-    assert prompt_logprobs(x, targets, 2) == whole
+    assert listed(*rank_prompt(x, targets, 2)) == whole
     assert [entry.token for entry in whole] == list(range(11))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -12,6 +13,7 @@ from engine.assembly.bind import bind
 from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
+from engine.execution.graphs import Bucket, StepGraphs, query_buckets, row_buckets
 from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.execution.tables import DeviceTables
 from engine.loop.build import make_core
@@ -32,8 +34,13 @@ class Exact:
     allocator: object
 
 
-def exact_engine(*overrides: str, kv_tokens: int = 4096, max_len: int = 256, fail_on: int | None = None) -> Exact:
-    """A core with the plugins the overrides select, on a pool of ``kv_tokens`` tokens."""
+def exact_engine(
+    *overrides: str, kv_tokens: int = 4096, max_len: int = 256, fail_on: int | None = None, graphs: bool = False
+) -> Exact:
+    """A core with the plugins the overrides select, on a pool of ``kv_tokens`` tokens.
+
+    ``graphs``: decode steps are recorded ones, replayed by running the recorded function again.
+    """
     plan = _plan(overrides)
     plan = replace(plan, max_len=max_len, model=replace(plan.model, vocab_size=VOCAB, eos_token_ids=()))
     bound = bind(plan)
@@ -43,9 +50,21 @@ def exact_engine(*overrides: str, kv_tokens: int = 4096, max_len: int = 256, fai
     kv = ExactKV(num_blocks, BLOCK)
     tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, BLOCK, "cpu")
     model = ExactModel(VOCAB, fail_on)
-    runner = ModelRunner(model, kv, tables, bound.drafter)
+    registry = None
+    if graphs:
+        shapes = (row_buckets(bound.context.max_requests), query_buckets(bound.drafter.max_width))
+        buckets = [Bucket(rows, queries) for rows, queries in itertools.product(*shapes)]
+        registry = StepGraphs(model, kv, tables, bound.drafter.taps, buckets, capture=run_again)
+        registry.capture()
+    runner = ModelRunner(model, kv, tables, bound.drafter, registry)
     core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), max_len)
     return Exact(core, model, kv, bound.kv_allocator)
+
+
+def run_again(step: Callable[[], None]) -> Callable[[], None]:
+    """Stands in for a CUDA graph where there is none."""
+    step()
+    return step
 
 
 @cache

@@ -18,11 +18,15 @@ SCHEDULERS = ("static", "continuous", "chunked_prefill")
 ALLOCATORS = ("contiguous", "paged", "prefix_cache")
 DRAFTERS = ("none", "ngram")
 OVERLAP = ("true", "false")
-SETS = list(itertools.product(SCHEDULERS, ALLOCATORS, DRAFTERS, OVERLAP))
+STEPS = ("eager", "recorded")
+SETS = list(itertools.product(SCHEDULERS, ALLOCATORS, DRAFTERS, OVERLAP, STEPS))
 
 
-def overrides(plugins: tuple[str, str, str, str]) -> list[str]:
-    scheduler, allocator, drafter, overlap = plugins
+Plugins = tuple[str, str, str, str, str]
+
+
+def overrides(plugins: Plugins) -> list[str]:
+    scheduler, allocator, drafter, overlap, _ = plugins
     return [
         f"scheduler={scheduler}",
         f"kv_allocator={allocator}",
@@ -34,10 +38,8 @@ def overrides(plugins: tuple[str, str, str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("plugins", SETS, ids="-".join)
-def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(
-    plugins: tuple[str, str, str, str],
-) -> None:
-    engine = exact_engine(*overrides(plugins))
+def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plugins: Plugins) -> None:
+    engine = exact_engine(*overrides(plugins), graphs=plugins[4] == "recorded")
     for seed in (1, 2):
         requests = random_requests(seed, 14)
         outputs = run(engine.core, requests)
@@ -47,8 +49,8 @@ def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(
 
 
 @pytest.mark.parametrize("plugins", [s for s in SETS if s[1] != "contiguous"], ids="-".join)
-def test_preemption_under_memory_pressure_changes_no_token(plugins: tuple[str, str, str, str]) -> None:
-    engine = exact_engine(*overrides(plugins), kv_tokens=160, max_len=128)
+def test_preemption_under_memory_pressure_changes_no_token(plugins: Plugins) -> None:
+    engine = exact_engine(*overrides(plugins), kv_tokens=160, max_len=128, graphs=plugins[4] == "recorded")
     requests = random_requests(3, 16)
     outputs = run(engine.core, requests, per_step=16)
     assert outputs == {r.request_id: expected(r) for r in requests}
@@ -75,8 +77,8 @@ def test_memory_pressure_does_preempt() -> None:
 
 
 @pytest.mark.parametrize("plugins", SETS, ids="-".join)
-def test_aborts_at_random_moments_leak_nothing_and_disturb_nobody(plugins: tuple[str, str, str, str]) -> None:
-    engine = exact_engine(*overrides(plugins), kv_tokens=512)
+def test_aborts_at_random_moments_leak_nothing_and_disturb_nobody(plugins: Plugins) -> None:
+    engine = exact_engine(*overrides(plugins), kv_tokens=512, graphs=plugins[4] == "recorded")
     rng = random.Random(5)
     requests = random_requests(6, 20, longest=40)
     outputs: dict[str, list[int]] = {r.request_id: [] for r in requests}
@@ -101,10 +103,12 @@ def test_aborts_at_random_moments_leak_nothing_and_disturb_nobody(plugins: tuple
     engine.core.close()
 
 
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("overlap", OVERLAP)
-def test_a_stop_found_late_leaves_no_trace_in_the_row_that_is_reused(overlap: str) -> None:
+def test_a_stop_found_late_leaves_no_trace_in_the_row_that_is_reused(overlap: str, steps: str) -> None:
     """EOS shows up while the next step is already running; a longer prompt then takes over the row at once."""
-    engine = exact_engine(f"overlap={overlap}", "drafter=none", "scheduler=continuous", "scheduler.max_requests=1")
+    one_row = ("drafter=none", "scheduler=continuous", "scheduler.max_requests=1")
+    engine = exact_engine(f"overlap={overlap}", *one_row, graphs=steps == "recorded")
     short = EngineRequest("short", (3, 4, 5), SamplingParams(max_tokens=50, temperature=0.0))
     output = expected(short)
     stop = output[4]
@@ -144,20 +148,21 @@ def test_a_request_that_breaks_the_device_fails_alone(overlap: str, drafter: str
     engine.core.close()
 
 
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("overlap", OVERLAP)
 def test_a_row_without_finite_logits_fails_alone_and_the_next_step_still_runs(
-    overlap: str, monkeypatch: pytest.MonkeyPatch
+    overlap: str, steps: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = exact_engine(f"overlap={overlap}", "drafter=none")
+    engine = exact_engine(f"overlap={overlap}", "drafter=none", graphs=steps == "recorded")
     bad = EngineRequest("bad", (1, 2, 3), SamplingParams(max_tokens=6, temperature=0.0))
     poison = expected(bad)[0]
     innocent = [r for r in random_requests(9, 12) if poison not in expected(r)]
-    head, forward, raised = engine.model.head, engine.model.forward, []
+    head, forward, raised = engine.model.head, engine.model.run, []
 
     def poisoned_head(hidden: Tensor) -> Tensor:
         return torch.where(hidden == poison, float("nan"), head(hidden))
 
-    def watched_forward(*arguments: Any) -> Any:
+    def watched_run(*arguments: Any) -> Any:
         try:
             return forward(*arguments)
         except Exception as error:
@@ -165,7 +170,7 @@ def test_a_row_without_finite_logits_fails_alone_and_the_next_step_still_runs(
             raise
 
     monkeypatch.setattr(engine.model, "head", poisoned_head)
-    monkeypatch.setattr(engine.model, "forward", watched_forward)
+    monkeypatch.setattr(engine.model, "run", watched_run)
     outputs = run(engine.core, [*innocent[:2], bad, *innocent[2:]])
     assert outputs["bad"] == [] and raised == []
     assert innocent and all(outputs[r.request_id] == expected(r) for r in innocent)

@@ -29,6 +29,8 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     accepted: int = 0
     draft_width: int = 0
     preemptions: int = 0
+    gap_ms: float = 0.0
+    """How long the device had nothing to do before this step although requests were running."""
 
 
 class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):

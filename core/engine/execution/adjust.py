@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.execution.positions import Position, column
+from engine.contracts.request import SamplingParams
+from engine.execution.positions import Position
+from engine.execution.transfer import upload
 
 
 def adjust(logits: Tensor, positions: Sequence[Position]) -> Tensor:
@@ -21,7 +23,7 @@ def adjust(logits: Tensor, positions: Sequence[Position]) -> Tensor:
     Token ids outside the vocabulary are ignored.
     """
     biased = [i for i, p in enumerate(positions) if p.params.logit_bias]
-    penalised = [i for i, p in enumerate(positions) if _has_penalty(p)]
+    penalised = [i for i, p in enumerate(positions) if _has_penalty(p.params)]
     too_short = [i for i, p in enumerate(positions) if p.index < p.params.min_tokens and p.stop_ids]
     if not (biased or penalised or too_short):
         return logits
@@ -35,8 +37,12 @@ def adjust(logits: Tensor, positions: Sequence[Position]) -> Tensor:
     return logits
 
 
-def _has_penalty(position: Position) -> bool:
-    params = position.params
+def adjusts(params: SamplingParams) -> bool:
+    """Whether a request's logits are changed at every position."""
+    return bool(params.logit_bias) or _has_penalty(params)
+
+
+def _has_penalty(params: SamplingParams) -> bool:
     return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
 
 
@@ -48,15 +54,15 @@ def _add_bias(logits: Tensor, positions: Sequence[Position], rows: Sequence[int]
         for token, bias in positions[row].params.logit_bias.items()
         if 0 <= token < vocab
     ]
-    where = column([entry[0] for entry in entries], torch.int64, logits.device)
-    by = column([entry[1] for entry in entries], logits.dtype, logits.device)
+    where = upload([entry[0] for entry in entries], torch.int64, logits.device)
+    by = upload([entry[1] for entry in entries], logits.dtype, logits.device)
     logits.view(-1).index_add_(0, where, by)
 
 
 def _forbid_stops(logits: Tensor, positions: Sequence[Position], rows: Sequence[int]) -> None:
     vocab = logits.shape[1]
     where = [row * vocab + t for row in rows for t in positions[row].stop_ids if 0 <= t < vocab]
-    logits.view(-1).index_fill_(0, column(where, torch.int64, logits.device), float("-inf"))
+    logits.view(-1).index_fill_(0, upload(where, torch.int64, logits.device), float("-inf"))
 
 
 def _penalise(logits: Tensor, positions: Sequence[Position], rows: Sequence[int]) -> None:
@@ -64,13 +70,13 @@ def _penalise(logits: Tensor, positions: Sequence[Position], rows: Sequence[int]
     device = logits.device
     chosen = [positions[row] for row in rows]
     tokens, is_output = _occurrences(chosen, device)
-    index = column(rows, torch.int64, device)
+    index = upload(rows, torch.int64, device)
     counts = torch.zeros(len(rows), logits.shape[1], device=device).scatter_add_(1, tokens, is_output)
     count = counts.gather(1, tokens)
     value = logits[index[:, None], tokens]
 
     def per_row(name: str) -> Tensor:
-        return column([getattr(p.params, name) for p in chosen], logits.dtype, device)[:, None]
+        return upload([getattr(p.params, name) for p in chosen], logits.dtype, device)[:, None]
 
     repetition = per_row("repetition_penalty")
     value = torch.where(value > 0, value / repetition, value * repetition)
@@ -92,10 +98,10 @@ def _occurrences(positions: Sequence[Position], device: torch.device) -> tuple[T
         known = len(position.history)
         tokens[row, :known] = position.history
         if position.drafts:
-            tokens[row, known:length] = column(position.drafts, torch.int64, device)
+            tokens[row, known:length] = upload(position.drafts, torch.int64, device)
         if length < longest:
             tokens[row, length:] = tokens[row, :1]
     place = torch.arange(longest, device=device)[None, :]
-    starts = column([p.prompt_len for p in positions], torch.int64, device)[:, None]
-    ends = column(lengths, torch.int64, device)[:, None]
+    starts = upload([p.prompt_len for p in positions], torch.int64, device)[:, None]
+    ends = upload(lengths, torch.int64, device)[:, None]
     return tokens, ((place >= starts) & (place < ends)).float()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.execution.kv_cache import KVCache
+from engine.execution.sampling import most_likely
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class ForwardBatch:
     slot_mapping: Tensor
     """int64 ``[num_tokens]``: where each token's key and value go, ``block * block_size + offset``."""
     attention: AttentionBatch
+    slots: Tensor
+    """int64 ``[num_tokens]``: the row of the device tables each token belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +69,15 @@ class LoweredModel:
         Returns the residual stream ``[T, hidden_size]`` before the final norm, and for each tap ``i`` the residual
         entering layer ``i`` (``num_layers``: the one returned), ``[T, hidden_size]``.
         """
+        return self.run(batch, kv, self.attention.stage(batch.attention), taps)
+
+    @torch.inference_mode()
+    def run(
+        self, batch: ForwardBatch, kv: KVCache, staged: Any, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """:meth:`forward` with what the attention kernel staged for this batch: the part that can be recorded."""
         context = StepContext(
-            rotations=self.rotate(batch.positions),
-            slot_mapping=batch.slot_mapping,
-            staged=self.attention.stage(batch.attention),
-            kv=kv,
+            rotations=self.rotate(batch.positions), slot_mapping=batch.slot_mapping, staged=staged, kv=kv
         )
         residual = self.embed(batch.token_ids)
         tapped: dict[int, Tensor] = {}
@@ -87,3 +94,10 @@ class LoweredModel:
     def head(self, hidden: Tensor) -> Tensor:
         """``[R, hidden_size]`` residual rows -> float32 logits ``[R, vocab]``."""
         return self.project(hidden)
+
+    @torch.inference_mode()
+    def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`head`, and the most likely token of each row, int64 ``[R]``: the lowest id among equals, -1 where
+        logits are broken."""
+        logits = self.project(hidden)
+        return logits, most_likely(logits)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.contracts.request import SamplingParams
 from engine.execution.philox import signed64
+from engine.execution.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +32,7 @@ class Position:
         return self.params.temperature == 0.0
 
 
-def column(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Host values as a tensor on ``device``, without waiting for the device."""
-    host = torch.tensor(values, dtype=dtype)
-    if device.type != "cuda":
-        return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
-
-
 def streams(positions: Sequence[Position], device: torch.device) -> tuple[Tensor, Tensor]:
     """(seeds, output positions), int64 ``[N]`` each: what names a position's random numbers."""
-    seeds = column([signed64(p.seed) for p in positions], torch.int64, device)
-    return seeds, column([p.index for p in positions], torch.int64, device)
+    seeds = upload([signed64(p.seed) for p in positions], torch.int64, device)
+    return seeds, upload([p.index for p in positions], torch.int64, device)

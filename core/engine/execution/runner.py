@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from engine.contracts.drafter import Drafter, DraftRow
-from engine.contracts.request import TokenLogprobs
+from engine.execution.graphs import Recorded, StepGraphs
 from engine.execution.kv_cache import KVCache
-from engine.execution.logprobs import prompt_logprobs
+from engine.execution.logprobs import Ranked, rank_prompt
 from engine.execution.model import ForwardBatch, LoweredModel
-from engine.execution.step import RowResult, StepPlan, StepResult, StepRow, StepSkipped
+from engine.execution.running import RunningStep, Sampled
+from engine.execution.step import StepPlan, StepResult, StepRow, StepSkipped
 from engine.execution.tables import DeviceTables
-from engine.execution.verify import Verified, VerifyRow, verify
+from engine.execution.transfer import Mark, mark, upload
+from engine.execution.verify import Choice, Verified, VerifyRow, choose_tokens
 
 T = TypeVar("T")
 
@@ -29,60 +31,82 @@ PROMPT_LOGPROB_ROWS = 256
 class ModelRunner:
     """A model, its cache and its tables on one device."""
 
-    def __init__(self, model: LoweredModel, kv: KVCache, tables: DeviceTables, drafter: Drafter) -> None:
+    def __init__(
+        self, model: LoweredModel, kv: KVCache, tables: DeviceTables, drafter: Drafter, graphs: StepGraphs | None = None
+    ) -> None:
         self.model = model
         self.kv = kv
         self.tables = tables
         self.drafter = drafter
+        self.graphs = graphs
+        self._last: Mark | None = None
+        """When the last step was done."""
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one plan. ``apply`` happened before (see :class:`DeviceQueue`)."""
-        started = time.perf_counter()
-        batch = self.tables.inputs(plan.rows)
-        hidden, taps = self.model.forward(batch, self.kv, self.drafter.taps)
-        verified = self._sample(plan, batch, hidden)
-        prompts = self._prompt_logprobs(plan, batch, hidden)
-        device_ms = (time.perf_counter() - started) * 1e3
-        drafts, draft_ms = self._draft(plan, batch, taps, verified)
-        rows = tuple(
-            RowResult(
-                tokens=v.tokens,
-                num_accepted=v.num_accepted,
-                logprobs=v.logprobs,
-                prompt_logprobs=prompt,
-                drafts=draft,
-                draft_probs=probs,
-                error=v.error,
-            )
-            for v, prompt, (draft, probs) in zip(verified, prompts, drafts, strict=True)
-        )
-        return StepResult(plan.plan_id, rows, device_ms, draft_ms)
+    def launch(self, plan: StepPlan) -> RunningStep:
+        """Hand one plan to the device. ``apply`` happened before (see :class:`DeviceQueue`).
 
-    def _sample(self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> list[Verified]:
-        """Sample every row that has all its tokens; the others get an empty result."""
+        On a GPU this returns while the device works, unless a row uses rejection sampling or a drafter lives on the
+        device.
+        """
+        started = mark(self.tables.device)
+        bucket = None if self.graphs is None else self.graphs.find(plan.rows)
+        if self.graphs is not None and bucket is not None:
+            recorded = self.graphs.replay(bucket, plan.rows)
+            batch, taps = recorded.batch, recorded.taps
+            sampled, prompts = self._take(plan, recorded), {}
+        else:
+            batch = self.tables.inputs(plan.rows)
+            hidden, found = self.model.forward(batch, self.kv, self._taps)
+            taps = tuple(found)
+            sampled = self._sample(plan, batch, hidden)
+            prompts = self._prompt_logprobs(plan, hidden)
+        ended = mark(self.tables.device)
+        step = RunningStep(plan, sampled, prompts, (self._last, started, ended))
+        self._last = ended
+        if self.drafter.max_width > 0 and self.drafter.placement == "device":
+            self._draft(plan, batch, taps, step)
+        return step
+
+    @property
+    def _taps(self) -> tuple[int, ...]:
+        return tuple(self.drafter.taps)
+
+    def _take(self, plan: StepPlan, recorded: Recorded) -> Sampled:
+        """The tokens of a replayed step. Those the graph chose are the most likely ones; if any row wants something
+        else, all are chosen anew from the logits the graph left."""
+        rows = [self._verify_row(row) for row in plan.rows]
+        count = sum(row.num_queries for row in plan.rows)
+        index = None
+        if any(row.num_queries != recorded.bucket.queries for row in plan.rows):
+            index = upload(recorded.places(plan.rows), torch.int64, self.tables.device)
+        pick: Callable[[Tensor], Tensor] = lambda tensor: tensor[:count] if index is None else tensor[index]  # noqa: E731
+        if all(row.is_plain for row in rows):
+            choice = Choice(tuple(rows), pick(recorded.tokens), (), {})
+        else:
+            choice = choose_tokens(pick(recorded.logits), rows)
+            self.tables.write(pick(recorded.batch.slots), pick(recorded.batch.positions) + 1, choice.tokens)
+        return Sampled(tuple(range(len(rows))), choice)
+
+    def _sample(self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> Sampled | None:
+        """Sample every row that has all its tokens."""
         wanted: list[int] = []
-        sampling: list[tuple[int, VerifyRow]] = []
+        sampling: list[int] = []
         end = 0
         for i, row in enumerate(plan.rows):
             end += row.num_queries
             if row.samples:
                 wanted.extend(range(end - 1 - len(row.drafts), end))
-                sampling.append((i, self._verify_row(row)))
-        results = [Verified(tokens=(), num_accepted=0, logprobs=())] * len(plan.rows)
+                sampling.append(i)
         if not sampling:
-            return results
+            return None
+        slots, positions = batch.slots, batch.positions
         if len(wanted) != hidden.shape[0]:
-            hidden = hidden[torch.tensor(wanted, device=hidden.device)]
-        logits = self.model.head(hidden)
-        written = []
-        for (i, _), result in zip(sampling, verify(logits, [row for _, row in sampling]), strict=True):
-            results[i] = result
-            # The step after a failed row may be queued already: it is dropped, but must find a token to embed.
-            tokens = (0,) if result.error else result.tokens
-            written.append((plan.rows[i].slot, plan.rows[i].start + plan.rows[i].num_tokens, tokens))
-        self.tables.write_outputs(written)
-        return results
+            index = upload(wanted, torch.int64, hidden.device)
+            hidden, slots, positions = hidden[index], slots[index], positions[index]
+        choice = choose_tokens(self.model.head(hidden), [self._verify_row(plan.rows[i]) for i in sampling])
+        self.tables.write(slots, positions + 1, choice.tokens)
+        return Sampled(tuple(sampling), choice)
 
     def _verify_row(self, row: StepRow) -> VerifyRow:
         admit = self.tables.slots[row.slot].admit
@@ -97,60 +121,55 @@ class ModelRunner:
             draft_probs=row.draft_probs,
         )
 
-    def _prompt_logprobs(self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> list[tuple[TokenLogprobs, ...]]:
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, tuple[Ranked, ...]]:
         """Logprobs of prompt tokens ``start + 1 ..`` for the rows that want them, a bounded number at a time."""
-        results: list[tuple[TokenLogprobs, ...]] = []
+        results: dict[int, tuple[Ranked, ...]] = {}
         begin = 0
-        for row in plan.rows:
+        for i, row in enumerate(plan.rows):
             admit = self.tables.slots[row.slot].admit
             top = admit.params.prompt_logprobs
             count = min(row.start + row.num_tokens, admit.prompt_len - 1) - row.start
-            if top is None or count <= 0:
-                results.append(())
-            else:
+            if top is not None and count > 0:
                 targets = self.tables.tokens[row.slot, row.start + 1 : row.start + 1 + count]
-                found: list[TokenLogprobs] = []
+                parts = []
                 for at in range(0, count, PROMPT_LOGPROB_ROWS):
                     stop = min(at + PROMPT_LOGPROB_ROWS, count)
                     logits = self.model.head(hidden[begin + at : begin + stop])
-                    found.extend(prompt_logprobs(logits, targets[at:stop], top))
-                results.append(tuple(found))
+                    # A copy: the table may change before the host reads it.
+                    parts.append(rank_prompt(logits, targets[at:stop].clone(), top))
+                results[i] = tuple(parts)
             begin += row.num_queries
         return results
 
-    def _draft(
-        self, plan: StepPlan, batch: ForwardBatch, taps: Sequence[Tensor], verified: list[Verified]
-    ) -> tuple[list[tuple[tuple[int, ...], Tensor | None]], float]:
-        """Keep the drafter's state in step, and let one on the device propose."""
-        drafts: list[tuple[tuple[int, ...], Tensor | None]] = [((), None)] * len(plan.rows)
-        if self.drafter.max_width == 0:
-            return drafts, 0.0
+    def _draft(self, plan: StepPlan, batch: ForwardBatch, taps: Sequence[Tensor], step: RunningStep) -> None:
+        """Keep the state of a drafter on the device in step, and let it propose. Waits for the verdicts."""
+        verified = step.verified()
         started = time.perf_counter()
         self._extend(plan, batch, taps, verified)
-        if self.drafter.placement == "device":
-            wanting = [
-                (i, DraftRow(row.slot, (), self.tables.slots[row.slot].admit.prompt_len, row.wants_drafts))
-                for i, row in enumerate(plan.rows)
-                if row.wants_drafts > 0 and verified[i].tokens
-            ]
-            if wanting:
-                proposed = self.drafter.propose([row for _, row in wanting])
-                for at, ((i, _), tokens) in enumerate(zip(wanting, proposed.tokens, strict=True)):
-                    drafts[i] = (tokens, None if proposed.probs is None else proposed.probs[at, : len(tokens)])
-        return drafts, (time.perf_counter() - started) * 1e3
+        wanting = [
+            (i, DraftRow(row.slot, (), self.tables.slots[row.slot].admit.prompt_len, row.wants_drafts))
+            for i, row in enumerate(plan.rows)
+            if row.wants_drafts > 0 and verified[i].tokens
+        ]
+        drafts: dict[int, tuple[tuple[int, ...], Tensor | None]] = {}
+        if wanting:
+            proposed = self.drafter.propose([row for _, row in wanting])
+            for at, ((i, _), tokens) in enumerate(zip(wanting, proposed.tokens, strict=True)):
+                drafts[i] = (tokens, None if proposed.probs is None else proposed.probs[at, : len(tokens)])
+        step.propose(drafts, (time.perf_counter() - started) * 1e3)
 
     def _extend(self, plan: StepPlan, batch: ForwardBatch, taps: Sequence[Tensor], verified: list[Verified]) -> None:
         """Hand the drafter every committed position: rejected drafts never reach it."""
         keep: list[int] = []
         slots: list[int] = []
         begin = 0
-        for row, result in zip(plan.rows, verified, strict=True):
+        for row, length, result in zip(plan.rows, batch.attention.q_lens, verified, strict=False):
             committed = row.num_tokens + result.num_accepted
             keep.extend(range(begin, begin + committed))
             slots.extend([row.slot] * committed)
-            begin += row.num_queries
-        index = torch.tensor(keep, device=batch.token_ids.device)
-        next_tokens = self.tables.tokens[torch.tensor(slots, device=index.device), batch.positions[index] + 1]
+            begin += length
+        index = upload(keep, torch.int64, self.tables.device)
+        next_tokens = self.tables.tokens[batch.slots[index], batch.positions[index] + 1]
         self.drafter.extend(slots, batch.token_ids[index], next_tokens, [tap[index] for tap in taps])
 
 
@@ -195,7 +214,8 @@ class DeviceQueue:
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Queue a plan; the returned function waits for its result and raises what the step raised."""
-        return self._worker.start(partial(self._run, plan))
+        launched = self._worker.start(partial(self._run, plan))
+        return lambda: launched().result()
 
     def resume(self) -> None:
         """Execute plans again after a failure has been dealt with."""
@@ -204,12 +224,12 @@ class DeviceQueue:
     def close(self) -> None:
         self._worker.close()
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan) -> RunningStep:
         self._runner.tables.apply(plan)
         if self._failed:
             raise StepSkipped(f"step {plan.plan_id} was planned on top of a failed one")
         try:
-            return self._runner.execute(plan)
+            return self._runner.launch(plan)
         except BaseException:
             self._failed = True
             raise

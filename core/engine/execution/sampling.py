@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.execution.philox import GUMBEL_SPAN, SAMPLE, gumbel, gumbel_at
-from engine.execution.positions import Position, column, streams
+from engine.execution.positions import Position, streams
+from engine.execution.transfer import upload
 
 NOT_FINITE = -1
 """Stands in for the token of a row whose logits hold NaN or +inf, or nothing but -inf."""
@@ -37,9 +38,15 @@ def choose(logits: Tensor, positions: Sequence[Position]) -> Tensor:
     if len(sampled) == len(positions):
         tokens = _draw(logits, largest, positions)
     elif sampled:
-        rows = column(sampled, torch.int64, logits.device)
+        rows = upload(sampled, torch.int64, logits.device)
         drawn = _draw(logits[rows], largest[rows], [positions[i] for i in sampled])
         tokens = tokens.index_copy(0, rows, drawn)
+    return torch.where(largest.isfinite(), tokens, NOT_FINITE)
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """The greedy choice of :func:`choose`, for every row."""
+    largest, tokens = logits.max(dim=-1)
     return torch.where(largest.isfinite(), tokens, NOT_FINITE)
 
 
@@ -66,7 +73,7 @@ def _draw(logits: Tensor, largest: Tensor, positions: Sequence[Position]) -> Ten
 
 def _scale(logits: Tensor, largest: Tensor, positions: Sequence[Position]) -> Tensor:
     """``(logits - largest) / temperature``: at most 0, so no temperature overflows."""
-    temperature = column([p.params.temperature for p in positions], torch.float32, logits.device)
+    temperature = upload([p.params.temperature for p in positions], torch.float32, logits.device)
     return (logits - largest[:, None]).div_(temperature[:, None])
 
 
@@ -87,7 +94,7 @@ def _gumbel_max(scores: Tensor, allowed: Tensor, seeds: Tensor, indices: Tensor,
 def _border(scaled: Tensor, positions: Sequence[Position]) -> Tensor:
     """The lowest scaled logit that survives all filters, float32 ``[N]``; ``-inf`` keeps everything."""
     vocab = scaled.shape[1]
-    border = column(
+    border = upload(
         [math.log(p.params.min_p) if p.params.min_p > 0 else -math.inf for p in positions],
         torch.float32,
         scaled.device,
@@ -95,11 +102,11 @@ def _border(scaled: Tensor, positions: Sequence[Position]) -> Tensor:
     rows = [i for i, p in enumerate(positions) if 0 < p.params.top_k < vocab or p.params.top_p < 1.0]
     if not rows:
         return border
-    index = column(rows, torch.int64, scaled.device)
+    index = upload(rows, torch.int64, scaled.device)
     chosen = [positions[i] for i in rows]
     subset = scaled if len(rows) == len(positions) else scaled[index]
-    top_k = column([_top_k(p, vocab) for p in chosen], torch.int64, scaled.device)
-    top_p = column([p.params.top_p for p in chosen], torch.float64, scaled.device)
+    top_k = upload([_top_k(p, vocab) for p in chosen], torch.int64, scaled.device)
+    top_p = upload([p.params.top_p for p in chosen], torch.float64, scaled.device)
     found = _ranked_border(subset, top_k, top_p, _list_length(chosen, scaled))
     return border.index_copy(0, index, torch.maximum(border[index], found))
 

@@ -96,9 +96,11 @@ class StepResult:
     plan_id: int
     rows: tuple[RowResult, ...]
     device_ms: float
-    """Forward, sample and verify, on the device's own thread."""
+    """Forward, sample and verify, by the device's clock."""
     draft_ms: float = 0.0
     """Time in a device drafter."""
+    idle_ms: float = 0.0
+    """How long the device had nothing to do before this step."""
 
 
 class StepSkipped(RuntimeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.execution.model import ForwardBatch
 from engine.execution.step import Admit, StepPlan, StepRow
+from engine.execution.transfer import upload
 
 UNWRITTEN = -1
 """Poison of token-table entries nobody has written: reading one would index the embedding out of range."""
@@ -41,65 +43,88 @@ class DeviceTables:
         max_blocks = -(-width // block_size)
         self.block_tables = torch.zeros((num_slots + 1, max_blocks), dtype=torch.int32, device=device)
         self.slots: dict[int, SlotState] = {}
+        self.nobody = num_slots
+        """The row no request has: padding rows read and write it."""
 
     def apply(self, plan: StepPlan) -> None:
         """Take over the plan's admissions, new blocks and drafts."""
         for admit in plan.admits:
             self.slots[admit.slot] = SlotState(admit, len(admit.tokens))
             row = self.tokens[admit.slot]
-            row[: len(admit.tokens)] = torch.tensor(admit.tokens, dtype=torch.int64)
+            row[: len(admit.tokens)] = upload(admit.tokens, torch.int64, self.device)
             row[len(admit.tokens) :] = UNWRITTEN
+            # The former owner's blocks may be somebody else's now; block 0 is nobody's.
+            self.block_tables[admit.slot] = 0
+        block_width, token_width = self.block_tables.shape[1], self.tokens.shape[1]
+        blocks: list[tuple[int, int]] = []
+        drafts: list[tuple[int, int]] = []
         for step_row in plan.rows:
-            if step_row.new_blocks:
-                stop = step_row.block_start + len(step_row.new_blocks)
-                self.block_tables[step_row.slot, step_row.block_start : stop] = torch.tensor(
-                    step_row.new_blocks, dtype=torch.int32
-                )
+            blocks += enumerate(step_row.new_blocks, step_row.slot * block_width + step_row.block_start)
             if step_row.drafts:
-                start = step_row.start + step_row.num_tokens
-                self.tokens[step_row.slot, start : start + len(step_row.drafts)] = torch.tensor(
-                    step_row.drafts, dtype=torch.int64
-                )
+                after = step_row.slot * token_width + step_row.start + step_row.num_tokens
+                drafts += enumerate(step_row.drafts, after)
+        _scatter(self.block_tables, blocks)
+        _scatter(self.tokens, drafts)
 
     def inputs(self, rows: tuple[StepRow, ...]) -> ForwardBatch:
         """Flat inputs of one forward pass, rows one after another."""
         q_lens = tuple(row.num_queries for row in rows)
         kv_lens = tuple(row.end for row in rows)
+        row_slots = [row.slot for row in rows]
+        row_starts = [row.start for row in rows]
         if all(n == 1 for n in q_lens):
-            slots = torch.tensor([row.slot for row in rows], device=self.device)
-            positions = torch.tensor([row.start for row in rows], device=self.device)
+            q_starts = list(range(len(rows) + 1))
+            parts = _upload_parts((row_slots, row_starts, q_starts, kv_lens), self.device)
+            slots, positions, starts, lengths = parts
+            per_row = slots
         else:
-            slots = torch.cat([torch.full((row.num_queries,), row.slot) for row in rows]).to(self.device)
-            positions = torch.cat([torch.arange(row.start, row.end) for row in rows]).to(self.device)
-        blocks = self.block_tables[slots, positions // self.block_size]
-        starts = [0]
-        for n in q_lens:
-            starts.append(starts[-1] + n)
+            flat_slots = [row.slot for row in rows for _ in range(row.num_queries)]
+            flat_positions = [position for row in rows for position in range(row.start, row.end)]
+            q_starts = list(accumulate(q_lens, initial=0))
+            parts = _upload_parts((flat_slots, flat_positions, q_starts, kv_lens, row_slots), self.device)
+            slots, positions, starts, lengths, per_row = parts
         max_blocks = -(-max(kv_lens) // self.block_size)
-        row_slots = torch.tensor([row.slot for row in rows], device=self.device)
         attention = AttentionBatch(
             q_lens=q_lens,
             kv_lens=kv_lens,
-            block_tables=self.block_tables[row_slots, :max_blocks],
-            q_starts=torch.tensor(starts, dtype=torch.int32, device=self.device),
-            kv_lens_device=torch.tensor(kv_lens, dtype=torch.int32, device=self.device),
+            block_tables=self.block_tables[per_row, :max_blocks],
+            q_starts=starts.to(torch.int32),
+            kv_lens_device=lengths.to(torch.int32),
             block_size=self.block_size,
         )
         return ForwardBatch(
             token_ids=self.tokens[slots, positions],
             positions=positions,
-            slot_mapping=blocks.to(torch.int64) * self.block_size + positions % self.block_size,
+            slot_mapping=self.slot_mapping(slots, positions),
             attention=attention,
+            slots=slots,
         )
+
+    def slot_mapping(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Where the keys and values of tokens go: int64, of the shape of ``slots`` and ``positions``."""
+        blocks = self.block_tables[slots, positions // self.block_size]
+        return blocks.to(torch.int64) * self.block_size + positions % self.block_size
+
+    def write(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """Tokens the device chose become inputs of later steps; all int64 and of one shape.
+
+        A broken row's -1 becomes 0: the step behind it may be queued already, it is dropped, but must find a token
+        to embed.
+        """
+        self.tokens[slots, positions] = tokens.clamp(min=0)
 
     def history(self, slot: int, known: int) -> Tensor:
         """The first ``known`` tokens of a slot, as a view."""
         return self.tokens[slot, :known]
 
-    def write_outputs(self, written: Sequence[tuple[int, int, tuple[int, ...]]]) -> None:
-        """Sampled tokens become the next step's inputs: ``(slot, first position, tokens)`` each."""
-        slots = [slot for slot, _, tokens in written for _ in tokens]
-        positions = [first + i for _, first, tokens in written for i in range(len(tokens))]
-        values = [token for _, _, tokens in written for token in tokens]
-        if values:
-            self.tokens[torch.tensor(slots), torch.tensor(positions)] = torch.tensor(values, device=self.device)
+
+def _scatter(table: Tensor, entries: list[tuple[int, int]]) -> None:
+    """``table.flatten()[index] = value`` for each ``(index, value)``."""
+    if entries:
+        index, values = _upload_parts(tuple(zip(*entries, strict=True)), str(table.device))
+        table.view(-1)[index] = values.to(table.dtype)
+
+
+def _upload_parts(parts: Sequence[Sequence[int]], device: str) -> tuple[Tensor, ...]:
+    """Several int64 vectors in one copy."""
+    return upload([value for part in parts for value in part], torch.int64, device).split([len(p) for p in parts])

@@ -13,18 +13,19 @@ Three ways to judge a drafted chain, all exact:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
-from engine.execution.adjust import adjust
-from engine.execution.logprobs import token_logprobs
+from engine.execution.adjust import adjust, adjusts
+from engine.execution.logprobs import Ranked, listed, rank
 from engine.execution.philox import ACCEPT, RESIDUAL, uniform
-from engine.execution.positions import Position, column, streams
+from engine.execution.positions import Position, streams
 from engine.execution.sampling import NOT_FINITE, choose, draw_from_weights, target_probs
+from engine.execution.transfer import download, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,13 @@ class VerifyRow:
     drafts: tuple[int, ...] = ()
     draft_probs: Tensor | None = None
     """float32 ``[>= len(drafts), V]``: the probabilities the drafts were sampled with."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Takes the most likely tokens of logits as they are, and asks for nothing else."""
+        params = self.params
+        too_short = self.first_output < params.min_tokens and bool(self.stop_ids)
+        return params.temperature == 0.0 and params.logprobs is None and not (too_short or adjusts(params))
 
     @property
     def uses_rejection(self) -> bool:
@@ -67,17 +75,60 @@ class Verified:
     """Why this row has no tokens; concerns this request only."""
 
 
-def sample_tokens(logits: Tensor, rows: Sequence[VerifyRow]) -> Tensor:
-    """One token per row, int64 ``[R]``, left on the device: the host does not wait.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a batch of rows came to, perhaps still on the device."""
 
-    ``logits``: float32 ``[R, V]``. For rows without drafts and logprobs; the tokens are those of :func:`verify`. A row
-    whose logits are broken gets ``NOT_FINITE`` (-1): clamp before using it as an input, and fail the request once
-    the value reaches the host.
-    """
-    assert len(logits) == len(rows)
-    assert not any(row.drafts for row in rows)
+    rows: tuple[VerifyRow, ...]
+    tokens: Tensor
+    """int64 ``[sum(1 + len(row.drafts))]``: the target's token after every position. Up to the last accepted draft
+    these are the drafts themselves, then comes the row's new token; what follows means nothing. ``NOT_FINITE`` (-1)
+    where logits are broken."""
+    ranked: tuple[tuple[tuple[int, ...], Ranked], ...]
+    """Rows that want the same number of logprobs, and these for all their positions."""
+    settled: Mapping[int, tuple[int, ...]]
+    """Rows judged by rejection sampling, which asks the host: their accepted drafts and new token."""
+
+
+def choose_tokens(logits: Tensor, rows: Sequence[VerifyRow]) -> Choice:
+    """The device's part of :func:`verify`. Waits for the device only if a row uses rejection sampling."""
     positions = _positions(rows)
-    return choose(adjust(logits, positions), positions)
+    assert len(logits) == len(positions)
+    adjusted = adjust(logits, positions)
+    starts = _starts(rows)
+    rejecting = [i for i, row in enumerate(rows) if row.uses_rejection]
+    settled: dict[int, tuple[int, ...]] = {}
+    if rejecting:
+        settled = _verify_by_rejection(adjusted, positions, rows, starts, rejecting)
+    tokens = _target_tokens(adjusted, positions, rows, starts, settled)
+    return Choice(tuple(rows), tokens, _ranked(adjusted, tokens, rows, starts), settled)
+
+
+def judge(choice: Choice) -> list[Verified]:
+    """The host's part of :func:`verify`: which drafts stand. All tensors of ``choice`` are in host memory."""
+    tokens: list[int] = choice.tokens.tolist()
+    outputs: list[tuple[int, ...]] = []
+    at = 0
+    for i, row in enumerate(choice.rows):
+        target = tokens[at : at + len(row.drafts) + 1]
+        at += len(target)
+        outputs.append(choice.settled.get(i) or _standing(row.drafts, target))
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    for members, ranked in choice.ranked:
+        entries = listed(*ranked)
+        at = 0
+        for i in members:
+            logprobs[i] = tuple(entries[at : at + len(outputs[i])])
+            at += len(choice.rows[i].drafts) + 1
+    return [_result(output, logprobs.get(i, ())) for i, output in enumerate(outputs)]
+
+
+def _standing(drafts: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
+    """The drafts that equal the target's tokens, and the target's next token."""
+    accepted = 0
+    while accepted < len(drafts) and drafts[accepted] == target[accepted]:
+        accepted += 1
+    return tuple(target[: accepted + 1])
 
 
 def verify(logits: Tensor, rows: Sequence[VerifyRow]) -> list[Verified]:
@@ -86,18 +137,22 @@ def verify(logits: Tensor, rows: Sequence[VerifyRow]) -> list[Verified]:
     ``logits``: float32 ``[sum(1 + len(row.drafts)), V]``, rows one after another; entry ``j`` of a row predicts its
     ``j``-th draft (the last one what follows all drafts).
     """
-    positions = _positions(rows)
-    assert len(logits) == len(positions)
-    adjusted = adjust(logits, positions)
-    starts = _starts(rows)
-    outputs: list[list[int]] = [[] for _ in rows]
-    shared = [i for i, row in enumerate(rows) if not row.uses_rejection]
-    _verify_shared(adjusted, positions, rows, starts, shared, outputs)
-    rejecting = [i for i, row in enumerate(rows) if row.uses_rejection]
-    if rejecting:
-        _verify_by_rejection(adjusted, positions, rows, starts, rejecting, outputs)
-    logprobs = _logprobs(adjusted, rows, starts, outputs)
-    return [_result(tokens, row_logprobs) for tokens, row_logprobs in zip(outputs, logprobs)]
+    choice = choose_tokens(logits, rows)
+    return judge(on_host(choice, download(tensors_of(choice)).wait()))
+
+
+def tensors_of(choice: Choice) -> tuple[Tensor, ...]:
+    """What :func:`judge` needs on the host."""
+    return (choice.tokens, *(tensor for _, ranked in choice.ranked for tensor in ranked))
+
+
+def on_host(choice: Choice, tensors: Sequence[Tensor]) -> Choice:
+    """``choice`` with :func:`tensors_of` replaced by their copies."""
+    ranked = tuple(
+        (members, (tensors[at], tensors[at + 1], tensors[at + 2], tensors[at + 3]))
+        for at, (members, _) in zip(range(1, len(tensors), 4), choice.ranked, strict=True)
+    )
+    return replace(choice, tokens=tensors[0], ranked=ranked)
 
 
 def _positions(rows: Sequence[VerifyRow]) -> list[Position]:
@@ -124,32 +179,25 @@ def _starts(rows: Sequence[VerifyRow]) -> list[int]:
     return starts
 
 
-def _verify_shared(
+def _target_tokens(
     adjusted: Tensor,
     positions: Sequence[Position],
     rows: Sequence[VerifyRow],
     starts: Sequence[int],
-    which: Sequence[int],
-    outputs: list[list[int]],
-) -> None:
-    """Greedy and shared-noise rows: the target's tokens first, then a comparison on the host."""
-    if not which:
-        return
-    wanted = [starts[i] + j for i in which for j in range(len(rows[i].drafts) + 1)]
-    if len(wanted) == len(positions):
-        tokens = choose(adjusted, positions).tolist()
-    else:
-        index = column(wanted, torch.int64, adjusted.device)
-        tokens = choose(adjusted[index], [positions[w] for w in wanted]).tolist()
-    at = 0
-    for i in which:
-        drafts = rows[i].drafts
-        target = tokens[at : at + len(drafts) + 1]
-        at += len(target)
-        accepted = 0
-        while accepted < len(drafts) and drafts[accepted] == target[accepted]:
-            accepted += 1
-        outputs[i] = target[: accepted + 1]
+    settled: Mapping[int, tuple[int, ...]],
+) -> Tensor:
+    """:attr:`Choice.tokens`."""
+    if not settled:
+        return choose(adjusted, positions)
+    tokens = torch.zeros(len(positions), dtype=torch.int64, device=adjusted.device)
+    shared = [starts[i] + j for i in range(len(rows)) if i not in settled for j in range(len(rows[i].drafts) + 1)]
+    if shared:
+        index = upload(shared, torch.int64, adjusted.device)
+        tokens[index] = choose(adjusted[index], [positions[at] for at in shared])
+    known = [(starts[i] + j, token) for i, output in settled.items() for j, token in enumerate(output)]
+    places, values = (upload(column, torch.int64, adjusted.device) for column in zip(*known, strict=True))
+    tokens[places] = values
+    return tokens
 
 
 def _verify_by_rejection(
@@ -158,32 +206,35 @@ def _verify_by_rejection(
     rows: Sequence[VerifyRow],
     starts: Sequence[int],
     which: Sequence[int],
-    outputs: list[list[int]],
-) -> None:
+) -> dict[int, tuple[int, ...]]:
+    """Accepted drafts and the new token of the rows ``which``; waits for the device."""
     device = adjusted.device
     wanted = [starts[i] + j for i in which for j in range(len(rows[i].drafts) + 1)]
     chosen = [positions[w] for w in wanted]
-    logits = adjusted[column(wanted, torch.int64, device)]
+    logits = adjusted[upload(wanted, torch.int64, device)]
     finite = logits.amax(dim=-1).isfinite()
     p = target_probs(logits, chosen)
     q = _proposals([rows[i] for i in which], p)
     # The position after all drafts has no proposal: q is 0 there, nothing stands, and the draw is from p itself.
-    drafts = column([d for i in which for d in (*rows[i].drafts, 0)], torch.int64, device)[:, None]
+    drafts = upload([d for i in which for d in (*rows[i].drafts, 0)], torch.int64, device)[:, None]
     coin = uniform(*streams(chosen, device), ACCEPT, 1)
     stands = (coin * q.gather(1, drafts) < p.gather(1, drafts)).squeeze(1)
     verdicts: list[tuple[bool, bool]] = list(zip(stands.tolist(), finite.tolist()))
     ends: list[int] = []
+    accepted: list[tuple[int, ...]] = []
     at = 0
     for i in which:
         width, end = len(rows[i].drafts), at
         while end < at + width and all(verdicts[end]):
             end += 1
-        outputs[i] = list(rows[i].drafts[: end - at])
+        accepted.append(rows[i].drafts[: end - at])
         ends.append(end)
         at += width + 1
     replacements = _replace(p, q, chosen, ends)
-    for i, end, token in zip(which, ends, replacements):
-        outputs[i].append(token if verdicts[end][1] else NOT_FINITE)
+    return {
+        i: (*standing, token if verdicts[end][1] else NOT_FINITE)
+        for i, standing, end, token in zip(which, accepted, ends, replacements, strict=True)
+    }
 
 
 def _proposals(rows: Sequence[VerifyRow], like: Tensor) -> Tensor:
@@ -200,7 +251,7 @@ def _proposals(rows: Sequence[VerifyRow], like: Tensor) -> Tensor:
 
 def _replace(p: Tensor, q: Tensor, positions: Sequence[Position], ends: Sequence[int]) -> list[int]:
     """A token for the position that ended each chain, drawn from the positive part of ``p - q``."""
-    index = column(ends, torch.int64, p.device)
+    index = upload(ends, torch.int64, p.device)
     target = p[index]
     residual = (target - q[index]).clamp_(min=0.0)
     # p and q equal up to rounding leave nothing over; then p is the residual's limit.
@@ -210,25 +261,20 @@ def _replace(p: Tensor, q: Tensor, positions: Sequence[Position], ends: Sequence
     return drawn
 
 
-def _logprobs(
-    adjusted: Tensor, rows: Sequence[VerifyRow], starts: Sequence[int], outputs: Sequence[Sequence[int]]
-) -> list[tuple[TokenLogprobs, ...]]:
-    """Logprobs of the rows that asked; rows that want the same number of alternatives share the work."""
-    found: list[tuple[TokenLogprobs, ...]] = [()] * len(rows)
+def _ranked(
+    adjusted: Tensor, tokens: Tensor, rows: Sequence[VerifyRow], starts: Sequence[int]
+) -> tuple[tuple[tuple[int, ...], Ranked], ...]:
+    """:attr:`Choice.ranked`; rows that want the same number of alternatives share the work."""
     by_top: dict[int, list[int]] = {}
     for i, row in enumerate(rows):
-        if row.params.logprobs is not None and outputs[i][-1] != NOT_FINITE:
+        if row.params.logprobs is not None:
             by_top.setdefault(row.params.logprobs, []).append(i)
+    found = []
     for top, members in by_top.items():
-        where = [starts[i] + j for i in members for j in range(len(outputs[i]))]
-        tokens = [token for i in members for token in outputs[i]]
-        index = column(where, torch.int64, adjusted.device)
-        values = token_logprobs(adjusted[index], column(tokens, torch.int64, adjusted.device), top)
-        at = 0
-        for i in members:
-            found[i] = tuple(values[at : at + len(outputs[i])])
-            at += len(outputs[i])
-    return found
+        where = [starts[i] + j for i in members for j in range(len(rows[i].drafts) + 1)]
+        index = upload(where, torch.int64, adjusted.device)
+        found.append((tuple(members), rank(adjusted[index], tokens[index], top)))
+    return tuple(found)
 
 
 def _result(tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...]) -> Verified:

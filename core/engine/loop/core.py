@@ -14,6 +14,7 @@ from engine.assembly.bind import BoundEngine
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.execution.runner import DeviceQueue
+from engine.execution.step import StepResult
 from engine.loop.block_keys import BlockKeys
 from engine.loop.commit import Committer
 from engine.loop.drafting import Drafting
@@ -146,6 +147,7 @@ class EngineCore:
 
     def _launch(self) -> bool:
         started = time.monotonic()
+        follows_on = bool(self._queues.running)
         planned = self._planner.plan(something_in_flight=len(self._ledger) > 0)
         if planned is None:
             return False
@@ -157,6 +159,7 @@ class EngineCore:
                 wait=self._device.launch(planned.plan),
                 started_s=started,
                 preemptions=planned.preemptions,
+                follows_on=follows_on,
             )
         )
         return True
@@ -179,10 +182,10 @@ class EngineCore:
             decoding = sum(row.num_tokens == 1 for row in rows)
             self._drafting.observe(decoding, drafted, accepted, result.draft_ms)
         now = time.monotonic()
-        self._events.append(self._step_event(step, result.device_ms, now, (now - started) * 1e3, drafted, accepted))
+        self._events.append(self._step_event(step, result, now, (now - started) * 1e3, drafted, accepted))
 
     def _step_event(
-        self, step: InFlight, device_ms: float, now: float, commit_ms: float, drafted: int, accepted: int
+        self, step: InFlight, result: StepResult, now: float, commit_ms: float, drafted: int, accepted: int
     ) -> StepEvent:
         plan = step.plan
         decode = sum(row.num_queries for row in plan.rows if row.num_tokens == 1 and row.samples)
@@ -192,7 +195,8 @@ class EngineCore:
             step=self._steps,
             duration_ms=(now - step.started_s) * 1e3,
             host_ms=step.planning_ms + commit_ms,
-            device_ms=device_ms,
+            device_ms=result.device_ms,
+            gap_ms=result.idle_ms if step.follows_on else 0.0,
             num_requests=len(plan.rows),
             num_prefill_tokens=plan.num_tokens - decode,
             num_decode_tokens=decode,

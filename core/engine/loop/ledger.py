@@ -20,6 +20,8 @@ class InFlight:
     started_s: float
     planning_ms: float
     preemptions: int
+    follows_on: bool
+    """Requests were running when this step was planned: time the device waited for it was lost."""
 
 
 class Ledger:

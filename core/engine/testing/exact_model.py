@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.contracts.attention_kernel import AttentionBatch
 from engine.execution.model import ForwardBatch
+from engine.execution.sampling import most_likely
 
 ECHO = 5
 """Most tokens repeat the one this many positions earlier."""
@@ -57,8 +59,21 @@ class ExactModel:
         """A batch that contains this token raises, as a kernel might."""
         self.num_forwards = 0
 
+    @property
+    def attention(self) -> ExactModel:
+        return self
+
+    def stage(self, batch: AttentionBatch) -> AttentionBatch:
+        return batch
+
     def forward(self, batch: ForwardBatch, kv: ExactKV, taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
         """``hidden`` is float64 ``[T, 1]``: the next token's id."""
+        return self.run(batch, kv, self.stage(batch.attention), taps)
+
+    def run(
+        self, batch: ForwardBatch, kv: ExactKV, staged: AttentionBatch, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As a recorded step must, looks at the batch's tensors only: ``q_lens`` and ``kv_lens`` may be bounds."""
         self.num_forwards += 1
         ids = batch.token_ids
         if self.fail_on_token is not None and bool((ids == self.fail_on_token).any()):
@@ -66,9 +81,10 @@ class ExactModel:
         assert bool((ids >= 0).all()), "an input token was read before anybody wrote it"
         kv.tokens.view(-1)[batch.slot_mapping] = ids
         followers: list[int] = []
-        attention = batch.attention
-        for row, (q_len, kv_len) in enumerate(zip(attention.q_lens, attention.kv_lens, strict=True)):
-            blocks = attention.block_tables[row].to(torch.int64)
+        q_starts, kv_lens = staged.q_starts.tolist(), staged.kv_lens_device.tolist()
+        for row, kv_len in enumerate(kv_lens):
+            q_len = q_starts[row + 1] - q_starts[row]
+            blocks = staged.block_tables[row].to(torch.int64)
             seen = kv.tokens[blocks].reshape(-1)[:kv_len].tolist()
             assert min(seen) >= 0, "a key was read before anybody wrote it"
             followers += [next_token(seen[: kv_len - q_len + j + 1], self.vocab_size) for j in range(q_len)]
@@ -79,3 +95,8 @@ class ExactModel:
         """Logits: 8 for the next token, a gentle slope for the others."""
         logits = torch.linspace(0.0, 1.0, self.vocab_size).repeat(hidden.shape[0], 1)
         return logits.scatter(1, hidden.to(torch.int64), 8.0)
+
+    def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and the most likely tokens."""
+        logits = self.head(hidden)
+        return logits, most_likely(logits)

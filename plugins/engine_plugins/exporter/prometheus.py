@@ -55,6 +55,7 @@ class EngineMetrics:
         self.decode = seconds("decode", "First to last output token, per completed sequence.")
         self.step = seconds("step", "Planning of a step until its results are known to the host.")
         self.host = seconds("step_host", "Planning and committing a step on the host.")
+        self.gap = seconds("step_gap", "Device idle before a step although requests were running.")
         self.device = seconds("step_device", "Forward, sample and verify of a step.")
         self.batch = page.histogram("engine_step_requests", "Requests in a step.", SIZES)
         self.kv_used = gauge("engine_kv_used_ratio", "Leased KV blocks / all KV blocks, latest step.")
@@ -98,6 +99,7 @@ class EngineMetrics:
     def _on_step(self, event: StepEvent) -> None:
         self.step.observe(event.duration_ms / 1e3)
         self.host.observe(event.host_ms / 1e3)
+        self.gap.observe(event.gap_ms / 1e3)
         self.device.observe(event.device_ms / 1e3)
         self.batch.observe(event.num_requests)
         self.kv_used.set(event.kv_used)

@@ -1,0 +1,201 @@
+"""Recorded decode steps: one CUDA graph per batch shape, captured before the engine is ready and replayed ever after.
+
+A graph is captured for ``rows`` requests of ``queries`` tokens each. A smaller batch is padded: rows that belong to
+nobody read and write the table row and the KV block that are nobody's, and queries a row does not have write keys
+behind its last one, where the next step overwrites them before anything reads them. What changes from step to step is
+two integers per row, copied in front of the replay; lengths, positions, inputs and block tables follow from them on
+the device.
+
+Buckets are captured from the largest to the smallest into one memory pool, so that the smaller ones live in the memory
+of the larger. Capturing after :meth:`StepGraphs.capture` has returned is impossible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch
+from engine.execution.kv_cache import KVCache
+from engine.execution.model import ForwardBatch, LoweredModel
+from engine.execution.step import StepRow
+from engine.execution.tables import DeviceTables
+from engine.execution.transfer import refill
+
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], None]], Replay]
+"""Runs a function as often as it takes to record it, and returns what runs the recording."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """A batch shape: so many rows of so many tokens."""
+
+    rows: int
+    queries: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.queries
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a replay leaves behind, in the same memory every time. Rows of ``bucket.queries`` entries each."""
+
+    bucket: Bucket
+    batch: ForwardBatch
+    logits: Tensor
+    """float32 ``[bucket.tokens, vocab]``"""
+    tokens: Tensor
+    """int64 ``[bucket.tokens]``: the most likely ones, already written as inputs of the next step."""
+    taps: tuple[Tensor, ...]
+
+    def places(self, rows: Sequence[StepRow]) -> list[int]:
+        """Where the entries of a batch's real queries are."""
+        width = self.bucket.queries
+        return [i * width + j for i, row in enumerate(rows) for j in range(row.num_queries)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    inputs: Tensor
+    """int64 ``[2, rows]``: each row's slot and first position."""
+    replay: Replay
+    recorded: list[Recorded]
+    """The one result of the last run of the recorded function."""
+
+
+def row_buckets(max_requests: int) -> tuple[int, ...]:
+    """Batch sizes worth a graph: all powers of two up to 8, then every eighth, then every sixteenth above 64."""
+    sizes = {1, 2, 4, max_requests}
+    sizes.update(range(8, min(max_requests, 64) + 1, 8))
+    sizes.update(range(80, max_requests + 1, 16))
+    return tuple(sorted(n for n in sizes if n <= max_requests))
+
+
+def query_buckets(max_draft_width: int) -> tuple[int, ...]:
+    """Tokens per row worth a graph: one, and with drafts the powers of two and the widest."""
+    widest = max_draft_width + 1
+    return tuple(sorted({1, widest, *(n for n in (2, 4, 8, 16) if n < widest)}))
+
+
+class StepGraphs:
+    """The registry. Captured graphs read and write the tables and the cache they were made with."""
+
+    def __init__(
+        self,
+        model: LoweredModel,
+        kv: KVCache,
+        tables: DeviceTables,
+        taps: Sequence[int],
+        buckets: Iterable[Bucket],
+        capture: Capture,
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._tables = tables
+        self._taps = tuple(taps)
+        self._capture: Capture | None = capture
+        self._todo = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
+        self._graphs: dict[Bucket, _Graph] = {}
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Captured, from the smallest to the largest."""
+        return tuple(sorted(self._graphs, key=lambda bucket: (bucket.tokens, bucket.rows)))
+
+    def capture(self, on_progress: Callable[[float, str], None] = lambda fraction, what: None) -> None:
+        """Capture every bucket. Once."""
+        capture, self._capture = self._capture, None
+        assert capture is not None, "graphs are captured once, before the engine is ready"
+        for done, bucket in enumerate(self._todo):
+            on_progress(done / len(self._todo), f"{bucket.rows} x {bucket.queries}")
+            self._graphs[bucket] = self._record(bucket, capture)
+
+    def find(self, rows: Sequence[StepRow]) -> Bucket | None:
+        """The smallest bucket that holds these rows; ``None`` if a row is more than one token and its drafts."""
+        if not rows or not all(row.samples and row.num_tokens == 1 for row in rows):
+            return None
+        widest = max(row.num_queries for row in rows)
+        fitting = (b for b in self._graphs if b.rows >= len(rows) and b.queries >= widest)
+        return min(fitting, key=lambda bucket: (bucket.tokens, bucket.rows), default=None)
+
+    def replay(self, bucket: Bucket, rows: Sequence[StepRow]) -> Recorded:
+        """Run a batch that :meth:`find` found the bucket for. Nothing here waits for the device."""
+        graph = self._graphs[bucket]
+        idle = bucket.rows - len(rows)
+        values = [row.slot for row in rows] + [self._tables.nobody] * idle + [row.start for row in rows] + [0] * idle
+        refill(graph.inputs, values)
+        graph.replay()
+        return graph.recorded[0]
+
+    def _record(self, bucket: Bucket, capture: Capture) -> _Graph:
+        device = self._tables.device
+        inputs = torch.zeros(2, bucket.rows, dtype=torch.int64, device=device)
+        inputs[0] = self._tables.nobody
+        batch = self._static_batch(bucket)
+        staged = self._model.attention.stage(batch.attention)
+        recorded: list[Recorded] = []
+
+        def step() -> None:
+            self._fill(batch, inputs, bucket)
+            hidden, taps = self._model.run(batch, self._kv, staged, self._taps)
+            logits, tokens = self._model.greedy(hidden)
+            self._tables.write(batch.slots, batch.positions + 1, tokens)
+            recorded[:] = [Recorded(bucket, batch, logits, tokens, tuple(taps))]
+
+        with torch.inference_mode():
+            return _Graph(inputs, capture(step), recorded)
+
+    def _static_batch(self, bucket: Bucket) -> ForwardBatch:
+        tables, device = self._tables, self._tables.device
+        flat = [torch.zeros(bucket.tokens, dtype=torch.int64, device=device) for _ in range(4)]
+        token_ids, positions, slot_mapping, slots = flat
+        q_lens = (bucket.queries,) * bucket.rows
+        q_starts = torch.arange(0, bucket.tokens + 1, bucket.queries, dtype=torch.int32, device=device)
+        attention = AttentionBatch(
+            q_lens=q_lens,
+            kv_lens=q_lens,
+            block_tables=tables.block_tables.new_zeros(bucket.rows, tables.block_tables.shape[1]),
+            q_starts=q_starts,
+            kv_lens_device=torch.full((bucket.rows,), bucket.queries, dtype=torch.int32, device=device),
+            block_size=tables.block_size,
+        )
+        return ForwardBatch(token_ids, positions, slot_mapping, attention, slots)
+
+    def _fill(self, batch: ForwardBatch, inputs: Tensor, bucket: Bucket) -> None:
+        """Everything a forward pass reads, from each row's slot and first position. Recorded."""
+        tables, shape = self._tables, (bucket.rows, bucket.queries)
+        row_slots, starts = inputs[0], inputs[1]
+        steps = torch.arange(bucket.queries, device=tables.device)
+        batch.slots.view(shape).copy_(row_slots[:, None].expand(shape))
+        torch.add(starts[:, None], steps, out=batch.positions.view(shape))
+        batch.token_ids.copy_(tables.tokens[batch.slots, batch.positions].clamp(min=0))
+        batch.slot_mapping.copy_(tables.slot_mapping(batch.slots, batch.positions))
+        torch.index_select(tables.block_tables, 0, row_slots, out=batch.attention.block_tables)
+        batch.attention.kv_lens_device.copy_(starts + bucket.queries)
+
+
+def cuda_capture() -> Capture:
+    """Captures CUDA graphs that share one memory pool."""
+    pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()
+
+    def capture(step: Callable[[], None]) -> Replay:
+        # Kernels are compiled and libraries make their workspaces the first time; neither may happen in a capture.
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            step()
+        return graph.replay
+
+    return capture

@@ -1,0 +1,92 @@
+"""A step between its launch and its result: on a GPU the device may still be at it, or not have begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.execution.logprobs import Ranked, listed
+from engine.execution.step import RowResult, StepPlan, StepResult
+from engine.execution.transfer import Mark, download, elapsed_ms
+from engine.execution.verify import Choice, Verified, judge, on_host, tensors_of
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The rows of a plan that got a token, and what it is."""
+
+    indices: tuple[int, ...]
+    """Into the rows of the plan."""
+    choice: Choice
+
+
+class RunningStep:
+    """A step that was handed to the device."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        sampled: Sampled | None,
+        prompts: Mapping[int, tuple[Ranked, ...]],
+        times: tuple[Mark | None, Mark, Mark],
+    ) -> None:
+        self._plan = plan
+        self._sampled = sampled
+        self._prompts = prompts
+        self._times = times
+        self._verified: list[Verified] | None = None
+        self._drafts: Mapping[int, tuple[tuple[int, ...], Tensor | None]] = {}
+        self._draft_ms = 0.0
+        choice = () if sampled is None else tensors_of(sampled.choice)
+        ranked = (tensor for parts in prompts.values() for part in parts for tensor in part)
+        self._arriving = download((*choice, *ranked))
+        self._num_choice = len(choice)
+
+    def verified(self) -> list[Verified]:
+        """The verdict on each row of the plan; waits for the device."""
+        if self._verified is None:
+            tensors = self._arriving.wait()
+            found = [Verified((), 0, ())] * len(self._plan.rows)
+            if self._sampled is not None:
+                verdicts = judge(on_host(self._sampled.choice, tensors[: self._num_choice]))
+                for i, verdict in zip(self._sampled.indices, verdicts, strict=True):
+                    found[i] = verdict
+            self._verified = found
+        return self._verified
+
+    def propose(self, drafts: Mapping[int, tuple[tuple[int, ...], Tensor | None]], draft_ms: float) -> None:
+        """Add what a drafter on the device proposed, by row."""
+        self._drafts, self._draft_ms = drafts, draft_ms
+
+    def result(self) -> StepResult:
+        """Everything the step came to; waits for the device."""
+        verified = self.verified()
+        tensors = iter(self._arriving.wait()[self._num_choice :])
+        prompts = {
+            i: tuple(entry for _ in parts for entry in listed(*(next(tensors) for _ in range(4))))
+            for i, parts in self._prompts.items()
+        }
+        rows = []
+        for i, verdict in enumerate(verified):
+            drafts, draft_probs = self._drafts.get(i, ((), None))
+            rows.append(
+                RowResult(
+                    tokens=verdict.tokens,
+                    num_accepted=verdict.num_accepted,
+                    logprobs=verdict.logprobs,
+                    prompt_logprobs=prompts.get(i, ()),
+                    drafts=drafts,
+                    draft_probs=draft_probs,
+                    error=verdict.error,
+                )
+            )
+        before, started, ended = self._times
+        return StepResult(
+            self._plan.plan_id,
+            tuple(rows),
+            device_ms=elapsed_ms(started, ended),
+            draft_ms=self._draft_ms,
+            idle_ms=0.0 if before is None else elapsed_ms(before, started),
+        )
