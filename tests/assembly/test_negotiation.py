@@ -22,6 +22,7 @@ def plan(with_builtins, checkpoint, cpu):
     return make
 
 
+HOPPER = DeviceFacts("cuda", "test", (9, 0))
 COMPILING_CPU = DeviceFacts("cpu", features=frozenset({"cxx"}))
 NO_COMPILER = DeviceFacts("cpu", no_cxx="none found")
 
@@ -69,11 +70,21 @@ def test_auto_passes_over_a_kernel_that_this_gpu_or_model_cannot_use(plan, devic
         (COMPILING_CPU, "bfloat16", "compile"),
         (COMPILING_CPU, "float16", "eager"),
         (DeviceFacts("cpu"), "bfloat16", "eager"),
-        (DeviceFacts("cuda", "test", (9, 0)), "bfloat16", "eager"),
+        (HOPPER, "bfloat16", "graphs"),
+        (HOPPER, "float16", "graphs"),
+        (DeviceFacts("cuda", "an older GPU", (7, 5)), "float16", "eager"),
     ],
 )
-def test_execution_is_compiled_where_it_can_be(plan, device, dtype, execution):
+def test_execution_is_the_fastest_way_there_is(plan, device, dtype, execution):
     assert plan(f"model.dtype={dtype}", device=device).execution == execution
+
+
+def test_a_kernel_that_cannot_be_recorded_leaves_a_gpu_without_graphs_and_the_plan_says_so(plan):
+    made = plan("attention_kernel=torch", device=HOPPER)
+    assert made.execution == "compile"
+    assert any("graphs is not possible" in note and "attention_kernel=torch" in note for note in made.notes)
+    (problem,) = refused(plan, "attention_kernel=torch", "execution=graphs", device=HOPPER)
+    assert "execution=graphs" in problem and "cannot be recorded" in problem
 
 
 def test_a_plan_says_why_it_is_not_compiled(plan):
@@ -87,7 +98,7 @@ def test_a_plan_says_why_it_is_not_compiled(plan):
     [
         (NO_COMPILER, "bfloat16", "C++ compiler: none found"),
         (COMPILING_CPU, "float16", "not in float16"),
-        (DeviceFacts("cuda", "test", (9, 0)), "bfloat16", "for CPUs"),
+        (DeviceFacts("cuda", "an older GPU", (7, 5)), "bfloat16", "compute capability 8.0, an older GPU has 7.5"),
     ],
 )
 def test_compiling_where_it_cannot_be_done_is_refused(plan, device, dtype, why):

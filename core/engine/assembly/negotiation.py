@@ -12,14 +12,12 @@ from engine.assembly.compose.selection import AUTO, Composed, Selection
 from engine.assembly.compose.text import failure_notes
 from engine.assembly.discovery import Discovered, Offer
 from engine.assembly.errors import AssemblyError, listing, nearest
+from engine.assembly.execution import RECORDABLE, choose_execution, reasons_against
 from engine.assembly.model_facts import BUNDLED
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
 from engine.contracts.model import DeviceFacts, ModelFacts
-
-COMPILED_DTYPES = ("float32", "bfloat16")
-"""What ``execution=compile`` computes in."""
 
 HOST_DRAFTER = "host_drafter"
 """Capability of drafters that read tokens on the CPU."""
@@ -48,21 +46,24 @@ def resolve(composed: Composed, discovered: Discovered, model: ModelFacts, devic
     problems += _capability_problems(chosen, discovered)
     problems += _parallel_problems(chosen, discovered)
     settings = composed.settings
-    problems += _setting_problems(settings, model, device)
+    problems += _setting_problems(settings, model)
+    problems += _execution_problems(chosen, settings, model, device)
     if problems:
         raise AssemblyError(problems)
+    dtype = _dtype(settings, model, device)
+    execution, execution_notes = choose_execution(settings.execution, device, dtype, *_attention(chosen))
     return EnginePlan(
         version=PLAN_VERSION,
         engine_version=__version__,
         model=model,
         device=device,
-        dtype=_dtype(settings, model, device),
+        dtype=dtype,
         max_len=settings.model.max_len or model.max_position,
-        execution=_execution(settings, model, device),
+        execution=execution,
         overlap=settings.overlap,
         settings=settings,
         slots={slot: tuple(_slot_choice(one) for one in chosen if one.slot == slot) for slot in SLOTS},
-        notes=(*_notes(chosen, settings), *_execution_notes(settings, model, device)),
+        notes=(*_notes(chosen, settings), *execution_notes),
     )
 
 
@@ -212,7 +213,7 @@ def _parallel_problems(chosen: list[_Chosen], discovered: Discovered) -> list[st
     return problems
 
 
-def _setting_problems(settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:
+def _setting_problems(settings: Settings, model: ModelFacts) -> list[str]:
     problems = []
     wanted = settings.model.max_len
     if wanted is not None and wanted > model.max_position:
@@ -220,38 +221,22 @@ def _setting_problems(settings: Settings, model: ModelFacts, device: DeviceFacts
             f"model.max_len={wanted}: {model.name} has {model.max_position} positions; "
             f"use model.max_len={model.max_position} or less"
         )
-    if settings.execution == "graphs":
-        problems.append("execution=graphs: this version has eager and compile only; use execution=auto")
-    if settings.execution == "compile":
-        problems += [
-            f"execution=compile: {why}; use execution=auto" for why in _against_compile(settings, model, device)
-        ]
     return problems
 
 
-def _execution(settings: Settings, model: ModelFacts, device: DeviceFacts) -> str:
-    if settings.execution != AUTO:
-        return settings.execution
-    return "eager" if _against_compile(settings, model, device) else "compile"
-
-
-def _execution_notes(settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:
-    if settings.execution != AUTO or device.kind != "cpu":
+def _execution_problems(chosen: list[_Chosen], settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:
+    if settings.execution == AUTO:
         return []
-    return [
-        f"execution=eager, which is slower than compile: {why}" for why in _against_compile(settings, model, device)
-    ]
+    reasons = reasons_against(settings.execution, device, _dtype(settings, model, device), *_attention(chosen))
+    return [f"execution={settings.execution}: {reason}; use execution=auto" for reason in reasons]
 
 
-def _against_compile(settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:
-    """Why the core's C++ kernels cannot run this model here."""
-    if device.kind != "cpu":
-        return ["its kernels are for CPUs"]
-    reasons = [] if "cxx" in device.features else [f"compiling needs a C++ compiler: {device.no_cxx}"]
-    dtype = _dtype(settings, model, device)
-    if dtype not in COMPILED_DTYPES:
-        reasons.append(f"it computes in {listing(COMPILED_DTYPES)}, not in {dtype}")
-    return reasons
+def _attention(chosen: list[_Chosen]) -> tuple[str, bool]:
+    """The attention kernel's name, and whether it can be recorded."""
+    for one in chosen:
+        if one.slot == "attention_kernel":
+            return one.offer.name, RECORDABLE in one.offer.provider.provides
+    return "none", False
 
 
 def _dtype(settings: Settings, model: ModelFacts, device: DeviceFacts) -> str:

@@ -183,7 +183,7 @@ class StepGraphs:
 def cuda_capture() -> Capture:
     """Captures CUDA graphs that share one memory pool."""
     pool = torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def capture(step: Callable[[], None]) -> Replay:
         # Kernels are compiled and libraries make their workspaces the first time; neither may happen in a capture.

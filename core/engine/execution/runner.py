@@ -51,6 +51,7 @@ class ModelRunner:
         """
         started = mark(self.tables.device)
         bucket = None if self.graphs is None else self.graphs.find(plan.rows)
+        sampled: Sampled | None
         if self.graphs is not None and bucket is not None:
             recorded = self.graphs.replay(bucket, plan.rows)
             batch, taps = recorded.batch, recorded.taps
