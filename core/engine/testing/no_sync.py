@@ -1,0 +1,43 @@
+"""Refuse whatever makes a host wait for a GPU, or cannot be recorded in a CUDA graph. Works on a CPU too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_SIZED_BY_DATA = ("nonzero", "masked_select", "unique", "unique_dim", "_unique2", "bincount")
+    "nonzero",
+    "masked_select",
+    "unique",
+    "unique_dim",
+    "_unique2",
+    "bincount",
+    "repeat_interleave.Tensor",
+)
+_READ_BY_THE_HOST = ("_local_scalar_dense", "item", "equal", "is_nonzero", "allclose")
+_MADE_FROM_HOST_DATA = ("lift_fresh", "lift_fresh_copy")
+_REFUSED = frozenset(_SIZED_BY_DATA + _READ_BY_THE_HOST + _MADE_FROM_HOST_DATA)
+
+
+class Synchronises(AssertionError):
+    """An operation on the step path waits for the device, or depends on the host."""
+
+
+class NoSync(TorchDispatchMode):
+    """While active, raises :class:`Synchronises` at an operation whose result the host reads, whose shape depends on
+    data, or that copies host values to the device.
+
+    Indexing by a mask counts: its shape depends on data.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        full = f"{name}.{func._overloadname}"
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1] if i is not None
+        )
+        if name in _REFUSED or by_mask:
+            raise Synchronises(f"{full}{' by a mask' if by_mask else ''}")
+        return func(*args, **(kwargs or {}))
