@@ -8,14 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _SIZED_BY_DATA = ("nonzero", "masked_select", "unique", "unique_dim", "_unique2", "bincount")
-    "nonzero",
-    "masked_select",
-    "unique",
-    "unique_dim",
-    "_unique2",
-    "bincount",
-    "repeat_interleave.Tensor",
-)
 _READ_BY_THE_HOST = ("_local_scalar_dense", "item", "equal", "is_nonzero", "allclose")
 _MADE_FROM_HOST_DATA = ("lift_fresh", "lift_fresh_copy")
 _REFUSED = frozenset(_SIZED_BY_DATA + _READ_BY_THE_HOST + _MADE_FROM_HOST_DATA)
