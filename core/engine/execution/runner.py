@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.drafter import Drafter, DraftRow
+from engine.execution.adjust import adjusts
 from engine.execution.graphs import Recorded, StepGraphs
 from engine.execution.kv_cache import KVCache
 from engine.execution.logprobs import Ranked, rank_prompt
@@ -23,6 +24,9 @@ from engine.execution.transfer import Mark, mark, upload
 from engine.execution.verify import Choice, Verified, VerifyRow, choose_tokens
 
 T = TypeVar("T")
+
+NO_HISTORY = torch.empty(0, dtype=torch.int64)
+"""For rows whose logits are not adjusted: a view of the table for each row and step would be measurable."""
 
 PROMPT_LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at once: bounds memory at ``rows * vocab`` floats."""
@@ -111,12 +115,13 @@ class ModelRunner:
 
     def _verify_row(self, row: StepRow) -> VerifyRow:
         admit = self.tables.slots[row.slot].admit
+        known = row.start + row.num_tokens if adjusts(admit.params) else 0
         return VerifyRow(
             params=admit.params,
             seed=admit.seed,
             first_output=row.output_index,
             prompt_len=admit.prompt_len,
-            history=self.tables.history(row.slot, row.start + row.num_tokens),
+            history=self.tables.history(row.slot, known) if known else NO_HISTORY,
             stop_ids=admit.stop_ids,
             drafts=row.drafts,
             draft_probs=row.draft_probs,
