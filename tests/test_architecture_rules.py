@@ -130,8 +130,8 @@ def test_torch_is_not_imported_by_the_front_of_the_house():
 def test_the_core_knows_no_plugin_by_name():
     """No string constant in the core is the name of a built-in plugin, where a name could be compared."""
     names = {offer.name for offer in discover(PluginSettings(third_party=False)).offers}
-    # words that also mean something else in the core: a library, a device, a dtype, a model family in config.json
-    common = {"none", "torch", "triton", "cpu", "int8", "llama"}
+    # words that also mean something else in the core: a library, kernels, a device, a dtype, a model family
+    common = {"none", "torch", "triton", "native", "cpu", "int8", "llama"}
     wrong = []
     for file in sources(CORE):
         if relative(file).startswith("testing/"):

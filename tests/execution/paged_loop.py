@@ -17,7 +17,7 @@ from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import Progress, load_model
-from engine.execution.lowering import Execution
+from engine.execution.lowering import Kernels
 from engine.execution.model import ForwardBatch, LoweredModel
 from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
@@ -35,11 +35,12 @@ def load(
     path: Path | str,
     dtype: str = "float32",
     quantizer: Any = None,
-    execution: Execution = "eager",
+    kernels: Kernels = "torch",
     on_progress: Progress | None = None,
 ) -> tuple[ModelFacts, LoweredModel]:
     """Facts and lowered model of a checkpoint directory."""
     facts = model_facts(str(path))
+    execution = "compile" if kernels == "native" else "eager"
     context = build_context(block_size=BLOCK_SIZE, device=device_facts("cpu"), dtype=dtype, execution=execution)
     context = replace(context, model=facts)
     ops = LlamaArchitecture(SlotConfig(), context).describe(facts)
@@ -47,13 +48,13 @@ def load(
         facts,
         ops,
         quantizer or Unquantized(UnquantizedConfig(), context),
-        (CpuAttention if execution == "compile" else TorchAttention)(SlotConfig(), context),
+        (CpuAttention if kernels == "native" else TorchAttention)(SlotConfig(), context),
         NativeFormat(SlotConfig(), context),
         SingleDevice(ParallelismConfig(), context),
         dtype,
         "cpu",
         on_progress,
-        execution=execution,
+        kernels=kernels,
     )
     return facts, model
 
@@ -76,7 +77,7 @@ class PagedLoop:
 
     def step(self, rows: Sequence[tuple[int, Sequence[int]]], taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
         """Run ``(sequence, tokens)`` rows; the residual of every token, and the taps."""
-        tokens, positions, slots = [], [], []
+        tokens, positions, slots, owners = [], [], [], []
         for sequence, new in rows:
             table, start = self.tables[sequence], self.lengths[sequence]
             while len(table) * BLOCK_SIZE < start + len(new):
@@ -85,6 +86,7 @@ class PagedLoop:
                 positions.append(position)
                 slots.append(table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE)
             tokens += new
+            owners += [sequence] * len(new)
             self.lengths[sequence] += len(new)
         q_lens = tuple(len(new) for _, new in rows)
         kv_lens = tuple(self.lengths[sequence] for sequence, _ in rows)
@@ -94,7 +96,9 @@ class PagedLoop:
         attention = AttentionBatch(
             q_lens, kv_lens, torch.tensor(tables, dtype=torch.int32), starts, torch.tensor(kv_lens).int(), BLOCK_SIZE
         )
-        batch = ForwardBatch(torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots), attention)
+        batch = ForwardBatch(
+            torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots), attention, torch.tensor(owners)
+        )
         return self.model.forward(batch, self.kv, taps)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:

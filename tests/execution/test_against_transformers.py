@@ -20,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from engine.execution.lowering import Execution
+from engine.execution.lowering import Kernels
 from tests.execution.paged_loop import PagedLoop, load
 from tests.native import needs_compiler
 
@@ -102,13 +102,13 @@ def hf_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return out
 
 
-@pytest.mark.parametrize("execution", ["eager", pytest.param("compile", marks=needs_compiler)])
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_and_tokens_equal_transformers(
-    name: str, execution: Execution, tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
+    name: str, kernels: Kernels, tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = make(tmp_path, name)
-    facts, ours = load(tmp_path, execution=execution)
+    facts, ours = load(tmp_path, kernels=kernels)
     prompt = torch.randint(0, SHAPE["vocab_size"], (PROMPT,), generator=torch.Generator().manual_seed(5)).tolist()
     with torch.no_grad():
         want = theirs(torch.tensor([prompt])).logits[0]
@@ -118,7 +118,7 @@ def test_logits_and_tokens_equal_transformers(
     record_property("max_abs_difference", difference)
     with capsys.disabled():
         print(
-            f"\n{name:22s} {execution:8s} max |difference| {difference:.1e} of {float(want.abs().max()):.1f}, "
+            f"\n{name:22s} {kernels:8s} max |difference| {difference:.1e} of {float(want.abs().max()):.1f}, "
             f"tokens {equal}/{OUTPUT}"
         )
     assert difference <= TOLERANCE

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.execution.lowering import Execution
+from engine.execution.lowering import Kernels
 from tests.execution import tiny
 from tests.execution.paged_loop import PagedLoop, load
 from tests.native import needs_compiler
@@ -21,20 +21,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("execution", "dtype", "tolerance"),
+    ("kernels", "dtype", "tolerance"),
     [
-        ("eager", "float32", 2e-5),
-        ("eager", "bfloat16", 0.15),
-        ("eager", "float16", 0.02),
-        pytest.param("compile", "float32", 2e-5, marks=needs_compiler),
-        pytest.param("compile", "bfloat16", 0.15, marks=needs_compiler),
+        ("torch", "float32", 2e-5),
+        ("torch", "bfloat16", 0.15),
+        ("torch", "float16", 0.02),
+        pytest.param("native", "float32", 2e-5, marks=needs_compiler),
+        pytest.param("native", "bfloat16", 0.15, marks=needs_compiler),
     ],
 )
-def test_fast_ops_equal_the_reference_chain(
-    checkpoint: Path, execution: Execution, dtype: str, tolerance: float
-) -> None:
-    facts, fast = load(checkpoint, dtype, execution=execution)
-    _, plain = load(checkpoint, dtype, execution="reference")
+def test_fast_ops_equal_the_reference_chain(checkpoint: Path, kernels: Kernels, dtype: str, tolerance: float) -> None:
+    facts, fast = load(checkpoint, dtype, kernels=kernels)
+    _, plain = load(checkpoint, dtype, kernels="reference")
     want = PagedLoop(facts, plain, dtype).logits(TOKENS)
     assert float((PagedLoop(facts, fast, dtype).logits(TOKENS) - want).abs().max()) <= tolerance
     assert float(want.abs().max()) > 2.0

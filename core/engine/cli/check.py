@@ -12,7 +12,11 @@ from engine.cli.serve import overrides_of, shorthands
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     shorthands(parser)
-    parser.add_argument("--build", action="store_true", help="also import and build the selected plugins")
+    parser.add_argument(
+        "--build",
+        action="store_true",
+        help="also build the selected plugins and see whether the model fits into memory",
+    )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
@@ -29,11 +33,9 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
 
         print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), end="")
     if flags.build:
-        from engine.assembly.bind import bind, bind_api
+        from engine.serving.trial import try_plan
 
-        bind(plan)
-        bind_api(plan)
-        print("every selected plugin is built", file=sys.stderr)
+        print(try_plan(plan), file=sys.stderr)
     return OK
 
 

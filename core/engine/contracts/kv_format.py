@@ -51,3 +51,22 @@ class KVFormat(Protocol):
         trusted. Returns ``[tokens, dims]`` in ``DTYPE``, 0 where masked.
         """
         ...
+
+    def store_tile(self) -> Any | None:
+        """A ``@triton.jit`` function with which fused kernels pack and store, or ``None`` when a plain ``tl.store`` of
+        the value as it is (cast to the storage dtype) is right.
+
+        .. code-block:: python
+
+            @triton.jit
+            def store_tile(ptr, offsets, x, mask, scale):
+                ...
+
+        ``ptr``: the cache of one layer; ``offsets``: int64, elements from ``ptr``; ``x``: keys or values in the compute
+        dtype; ``mask``: bool. ``offsets``, ``mask`` and ``x`` have, or broadcast to, one shape ``[m, n]``; it is the
+        kernel's choice which axis is tokens and which dimensions. ``scale``: float32, broadcasts to that shape, the
+        one :meth:`pack` would be given; with ``scale == "none"`` it is to be ignored. The stored bytes equal those of
+        :meth:`pack`. A format that has no such function but needs one is stored with :meth:`pack`, in kernels of its
+        own.
+        """
+        ...

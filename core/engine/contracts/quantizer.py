@@ -18,6 +18,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class TileLoader:
+    """How fused kernels read a weight: tile by tile, dequantized in registers.
+
+    ``load_tile`` is a ``@triton.jit`` function that the kernels take as a compile-time argument and inline:
+
+    .. code-block:: python
+
+        @triton.jit
+        def load_tile(weight_ptr, scale_ptr, zero_ptr, rows, real, start,
+                      IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr):
+            ...
+
+    It returns ``[BLOCK_N, BLOCK_K]`` in ``DTYPE`` (the dtype of the activations): the weights of output channels
+    ``rows`` (int64 ``[BLOCK_N]``, in any order) and input features ``start .. start + BLOCK_K``. ``start`` is a
+    multiple of ``BLOCK_K``, a power of two of at least 32, so that a packed format loads whole words and unpacks them
+    (``tl.join``) instead of loading a word once per value. Where the bool ``real [BLOCK_N]`` is False, and from
+    ``IN_FEATURES`` on, nothing may be loaded and the tile must be 0: not merely unused, since 0 * NaN is NaN. It may be
+    called before the previous kernel has ended, so it may read these tensors and nothing else.
+
+    ``weight``, ``scale``, ``zero``: handed to ``load_tile`` as they are; a format without them has ``None``.
+    ``channel_scale``: float32 ``[out]``, applied to the sums, once per output instead of once per weight.
+    ``bias``: ``[out]``, any floating dtype, added last. ``group_size``: input features that share a scale, for
+    ``load_tile``. All tensors are contiguous and never change.
+    """
+
+    load_tile: Any
+    weight: Tensor
+    scale: Tensor | None = None
+    zero: Tensor | None = None
+    channel_scale: Tensor | None = None
+    bias: Tensor | None = None
+    group_size: int = 0
+
+    def bits_per_weight(self, in_features: int, out_features: int) -> int:
+        """Bits a weight takes in memory, scales apart, rounded down."""
+        return int(self.weight.numel() * self.weight.element_size() * 8 // (in_features * out_features))
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A linear layer ready to run: ``y = x @ W.T (+ bias)``.
 
@@ -30,7 +69,7 @@ class PackedLinear:
     ``apply_gated(x, act)``: for a spec of kind ``gate_up``, ``act(gate) * up`` ``[M, out / 2]`` of the two halves of
     ``apply(x)`` in one kernel, for ``execution=compile``; ``act`` as in
     :class:`~engine.contracts.ops.NormGateUpAct`. Or ``None``.
-    ``load_tile``: a Triton function that fused kernels inline to load and dequantize a weight tile, or ``None``.
+    ``tile_loader``: how fused kernels read the weights, or ``None``: then nothing is fused with this layer.
     ``input_quant``: 8-bit per-token quantization the preceding op should fuse into its output, or ``None``.
     ``good_m``: range of rows for which the kernels of this quantizer are a good choice.
     """
@@ -41,7 +80,7 @@ class PackedLinear:
     out_features: int
     apply_add: Callable[[Tensor, Tensor], Tensor] | None = None
     apply_gated: Callable[[Tensor, str], Tensor] | None = None
-    load_tile: Any | None = None
+    tile_loader: TileLoader | None = None
     input_quant: Literal["int8", "fp8"] | None = None
     good_m: tuple[int, int] = (1, 1 << 30)
     label: str = ""
@@ -80,4 +119,19 @@ class Quantizer(Protocol):
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         """``parts[i]``: tensors by suffix of ``spec.parts[i]``, on the CPU in the checkpoint's dtype.
         ``dtype`` is the torch compute dtype, ``device`` a torch device string."""
+        ...
+
+
+@runtime_checkable
+class SizedQuantizer(Protocol):
+    """What a quantizer also has whose packed weights are not simply the checkpoint's tensors in the compute dtype: the
+    core then knows before loading whether the model fits."""
+
+    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
+        """Bytes that :meth:`Quantizer.pack` would add to memory for this layer, from shapes alone. ``dtype`` and
+        ``device`` as there.
+
+        ``tied``: its one weight is the embedding's, on the device in the compute dtype already; a quantizer that
+        keeps it as it is adds nothing.
+        """
         ...

@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.contracts.request import SamplingParams
 from engine.execution.positions import Position
 from engine.execution.transfer import upload
+from engine.execution.triton_ops.device import runs_triton
 
 
 def adjust(logits: Tensor, positions: Sequence[Position]) -> Tensor:
@@ -68,6 +69,11 @@ def _forbid_stops(logits: Tensor, positions: Sequence[Position], rows: Sequence[
 def _penalise(logits: Tensor, positions: Sequence[Position], rows: Sequence[int]) -> None:
     """Change only the logits of tokens that occurred: the work grows with the text, not with the vocabulary."""
     device = logits.device
+    if runs_triton(device):
+        from engine.execution.device_sampling import penalise_rows  # Triton is imported only where it runs
+
+        if penalise_rows(logits, positions):
+            return
     chosen = [positions[row] for row in rows]
     tokens, is_output = _occurrences(chosen, device)
     index = upload(rows, torch.int64, device)

@@ -24,6 +24,7 @@ from engine.execution.model import ForwardBatch, LoweredModel
 from engine.execution.step import StepRow
 from engine.execution.tables import DeviceTables
 from engine.execution.transfer import refill
+from engine.execution.triton_ops.device import runs_triton
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -142,7 +143,7 @@ class StepGraphs:
         recorded: list[Recorded] = []
 
         def step() -> None:
-            self._fill(batch, inputs, bucket)
+            fill(batch, inputs, self._tables)
             hidden, taps = self._model.run(batch, self._kv, staged, self._taps)
             logits, tokens = self._model.greedy(hidden)
             self._tables.write(batch.slots, batch.positions + 1, tokens)
@@ -167,17 +168,26 @@ class StepGraphs:
         )
         return ForwardBatch(token_ids, positions, slot_mapping, attention, slots)
 
-    def _fill(self, batch: ForwardBatch, inputs: Tensor, bucket: Bucket) -> None:
-        """Everything a forward pass reads, from each row's slot and first position. Recorded."""
-        tables, shape = self._tables, (bucket.rows, bucket.queries)
-        row_slots, starts = inputs[0], inputs[1]
-        steps = torch.arange(bucket.queries, device=tables.device)
-        batch.slots.view(shape).copy_(row_slots[:, None].expand(shape))
-        torch.add(starts[:, None], steps, out=batch.positions.view(shape))
-        batch.token_ids.copy_(tables.tokens[batch.slots, batch.positions].clamp(min=0))
-        batch.slot_mapping.copy_(tables.slot_mapping(batch.slots, batch.positions))
-        torch.index_select(tables.block_tables, 0, row_slots, out=batch.attention.block_tables)
-        batch.attention.kv_lens_device.copy_(starts + bucket.queries)
+
+def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
+    """Everything a recorded step reads, from each row's slot and first position (``inputs``, int64 ``[2, rows]``)."""
+    if runs_triton(tables.device):
+        from engine.execution.triton_ops.step_inputs import fill_step  # Triton is imported only where it runs
+
+        fill_step(
+            inputs, tables.tokens, tables.block_tables,
+            batch.token_ids, batch.positions, batch.slots, batch.slot_mapping, batch.attention,
+        )  # fmt: skip
+        return
+    rows = inputs.shape[1]
+    queries = batch.token_ids.shape[0] // rows
+    steps = torch.arange(queries, device=tables.device)
+    batch.slots.view(rows, queries).copy_(inputs[0][:, None].expand(rows, queries))
+    torch.add(inputs[1][:, None], steps, out=batch.positions.view(rows, queries))
+    batch.token_ids.copy_(tables.tokens[batch.slots, batch.positions].clamp(min=0))
+    batch.slot_mapping.copy_(tables.slot_mapping(batch.slots, batch.positions))
+    torch.index_select(tables.block_tables, 0, inputs[0], out=batch.attention.block_tables)
+    batch.attention.kv_lens_device.copy_(inputs[1] + queries)
 
 
 def cuda_capture() -> Capture:

@@ -73,7 +73,7 @@ class KVCache:
     def _store(self, slots: Tensor, scales: Tensor | None, slot_mapping: Tensor, x: Tensor) -> None:
         scale = scales
         if scales is not None and self._format.scale == "per_token_head":
-            scale = x.abs().amax(dim=-1).float().div_(_largest(self._storage)).clamp_min_(1e-12)
+            scale = x.abs().amax(dim=-1).float().div_(largest_value(self._storage)).clamp_min_(1e-12)
             scales.flatten(0, 1).index_copy_(0, slot_mapping, scale)
         slots.index_copy_(0, slot_mapping, self._format.pack(x, scale))
 
@@ -97,7 +97,8 @@ def _torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _largest(dtype: torch.dtype) -> float:
+def largest_value(dtype: torch.dtype) -> float:
+    """The largest number of a storage dtype: what a scale per token and head maps its largest element to."""
     return torch.finfo(dtype).max if dtype.is_floating_point else float(torch.iinfo(dtype).max)
 
 

@@ -27,7 +27,7 @@ from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.execution.cpu_memory import keep_freed_memory
 from engine.execution.lowering import (
-    Execution,
+    Kernels,
     Lowering,
     describe,
     lower_embed,
@@ -56,12 +56,12 @@ def load_model(
     device: str,
     on_progress: Progress | None = None,
     *,
-    execution: Execution = "eager",
+    kernels: Kernels = "torch",
 ) -> LoweredModel:
     """Read, check, shard and pack the checkpoint at ``model.path`` and lower ``ops`` on it.
 
     ``dtype``: ``float32``, ``bfloat16`` or ``float16``; ``on_progress(fraction, what)`` is called after every layer.
-    ``execution`` as in :class:`~engine.execution.lowering.Lowering`. Raises :class:`CheckpointError` for a checkpoint
+    ``kernels`` as in :class:`~engine.execution.lowering.Lowering`. Raises :class:`CheckpointError` for a checkpoint
     that is damaged or does not fit ``ops``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
     """
     lowering = Lowering(
@@ -71,7 +71,7 @@ def load_model(
         kv_format=kv_format,
         parallelism=parallelism,
         rope_kinds=rope_kinds(ops),
-        execution=execution,
+        kernels=kernels,
     )
     if lowering.on_cpu:
         keep_freed_memory()
@@ -108,16 +108,17 @@ class _Loader:
             self._report(f"layer {index + 1}/{len(ops.layers)}")
         tied = table if ops.head.tied else None
         head = self._pack("LMHead", ops.head.head, tied)
-        project = lower_head(lowering, ops.head, self._norm(ops.head.norm, ops.embed.hidden_size), head)
+        lowered_head = lower_head(lowering, ops.head, self._norm(ops.head.norm, ops.embed.hidden_size), head)
         self._report("head")
         return LoweredModel(
             embed=lower_embed(lowering, ops.embed, table),
             layers=tuple(layers),
-            project=project,
+            project=lowered_head.project,
             rotate=lower_rotations(lowering, model.head_dim, model.max_position),
             attention=lowering.attention,
             lowering=describe(lowering, ops, self._linears),
             weights_bytes=sum(self._held.values()),
+            project_greedy=lowered_head.project_greedy,
         )
 
     def _layer(self, index: int, ops: Sequence[LayerOp]) -> tuple[LoweredOp, ...]:

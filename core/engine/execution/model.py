@@ -61,6 +61,8 @@ class LoweredModel:
     lowering: tuple[str, ...]
     """What runs for each kind of op, one line each, for the plan."""
     weights_bytes: int
+    project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    """:attr:`project` and the most likely tokens as :meth:`greedy` has them, where a kernel finds both at once."""
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
@@ -99,5 +101,7 @@ class LoweredModel:
     def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`head`, and the most likely token of each row, int64 ``[R]``: the lowest id among equals, -1 where
         logits are broken."""
+        if self.project_greedy is not None:
+            return self.project_greedy(hidden)
         logits = self.project(hidden)
         return logits, most_likely(logits)

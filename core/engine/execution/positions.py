@@ -26,6 +26,8 @@ class Position:
     stop_ids: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
     """Drafted tokens between ``history`` and this position."""
+    row: tuple[Tensor, int] | None = None
+    """The table (int64 ``[slots, width]``) whose row starts with ``history`` and goes on with ``drafts``; the row."""
 
     @property
     def is_greedy(self) -> bool:

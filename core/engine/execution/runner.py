@@ -125,6 +125,7 @@ class ModelRunner:
             stop_ids=admit.stop_ids,
             drafts=row.drafts,
             draft_probs=row.draft_probs,
+            row=(self.tables.tokens, row.slot),
         )
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, tuple[Ranked, ...]]:

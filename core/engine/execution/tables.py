@@ -127,4 +127,5 @@ def _scatter(table: Tensor, entries: list[tuple[int, int]]) -> None:
 
 def _upload_parts(parts: Sequence[Sequence[int]], device: str) -> tuple[Tensor, ...]:
     """Several int64 vectors in one copy."""
-    return upload([value for part in parts for value in part], torch.int64, device).split([len(p) for p in parts])
+    together = upload([value for part in parts for value in part], torch.int64, device)
+    return torch.split(together, [len(part) for part in parts])

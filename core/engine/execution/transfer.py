@@ -22,6 +22,30 @@ def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device | s
     return host.pin_memory().to(device, non_blocking=True)
 
 
+_COLUMN_BYTES = 16
+"""Columns start at multiples of this: kernels are compiled anew for pointers that are aligned less well."""
+
+
+def upload_columns(
+    columns: Sequence[tuple[Sequence[float], torch.dtype]], device: torch.device | str
+) -> tuple[Tensor, ...]:
+    """Several vectors of different dtypes in one copy, each contiguous; the host does not wait."""
+    parts = [torch.tensor(values, dtype=dtype).view(torch.uint8) for values, dtype in columns]
+    starts, total = [], 0
+    for part in parts:
+        starts.append(total)
+        total += -(-len(part) // _COLUMN_BYTES) * _COLUMN_BYTES
+    on_cuda = torch.device(device).type == "cuda"
+    host = torch.empty(total, dtype=torch.uint8, pin_memory=on_cuda)
+    for start, part in zip(starts, parts, strict=True):
+        host[start : start + len(part)] = part
+    there = host.to(device, non_blocking=True)
+    return tuple(
+        there[start : start + len(part)].view(dtype)
+        for start, part, (_, dtype) in zip(starts, parts, columns, strict=True)
+    )
+
+
 def refill(target: Tensor, values: Sequence[int]) -> None:
     """Overwrite a tensor that lives on a device, in stream order; the host does not wait."""
     host = torch.tensor(values, dtype=target.dtype).view_as(target)
@@ -67,7 +91,7 @@ def mark(device: str) -> Mark:
 
 def elapsed_ms(start: Mark, end: Mark) -> float:
     """Milliseconds between two marks of one device. Both must have happened."""
-    if isinstance(start, float):
-        assert isinstance(end, float)
+    if isinstance(start, float) or isinstance(end, float):
+        assert isinstance(start, float) and isinstance(end, float), "marks of different devices"
         return (end - start) * 1e3
     return float(start.elapsed_time(end))

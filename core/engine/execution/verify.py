@@ -26,6 +26,7 @@ from engine.execution.philox import ACCEPT, RESIDUAL, uniform
 from engine.execution.positions import Position, streams
 from engine.execution.sampling import NOT_FINITE, choose, draw_from_weights, target_probs
 from engine.execution.transfer import download, upload
+from engine.execution.triton_ops.device import runs_triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class VerifyRow:
     drafts: tuple[int, ...] = ()
     draft_probs: Tensor | None = None
     """float32 ``[>= len(drafts), V]``: the probabilities the drafts were sampled with."""
+    row: tuple[Tensor, int] | None = None
+    """As :attr:`Position.row <engine.execution.positions.Position.row>`."""
 
     @property
     def is_plain(self) -> bool:
@@ -165,6 +168,7 @@ def _positions(rows: Sequence[VerifyRow]) -> list[Position]:
             row.history,
             row.stop_ids,
             row.drafts[:j],
+            row.row,
         )
         for row in rows
         for j in range(len(row.drafts) + 1)
@@ -188,16 +192,24 @@ def _target_tokens(
 ) -> Tensor:
     """:attr:`Choice.tokens`."""
     if not settled:
-        return choose(adjusted, positions)
+        return _choose(adjusted, positions)
     tokens = torch.zeros(len(positions), dtype=torch.int64, device=adjusted.device)
     shared = [starts[i] + j for i in range(len(rows)) if i not in settled for j in range(len(rows[i].drafts) + 1)]
     if shared:
         index = upload(shared, torch.int64, adjusted.device)
-        tokens[index] = choose(adjusted[index], [positions[at] for at in shared])
+        tokens[index] = _choose(adjusted[index], [positions[at] for at in shared])
     known = [(starts[i] + j, token) for i, output in settled.items() for j, token in enumerate(output)]
     places, values = (upload(column, torch.int64, adjusted.device) for column in zip(*known, strict=True))
     tokens[places] = values
     return tokens
+
+
+def _choose(logits: Tensor, positions: Sequence[Position]) -> Tensor:
+    if runs_triton(logits.device):
+        from engine.execution.device_sampling import choose_on_device  # Triton is imported only where it runs
+
+        return choose_on_device(logits, positions)
+    return choose(logits, positions)
 
 
 def _verify_by_rejection(

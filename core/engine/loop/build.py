@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -17,23 +18,25 @@ from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.drafter import Drafter
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts
-from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution import cpu_ops
-from engine.execution.cpu_memory import keep_freed_memory
+from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
+from engine.execution.graphs import Bucket, StepGraphs, cuda_capture, query_buckets, row_buckets
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
+from engine.execution.lowering import Kernels
 from engine.execution.model import LoweredModel
 from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.execution.tables import DeviceTables
 from engine.loop.core import EngineCore
+from engine.loop.memory.fit import plan_memory, size_pool
+from engine.loop.memory.ledger import make_ledger
+from engine.loop.memory.rehearsal import rehearse
+from engine.loop.memory.room import DoesNotFit, Meter, free_memory
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
+from engine.loop.warm_up import warm_up
 
 OnProgress = Callable[[Progress], None]
-
-
-class DoesNotFit(RuntimeError):
-    """The model or its cache does not fit this device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,46 +49,70 @@ class Engine:
 
 
 class _Phases:
-    def __init__(self, on_progress: OnProgress) -> None:
+    def __init__(self, on_progress: OnProgress, meter: Meter) -> None:
         self.done: list[Phase] = []
         self._on_progress = on_progress
+        self.meter = meter
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         self._on_progress(Progress(name, 0.0))
+        self.meter.reset_peak()
         started = time.monotonic()
         yield
-        self.done.append(Phase(name, round(time.monotonic() - started, 3)))
+        seconds, start = round(time.monotonic() - started, 3), self.meter.start
+        self.done.append(Phase(name, seconds, self.meter.used() - start, self.meter.peak() - start))
         self._on_progress(Progress(name, 1.0))
 
 
-def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: None) -> Engine:
-    """Build everything the plan names, in this process. Raises :class:`DoesNotFit` and what plugins raise."""
+def build_engine(
+    plan: EnginePlan,
+    on_progress: OnProgress = lambda progress: None,
+    free: Callable[[DeviceFacts], int] = free_memory,
+) -> Engine:
+    """Build everything the plan names, in this process. ``free`` tells how many bytes are free on a device.
+
+    Raises :class:`DoesNotFit`, before any weight is read where that can be known, and what plugins raise.
+    """
     torch.set_num_threads(plan.settings.threads or len(os.sched_getaffinity(0)))
     if plan.device.kind == "cpu":
         keep_freed_memory()  # before the device's thread is started
-    phase = _Phases(on_progress)
+    phase = _Phases(on_progress, Meter(plan.device.kind))
     with phase("bind plugins"):
         bound = bind(plan)
         check_attention(plan, bound)
         check_drafter(plan.choice("drafter").name, bound.drafter)
-    if plan.execution == "compile":
+    with phase("plan memory"):
+        memory = plan_memory(plan, bound, free=free(plan.device))
+    if plan.execution == "compile" and plan.device.kind == "cpu":
         with phase("build kernels"):
             cpu_ops.kernels()
-    worker = DeviceWorker(own_thread=plan.overlap)
+    # A GPU works by itself once it has been told what to do; a CPU needs a thread to do it.
+    worker = DeviceWorker(own_thread=plan.overlap and plan.device.kind == "cpu")
     with phase("load weights"):
         model = worker.start(partial(load_plan, plan, bound, on_progress))()
     max_requests, block_size = bound.context.max_requests, bound.context.block_size
+    if plan.device.kind == "cuda":
+        with phase("rehearse"):
+            buckets = graph_buckets(bound) if plan.execution == "graphs" else []
+            memory = rehearse(memory, bound, model, buckets, cuda_capture(), free, phase.meter)
     with phase("allocate cache"):
         block_bytes = KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype)
-        num_blocks = size_pool(plan, max_requests, block_size, block_bytes)
-        max_len = min(plan.max_len, (num_blocks - 1) * block_size)
+        pool = size_pool(memory, model.weights_bytes, free(plan.device))
+        num_blocks, max_len = pool.blocks, pool.max_len
         layers = tuple(range(plan.model.num_layers))
         bound.kv_allocator.start([KVGroup(0, layers, "full", block_bytes)], num_blocks)
         runner = worker.start(partial(_make_runner, plan, bound, model, num_blocks, max_len))()
+    if plan.execution == "graphs":
+        with phase("capture graphs"):
+            taps = bound.drafter.taps
+            graphs = StepGraphs(model, runner.kv, runner.tables, taps, graph_buckets(bound), cuda_capture())
+            runner.graphs = graphs
+            graphs.capture(lambda fraction, what: on_progress(Progress("capture graphs", fraction, what)))
     core = make_core(plan, bound, DeviceQueue(runner, worker), max_len)
     with phase("warm up"):
-        warm_up(core, max_len)
+        budget = int(plan.choice("scheduler").config["token_budget"])
+        warm_up(core, max_len, budget, max_requests, on_gpu=plan.device.kind != "cpu")
     info = EngineInfo(
         pid=os.getpid(),
         num_blocks=num_blocks,
@@ -96,12 +123,27 @@ def build_engine(plan: EnginePlan, on_progress: OnProgress = lambda progress: No
         kv_bytes=num_blocks * block_bytes,
         phases=tuple(phase.done),
         lowering=model.lowering,
+        ledger=make_ledger(
+            memory,
+            pool,
+            weights=model.weights_bytes,
+            kv=runner.kv.num_bytes,
+            tables=runner.tables.tokens.nbytes + runner.tables.block_tables.nbytes,
+            phases=phase.done,
+        ),
+        notes=pool.notes,
     )
     return Engine(core, info, bound)
 
 
 def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = lambda _: None) -> LoweredModel:
     """The model of a plan, lowered as the plan says."""
+
+    def loaded(fraction: float, detail: str) -> None:
+        if plan.device.kind == "cpu":
+            give_back_freed_memory()  # what one layer needed for a moment must not add up over all of them
+        on_progress(Progress("load weights", fraction, detail))
+
     return load_model(
         plan.model,
         bound.architecture.describe(plan.model),
@@ -111,9 +153,16 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
         bound.parallelism,
         plan.dtype,
         plan.device.kind,
-        lambda fraction, detail: on_progress(Progress("load weights", fraction, detail)),
-        execution="compile" if plan.execution == "compile" else "eager",
+        loaded,
+        kernels=_kernels(plan),
     )
+
+
+def _kernels(plan: EnginePlan) -> Kernels:
+    """What ops are lowered to."""
+    if plan.execution == "eager":
+        return "torch"
+    return "native" if plan.device.kind == "cpu" else "triton"
 
 
 def _make_runner(
@@ -123,6 +172,12 @@ def _make_runner(
     kv = KVCache(plan.model, bound.kv_format, num_blocks, block_size, plan.dtype, device)
     tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device)
     return ModelRunner(model, kv, tables, bound.drafter)
+
+
+def graph_buckets(bound: BoundEngine) -> list[Bucket]:
+    """Every decode shape worth a graph."""
+    shapes = product(row_buckets(bound.context.max_requests), query_buckets(bound.drafter.max_width))
+    return [Bucket(rows, queries) for rows, queries in shapes]
 
 
 def make_core(plan: EnginePlan, bound: BoundEngine, device: DeviceQueue, max_len: int) -> EngineCore:
@@ -157,6 +212,8 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
         problems.append(f"dtype={plan.dtype}, it has {', '.join(can.dtypes)}")
     if any(model.layer_windows) and not can.window:
         problems.append("sliding-window layers")
+    if plan.execution == "graphs" and not can.recordable:
+        problems.append("execution=graphs, it cannot be recorded")
     if bound.drafter.max_width > can.max_verify_width:
         problems.append(f"draft width {bound.drafter.max_width}, it verifies {can.max_verify_width}")
     if problems:
@@ -167,54 +224,3 @@ def check_drafter(name: str, drafter: Drafter) -> None:
     """Raise :class:`DoesNotFit` when the drafter needs what this version does not provide."""
     if drafter.kv is not None:
         raise DoesNotFit(f"drafter={name} wants a KV cache of its own, which this version does not provide")
-
-
-def size_pool(plan: EnginePlan, max_requests: int, block_size: int, block_bytes: int) -> int:
-    """Blocks of the KV pool, the padding block included: ``memory.kv_tokens``, else what free memory allows, at
-    most what ``scheduler.max_requests`` requests of full length can use."""
-    memory = plan.settings.memory
-    useful = max_requests * -(-plan.max_len // block_size) + 1
-    if memory.kv_tokens is not None:
-        wanted = -(-memory.kv_tokens // block_size) + 1
-    else:
-        wanted = useful
-    fits = int(free_memory(plan.device) * memory.fraction) // block_bytes
-    if memory.kv_tokens is not None and wanted > fits:
-        raise DoesNotFit(
-            f"memory.kv_tokens={memory.kv_tokens} needs {wanted * block_bytes / 2**30:.2f} GiB, "
-            f"{fits * block_bytes / 2**30:.2f} GiB are free within memory.fraction={memory.fraction}: "
-            f"set memory.kv_tokens={max(fits - 1, 0) * block_size} or less"
-        )
-    blocks = min(wanted, fits)
-    if blocks < 3:
-        raise DoesNotFit(
-            f"no room for a KV cache: one block of {block_size} tokens takes {block_bytes / 2**20:.1f} MiB and "
-            f"{max(fits, 0)} blocks fit into memory.fraction={memory.fraction} of what is free after the weights"
-        )
-    return blocks
-
-
-def free_memory(device: DeviceFacts) -> int:
-    """Bytes free on the device now (CPU: available without swapping, and no more than this process may use)."""
-    if device.kind == "cuda":
-        free, _ = torch.cuda.mem_get_info()
-        return int(free)
-    with open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return min(int(line.split()[1]) * 1024, device.memory_bytes)
-    raise DoesNotFit("/proc/meminfo has no MemAvailable line: set memory.kv_tokens")
-
-
-def warm_up(core: EngineCore, max_len: int) -> None:
-    """Run a few requests of different shapes, so that the first real one meets warm kernels."""
-    length = max(min(max_len - 8, 256), 1)
-    shapes = [(length, 2), (1, 4), (1, 4)]
-    for i, (prompt, wanted) in enumerate(shapes):
-        sampling = SamplingParams(max_tokens=min(wanted, max_len - prompt), temperature=0.0, ignore_eos=True)
-        core.submit(EngineRequest(f"warm-up-{i}", tuple([0] * prompt), sampling, cache_salt=f"warm-up-{i}"))
-    while core.has_work:
-        for output in core.step().outputs:
-            if output.error:
-                raise RuntimeError(f"warm-up failed: {output.error}")
-    core.reset_prefix_cache()

@@ -7,14 +7,18 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 
 import msgspec
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Ready, ToEngine
+from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Phase, Progress, Ready, ToEngine
 from engine.loop.process import HEADER
+
+IMPORTS = "import torch"
+"""The first phase of start-up: a process that has not loaded torch yet spends seconds there."""
 
 
 class Connection:
@@ -47,28 +51,39 @@ def main(fd: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(fd)
     inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
-    explained: tuple[type[Exception], ...] = (AssemblyError,)
+    explained: tuple[type[Exception], ...] = ()
     try:
         plan_json = connection.receive()
         if plan_json is None:
             return 1
         plan = EnginePlan.from_json(plan_json)
+        connection.send(Progress(IMPORTS, 0.0))
+        started = time.monotonic()
         from engine.execution.checkpoint import CheckpointError
-        from engine.loop.build import DoesNotFit, build_engine
+        from engine.loop.build import build_engine
         from engine.loop.driver import drive
 
-        explained += (CheckpointError, DoesNotFit)
+        imported = Phase(IMPORTS, round(time.monotonic() - started, 3))
+        explained += (CheckpointError,)
         engine = build_engine(plan, connection.send)
         threading.Thread(target=_listen, args=(connection, inbox), name="inbox", daemon=True).start()
-        connection.send(Ready(engine.info))
+        connection.send(Ready(msgspec.structs.replace(engine.info, phases=(imported, *engine.info.phases))))
         return 0 if drive(engine.core, inbox, connection.send) else 1
     except BrokenPipeError:
+        return 1
+    except AssemblyError as error:
+        connection.send(refusal(error))
         return 1
     except Exception as error:
         if not isinstance(error, explained):  # the place in the code helps only with what nobody foresaw
             traceback.print_exc()
         connection.send(Failed(f"{type(error).__name__}: {error}", phase="starting"))
         return 1
+
+
+def refusal(error: AssemblyError) -> Failed:
+    """What to tell the API process of a configuration that cannot run."""
+    return Failed(error.text().removeprefix("engine: "), refused=True)
 
 
 def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | None]) -> None:

@@ -14,6 +14,10 @@ class EngineDead(RuntimeError):
     """The engine process is gone; the request may be retried when :attr:`EngineClient.alive` is true again."""
 
 
+class EngineRefused(EngineDead):
+    """The engine did not start because the configuration cannot run here; the message says what would help."""
+
+
 class OutputStream(Protocol):
     """The outputs of one submitted sequence, in order; ends after the one with a ``finish_reason``."""
 
@@ -41,7 +45,8 @@ class EngineClient(Protocol):
     """Why the engine is not alive, once it has died."""
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
-        """Start the engine and wait until it is ready. Raises :class:`EngineDead` with the engine's own words."""
+        """Start the engine and wait until it is ready. Raises :class:`EngineDead` (or
+        :class:`EngineRefused`) with the engine's own words."""
         ...
 
     def submit(self, request: EngineRequest) -> OutputStream:

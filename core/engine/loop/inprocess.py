@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.loop.driver import drive
 from engine.loop.messages import (
@@ -40,9 +41,13 @@ class InprocessEngineClient(ClientBase):
 
         def run() -> None:
             from engine.loop.build import build_engine
+            from engine.loop.child import refusal
 
             try:
                 engine = build_engine(self._plan, send)
+            except AssemblyError as error:
+                send(refusal(error))
+                return
             except Exception as error:
                 send(Failed(f"{type(error).__name__}: {error}", phase="starting"))
                 return

@@ -41,6 +41,39 @@ class Phase(msgspec.Struct, frozen=True):
 
     name: str
     seconds: float
+    held_bytes: int = 0
+    """Memory of the engine's device (CPU: resident memory) at its end, above what it was when start-up began."""
+    peak_bytes: int = 0
+    """The most during the phase, above the same."""
+
+
+class MemoryLine(msgspec.Struct, frozen=True):
+    """One purpose that takes memory, in bytes."""
+
+    name: str
+    planned_bytes: int
+    """Estimated before loading."""
+    measured_bytes: int | None = None
+    """``None`` where it cannot be told apart from the rest."""
+
+
+class MemoryLedger(msgspec.Struct, frozen=True):
+    """Where the device's memory goes, in bytes."""
+
+    device: str
+    device_bytes: int
+    free_bytes: int
+    """Free before anything was loaded."""
+    fraction: float
+    lines: tuple[MemoryLine, ...]
+    total_bytes: int
+    """Estimated peak with every block of the KV pool written. Less than the sum of the lines: the largest step takes
+    the room that loading needed for a moment."""
+    headroom_bytes: int
+    """What stays free at that peak."""
+    peak_so_far_bytes: int
+    """Measured from the beginning of start-up to its end. CPU: libraries loaded meanwhile included, pages of the KV
+    pool nobody wrote to not."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -56,6 +89,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
     phases: tuple[Phase, ...]
     lowering: tuple[str, ...]
     """Which kernel each kind of operation runs on, one line each."""
+    ledger: MemoryLedger | None = None
+    notes: tuple[str, ...] = ()
+    """What start-up found that the user should know, one line each."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -102,6 +138,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
     error: str
     phase: str = ""
+    refused: bool = False
+    """The configuration cannot run here, and the error says what to change: trying again is no use."""
 
 
 FromEngine = Progress | Ready | StepOutputs | Failed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from engine.contracts.events import Event
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
-from engine.loop.client import EngineDead
+from engine.loop.client import EngineDead, EngineRefused
 from engine.loop.messages import (
     Abort,
     EngineInfo,
@@ -101,8 +101,9 @@ class ClientBase:
                 self.info, self.alive = info, True
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(info)
-            case Failed(error, phase):
-                self.died(f"{error} (while {phase})" if phase else error)
+            case Failed(error, phase, refused):
+                kind = EngineRefused if refused else EngineDead
+                self.died(f"{error} (while {phase})" if phase else error, kind)
 
     def _deliver_output(self, output: TokensOut) -> None:
         stream = self._streams.get(output.request_id)
@@ -112,12 +113,12 @@ class ClientBase:
             del self._streams[output.request_id]
         stream.put(output)
 
-    def died(self, why: str) -> None:
+    def died(self, why: str, kind: type[EngineDead] = EngineDead) -> None:
         """The engine is gone: everybody who waits for it learns why."""
         self.alive = False
         self.cause_of_death = why
         self.stats = EngineStats()
-        dead = EngineDead(why)
+        dead = kind(why)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(dead)
         streams, self._streams = self._streams, {}

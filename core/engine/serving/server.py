@@ -16,12 +16,13 @@ from aiohttp.web_protocol import RequestHandler
 from engine.assembly.plan import EnginePlan
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
-from engine.loop.client import EngineClient, EngineDead
-from engine.loop.messages import Progress
+from engine.loop.client import EngineClient, EngineDead, EngineRefused
+from engine.loop.memory.report import describe_start
 from engine.serving import logs
 from engine.serving.app import build_app
 from engine.serving.errors import ApiError
 from engine.serving.logs import http_logger
+from engine.serving.starting import StartReport
 from engine.serving.state import STATE, ServerState
 from engine.serving.tokenizer import Tokenizer, TokenizerError
 
@@ -57,7 +58,6 @@ class Server:
         self._signals = 0
         self._first_signal = asyncio.Event()
         self._second_signal = asyncio.Event()
-        self._phase = ""
         self.port = 0
         """The port that is listened on, once :meth:`listen` has returned."""
 
@@ -66,7 +66,8 @@ class Server:
         return self._app[STATE]
 
     async def run(self) -> int:
-        """Serve until signalled. Returns 0 after a signal, 1 when the server or its engine could not go on."""
+        """Serve until signalled. Returns 0 after a signal, 1 when the server or its engine could not go on, 2 when
+        the configuration cannot run here."""
         try:
             await self.listen()
         except OSError as error:
@@ -129,6 +130,9 @@ class Server:
                 return 0
             try:
                 engine.result()
+            except EngineRefused as error:
+                self._say(f"engine: {error}")
+                return 2
             except EngineDead as error:
                 self._say(f"error: the engine cannot run: {error}")
             return 1
@@ -140,7 +144,10 @@ class Server:
     async def _run_engine(self) -> None:
         await self.state.tokenizer.warm()
         self._say("starting: engine process")
-        await self.state.supervisor.start(self._show_progress)
+        async with StartReport(self._say) as report:
+            await self.state.supervisor.start(report.show)
+        if self._client.info is not None:
+            self._say(describe_start(self._client.info))
         # What start-up left behind stays for good; the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -168,12 +175,6 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.signalled)
-
-    def _show_progress(self, progress: Progress) -> None:
-        if progress.phase != self._phase:
-            self._phase = progress.phase
-            detail = f": {progress.detail}" if progress.detail else ""
-            self._say(f"starting: {progress.phase}{detail}")
 
     async def _sweep(self, header_s: float) -> None:
         """Close connections that never finish sending a header; aiohttp alone would wait for the idle timeout."""

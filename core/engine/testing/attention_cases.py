@@ -116,6 +116,9 @@ class PlainFormat:
     def load_tile(self) -> Any | None:
         return None
 
+    def store_tile(self) -> Any | None:
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:

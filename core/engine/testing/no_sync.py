@@ -17,7 +17,7 @@ class Synchronises(AssertionError):
     """An operation on the step path waits for the device, or depends on the host."""
 
 
-class NoSync(TorchDispatchMode):
+class NoSync(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hooks have no types
     """While active, raises :class:`Synchronises` at an operation whose result the host reads, whose shape depends on
     data, or that copies host values to the device.
 

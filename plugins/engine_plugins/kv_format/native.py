@@ -31,3 +31,6 @@ class NativeFormat:
 
     def load_tile(self) -> None:
         return None
+
+    def store_tile(self) -> None:
+        return None

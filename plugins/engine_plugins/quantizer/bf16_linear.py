@@ -96,6 +96,15 @@ def pack_bf16(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instruction
     )
 
 
+def packed_bytes(spec: LinearSpec) -> int:
+    """Bytes of what :func:`pack_bf16` keeps: whole pairs of panels, and a float32 bias."""
+    halves = 2 if spec.kind == "gate_up" else 1  # each of them in whole panels
+    panels = halves * -(-spec.out_features // (halves * PANEL))
+    padded = -(-panels // 2) * 2 * PANEL
+    bias = padded * torch.float32.itemsize if any(part.bias for part in spec.parts) else 0
+    return padded * spec.in_features * torch.bfloat16.itemsize + bias
+
+
 class _Layer:
     """Weights in panels and the calls on them. A gate and up projection keeps its two halves in turns."""
 

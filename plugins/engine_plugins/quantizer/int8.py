@@ -18,7 +18,7 @@ from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor
 from engine_plugins.quantizer.config import Int8Config
 from engine_plugins.quantizer.int8_cpu import has_int8_units, limb_linear, pack_int8, unpack_int8
-from engine_plugins.quantizer.unquantized import STORED, joined_bias, joined_weight, pack_plain
+from engine_plugins.quantizer.unquantized import STORED, joined_bias, joined_weight, pack_plain, plain_bytes
 
 
 class Int8WeightOnly:
@@ -42,6 +42,12 @@ class Int8WeightOnly:
         if torch.device(device).type == "cpu" and has_int8_units():
             return self._pack_cpu(weight, scale, bias, dtype)
         return self._pack_plain(weight.to(device), scale, bias)
+
+    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
+        if spec.kind == "head":
+            return plain_bytes(spec, dtype, device, tied)
+        floats = 2 if any(part.bias for part in spec.parts) else 1  # scales, and the bias
+        return spec.out_features * (spec.in_features + floats * torch.float32.itemsize)
 
     def _pack_cpu(self, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
         limbs = 1 if self._int8_activations else limbs_for(dtype)

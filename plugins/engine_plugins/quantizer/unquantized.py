@@ -11,7 +11,8 @@ from torch import Tensor
 
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine.contracts.quantizer import PackedLinear, StoredTensor, TileLoader
+from engine.execution.triton_ops.device import runs_triton
 from engine_plugins.quantizer import bf16_linear
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.cpu_linear import (
@@ -49,6 +50,19 @@ class Unquantized:
             return bf16_linear.pack_bf16(spec, joined_weight(parts).to(dtype), bias)
         return pack_plain(spec, parts, dtype, device)
 
+    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
+        if self._in_panels and spec.in_features % bf16_linear.INPUT_MULTIPLE == 0:
+            return bf16_linear.packed_bytes(spec)
+        return plain_bytes(spec, dtype, device, tied)
+
+
+def plain_bytes(spec: LinearSpec, dtype: torch.dtype, device: str, tied: bool) -> int:
+    """Bytes that :func:`pack_plain` adds to memory: none for a tied weight that stays as it is."""
+    shared = tied and not (torch.device(device).type == "cpu" and can_prepack(dtype))
+    weight = 0 if shared else spec.out_features * spec.in_features
+    bias = spec.out_features if any(part.bias for part in spec.parts) else 0
+    return (weight + bias) * dtype.itemsize
+
 
 def pack_plain(
     spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: torch.dtype, device: str
@@ -56,6 +70,8 @@ def pack_plain(
     """Weights of all parts in one matrix, in the fastest layout torch has for this device."""
     weight, bias = joined_weight(parts).to(device=device, dtype=dtype), joined_bias(parts)
     bias = None if bias is None else bias.to(device=device, dtype=dtype)
+    if runs_triton(device):
+        return _tiled(weight, bias)
     if torch.device(device).type == "cpu" and can_prepack(dtype):
         return _prepacked(weight, bias, 1 if spec.kind == "head" else MANY_ROWS)
     tensors = {"weight": weight} | _named("bias", bias)
@@ -72,6 +88,24 @@ def _prepacked(weight: Tensor, bias: Tensor | None, rows: int) -> PackedLinear:
         out_features=weight.shape[0],
         apply_add=prepacked_add(packed, bias),
         label=f"{_short(weight.dtype)} oneDNN prepacked",
+    )
+
+
+def _tiled(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """As the checkpoint has it: fused kernels read it in tiles, torch's matrix multiplication serves many rows."""
+    from engine.execution.triton_ops.weights import load_plain  # Triton, where it runs only
+
+    weight = weight.contiguous()
+    plain = _plain_linear(weight, bias)
+    return PackedLinear(
+        {"weight": weight} | _named("bias", bias),
+        reference=plain,
+        apply=plain,
+        out_features=weight.shape[0],
+        # addmm_ has no place for a bias beside the residual.
+        apply_add=(lambda x, residual: residual.addmm_(x, weight.T)) if bias is None else None,
+        tile_loader=TileLoader(load_plain, weight, bias=bias),
+        label=f"{_short(weight.dtype)} F.linear",
     )
 
 

@@ -6,6 +6,7 @@ Runs under ``TRITON_INTERPRET=1`` (which must be set before triton is first impo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -20,6 +21,7 @@ from engine.contracts.provider import BuildContext
 from engine.testing.attention_cases import (
     SMALL_CASES,
     TOLERANCE,
+    AttentionCase,
     case_named,
     make_context,
     make_inputs,
@@ -29,6 +31,7 @@ from engine.testing.attention_cases import (
 )
 from engine.testing.attention_kernel import AttentionKernelConformance
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
+from engine_plugins.attention_kernel.triton.planning import num_splits
 
 pytestmark = pytest.mark.skipif(
     not triton.knobs.runtime.interpret and not torch.cuda.is_available(),
@@ -126,3 +129,47 @@ def test_one_kernel_object_serves_batches_of_every_shape_in_turn() -> None:
     for case in (*few, *reversed(few)):
         inputs = make_inputs(case, "float32", DEVICE)
         assert (run(kernel, case, inputs).double() - reference(case, inputs)).abs().max() <= 1e-5, case.name
+
+
+LONG = AttentionCase("decode_and_verify_of_a_long_row", ((1, 2111), (3, 130), (1, 3)))
+"""Key tiles of 64: the long row has one for each of 32 splits and more, the others a few and a single one."""
+
+
+@pytest.mark.parametrize("splits", [1, 3, 16, 17, 32])
+def test_the_last_program_of_a_tile_merges_any_number_of_parts(splits: int) -> None:
+    inputs = make_inputs(LONG, "float32", DEVICE)
+    want = reference(LONG, inputs)
+    kernel = TritonAttention(SlotConfig(), make_context(LONG, "float32", DEVICE), num_sms=3 * splits)
+    kernel._parts.fill_(float("nan"))
+    kernel._lse.fill_(float("nan"))
+    assert num_splits(len(LONG.rows) * LONG.num_kv_heads, 3 * splits, queries=6) == splits
+    first = run(kernel, LONG, inputs)
+    assert (first.double() - want).abs().max() <= 1e-5
+    assert not kernel._arrived.any(), "the next launch counts from 0"
+    assert torch.equal(run(kernel, LONG, inputs), first)
+    assert not kernel._arrived.any()
+
+
+@pytest.mark.parametrize("rows", [((1, 300), (2, 40)), ((4, 700), (1, 1)), ((2, 200),)])
+def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_behind(rows: tuple[tuple[int, int], ...]) -> None:
+    """As in a graph captured for more queries and replayed with fewer, down to a row that is not there."""
+    case = AttentionCase(f"shorter_{rows}", rows)
+    inputs = make_inputs(case, "float32", DEVICE, padding_rows=2 - len(rows))
+    kernel = TritonAttention(SlotConfig(), make_context(case, "float32", DEVICE), num_sms=32)
+    staged = kernel.stage(replace(inputs.batch, q_lens=(20, 20), kv_lens=(0, 0)))
+    assert sum(len(item.work.tiles) for item in staged.works) == 4, "two query tiles a row, some without queries"
+    got = kernel.record(staged, case.op, inputs.q, inputs.k_cache, inputs.v_cache, Plain(), None, None)
+    assert (got.double() - reference(case, inputs)).abs().max() <= 1e-5
+    assert not kernel._arrived.any()
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
+def test_verification_of_every_width_is_one_launch_of_the_split_kernel(width: int) -> None:
+    case = AttentionCase(f"width_{width}", ((width, 500), (width, width)), num_heads=8)
+    inputs = make_inputs(case, "bfloat16", DEVICE)
+    kernel = TritonAttention(SlotConfig(), make_context(case, "bfloat16", DEVICE), num_sms=64)
+    (item,) = kernel.stage(inputs.batch).works
+    assert item.work.split
+    gap = (run(kernel, case, inputs).double() - reference(case, inputs)).abs().max()
+    assert gap <= 3 * TOLERANCE["bfloat16"]
+    assert not kernel._arrived.any()

@@ -12,9 +12,11 @@ from engine_plugins.attention_kernel.triton.planning import (
     CTAS_PER_SM,
     MAX_SPLITS,
     Work,
+    merge_shape,
     num_splits,
     plan_work,
     scratch_rows,
+    scratch_tiles,
     split_blocks,
 )
 
@@ -48,27 +50,46 @@ def test_context_lengths_change_nothing_but_the_order_of_prefill_tiles(q_lens: l
     assert [w for w in here if w.split] == [w for w in there if w.split]
 
 
-@given(st.integers(1, 400), st.integers(1, 10_000))
-def test_splits_never_outgrow_the_scratch(num_sms: int, programs: int) -> None:
-    splits = num_splits(programs, num_sms)
+@given(st.integers(1, 400), st.integers(1, 10_000), st.integers(1, 64))
+def test_splits_never_outgrow_the_scratch_or_the_counters(num_sms: int, programs: int, queries: int) -> None:
+    splits = num_splits(programs, num_sms, queries)
     assert 1 <= splits <= MAX_SPLITS
     if splits > 1:
         assert programs * splits * split_blocks(2)[-1] <= scratch_rows(num_sms)
+        assert programs <= scratch_tiles(num_sms)
+
+
+@given(st.integers(1, MAX_SPLITS), st.sampled_from((16, 32, 64)), st.sampled_from((16, 64, 128, 256)))
+def test_a_merge_has_a_lane_for_every_split_and_covers_the_tile_in_whole_steps(
+    splits: int, block_m: int, block_d: int
+) -> None:
+    lanes, queries = merge_shape(splits, block_m, block_d)
+    assert lanes >= splits
+    assert 1 <= queries <= block_m and block_m % queries == 0
+
+
+@given(q_lens, st.integers(1, 16))
+def test_no_tile_holds_more_queries_than_its_launch_says(q_lens: list[int], group: int) -> None:
+    for work in plan(q_lens, group=group):
+        assert work.queries <= work.block_m
+        for row, start in work.tiles:
+            assert min(work.block_m, q_lens[row] * group - start) <= work.queries
 
 
 def test_one_decoding_sequence_uses_the_whole_device() -> None:
     (work,) = plan([1], [100])
-    assert num_splits(8 * len(work.tiles), 132) * 8 >= CTAS_PER_SM * 128
+    assert num_splits(8 * len(work.tiles), 132, work.queries) * 8 >= CTAS_PER_SM * 128
 
 
-def test_verification_of_one_sequence_is_split_like_decode() -> None:
-    (work,) = plan([9], [4000])
-    assert work.split and num_splits(8 * len(work.tiles), 132) > 16
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+def test_verification_of_one_sequence_occupies_nearly_every_multiprocessor(width: int) -> None:
+    (work,) = plan([width], [4000])
+    assert work.split and num_splits(8 * len(work.tiles), 132, work.queries) * 8 >= 128
 
 
 def test_a_full_batch_of_decodes_is_not_split() -> None:
     (work,) = plan([1] * 64)
-    assert work.split and num_splits(8 * len(work.tiles), 132) == 1
+    assert work.split and num_splits(8 * len(work.tiles), 132, work.queries) == 1
 
 
 def test_a_long_prompt_beside_decodes_takes_the_prefill_kernel() -> None:

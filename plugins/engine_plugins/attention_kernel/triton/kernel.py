@@ -13,19 +13,20 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
+from engine.execution.triton_ops.device import has_dependent_launch
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.attention_kernel.triton.decode import split_attention
 from engine_plugins.attention_kernel.triton.planning import (
-    MAX_SPLITS,
     TileShape,
     Work,
+    merge_shape,
     num_splits,
     plan_work,
     scratch_rows,
+    scratch_tiles,
     tile_shape,
 )
 from engine_plugins.attention_kernel.triton.prefill import chunk_attention
-from engine_plugins.attention_kernel.triton.reduce import merge_splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Staged:
 class TritonAttention:
     """Paged attention for CUDA devices of compute capability 8.0 and later.
 
-    Scratch memory is allocated once and shared by all layers and captured graphs, so calls must be ordered by one
-    stream. ``num_sms`` overrides the number of multiprocessors the launches are shaped for.
+    Scratch memory and arrival counters are allocated once and shared by all layers and captured graphs, so calls must
+    be ordered by one stream. ``num_sms`` overrides the number of multiprocessors the launches are shaped for.
 
     Raises ``RuntimeError`` on a device Triton cannot run on.
     """
@@ -77,10 +78,12 @@ class TritonAttention:
         rows = scratch_rows(num_sms)
         self._parts = torch.empty(rows, block_d, dtype=torch.float32, device=self._device)
         self._lse = torch.empty(rows, dtype=torch.float32, device=self._device)
+        self._arrived = torch.zeros(scratch_tiles(num_sms), dtype=torch.int32, device=self._device)
+        self._pdl = has_dependent_launch(self._device.type)
         self._decode_tiles: dict[tuple[int, int], Tensor] = {}
 
     def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
-        return "TritonAttention"
+        return "Triton split-KV (merged in the kernel), FA2-style prefill"
 
     def stage(self, batch: AttentionBatch) -> Staged:
         """Plan the launches of this batch. See :func:`plan_work`; depends on the batch's shape, not its contexts."""
@@ -105,7 +108,7 @@ class TritonAttention:
         assert q.stride(-1) == 1 and k_cache.stride(-1) == 1 and k_cache.stride() == v_cache.stride()
         assert op.num_heads == self._group * op.num_kv_heads, "heads per kv head differ from the model's"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        call = _Call(staged.batch, op, q, k_cache, v_cache, kv_format, k_scale, v_scale, out)
+        call = _Call(staged.batch, op, q, k_cache, v_cache, kv_format, k_scale, v_scale, out, self._pdl)
         for item in staged.works:
             shape = tile_shape(item.work.split, item.work.block_m, op.head_dim, q.element_size())
             if item.work.split:
@@ -117,23 +120,16 @@ class TritonAttention:
 
     def _split(self, call: _Call, item: StagedWork, shape: TileShape) -> None:
         programs = len(item.work.tiles) * call.op.num_kv_heads
-        splits = num_splits(programs, self._num_sms)
+        splits = num_splits(programs, self._num_sms, item.work.queries)
         rows = programs * splits * shape.block_m
         assert splits == 1 or (rows <= self._lse.numel() and rows * shape.block_d <= self._parts.numel())
+        assert splits == 1 or programs <= self._arrived.numel()
+        lanes, merge_m = merge_shape(splits, shape.block_m, shape.block_d)
         tensors = call.tensors(item.tiles)
         split_attention[(programs, splits)](
-            *tensors[:6], self._parts, self._lse, *tensors[6:], splits, *call.numbers(), SPLIT=splits > 1,
-            **call.constants(shape),
+            *tensors[:6], self._parts, self._lse, self._arrived, *tensors[6:], splits, *call.numbers(),
+            SPLIT=splits > 1, LANES=lanes, MERGE_M=merge_m, **call.constants(shape),
         )  # fmt: skip
-        if splits > 1:
-            batch, op, out = call.batch, call.op, call.out
-            merge_splits[(programs, shape.block_m)](
-                out, self._parts, self._lse, item.tiles, batch.q_starts, batch.kv_lens_device,
-                splits, out.stride(0), out.stride(1),
-                GROUP=self._group, NUM_KV_HEADS=op.num_kv_heads, HEAD_DIM=op.head_dim,
-                BLOCK_M=shape.block_m, BLOCK_D=shape.block_d, MAX_SPLITS=MAX_SPLITS,
-                num_warps=4, enable_fp_fusion=True,
-            )  # fmt: skip
 
     def _tile_list(self, work: Work) -> Tensor:
         """The tile list on the device. Those of batches with one tile per row recur in every decode step and are
@@ -163,6 +159,7 @@ class _Call:
     k_scale: Tensor | None
     v_scale: Tensor | None
     out: Tensor
+    pdl: bool
 
     def tensors(self, tiles: Tensor) -> tuple[Tensor | None, ...]:
         batch = self.batch
@@ -181,7 +178,11 @@ class _Call:
 
     def constants(self, shape: TileShape) -> dict[str, object]:
         op = self.op
+        # Only where the kernels wait for their predecessor may they be launched before it ends.
+        early = {"launch_pdl": True} if self.pdl else {}
         return {
+            **early,
+            "PDL": self.pdl,
             "GROUP": op.num_heads // op.num_kv_heads,
             "NUM_KV_HEADS": op.num_kv_heads,
             "HEAD_DIM": op.head_dim,

@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_SPLITS = 32
+FEWEST_MOST_SPLITS = 16
+"""However large a query tile, its keys may be dealt out this far."""
+MERGED_ROWS = 256
+"""Parts times queries that one program should merge: 128 KB at a head size of 128, one or two microseconds."""
+MERGED_VALUES = 8192
 LARGEST_SPLIT_TILE = 64
 CTAS_PER_SM = 2
 """Programs wanted per multiprocessor: two, so that one computes while the other waits for memory."""
@@ -35,6 +40,8 @@ class Work:
     split: bool
     block_m: int
     tiles: tuple[tuple[int, int], ...]
+    queries: int
+    """Most packed queries that a tile holds; at most ``block_m``."""
 
 
 def split_blocks(itemsize: int) -> tuple[int, ...]:
@@ -89,12 +96,15 @@ def plan_work(
             size = next((m for m in sizes if q_len * group <= m), sizes[-1])
             split_rows.setdefault(size, []).append(row)
 
-    works = [Work(True, m, query_tiles(rows, q_lens, group, m)) for m, rows in sorted(split_rows.items())]
+    works = []
+    for m, rows in sorted(split_rows.items()):
+        queries = min(m, group * max(q_lens[row] for row in rows))
+        works.append(Work(True, m, query_tiles(rows, q_lens, group, m), queries))
     if chunked:
         tiles = query_tiles(sorted(chunked), q_lens, group, chunk_m)
         # Heaviest first: the last programs to start are then the short ones, and the device drains evenly.
         heavy = sorted(tiles, key=lambda t: q_lens[t[0]] - kv_lens[t[0]] - t[1] // group)
-        works.append(Work(False, chunk_m, tuple(heavy)))
+        works.append(Work(False, chunk_m, tuple(heavy), chunk_m))
     return tuple(works)
 
 
@@ -102,9 +112,25 @@ def query_tiles(rows: Sequence[int], q_lens: Sequence[int], group: int, block_m:
     return tuple((row, start) for row in rows for start in range(0, q_lens[row] * group, block_m))
 
 
-def num_splits(num_programs: int, num_sms: int) -> int:
-    """Parts each query tile's keys are cut into, so that about ``CTAS_PER_SM`` programs run per multiprocessor."""
-    return max(1, min(MAX_SPLITS, -(-CTAS_PER_SM * num_sms // num_programs)))
+def num_splits(num_programs: int, num_sms: int, queries: int) -> int:
+    """Parts each query tile's keys are cut into, so that about ``CTAS_PER_SM`` programs run per multiprocessor.
+
+    Fewer for tiles of many ``queries``: one program reads all their parts when it merges, and it reads alone.
+    """
+    most = min(MAX_SPLITS, max(FEWEST_MOST_SPLITS, MERGED_ROWS // queries))
+    return max(1, min(most, -(-CTAS_PER_SM * num_sms // num_programs)))
+
+
+def merge_shape(splits: int, block_m: int, block_d: int) -> tuple[int, int]:
+    """``(lanes, queries at a time)`` of the merge: two sizes of lanes for all numbers of splits, so that few kernels
+    are compiled, and 64 values per thread of 128, all loaded at once."""
+    lanes = FEWEST_MOST_SPLITS if splits <= FEWEST_MOST_SPLITS else MAX_SPLITS
+    return lanes, max(1, min(block_m, MERGED_VALUES // (lanes * block_d)))
+
+
+def scratch_tiles(num_sms: int) -> int:
+    """Most query tiles (times kv heads) that are ever split: beyond the wanted number of programs none is."""
+    return CTAS_PER_SM * num_sms
 
 
 def scratch_rows(num_sms: int) -> int:

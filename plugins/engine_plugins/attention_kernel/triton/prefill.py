@@ -9,12 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
 from engine_plugins.attention_kernel.triton.tile_ops import (
     dim_mask,
     fold_tile,
     key_range,
+    lengths_of,
     query_offsets,
-    query_tile,
+    tile_of,
 )
 
 
@@ -31,11 +33,14 @@ def chunk_attention(
     GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    SCALE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    SCALE: tl.constexpr, LOAD_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program ``(kv_head, tile)``: kv heads vary fastest, so that the heaviest tiles, listed first, start first."""
+    start_dependents(PDL)
     kv_head = tl.program_id(0)
-    row, start, first_token, q_len, kv_len = query_tile(tiles_ptr, q_starts_ptr, kv_lens_ptr, tl.program_id(1))
+    row, start = tile_of(tiles_ptr, tl.program_id(1))
+    wait_for_input(PDL)
+    first_token, q_len, kv_len = lengths_of(row, q_starts_ptr, kv_lens_ptr)
     if start >= q_len * GROUP:
         return
     packed = start + tl.arange(0, BLOCK_M)

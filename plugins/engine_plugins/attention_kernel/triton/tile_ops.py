@@ -27,12 +27,16 @@ def dot(a, b, acc):
 
 
 @triton.jit
-def query_tile(tiles_ptr, q_starts_ptr, kv_lens_ptr, tile):
-    """``(row, first packed query of the tile, first token of the row, q_len, kv_len)`` of a work item."""
-    row = tl.load(tiles_ptr + tile * 2)
+def tile_of(tiles_ptr, tile):
+    """``(row, first packed query)`` of a work item."""
+    return tl.load(tiles_ptr + tile * 2), tl.load(tiles_ptr + tile * 2 + 1)
+
+
+@triton.jit
+def lengths_of(row, q_starts_ptr, kv_lens_ptr):
+    """``(first token of the row, q_len, kv_len)``."""
     first_token = tl.load(q_starts_ptr + row)
-    q_len = tl.load(q_starts_ptr + row + 1) - first_token
-    return row, tl.load(tiles_ptr + tile * 2 + 1), first_token, q_len, tl.load(kv_lens_ptr + row)
+    return first_token, tl.load(q_starts_ptr + row + 1) - first_token, tl.load(kv_lens_ptr + row)
 
 
 @triton.jit

@@ -1,0 +1,83 @@
+"""Which lowering an op takes: by the kernels asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from engine.contracts.model import RopeFacts
+from engine.contracts.ops import (
+    Attention,
+    LayerOp,
+    LMHead,
+    ModelOps,
+    NormGateUpAct,
+    NormQKVRopeWrite,
+    NormSpec,
+)
+from engine.contracts.quantizer import PackedLinear
+from engine.execution.lowering import chain
+from engine.execution.lowering.settings import LoweredHead, Lowering
+from engine.execution.model import LoweredOp
+
+
+def lower_layer_op(
+    lowering: Lowering, op: LayerOp, layer: int, norms: dict[str, Tensor], packed: PackedLinear | None
+) -> LoweredOp:
+    """One op of one layer. ``norms``: float32 weights by checkpoint name; ``packed``: its linear, if it has one."""
+    if isinstance(op, Attention):
+        return chain.lower_attention(lowering, op, layer)
+    assert packed is not None, f"{type(op).__name__} has a linear"
+    kernels = _kernels(lowering)
+    if isinstance(op, NormQKVRopeWrite):
+        lowered: LoweredOp = kernels.lower_qkv(lowering, op, layer, norms, packed)
+        return lowered
+    if isinstance(op, NormGateUpAct):
+        lowered = kernels.lower_gate_up(lowering, op, norms, packed)
+        return lowered
+    if lowering.kernels == "triton":
+        from engine.execution.lowering import fused
+
+        return fused.lower_residual(lowering, op, packed)
+    return chain.lower_residual(lowering, packed)
+
+
+def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> LoweredHead:
+    """The final norm and the vocabulary projection."""
+    if lowering.kernels == "triton":
+        from engine.execution.lowering import fused
+
+        return fused.lower_head(lowering, op, norm_weight, head)
+    return LoweredHead(chain.lower_head(lowering, op, norm_weight, head))
+
+
+def _kernels(lowering: Lowering) -> Any:
+    """The module that lowers what has a linear layer. Triton and the C++ functions are imported if they are used."""
+    if lowering.kernels == "triton":
+        from engine.execution.lowering import fused
+
+        return fused
+    if lowering.kernels == "native":
+        from engine.execution.lowering import native
+
+        return native
+    return chain
+
+
+def rope_kinds(ops: ModelOps) -> tuple[RopeFacts, ...]:
+    """The distinct rotations of a model, in order of appearance."""
+    found: list[RopeFacts] = []
+    for layer in ops.layers:
+        for op in layer:
+            if isinstance(op, NormQKVRopeWrite) and op.rope is not None and op.rope not in found:
+                found.append(op.rope)
+    return tuple(found)
+
+
+def op_norms(op: LayerOp) -> tuple[tuple[NormSpec, int], ...]:
+    """The norms of a layer op, and the size of their weights."""
+    if isinstance(op, NormQKVRopeWrite):
+        heads = tuple((norm, op.head_dim) for norm in (op.q_norm, op.k_norm) if norm is not None)
+        return ((op.norm, op.qkv.in_features), *heads)
+    return ((op.norm, op.gate_up.in_features),) if isinstance(op, NormGateUpAct) else ()

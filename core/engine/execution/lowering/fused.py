@@ -1,0 +1,167 @@
+"""Ops on the Triton kernels: one launch each for few rows, torch's products and one kernel between them for many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.contracts.model import RopeFacts
+from engine.contracts.ops import (
+    DownResidual,
+    LinearSpec,
+    LMHead,
+    NormGateUpAct,
+    NormQKVRopeWrite,
+    NormSpec,
+    OutResidual,
+)
+from engine.contracts.quantizer import PackedLinear
+from engine.execution.lowering import chain
+from engine.execution.lowering.settings import LoweredHead, Lowering
+from engine.execution.model import LoweredOp, StepContext
+from engine.execution.reference import soft_capped
+from engine.execution.triton_ops.launch import (
+    HeadShape,
+    HeadWriter,
+    InputNorm,
+    KVTarget,
+    Launch,
+    SkinnyLinear,
+    argmax_rows,
+    gated_activation,
+)
+from engine.execution.triton_ops.tiles import MAX_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """The fused kernel of an op and the numbers of rows it serves, ``rows[0]`` to ``rows[1]``."""
+
+    linear: SkinnyLinear
+    rows: tuple[int, int]
+
+    def serves(self, x: Tensor) -> bool:
+        return self.rows[0] <= x.shape[0] <= self.rows[1]
+
+
+def served_rows(packed: PackedLinear) -> tuple[int, int] | None:
+    """Numbers of rows for which a layer's fused kernel is used, first and last; ``None`` if it has none."""
+    low, high = max(1, packed.good_m[0]), min(MAX_ROWS, packed.good_m[1])
+    return None if packed.tile_loader is None or low > high else (low, high)
+
+
+def writes_inline(lowering: Lowering, op: NormQKVRopeWrite) -> bool:
+    """Whether kernels can store this cache format themselves."""
+    return op.head_dim % 2 == 0 and (lowering.kv_format.scale == "none" or lowering.kv_format.store_tile() is not None)
+
+
+def needs_whole_heads(lowering: Lowering, op: NormQKVRopeWrite) -> bool:
+    """Whether something is computed over a head: its norm, or the scale it is stored with."""
+    return op.q_norm is not None or op.k_norm is not None or lowering.kv_format.scale == "per_token_head"
+
+
+def lower_qkv(
+    lowering: Lowering, op: NormQKVRopeWrite, layer: int, norms: dict[str, Tensor], packed: PackedLinear
+) -> LoweredOp:
+    """See :class:`NormQKVRopeWrite`; a cache format that kernels cannot store takes the chain of torch ops."""
+    if not writes_inline(lowering, op):
+        return chain.lower_qkv(lowering, op, layer, norms, packed)
+    norm, linear = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed)
+    few = _few_rows(lowering, op.qkv, packed, _input_norm(lowering, op.norm, norms))
+    heads = HeadShape(op.num_heads // lowering.tp, op.num_kv_heads // lowering.tp, op.head_dim, _rotary_dim(op))
+    q_norm, k_norm = (None if spec is None else _input_norm(lowering, spec, norms) for spec in (op.q_norm, op.k_norm))
+    write = HeadWriter(Launch.on(lowering.device), heads, lowering.kv_format, q_norm, k_norm)
+    rotation = None if op.rope is None else lowering.rope_kinds.index(op.rope)
+    store_tile, in_two = lowering.kv_format.store_tile(), needs_whole_heads(lowering, op)
+
+    def qkv_rope_write(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        tables = None if rotation is None else context.rotations[rotation]
+        target = KVTarget(context.slot_mapping, *context.kv.layer(layer))
+        if few is None or not few.serves(residual):
+            return residual, write(linear(norm(residual)), tables, target)
+        if in_two:
+            return residual, write(few.linear.store(residual), tables, target)
+        return residual, few.linear.rope_write(residual, heads, tables, target, store_tile)
+
+    return qkv_rope_write
+
+
+def lower_gate_up(lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor], packed: PackedLinear) -> LoweredOp:
+    """See :class:`NormGateUpAct`."""
+    norm, linear, act = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed), op.act
+    few = _few_rows(lowering, op.gate_up, packed, _input_norm(lowering, op.norm, norms))
+    launch = Launch.on(lowering.device)
+
+    def gate_up(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        if few is not None and few.serves(residual):
+            return residual, few.linear.gate(residual, act)
+        return residual, gated_activation(linear(norm(residual)), act, launch)
+
+    return gate_up
+
+
+def lower_residual(lowering: Lowering, op: OutResidual | DownResidual, packed: PackedLinear) -> LoweredOp:
+    """See :class:`OutResidual`, :class:`DownResidual`."""
+    few = _few_rows(lowering, op.out if isinstance(op, OutResidual) else op.down, packed, None)
+    many = chain.lower_residual(lowering, packed)
+    if few is None:
+        return many
+    partial = lowering.reduced(few.linear.store)
+
+    def add_to_residual(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        if not few.serves(carry):
+            return many(residual, carry, context)
+        if lowering.tp > 1:
+            return residual.add_(partial(carry)), carry
+        return few.linear.add(carry, residual), carry
+
+    return add_to_residual
+
+
+def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> LoweredHead:
+    """See :class:`LMHead`; ``project_greedy`` finds the tokens in the kernel that has the logits."""
+    norm, linear, cap = lowering.norm(norm_weight, op.norm.eps), lowering.linear(head), op.soft_cap
+    few = _few_rows(lowering, op.head, head, _input_norm(lowering, op.norm, {op.norm.name: norm_weight}))
+    launch = Launch.on(lowering.device)
+
+    def local_logits(hidden: Tensor) -> Tensor:
+        if few is not None and few.serves(hidden):
+            return few.linear.logits(hidden, cap)[0]
+        return soft_capped(linear(norm(hidden)).float(), cap)
+
+    def project(hidden: Tensor) -> Tensor:
+        logits = local_logits(hidden)
+        return logits if lowering.tp == 1 else lowering.parallelism.all_gather(logits, "tp", axis=-1)
+
+    def project_greedy(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        if few is not None and lowering.tp == 1 and few.serves(hidden):
+            logits, tokens = few.linear.logits(hidden, cap, greedy=True)
+            assert tokens is not None
+            return logits, tokens
+        logits = project(hidden).contiguous()
+        return logits, argmax_rows(logits, launch)
+
+    return LoweredHead(project, project_greedy)
+
+
+def _few_rows(lowering: Lowering, spec: LinearSpec, packed: PackedLinear, norm: InputNorm | None) -> FewRows | None:
+    rows = served_rows(packed)
+    if rows is None or packed.tile_loader is None:
+        return None
+    in_features = spec.in_features // (lowering.tp if spec.shard == "in" else 1)
+    out_features = spec.out_features // (lowering.tp if spec.shard == "out" else 1)
+    return FewRows(SkinnyLinear(Launch.on(lowering.device), packed.tile_loader, in_features, out_features, norm), rows)
+
+
+def _input_norm(lowering: Lowering, spec: NormSpec, norms: dict[str, Tensor]) -> InputNorm:
+    weight = norms[spec.name]
+    narrow = weight.to(lowering.dtype)
+    # Every program reads all of it: half the bytes where they lose nothing, as with weights stored in 16 bits.
+    return InputNorm(narrow if torch.equal(narrow.float(), weight) else weight, spec.eps)
+
+
+def _rotary_dim(op: NormQKVRopeWrite) -> int:
+    rope: RopeFacts | None = op.rope
+    return 0 if rope is None else rope.rotary_dim or op.head_dim

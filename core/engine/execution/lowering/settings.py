@@ -1,0 +1,93 @@
+"""Where and how a model is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.model import RopeFacts
+from engine.contracts.parallelism import Parallelism
+from engine.contracts.quantizer import PackedLinear
+from engine.execution.cpu_ops import compiled_norm
+from engine.execution.norms import Norm, cpu_norm, gpu_norm, rms_norm
+
+Kernels = Literal["reference", "torch", "native", "triton"]
+Linear = Callable[[Tensor], Tensor]
+Rotations = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """Where and how a model is lowered."""
+
+    device: str
+    dtype: torch.dtype
+    attention: AttentionKernel
+    kv_format: KVFormat
+    parallelism: Parallelism
+    rope_kinds: tuple[RopeFacts, ...]
+    """The distinct rotations of the model; their order is that of ``StepContext.rotations``."""
+    kernels: Kernels = "torch"
+    """What ops are lowered to. ``torch``: torch ops; ``native``: C++ kernels built on this machine (CPU, float32 and
+    bfloat16); ``triton``: fused kernels (CUDA, or Triton's interpreter); ``reference``: the plainest chain of torch
+    ops, for tests and for judging a fast path."""
+
+    @property
+    def on_cpu(self) -> bool:
+        return torch.device(self.device).type == "cpu"
+
+    @property
+    def fused(self) -> bool:
+        return self.kernels != "reference"
+
+    @property
+    def native(self) -> bool:
+        return self.kernels == "native"
+
+    @property
+    def stores_kv_as_is(self) -> bool:
+        """Whether the cache stores keys and values as they are."""
+        name = self.dtype_name
+        return self.kv_format.scale == "none" and self.kv_format.storage_dtype(name) == name
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def tp(self) -> int:
+        return self.parallelism.world_size
+
+    def norm(self, weight: Tensor, eps: float) -> Norm:
+        """``weight``: float32."""
+        if not self.fused:
+            return lambda x: rms_norm(x, weight, eps)
+        if self.native:
+            return compiled_norm(weight, eps, self.dtype)
+        return cpu_norm(weight, eps) if self.on_cpu else gpu_norm(weight, eps, self.dtype)
+
+    def linear(self, packed: PackedLinear) -> Linear:
+        return packed.apply if self.fused else packed.reference
+
+    def reduced(self, linear: Linear) -> Linear:
+        """A linear cut along its input: each rank holds a partial sum."""
+        if self.tp == 1:
+            return linear
+        return lambda x: self.parallelism.all_reduce(linear(x), "tp")
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredHead:
+    """The final norm and the vocabulary projection."""
+
+    project: Callable[[Tensor], Tensor]
+    """``residual [R, hidden_size] -> logits [R, vocab]`` float32"""
+    project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    """The same, and each row's most likely token, int64 ``[R]``: the lowest id among equals, -1 where the logits are
+    broken. ``None`` where no kernel finds it on the way."""

@@ -1,0 +1,246 @@
+"""Skinny linear layers as launches: which tile, which arguments, on which device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.quantizer import TileLoader
+from engine.execution.kv_cache import largest_value
+from engine.execution.triton_ops.device import has_dependent_launch, multiprocessors
+from engine.execution.triton_ops.heads import norm_rope_write
+from engine.execution.triton_ops.rowwise import best_of_blocks, best_of_chunks, gate_rows
+from engine.execution.triton_ops.skinny import linear_gate, linear_logits, linear_rope_write, linear_store
+from engine.execution.triton_ops.tiles import SkinnyTile, skinny_tile
+
+CHUNK = 4096
+"""Logits that one program compares where they come from elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What every launch on a device shares."""
+
+    num_sms: int
+    pdl: bool
+    """Programmatic dependent launch: a kernel starts, and loads weights, while the one before it ends."""
+
+    @staticmethod
+    def on(device: str) -> Launch:
+        """For a torch device."""
+        return Launch(multiprocessors(device), has_dependent_launch(device))
+
+    def options(self, num_warps: int, num_stages: int = 2) -> dict[str, Any]:
+        # The default of enable_fp_fusion changes between Triton releases; fused multiply-add is wanted in either.
+        pdl = {"launch_pdl": True} if self.pdl else {}
+        return {"PDL": self.pdl, "num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True, **pdl}
+
+
+@dataclass(frozen=True, slots=True)
+class InputNorm:
+    """RMSNorm of a layer's input. ``weight``: ``[in_features]``, float32 or exactly as good."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The heads of a q, k and v projection. ``rotary_dim``: 0 without rotation; both dimensions are even."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+
+    def constants(self) -> dict[str, int]:
+        return {
+            "NUM_HEADS": self.num_heads,
+            "NUM_KV_HEADS": self.num_kv_heads,
+            "HEAD_DIM": self.head_dim,
+            "ROTARY_DIM": self.rotary_dim,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class KVTarget:
+    """Where a step's keys and values go. ``slots``: int64 ``[num_tokens]``, contiguous, negative for none."""
+
+    slots: Tensor
+    keys: Tensor
+    values: Tensor
+    key_scale: Tensor | None
+    value_scale: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyLinear:
+    """``norm(x) @ W.T + bias`` and what follows it, for 1 to 16 rows ``x [rows, in_features]`` in one kernel."""
+
+    launch: Launch
+    loader: TileLoader
+    in_features: int
+    out_features: int
+    norm: InputNorm | None = None
+
+    def store(self, x: Tensor) -> Tensor:
+        """``[rows, out_features]`` in the dtype of ``x``."""
+        out = torch.empty(x.shape[0], self.out_features, dtype=x.dtype, device=x.device)
+        self._store(x, out, add=False)
+        return out
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """``residual [rows, out_features]``, to which the product was added in place."""
+        self._store(x, residual, add=True)
+        return residual
+
+    def gate(self, x: Tensor, act: str) -> Tensor:
+        """``act(gate) * up [rows, out_features / 2]``."""
+        out = torch.empty(x.shape[0], self.out_features // 2, dtype=x.dtype, device=x.device)
+        tile = self._tile(x)
+        linear_gate[self._grid(tile)](
+            *self._tensors(x), out, x.shape[0], x.stride(0), out.stride(0), self._eps(),
+            OUT_FEATURES=self.out_features, ACT=act, **self._constants(tile),
+        )  # fmt: skip
+        return out
+
+    def rope_write(
+        self, x: Tensor, heads: HeadShape, tables: tuple[Tensor, Tensor] | None, kv: KVTarget, store_tile: Any | None
+    ) -> Tensor:
+        """Queries ``[rows, num_heads, head_dim]``, rotated; keys and values are in the cache.
+
+        ``tables``: float32 cosines and sines, ``[rows, 1, rotary_dim / 2]``, or ``None`` if nothing rotates.
+        """
+        q = torch.empty(x.shape[0], heads.num_heads, heads.head_dim, dtype=x.dtype, device=x.device)
+        cos, sin = tables or (None, None)
+        tile = self._tile(x)
+        linear_rope_write[self._grid(tile)](
+            *self._tensors(x), cos, sin, kv.slots, q, kv.keys, kv.values, kv.key_scale, kv.value_scale,
+            x.shape[0], x.stride(0), self._eps(),
+            STORE_TILE=store_tile, **heads.constants(), **self._constants(tile),
+        )  # fmt: skip
+        return q
+
+    def logits(self, x: Tensor, soft_cap: float | None, *, greedy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """float32 logits ``[rows, out_features]``; with ``greedy`` also the largest one's column, int64 ``[rows]``,
+        as :func:`argmax_rows` has it."""
+        rows, tile = x.shape[0], self._tile(x)
+        out = torch.empty(rows, self.out_features, dtype=torch.float32, device=x.device)
+        parts = _empty_parts(rows, tile.programs(self.out_features), x.device) if greedy else None
+        best, index = parts or (None, None)
+        linear_logits[self._grid(tile)](
+            *self._tensors(x), out, best, index, rows, x.stride(0), self._eps(), soft_cap or 1.0,
+            OUT_FEATURES=self.out_features, HAS_CAP=soft_cap is not None, **self._constants(tile),
+        )  # fmt: skip
+        return out, None if parts is None else argmax_partials(*parts, self.launch)
+
+    def _store(self, x: Tensor, out: Tensor, add: bool) -> None:
+        assert out.stride(1) == 1
+        tile = self._tile(x)
+        linear_store[self._grid(tile)](
+            *self._tensors(x), out, x.shape[0], x.stride(0), out.stride(0), self._eps(),
+            OUT_FEATURES=self.out_features, ADD=add, **self._constants(tile),
+        )  # fmt: skip
+
+    def _tile(self, x: Tensor) -> SkinnyTile:
+        assert x.shape[1] == self.in_features and x.stride(1) == 1
+        bits = self.loader.bits_per_weight(self.in_features, self.out_features)
+        return skinny_tile(x.shape[0], self.out_features, self.in_features, self.launch.num_sms, bits)
+
+    def _grid(self, tile: SkinnyTile) -> tuple[int]:
+        return (tile.programs(self.out_features),)
+
+    def _eps(self) -> float:
+        return 0.0 if self.norm is None else self.norm.eps
+
+    def _tensors(self, x: Tensor) -> tuple[Tensor | None, ...]:
+        loader, norm = self.loader, None if self.norm is None else self.norm.weight
+        return (x, norm, loader.weight, loader.scale, loader.zero, loader.channel_scale, loader.bias)
+
+    def _constants(self, tile: SkinnyTile) -> dict[str, Any]:
+        return {
+            "IN_FEATURES": self.in_features,
+            "GROUP_SIZE": self.loader.group_size,
+            "LOAD_TILE": self.loader.load_tile,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_K": tile.block_k,
+            **self.launch.options(tile.num_warps, tile.num_stages),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWriter:
+    """Norm of query and key heads, rotation and cache write, for any number of tokens, in one kernel."""
+
+    launch: Launch
+    heads: HeadShape
+    kv_format: KVFormat
+    q_norm: InputNorm | None = None
+    k_norm: InputNorm | None = None
+
+    def __call__(self, qkv: Tensor, tables: tuple[Tensor, Tensor] | None, kv: KVTarget) -> Tensor:
+        """``qkv [num_tokens, (heads + 2 kv_heads) * head_dim]`` -> queries ``[num_tokens, num_heads, head_dim]``.
+
+        ``tables`` as in :meth:`SkinnyLinear.rope_write`.
+        """
+        assert qkv.stride(1) == 1
+        heads = self.heads
+        num_tokens, total = qkv.shape[0], heads.num_heads + 2 * heads.num_kv_heads
+        q = torch.empty(num_tokens, heads.num_heads, heads.head_dim, dtype=qkv.dtype, device=qkv.device)
+        cos, sin = tables or (None, None)
+        block_p = triton.next_power_of_2(heads.head_dim // 2)
+        block_h = max(1, 256 // block_p)  # two of four warps' worth of pairs: small programs, many of them
+        q_norm, k_norm = self.q_norm, self.k_norm
+        norm_rope_write[(num_tokens, triton.cdiv(total, block_h))](
+            qkv, q_norm and q_norm.weight, k_norm and k_norm.weight, cos, sin,
+            kv.slots, q, kv.keys, kv.values, kv.key_scale, kv.value_scale,
+            qkv.stride(0), q_norm.eps if q_norm else 0.0, k_norm.eps if k_norm else 0.0,
+            SCALE=self.kv_format.scale, LARGEST=largest_value(kv.keys.dtype), STORE_TILE=self.kv_format.store_tile(),
+            BLOCK_H=block_h, BLOCK_P=block_p, **heads.constants(), **self.launch.options(2),
+        )  # fmt: skip
+        return q
+
+
+def gated_activation(gate_up: Tensor, act: str, launch: Launch) -> Tensor:
+    """``act(gate) * up`` of ``[rows, 2 * size]``, gates first -> ``[rows, size]``."""
+    assert gate_up.stride(1) == 1
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    block = min(1024, triton.next_power_of_2(size))
+    gate_rows[(rows, triton.cdiv(size, block))](
+        gate_up, out, gate_up.stride(0), SIZE=size, ACT=act, BLOCK=block, **launch.options(4)
+    )
+    return out
+
+
+def argmax_rows(logits: Tensor, launch: Launch) -> Tensor:
+    """Column of the largest of contiguous float32 ``[rows, vocab]``, int64 ``[rows]``; the lowest of equals, -1 where
+    a logit is NaN or the largest is infinite."""
+    assert logits.is_contiguous() and logits.dtype == torch.float32
+    rows, vocab = logits.shape
+    block = min(CHUNK, triton.next_power_of_2(vocab))
+    chunks = triton.cdiv(vocab, block)
+    best, index = _empty_parts(rows, chunks, logits.device)
+    best_of_chunks[(rows, chunks)](logits, best, index, VOCAB=vocab, BLOCK=block, **launch.options(4))
+    return argmax_partials(best, index, launch)
+
+
+def argmax_partials(best: Tensor, index: Tensor, launch: Launch) -> Tensor:
+    """Second stage: ``best`` float32 and ``index`` int32 ``[rows, parts]`` -> the best index, int64 ``[rows]``,
+    as :func:`argmax_rows` has it."""
+    rows, parts = best.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=best.device)
+    block = min(1024, triton.next_power_of_2(parts))
+    best_of_blocks[(rows,)](best, index, tokens, COUNT=parts, BLOCK=block, **launch.options(4))
+    return tokens
+
+
+def _empty_parts(rows: int, parts: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    best = torch.empty(rows, parts, dtype=torch.float32, device=device)
+    return best, torch.empty(rows, parts, dtype=torch.int32, device=device)

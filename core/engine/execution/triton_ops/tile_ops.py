@@ -1,0 +1,93 @@
+"""Device functions that the kernels share."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LOG2E = tl.constexpr(1.4426950408889634)
+WIDEN_DOT = tl.constexpr(bool(triton.knobs.runtime.interpret))
+"""Triton's interpreter holds bfloat16 as bit patterns and would multiply those as integers; so there, and only there,
+operands already rounded to 16 bits are widened, which is what tensor cores do with them."""
+
+
+@triton.jit
+def start_dependents(PDL: tl.constexpr):
+    """Let the next kernel start: it may load what never changes, then it waits for this one to end."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_input(PDL: tl.constexpr):
+    """Wait for all kernels before this one. Every kernel does, even one that needs nothing: its end tells the next
+    one that all before it have ended too. Before this line only weights may be read, and nothing written: what this
+    kernel overwrites, the one before may still be reading."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def dot(a, b, acc):
+    """``a @ b + acc`` with float32 accumulation; float32 operands are not cut to TF32."""
+    if WIDEN_DOT:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def below(index, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    """``index < LIMIT``, a constant where whole blocks of ``BLOCK`` fill ``LIMIT``: masks then cost nothing."""
+    if LIMIT % BLOCK == 0:
+        return tl.full(index.shape, 1, tl.int1)
+    else:
+        return index < LIMIT
+
+
+@triton.jit
+def tanh(x):
+    """From ``exp2``: no library call, exact limits."""
+    return 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2E)) + 1.0)
+
+
+@triton.jit
+def activated(gate, ACT: tl.constexpr):
+    """``silu`` or ``gelu_tanh`` (arXiv 1606.08415) of float32."""
+    tl.static_assert(ACT == "silu" or ACT == "gelu_tanh", "unknown activation")
+    if ACT == "silu":
+        return gate / (1.0 + tl.exp2(-gate * LOG2E))
+    else:
+        return 0.5 * gate * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
+
+
+@triton.jit
+def capped(scores, soft_cap, HAS_CAP: tl.constexpr):
+    """``soft_cap * tanh(scores / soft_cap)``; unchanged without a cap."""
+    if HAS_CAP:
+        return soft_cap * tanh(scores / soft_cap)
+    else:
+        return scores
+
+
+@triton.jit
+def paired_rows(block, PAIRS: tl.constexpr):
+    """The ``2 * PAIRS`` rows of a tile that computes pairs: pair of each row, and which of the two it is (0 or 1)."""
+    row = tl.arange(0, 2 * PAIRS)
+    return block * PAIRS + row // 2, row % 2
+
+
+@triton.jit
+def split_pairs(tile, PAIRS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """``[2 * PAIRS, BLOCK_M]`` in the order of :func:`paired_rows` -> firsts and seconds ``[PAIRS, BLOCK_M]``."""
+    return tl.split(tl.permute(tl.reshape(tile, [PAIRS, 2, BLOCK_M]), [0, 2, 1]))
+
+
+@triton.jit
+def best_of(values, index):
+    """Largest of ``values`` along axis 0 and the lowest ``index`` that has it. NaN counts as infinity: it must not
+    get lost, and it compares with nothing."""
+    values = tl.where(values == values, values, float("inf"))
+    best = tl.max(values, 0)
+    return best, tl.min(tl.where(values == tl.expand_dims(best, 0), index, 2147483647), 0)

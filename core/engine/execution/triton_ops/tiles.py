@@ -1,0 +1,59 @@
+"""How the columns of a product are dealt out to programs. Plain arithmetic from shapes and the device.
+
+Programs never share a column: no partial sums, no atomics, one order of additions. So a device is filled by small
+tiles alone; the smallest still gives each program whole 16-byte loads along the input axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+MAX_ROWS = 16
+"""Rows the skinny kernels serve: one tensor-core tile. Beyond, torch's matrix multiplications are as fast."""
+PROGRAMS_PER_SM = 1.9
+"""Programs wanted per multiprocessor. A little under two: 256 programs on 132 multiprocessors are enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyTile:
+    """Compile-time sizes of a launch: ``block_n`` columns of the output, ``block_k`` of the input at a time."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+    def programs(self, out_features: int) -> int:
+        """Programs that compute ``out_features`` columns."""
+        return -(-out_features // self.block_n)
+
+
+@cache
+def skinny_tile(rows: int, out_features: int, in_features: int, num_sms: int, bits: int) -> SkinnyTile:
+    """The tile for ``rows`` <= 16 rows of ``[rows, in_features] -> [rows, out_features]``; ``bits`` of a weight.
+
+    Depends on ``rows`` by its class only (1, 2 to 8, 9 to 16), so that three compilations serve every batch.
+    """
+    assert 1 <= rows <= MAX_ROWS, f"{rows} rows"
+    if rows == 1:
+        return _one_row(out_features, in_features, num_sms, bits)
+    # Nine rows and more read as many bytes of activations as of weights with 16 columns: share them among 32.
+    wide = rows > 8 and -(-out_features // 32) >= num_sms
+    block_k = _at_most(in_features, 128)
+    # The two 8-wide halves of 16 rows are all the parallelism a tile of 16 columns has: more than two warps would
+    # repeat each other's work.
+    return SkinnyTile(16, 32, block_k, 4, 4) if wide else SkinnyTile(16, 16, block_k, 2, 5)
+
+
+def _one_row(out_features: int, in_features: int, num_sms: int, bits: int) -> SkinnyTile:
+    """Products summed in registers: a tile of 4096 weights is 32 per thread, of narrow weights twice as many."""
+    block_n = 16 if -(-out_features // 16) >= PROGRAMS_PER_SM * num_sms else 8
+    weights, num_warps = (4096, 4) if bits >= 16 else (8192, 8)
+    return SkinnyTile(1, block_n, _at_most(in_features, weights // block_n), num_warps, 1)
+
+
+def _at_most(in_features: int, block_k: int) -> int:
+    """``block_k``, or for short inputs the power of two that holds them (32 at least: a dot of 8-bit values)."""
+    return min(block_k, max(32, 1 << (in_features - 1).bit_length()))

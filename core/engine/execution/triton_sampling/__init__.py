@@ -1,0 +1,1 @@
+"""Choosing tokens on a GPU without the host: borders of the filters, Gumbel draws, penalties. In Triton."""

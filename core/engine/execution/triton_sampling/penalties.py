@@ -1,0 +1,76 @@
+"""Repetition, presence and frequency penalties from the token history on the device, in place, in one launch.
+
+A program owns a chunk of one row's vocabulary and counts the history's tokens that fall into it, so every logit is
+changed once, by one program, however often its token occurs; nothing of the vocabulary's size is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.execution.triton_ops.device import has_dependent_launch
+from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
+from engine.execution.triton_sampling.tensors import CHUNK, PenaltyTensors
+
+HISTORY_BLOCK = 1024
+
+
+def penalise_on_device(logits: Tensor, penalties: PenaltyTensors) -> None:
+    """Change ``logits`` (float32 ``[N, V]``, rows contiguous) as :func:`engine.execution.adjust.adjust` would.
+
+    Ids outside the vocabulary are ignored. No synchronisation, no allocation; may be captured in a CUDA graph.
+    """
+    rows, vocab = logits.shape
+    assert logits.dtype == torch.float32 and logits.stride(1) == 1
+    assert penalties.history.dtype == torch.int64 and penalties.history.stride(1) == 1
+    pdl = has_dependent_launch(logits.device.type)
+    apply_penalties[(rows, triton.cdiv(vocab, CHUNK))](
+        logits, penalties.history, penalties.slots, penalties.prompt_lens, penalties.ends,
+        penalties.repetition, penalties.presence, penalties.frequency, logits.stride(0), penalties.history.stride(0),
+        VOCAB=vocab, CHUNK=CHUNK, BLOCK=HISTORY_BLOCK, PDL=pdl,
+        num_warps=4, enable_fp_fusion=False, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["stride_history"],
+    do_not_specialize_on_alignment=[
+        "history_ptr", "slot_ptr", "prompt_len_ptr", "end_ptr", "repetition_ptr", "presence_ptr", "frequency_ptr",
+    ],
+)  # fmt: skip
+def apply_penalties(
+    logits_ptr, history_ptr, slot_ptr, prompt_len_ptr, end_ptr, repetition_ptr, presence_ptr, frequency_ptr,
+    stride_logits, stride_history,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program ``(row, chunk of the vocabulary)``."""
+    start_dependents(PDL)
+    wait_for_input(PDL)
+    row, first = tl.program_id(0), tl.program_id(1) * CHUNK
+    repetition = tl.load(repetition_ptr + row)
+    presence = tl.load(presence_ptr + row)
+    frequency = tl.load(frequency_ptr + row)
+    if (repetition == 1.0) & (presence == 0.0) & (frequency == 0.0):
+        return
+    text = history_ptr + tl.load(slot_ptr + row) * stride_history
+    prompt_len, end = tl.load(prompt_len_ptr + row), tl.load(end_ptr + row)
+    occurred = tl.zeros([CHUNK], tl.int32)
+    produced = tl.zeros([CHUNK], tl.int32)
+    for begin in range(0, end.to(tl.int32), BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        token = tl.load(text + place, mask=place < end, other=-1)
+        mine = (token >= first) & (token < first + CHUNK)
+        bucket = tl.where(mine, token - first, 0).to(tl.int32)
+        occurred += tl.histogram(bucket, CHUNK, mask=mine)
+        produced += tl.histogram(bucket, CHUNK, mask=mine & (place >= prompt_len))
+    at = first + tl.arange(0, CHUNK)
+    logit_ptr = logits_ptr + row.to(tl.int64) * stride_logits + at
+    changed = (occurred > 0) & (at < VOCAB)
+    x = tl.load(logit_ptr, mask=changed, other=0.0)
+    x = tl.where(x > 0.0, tl.math.div_rn(x, repetition), x * repetition)
+    x = x - frequency * produced.to(tl.float32)
+    x = x - presence * (produced > 0).to(tl.float32)
+    tl.store(logit_ptr, x, mask=changed)

@@ -1,0 +1,55 @@
+"""Estimate and measurement side by side, once the engine is up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.loop.memory.fit import MemoryPlan, Pool
+from engine.loop.messages import MemoryLedger, MemoryLine, Phase
+
+LOADING, CAPTURING, WARMING = "load weights", "capture graphs", "warm up"
+"""Phases of start-up whose peaks say something about a line of the ledger."""
+
+
+def make_ledger(
+    memory: MemoryPlan, pool: Pool, *, weights: int, kv: int, tables: int, phases: Sequence[Phase]
+) -> MemoryLedger:
+    """``weights``, ``kv``, ``tables``: bytes of the tensors that were made. ``phases`` with their memory."""
+    needs, room = memory.needs, memory.room
+    on_cpu = memory.plan.device.kind == "cpu"
+    lines = (
+        MemoryLine("weights", needs.weights, weights),
+        MemoryLine("loading peak", needs.loading, _beside(phases, weights) if on_cpu else None),
+        MemoryLine("KV pool", pool.blocks * needs.block_bytes, kv),
+        MemoryLine("tables", needs.tables, tables),
+        # On a CPU the heap hides what steps take: they use what loading left.
+        MemoryLine("workspace", needs.workspace, None if on_cpu else _growth(phases, WARMING)),
+        MemoryLine("host", needs.host),
+        MemoryLine("graphs", needs.graphs, None if on_cpu else _growth(phases, CAPTURING)),
+    )
+    return MemoryLedger(
+        device=memory.plan.device.kind,
+        device_bytes=memory.plan.device.memory_bytes,
+        free_bytes=room.free,
+        fraction=room.fraction,
+        lines=lines,
+        total_bytes=needs.total(pool.blocks),
+        headroom_bytes=room.free - needs.total(pool.blocks),
+        peak_so_far_bytes=max((phase.peak_bytes for phase in phases), default=0),
+    )
+
+
+def _beside(phases: Sequence[Phase], weights: int) -> int | None:
+    """What loading took beside the weights, at its peak."""
+    growth = _growth(phases, LOADING)
+    return None if growth is None else max(0, growth - weights)
+
+
+def _growth(phases: Sequence[Phase], name: str) -> int | None:
+    """The peak of a phase above what was held when it began; ``None`` if there was no such phase."""
+    before = 0
+    for phase in phases:
+        if phase.name == name:
+            return phase.peak_bytes - before
+        before = phase.held_bytes
+    return None

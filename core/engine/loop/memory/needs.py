@@ -1,0 +1,127 @@
+"""How many bytes a plan will take on its device: plain arithmetic over shapes, before a weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.assembly.bind import BoundEngine
+from engine.assembly.plan import EnginePlan
+from engine.contracts.kv_format import KVFormat
+from engine.execution.checkpoint import Checkpoint
+from engine.execution.kv_cache import KVCache
+from engine.execution.runner import PROMPT_LOGPROB_ROWS
+from engine.loop.memory.weights import WeightSizes, weight_sizes
+
+GRAPHS_BYTES = 512 * 2**20
+"""Set aside for recorded steps where steps are recorded. What they take is known only once they are captured, which
+needs the pool to be there already."""
+HOST_BYTES = 16 * 2**20
+"""On a CPU, beside tensors: objects of requests and steps, buffers of libraries, holes in the heap. Measured with
+``benchmarks/memory_peak.py``."""
+HEAP_SLACK = 1.5
+"""On a CPU, heap taken over tensors alive: tensors of many sizes come and go in every step, and what one leaves does
+not always hold the next. Measured likewise."""
+SAMPLING_COPIES = 4
+"""Float32 ``[rows, vocab]`` at once while sampling: logits, the adjusted copy, the scaled copy, noise."""
+PROMPT_COPIES = 2
+"""The same for logprobs of prompt tokens: logits and their logarithms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes on the device by purpose, and the sizes of KV pool that make sense."""
+
+    weights: int
+    loading: int
+    """Beside the weights, while they are loaded."""
+    workspace: int
+    """Activations and logits of the largest step. It takes the room that loading left."""
+    tables: int
+    host: int
+    """What a process takes beside tensors, where that is the same memory."""
+    graphs: int
+    block_bytes: int
+    block_size: int
+    """Tokens."""
+    smallest_blocks: int
+    """The smallest pool that is of use: ``memory.kv_tokens``, else one request of ``model.max_len``; with the padding
+    block."""
+    largest_blocks: int
+    """Beyond this many no request could use another block."""
+
+    @property
+    def fixed(self) -> int:
+        """Everything but the KV pool."""
+        return self.weights + max(self.loading, self.workspace) + self.tables + self.host + self.graphs
+
+    def total(self, blocks: int) -> int:
+        """The peak with a pool of ``blocks``."""
+        return self.fixed + blocks * self.block_bytes
+
+    @property
+    def smallest(self) -> int:
+        """The peak with the smallest useful pool."""
+        return self.total(self.smallest_blocks)
+
+
+def size_weights(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -> WeightSizes:
+    """See :func:`engine.loop.memory.weights.weight_sizes`. ``bound``: the plugins of ``plan``."""
+    return weight_sizes(
+        bound.architecture.describe(plan.model),
+        bound.quantizer,
+        bound.parallelism,
+        checkpoint,
+        getattr(torch, plan.dtype),
+        plan.device.kind,
+    )
+
+
+def estimate(plan: EnginePlan, weights: WeightSizes, kv_format: KVFormat, max_width: int) -> Needs:
+    """What ``plan`` needs. ``max_width``: most draft tokens of a request in a step."""
+    scheduler = plan.choice("scheduler").config
+    max_requests, token_budget = int(scheduler["max_requests"]), int(scheduler["token_budget"])
+    block_size = int(plan.choice("kv_allocator").config["block_size"])
+    per_request = -(-plan.max_len // block_size)
+    wanted = plan.settings.memory.kv_tokens
+    asked = -(-wanted // block_size) if wanted is not None else per_request
+    return Needs(
+        weights=weights.held,
+        loading=weights.loading,
+        workspace=_workspace(plan, min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)),
+        tables=_tables(max_requests, plan.max_len + max_width + 2, block_size),
+        host=HOST_BYTES if plan.device.kind == "cpu" else 0,
+        graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
+        block_bytes=KVCache.block_bytes(plan.model, kv_format, block_size, plan.dtype),
+        block_size=block_size,
+        smallest_blocks=asked + 1,
+        largest_blocks=(asked if wanted is not None else max_requests * per_request) + 1,
+    )
+
+
+def _tables(max_requests: int, width: int, block_size: int) -> int:
+    """Token history and block ids of :class:`engine.execution.tables.DeviceTables`: int64 and int32."""
+    return (max_requests + 1) * (width * 8 + -(-width // block_size) * 4)
+
+
+def _workspace(plan: EnginePlan, tokens: int, rows: int) -> int:
+    """Tensors alive at once in the fullest moment of a step of ``tokens`` tokens of which ``rows`` are sampled."""
+    model, item = plan.model, getattr(torch, plan.dtype).itemsize
+    query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    stream = tokens * model.hidden_size * item
+    rotation = tokens * model.head_dim * 2 * torch.float32.itemsize
+    # Outside compiled kernels, norm and rotation go through float32 copies.
+    wide = 0 if plan.execution == "compile" else tokens * max(model.hidden_size, query + key) * torch.float32.itemsize
+    attention = tokens * (query + 2 * key + query) * item
+    mlp = tokens * 3 * model.intermediate_size * item  # gate and up, and their product
+    logits = _logits(plan, min(rows, tokens), SAMPLING_COPIES)
+    prompt_logprobs = _logits(plan, min(PROMPT_LOGPROB_ROWS, tokens), PROMPT_COPIES)
+    alive = 2 * stream + rotation + wide + max(attention, mlp, logits, prompt_logprobs)
+    return int(alive * HEAP_SLACK) if plan.device.kind == "cpu" else alive
+
+
+def _logits(plan: EnginePlan, rows: int, copies: int) -> int:
+    item = getattr(torch, plan.dtype).itemsize
+    float_bytes = torch.float32.itemsize
+    return rows * plan.model.vocab_size * (copies * float_bytes + (item if item < float_bytes else 0))

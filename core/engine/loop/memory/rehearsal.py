@@ -1,0 +1,77 @@
+"""What the largest step and its recording really take on a GPU, tried before the KV pool takes the rest."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from engine.assembly.bind import BoundEngine
+from engine.assembly.plan import EnginePlan
+from engine.contracts.model import DeviceFacts
+from engine.contracts.request import SamplingParams
+from engine.execution.graphs import Bucket, Capture, StepGraphs
+from engine.execution.kv_cache import KVCache
+from engine.execution.model import LoweredModel
+from engine.execution.step import StepRow
+from engine.execution.tables import DeviceTables
+from engine.execution.verify import VerifyRow, choose_tokens
+from engine.loop.memory.fit import MemoryPlan
+from engine.loop.memory.room import Meter
+
+FULL_SAMPLING = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
+"""What needs the most memory."""
+
+
+@torch.inference_mode()
+def rehearse(
+    memory: MemoryPlan,
+    bound: BoundEngine,
+    model: LoweredModel,
+    buckets: Sequence[Bucket],
+    capture: Capture,
+    free: Callable[[DeviceFacts], int],
+    meter: Meter,
+) -> MemoryPlan:
+    """``memory`` with a measured workspace and measured graphs (``buckets`` empty: none).
+
+    Runs a step of ``scheduler.token_budget`` tokens and records the two largest buckets, on a pool of two blocks whose
+    first, nobody's, stands in for all. The second recording says what each further one adds.
+    """
+    plan = memory.plan
+    kv = KVCache(plan.model, bound.kv_format, 2, bound.context.block_size, plan.dtype, plan.device.kind)
+    width = bound.drafter.max_width
+    tables = DeviceTables(bound.context.max_requests, plan.max_len, width, bound.context.block_size, plan.device.kind)
+    tables.tokens[tables.nobody] = 0
+    meter.reset_peak()
+    before = meter.used()
+    _largest_step(plan, bound, model, kv, tables)
+    workspace = meter.peak() - before
+    taken: list[int] = []
+    kept: list[StepGraphs] = []
+    largest_first = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
+    for bucket in largest_first[:2]:
+        before = free(plan.device)
+        kept.append(StepGraphs(model, kv, tables, bound.drafter.taps, [bucket], capture))
+        kept[-1].capture()
+        taken.append(max(0, before - free(plan.device)))
+    graphs = sum(taken) + taken[-1] * (len(buckets) - len(taken)) if taken else 0
+    needs = replace(memory.needs, workspace=workspace, graphs=graphs)
+    del kept, kv, tables
+    gc.collect()
+    if plan.device.kind == "cuda":
+        torch.cuda.empty_cache()
+    return replace(memory, needs=needs)
+
+
+def _largest_step(plan: EnginePlan, bound: BoundEngine, model: LoweredModel, kv: KVCache, tables: DeviceTables) -> None:
+    budget = int(plan.choice("scheduler").config["token_budget"])
+    most = bound.context.max_requests
+    lengths = [min(plan.max_len, budget - start) for start in range(0, budget, plan.max_len)][:most]
+    rows = tuple(StepRow(tables.nobody, 0, length, (), True, 0, 0, ()) for length in lengths)
+    hidden, _ = model.forward(tables.inputs(rows), kv, bound.drafter.taps)
+    sampled = hidden[: most * (1 + bound.drafter.max_width)]
+    nothing = torch.empty(0, dtype=torch.int64)
+    choose_tokens(model.head(sampled), [VerifyRow(FULL_SAMPLING, 0, 0, 1, nothing, ())] * len(sampled))

@@ -1,0 +1,42 @@
+"""The ledger and the phases of start-up as text. Imports no torch: the API process prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.loop.memory.text import size
+from engine.loop.messages import EngineInfo, MemoryLedger, Phase
+
+
+def describe_start(info: EngineInfo) -> str:
+    """What start-up found out: notes, ledger and phases; lines for a terminal."""
+    parts = [f"note: {note}" for note in info.notes]
+    if info.ledger is not None:
+        parts.append(describe_ledger(info.ledger))
+    return "\n".join((*parts, describe_phases(info.phases)))
+
+
+def describe_ledger(ledger: MemoryLedger) -> str:
+    """A table: what each part was estimated to take before loading, and what it took."""
+    lines = [
+        f"memory on {ledger.device}: {size(ledger.free_bytes)} free before loading, memory.fraction="
+        f"{ledger.fraction:g} of it may be used",
+        f"  {'':<13}{'estimated':>12}{'measured':>12}",
+    ]
+    for line in ledger.lines:
+        measured = "-" if line.measured_bytes is None else size(line.measured_bytes)
+        if line.planned_bytes or line.measured_bytes:
+            lines.append(f"  {line.name:<13}{size(line.planned_bytes):>12}{measured:>12}")
+    # Loading and the largest step are never at the same time, and the later one takes the room of the other.
+    lines.append(f"  {'peak, at most':<13}{size(ledger.total_bytes):>12}{'':>12}")
+    lines.append(f"  {'headroom':<13}{size(ledger.headroom_bytes):>12}{'':>12}")
+    lines.append(f"  {'peak so far':<13}{'':>12}{size(ledger.peak_so_far_bytes):>12}")
+    if ledger.device == "cpu":
+        lines.append("  (pages of the KV pool take memory once they are written)")
+    return "\n".join(lines)
+
+
+def describe_phases(phases: Sequence[Phase]) -> str:
+    """``start-up 4.2 s: ...`` on one line."""
+    parts = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in phases)
+    return f"start-up {sum(phase.seconds for phase in phases):.1f} s: {parts}"

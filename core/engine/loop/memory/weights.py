@@ -1,0 +1,125 @@
+"""How many bytes the weights will take, from the model's ops and the checkpoint's headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine.contracts.ops import LinearPart, LinearSpec, ModelOps
+from engine.contracts.parallelism import Parallelism
+from engine.contracts.quantizer import Quantizer, SizedQuantizer
+from engine.execution.checkpoint import Checkpoint
+from engine.execution.loading import linear_of
+from engine.execution.lowering import op_norms
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSizes:
+    """Bytes on the device."""
+
+    held: int
+    """Once everything is loaded."""
+    loading: int
+    """On top of ``held``, at the worst moment of loading: tensors as stored, beside their packed form."""
+
+
+def weight_sizes(
+    ops: ModelOps,
+    quantizer: Quantizer,
+    parallelism: Parallelism,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: str,
+) -> WeightSizes:
+    """Follows the loader step by step; reads no tensor.
+
+    A tensor that is missing from the checkpoint counts as empty: saying so is the loader's job.
+    """
+    sizer = _Sizer(quantizer, parallelism, checkpoint, dtype, device)
+    held = peak = 0
+    for kept, passing in sizer.steps(ops):
+        held += kept
+        peak = max(peak, held + passing)
+    return WeightSizes(held, peak - held)
+
+
+class _Sizer:
+    def __init__(
+        self,
+        quantizer: Quantizer,
+        parallelism: Parallelism,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        self._quantizer = quantizer
+        self._parallelism = parallelism
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._device = device
+
+    def steps(self, ops: ModelOps) -> Iterator[tuple[int, int]]:
+        """In the order of loading: bytes that stay, and bytes that are needed beside them for a moment."""
+        table = ops.embed.vocab_size * ops.embed.hidden_size * self._dtype.itemsize
+        yield table, self._on_host(self._converted(f"{ops.embed.name}.weight"))
+        for layer in ops.layers:
+            for op in layer:
+                yield sum(size for _, size in op_norms(op)) * torch.float32.itemsize, 0
+                spec = linear_of(op)
+                if spec is not None:
+                    yield self._linear(spec)
+        yield self._linear(ops.head.head, tied=ops.head.tied)
+        yield ops.embed.hidden_size * torch.float32.itemsize, 0
+
+    def _linear(self, spec: LinearSpec, tied: bool = False) -> tuple[int, int]:
+        _, count = self._parallelism.shard(spec)
+        packed = self._packed(spec, tied) // count
+        stored = 0 if tied else self._stored(spec)
+        joined = stored // count if len(spec.parts) > 1 else 0
+        # Packing rearranges the weight in at most one further copy.
+        copy = spec.out_features * spec.in_features * self._dtype.itemsize // count
+        return packed, self._on_host(stored + joined + copy)
+
+    def _packed(self, spec: LinearSpec, tied: bool) -> int:
+        if isinstance(self._quantizer, SizedQuantizer):
+            return self._quantizer.packed_bytes(spec, self._dtype, self._device, tied)
+        if tied:
+            return spec.out_features * spec.in_features * self._dtype.itemsize
+        return self._as_stored(spec)
+
+    def _as_stored(self, spec: LinearSpec) -> int:
+        """For a quantizer that does not say: packed tensors as they are, float tensors in the compute dtype."""
+        entries = (self._checkpoint.entry(name) for name in self._names(spec))
+        return sum(
+            entry.num_bytes // entry.dtype.itemsize * self._dtype.itemsize
+            if entry.dtype.is_floating_point and entry.dtype.itemsize > 1
+            else entry.num_bytes
+            for entry in entries
+        )
+
+    def _stored(self, spec: LinearSpec) -> int:
+        return sum(self._checkpoint.entry(name).num_bytes for name in self._names(spec))
+
+    def _names(self, spec: LinearSpec) -> Iterator[str]:
+        for part in spec.parts:
+            for name in self._part_names(spec, part):
+                if name in self._checkpoint.names:
+                    yield name
+
+    def _part_names(self, spec: LinearSpec, part: LinearPart) -> Iterator[str]:
+        for stored in self._quantizer.stored(spec):
+            if stored.suffix != "bias" or part.bias:
+                yield f"{part.name}.{stored.suffix}"
+
+    def _converted(self, name: str) -> int:
+        """Bytes of a stored tensor that is not used as it is."""
+        if name not in self._checkpoint.names:
+            return 0
+        entry = self._checkpoint.entry(name)
+        return 0 if entry.dtype == self._dtype else entry.num_bytes
+
+    def _on_host(self, num_bytes: int) -> int:
+        """Stored tensors pass through host memory: on another device they take nothing."""
+        return num_bytes if self._device == "cpu" else 0

@@ -1,0 +1,91 @@
+"""Count what a piece of code would launch on a device: Triton kernels, and torch ops that compute or copy.
+
+.. code-block:: python
+
+    with count_launches() as launches:
+        model.layers[0][0](residual, carry, context)
+    assert launches.names == ["linear_rope_write"]
+
+Works without a GPU: under ``TRITON_INTERPRET=1`` interpreted kernels are counted, and what the interpreter itself does
+with torch is not. A torch op counts once although a device may need several kernels for it; views and empty tensors
+cost none and are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FREE = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh"})
+"""Ops that allocate or rename, and launch nothing."""
+
+
+@dataclass(slots=True)
+class Launches:
+    """What was launched, in order: names of Triton kernels, and of torch ops as ``aten.add``."""
+
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def kernels(self) -> list[str]:
+        """Triton kernels."""
+        return [name for name in self.names if not name.startswith("aten.")]
+
+    @property
+    def torch_ops(self) -> list[str]:
+        """torch ops."""
+        return [name for name in self.names if name.startswith("aten.")]
+
+
+class _TorchOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hooks have no types
+    """Notes every op that is neither a view nor free, unless a kernel is being interpreted."""
+
+    def __init__(self, launches: Launches) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._launches = launches
+        self.inside_kernel = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if not self.inside_kernel and name not in FREE and not _is_view(func):
+            self._launches.names.append(f"aten.{name}")
+        return func(*args, **(kwargs or {}))
+
+
+def _is_view(func: Any) -> bool:
+    """Whether the result shares the memory of an argument that is not written to."""
+    aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+@contextmanager
+def count_launches() -> Iterator[Launches]:
+    """Collect the launches of the ``with`` block. Not for use from several threads, nor nested."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    launches = Launches()
+    ops = _TorchOps(launches)
+
+    def counted(run: Callable[..., Any]) -> Callable[..., Any]:
+        def launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            launches.names.append(kernel.fn.__name__)
+            ops.inside_kernel = True
+            try:
+                return run(kernel, *args, **kwargs)
+            finally:
+                ops.inside_kernel = False
+
+        return launch
+
+    with (
+        patch.object(InterpretedFunction, "run", counted(InterpretedFunction.run)),
+        patch.object(JITFunction, "run", counted(JITFunction.run)),
+        ops,
+    ):
+        yield launches

@@ -1,0 +1,42 @@
+"""The kernel that fills a recorded step: ``test_graphs.py`` in Triton's interpreter, and compiled for real GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.execution.triton_ops.device import runs_triton
+from engine.testing.aot import measure_kernel
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+INTERPRETED = runs_triton("cpu")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="test_graphs.py runs in this very process")
+def test_recorded_steps_are_the_same_when_a_kernel_fills_them() -> None:
+    command = [sys.executable, "-m", "pytest", "-x", str(Path(__file__).with_name("test_graphs.py"))]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None and int(passed[1]) >= 13 and "skipped" not in done.stdout, done.stdout
+
+
+@pytest.mark.skipif(INTERPRETED, reason="interpreted kernels cannot be compiled")
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_the_kernel_compiles_for_real_gpus_without_spills(capability: int) -> None:
+    from engine.execution.triton_ops.step_inputs import BLOCK_IDS, step_inputs
+
+    longs = ("inputs_ptr", "tokens_ptr", "ids_ptr", "positions_ptr", "slots_ptr", "mapping_ptr")
+    ints = ("tables_ptr", "lengths_ptr", "row_tables_ptr")
+    sizes = ("tokens_stride", "tables_stride", "num_blocks")
+    arguments = dict.fromkeys(longs, "*i64") | dict.fromkeys(ints, "*i32") | dict.fromkeys(sizes, "i32")
+    constants = {"ROWS": 8, "QUERIES": 5, "BLOCK_SIZE": 16, "BLOCK_Q": 8, "BLOCK": BLOCK_IDS}
+    cost = measure_kernel(step_inputs, arguments, constants, capability, num_warps=4)
+    print(cost)
+    assert cost.spill_stores == cost.spill_loads == 0

@@ -1,0 +1,192 @@
+"""The kernels compile for real GPUs, within their registers and shared memory. No GPU needed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import pytest
+import triton
+
+from engine.execution.triton_ops import heads, rowwise, skinny
+from engine.execution.triton_ops.tiles import SkinnyTile, skinny_tile
+from engine.execution.triton_ops.weights import load_plain
+from engine.testing import aot
+from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
+from tests.execution.triton_ops.formats import load_int4
+
+pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels cannot be compiled")
+
+
+class Shape(NamedTuple):
+    """A model's sizes, as its configuration has them."""
+
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+
+
+MODELS = {
+    "1B": Shape(2048, 8192, 32, 8, 64, 128256),
+    "8B": Shape(4096, 14336, 32, 8, 128, 128256),
+}
+FORMATS: dict[str, tuple[int, dict[str, str], Any, int]] = {
+    "bf16": (16, {"weight_ptr": "*bf16"}, load_plain, 0),
+    "int8": (8, {"weight_ptr": "*i8", "channel_scale_ptr": "*fp32"}, load_plain, 0),
+    "int4": (4, {"weight_ptr": "*u8", "scale_ptr": "*bf16", "zero_ptr": "*u8"}, load_int4, 128),
+}
+SMS = {80: 108, 89: 142, 90: 132}
+CACHE = {
+    "slots_ptr": "*i64",
+    "q_ptr": "*bf16",
+    "k_ptr": "*bf16",
+    "v_ptr": "*bf16",
+    "cos_ptr": "*fp32",
+    "sin_ptr": "*fp32",
+}
+
+
+def compile_skinny(
+    kernel: Any, size: tuple[int, int], rows: int, capability: int, weights: str,
+    arguments: dict[str, str], constants: dict[str, Any],
+) -> KernelCost:  # fmt: skip
+    """``size``: output and input features."""
+    bits, tensors, loader, group = FORMATS[weights]
+    tile = skinny_tile(rows, *size, SMS[capability], bits)
+    arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **tensors, **arguments}
+    pdl = capability >= 90
+    constants = {
+        "IN_FEATURES": size[1], "OUT_FEATURES": size[0], "GROUP_SIZE": group, "LOAD_TILE": loader, "PDL": pdl,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, **constants,
+    }  # fmt: skip
+    constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    return measure_kernel(
+        kernel, arguments, constants, capability,
+        name=f"{kernel.__name__} {size[0]}x{size[1]} {weights} rows {rows} {_sizes(tile)}",
+        unaligned=frozenset({"num_rows"}),
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+
+
+def _sizes(tile: SkinnyTile) -> str:
+    return f"({tile.block_n}x{tile.block_k}, {tile.num_warps} warps, {tile.num_stages} stages)"
+
+
+def compile_op(op: str, model: Shape, rows: int, capability: int, weights: str = "bf16") -> KernelCost:
+    norm, out = {"norm_ptr": "*bf16"}, {"out_ptr": "*bf16", "stride_out": "i32"}
+    if op == "qkv":
+        columns = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        constants = {
+            "NUM_HEADS": model.num_heads, "NUM_KV_HEADS": model.num_kv_heads, "HEAD_DIM": model.head_dim,
+            "ROTARY_DIM": model.head_dim, "STORE_TILE": None,
+        }  # fmt: skip
+        kernel, size = skinny.linear_rope_write, (columns, model.hidden)
+        return compile_skinny(kernel, size, rows, capability, weights, {**norm, **CACHE}, constants)
+    if op == "gate_up":
+        size = (2 * model.intermediate, model.hidden)
+        return compile_skinny(skinny.linear_gate, size, rows, capability, weights, {**norm, **out}, {"ACT": "silu"})
+    if op == "head":
+        kinds = {"out_ptr": "*fp32", "best_ptr": "*fp32", "index_ptr": "*i32", "soft_cap": "fp32", **norm}
+        size = (model.vocab, model.hidden)
+        return compile_skinny(skinny.linear_logits, size, rows, capability, weights, kinds, {"HAS_CAP": False})
+    size = (model.hidden, model.num_heads * model.head_dim if op == "out" else model.intermediate)
+    return compile_skinny(skinny.linear_store, size, rows, capability, weights, out, {"ADD": True})
+
+
+def assert_fits(cost: KernelCost) -> None:
+    print(cost)
+    assert cost.shared <= SHARED_LIMIT[cost.capability], cost
+    assert cost.spill_stores == cost.spill_loads == 0, cost
+
+
+OPS = ("qkv", "out", "gate_up", "down", "head")
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("op", OPS)
+def test_decoding_compiles_without_spills(op: str, capability: int) -> None:
+    for model in MODELS.values():
+        assert_fits(compile_op(op, model, 1, capability))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("op", OPS)
+def test_few_rows_compile_without_spills(op: str, capability: int) -> None:
+    for rows in (4, 16):
+        assert_fits(compile_op(op, MODELS["8B"], rows, capability))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_packed_weights_compile_without_spills_on_hopper(op: str) -> None:
+    for weights in ("int8", "int4"):
+        for rows in (1, 4):
+            assert_fits(compile_op(op, MODELS["8B"], rows, 90, weights))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(
+    op: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dependent launch, what is loaded before the wait overlaps with the kernel before; only weights may be."""
+    seen: list[str] = []
+    assemble = aot._assemble
+    monkeypatch.setattr(aot, "_assemble", lambda ptx, capability: seen.append(ptx) or assemble(ptx, capability))
+    compile_op(op, MODELS["1B"], rows, 90)
+    (ptx,) = seen
+    before, after = ptx.split("griddepcontrol.wait")
+    assert before.count("griddepcontrol.launch_dependents") == 1
+    weights = re.findall(r"ld\.global.*evict_first.*\.v4\.b32", before)
+    assert len(weights) >= 4 and before.count("ld.global") == len(weights)
+    assert "st.global" not in before and "st.global" in after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("op", OPS)
+def test_every_variant_compiles_without_spills(op: str, capability: int) -> None:
+    for weights in FORMATS:
+        for model in MODELS.values():
+            for rows in (1, 4, 16):
+                assert_fits(compile_op(op, model, rows, capability, weights))
+
+
+def compile_writer(head_dim: int, capability: int, *, head_norm: bool) -> KernelCost:
+    norms = dict.fromkeys(("q_norm_ptr", "k_norm_ptr"), "*fp32") if head_norm else {}
+    arguments = {
+        "qkv_ptr": "*bf16", "stride_token": "i32", "q_eps": "fp32", "k_eps": "fp32", **CACHE, **norms,
+    }  # fmt: skip
+    block_p = triton.next_power_of_2(head_dim // 2)
+    constants = {
+        "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "ROTARY_DIM": head_dim, "SCALE": "none",
+        "LARGEST": 1.0, "STORE_TILE": None, "PDL": capability >= 90, "BLOCK_H": max(1, 256 // block_p),
+        "BLOCK_P": block_p,
+    }  # fmt: skip
+    kernel = heads.norm_rope_write
+    constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
+    return measure_kernel(
+        kernel, arguments, constants, capability, name=f"norm_rope_write head_dim {head_dim} norm {head_norm}",
+        num_warps=2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_the_kernels_between_products_compile_without_spills(capability: int) -> None:
+    for head_dim in (64, 80, 96, 128, 256):
+        assert_fits(compile_writer(head_dim, capability, head_norm=True))
+    assert_fits(compile_writer(128, capability, head_norm=False))
+    pdl = {"PDL": capability >= 90}
+    gate = {"x_ptr": "*bf16", "out_ptr": "*bf16", "stride_x": "i32"}
+    constants = {"SIZE": 14336, "ACT": "silu", "BLOCK": 1024, **pdl}
+    assert_fits(measure_kernel(rowwise.gate_rows, gate, constants, capability, num_warps=4))
+    parts = {"best_ptr": "*fp32", "index_ptr": "*i32"}
+    constants = {"VOCAB": 128256, "BLOCK": 4096, **pdl}
+    chunks = {"logits_ptr": "*fp32", **parts}
+    assert_fits(measure_kernel(rowwise.best_of_chunks, chunks, constants, capability, num_warps=4))
+    blocks = {"token_ptr": "*i64", **parts}
+    constants = {"COUNT": 8016, "BLOCK": 1024, **pdl}
+    assert_fits(measure_kernel(rowwise.best_of_blocks, blocks, constants, capability, num_warps=4))

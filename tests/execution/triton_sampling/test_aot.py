@@ -1,0 +1,54 @@
+"""The sampling kernels compile for real GPUs without spilling a register. No GPU needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton
+
+from engine.execution.triton_sampling.border import find_border
+from engine.execution.triton_sampling.draw import draw
+from engine.execution.triton_sampling.penalties import HISTORY_BLOCK, apply_penalties
+from engine.execution.triton_sampling.sampler import PROBES, SEARCH_BLOCK, SEARCH_WARPS
+from engine.execution.triton_sampling.survey import survey
+from engine.execution.triton_sampling.tensors import CHUNK, LIST_LENGTH
+from engine.testing.aot import SHARED_LIMIT, measure_kernel
+
+pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels cannot be compiled")
+
+VOCAB = 128256
+CHUNKS = -(-VOCAB // CHUNK)
+TYPES = {
+    "logits_ptr": "*fp32", "temperature_ptr": "*fp32", "top_k_ptr": "*i32", "top_p_ptr": "*fp64", "min_p_ptr": "*fp32",
+    "best_ptr": "*fp32", "index_ptr": "*i32", "mass_ptr": "*fp32", "facts_ptr": "*fp32", "arrived_ptr": "*i32",
+    "token_ptr": "*i64", "num_rows": "i32", "stride": "i32", "listed_ptr": "*fp32", "length_ptr": "*i32",
+    "seed_ptr": "*i64", "position_ptr": "*i64", "history_ptr": "*i64", "slot_ptr": "*i64", "prompt_len_ptr": "*i64",
+    "end_ptr": "*i64", "repetition_ptr": "*fp32", "presence_ptr": "*fp32", "frequency_ptr": "*fp32",
+    "stride_logits": "i32", "stride_history": "i32",
+}  # fmt: skip
+CONSTANTS = {
+    "VOCAB": VOCAB, "CHUNK": CHUNK, "CHUNKS": CHUNKS, "LANES": triton.next_power_of_2(CHUNKS), "FILTERED": True,
+    "LIST_LENGTH": LIST_LENGTH, "PROBES": PROBES, "BLOCK": SEARCH_BLOCK,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("kernel", [survey, find_border, draw, apply_penalties], ids=lambda kernel: kernel.__name__)
+def test_no_register_is_spilled(kernel: Any, capability: int) -> None:
+    constants = {**CONSTANTS, "PDL": capability >= 90}
+    if kernel is apply_penalties:
+        constants["BLOCK"] = HISTORY_BLOCK
+    names = kernel.arg_names
+    aligned = {"logits_ptr", "listed_ptr", "stride", "stride_logits"}
+    cost = measure_kernel(
+        kernel,
+        {name: TYPES[name] for name in names if name in TYPES},
+        {name: constants[name] for name in names if name in constants},
+        capability,
+        unaligned=frozenset(names) - aligned,
+        num_warps=SEARCH_WARPS if kernel is find_border else 4, enable_fp_fusion=False, launch_pdl=capability >= 90,
+    )  # fmt: skip
+    print(cost)
+    assert cost.spill_stores == cost.spill_loads == 0, cost
+    assert cost.shared <= SHARED_LIMIT[capability], cost

@@ -1,0 +1,89 @@
+"""The largest step and its recordings are tried before the pool takes the memory they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.assembly.bind import bind
+from engine.execution.graphs import Bucket
+from engine.execution.model import LoweredModel
+from engine.loop.build import load_plan
+from engine.loop.memory.rehearsal import rehearse
+from engine.loop.memory.room import Meter
+from engine.testing.exact_model import ExactModel
+from tests.execution import tiny
+
+from .test_memory import plan_of, planned
+
+
+class Gauge(Meter):
+    """Reads what a script says."""
+
+    def __init__(self, used: int, peak: int) -> None:
+        self._readings = (used, peak)
+
+    def used(self) -> int:
+        return self._readings[0]
+
+    def peak(self) -> int:
+        return self._readings[1]
+
+    def reset_peak(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("overrides", [("scheduler.token_budget=300",), ("scheduler.max_requests=2",)])
+def test_a_step_that_fills_the_budget_runs_on_a_pool_that_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    plan = plan_of(tiny.write(tmp_path), "model.max_len=64", *overrides)
+    bound, memory = bind(plan), planned(plan)
+    model = load_plan(plan, bound)
+    sizes: list[int] = []
+    forward = LoweredModel.forward
+
+    def watched(self: LoweredModel, batch: object, *rest: object) -> object:
+        sizes.append(batch.token_ids.shape[0])  # type: ignore[attr-defined]
+        return forward(self, batch, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LoweredModel, "forward", watched)
+    got = rehearse(memory, bound, model, [], run_once, lambda device: 0, Gauge(100, 700))
+    assert sizes == [min(int(plan.choice("scheduler").config["token_budget"]), 64 * bound.context.max_requests)]
+    assert (got.needs.workspace, got.needs.graphs) == (600, 0)
+    assert got.needs.weights == memory.needs.weights
+
+
+def test_every_graph_beyond_the_largest_counts_as_much_as_the_second(tmp_path: Path) -> None:
+    plan = plan_of(tiny.write(tmp_path), "model.max_len=32", "scheduler.token_budget=32", "attention_kernel=torch")
+    bound = bind(plan)
+    captured: list[str] = []
+    free = iter([1000, 900, 900, 893])
+    model = StubModel(120, captured)
+    buckets = [Bucket(1, 1), Bucket(8, 1), Bucket(4, 1), Bucket(2, 1)]
+    got = rehearse(planned(plan), bound, model, buckets, run_once, lambda device: next(free), Gauge(0, 0))  # type: ignore[arg-type]
+    assert captured == ["8", "4"]
+    assert got.needs.graphs == 100 + 7 + 2 * 7
+
+
+def run_once(step: Callable[[], None]) -> Callable[[], None]:
+    step()
+    return step
+
+
+class StubModel(ExactModel):
+    """Notes the size of what is recorded; the rehearsal's pool is not one of exact integers."""
+
+    def __init__(self, vocab_size: int, captured: list[str]) -> None:
+        super().__init__(vocab_size)
+        self.captured = captured
+
+    def forward(self, batch: object, kv: object, taps: object = ()) -> object:  # type: ignore[override]
+        return torch.zeros(batch.token_ids.shape[0], 1, dtype=torch.float64), []  # type: ignore[attr-defined]
+
+    def run(self, batch: object, kv: object, staged: object, taps: object = ()) -> object:  # type: ignore[override]
+        self.captured.append(str(batch.token_ids.shape[0]))  # type: ignore[attr-defined]
+        return self.forward(batch, kv)

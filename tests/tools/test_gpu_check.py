@@ -1,0 +1,262 @@
+"""``tools/gpu_check``: the whole tool rehearsed on a CPU, and that it can say no."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "tools" / "gpu_check"
+sys.path.append(str(ROOT / "tools"))
+
+from gpu_check import dependent_launch, kernel_tests, laws, machine_code, mixed, registry, report, standalone  # noqa: E402
+from gpu_check.conductor import Outcome, conduct, run_section  # noqa: E402
+from gpu_check.section import Context, Row, read_rows, rows_file, time_row  # noqa: E402
+from gpu_check.shapes import SHAPES, TINY  # noqa: E402
+
+RATES = registry.BY_NAME["rates"]
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, output and JSON report of the whole tool."""
+    folder = tmp_path_factory.mktemp("rehearsal")
+    command = [sys.executable, str(TOOL), "--rehearse", "--output", str(folder), "--logs", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    (file,) = folder.glob("*.json")
+    return done.returncode, done.stdout + done.stderr, json.loads(file.read_text())
+
+
+def test_a_rehearsal_runs_every_section_that_needs_no_gpu_and_passes(
+    rehearsal: tuple[int, str, dict[str, Any]],
+) -> None:
+    code, output, found = rehearsal
+    states = {name: (section["status"], section["reason"]) for name, section in found["sections"].items()}
+    assert code == 0 and found["passed"], output
+    assert states == {s.name: ("ok", "") for s in registry.SECTIONS if not s.gpu_only}, output
+    assert all(section["rows"] for section in found["sections"].values())
+
+
+def test_what_a_rehearsal_leaves_out_is_named_as_not_measured(rehearsal: tuple[int, str, dict[str, Any]]) -> None:
+    _, output, found = rehearsal
+    left_out = [s.name for s in registry.SECTIONS if s.gpu_only]
+    assert found["not_measured"] == left_out and left_out
+    lines = [line for line in output.splitlines() if "not measured" in line]
+    assert all(any(name in line for line in lines) for name in left_out), output
+
+
+def test_a_rehearsal_measures_the_engine_and_every_baseline_on_the_same_model(
+    rehearsal: tuple[int, str, dict[str, Any]],
+) -> None:
+    rows = {row["metric"]: row for row in rehearsal[2]["sections"]["speed_1b"]["rows"]}
+    assert rows["1b: first tokens as plain torch's"]["measured"] == "16 of 16"
+    for name in ("torch eager", "torch.compile + CUDA graph", "transformers generate"):
+        assert rows[f"1b: batch 1, {name} / engine"]["measured"] > 0
+    decode = rows["1b: decode, batch 1"]
+    assert decode["share"] == pytest.approx(decode["limit"] / decode["measured"])
+    assert {"1b: TTFT, 32 tokens", "1b: host gap, batch 2", "1b: memory ledger / real peak"} <= rows.keys()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_the_exit_code_is_2_and_nothing_runs(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, str(TOOL), "--output", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 2 and "finds no CUDA device" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_section_that_fails_is_reported_and_the_others_still_run(tmp_path: Path) -> None:
+    sections = [dataclasses.replace(registry.BY_NAME["start"], needs=()), RATES]  # start finds no checkpoint
+    outcomes = {o.section.name: o for o in conduct(sections, tmp_path, rehearse=True, total_s=60.0, say=print)}
+    assert outcomes["rates"].status == "ok" and len(outcomes["rates"].rows) == 3
+    assert outcomes["start"].status == "failed" and "no such directory" in outcomes["start"].reason
+    assert report.failed(outcomes.values()) and not report.failed([outcomes["rates"]])
+
+
+def test_a_section_over_its_budget_is_killed_and_reported(tmp_path: Path) -> None:
+    hurried = dataclasses.replace(RATES, budget_s=0.05)
+    outcome = run_section(hurried, tmp_path, True, time.monotonic() + 60.0)
+    assert outcome.status == "out of time" and "over its budget" in outcome.reason
+    assert report.failed([outcome])
+    optional = dataclasses.replace(outcome, section=dataclasses.replace(hurried, is_optional=True))
+    assert not report.failed([optional])
+
+
+def test_a_section_gets_no_time_once_the_whole_run_has_none(tmp_path: Path) -> None:
+    outcome = run_section(RATES, tmp_path, True, time.monotonic() - 1.0)
+    assert outcome.status == "not started" and report.failed([outcome])
+
+
+def test_rows_emitted_before_the_end_are_kept_and_half_written_ones_are_not(tmp_path: Path) -> None:
+    context = Context(RATES, tmp_path, rehearse=True)
+    context.emit(Row("whole", 1.5, "ms"))
+    with rows_file(tmp_path, "rates").open("a") as file:
+        file.write('{"metric": "ha')
+    assert [row.metric for row in read_rows(tmp_path, "rates")] == ["whole"]
+
+
+def test_all_budgets_together_are_under_nine_minutes() -> None:
+    total = sum(max(section.budget_s for section in wave) for wave in registry.waves(registry.SECTIONS, False))
+    assert total <= registry.TOTAL_S < 9 * 60
+
+
+def test_what_measures_time_runs_alone_and_after_what_it_needs() -> None:
+    waves = registry.waves(registry.SECTIONS, False)
+    place = {section.name: i for i, wave in enumerate(waves) for section in wave}
+    assert all(len(wave) == 1 for wave in waves if any(section.alone for section in wave))
+    assert all(place[need] < place[s.name] for s in registry.SECTIONS for need in s.needs)
+
+
+def test_only_brings_along_what_a_section_needs() -> None:
+    picked, left_out = registry.chosen(["speed_8b"], rehearse=False)
+    assert [section.name for section in picked] == ["rates", "prepare", "speed_8b"] and left_out == ()
+    picked, left_out = registry.chosen(["speed_8b"], rehearse=True)
+    assert [section.name for section in left_out] == ["speed_8b"]
+
+
+def test_a_missed_speed_target_is_a_finding_and_a_failed_check_a_failure() -> None:
+    slow = time_row("decode", 2.0, 1.0, least_share=0.8)
+    assert slow.held is False and slow.share == 0.5 and not slow.failed
+    assert time_row("decode", 0.8, 0.5, most_ms=0.85).held is True
+    assert Row("law", held=False).failed
+
+    def outcome(*rows: Row) -> Outcome:
+        return Outcome(RATES, "ok", 1.0, rows)
+
+    assert not report.failed([outcome(slow)]) and report.failed([outcome(slow, Row("law", held=False))])
+    assert [str(report.cells(row)[-1]) for row in (slow, Row("law", held=False), Row("a", held=True))] == [
+        "missed", "no", "yes"
+    ]  # fmt: skip
+
+
+def test_true_shapes_read_the_bytes_these_models_are_known_to_read() -> None:
+    """Llama-3.2-1B and Llama-3.1-8B in bfloat16; their KV takes 32 and 128 KiB a token."""
+    assert SHAPES["1b"].decode_bytes(1, 0, 2) / 1e9 == pytest.approx(2.47, abs=0.01)
+    assert SHAPES["8b"].decode_bytes(1, 0, 2) / 1e9 == pytest.approx(15.01, abs=0.01)
+    for name, kib in (("1b", 32), ("8b", 128)):
+        shape = SHAPES[name]
+        assert shape.decode_bytes(3, 7, 2) - shape.decode_bytes(1, 0, 2) == 3 * 7 * kib * 1024
+    assert TINY.prefill_flops(1) == 2 * (TINY.body + TINY.head) + 4 * TINY.num_attention_heads * TINY.head_dim * 2
+
+
+SASS = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;                  /* 0x00 */
+        /*0010*/                   PREEXIT ;                               /* 0x00 */
+        {above}
+        /*0030*/                   ACQBULK ;                               /* 0x00 */
+        /*0040*/                   LDG.E.128 R4, desc[UR4][R2.64] ;        /* 0x00 */
+        /*0050*/                   STG.E desc[UR4][R2.64], R5 ;            /* 0x00 */
+"""
+LOAD = "/*0020*/             @!P0  LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;"
+STORE = "/*0020*/                   STG.E desc[UR4][R2.64], R5 ;"
+
+
+@pytest.mark.parametrize(
+    ("above", "with_weights", "without"), [(LOAD, True, True), ("", False, True), (STORE, False, False)]
+)
+def test_a_kernel_is_right_if_its_weights_are_loaded_and_nothing_is_stored_above_the_wait(
+    monkeypatch: pytest.MonkeyPatch, above: str, with_weights: bool, without: bool
+) -> None:
+    monkeypatch.setattr(machine_code, "disassembled", lambda cubin: SASS.format(above=above))
+    assert machine_code.judge("linear", b"", has_weights=True).is_right == with_weights
+    assert machine_code.judge("norm", b"", has_weights=False).is_right == without
+
+
+def test_a_kernel_that_never_waits_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_code, "disassembled", lambda cubin: SASS.format(above=LOAD).replace("ACQBULK", "NOP"))
+    found = machine_code.judge("linear", b"", has_weights=True)
+    assert not found.is_right and str(found) == "linear: never waits"
+    assert machine_code.summary("linear", [found]).held is False
+
+
+def test_compiling_and_capturing_are_noticed_and_the_hooks_put_back() -> None:
+    before = triton.knobs.runtime.jit_post_compile_hook
+    capture = torch.cuda.CUDAGraph.capture_begin
+    with mixed.watched() as late:
+        assert triton.knobs.runtime.jit_post_compile_hook is not None
+        triton.knobs.runtime.jit_post_compile_hook(repr="a kernel that was not warmed up")
+        with pytest.raises(Exception):  # noqa: B017  (without a device, whatever torch says)
+            torch.cuda.CUDAGraph.capture_begin(None)
+    assert late.compiled == ["a kernel that was not warmed up"] and late.captured == 1
+    assert triton.knobs.runtime.jit_post_compile_hook is before and torch.cuda.CUDAGraph.capture_begin is capture
+
+
+def test_dependent_launch_is_off_for_all_who_ask_and_then_on_again() -> None:
+    from engine.execution.triton_ops import device, launch
+
+    asks = device.has_dependent_launch
+    with dependent_launch.switched_off():
+        assert launch.has_dependent_launch is not asks and not launch.has_dependent_launch("cuda")
+    assert device.has_dependent_launch is launch.has_dependent_launch is asks
+
+
+@pytest.mark.parametrize(
+    ("dtype", "margins", "noise", "held"),
+    [("float32", [], 0.0, True), ("float32", [1e-6], 0.0, False), ("bfloat16", [0.1], 0.2, True),
+     ("bfloat16", [0.3], 0.2, False), ("bfloat16", [float("inf")], 9.0, False)],
+)  # fmt: skip
+def test_float32_may_never_differ_and_bfloat16_only_at_near_ties(
+    dtype: str, margins: list[float], noise: float, held: bool
+) -> None:
+    assert laws.verdict("latency", dtype, laws.Tally(outputs=16, margins=margins), noise).held is held
+
+
+def test_a_law_without_outputs_or_with_a_broken_engine_does_not_hold() -> None:
+    assert laws.verdict("latency", "float32", laws.Tally(), 0.0).held is False
+    assert laws.verdict("latency", "bfloat16", laws.Tally(outputs=8, broken=["graphs: no"]), 9.0).held is False
+
+
+def test_rounding_shifts_are_measured_between_tokens() -> None:
+    """A shift of all logprobs moves no token past another; opposite shifts add up."""
+    assert laws.shift([{1: -1.0, 2: -2.0}], [{1: -1.5, 2: -2.5}]) == pytest.approx(0.0)
+    assert laws.shift([{1: -1.0, 2: -2.0}], [{1: -1.25, 2: -1.75, 3: -9.0}]) == pytest.approx(0.5)
+
+
+PYTEST_OUTPUT = """
+tests/a.py::test_one PASSED                                              [ 25%]
+tests/a.py::test_two[x - y] {second}                                     [ 50%]
+tests/a.py::test_three SKIPPED (no reason)                               [ 75%]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "held"),
+    [(PYTEST_OUTPUT.format(second="PASSED"), 0, True), (PYTEST_OUTPUT.format(second="FAILED"), 1, False),
+     (PYTEST_OUTPUT.format(second="PASSED"), None, True), ("no module named pytest", 1, False)],
+)  # fmt: skip
+def test_a_test_suite_counts_as_far_as_it_got(tmp_path: Path, text: str, code: int | None, held: bool) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(text)
+    row = kernel_tests.summed_up("tests/a.py", code, log)
+    assert row.held is held and row.failed is not held
+    assert ("stopped" in str(row.measured)) == (code is None)
+
+
+def test_an_engine_nobody_installed_is_found_by_its_metadata(tmp_path: Path) -> None:
+    folder = standalone.write_metadata(tmp_path)
+    (found,) = importlib.metadata.distributions(path=[str(folder)])
+    entries = [(e.group, e.name, e.value) for e in found.entry_points]
+    assert found.name == "engine" and entries == [("engine.plugins.v1", "builtin", "engine_plugins.registry")]
+
+
+def test_no_file_of_the_tool_is_longer_than_can_be_read_at_a_sitting() -> None:
+    lengths = {file.name: len(file.read_text().splitlines()) for file in TOOL.glob("*.py")}
+    assert max(lengths.values()) <= 250, lengths
+
+
+def test_metadata_once_written_stays_on_the_path_of_every_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standalone, "is_installed", lambda: False)
+    first = standalone.source_paths(tmp_path)
+    monkeypatch.setattr(standalone, "is_installed", lambda: True)  # as it looks once the paths are in use
+    assert standalone.source_paths(tmp_path) == first and first[-1] == str(tmp_path / "metadata")
+    assert first[-1] not in standalone.source_paths(tmp_path / "elsewhere")

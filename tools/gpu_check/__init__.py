@@ -1,0 +1,1 @@
+"""Check and measure the engine on one GPU. Run it as ``python tools/gpu_check``; see ``__main__.py``."""

@@ -1,0 +1,33 @@
+"""Check and measure the engine on this machine's GPU: one command, plain Python, no network, under nine minutes.
+
+    python tools/gpu_check                      # everything; writes benchmarks/<gpu>-<date>.json, prints one table
+    python tools/gpu_check --only speed_8b      # these sections, and those they need
+    python tools/gpu_check --rehearse           # the same code with tiny shapes on a CPU
+
+Each section is a process of its own with a time budget: one that fails, hangs or takes the CUDA context down with it
+is reported as such, what it had found until then counts, and the others still run.
+
+The engine need not be installed, but what it imports must be. A GPU machine that has torch, triton, transformers and
+their like still lacks a few small packages; fetch them where there is a network, with the same version of
+Python, carry the folder over, and install from it:
+
+    pip wheel --no-deps -w wheels -c constraints.txt hydra-core omegaconf antlr4-python3-runtime structlog msgspec
+    pip install --no-index --no-deps --find-links wheels hydra-core omegaconf antlr4-python3-runtime structlog msgspec
+
+Exit code: 0 every check passed, 1 a check failed or a section did not finish, 2 there is no CUDA device. A speed
+target that was missed is in the table and does not change the exit code: it is a finding, not a fault.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# Run as a folder, Python puts the folder itself first on its path, where sections would hide modules of their name.
+sys.path[:] = [str(HERE.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != HERE)]
+
+from gpu_check.command import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main(__doc__ or ""))

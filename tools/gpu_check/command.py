@@ -1,0 +1,129 @@
+"""The command line: which sections, where to, and how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gpu_check import registry, report
+from gpu_check.conductor import conduct
+from gpu_check.section import Context
+from gpu_check.standalone import REPOSITORY, source_paths
+
+PASSED, FAILED, NO_DEVICE = 0, 1, 2
+ROOM = 24 << 30
+"""Bytes the scratch folder must have for the weights of both models; less is looked for elsewhere."""
+
+
+def main(doc: str, arguments: list[str] | None = None) -> int:
+    options = parser(doc).parse_args(arguments)
+    if options.child:
+        return run_child(options.child, options.scratch, options.rehearse)
+    if not options.rehearse and not has_cuda():
+        return NO_DEVICE
+    with tempfile.TemporaryDirectory(prefix="gpu_check-", dir=scratch_parent(options.rehearse)) as folder:
+        return check(options, Path(folder))
+
+
+def parser(doc: str) -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="gpu_check", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = sorted(registry.BY_NAME)
+    result.add_argument(
+        "--only", nargs="+", choices=names, metavar="SECTION", help=f"and what they need; of {', '.join(names)}"
+    )
+    result.add_argument(
+        "--output", type=Path, help="folder of the JSON report (benchmarks; of a rehearsal: temporary files)"
+    )
+    result.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU: does the tool itself work?")
+    result.add_argument("--logs", type=Path, help="keep the sections' logs in this folder")
+    result.add_argument("--child", choices=sorted(registry.BY_NAME), help=argparse.SUPPRESS)
+    result.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
+    return result
+
+
+def check(options: argparse.Namespace, scratch: Path) -> int:
+    """Run the sections, write the report, print the table."""
+    sys.path[:0] = source_paths(scratch)
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    sections, left_out = registry.chosen(options.only, options.rehearse)
+    when = datetime.datetime.now().isoformat(timespec="seconds")
+    outcomes = conduct(
+        sections, scratch, rehearse=options.rehearse, total_s=registry.TOTAL_S, say=lambda line: print(line, flush=True)
+    )
+    folder = options.output or (Path(tempfile.gettempdir()) if options.rehearse else REPOSITORY / "benchmarks")
+    path = report.write(report.as_json(device_facts(options.rehearse), when, outcomes, left_out), folder)
+    if options.logs:
+        options.logs.mkdir(parents=True, exist_ok=True)
+        for log in scratch.glob("*.log"):
+            shutil.copy(log, options.logs)
+    console.print(report.table(outcomes, left_out))
+    is_failed = report.failed(outcomes)
+    print(f"{'FAILED' if is_failed else 'passed'}; report: {path}")
+    return FAILED if is_failed else PASSED
+
+
+def run_child(name: str, scratch: Path, rehearse: bool) -> int:
+    """One section, in this process."""
+    section = registry.BY_NAME[name]
+    module = importlib.import_module(f"gpu_check.{section.module}")
+    module.run(Context(section, scratch, rehearse))
+    return 0
+
+
+def has_cuda() -> bool:
+    import torch
+
+    if not torch.cuda.is_available():
+        print(
+            f"gpu_check: torch {torch.__version__} finds no CUDA device; there is nothing to check "
+            "(--rehearse runs the tool with tiny shapes on the CPU)",
+            file=sys.stderr,
+        )
+        return False
+    return True
+
+
+def scratch_parent(rehearse: bool) -> str | None:
+    """Memory if there is room for the weights in it, else wherever temporary files go."""
+    shared = "/dev/shm"
+    if rehearse or not os.access(shared, os.W_OK) or shutil.disk_usage(shared).free < ROOM:
+        return None
+    return shared
+
+
+def device_facts(rehearse: bool) -> dict[str, Any]:
+    """The device and the software, for the report. Asks the driver, not torch: that would take memory on the card."""
+    from engine.assembly.device_facts import cuda_facts
+
+    versions = {
+        name: importlib.metadata.version(name) for name in ("torch", "triton", "transformers") if _is_there(name)
+    }
+    common: dict[str, Any] = {**versions, "python": platform.python_version(), "host_cores": os.cpu_count()}
+    if rehearse:
+        return {"name": "rehearsal on a CPU", **common}
+    facts, reason = cuda_facts()
+    if facts is None:
+        return {"name": f"unknown: {reason}", **common}
+    capability = ".".join(map(str, facts.capability or ()))
+    return {"name": facts.name, "capability": capability, "memory_gb": round(facts.memory_bytes / 1e9, 1), **common}
+
+
+def _is_there(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

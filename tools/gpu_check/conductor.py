@@ -1,0 +1,105 @@
+"""Runs sections as child processes: side by side where that spoils nothing, each within its budget."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gpu_check.registry import waves
+from gpu_check.section import Row, Section, read_rows
+from gpu_check.standalone import child_environment
+
+TOOL = Path(__file__).resolve().parent
+GRACE_S = 5.0
+Status = Literal["ok", "failed", "out of time", "not started"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a section ended."""
+
+    section: Section
+    status: Status
+    seconds: float
+    rows: tuple[Row, ...]
+    reason: str = ""
+    """Of a failure: the last lines of its log."""
+
+
+def conduct(
+    sections: Sequence[Section], scratch: Path, *, rehearse: bool, total_s: float, say: Callable[[str], None]
+) -> list[Outcome]:
+    """Run all; never raises for what a section does."""
+    deadline = time.monotonic() + total_s
+    outcomes: list[Outcome] = []
+    for wave in waves(tuple(sections), rehearse):
+        with ThreadPoolExecutor(_width(wave)) as pool:
+            for outcome in pool.map(lambda section: run_section(section, scratch, rehearse, deadline), wave):
+                outcomes.append(outcome)
+                say(f"{outcome.section.name:17} {outcome.status:12} {outcome.seconds:6.1f} s, {len(outcome.rows)} rows")
+    return outcomes
+
+
+def _width(wave: Sequence[Section]) -> int:
+    """How many at once: each section has a host thread that compiles or steps."""
+    return max(1, min(len(wave), len(os.sched_getaffinity(0))))
+
+
+def run_section(section: Section, scratch: Path, rehearse: bool, deadline: float) -> Outcome:
+    """One child, killed with everything it started when its budget or the run's time is over."""
+    started = time.monotonic()
+    allowed = min(section.budget_s, deadline - started)
+    if allowed <= 0:
+        return Outcome(section, "not started", 0.0, (), "the time of the whole run was over")
+    log = scratch / f"{section.name}.log"
+    command = [sys.executable, str(TOOL), "--child", section.name, "--scratch", str(scratch)]
+    environment = child_environment(scratch, **(rehearsal(section) if rehearse else {}))
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--rehearse"] if rehearse else command,
+            stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(allowed)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            end_group(process)
+    seconds, rows = time.monotonic() - started, read_rows(scratch, section.name)
+    if code == 0:
+        return Outcome(section, "ok", seconds, rows)
+    reason = f"over its budget of {allowed:.0f} s" if code is None else f"exit code {code}"
+    return Outcome(section, "out of time" if code is None else "failed", seconds, rows, f"{reason}; {tail(log)}")
+
+
+def rehearsal(section: Section) -> dict[str, str]:
+    """Environment of a rehearsed section. One thread: the shapes are tiny, and another section runs beside it."""
+    return {"OMP_NUM_THREADS": "1", **({"TRITON_INTERPRET": "1"} if section.interpreted else {})}
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a child of ours and what it started: they share its session, and no one else is in it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def tail(log: Path, lines: int = 6) -> str:
+    """The end of a log, on one line."""
+    text = log.read_text(errors="replace").strip().splitlines()
+    return " | ".join(line.strip() for line in text[-lines:] if line.strip())[-800:]

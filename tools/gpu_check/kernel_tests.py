@@ -1,0 +1,57 @@
+"""The kernels' own test suites, on the card: the cases their interpreter tests run on a CPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gpu_check.section import Context, Row
+from gpu_check.standalone import REPOSITORY
+
+SUITES = (
+    "tests/execution/triton_ops",
+    "tests/execution/triton_sampling",
+    "tests/plugins/attention_kernel/test_triton.py",
+)
+WITHOUT_CARD = ("--ignore-glob=*test_aot.py", "--ignore-glob=*test_interpreter.py")
+"""Files of these suites that a CPU is enough for."""
+SPARE_S = 10.0
+"""Kept of the budget to count what was done when the time is over."""
+OPTIONS = ("-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-v", "--tb=short", "--color=no")
+OUTCOME = re.compile(r"\S+::\S.* (PASSED|FAILED|ERROR|SKIPPED)(?:\s|$)")
+
+
+def run(context: Context) -> None:
+    deadline = time.monotonic() + context.section.budget_s - SPARE_S
+    started = []
+    for number, suite in enumerate(SUITES):
+        log = context.scratch / f"kernel_tests-{number}.txt"
+        command = [sys.executable, "-m", "pytest", *OPTIONS, *WITHOUT_CARD, suite]
+        with log.open("w") as output:
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT)
+        started.append((suite, process, log))
+    for suite, process, log in started:
+        try:
+            code: int | None = process.wait(max(1.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = None
+        context.emit(summed_up(suite, code, log))
+
+
+def summed_up(suite: str, code: int | None, log: Path) -> Row:
+    """What a suite came to; ``code``: pytest's, or ``None`` when it was stopped."""
+    lines = log.read_text(errors="replace").splitlines()
+    outcomes = [match[1] for line in lines if (match := OUTCOME.match(line))]
+    passed, bad = outcomes.count("PASSED"), outcomes.count("FAILED") + outcomes.count("ERROR")
+    metric = f"pytest {suite}"
+    if passed + bad == 0:
+        why = lines[-1] if lines else "no output"
+        return Row(metric, f"nothing ran: {why}"[:200], target="all pass", held=False, detail=lines[-30:])
+    done = f"{passed} passed, {bad} failed" + ("" if code is not None else ", stopped when the time was over")
+    held = bad == 0 and code in (0, None)
+    return Row(metric, done, target="all pass", held=held, detail=[line for line in lines if " FAILED" in line][:40])

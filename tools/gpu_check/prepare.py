@@ -1,0 +1,18 @@
+"""Random weights for the sections that measure; written beside the checks of correctness, so it takes no extra time."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from gpu_check.section import Context, Row
+from gpu_check.shapes import SHAPES, folder_of, shape_of, write
+
+
+def run(context: Context) -> None:
+    dtype = torch.float32 if context.rehearse else torch.bfloat16
+    for name in ["1b"] if context.rehearse else list(SHAPES):
+        started = time.monotonic()
+        write(shape_of(name, context.rehearse), folder_of(name, context.scratch), dtype, context.device)
+        context.emit(Row(f"{name}: weights made and written", round(time.monotonic() - started, 1), "s"))

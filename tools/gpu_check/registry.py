@@ -1,0 +1,69 @@
+"""Every section, in the order in which the table shows them. Budgets add up to less than nine minutes."""
+
+from __future__ import annotations
+
+from gpu_check.section import Section
+
+TOTAL_S = 535.0
+"""The whole run: sections that would end later get less time, or none."""
+
+SECTIONS: tuple[Section, ...] = (
+    Section("rates", "rates", "what the card reads, copies and multiplies per second", 20, alone=True),
+    Section("prepare", "prepare", "random weights in true shapes, for the sections that measure", 120),
+    Section("compile_1b", "compile_baselines", "warm compile caches for the baselines", 120, gpu_only=True,
+            argument="1b", is_optional=True),
+    Section("compile_8b", "compile_baselines", "the same", 120, gpu_only=True, argument="8b", is_optional=True),
+    Section("attention", "attention", "attention kernels against float64, and replayed in graphs", 120,
+            interpreted=True),
+    Section("linears", "linears", "fused linears, norm, RoPE and KV write against float64, PDL on and off", 120,
+            interpreted=True),
+    Section("sampling", "sampling", "sampling kernels against torch on the CPU, in real vocabularies", 120,
+            interpreted=True),
+    Section("kernel_tests", "kernel_tests", "the test suites of the kernels, on the card", 120, gpu_only=True),
+    Section("machine_code", "machine_code", "weights are loaded above the wait of a dependent launch", 120),
+    Section("dependent_launch", "dependent_launch", "a whole model with PDL on and off: equal", 120, gpu_only=True),
+    Section("laws_float32", "laws", "float32 tokens equal the CPU's for every preset, execution and overlap", 120,
+            argument="float32"),
+    Section("laws_bfloat16", "laws", "the same in bfloat16: differences counted, with margins", 120,
+            argument="bfloat16", gpu_only=True),
+    Section("mixed", "mixed", "mixed load with aborts: nothing leaks, nothing is compiled or captured", 120),
+    Section("attention_speed", "attention_speed", "attention per layer against the card's rates", 20, alone=True,
+            needs=("rates",), gpu_only=True),
+    Section("speed_1b", "speed", "Llama-3.2-1B: decode, TTFT, host gap, ledger, baselines", 65, alone=True,
+            needs=("rates", "prepare"), argument="1b"),
+    Section("speed_8b", "speed", "Llama-3.1-8B: the same", 130, alone=True, needs=("rates", "prepare"), argument="8b",
+            gpu_only=True),
+    Section("start", "start", "first start with empty caches, second start with warm ones", 120, alone=True,
+            needs=("prepare",)),
+    Section("serve", "serve", "engine serve and engine bench over loopback", 45, alone=True, needs=("prepare",)),
+)  # fmt: skip
+
+BY_NAME = {section.name: section for section in SECTIONS}
+
+
+def chosen(only: list[str] | None, rehearse: bool) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
+    """Sections to run, those they need included, and those a rehearsal leaves out."""
+    wanted = set(BY_NAME) if not only else set(only)
+    for section in reversed(SECTIONS):
+        if section.name in wanted:
+            wanted.update(section.needs)
+    picked = [section for section in SECTIONS if section.name in wanted]
+    left_out = tuple(section for section in picked if rehearse and section.gpu_only)
+    return tuple(section for section in picked if section not in left_out), left_out
+
+
+def waves(sections: tuple[Section, ...], rehearse: bool) -> list[tuple[Section, ...]]:
+    """Sections that may run side by side, in order. Those that measure time are alone, except in a rehearsal, where
+    times mean nothing: there only what others need goes first."""
+    if rehearse:
+        needed = {name for section in sections for name in section.needs}
+        first = tuple(section for section in sections if section.name in needed)
+        rest = tuple(section for section in sections if section.name not in needed)
+        return [wave for wave in (first, rest) if wave]
+    result: list[list[Section]] = []
+    for section in sections:
+        if section.alone or not result or result[-1][0].alone:
+            result.append([section])
+        else:
+            result[-1].append(section)
+    return [tuple(wave) for wave in result]

@@ -1,0 +1,85 @@
+"""The JSON report and the one table at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from gpu_check.conductor import Outcome
+from gpu_check.section import Row, Section, show_value
+
+
+def failed(outcomes: Iterable[Outcome]) -> bool:
+    """Whether a check failed or a section that matters did not finish."""
+    return any(
+        (outcome.status != "ok" and not outcome.section.is_optional) or any(row.failed for row in outcome.rows)
+        for outcome in outcomes
+    )
+
+
+def as_json(
+    device: dict[str, Any], when: str, outcomes: Sequence[Outcome], left_out: Sequence[Section]
+) -> dict[str, Any]:
+    """Everything, for the file."""
+    return {
+        "when": when,
+        "device": device,
+        "passed": not failed(outcomes),
+        "sections": {
+            outcome.section.name: {
+                "what": outcome.section.doc,
+                "status": outcome.status,
+                "seconds": round(outcome.seconds, 1),
+                "budget_s": outcome.section.budget_s,
+                "reason": outcome.reason,
+                "rows": [dataclasses.asdict(row) for row in outcome.rows],
+            }
+            for outcome in outcomes
+        },
+        "not_measured": [section.name for section in left_out],
+    }
+
+
+def write(report: dict[str, Any], folder: Path) -> Path:
+    """``<device>-<date>.json``"""
+    device = re.sub(r"[^a-z0-9]+", "-", report["device"]["name"].lower()).strip("-")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{device}-{report['when'][:10]}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    return path
+
+
+def table(outcomes: Sequence[Outcome], left_out: Sequence[Section]) -> Table:
+    result = Table("section", "metric", title="gpu_check", title_justify="left")
+    for name in ("measured", "limit", "share of limit", "target", "held"):
+        result.add_column(name, justify="right")
+    for outcome in outcomes:
+        for row in outcome.rows:
+            result.add_row(outcome.section.name, *cells(row))
+        if outcome.status != "ok":
+            # Text, not markup: logs are full of brackets.
+            cells_of = (outcome.section.name, Text(outcome.reason), outcome.status, "", "", "")
+            result.add_row(*cells_of, "" if outcome.section.is_optional else "no", style="bold red")
+    for section in left_out:
+        result.add_row(section.name, section.doc, "not measured", "", "", "", "")
+    return result
+
+
+def cells(row: Row) -> tuple[str | Text, ...]:
+    held = "" if row.held is None else "yes" if row.held else Text("no" if row.is_check else "missed", style="bold red")
+    why = f" ({row.detail})" if row.measured is None and row.detail else ""
+    return (
+        Text(row.metric + why),
+        show_value(row),
+        "" if row.limit is None else f"{row.limit:,.4g} {row.unit}",
+        "" if row.share is None else f"{row.share:.0%}",
+        row.target,
+        held,
+    )

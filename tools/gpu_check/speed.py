@@ -1,0 +1,195 @@
+"""A model's speed against the card's limits and against the same model in transformers and in plain torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gpu_check.contestants import Compiled, Contestant, Eager, Transformers
+from gpu_check.engine_run import DecodeStep, EngineRun
+from gpu_check.plain_llama import PlainLlama
+from gpu_check.section import Context, Row, time_row
+from gpu_check.shapes import Shape, folder_of, read, shape_of
+
+BATCHES = (1, 8, 64)
+PROMPTS = (512, 2048, 8192)
+ROUNDS = 3
+DECODED = 48
+MOST_GAP_MS = 0.05
+"""A step's gap below this is hidden: it is a few per cent of the shortest step."""
+LEAST_SHARE = {("8b", 1): 0.8}
+MOST_MS = {("1b", 1): 0.85}
+LEAST_GEMM_SHARE = {("8b", 8192): 0.6}
+LEDGER_ERROR = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The model under measurement."""
+
+    name: str
+    shape: Shape
+    run: EngineRun
+    context: Context
+
+    @property
+    def itemsize(self) -> int:
+        return 4 if self.context.rehearse else 2
+
+    def limit_ms(self, batch: int) -> float:
+        """The shortest decode step the measured read bandwidth allows, in the middle of the decoded text."""
+        tokens = context_tokens(self.context.rehearse) + DECODED // 2
+        return self.shape.decode_bytes(batch, tokens, self.itemsize) / self.context.rates["read_gb_s"] / 1e6
+
+
+def context_tokens(rehearse: bool) -> int:
+    return 32 if rehearse else 1024
+
+
+def batches(rehearse: bool) -> tuple[int, ...]:
+    return (1, 2) if rehearse else BATCHES
+
+
+def run(context: Context) -> None:
+    name = context.section.argument
+    shape, folder = shape_of(name, context.rehearse), folder_of(name, context.scratch)
+    if not folder.exists():
+        raise RuntimeError(f"there is no checkpoint {folder}: the section prepare did not get that far")
+    if not context.rehearse:
+        torch.cuda.reset_peak_memory_stats()
+    subject = Subject(name, shape, EngineRun(folder, context.device, overrides(context.rehearse)), context)
+    decode_alone(subject)
+    first_tokens(subject)
+    start_and_ledger(subject)
+    side_by_side(subject, read(folder, context.device))
+    subject.run.close()
+
+
+def overrides(rehearse: bool) -> list[str]:
+    """Room for the largest batch and the longest prompt, and nothing that would make a step more than it is."""
+    budget, most, tokens = (128, 4, 1024) if rehearse else (8192, 64, 81920)
+    return [
+        "scheduler=chunked_prefill", f"scheduler.token_budget={budget}", f"scheduler.max_requests={most}",
+        "drafter=none", "overlap=true", f"model.max_len={budget + 256}", f"memory.kv_tokens={tokens}",
+    ]  # fmt: skip
+
+
+def decode_alone(subject: Subject) -> None:
+    """Decode and the device's idle time between steps, with nothing else on the card."""
+    rehearse = subject.context.rehearse
+    for batch in batches(rehearse):
+        runs = [subject.run.decode(batch, context_tokens(rehearse), DECODED) for _ in range(1 if rehearse else 2)]
+        steps = runs[-1]  # the first one met cold caches
+        ms = statistics.median(step.wall_ms for step in steps)
+        targets = {} if rehearse else {
+            "least_share": LEAST_SHARE.get((subject.name, batch)), "most_ms": MOST_MS.get((subject.name, batch))
+        }  # fmt: skip
+        detail = spread(steps) | {"tokens_per_s": round(batch * 1e3 / ms, 1), "steps": len(steps)}
+        metric = f"{subject.name}: decode, batch {batch}"
+        subject.context.emit(time_row(metric, ms, subject.limit_ms(batch), **targets, detail=detail))
+        gap = statistics.median(step.event.gap_ms for step in steps)
+        host = statistics.median(step.event.host_ms for step in steps)
+        promised = not rehearse
+        subject.context.emit(
+            Row(
+                f"{subject.name}: host gap, batch {batch}", gap, "ms", detail={"host_ms": host}, is_check=False,
+                target=f"<= {MOST_GAP_MS} ms" if promised else "", held=gap <= MOST_GAP_MS if promised else None,
+            )
+        )  # fmt: skip
+
+
+def spread(steps: Sequence[DecodeStep]) -> dict[str, float]:
+    walls = sorted(step.wall_ms for step in steps)
+    return {"least_ms": walls[0], "p90_ms": walls[int(0.9 * (len(walls) - 1))], "most_ms": walls[-1]}
+
+
+def first_tokens(subject: Subject) -> None:
+    """TTFT of one prompt on an idle engine, against the measured GEMM rate."""
+    rehearse = subject.context.rehearse
+    for tokens in (32, 64) if rehearse else PROMPTS:
+        times = [subject.run.first_token_ms(tokens) for _ in range(1 + ROUNDS)][1:]
+        limit = subject.shape.prefill_flops(tokens) / subject.context.rates["gemm_tflop_s"] / 1e9
+        least = None if rehearse else LEAST_GEMM_SHARE.get((subject.name, tokens))
+        metric = f"{subject.name}: TTFT, {tokens} tokens"
+        subject.context.emit(time_row(metric, statistics.median(times), limit, least_share=least, detail=times))
+
+
+def start_and_ledger(subject: Subject) -> None:
+    """Phases of start-up, and how far the memory ledger is from what torch allocated at most."""
+    info, context = subject.run.info, subject.context
+    phases = {phase.name: phase.seconds for phase in info.phases}
+    context.emit(Row(f"{subject.name}: engine built", round(subject.run.build_s, 1), "s", detail=phases))
+    metric, ledger = f"{subject.name}: memory ledger / real peak", info.ledger
+    if ledger is None or context.rehearse:
+        context.emit(Row(metric, detail="a CPU's ledger is checked by benchmarks/memory_peak.py"))
+        return
+    peak = torch.cuda.max_memory_allocated()
+    ratio = ledger.total_bytes / peak
+    lines = {line.name: [line.planned_bytes, line.measured_bytes] for line in ledger.lines}
+    context.emit(
+        Row(
+            metric, round(ratio, 3), target=f"within {LEDGER_ERROR:.0%}", held=abs(ratio - 1) <= LEDGER_ERROR,
+            detail={"planned": ledger.total_bytes, "peak": peak, "reserved": torch.cuda.max_memory_reserved()} | lines,
+        )
+    )  # fmt: skip
+
+
+def side_by_side(subject: Subject, weights: dict[str, Tensor]) -> None:
+    """Everybody in turns at each batch size, on the same weights; ratios of medians of the rounds."""
+    rehearse = subject.context.rehearse
+    same_model(subject, weights)
+    for batch in batches(rehearse):
+        contestants = enter(subject, weights, batch)
+        times: dict[str, list[float]] = {name: [] for name in ("engine", *contestants)}
+        for _ in range(1 if rehearse else ROUNDS):
+            steps = subject.run.decode(batch, context_tokens(rehearse), DECODED)
+            times["engine"].append(statistics.median(step.wall_ms for step in steps))
+            for name, contestant in contestants.items():
+                times[name].append(contestant.step_ms())
+        ours = statistics.median(times["engine"])
+        for name in contestants:
+            theirs = statistics.median(times[name])
+            metric, detail = f"{subject.name}: batch {batch}, {name} / engine", {"ms": theirs, "engine_ms": ours}
+            target, held = ("", None) if rehearse else ("> 1", theirs > ours)
+            subject.context.emit(
+                Row(metric, round(theirs / ours, 2), "x", target=target, held=held, is_check=False, detail=detail)
+            )
+
+
+def enter(subject: Subject, weights: dict[str, Tensor], batch: int) -> dict[str, Contestant]:
+    """Those that run here; one that does not is a row that says why."""
+    rows = context_tokens(subject.context.rehearse)
+    makers: dict[str, Callable[[], Contestant]] = {
+        "torch eager": partial(Eager, subject.shape, weights, batch, rows),
+        "torch.compile + CUDA graph": partial(Compiled, subject.shape, weights, batch, rows),
+    }
+    # Its whole forward pass is compiled anew for each batch size, which takes longer than this section has.
+    if batch == 1 and importlib.util.find_spec("transformers"):
+        makers["transformers generate"] = partial(Transformers, subject.shape, weights, batch, rows)
+    found: dict[str, Contestant] = {}
+    for name, make in makers.items():
+        try:
+            found[name] = make()
+        except Exception as problem:
+            traceback.print_exc()
+            why = f"{type(problem).__name__}: {problem}"[:200]
+            subject.context.emit(Row(f"{subject.name}: batch {batch}, {name} / engine", detail=why))
+    return found
+
+
+def same_model(subject: Subject, weights: dict[str, Tensor]) -> None:
+    """The baseline computes the same model: greedy tokens. In bfloat16 near-ties part them, so there it is a count."""
+    prompt, count = tuple(range(5, 29)), 16
+    with torch.inference_mode():
+        theirs = PlainLlama(subject.shape, weights, 1, 64).greedy(prompt, count)
+    (ours,) = subject.run.generate([prompt], count)
+    equal = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), count)
+    held = equal == count if subject.context.rehearse else None
+    subject.context.emit(Row(f"{subject.name}: first tokens as plain torch's", f"{equal} of {count}", held=held))
