@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from engine.execution.triton_ops.device import runs_triton
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
-"""Runs a function as often as it takes to record it, and returns what runs the recording."""
+"""Runs a function, at least once before it records it, and returns what runs the recording."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,8 +67,9 @@ class _Graph:
     inputs: Tensor
     """int64 ``[2, rows]``: each row's slot and first position."""
     replay: Replay
-    recorded: list[Recorded]
-    """The one result of the last run of the recorded function."""
+    recorded: Recorded
+    staged: Any
+    """What the attention kernel staged: the recording reads its tensors."""
 
 
 def row_buckets(max_requests: int) -> tuple[int, ...]:
@@ -85,7 +87,11 @@ def query_buckets(max_draft_width: int) -> tuple[int, ...]:
 
 
 class StepGraphs:
-    """The registry. Captured graphs read and write the tables and the cache they were made with."""
+    """The registry. Captured graphs read and write the tables and the cache they were made with.
+
+    All graphs leave their results in the same tensors, as large as the largest bucket: what a graph allocates itself
+    can so be reused by the next one. Results must be used, or copied, in stream order before the next replay.
+    """
 
     def __init__(
         self,
@@ -103,6 +109,10 @@ class StepGraphs:
         self._capture: Capture | None = capture
         self._todo = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
         self._graphs: dict[Bucket, _Graph] = {}
+        most = self._todo[0].tokens if self._todo else 0
+        self._tokens = torch.zeros(most, dtype=torch.int64, device=tables.device)
+        self._logits: Tensor | None = None
+        self._tapped: tuple[Tensor, ...] | None = None
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -125,6 +135,7 @@ class StepGraphs:
         fitting = (b for b in self._graphs if b.rows >= len(rows) and b.queries >= widest)
         return min(fitting, key=lambda bucket: (bucket.tokens, bucket.rows), default=None)
 
+    @torch.inference_mode()
     def replay(self, bucket: Bucket, rows: Sequence[StepRow]) -> Recorded:
         """Run a batch that :meth:`find` found the bucket for. Nothing here waits for the device."""
         graph = self._graphs[bucket]
@@ -132,7 +143,7 @@ class StepGraphs:
         values = [row.slot for row in rows] + [self._tables.nobody] * idle + [row.start for row in rows] + [0] * idle
         refill(graph.inputs, values)
         graph.replay()
-        return graph.recorded[0]
+        return graph.recorded
 
     def _record(self, bucket: Bucket, capture: Capture) -> _Graph:
         device = self._tables.device
@@ -140,17 +151,34 @@ class StepGraphs:
         inputs[0] = self._tables.nobody
         batch = self._static_batch(bucket)
         staged = self._model.attention.stage(batch.attention)
-        recorded: list[Recorded] = []
+        found: list[Recorded] = []
 
         def step() -> None:
             fill(batch, inputs, self._tables)
             hidden, taps = self._model.run(batch, self._kv, staged, self._taps)
             logits, tokens = self._model.greedy(hidden)
             self._tables.write(batch.slots, batch.positions + 1, tokens)
-            recorded[:] = [Recorded(bucket, batch, logits, tokens, tuple(taps))]
+            found[:] = [self._keep(bucket, batch, logits, tokens, taps)]
 
         with torch.inference_mode():
-            return _Graph(inputs, capture(step), recorded)
+            replay = capture(step)
+        return _Graph(inputs, replay, found[0], staged)
+
+    def _keep(
+        self, bucket: Bucket, batch: ForwardBatch, logits: Tensor, tokens: Tensor, taps: Sequence[Tensor]
+    ) -> Recorded:
+        """Copy the results to where every graph leaves them. The first, largest bucket makes that place while it
+        warms up, so before anything is captured."""
+        if self._logits is None or self._tapped is None:
+            self._logits = torch.zeros_like(logits)
+            self._tapped = tuple(torch.zeros_like(tap) for tap in taps)
+        count = bucket.tokens
+        kept = Recorded(
+            bucket, batch, self._logits[:count], self._tokens[:count], tuple(tap[:count] for tap in self._tapped)
+        )
+        for target, source in zip((kept.logits, kept.tokens, *kept.taps), (logits, tokens, *taps), strict=True):
+            target.copy_(source)
+        return kept
 
     def _static_batch(self, bucket: Bucket) -> ForwardBatch:
         tables, device = self._tables, self._tables.device

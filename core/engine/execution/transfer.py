@@ -67,9 +67,9 @@ class Arriving:
 
 
 def download(tensors: Sequence[Tensor]) -> Arriving:
-    """Start to copy ``tensors`` to the host, in stream order. On a CPU they are there already."""
+    """Start to copy ``tensors`` to the host, in stream order: what happens to them afterwards does not matter."""
     if not any(t.is_cuda for t in tensors):
-        return Arriving(tuple(tensors), None)
+        return Arriving(tuple(t.clone() for t in tensors), None)
     host = tuple(torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
@@ -90,8 +90,9 @@ def mark(device: str) -> Mark:
 
 
 def elapsed_ms(start: Mark, end: Mark) -> float:
-    """Milliseconds between two marks of one device. Both must have happened."""
+    """Milliseconds between two marks of one device, the earlier one first; waits until the later has happened."""
     if isinstance(start, float) or isinstance(end, float):
         assert isinstance(start, float) and isinstance(end, float), "marks of different devices"
         return (end - start) * 1e3
+    end.synchronize()  # a step that samples nothing brings nothing to wait for
     return float(start.elapsed_time(end))
