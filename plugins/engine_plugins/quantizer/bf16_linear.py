@@ -48,7 +48,7 @@ def kernels() -> ctypes.CDLL:
 
 def wanted(context: BuildContext) -> bool:
     """Whether a plan computes its linear layers here."""
-    return context.execution == "compile" and context.dtype == "bfloat16"
+    return context.device.kind == "cpu" and context.execution == "compile" and context.dtype == "bfloat16"
 
 
 def to_panels(weight: Tensor) -> Tensor:

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from tests.native import needs_compiler
 
+from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
+from engine.testing.context import build_context
 from engine_plugins.quantizer import bf16_linear
 from engine_plugins.quantizer.bf16_linear import from_panels, interleaved, pack_bf16, separated, to_panels
 
@@ -95,3 +97,9 @@ def test_the_gate_saturates_and_does_not_overflow(instructions: str) -> None:
     assert got[2] == pytest.approx(1 / (1 + 2.718281828**-1), rel=0.01)
     assert float(got[3]) == float("inf")
     assert got[4] == pytest.approx(9e14, rel=0.01)
+
+
+@pytest.mark.parametrize("execution", ["compile", "graphs"])
+def test_a_gpu_gets_no_weights_in_panels(execution: str) -> None:
+    on_gpu = build_context(device=DeviceFacts("cuda", "a GPU", (9, 0)), dtype="bfloat16", execution=execution)
+    assert not bf16_linear.wanted(on_gpu)
