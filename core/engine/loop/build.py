@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from engine.execution.model import LoweredModel
 from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.execution.tables import DeviceTables
 from engine.loop.core import EngineCore
-from engine.loop.memory.fit import plan_memory, size_pool
+from engine.loop.memory.fit import MemoryPlan, Pool, plan_memory, size_pool
 from engine.loop.memory.ledger import make_ledger
 from engine.loop.memory.rehearsal import rehearse
 from engine.loop.memory.room import DoesNotFit, Meter, free_memory
@@ -105,35 +105,39 @@ def build_engine(
         runner = worker.start(partial(_make_runner, plan, bound, model, num_blocks, max_len))()
     if plan.execution == "graphs":
         with phase("capture graphs"):
-            taps = bound.drafter.taps
-            graphs = StepGraphs(model, runner.kv, runner.tables, taps, graph_buckets(bound), cuda_capture())
-            runner.graphs = graphs
-            graphs.capture(lambda fraction, what: on_progress(Progress("capture graphs", fraction, what)))
+            runner.graphs = _capture(runner, bound, on_progress)
     core = make_core(plan, bound, DeviceQueue(runner, worker), max_len)
     with phase("warm up"):
         budget = int(plan.choice("scheduler").config["token_budget"])
         warm_up(core, max_len, budget, max_requests, on_gpu=plan.device.kind != "cpu")
-    info = EngineInfo(
+    info = _describe(model, runner, memory, pool, phase.done)
+    return Engine(core, info, bound)
+
+
+def _describe(
+    model: LoweredModel, runner: ModelRunner, memory: MemoryPlan, pool: Pool, phases: Sequence[Phase]
+) -> EngineInfo:
+    kv, tables = runner.kv, runner.tables
+    return EngineInfo(
         pid=os.getpid(),
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_len=max_len,
-        vocab_size=plan.model.vocab_size,
+        num_blocks=pool.blocks,
+        block_size=kv.block_size,
+        max_len=pool.max_len,
+        vocab_size=memory.plan.model.vocab_size,
         weights_bytes=model.weights_bytes,
-        kv_bytes=num_blocks * block_bytes,
-        phases=tuple(phase.done),
+        kv_bytes=kv.num_bytes,
+        phases=tuple(phases),
         lowering=model.lowering,
         ledger=make_ledger(
             memory,
             pool,
             weights=model.weights_bytes,
-            kv=runner.kv.num_bytes,
-            tables=runner.tables.tokens.nbytes + runner.tables.block_tables.nbytes,
-            phases=phase.done,
+            kv=kv.num_bytes,
+            tables=tables.tokens.nbytes + tables.block_tables.nbytes,
+            phases=phases,
         ),
         notes=pool.notes,
     )
-    return Engine(core, info, bound)
 
 
 def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = lambda _: None) -> LoweredModel:
@@ -172,6 +176,13 @@ def _make_runner(
     kv = KVCache(plan.model, bound.kv_format, num_blocks, block_size, plan.dtype, device)
     tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device)
     return ModelRunner(model, kv, tables, bound.drafter)
+
+
+def _capture(runner: ModelRunner, bound: BoundEngine, on_progress: OnProgress) -> StepGraphs:
+    taps, buckets = bound.drafter.taps, graph_buckets(bound)
+    graphs = StepGraphs(runner.model, runner.kv, runner.tables, taps, buckets, cuda_capture())
+    graphs.capture(lambda fraction, what: on_progress(Progress("capture graphs", fraction, what)))
+    return graphs
 
 
 def graph_buckets(bound: BoundEngine) -> list[Bucket]:
