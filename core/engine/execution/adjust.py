@@ -15,13 +15,13 @@ from torch import Tensor
 from engine.contracts.request import SamplingParams
 from engine.execution.positions import Position
 from engine.execution.transfer import upload
-from engine.execution.triton_ops.device import runs_triton
 
 
-def adjust(logits: Tensor, positions: Sequence[Position]) -> Tensor:
+def adjust(logits: Tensor, positions: Sequence[Position], *, on_triton: bool = False) -> Tensor:
     """The adjusted copy of ``logits`` (float32 ``[N, V]``); ``logits`` itself when nobody asks for anything.
 
-    Token ids outside the vocabulary are ignored.
+    Token ids outside the vocabulary are ignored. ``on_triton``: with a kernel, for positions that have a
+    :attr:`~engine.execution.positions.Position.row`.
     """
     biased = [i for i, p in enumerate(positions) if p.params.logit_bias]
     penalised = [i for i, p in enumerate(positions) if _has_penalty(p.params)]
@@ -31,7 +31,11 @@ def adjust(logits: Tensor, positions: Sequence[Position]) -> Tensor:
     logits = logits.clone()
     if biased:
         _add_bias(logits, positions, biased)
-    if penalised:
+    if penalised and on_triton:
+        from engine.execution.device_sampling import penalise_rows  # Triton is imported only where it runs
+
+        penalise_rows(logits, positions)
+    elif penalised:
         _penalise(logits, positions, penalised)
     if too_short:
         _forbid_stops(logits, positions, too_short)
@@ -69,11 +73,6 @@ def _forbid_stops(logits: Tensor, positions: Sequence[Position], rows: Sequence[
 def _penalise(logits: Tensor, positions: Sequence[Position], rows: Sequence[int]) -> None:
     """Change only the logits of tokens that occurred: the work grows with the text, not with the vocabulary."""
     device = logits.device
-    if runs_triton(device):
-        from engine.execution.device_sampling import penalise_rows  # Triton is imported only where it runs
-
-        if penalise_rows(logits, positions):
-            return
     chosen = [positions[row] for row in rows]
     tokens, is_output = _occurrences(chosen, device)
     index = upload(rows, torch.int64, device)

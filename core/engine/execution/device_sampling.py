@@ -1,7 +1,7 @@
 """From output positions to the sampling kernels: their parameters go up in one copy, and nothing waits.
 
-Used wherever Triton runs (:func:`engine.execution.triton_ops.device.runs_triton`); elsewhere, and as the definition of
-what comes out, ``sampling.choose`` and ``adjust`` are plain torch.
+For models lowered to Triton; elsewhere, and as the definition of what comes out, ``sampling.choose`` and ``adjust`` are
+plain torch.
 """
 
 from __future__ import annotations
@@ -40,16 +40,15 @@ def choose_on_device(logits: Tensor, positions: Sequence[Position]) -> Tensor:
     return sample_on_device(logits, tensors, _scratch(1 << (len(positions) - 1).bit_length(), vocab, logits.device))
 
 
-def penalise_rows(logits: Tensor, positions: Sequence[Position]) -> bool:
-    """Apply the penalties of all positions in place, in one launch; False if the text of one is not in a table."""
-    rows = [p.row for p in positions]
-    table = rows[0][0] if rows and rows[0] is not None else None
-    if table is None or any(row is None or row[0] is not table for row in rows):
-        return False
+def penalise_rows(logits: Tensor, positions: Sequence[Position]) -> None:
+    """Apply the penalties of all positions in place, in one launch. All have rows of one table."""
+    rows = [p.row for p in positions if p.row is not None]
+    assert len(rows) == len(positions) > 0, "the text of every position is in a table"
+    table = rows[0].table
     params = [p.params for p in positions]
     slots, prompt_lens, ends, repetition, presence, frequency = upload_columns(
         (
-            ([row[1] for row in rows if row is not None], torch.int64),
+            ([row.slot for row in rows], torch.int64),
             ([p.prompt_len for p in positions], torch.int64),
             ([len(p.history) + len(p.drafts) for p in positions], torch.int64),
             ([p.repetition_penalty for p in params], torch.float32),
@@ -59,7 +58,6 @@ def penalise_rows(logits: Tensor, positions: Sequence[Position]) -> bool:
         logits.device,
     )
     penalise_on_device(logits, PenaltyTensors(table, slots, prompt_lens, ends, repetition, presence, frequency))
-    return True
 
 
 @cache

@@ -118,6 +118,7 @@ class _Loader:
             attention=lowering.attention,
             lowering=describe(lowering, ops, self._linears),
             weights_bytes=sum(self._held.values()),
+            on_triton=lowering.kernels == "triton",
             project_greedy=lowered_head.project_greedy,
         )
 

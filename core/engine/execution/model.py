@@ -61,6 +61,8 @@ class LoweredModel:
     lowering: tuple[str, ...]
     """What runs for each kind of op, one line each, for the plan."""
     weights_bytes: int
+    on_triton: bool = False
+    """Lowered to Triton kernels: tokens are chosen by such kernels too."""
     project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """:attr:`project` and the most likely tokens as :meth:`greedy` has them, where a kernel finds both at once."""
 

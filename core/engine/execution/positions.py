@@ -14,6 +14,15 @@ from engine.execution.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
+class TableRow:
+    """A request's row of the token table."""
+
+    table: Tensor
+    """int64 ``[slots, width]``"""
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     params: SamplingParams
     seed: int
@@ -26,8 +35,8 @@ class Position:
     stop_ids: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
     """Drafted tokens between ``history`` and this position."""
-    row: tuple[Tensor, int] | None = None
-    """The table (int64 ``[slots, width]``) whose row starts with ``history`` and goes on with ``drafts``; the row."""
+    row: TableRow | None = None
+    """Where ``history``, and behind it ``drafts``, stand on the device."""
 
     @property
     def is_greedy(self) -> bool:

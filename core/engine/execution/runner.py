@@ -17,6 +17,7 @@ from engine.execution.graphs import Recorded, StepGraphs
 from engine.execution.kv_cache import KVCache
 from engine.execution.logprobs import Ranked, rank_prompt
 from engine.execution.model import ForwardBatch, LoweredModel
+from engine.execution.positions import TableRow
 from engine.execution.running import RunningStep, Sampled
 from engine.execution.step import StepPlan, StepResult, StepRow, StepSkipped
 from engine.execution.tables import DeviceTables
@@ -71,6 +72,7 @@ class ModelRunner:
         self._last = ended
         if self.drafter.max_width > 0 and self.drafter.placement == "device":
             self._draft(plan, batch, taps, step)
+            self._last = mark(self.tables.device)
         return step
 
     @property
@@ -89,7 +91,7 @@ class ModelRunner:
         if all(row.is_plain for row in rows):
             choice = Choice(tuple(rows), pick(recorded.tokens), (), {})
         else:
-            choice = choose_tokens(pick(recorded.logits), rows)
+            choice = choose_tokens(pick(recorded.logits), rows, on_triton=self.model.on_triton)
             self.tables.write(pick(recorded.batch.slots), pick(recorded.batch.positions) + 1, choice.tokens)
         return Sampled(tuple(range(len(rows))), choice)
 
@@ -109,7 +111,8 @@ class ModelRunner:
         if len(wanted) != hidden.shape[0]:
             index = upload(wanted, torch.int64, hidden.device)
             hidden, slots, positions = hidden[index], slots[index], positions[index]
-        choice = choose_tokens(self.model.head(hidden), [self._verify_row(plan.rows[i]) for i in sampling])
+        rows = [self._verify_row(plan.rows[i]) for i in sampling]
+        choice = choose_tokens(self.model.head(hidden), rows, on_triton=self.model.on_triton)
         self.tables.write(slots, positions + 1, choice.tokens)
         return Sampled(tuple(sampling), choice)
 
@@ -125,7 +128,7 @@ class ModelRunner:
             stop_ids=admit.stop_ids,
             drafts=row.drafts,
             draft_probs=row.draft_probs,
-            row=(self.tables.tokens, row.slot),
+            row=TableRow(self.tables.tokens, row.slot),
         )
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, tuple[Ranked, ...]]:

@@ -13,7 +13,7 @@ Three ways to judge a drafted chain, all exact:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,10 +23,9 @@ from engine.contracts.request import SamplingParams, TokenLogprobs
 from engine.execution.adjust import adjust, adjusts
 from engine.execution.logprobs import Ranked, listed, rank
 from engine.execution.philox import ACCEPT, RESIDUAL, uniform
-from engine.execution.positions import Position, streams
+from engine.execution.positions import Position, TableRow, streams
 from engine.execution.sampling import NOT_FINITE, choose, draw_from_weights, target_probs
 from engine.execution.transfer import download, upload
-from engine.execution.triton_ops.device import runs_triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class VerifyRow:
     drafts: tuple[int, ...] = ()
     draft_probs: Tensor | None = None
     """float32 ``[>= len(drafts), V]``: the probabilities the drafts were sampled with."""
-    row: tuple[Tensor, int] | None = None
+    row: TableRow | None = None
     """As :attr:`Position.row <engine.execution.positions.Position.row>`."""
 
     @property
@@ -93,17 +92,25 @@ class Choice:
     """Rows judged by rejection sampling, which asks the host: their accepted drafts and new token."""
 
 
-def choose_tokens(logits: Tensor, rows: Sequence[VerifyRow]) -> Choice:
-    """The device's part of :func:`verify`. Waits for the device only if a row uses rejection sampling."""
+def choose_tokens(logits: Tensor, rows: Sequence[VerifyRow], *, on_triton: bool = False) -> Choice:
+    """The device's part of :func:`verify`. Waits for the device only if a row uses rejection sampling.
+
+    ``on_triton``: penalise and choose with the kernels of :mod:`engine.execution.device_sampling`.
+    """
     positions = _positions(rows)
     assert len(logits) == len(positions)
-    adjusted = adjust(logits, positions)
+    adjusted = adjust(logits, positions, on_triton=on_triton)
     starts = _starts(rows)
     rejecting = [i for i, row in enumerate(rows) if row.uses_rejection]
     settled: dict[int, tuple[int, ...]] = {}
     if rejecting:
         settled = _verify_by_rejection(adjusted, positions, rows, starts, rejecting)
-    tokens = _target_tokens(adjusted, positions, rows, starts, settled)
+    choose_all = choose
+    if on_triton:
+        from engine.execution.device_sampling import choose_on_device  # Triton is imported only where it runs
+
+        choose_all = choose_on_device
+    tokens = _target_tokens(adjusted, positions, rows, starts, settled, choose_all)
     return Choice(tuple(rows), tokens, _ranked(adjusted, tokens, rows, starts), settled)
 
 
@@ -189,27 +196,20 @@ def _target_tokens(
     rows: Sequence[VerifyRow],
     starts: Sequence[int],
     settled: Mapping[int, tuple[int, ...]],
+    choose_all: Callable[[Tensor, Sequence[Position]], Tensor],
 ) -> Tensor:
     """:attr:`Choice.tokens`."""
     if not settled:
-        return _choose(adjusted, positions)
+        return choose_all(adjusted, positions)
     tokens = torch.zeros(len(positions), dtype=torch.int64, device=adjusted.device)
     shared = [starts[i] + j for i in range(len(rows)) if i not in settled for j in range(len(rows[i].drafts) + 1)]
     if shared:
         index = upload(shared, torch.int64, adjusted.device)
-        tokens[index] = _choose(adjusted[index], [positions[at] for at in shared])
+        tokens[index] = choose_all(adjusted[index], [positions[at] for at in shared])
     known = [(starts[i] + j, token) for i, output in settled.items() for j, token in enumerate(output)]
     places, values = (upload(column, torch.int64, adjusted.device) for column in zip(*known, strict=True))
     tokens[places] = values
     return tokens
-
-
-def _choose(logits: Tensor, positions: Sequence[Position]) -> Tensor:
-    if runs_triton(logits.device):
-        from engine.execution.device_sampling import choose_on_device  # Triton is imported only where it runs
-
-        return choose_on_device(logits, positions)
-    return choose(logits, positions)
 
 
 def _verify_by_rejection(

@@ -21,7 +21,7 @@ from engine.contracts.request import SamplingParams
 from engine.execution import philox
 from engine.execution.adjust import adjust
 from engine.execution.device_sampling import choose_on_device
-from engine.execution.positions import Position
+from engine.execution.positions import Position, TableRow
 from engine.execution.sampling import NOT_FINITE, choose
 from engine.execution.triton_sampling.noise import gumbel, log, uniform
 from engine.execution.triton_sampling.penalties import penalise_on_device
@@ -267,12 +267,12 @@ def test_penalties_read_the_table_that_the_drafts_are_in() -> None:
     def position(params: SamplingParams, slot: int, known: int, drafts: int, in_table: bool) -> Position:
         text = table[slot]
         guesses = tuple(text[known : known + drafts].tolist())
-        row = (table, slot) if in_table else None
+        row = TableRow(table, slot) if in_table else None
         return Position(params, 0, 5, known // 2, text[:known], (), guesses, row)
 
     def adjusted(in_table: bool) -> Tensor:
         cases = ((hard, 2, 9, 0), (hard, 2, 9, 3), (SamplingParams(), 1, 4, 0), (soft, 0, 1, 1))
-        return adjust(logits, [position(*case, in_table) for case in cases])
+        return adjust(logits, [position(*case, in_table) for case in cases], on_triton=in_table)
 
     assert torch.equal(adjusted(in_table=True), adjusted(in_table=False))
     assert not torch.equal(adjusted(in_table=True), logits)

@@ -15,8 +15,8 @@ from engine.execution.runner import PROMPT_LOGPROB_ROWS
 from engine.loop.memory.weights import WeightSizes, weight_sizes
 
 GRAPHS_BYTES = 512 * 2**20
-"""Set aside for recorded steps where steps are recorded. What they take is known only once they are captured, which
-needs the pool to be there already."""
+"""Reckoned for recorded steps before anything is loaded; what they really take is measured after loading (see
+``rehearsal.py``)."""
 HOST_BYTES = 16 * 2**20
 """On a CPU, beside tensors: objects of requests and steps, buffers of libraries, holes in the heap. Measured with
 ``benchmarks/memory_peak.py``."""
@@ -112,7 +112,7 @@ def _workspace(plan: EnginePlan, tokens: int, rows: int) -> int:
     stream = tokens * model.hidden_size * item
     rotation = tokens * model.head_dim * 2 * torch.float32.itemsize
     # Outside compiled kernels, norm and rotation go through float32 copies.
-    wide = 0 if plan.execution == "compile" else tokens * max(model.hidden_size, query + key) * torch.float32.itemsize
+    wide = 0 if plan.execution != "eager" else tokens * max(model.hidden_size, query + key) * torch.float32.itemsize
     attention = tokens * (query + 2 * key + query) * item
     mlp = tokens * 3 * model.intermediate_size * item  # gate and up, and their product
     logits = _logits(plan, min(rows, tokens), SAMPLING_COPIES)

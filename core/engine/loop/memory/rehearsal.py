@@ -19,10 +19,11 @@ from engine.execution.step import StepRow
 from engine.execution.tables import DeviceTables
 from engine.execution.verify import VerifyRow, choose_tokens
 from engine.loop.memory.fit import MemoryPlan
-from engine.loop.memory.room import Meter
+from engine.loop.memory.room import DoesNotFit, Meter
+from engine.loop.memory.text import size
 
 FULL_SAMPLING = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
-"""What needs the most memory."""
+"""All filters, on every row that can be sampled."""
 
 
 @torch.inference_mode()
@@ -38,7 +39,8 @@ def rehearse(
     """``memory`` with a measured workspace and measured graphs (``buckets`` empty: none).
 
     Runs a step of ``scheduler.token_budget`` tokens and records the two largest buckets, on a pool of two blocks whose
-    first, nobody's, stands in for all. The second recording says what each further one adds.
+    first, nobody's, stands in for all. The second recording says what each further one adds. Raises
+    :class:`DoesNotFit` when the device's memory runs out.
     """
     plan = memory.plan
     kv = KVCache(plan.model, bound.kv_format, 2, bound.context.block_size, plan.dtype, plan.device.kind)
@@ -47,7 +49,13 @@ def rehearse(
     tables.tokens[tables.nobody] = 0
     meter.reset_peak()
     before = meter.used()
-    _largest_step(plan, bound, model, kv, tables)
+    try:
+        _largest_step(plan, bound, model, kv, tables)
+    except torch.OutOfMemoryError as error:
+        raise DoesNotFit(
+            f"the largest step does not fit beside the weights ({size(model.weights_bytes)}): {error}. Set a smaller "
+            "scheduler.token_budget or scheduler.max_requests"
+        ) from error
     workspace = meter.peak() - before
     taken: list[int] = []
     kept: list[StepGraphs] = []
@@ -74,4 +82,5 @@ def _largest_step(plan: EnginePlan, bound: BoundEngine, model: LoweredModel, kv:
     hidden, _ = model.forward(tables.inputs(rows), kv, bound.drafter.taps)
     sampled = hidden[: most * (1 + bound.drafter.max_width)]
     nothing = torch.empty(0, dtype=torch.int64)
-    choose_tokens(model.head(sampled), [VerifyRow(FULL_SAMPLING, 0, 0, 1, nothing, ())] * len(sampled))
+    wanted = [VerifyRow(FULL_SAMPLING, 0, 0, 1, nothing, ())] * len(sampled)
+    choose_tokens(model.head(sampled), wanted, on_triton=model.on_triton)
