@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,8 +14,10 @@ from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.request import SamplingParams
 from engine.execution.graphs import Bucket, StepGraphs, query_buckets, row_buckets
 from engine.execution.model import LoweredModel, LoweredOp, StepContext
+from engine.execution.runner import ModelRunner
 from engine.execution.step import Admit, StepPlan, StepRow
 from engine.execution.tables import UNWRITTEN, DeviceTables
+from engine.execution.triton_ops.device import runs_triton
 from engine.testing.no_sync import NoSync
 
 VOCAB, HIDDEN, BLOCK = 11, 8, 4
@@ -168,3 +171,33 @@ def test_places_are_those_of_the_real_queries() -> None:
     admit(tables, 1, (1, 2), (4,))
     rows = [row(0, 1, (5, 6)), row(1, 1)]
     assert graphs.replay(Bucket(2, 4), rows).places(rows) == [0, 1, 2, 4]
+
+
+class NoDrafter:
+    max_width, placement, taps = 3, "host", ()
+
+
+def test_penalties_count_the_drafts_that_the_recording_wrote_over() -> None:
+    """Its own tokens go where the drafts stood; what is chosen anew must still see the drafts."""
+
+    def tokens(recorded: bool) -> list[list[int]]:
+        decoder = replace(model(), on_triton=runs_triton("cpu"))
+        tables, cache = DeviceTables(4, max_len=24, max_draft_width=3, block_size=BLOCK, device="cpu"), torch.zeros(128)
+        runner = ModelRunner(decoder, cache, tables, NoDrafter())  # type: ignore[arg-type]
+        if recorded:
+            runner.graphs = StepGraphs(decoder, cache, tables, (), [Bucket(1, 4)], Recorder())  # type: ignore[arg-type]
+            runner.graphs.capture()
+        params = SamplingParams(temperature=0.0, frequency_penalty=2.0, presence_penalty=2.0, repetition_penalty=1.5)
+        prompt = StepPlan(0, (Admit(0, (1, 2, 3), 3, params, 0, ()),), (StepRow(0, 0, 3, (), True, 0, 0, (1,)),))
+        tables.apply(prompt)
+        runner.launch(prompt)
+        found = []
+        for drafts in ((5, 6, 7), (4, 4, 4), (0, 8, 9), (10, 10, 1)):
+            plan = StepPlan(1, (), (StepRow(0, 3, 1, drafts, True, 1, 1, (2,)),))
+            tables.apply(plan)
+            sampled = runner.launch(plan).sampled
+            assert sampled is not None
+            found.append(sampled.choice.tokens.tolist())
+        return found
+
+    assert tokens(recorded=True) == tokens(recorded=False)

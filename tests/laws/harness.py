@@ -32,6 +32,7 @@ class Exact:
     model: ExactModel
     kv: ExactKV
     allocator: object
+    runner: ModelRunner
 
 
 def exact_engine(
@@ -58,7 +59,7 @@ def exact_engine(
         registry.capture()
     runner = ModelRunner(model, kv, tables, bound.drafter, registry)
     core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), max_len)
-    return Exact(core, model, kv, bound.kv_allocator)
+    return Exact(core, model, kv, bound.kv_allocator, runner)
 
 
 def run_again(step: Callable[[], None]) -> Callable[[], None]:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.execution.step import StepPlan
+from engine.loop.core import EngineBroken
 
 from .harness import VOCAB, assert_nothing_held, exact_engine, expected, random_requests, run, settle
 
@@ -146,6 +148,27 @@ def test_a_request_that_breaks_the_device_fails_alone(overlap: str, drafter: str
         assert outputs[request.request_id] == expected(request)
     assert_nothing_held(engine)
     engine.core.close()
+
+
+@pytest.mark.parametrize("overlap", OVERLAP)
+def test_tables_that_could_not_be_written_end_the_engine(overlap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half an admission must not be run on: the row still holds the text of whoever had it before."""
+    engine = exact_engine(f"overlap={overlap}", "drafter=none")
+    run(engine.core, random_requests(1, 4))
+    apply, calls = engine.runner.tables.apply, []
+
+    def fail_once(plan: StepPlan) -> None:
+        calls.append(plan)
+        if len(calls) == 1:
+            raise MemoryError("no pinned memory")
+        apply(plan)
+
+    monkeypatch.setattr(engine.runner.tables, "apply", fail_once)
+    for request in random_requests(2, 2):
+        engine.core.submit(request)
+    with pytest.raises(EngineBroken, match="no pinned memory"):
+        while engine.core.has_work:
+            assert not any(out.tokens for out in engine.core.step().outputs)
 
 
 @pytest.mark.parametrize("steps", STEPS)

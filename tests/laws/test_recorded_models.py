@@ -118,10 +118,8 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
 
 @interpreted
 @pytest.mark.parametrize("rows", [1, 4, 16])
-@pytest.mark.parametrize(
-    ("family", "most"), [("LlamaForCausalLM", 5), ("Qwen2ForCausalLM", 5), ("Qwen3ForCausalLM", 6)]
-)
-def test_a_layer_is_at_most_six_launches_attention_included(tmp_path: Path, family: str, count: int, rows: int) -> None:
+@pytest.mark.parametrize(("family", "count"), [("Llama", 5), ("Qwen2", 5), ("Qwen3", 6)])
+def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, family: str, count: int, rows: int) -> None:
     plan, _, model, kv = triton_model(variant(tmp_path, f"{family}ForCausalLM", tied=False, stored=torch.float32))
     tables = DeviceTables(rows, plan.max_len, 0, BLOCK, "cpu")
     tables.tokens[:] = 0

@@ -43,6 +43,7 @@ def test_a_step_that_fills_the_budget_runs_on_a_pool_that_is_nobodys(
     plan = plan_of(tiny.write(tmp_path), "model.max_len=64", *overrides)
     bound, memory = bind(plan), planned(plan)
     model = load_plan(plan, bound)
+    taken = memory.needs.workspace + 500
     sizes: list[int] = []
     forward = LoweredModel.forward
 
@@ -51,9 +52,9 @@ def test_a_step_that_fills_the_budget_runs_on_a_pool_that_is_nobodys(
         return forward(self, batch, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LoweredModel, "forward", watched)
-    got = rehearse(memory, bound, model, [], run_once, lambda device: 0, Gauge(100, 700))
+    got = rehearse(memory, bound, model, [], run_once, lambda device: 0, Gauge(100, 100 + taken))
     assert sizes == [min(int(plan.choice("scheduler").config["token_budget"]), 64 * bound.context.max_requests)]
-    assert (got.needs.workspace, got.needs.graphs) == (600, 0)
+    assert (got.needs.workspace, got.needs.graphs, got.needs.loading) == (taken, 0, 0)
     assert got.needs.weights == memory.needs.weights
 
 
@@ -61,7 +62,7 @@ def test_every_graph_beyond_the_largest_counts_as_much_as_the_second(tmp_path: P
     plan = plan_of(tiny.write(tmp_path), "model.max_len=32", "scheduler.token_budget=32", "attention_kernel=torch")
     bound = bind(plan)
     captured: list[str] = []
-    free = iter([1000, 900, 900, 893])
+    free = iter([1000, 900, 893])
     model = StubModel(120, captured)
     buckets = [Bucket(1, 1), Bucket(8, 1), Bucket(4, 1), Bucket(2, 1)]
     got = rehearse(planned(plan), bound, model, buckets, run_once, lambda device: next(free), Gauge(0, 0))  # type: ignore[arg-type]

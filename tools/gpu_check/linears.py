@@ -19,9 +19,9 @@ from engine.execution.triton_ops.device import has_dependent_launch
 from engine.execution.triton_ops.launch import (
     HeadShape,
     HeadWriter,
-    InputNorm,
     KVTarget,
     Launch,
+    NormWeight,
     SkinnyLinear,
     argmax_rows,
     gated_activation,
@@ -55,8 +55,8 @@ class Layer:
     def weight(self, out_features: int, in_features: int) -> Tensor:
         return self.random(out_features, in_features) * in_features**-0.5
 
-    def norm(self, size: int) -> InputNorm:
-        return InputNorm(1.0 + 0.2 * self.random(size).float(), EPS)
+    def norm(self, size: int) -> NormWeight:
+        return NormWeight(1.0 + 0.2 * self.random(size).float(), EPS)
 
 
 def run(context: Context) -> None:
@@ -107,7 +107,7 @@ def apart(got: Tensor, want: Tensor) -> float:
     return float(gap.nan_to_num(nan=float("inf")).max())
 
 
-def normed(x: Tensor, norm: InputNorm) -> Tensor:
+def normed(x: Tensor, norm: NormWeight) -> Tensor:
     """RMSNorm in float64."""
     wide = x.double()
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.double()
@@ -180,7 +180,7 @@ def judge_heads(case: Layer, q: Tensor, kv: KVTarget, want: Tensor, tables: tupl
     shape = case.shape
     queries, keys, values = want.split([shape.num_attention_heads, *[shape.num_key_value_heads] * 2], dim=1)
     cos, sin = (table.double() for table in tables)
-    stored = [cache.flatten(0, 1)[kv.slots] for cache in (kv.keys, kv.values)]
+    stored = [cache.flatten(0, 1)[kv.slot_mapping] for cache in (kv.keys, kv.values)]
     pairs = ((q, rotate(queries, cos, sin)), (stored[0], rotate(keys, cos, sin)), (stored[1], values))
     touched = int((~kv.keys.flatten(0, 1).isnan().flatten(1).all(1)).sum())
     assert touched == case.rows, f"{touched} places of the cache were written, expected {case.rows}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -218,10 +219,15 @@ def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
     batch.attention.kv_lens_device.copy_(inputs[1] + queries)
 
 
+@cache
+def _capture_stream() -> torch.cuda.Stream:
+    """One for all captures: libraries keep a workspace for every stream they have seen."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
 def cuda_capture() -> Capture:
     """Captures CUDA graphs that share one memory pool."""
-    pool = torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    pool, stream = torch.cuda.graph_pool_handle(), _capture_stream()
 
     def capture(step: Callable[[], None]) -> Replay:
         # Kernels are compiled and libraries make their workspaces the first time; neither may happen in a capture.

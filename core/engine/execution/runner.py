@@ -19,7 +19,7 @@ from engine.execution.logprobs import Ranked, rank_prompt
 from engine.execution.model import ForwardBatch, LoweredModel
 from engine.execution.positions import TableRow
 from engine.execution.running import RunningStep, Sampled
-from engine.execution.step import StepPlan, StepResult, StepRow, StepSkipped
+from engine.execution.step import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
 from engine.execution.tables import DeviceTables
 from engine.execution.transfer import Mark, mark, upload
 from engine.execution.verify import Choice, Verified, VerifyRow, choose_tokens
@@ -91,6 +91,8 @@ class ModelRunner:
         if all(row.is_plain for row in rows):
             choice = Choice(tuple(rows), pick(recorded.tokens), (), {})
         else:
+            # The recording wrote its own tokens over the drafts, which penalties count.
+            self.tables.write_drafts(plan.rows)
             choice = choose_tokens(pick(recorded.logits), rows, on_triton=self.model.on_triton)
             self.tables.write(pick(recorded.batch.slots), pick(recorded.batch.positions) + 1, choice.tokens)
         return Sampled(tuple(range(len(rows))), choice)
@@ -214,7 +216,7 @@ class DeviceQueue:
     """Plans in, results out, in order.
 
     After a step failed, everything queued behind it is skipped (:class:`StepSkipped`) until :meth:`resume`;
-    admissions of skipped plans still take effect.
+    admissions of skipped plans still take effect. :class:`DeviceBroken` says that there is nothing to resume.
     """
 
     def __init__(self, runner: ModelRunner, worker: DeviceWorker) -> None:
@@ -225,7 +227,14 @@ class DeviceQueue:
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Queue a plan; the returned function waits for its result and raises what the step raised."""
         launched = self._worker.start(partial(self._run, plan))
-        return lambda: launched().result()
+
+        def wait() -> StepResult:
+            try:
+                return launched().result()
+            except torch.AcceleratorError as error:  # an illegal access, say: nothing works on this device any more
+                raise DeviceBroken(f"the device failed: {error}") from error
+
+        return wait
 
     def resume(self) -> None:
         """Execute plans again after a failure has been dealt with."""
@@ -235,7 +244,12 @@ class DeviceQueue:
         self._worker.close()
 
     def _run(self, plan: StepPlan) -> RunningStep:
-        self._runner.tables.apply(plan)
+        try:
+            self._runner.tables.apply(plan)
+        except Exception as error:
+            # Half an admission: whoever ran on it would read what the row's former owner left.
+            self._failed = True
+            raise DeviceBroken(f"the device tables could not be written: {error}") from error
         if self._failed:
             raise StepSkipped(f"step {plan.plan_id} was planned on top of a failed one")
         try:

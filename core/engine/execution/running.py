@@ -33,7 +33,7 @@ class RunningStep:
         times: tuple[Mark | None, Mark, Mark],
     ) -> None:
         self._plan = plan
-        self._sampled = sampled
+        self.sampled = sampled
         self._prompts = prompts
         self._times = times
         self._verified: list[Verified] | None = None
@@ -49,9 +49,9 @@ class RunningStep:
         if self._verified is None:
             tensors = self._arriving.wait()
             found = [Verified((), 0, ())] * len(self._plan.rows)
-            if self._sampled is not None:
-                verdicts = judge(on_host(self._sampled.choice, tensors[: self._num_choice]))
-                for i, verdict in zip(self._sampled.indices, verdicts, strict=True):
+            if self.sampled is not None:
+                verdicts = judge(on_host(self.sampled.choice, tensors[: self._num_choice]))
+                for i, verdict in zip(self.sampled.indices, verdicts, strict=True):
                     found[i] = verdict
             self._verified = found
         return self._verified

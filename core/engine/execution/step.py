@@ -105,3 +105,7 @@ class StepResult:
 
 class StepSkipped(RuntimeError):
     """An earlier step failed, so this one, planned on top of it, was not executed."""
+
+
+class DeviceBroken(RuntimeError):
+    """What is on the device is no longer known, or it does not work: only a new engine helps."""

@@ -44,7 +44,8 @@ class DeviceTables:
         self.block_tables = torch.zeros((num_slots + 1, max_blocks), dtype=torch.int32, device=device)
         self.slots: dict[int, SlotState] = {}
         self.nobody = num_slots
-        """The row no request has: padding rows read and write it."""
+        """The row no request has: padding rows read and write it, and it always holds tokens."""
+        self.tokens[self.nobody] = 0
 
     def apply(self, plan: StepPlan) -> None:
         """Take over the plan's admissions, new blocks and drafts."""
@@ -55,15 +56,19 @@ class DeviceTables:
             row[len(admit.tokens) :] = UNWRITTEN
             # The former owner's blocks may be somebody else's now; block 0 is nobody's.
             self.block_tables[admit.slot] = 0
-        block_width, token_width = self.block_tables.shape[1], self.tokens.shape[1]
+        width = self.block_tables.shape[1]
         blocks: list[tuple[int, int]] = []
-        drafts: list[tuple[int, int]] = []
         for step_row in plan.rows:
-            blocks += enumerate(step_row.new_blocks, step_row.slot * block_width + step_row.block_start)
-            if step_row.drafts:
-                after = step_row.slot * token_width + step_row.start + step_row.num_tokens
-                drafts += enumerate(step_row.drafts, after)
+            blocks += enumerate(step_row.new_blocks, step_row.slot * width + step_row.block_start)
         _scatter(self.block_tables, blocks)
+        self.write_drafts(plan.rows)
+
+    def write_drafts(self, rows: Sequence[StepRow]) -> None:
+        """Put the rows' drafts behind their tokens."""
+        width = self.tokens.shape[1]
+        drafts: list[tuple[int, int]] = []
+        for row in rows:
+            drafts += enumerate(row.drafts, row.slot * width + row.start + row.num_tokens)
         _scatter(self.tokens, drafts)
 
     def inputs(self, rows: tuple[StepRow, ...]) -> ForwardBatch:

@@ -34,7 +34,7 @@ from engine.loop.memory.rehearsal import rehearse
 from engine.loop.memory.room import DoesNotFit, Meter, free_memory
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
-from engine.loop.warm_up import warm_up
+from engine.loop.warm_up import warm_up, warm_up_launches
 
 OnProgress = Callable[[Progress], None]
 
@@ -91,7 +91,7 @@ def build_engine(
     worker = DeviceWorker(own_thread=plan.overlap and plan.device.kind == "cpu")
     with phase("load weights"):
         model = worker.start(partial(load_plan, plan, bound, on_progress))()
-    max_requests, block_size = bound.context.max_requests, bound.context.block_size
+    block_size = bound.context.block_size
     if plan.device.kind == "cuda":
         with phase("rehearse"):
             buckets = graph_buckets(bound) if plan.execution == "graphs" else []
@@ -108,8 +108,9 @@ def build_engine(
             runner.graphs = _capture(runner, bound, on_progress)
     core = make_core(plan, bound, DeviceQueue(runner, worker), max_len)
     with phase("warm up"):
-        budget = int(plan.choice("scheduler").config["token_budget"])
-        warm_up(core, max_len, budget, max_requests, on_gpu=plan.device.kind != "cpu")
+        if plan.device.kind == "cuda":
+            warm_up_launches(core, runner, max_len, int(plan.choice("scheduler").config["token_budget"]))
+        warm_up(core, max_len)
     info = _describe(model, runner, memory, pool, phase.done)
     return Engine(core, info, bound)
 

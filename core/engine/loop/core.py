@@ -14,7 +14,7 @@ from engine.assembly.bind import BoundEngine
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.execution.runner import DeviceQueue
-from engine.execution.step import StepResult
+from engine.execution.step import DeviceBroken, StepResult
 from engine.loop.block_keys import BlockKeys
 from engine.loop.commit import Committer
 from engine.loop.drafting import Drafting
@@ -215,6 +215,8 @@ class EngineCore:
         """A step raised. Roll everything back to what is confirmed; then its requests run one by one, so that only
         the guilty one fails."""
         traceback.print_exception(error)
+        if isinstance(error, DeviceBroken):
+            raise EngineBroken(str(error)) from error
         owners = [s for s, epoch in step.owners if s.epoch == epoch and s.status is Status.RUNNING]
         self._drain()
         self._device.resume()

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.execution.runner import ModelRunner
+from engine.execution.step import StepRow
 from engine.loop.core import EngineCore
 
+HEAD_ROWS = (1, 2, 9, 17)
+"""One for each way a linear layer has with few rows, and one beyond."""
 
-def warm_up(core: EngineCore, max_len: int, token_budget: int, max_requests: int, on_gpu: bool) -> None:
-    """Run requests of different shapes, so that the first real one meets warm kernels.
 
-    On a GPU every kind of launch must have been made: kernels are compiled when they are first launched, and nothing
-    may be compiled once the engine is ready.
-    """
+def warm_up(core: EngineCore, max_len: int) -> None:
+    """Run requests of different shapes, so that the first real one meets warm kernels."""
     greedy = {"temperature": 0.0}
-    if not on_gpu:
-        _run_together(core, [max(min(max_len - 8, 256), 1)], 2, greedy)
-        for _ in range(2):
-            _run_together(core, [1], 4, greedy)
-    else:
-        longest = max(min(max_len - 8, token_budget), 1)
-        lengths = [1 << i for i in range(longest.bit_length() - 1)] + [longest]
-        for length in lengths:
-            _run_together(core, [length], 2, greedy)
-        _run_together(core, [*lengths[: max_requests - 1], 1], 4, greedy)
-        _run_together(core, [min(17, longest)] * max_requests, 4, greedy)
-        sampled = {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "logprobs": 2, "seed": 1, "repetition_penalty": 1.1}
-        for settings in ({}, sampled):
-            _run_together(core, [1] * min(2, max_requests), 3, settings)
+    _run_together(core, [max(min(max_len - 8, 256), 1)], 2, greedy)
+    for _ in range(2):
+        _run_together(core, [1], 4, greedy)
+
+
+def warm_up_launches(core: EngineCore, runner: ModelRunner, max_len: int, token_budget: int) -> None:
+    """On a GPU every kind of launch must have been made before readiness: a kernel is compiled when it is first used.
+
+    Batches of every shape, on the row that is nobody's; then requests, for all that follows the model.
+    """
+    for rows, length in batch_shapes(runner.tables.nobody, max_len, token_budget):
+        _forward(runner, rows, length)
+    longest = max(min(max_len - 8, token_budget), 1)
+    filtered = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
+    asking = {"logprobs": 2, "seed": 1, "repetition_penalty": 1.1}
+    for settings in ({"temperature": 0.0}, {}, filtered, filtered | asking):
+        _run_together(core, [longest, 1], 3, settings)
+
+
+def batch_shapes(max_requests: int, max_len: int, token_budget: int) -> Iterator[tuple[int, int]]:
+    """``(rows, tokens per row)``: from one to ``max_requests`` rows in steps of a third or a half, each with 1, 2, 4,
+    ... tokens and with as many as fit. What a kernel is compiled for changes in wider steps than these."""
+    sizes = sorted({n for i in range(max_requests.bit_length()) for n in (1 << i, 3 << i)} | {max_requests})
+    for rows in (n for n in sizes if n <= max_requests):
+        longest = min(max_len, token_budget // rows)
+        for length in sorted({1 << i for i in range(longest.bit_length())} | {longest}):
+            if length > 0:
+                yield rows, length
+
+
+@torch.inference_mode()
+def _forward(runner: ModelRunner, rows: int, length: int) -> None:
+    nobodys = StepRow(runner.tables.nobody, 0, length, (), True, 0, 0, ())
+    hidden, _ = runner.model.forward(runner.tables.inputs((nobodys,) * rows), runner.kv, tuple(runner.drafter.taps))
+    for count in HEAD_ROWS:
+        runner.model.head(hidden[:count])
 
 
 def _run_together(core: EngineCore, prompts: Sequence[int], outputs: int, settings: Mapping[str, Any]) -> None:

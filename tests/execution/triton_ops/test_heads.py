@@ -17,7 +17,7 @@ from engine.contracts.quantizer import TileLoader
 from engine.execution.kv_cache import KVCache
 from engine.execution.norms import rms_norm
 from engine.execution.rope import rotate
-from engine.execution.triton_ops.launch import HeadShape, HeadWriter, InputNorm, KVTarget, Launch, SkinnyLinear
+from engine.execution.triton_ops.launch import HeadShape, HeadWriter, KVTarget, Launch, NormWeight, SkinnyLinear
 from engine.execution.triton_ops.weights import load_plain
 from engine.testing.context import build_context
 from engine_plugins.kv_format.native import NativeFormat
@@ -79,8 +79,8 @@ class Case:
     q: Tensor
     k: Tensor
     v: Tensor
-    norm: InputNorm
-    head_norms: tuple[InputNorm, InputNorm] | None
+    norm: NormWeight
+    head_norms: tuple[NormWeight, NormWeight] | None
     caches: tuple[KVCache, KVCache]
 
     @property
@@ -125,9 +125,9 @@ def make(
     total = heads.num_heads + 2 * heads.num_kv_heads
     x, bias = random(num_tokens, IN_FEATURES), random(total * heads.head_dim)
     weight = random(total * heads.head_dim, IN_FEATURES) * IN_FEATURES**-0.5
-    norm = InputNorm(1.0 + 0.2 * random(IN_FEATURES).float(), 1e-5)
+    norm = NormWeight(1.0 + 0.2 * random(IN_FEATURES).float(), 1e-5)
     dims = 1.0 + 0.2 * random(2, heads.head_dim).float()
-    head_norms = (InputNorm(dims[0], 1e-6), InputNorm(dims[1], 1e-5)) if head_norm else None
+    head_norms = (NormWeight(dims[0], 1e-6), NormWeight(dims[1], 1e-5)) if head_norm else None
     qkv = F.linear(rms_norm(x.float(), norm.weight, norm.eps), weight.float(), bias.float())
     q, k, v = qkv.view(num_tokens, total, -1).split([heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], 1)
     if head_norms is not None:

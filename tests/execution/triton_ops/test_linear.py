@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.contracts.quantizer import TileLoader
 from engine.execution.norms import rms_norm
 from engine.execution.reference import gated_activation, soft_capped
-from engine.execution.triton_ops.launch import InputNorm, Launch, SkinnyLinear
+from engine.execution.triton_ops.launch import Launch, NormWeight, SkinnyLinear
 from tests.execution.triton_ops.formats import FORMATS
 
 ROWS = (1, 2, 3, 7, 16)
@@ -37,7 +37,7 @@ class Case:
         normed = rms_norm(x.float(), norm_weight, EPS) if norm else x.float()
         self.want = F.linear(normed, packed.dense, None if offset is None else offset.float()).to(device)
         self.x = surrounded(x, device)
-        input_norm = InputNorm(norm_weight.to(device), EPS) if norm else None
+        input_norm = NormWeight(norm_weight.to(device), EPS) if norm else None
         loader = moved(packed.loader, device)
         self.linear = SkinnyLinear(Launch.on(device), loader, in_features, out_features, input_norm)
         self.tolerance = TOLERANCE[dtype]
@@ -166,7 +166,7 @@ def test_float16_does_not_overflow_between_norm_weight_and_norm(device: str) -> 
         case = Case(device, rows, 24, 64, "float16")
         assert case.linear.norm is not None
         big = SkinnyLinear(
-            case.linear.launch, case.linear.loader, 64, 24, InputNorm(case.linear.norm.weight * 20.0, EPS)
+            case.linear.launch, case.linear.loader, 64, 24, NormWeight(case.linear.norm.weight * 20.0, EPS)
         )
         case.check(big.store(case.x * 5000.0) / 20.0)
 

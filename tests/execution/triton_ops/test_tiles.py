@@ -26,10 +26,10 @@ def test_one_row_fills_an_h200_without_splitting_the_input(name: str, bits: int)
 
 @pytest.mark.parametrize("name", PROJECTIONS)
 @pytest.mark.parametrize("rows", [2, 8, 9, 16])
-def test_few_rows_give_every_multiprocessor_a_program(name: str, rows: int) -> None:
+def test_few_rows_leave_at_most_four_multiprocessors_of_an_h200_without_a_program(name: str, rows: int) -> None:
     out_features, in_features = PROJECTIONS[name]
     tile = skinny_tile(rows, out_features, in_features, H200, 16)
-    assert tile.programs(out_features) >= 128
+    assert tile.programs(out_features) >= H200 - 4
 
 
 @given(st.integers(1, 200_000), st.integers(1, 30_000), st.integers(1, 200), st.sampled_from(BITS))

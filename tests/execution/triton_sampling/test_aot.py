@@ -22,7 +22,7 @@ CHUNKS = -(-VOCAB // CHUNK)
 TYPES = {
     "logits_ptr": "*fp32", "temperature_ptr": "*fp32", "top_k_ptr": "*i32", "top_p_ptr": "*fp64", "min_p_ptr": "*fp32",
     "best_ptr": "*fp32", "index_ptr": "*i32", "mass_ptr": "*fp32", "facts_ptr": "*fp32", "arrived_ptr": "*i32",
-    "token_ptr": "*i64", "num_rows": "i32", "stride": "i32", "listed_ptr": "*fp32", "length_ptr": "*i32",
+    "token_ptr": "*i64", "capacity": "i32", "stride": "i32", "listed_ptr": "*fp32", "length_ptr": "*i32",
     "seed_ptr": "*i64", "position_ptr": "*i64", "history_ptr": "*i64", "slot_ptr": "*i64", "prompt_len_ptr": "*i64",
     "end_ptr": "*i64", "repetition_ptr": "*fp32", "presence_ptr": "*fp32", "frequency_ptr": "*fp32",
     "stride_logits": "i32", "stride_history": "i32",

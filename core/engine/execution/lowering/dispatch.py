@@ -37,27 +37,27 @@ def lower_layer_op(
         lowered = kernels.lower_gate_up(lowering, op, norms, packed)
         return lowered
     if lowering.kernels == "triton":
-        from engine.execution.lowering import fused
+        from engine.execution.lowering import triton
 
-        return fused.lower_residual(lowering, op, packed)
+        return triton.lower_residual(lowering, op, packed)
     return chain.lower_residual(lowering, packed)
 
 
 def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> LoweredHead:
     """The final norm and the vocabulary projection."""
     if lowering.kernels == "triton":
-        from engine.execution.lowering import fused
+        from engine.execution.lowering import triton
 
-        return fused.lower_head(lowering, op, norm_weight, head)
+        return triton.lower_head(lowering, op, norm_weight, head)
     return LoweredHead(chain.lower_head(lowering, op, norm_weight, head))
 
 
 def _kernels(lowering: Lowering) -> Any:
     """The module that lowers what has a linear layer. Triton and the C++ functions are imported if they are used."""
     if lowering.kernels == "triton":
-        from engine.execution.lowering import fused
+        from engine.execution.lowering import triton
 
-        return fused
+        return triton
     if lowering.kernels == "native":
         from engine.execution.lowering import native
 

@@ -41,7 +41,7 @@ def _chains(lowering: Lowering, ops: ModelOps, linears: dict[str, PackedLinear])
 
 def _fused(lowering: Lowering, ops: ModelOps) -> dict[str, str]:
     """What the Triton kernels for few rows are, by op; an op that has none is missing."""
-    from engine.execution.lowering import fused  # Triton is imported by those who lower to it only
+    from engine.execution.lowering import triton  # Triton is imported by those who lower to it only
 
     add = "one Triton kernel: product, add" if lowering.tp == 1 else "Triton product, all-reduce, in-place add"
     lines = {
@@ -51,8 +51,8 @@ def _fused(lowering: Lowering, ops: ModelOps) -> dict[str, str]:
         "LMHead": "one Triton kernel: norm, product",
     }
     qkv = [op for layer in ops.layers for op in layer if isinstance(op, NormQKVRopeWrite)]
-    if all(fused.writes_inline(lowering, op) for op in qkv):
-        in_two = any(fused.needs_whole_heads(lowering, op) for op in qkv)
+    if all(triton.writes_inline(lowering, op) for op in qkv):
+        in_two = any(triton.needs_whole_heads(lowering, op) for op in qkv)
         lines[NormQKVRopeWrite.__name__] = (
             "two Triton kernels: norm, product; whole heads, rotation, KV write"
             if in_two
@@ -62,7 +62,7 @@ def _fused(lowering: Lowering, ops: ModelOps) -> dict[str, str]:
 
 
 def _by_rows(fused: str | None, chain: str, packed: PackedLinear | None) -> str:
-    from engine.execution.lowering.fused import served_rows
+    from engine.execution.lowering.triton import served_rows
 
     if packed is None:  # attention
         return chain
@@ -87,7 +87,7 @@ def _rope_label(lowering: Lowering, ops: ModelOps) -> str:
     if lowering.native:
         return "compiled rotation" + (" and KV write" if lowering.stores_kv_as_is else ", index_copy KV write")
     if lowering.kernels == "triton":
-        from engine.execution.lowering.fused import writes_inline
+        from engine.execution.lowering.triton import writes_inline
 
         qkv = [op for layer in ops.layers for op in layer if isinstance(op, NormQKVRopeWrite)]
         if all(writes_inline(lowering, op) for op in qkv):

@@ -80,9 +80,14 @@ def layer_scales(scale_ptr, head, NUM_KV_HEADS: tl.constexpr):
 
 
 @triton.jit
-def head_factor(first, second, head, columns, second_columns, mask, norm_ptr, eps, LOW: tl.constexpr,
+def norm_heads(first, second, head, columns, second_columns, mask, norm_ptr, eps, LOW: tl.constexpr,
                 HIGH: tl.constexpr, HEAD_DIM: tl.constexpr):  # fmt: skip
-    """RMSNorm of heads ``LOW <= head < HIGH`` ``[BLOCK_H, 1]``: the pairs, normed there and unchanged elsewhere."""
+    """RMSNorm of heads ``LOW <= head < HIGH``: both halves of the pairs, normed there and unchanged elsewhere.
+
+    ``first``, ``second``: float32 ``[BLOCK_H, BLOCK_P]``, 0 beyond the head; ``head``: ``[BLOCK_H, 1]``; ``columns``,
+    ``second_columns``: their dimensions, and ``mask``: which of them exist, ``[1, BLOCK_P]``; ``norm_ptr``:
+    ``[HEAD_DIM]``.
+    """
     chosen = (head >= LOW) & (head < HIGH)
     total = tl.sum(first * first + second * second, 1)[:, None]
     scale = tl.rsqrt(total / HEAD_DIM + eps)
@@ -95,8 +100,12 @@ def head_factor(first, second, head, columns, second_columns, mask, norm_ptr, ep
 
 
 @triton.jit
-def token_scale(first, second, scale_ptr, slot, head, LARGEST: tl.constexpr, NUM_KV_HEADS: tl.constexpr):
-    """Scale of each head ``[BLOCK_H, 1]`` that brings its largest element to ``LARGEST``; stored for real heads."""
+def store_token_scale(first, second, scale_ptr, slot, head, LARGEST: tl.constexpr, NUM_KV_HEADS: tl.constexpr):
+    """Scale of each head, float32 ``[BLOCK_H, 1]``, that brings its largest element to ``LARGEST``.
+
+    Also stored at ``slot`` (int64, none if negative) of ``scale_ptr``, float32 ``[slots, NUM_KV_HEADS]``, for heads
+    ``0 <= head < NUM_KV_HEADS``. ``first``, ``second``: float32 ``[BLOCK_H, BLOCK_P]``.
+    """
     largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))[:, None]
     scale = tl.maximum(largest / LARGEST, 1e-12)
     mask = (head >= 0) & (head < NUM_KV_HEADS) & (slot >= 0)
@@ -132,11 +141,11 @@ def norm_rope_write(
     first = tl.load(source + first_at, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + second_at, mask=mask, other=0.0).to(tl.float32)
     if q_norm_ptr is not None:
-        first, second = head_factor(
+        first, second = norm_heads(
             first, second, head, first_at, second_at, in_head, q_norm_ptr, q_eps, 0, NUM_HEADS, HEAD_DIM
         )
     if k_norm_ptr is not None:
-        first, second = head_factor(
+        first, second = norm_heads(
             first, second, head, first_at, second_at, in_head, k_norm_ptr, k_eps, NUM_HEADS, KV_START, HEAD_DIM
         )
     first, second = rotated_pairs(first, second, cos_ptr, sin_ptr, token, pair, mask & (head < KV_START), ROTARY_DIM)
@@ -145,8 +154,8 @@ def norm_rope_write(
     slot = tl.load(slots_ptr + token + tl.zeros([1, 1], tl.int32))
     if SCALE == "per_token_head":
         wide, wide_second = first.to(tl.float32), second.to(tl.float32)
-        k_scale = token_scale(wide, wide_second, k_scale_ptr, slot, head - NUM_HEADS, LARGEST, NUM_KV_HEADS)
-        v_scale = token_scale(wide, wide_second, v_scale_ptr, slot, head - KV_START, LARGEST, NUM_KV_HEADS)
+        k_scale = store_token_scale(wide, wide_second, k_scale_ptr, slot, head - NUM_HEADS, LARGEST, NUM_KV_HEADS)
+        v_scale = store_token_scale(wide, wide_second, v_scale_ptr, slot, head - KV_START, LARGEST, NUM_KV_HEADS)
     else:
         k_scale = layer_scales(k_scale_ptr, head - NUM_HEADS, NUM_KV_HEADS)
         v_scale = layer_scales(v_scale_ptr, head - KV_START, NUM_KV_HEADS)

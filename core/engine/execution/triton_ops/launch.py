@@ -27,23 +27,27 @@ class Launch:
     """What every launch on a device shares."""
 
     num_sms: int
+    """Multiprocessors that tiles are chosen for."""
     pdl: bool
-    """Programmatic dependent launch: a kernel starts, and loads weights, while the one before it ends."""
+    """Programmatic dependent launch (compute capability 9.0): a kernel starts, and loads weights, while the one before
+    it ends."""
 
     @staticmethod
     def on(device: str) -> Launch:
-        """For a torch device."""
+        """For a torch device, by name (``cuda``, ``cuda:1``; ``cpu`` under Triton's interpreter)."""
         return Launch(multiprocessors(device), has_dependent_launch(device))
 
     def options(self, num_warps: int, num_stages: int = 2) -> dict[str, Any]:
+        """Keyword arguments of a launch: the kernel's ``PDL``, and Triton's own options."""
         # The default of enable_fp_fusion changes between Triton releases; fused multiply-add is wanted in either.
         pdl = {"launch_pdl": True} if self.pdl else {}
         return {"PDL": self.pdl, "num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True, **pdl}
 
 
 @dataclass(frozen=True, slots=True)
-class InputNorm:
-    """RMSNorm of a layer's input. ``weight``: ``[in_features]``, float32 or exactly as good."""
+class NormWeight:
+    """The weight of an RMSNorm: ``[in_features]`` where a layer's input is normed, ``[head_dim]`` where each query or
+    key head is. Contiguous, float32, or the compute dtype if that holds the same values."""
 
     weight: Tensor
     eps: float
@@ -69,13 +73,19 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class KVTarget:
-    """Where a step's keys and values go. ``slots``: int64 ``[num_tokens]``, contiguous, negative for none."""
+    """Where a step's keys and values go: the cache of one layer, and the places in it."""
 
-    slots: Tensor
+    slot_mapping: Tensor
+    """int64 ``[num_tokens]``, contiguous: ``block * block_size + offset`` of each token, negative for none."""
     keys: Tensor
+    """``[num_blocks, block_size, num_kv_heads, head_dim]``, contiguous, in the format's storage dtype."""
     values: Tensor
+    """As ``keys``."""
     key_scale: Tensor | None
+    """float32, contiguous: ``[num_kv_heads]`` with ``KVFormat.scale == "per_layer_head"``, ``[num_blocks, block_size,
+    num_kv_heads]`` with ``"per_token_head"`` (written with the keys), ``None`` with ``"none"``."""
     value_scale: Tensor | None
+    """As ``key_scale``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,7 @@ class SkinnyLinear:
     loader: TileLoader
     in_features: int
     out_features: int
-    norm: InputNorm | None = None
+    norm: NormWeight | None = None
 
     def store(self, x: Tensor) -> Tensor:
         """``[rows, out_features]`` in the dtype of ``x``."""
@@ -115,12 +125,14 @@ class SkinnyLinear:
         """Queries ``[rows, num_heads, head_dim]``, rotated; keys and values are in the cache.
 
         ``tables``: float32 cosines and sines, ``[rows, 1, rotary_dim / 2]``, or ``None`` if nothing rotates.
+        ``store_tile``: the cache format's Triton function (:meth:`KVFormat.store_tile`), or ``None`` to store the
+        values cast to the dtype of the cache. Scales per token need whole heads: those are :class:`HeadWriter`'s.
         """
         q = torch.empty(x.shape[0], heads.num_heads, heads.head_dim, dtype=x.dtype, device=x.device)
         cos, sin = tables or (None, None)
         tile = self._tile(x)
         linear_rope_write[self._grid(tile)](
-            *self._tensors(x), cos, sin, kv.slots, q, kv.keys, kv.values, kv.key_scale, kv.value_scale,
+            *self._tensors(x), cos, sin, kv.slot_mapping, q, kv.keys, kv.values, kv.key_scale, kv.value_scale,
             x.shape[0], x.stride(0), self._eps(),
             STORE_TILE=store_tile, **heads.constants(), **self._constants(tile),
         )  # fmt: skip
@@ -181,8 +193,8 @@ class HeadWriter:
     launch: Launch
     heads: HeadShape
     kv_format: KVFormat
-    q_norm: InputNorm | None = None
-    k_norm: InputNorm | None = None
+    q_norm: NormWeight | None = None
+    k_norm: NormWeight | None = None
 
     def __call__(self, qkv: Tensor, tables: tuple[Tensor, Tensor] | None, kv: KVTarget) -> Tensor:
         """``qkv [num_tokens, (heads + 2 kv_heads) * head_dim]`` -> queries ``[num_tokens, num_heads, head_dim]``.
@@ -199,7 +211,7 @@ class HeadWriter:
         q_norm, k_norm = self.q_norm, self.k_norm
         norm_rope_write[(num_tokens, triton.cdiv(total, block_h))](
             qkv, q_norm and q_norm.weight, k_norm and k_norm.weight, cos, sin,
-            kv.slots, q, kv.keys, kv.values, kv.key_scale, kv.value_scale,
+            kv.slot_mapping, q, kv.keys, kv.values, kv.key_scale, kv.value_scale,
             qkv.stride(0), q_norm.eps if q_norm else 0.0, k_norm.eps if k_norm else 0.0,
             SCALE=self.kv_format.scale, LARGEST=largest_value(kv.keys.dtype), STORE_TILE=self.kv_format.store_tile(),
             BLOCK_H=block_h, BLOCK_P=block_p, **heads.constants(), **self.launch.options(2),
@@ -208,7 +220,10 @@ class HeadWriter:
 
 
 def gated_activation(gate_up: Tensor, act: str, launch: Launch) -> Tensor:
-    """``act(gate) * up`` of ``[rows, 2 * size]``, gates first -> ``[rows, size]``."""
+    """``act(gate) * up`` of ``gate_up [rows, 2 * size]``, gates first -> ``[rows, size]``, contiguous, in its dtype.
+
+    Any floating dtype, computed in float32; rows of ``gate_up`` may lie apart. ``act``: ``silu`` or ``gelu_tanh``.
+    """
     assert gate_up.stride(1) == 1
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
@@ -220,8 +235,8 @@ def gated_activation(gate_up: Tensor, act: str, launch: Launch) -> Tensor:
 
 
 def argmax_rows(logits: Tensor, launch: Launch) -> Tensor:
-    """Column of the largest of contiguous float32 ``[rows, vocab]``, int64 ``[rows]``; the lowest of equals, -1 where
-    a logit is NaN or the largest is infinite."""
+    """Column of the largest of contiguous float32 ``[rows, vocab]``, int64 ``[rows]``; the lowest of equals,
+    ``NOT_FINITE`` (-1) where a logit is NaN or the largest is infinite."""
     assert logits.is_contiguous() and logits.dtype == torch.float32
     rows, vocab = logits.shape
     block = min(CHUNK, triton.next_power_of_2(vocab))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.execution.sampling import NOT_FINITE
 from engine.execution.triton_ops.tile_ops import activated, below, best_of, start_dependents, wait_for_input
+
+_NOT_FINITE = tl.constexpr(NOT_FINITE)
 
 
 @triton.jit
@@ -42,8 +45,8 @@ def best_of_chunks(logits_ptr, best_ptr, index_ptr, VOCAB: tl.constexpr, PDL: tl
 def best_of_blocks(
     best_ptr, index_ptr, token_ptr, COUNT: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The winner among ``COUNT`` (value, column) of a row; of equals the lowest column, -1 if the largest is not
-    finite (the row's logits are broken). Program ``row``."""
+    """The winner among ``COUNT`` (value, column) of a row; of equals the lowest column, ``NOT_FINITE`` (-1) if the
+    largest is not finite (the row's logits are broken). Program ``row``."""
     start_dependents(PDL)
     wait_for_input(PDL)
     row = tl.program_id(0)
@@ -57,5 +60,5 @@ def best_of_blocks(
         better = (value > best) | ((value == best) & (column < index))
         best, index = tl.where(better, value, best), tl.where(better, column, index)
     largest, token = best_of(best, index)
-    token = tl.where(tl.abs(largest) < float("inf"), token, -1)
+    token = tl.where(tl.abs(largest) < float("inf"), token, _NOT_FINITE)
     tl.store(token_ptr + row, token.to(tl.int64))

@@ -12,12 +12,12 @@ BLOCK_IDS = 1024
 """Block-table entries one program copies."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def step_inputs(
     inputs_ptr, tokens_ptr, tables_ptr,
     ids_ptr, positions_ptr, slots_ptr, mapping_ptr, lengths_ptr, row_tables_ptr,
-    tokens_stride, tables_stride, num_blocks,
-    ROWS: tl.constexpr, QUERIES: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr,
+    tokens_stride, tables_stride, num_blocks, num_rows,
+    QUERIES: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program ``(row, part)``: part 0 makes the row's tokens, every part copies ``BLOCK`` ids of its block table."""
     row, part = tl.program_id(0), tl.program_id(1)
@@ -27,7 +27,7 @@ def step_inputs(
     ids = tl.load(table + entry, mask=entry < num_blocks, other=0)
     tl.store(row_tables_ptr + row * num_blocks + entry, ids, mask=entry < num_blocks)
     if part == 0:
-        start = tl.load(inputs_ptr + ROWS + row)
+        start = tl.load(inputs_ptr + num_rows + row)
         query = tl.arange(0, BLOCK_Q)
         real = query < QUERIES
         position = start + query
@@ -63,7 +63,7 @@ def fill_step(
     step_inputs[(rows, triton.cdiv(num_blocks, BLOCK_IDS))](
         inputs, tokens, block_tables,
         token_ids, positions, slots, slot_mapping, attention.kv_lens_device, attention.block_tables,
-        tokens.stride(0), block_tables.stride(0), num_blocks,
-        ROWS=rows, QUERIES=queries, BLOCK_SIZE=attention.block_size, BLOCK_Q=triton.next_power_of_2(queries),
+        tokens.stride(0), block_tables.stride(0), num_blocks, rows,
+        QUERIES=queries, BLOCK_SIZE=attention.block_size, BLOCK_Q=triton.next_power_of_2(queries),
         BLOCK=BLOCK_IDS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip

@@ -21,8 +21,9 @@ def start_dependents(PDL: tl.constexpr):
 
 @triton.jit
 def wait_for_input(PDL: tl.constexpr):
-    """Wait for all kernels before this one. Every kernel does, even one that needs nothing: its end tells the next
-    one that all before it have ended too. Before this line only weights may be read, and nothing written: what this
+    """Wait for all kernels before this one. Every kernel launched early does, even one that needs nothing: its end
+    tells the next one that all before it have ended too. (A kernel launched normally starts after their end.) Before
+    this line only what no kernel of the step writes may be read, weights above all, and nothing written: what this
     kernel overwrites, the one before may still be reading."""
     if PDL:
         gdc_wait()
@@ -39,7 +40,7 @@ def dot(a, b, acc):
 
 @triton.jit
 def below(index, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
-    """``index < LIMIT``, a constant where whole blocks of ``BLOCK`` fill ``LIMIT``: masks then cost nothing."""
+    """``index < LIMIT``, a constant where whole blocks of ``BLOCK`` fill ``LIMIT``: no mask to compute."""
     if LIMIT % BLOCK == 0:
         return tl.full(index.shape, 1, tl.int1)
     else:

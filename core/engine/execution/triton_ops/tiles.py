@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 
 MAX_ROWS = 16
-"""Rows the skinny kernels serve: one tensor-core tile. Beyond, torch's matrix multiplications are as fast."""
+"""Rows the skinny kernels serve: one tensor-core tile. Beyond, torch multiplies."""
 PROGRAMS_PER_SM = 1.9
-"""Programs wanted per multiprocessor. A little under two: 256 programs on 132 multiprocessors are enough."""
+"""Programs wanted per multiprocessor for one row. A little under two: 256 programs on 132 multiprocessors are enough.
+More rows have tiles of at least 16 columns, whatever that makes (see ``__init__.py``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 All programs of a row collect the few tokens above the survey's estimate. The last one then finds the border among
 these by multi-way bisection of its bit pattern: scaled logits are at most 0, so the bits of their absolute value
-are integers that count upwards from the likeliest token. A dozen passes settle all 31 bits, ties included.
+are integers that count upwards from the likeliest token. Eight passes a filter settle all 31 bits, ties included.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ONE = tl.constexpr(2.0**40)
 
 
 @triton.jit(
-    do_not_specialize=["num_rows"],
+    do_not_specialize=["capacity"],
     do_not_specialize_on_alignment=[
         "temperature_ptr", "top_k_ptr", "top_p_ptr", "facts_ptr", "length_ptr", "arrived_ptr",
     ],
 )  # fmt: skip
 def find_border(
-    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, facts_ptr, listed_ptr, length_ptr, arrived_ptr, num_rows, stride,
+    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, facts_ptr, listed_ptr, length_ptr, arrived_ptr, capacity, stride,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LIST_LENGTH: tl.constexpr,
     PROBES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -33,10 +33,10 @@ def find_border(
     start_dependents(PDL)
     wait_for_input(PDL)
     row, chunk = tl.program_id(0), tl.program_id(1)
-    estimate = tl.load(facts_ptr + ESTIMATE * num_rows + row)
+    estimate = tl.load(facts_ptr + ESTIMATE * capacity + row)
     if estimate == float("inf"):
         return
-    largest = tl.load(facts_ptr + LARGEST * num_rows + row)
+    largest = tl.load(facts_ptr + LARGEST * capacity + row)
     temperature = tl.load(temperature_ptr + row)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     row_logits = logits_ptr + row.to(tl.int64) * stride
@@ -56,10 +56,10 @@ def find_border(
             source, length, shift, divisor = row_logits, VOCAB, largest, temperature
         border = _settle(
             source, length, shift, divisor, tl.load(top_k_ptr + row), tl.load(top_p_ptr + row).to(tl.float64),
-            estimate, tl.load(facts_ptr + NORMALISER * num_rows + row).to(tl.float64) * ONE, VOCAB, PROBES, BLOCK,
+            estimate, tl.load(facts_ptr + NORMALISER * capacity + row).to(tl.float64) * ONE, VOCAB, PROBES, BLOCK,
         )  # fmt: skip
         tl.store(length_ptr + row, 0)
-        border_ptr = facts_ptr + BORDER * num_rows + row
+        border_ptr = facts_ptr + BORDER * capacity + row
         tl.store(border_ptr, tl.maximum(tl.load(border_ptr), border))
 
 

@@ -15,24 +15,24 @@ _SAMPLE = tl.constexpr(philox.SAMPLE)
 
 
 @triton.jit(
-    do_not_specialize=["num_rows"],
+    do_not_specialize=["capacity"],
     do_not_specialize_on_alignment=[
         "temperature_ptr", "seed_ptr", "position_ptr", "facts_ptr", "best_ptr", "index_ptr", "arrived_ptr", "token_ptr",
     ],
 )  # fmt: skip
 def draw(
     logits_ptr, temperature_ptr, seed_ptr, position_ptr, facts_ptr, best_ptr, index_ptr, arrived_ptr, token_ptr,
-    num_rows, stride,
+    capacity, stride,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program ``(row, chunk)``; the row's last one writes the token. Rows with a border of +inf have theirs."""
     start_dependents(PDL)
     wait_for_input(PDL)
     row, chunk = tl.program_id(0), tl.program_id(1)
-    border = tl.load(facts_ptr + BORDER * num_rows + row)
+    border = tl.load(facts_ptr + BORDER * capacity + row)
     if border == float("inf"):
         return
-    largest = tl.load(facts_ptr + LARGEST * num_rows + row)
+    largest = tl.load(facts_ptr + LARGEST * capacity + row)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_ptr + row.to(tl.int64) * stride + at, mask=at < VOCAB, other=float("-inf"))
     scaled = tl.math.div_rn(x - largest, tl.load(temperature_ptr + row))

@@ -1,8 +1,9 @@
 """The Gumbel noise of :mod:`engine.execution.philox` inside a kernel: the same words, the same uniforms.
 
 Logarithms are computed here and not by the GPU's approximation, whose absolute error near 1 would be felt just in
-the large draws that decide. They come within two units in the last place, and under Triton's interpreter to the
-same bits as on a GPU (with ``enable_fp_fusion=False``).
+the large draws that decide. They come within two units in the last place where the tests compute them, in Triton's
+interpreter. They use nothing but operations that IEEE 754 rounds in one way, and kernels are launched with
+``enable_fp_fusion=False``: a GPU is meant to give the same bits, which no test has compared on one.
 """
 
 from __future__ import annotations

@@ -13,9 +13,11 @@ from engine.execution.triton_sampling.survey import survey
 from engine.execution.triton_sampling.tensors import CHUNK, LIST_LENGTH, SamplingScratch, SamplingTensors
 
 PROBES = 16
+"""Keys tried in one pass of the border's search: it leaves at most a 17th of the interval."""
 SEARCH_BLOCK = 1024
+"""Tokens compared with all probes at once."""
 SEARCH_WARPS = 8
-"""Keys compared with all probes at once: 64 comparisons per thread."""
+"""Makes 64 comparisons a thread: ``PROBES * SEARCH_BLOCK`` for 256 threads."""
 
 
 def sample_on_device(logits: Tensor, params: SamplingTensors, scratch: SamplingScratch | None = None) -> Tensor:

@@ -20,7 +20,7 @@ _NOT_FINITE = tl.constexpr(NOT_FINITE)
 
 
 @triton.jit(
-    do_not_specialize=["num_rows"],
+    do_not_specialize=["capacity"],
     do_not_specialize_on_alignment=[
         "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "best_ptr", "index_ptr", "mass_ptr", "facts_ptr",
         "arrived_ptr", "token_ptr",
@@ -28,14 +28,15 @@ _NOT_FINITE = tl.constexpr(NOT_FINITE)
 )  # fmt: skip
 def survey(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr,
-    best_ptr, index_ptr, mass_ptr, facts_ptr, arrived_ptr, token_ptr, num_rows, stride,
+    best_ptr, index_ptr, mass_ptr, facts_ptr, arrived_ptr, token_ptr, capacity, stride,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,
     FILTERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program ``(row, chunk)``; the row's last one writes its token (greedy, or -1 if broken) and its facts.
 
     Facts: ``BORDER`` is +inf where nothing is to be drawn, else the border without top-k and top-p. ``ESTIMATE`` is a
-    scaled logit that the border of top-k and top-p cannot be below, or +inf without these filters.
+    scaled logit that the border of top-k and top-p cannot be below, or +inf without these filters. ``facts_ptr``:
+    float32 ``[4, capacity]``, rows of the scratch and not of the batch.
     """
     start_dependents(PDL)
     wait_for_input(PDL)
@@ -58,13 +59,13 @@ def survey(
         _conclude(
             temperature_ptr + row, top_k_ptr + row, top_p_ptr + row, min_p_ptr + row,
             best_ptr + row * CHUNKS, index_ptr + row * CHUNKS, mass_ptr + row * CHUNKS,
-            facts_ptr + row, token_ptr + row, num_rows, VOCAB, CHUNKS, LANES, FILTERED,
+            facts_ptr + row, token_ptr + row, capacity, VOCAB, CHUNKS, LANES, FILTERED,
         )  # fmt: skip
 
 
 @triton.jit
 def _conclude(
-    temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, best_ptr, index_ptr, mass_ptr, facts_ptr, token_ptr, num_rows,
+    temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, best_ptr, index_ptr, mass_ptr, facts_ptr, token_ptr, capacity,
     VOCAB: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, FILTERED: tl.constexpr,
 ):  # fmt: skip
     """A row's token and facts from its chunks."""
@@ -79,8 +80,8 @@ def _conclude(
     drawn = finite & (temperature > 0.0)
     # What lies further below the largest than noise can lift is left out: exact, and spares the noise.
     border = tl.where(min_p > 0.0, tl.maximum(log(tl.where(min_p > 0.0, min_p, 1.0)), -_SPAN), -_SPAN)
-    tl.store(facts_ptr + LARGEST * num_rows, largest)
-    tl.store(facts_ptr + BORDER * num_rows, tl.where(drawn, border, float("inf")))
+    tl.store(facts_ptr + LARGEST * capacity, largest)
+    tl.store(facts_ptr + BORDER * capacity, tl.where(drawn, border, float("inf")))
     if FILTERED:
         top_k, top_p = tl.load(top_k_ptr), tl.load(top_p_ptr).to(tl.float32)
         ranked = (top_k > 0) & (top_k < VOCAB)
@@ -89,7 +90,7 @@ def _conclude(
             divisor = tl.where(temperature > 0.0, temperature, 1.0)
             masses = tl.load(mass_ptr + lane, mask=lane < CHUNKS, other=0.0, cache_modifier=".cg")
             normaliser = tl.sum(masses * tl.exp((bests - largest) / divisor), 0)
-            tl.store(facts_ptr + NORMALISER * num_rows, normaliser)
+            tl.store(facts_ptr + NORMALISER * capacity, normaliser)
             if ranked:
                 # The k largest tokens are no lower than the k largest of the chunks' best.
                 order = tl.sort(bests, descending=True)
@@ -99,4 +100,4 @@ def _conclude(
                 # If all tokens were as likely as this, they could weigh only half of what top-p leaves out.
                 left_out = tl.maximum(1.0 - top_p, 1e-8) * 0.5
                 estimate = log(left_out * normaliser / VOCAB)
-        tl.store(facts_ptr + ESTIMATE * num_rows, estimate)
+        tl.store(facts_ptr + ESTIMATE * capacity, estimate)

@@ -119,7 +119,8 @@ def size_pool(memory: MemoryPlan, weights: int, free_now: int) -> Pool:
         raise DoesNotFit(
             f"no room for the KV pool after loading: {size(max(0, fits) * needs.block_bytes)} are left of the "
             f"{size(needs.smallest_blocks * needs.block_bytes)} it needs, although {size(room.free)} were free before: "
-            f"another process took memory meanwhile, or memory.fraction={room.fraction:g} counts on memory that others "
+            f"another process took memory meanwhile, or steps take more than reckoned ({size(needs.workspace)}, graphs "
+            f"{size(needs.graphs)}), or memory.fraction={room.fraction:g} counts on memory that others "
             "need. Free some, or set a smaller model.max_len or memory.kv_tokens"
         )
     capacity = (blocks - 1) * needs.block_size

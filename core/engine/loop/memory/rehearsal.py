@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -36,7 +37,7 @@ def rehearse(
     free: Callable[[DeviceFacts], int],
     meter: Meter,
 ) -> MemoryPlan:
-    """``memory`` with a measured workspace and measured graphs (``buckets`` empty: none).
+    """``memory`` after loading, with a measured workspace and measured graphs (``buckets`` empty: none).
 
     Runs a step of ``scheduler.token_budget`` tokens and records the two largest buckets, on a pool of two blocks whose
     first, nobody's, stands in for all. The second recording says what each further one adds. Raises
@@ -46,32 +47,37 @@ def rehearse(
     kv = KVCache(plan.model, bound.kv_format, 2, bound.context.block_size, plan.dtype, plan.device.kind)
     width = bound.drafter.max_width
     tables = DeviceTables(bound.context.max_requests, plan.max_len, width, bound.context.block_size, plan.device.kind)
-    tables.tokens[tables.nobody] = 0
-    meter.reset_peak()
-    before = meter.used()
     try:
+        give_back()
+        meter.reset_peak()
+        before = meter.used()
         _largest_step(plan, bound, model, kv, tables)
+        workspace = meter.peak() - before
+        give_back()
+        largest_first = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
+        recorded = StepGraphs(model, kv, tables, bound.drafter.taps, largest_first[:2], capture)
+        readings: list[int] = []
+        recorded.capture(lambda fraction, what: readings.append(free(plan.device)))
+        readings.append(free(plan.device))
     except torch.OutOfMemoryError as error:
         raise DoesNotFit(
             f"the largest step does not fit beside the weights ({size(model.weights_bytes)}): {error}. Set a smaller "
             "scheduler.token_budget or scheduler.max_requests"
         ) from error
-    workspace = meter.peak() - before
-    taken: list[int] = []
-    kept: list[StepGraphs] = []
-    largest_first = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
-    for bucket in largest_first[:2]:
-        before = free(plan.device)
-        kept.append(StepGraphs(model, kv, tables, bound.drafter.taps, [bucket], capture))
-        kept[-1].capture()
-        taken.append(max(0, before - free(plan.device)))
-    graphs = sum(taken) + taken[-1] * (len(buckets) - len(taken)) if taken else 0
-    needs = replace(memory.needs, workspace=workspace, graphs=graphs)
-    del kept, kv, tables
+    taken = [max(0, before - after) for before, after in pairwise(readings)]
+    graphs = sum(taken) + (taken[-1] * (len(buckets) - len(taken)) if taken else 0)
+    # Some steps take memory in ways that this one does not: prompt logprobs, for one. The estimate knows of them.
+    workspace = max(workspace, memory.needs.workspace)
+    del recorded, kv, tables
+    give_back()
+    return replace(memory, needs=replace(memory.needs, workspace=workspace, graphs=graphs, loading=0))
+
+
+def give_back() -> None:
+    """Return what torch keeps for later to the device."""
     gc.collect()
-    if plan.device.kind == "cuda":
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return replace(memory, needs=needs)
 
 
 def _largest_step(plan: EnginePlan, bound: BoundEngine, model: LoweredModel, kv: KVCache, tables: DeviceTables) -> None:

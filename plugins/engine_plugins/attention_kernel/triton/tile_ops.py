@@ -11,19 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
-WIDEN_DOT = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Triton's interpreter holds bfloat16 as bit patterns and would multiply those as integers; so there, and only there,
-operands already rounded to 16 bits are widened, which is what tensor cores do with them."""
-
-
-@triton.jit
-def dot(a, b, acc):
-    """``a @ b + acc`` with float32 accumulation; float32 operands are not cut to TF32."""
-    if WIDEN_DOT:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+from engine.execution.triton_ops.tile_ops import LOG2E, dot, tanh
 
 
 @triton.jit
@@ -106,11 +94,9 @@ def load_cache(
 
 @triton.jit
 def capped(scores, scale, soft_cap, HAS_CAP: tl.constexpr):
-    """Scaled, optionally soft-capped scores in base 2. ``tanh`` from ``exp2``: no library call, exact limits."""
+    """Scaled, optionally soft-capped scores in base 2."""
     if HAS_CAP:
-        ratio = scores * (scale / soft_cap)
-        tanh = 1.0 - 2.0 / (tl.exp2(ratio * (2.0 * LOG2E)) + 1.0)
-        return tanh * (soft_cap * LOG2E)
+        return tanh(scores * (scale / soft_cap)) * (soft_cap * LOG2E)
     else:
         return scores * (scale * LOG2E)
 

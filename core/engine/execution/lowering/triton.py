@@ -25,9 +25,9 @@ from engine.execution.reference import soft_capped
 from engine.execution.triton_ops.launch import (
     HeadShape,
     HeadWriter,
-    InputNorm,
     KVTarget,
     Launch,
+    NormWeight,
     SkinnyLinear,
     argmax_rows,
     gated_activation,
@@ -146,7 +146,7 @@ def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: Packed
     return LoweredHead(project, project_greedy)
 
 
-def _few_rows(lowering: Lowering, spec: LinearSpec, packed: PackedLinear, norm: InputNorm | None) -> FewRows | None:
+def _few_rows(lowering: Lowering, spec: LinearSpec, packed: PackedLinear, norm: NormWeight | None) -> FewRows | None:
     rows = served_rows(packed)
     if rows is None or packed.tile_loader is None:
         return None
@@ -155,11 +155,11 @@ def _few_rows(lowering: Lowering, spec: LinearSpec, packed: PackedLinear, norm: 
     return FewRows(SkinnyLinear(Launch.on(lowering.device), packed.tile_loader, in_features, out_features, norm), rows)
 
 
-def _input_norm(lowering: Lowering, spec: NormSpec, norms: dict[str, Tensor]) -> InputNorm:
+def _input_norm(lowering: Lowering, spec: NormSpec, norms: dict[str, Tensor]) -> NormWeight:
     weight = norms[spec.name]
     narrow = weight.to(lowering.dtype)
     # Every program reads all of it: half the bytes where they lose nothing, as with weights stored in 16 bits.
-    return InputNorm(narrow if torch.equal(narrow.float(), weight) else weight, spec.eps)
+    return NormWeight(narrow if torch.equal(narrow.float(), weight) else weight, spec.eps)
 
 
 def _rotary_dim(op: NormQKVRopeWrite) -> int:
