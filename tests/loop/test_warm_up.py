@@ -32,7 +32,7 @@ def test_no_batch_needs_a_kernel_that_the_shapes_did_not() -> None:
         warm = set()
         for rows, length in batch_shapes(max_requests, max_len, budget):
             warm |= launches((length,) * rows, group, kv_heads, num_sms)
-        for _ in range(1500):
+        for _ in range(400):
             left, q_lens = budget, []
             for _ in range(rng.randint(1, max_requests)):
                 wanted = rng.choice((1, 1, 3, 5, rng.randint(1, 16), rng.randint(1, 64), rng.randint(1, max_len)))
