@@ -14,7 +14,7 @@ from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import NgramConfig, NoDrafterConfig
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
-from engine_plugins.quantizer.config import Int8Config, UnquantizedConfig
+from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
 from engine_plugins.router.config import ResponseCacheConfig
 from engine_plugins.scheduler.config import ChunkedPrefillConfig
 
@@ -132,10 +132,24 @@ def engine_quantizer() -> list[Provider]:
         ),
         Provider(
             "int8",
-            "engine_plugins.quantizer.int8:Int8WeightOnly",
+            "engine_plugins.quantizer.on_load:Int8",
             config=Int8Config,
             unsupported=only_plain_checkpoints,
-            doc="Weights in 8 bits with one scale per output channel, quantized while loading.",
+            doc="Weights in 8 bits with one scale per output channel, rounded while loading.",
+        ),
+        Provider(
+            "int4",
+            "engine_plugins.quantizer.on_load:Int4",
+            config=Int4Config,
+            unsupported=only_plain_checkpoints,
+            doc="Weights in 4 bits with a scale per group of inputs, rounded while loading.",
+        ),
+        Provider(
+            "fp8",
+            "engine_plugins.quantizer.on_load:FP8",
+            config=FP8Config,
+            unsupported=only_plain_checkpoints,
+            doc="Weights in float8 (e4m3) with one scale per output channel, rounded while loading.",
         ),
     ]
 

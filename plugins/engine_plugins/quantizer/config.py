@@ -16,9 +16,44 @@ class UnquantizedConfig(QuantizerConfig):
 
 
 @dataclass(frozen=True)
-class Int8Config(QuantizerConfig):
+class OnLoadConfig(QuantizerConfig):
+    """What the quantizers share that round weights while loading."""
+
+    head: str = "int8"
+    """``int8``: the vocabulary projection too, one scale per token of the vocabulary; ``none``: it keeps the compute
+    dtype."""
+
+    def __post_init__(self) -> None:
+        one_of("quantizer.head", self.head, ("int8", "none"))
+
+
+@dataclass(frozen=True)
+class Int8Config(OnLoadConfig):
     """``activations``: ``bf16`` loses nothing their dtype holds; ``int8`` rounds each token's to 8 bits too, which is
     faster for long prompts."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("quantizer.activations", self.activations, ("bf16", "int8"))
+
+
+@dataclass(frozen=True)
+class Int4Config(OnLoadConfig):
+    """``activations`` as for int8."""
+
+    group_size: int = 128
+    """Input features that share a scale."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("quantizer.activations", self.activations, ("bf16", "int8"))
+        one_of("quantizer.group_size", self.group_size, (32, 64, 128, 256))
+
+
+@dataclass(frozen=True)
+class FP8Config(OnLoadConfig):
+    """``activations``: ``fp8`` rounds each token's to 8 bits too, for the FP8 units of cards that have them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("quantizer.activations", self.activations, ("bf16", "fp8"))

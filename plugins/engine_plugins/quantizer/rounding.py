@@ -1,0 +1,58 @@
+"""Round weights to few bits: what the quantizers do that need no calibration."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine_plugins.quantizer.weights import QuantizedWeight
+
+FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max
+CLIPS = tuple(1.0 - 0.04 * i for i in range(10))
+"""Shares of the largest weight of a group that are tried as the end of its range."""
+
+
+def to_int8(weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
+    """``[out, in]`` -> 255 levels, one scale per output channel."""
+    wide = weight.float()
+    scale = (wide.abs().amax(dim=1, keepdim=True) / 127.0).clamp_min(1e-12)
+    codes = (wide / scale).round_().to(torch.int8)
+    return QuantizedWeight(codes, scale, weight.shape[1], bits=8, bias=_float(bias))
+
+
+def to_fp8(weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
+    """``[out, in]`` -> e4m3, one scale per output channel."""
+    wide = weight.float()
+    scale = (wide.abs().amax(dim=1, keepdim=True) / FP8_LARGEST).clamp_min(1e-12)
+    return QuantizedWeight((wide / scale).to(torch.float8_e4m3fn), scale, weight.shape[1], bits=8, bias=_float(bias))
+
+
+def to_int4(weight: Tensor, bias: Tensor | None, group_size: int) -> QuantizedWeight:
+    """``[out, in]`` -> 16 levels, a scale for every ``group_size`` inputs.
+
+    The range of a group ends where the squared error of rounding is least, of :data:`CLIPS` tried.
+    """
+    groups = grouped(weight.float(), group_size)
+    largest = groups.abs().amax(dim=2, keepdim=True).clamp_min(1e-12)
+    best, best_error = largest / 7.0, torch.full_like(largest, torch.inf)
+    for clip in CLIPS:
+        scale = largest * (clip / 7.0)
+        error = (_levels(groups, scale) * scale - groups).square_().sum(dim=2, keepdim=True)
+        better = error < best_error
+        best, best_error = torch.where(better, scale, best), torch.where(better, error, best_error)
+    codes = _levels(groups, best).to(torch.int8).flatten(1)[:, : weight.shape[1]].contiguous()
+    return QuantizedWeight(codes, best.squeeze(2), group_size, bits=4, bias=_float(bias))
+
+
+def grouped(weight: Tensor, group_size: int) -> Tensor:
+    """``[out, in] -> [out, groups, group_size]``, the last group filled with zeros."""
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % group_size))
+    return padded.view(weight.shape[0], -1, group_size)
+
+
+def _levels(groups: Tensor, scale: Tensor) -> Tensor:
+    return (groups / scale).round_().clamp_(-8, 7)
+
+
+def _float(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.float()

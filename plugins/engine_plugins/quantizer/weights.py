@@ -1,0 +1,166 @@
+"""A quantized weight, as every reader and rounding hands it on and every kernel takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """``weight[o, i] = (codes[o, i] - zero[o, g]) * scale[o, g]`` with ``g = i // group_size``.
+
+    ``codes``: ``[out, in]``, contiguous: int8 in ``-2**(bits-1) .. 2**(bits-1) - 1``, one byte each whatever ``bits``
+    is, or float8_e4m3fn.
+    ``scale``: float32 ``[out, ceil(in / group_size)]``; a weight with one scale per output channel has
+    ``group_size == in``.
+    ``zero``: int8, shaped as ``scale``, or ``None`` for symmetric weights and for floating codes.
+    ``bits``: 4 or 8. ``order``: int64 ``[in]`` or ``None``: column ``i`` multiplies input feature ``order[i]``
+    (the activation order of GPTQ). ``bias``: float32 ``[out]`` or ``None``.
+
+    Raises ``ValueError`` where these do not fit together.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    group_size: int
+    bits: int = 8
+    zero: Tensor | None = None
+    order: Tensor | None = None
+    bias: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        out, inputs = self.codes.shape
+        groups = (out, -(-inputs // self.group_size))
+        if tuple(self.scale.shape) != groups:
+            raise ValueError(f"scales {list(self.scale.shape)} for weights [{out}, {inputs}], expected {list(groups)}")
+        if self.zero is not None and self.zero.shape != self.scale.shape:
+            raise ValueError(f"zeros {list(self.zero.shape)} beside scales {list(self.scale.shape)}")
+        if self.order is not None and tuple(self.order.shape) != (inputs,):
+            raise ValueError(f"an order of {list(self.order.shape)} for {inputs} input features")
+        if self.bias is not None and tuple(self.bias.shape) != (out,):
+            raise ValueError(f"bias {list(self.bias.shape)} for {out} outputs")
+
+    @property
+    def out_features(self) -> int:
+        return int(self.codes.shape[0])
+
+    @property
+    def in_features(self) -> int:
+        return int(self.codes.shape[1])
+
+    @property
+    def per_channel(self) -> bool:
+        """One scale per output channel."""
+        return self.scale.shape[1] == 1
+
+    def dense(self) -> Tensor:
+        """float32 ``[out, in]``: the weights this stands for, input features in the model's order."""
+        wide = self.codes.float()
+        if self.zero is not None:
+            wide -= self._by_column(self.zero.float())
+        wide *= self._by_column(self.scale)
+        if self.order is None:
+            return wide
+        in_order = torch.empty_like(wide)
+        in_order[:, self.order] = wide
+        return in_order
+
+    def _by_column(self, grouped: Tensor) -> Tensor:
+        return grouped.repeat_interleave(self.group_size, dim=1)[:, : self.in_features]
+
+    def to(self, device: str | torch.device) -> QuantizedWeight:
+        """The same on another device."""
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        return replace(
+            self,
+            codes=self.codes.to(device),
+            scale=self.scale.to(device),
+            zero=moved(self.zero),
+            order=moved(self.order),
+            bias=moved(self.bias),
+        )
+
+
+def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Parts of one layer (q, k, v; gate, up) as one weight, output channels one part after another.
+
+    Raises ``ValueError`` for parts that one matrix cannot hold: other bits, groups, kinds of codes or orders.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for part in parts[1:]:
+        for what, one, other in (
+            ("bits", first.bits, part.bits),
+            ("codes", first.codes.dtype, part.codes.dtype),
+            ("group sizes", first.group_size, part.group_size),
+        ):
+            if one != other:
+                raise ValueError(f"parts that are multiplied together have different {what}: {one} and {other}")
+        if not _same_order(first.order, part.order):
+            raise ValueError("parts that are multiplied together have different orders of their input features")
+    return replace(
+        first,
+        codes=_stacked([part.codes for part in parts]),
+        scale=torch.cat([part.scale for part in parts]),
+        zero=_filled(parts, lambda part: part.zero, lambda part: torch.zeros_like(part.scale, dtype=torch.int8)),
+        bias=_filled(parts, lambda part: part.bias, lambda part: part.scale.new_zeros(part.out_features)),
+    )
+
+
+def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _stacked(codes: Sequence[Tensor]) -> Tensor:
+    if not codes[0].is_floating_point():
+        return torch.cat(list(codes))
+    return torch.cat([part.view(torch.uint8) for part in codes]).view(codes[0].dtype)
+
+
+def _filled(
+    parts: Sequence[QuantizedWeight],
+    get: Callable[[QuantizedWeight], Tensor | None],
+    default: Callable[[QuantizedWeight], Tensor],
+) -> Tensor | None:
+    """What some parts have, for all of them; ``None`` if none has it."""
+    found = [get(part) for part in parts]
+    if all(tensor is None for tensor in found):
+        return None
+    return torch.cat([default(part) if tensor is None else tensor for part, tensor in zip(parts, found, strict=True)])
+
+
+def rounded_rows(x: Tensor, activations: str) -> Tensor:
+    """``x [M, in]`` as float32, each row rounded to what 8-bit activations can hold (``int8``: 255 levels, ``fp8``:
+    e4m3) with a scale of its own; unchanged for ``bf16``."""
+    wide = x.float()
+    if activations == "bf16":
+        return wide
+    codes, step = quantized_rows(wide, activations)
+    return codes.float() * step
+
+
+def quantized_rows(x: Tensor, activations: str) -> tuple[Tensor, Tensor]:
+    """Each row in 8 bits: int8 or float8_e4m3fn ``[M, in]`` and float32 steps ``[M, 1]``, ``x ~ codes * step``."""
+    wide = x.float()
+    largest = wide.abs().amax(dim=-1, keepdim=True)
+    if activations == "int8":
+        step = (largest / 127.0).clamp_min(1e-20)
+        return (wide / step).round_().to(torch.int8), step
+    step = (largest / torch.finfo(torch.float8_e4m3fn).max).clamp_min(1e-20)
+    return (wide / step).to(torch.float8_e4m3fn), step
+
+
+def multiplied(x: Tensor, weight: QuantizedWeight, activations: str) -> Tensor:
+    """``x [M, in] -> [M, out]`` in the dtype of ``x``: dequantize, then multiply, in float32. The definition."""
+    return F.linear(rounded_rows(x, activations), weight.dense(), weight.bias).to(x.dtype)
