@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "loop": {"loop", "execution", "assembly", "contracts"},
     "serving": {"serving", "loop", "assembly", "contracts"},
     "benchmark": {"benchmark", "serving", "contracts"},
-    "cli": {"cli", "serving", "benchmark", "assembly", "contracts"},
+    "evaluation": {"evaluation", "serving", "loop", "execution", "assembly", "contracts"},
+    "cli": {"cli", "serving", "benchmark", "evaluation", "assembly", "contracts"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
 

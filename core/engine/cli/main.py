@@ -14,6 +14,7 @@ from engine.cli.command import FAILED, OK, USAGE, Command
 COMMANDS = {
     "serve": "start the OpenAI-compatible server",
     "bench": "measure TTFT, ITL and throughput of a running server",
+    "eval": "measure what a plan costs in quality and what fits in memory",
     "check": "resolve a configuration without starting anything",
     "config": "print the composed configuration",
     "plugins": "list the installed plugins",

@@ -17,8 +17,13 @@ class KVFormat(Protocol):
     """The plugin."""
 
     scale: Literal["none", "per_layer_head", "per_token_head"]
-    """Granularity of the scales kept beside the cache. With ``none`` and the compute dtype as storage dtype, ``pack``
-    and ``unpack`` must return what they are given: kernels then use the cache without asking the format."""
+    """Granularity of the scales kept beside the cache, float32. What is stored, times its scale, is what was written:
+    ``unpack(x, scale) == x * scale``, so kernels may multiply scores and probabilities by scales instead of keys and
+    values. ``per_layer_head``: from the checkpoint, 1 where it has none. ``per_token_head``: the core brings the
+    largest element of a token's head to the largest number of the storage dtype.
+
+    With ``none`` and the compute dtype as storage dtype, ``pack`` and ``unpack`` must return what they are given:
+    kernels then use the cache without asking the format."""
     lossless: bool
     """True when ``unpack(pack(x)) == x`` bit for bit."""
 
@@ -27,7 +32,9 @@ class KVFormat(Protocol):
         ...
 
     def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        """``[num_tokens, num_kv_heads, head_dim]`` in the compute dtype -> the storage dtype."""
+        """``[num_tokens, num_kv_heads, head_dim]`` in the compute dtype -> the storage dtype, finite where ``x`` is:
+        what is too large becomes the largest number. ``scale``: float32 ``[num_kv_heads]`` or ``[num_tokens,
+        num_kv_heads]``."""
         ...
 
     def unpack(self, x: Tensor, scale: Tensor | None, dtype: Any) -> Tensor:
@@ -35,20 +42,19 @@ class KVFormat(Protocol):
         ...
 
     def load_tile(self) -> Any | None:
-        """A ``@triton.jit`` function that attention kernels inline to load and unpack a tile, or ``None`` when a
-        plain ``tl.load`` is right.
+        """A ``@triton.jit`` function that attention kernels inline to load a tile, or ``None`` when a plain
+        ``tl.load`` is right.
 
         .. code-block:: python
 
             @triton.jit
-            def load_tile(ptr, offsets, mask, scale_ptr, scale_offsets, DTYPE: tl.constexpr):
+            def load_tile(ptr, offsets, mask, DTYPE: tl.constexpr):
                 ...
 
-        ``ptr``: the cache of one layer; ``offsets``: int64 ``[tokens, dims]``, elements from ``ptr``; ``mask``:
-        bool, same shape. ``scale_ptr``: that layer's float32 scales, ``[num_kv_heads]`` (``per_layer_head``) or
-        ``[num_blocks, block_size, num_kv_heads]`` (``per_token_head``), contiguous; ``scale_offsets``: int64
-        ``[tokens, 1]``; with ``scale == "none"`` both are to be ignored. Where the mask is False neither may be
-        trusted. Returns ``[tokens, dims]`` in ``DTYPE``, 0 where masked.
+        ``ptr``: the cache of one layer, in the storage dtype; one of 8-bit floats is handed over as uint8, their bits,
+        because Triton has no such type on every device. ``offsets``: int64 ``[tokens, dims]``, elements from ``ptr``;
+        ``mask``: bool, same shape. Returns what is stored, *not* multiplied by its scale (the kernel does that), in
+        ``DTYPE``, 0 where masked; what is stored there may not even be loaded.
         """
         ...
 
@@ -62,7 +68,7 @@ class KVFormat(Protocol):
             def store_tile(ptr, offsets, x, mask, scale):
                 ...
 
-        ``ptr``: the cache of one layer; ``offsets``: int64, elements from ``ptr``; ``x``: keys or values in the compute
+        ``ptr``: as in :meth:`load_tile`; ``offsets``: int64, elements from ``ptr``; ``x``: keys or values in the compute
         dtype; ``mask``: bool. ``offsets``, ``mask`` and ``x`` have, or broadcast to, one shape ``[m, n]``; it is the
         kernel's choice which axis is tokens and which dimensions. ``scale``: float32, broadcasts to that shape, the
         one :meth:`pack` would be given; with ``scale == "none"`` it is to be ignored. The stored bytes equal those of

@@ -41,8 +41,8 @@ class KVCache:
         self._key_scales = [_scales(scale_shape, device) for _ in layers]
         self._value_scales = [_scales(scale_shape, device) for _ in layers]
         # [num_slots, heads, dim] views made once: making them anew in every layer and step is measurable on a CPU.
-        self._key_slots = [keys.flatten(0, 1) for keys in self._keys]
-        self._value_slots = [values.flatten(0, 1) for values in self._values]
+        self._key_slots = [as_bits(keys.flatten(0, 1)) for keys in self._keys]
+        self._value_slots = [as_bits(values.flatten(0, 1)) for values in self._values]
 
     @staticmethod
     def block_bytes(model: ModelFacts, kv_format: KVFormat, block_size: int, dtype: str) -> int:
@@ -62,6 +62,22 @@ class KVCache:
         """Keys, values and their scales of layer ``i``."""
         return self._keys[i], self._values[i], self._key_scales[i], self._value_scales[i]
 
+    def set_scales(self, layer: int, key_scale: Tensor, value_scale: Tensor) -> None:
+        """Scales of a layer's heads as the checkpoint has them: float32, one number or ``[num_kv_heads]``.
+
+        Raises ``ValueError`` for any other shape, and for scales that are not positive, finite numbers.
+        """
+        if self._format.scale != "per_layer_head":
+            return
+        for name, held, scale in (("k", self._key_scales[layer], key_scale), ("v", self._value_scales[layer], value_scale)):
+            assert held is not None
+            given = scale.detach().to(held).flatten()
+            if given.numel() not in (1, held.numel()):
+                raise ValueError(f"{name}_scale {list(scale.shape)} of layer {layer}: expected one or {held.numel()}")
+            if not bool((given.isfinite() & (given > 0)).all()):
+                raise ValueError(f"{name}_scale of layer {layer}: {given.tolist()}, expected positive numbers")
+            held.copy_(given.expand_as(held))
+
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Store ``k``, ``v`` ``[num_tokens, num_kv_heads, head_dim]`` at int64 ``slot_mapping [num_tokens]``.
 
@@ -75,7 +91,7 @@ class KVCache:
         if scales is not None and self._format.scale == "per_token_head":
             scale = x.abs().amax(dim=-1).float().div_(largest_value(self._storage)).clamp_min_(1e-12)
             scales.flatten(0, 1).index_copy_(0, slot_mapping, scale)
-        slots.index_copy_(0, slot_mapping, self._format.pack(x, scale))
+        slots.index_copy_(0, slot_mapping, as_bits(self._format.pack(x, scale)))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
@@ -95,6 +111,11 @@ def _torch_dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"storage dtype {name!r} of the kv_format: expected the name of a torch dtype")
     return dtype
+
+
+def as_bits(stored: Tensor) -> Tensor:
+    """8-bit floats as uint8, for operations and kernels that do not know them; anything else as it is."""
+    return stored.view(torch.uint8) if stored.dtype.is_floating_point and stored.itemsize == 1 else stored
 
 
 def largest_value(dtype: torch.dtype) -> float:

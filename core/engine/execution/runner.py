@@ -83,18 +83,16 @@ class ModelRunner:
         """The tokens of a replayed step. Those the graph chose are the most likely ones; if any row wants something
         else, all are chosen anew from the logits the graph left."""
         rows = [self._verify_row(row) for row in plan.rows]
-        count = sum(row.num_queries for row in plan.rows)
-        index = None
+        places: slice | Tensor = slice(sum(row.num_queries for row in plan.rows))
         if any(row.num_queries != recorded.bucket.queries for row in plan.rows):
-            index = upload(recorded.places(plan.rows), torch.int64, self.tables.device)
-        pick: Callable[[Tensor], Tensor] = lambda tensor: tensor[:count] if index is None else tensor[index]  # noqa: E731
+            places = upload(recorded.places(plan.rows), torch.int64, self.tables.device)
         if all(row.is_plain for row in rows):
-            choice = Choice(tuple(rows), pick(recorded.tokens), (), {})
+            choice = Choice(tuple(rows), recorded.tokens[places], (), {})
         else:
             # The recording wrote its own tokens over the drafts, which penalties count.
             self.tables.write_drafts(plan.rows)
-            choice = choose_tokens(pick(recorded.logits), rows, on_triton=self.model.on_triton)
-            self.tables.write(pick(recorded.batch.slots), pick(recorded.batch.positions) + 1, choice.tokens)
+            choice = choose_tokens(recorded.logits[places], rows, on_triton=self.model.on_triton)
+            self.tables.write(recorded.batch.slots[places], recorded.batch.positions[places] + 1, choice.tokens)
         return Sampled(tuple(range(len(rows))), choice)
 
     def _sample(self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> Sampled | None:

@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from engine.assembly.assemble import assemble
@@ -87,11 +88,13 @@ class _Output:
 class LLM:
     """A model and an engine, ready to generate. ``overrides`` are the same as on the command line."""
 
-    def __init__(self, path: str = "bundled", overrides: Sequence[str] = ()) -> None:
-        """Raises :class:`engine.assembly.errors.AssemblyError` with every problem of the configuration."""
+    def __init__(self, path: str = "bundled", overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> None:
+        """``config_dirs``: folders with presets and variants of your own.
+
+        Raises :class:`engine.assembly.errors.AssemblyError` with every problem of the configuration."""
         if isinstance(overrides, str):
             raise TypeError(f"overrides={overrides!r} is one string; expected a list, such as [{overrides!r}]")
-        self.plan = assemble([f"model.path={quoted(path)}", *overrides], download=True)
+        self.plan = assemble([f"model.path={quoted(path)}", *overrides], config_dirs=config_dirs, download=True)
         os.environ.update(with_defaults(os.environ, self.plan.device.kind))
         from engine.loop.build import build_engine  # imports torch, which reads the environment
 

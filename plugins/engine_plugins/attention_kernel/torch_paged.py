@@ -19,6 +19,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
+from engine.execution.kv_cache import as_bits
 from engine.execution.reference import soft_capped
 
 QUERY_CHUNK = 256
@@ -153,7 +154,7 @@ def _pick(stored: Tensor, piece: Piece) -> Tensor:
     slots = stored.flatten(0, 1)
     if isinstance(piece.keys, int):
         return slots.narrow(0, piece.keys, piece.num_keys)
-    return slots.index_select(0, piece.keys)
+    return as_bits(slots).index_select(0, piece.keys).view(stored.dtype)
 
 
 def _attend(piece: Piece, op: Attention, q: Tensor, keys: _Cache, values: _Cache) -> Tensor:
