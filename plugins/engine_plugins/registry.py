@@ -14,6 +14,8 @@ from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import NgramConfig, NoDrafterConfig
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
+from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
+from engine_plugins.quantizer.checkpoint.methods import unreadable
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
 from engine_plugins.router.config import ResponseCacheConfig
 from engine_plugins.scheduler.config import ChunkedPrefillConfig
@@ -31,7 +33,7 @@ def only_plain_checkpoints(model: ModelFacts, device: DeviceFacts) -> tuple[str,
     if model.quantization is None:
         return ()
     method = model.quantization.get("quant_method", "unknown")
-    return (f"the checkpoint is already quantized (quant_method={method}) and this plugin cannot read that",)
+    return (f"the checkpoint is already quantized (quant_method={method}); quantizer=checkpoint reads that",)
 
 
 def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
@@ -109,7 +111,17 @@ def engine_kv_format() -> list[Provider]:
             "engine_plugins.kv_format.native:NativeFormat",
             provides=("lossless",),
             doc="Keys and values in the compute dtype.",
-        )
+        ),
+        Provider(
+            "fp8",
+            "engine_plugins.kv_format.fp8:FP8Format",
+            doc="Keys and values in float8 (e4m3), scaled as the checkpoint says.",
+        ),
+        Provider(
+            "int8",
+            "engine_plugins.kv_format.int8:Int8Format",
+            doc="Keys and values in 8 bits, one scale per token and head.",
+        ),
     ]
 
 
@@ -118,10 +130,10 @@ def engine_quantizer() -> list[Provider]:
     return [
         Provider(
             "checkpoint",
-            "engine_plugins.quantizer.unquantized:Unquantized",
-            config=UnquantizedConfig,
-            unsupported=only_plain_checkpoints,
-            doc="As the checkpoint says; unquantized if it says nothing.",
+            "engine_plugins.quantizer.checkpoint.quantizer:FromCheckpoint",
+            config=CheckpointConfig,
+            unsupported=unreadable,
+            doc="As the checkpoint says (compressed-tensors, FP8, ModelOpt, AWQ, GPTQ); unquantized if silent.",
         ),
         Provider(
             "none",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pytest
@@ -12,6 +12,8 @@ from torch import Tensor
 from engine.contracts.config import SlotConfig
 from engine.execution.kv_cache import KVCache
 from engine.testing.context import build_context
+from engine_plugins.kv_format import int8 as formats
+from engine_plugins.kv_format.fp8 import FP8Format
 from engine_plugins.kv_format.native import NativeFormat
 
 CONTEXT = build_context()
@@ -75,6 +77,32 @@ def test_scaled_formats_read_back_what_was_written(granularity: Any) -> None:
 def test_block_bytes_times_blocks_is_what_the_cache_holds(kv_format: Any) -> None:
     cache = KVCache(MODEL, kv_format, 6, 16, "bfloat16", "cpu")
     assert cache.num_bytes == 6 * KVCache.block_bytes(MODEL, kv_format, 16, "bfloat16")
+
+
+@pytest.mark.parametrize(("kind", "per_head"), [(FP8Format, 128), (formats.Int8Format, 132)])
+def test_8_bit_formats_take_about_half_the_bytes_of_16_bits(kind: Any, per_head: int) -> None:
+    model = replace(MODEL, head_dim=128)
+    native, narrow = NativeFormat(SlotConfig(), CONTEXT), kind(SlotConfig(), CONTEXT)
+    full = KVCache.block_bytes(model, native, 16, "bfloat16")
+    assert KVCache.block_bytes(model, narrow, 16, "bfloat16") * 256 == full * per_head
+
+
+def test_a_layer_has_the_scales_of_the_checkpoint_and_no_other_layer_has() -> None:
+    cache = KVCache(replace(MODEL, num_layers=2), FP8Format(SlotConfig(), CONTEXT), 4, 8, "float32", "cpu")
+    heads = MODEL.num_kv_heads
+    cache.set_scales(1, torch.tensor(0.5), torch.linspace(0.1, 0.2, heads))
+    _, _, key_scale, value_scale = cache.layer(1)
+    assert key_scale is not None and key_scale.tolist() == [0.5] * heads
+    assert value_scale is not None and torch.equal(value_scale, torch.linspace(0.1, 0.2, heads))
+    _, _, key_scale, _ = cache.layer(0)
+    assert key_scale is not None and key_scale.tolist() == [1.0] * heads
+
+
+@pytest.mark.parametrize("scale", [torch.ones(MODEL.num_kv_heads + 1), torch.tensor(0.0), torch.tensor(float("nan"))])
+def test_scales_that_fit_no_head_are_named(scale: Tensor) -> None:
+    cache = KVCache(replace(MODEL, num_layers=2), FP8Format(SlotConfig(), CONTEXT), 4, 8, "float32", "cpu")
+    with pytest.raises(ValueError, match=r"v_scale.* of layer 1"):
+        cache.set_scales(1, torch.tensor(1.0), scale)
 
 
 def test_an_unknown_storage_dtype_is_named() -> None:

@@ -16,6 +16,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+QUANT_CONFIG = "hf_quant_config.json"
+"""Where ModelOpt writes what ``quantization_config`` says elsewhere."""
 _NEEDS_ORIGINAL = ("dynamic", "yarn", "llama3", "longrope")
 
 
@@ -34,6 +36,8 @@ def model_facts(path: str, name: str = "", *, download: bool = False) -> ModelFa
     generation: Mapping[str, Any] = {}
     if (folder / "generation_config.json").is_file():
         generation = _read_json(folder / "generation_config.json", path)
+    if config.get("quantization_config") is None and (folder / QUANT_CONFIG).is_file():
+        config["quantization_config"] = {"quant_method": "modelopt", **_read_json(folder / QUANT_CONFIG, path)}
     try:
         return facts_from_config(config, generation, str(folder), name or served_name(path))
     except ValueError as error:
@@ -165,7 +169,7 @@ def facts_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], 
         sliding_window=next((window for window in windows if window is not None), None),
         layer_windows=windows,
         dtype=_dtype(config),
-        quantization=config.get("quantization_config"),
+        quantization=_quantization(config),
         bos_token_id=_first_id(config.get("bos_token_id")),
         eos_token_ids=_ids(config.get("eos_token_id"), generation.get("eos_token_id")),
         raw=dict(config),
@@ -236,6 +240,13 @@ def _dtype(config: Mapping[str, Any]) -> str:
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
     return dtype
+
+
+def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    quantization = config.get("quantization_config")
+    if quantization is not None and not isinstance(quantization, Mapping):
+        raise ValueError(f"quantization_config {quantization!r}: expected an object")
+    return quantization or None
 
 
 def _ids(*values: Any) -> tuple[int, ...]:

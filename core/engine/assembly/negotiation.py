@@ -16,7 +16,7 @@ from engine.assembly.execution import RECORDABLE, choose_execution, reasons_agai
 from engine.assembly.model_facts import BUNDLED
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.contracts import MULTI_SLOTS, SLOTS
-from engine.contracts.config import Settings
+from engine.contracts.config import Settings, SlotConfig
 from engine.contracts.model import DeviceFacts, ModelFacts
 
 HOST_DRAFTER = "host_drafter"
@@ -110,6 +110,8 @@ def _choose_named(
     others = [o.name for o in discovered.of_slot(slot) if o is not offer and not _reasons(o, model, device)]
     can = f" ({slot} plugins that can: {listing(others)})" if others else ""
     problems += [f"{slot}={offer.name} cannot serve {model.name} on {device.kind}: {why}{can}" for why in reasons]
+    if not reasons:
+        problems += _config_reasons(offer, pick.config, model, device)
     return _Chosen(slot, pick, offer, dict(pick.config))
 
 
@@ -134,6 +136,7 @@ def _choose_auto(
         reasons = _reasons(offers[0], model, device)
         if not reasons:
             config = _config_for_auto(slot, offers[0], pick.config, problems)
+            problems += _config_reasons(offers[0], config, model, device)
             return _Chosen(slot, pick, offers[0], config, tuple(passed_over))
         passed_over += [f"{name}: {reason}" for reason in reasons]
     tried = "; ".join(passed_over) or "it has no candidates"
@@ -176,6 +179,18 @@ def _reasons(offer: Offer, model: ModelFacts, device: DeviceFacts) -> tuple[str,
         return tuple(offer.provider.unsupported(model, device))
     except Exception as error:  # a third party's function; the reason names it
         return (f"unsupported() of {offer.origin} raised {type(error).__name__}: {error}",)
+
+
+def _config_reasons(offer: Offer, config: Mapping[str, Any], model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    """Why a plugin's settings do not go with this model or device."""
+    try:
+        built: SlotConfig = values.build(offer.config_class, dict(config))
+    except ValueError:
+        return ()  # reported where the configuration was composed
+    try:
+        return tuple(built.unsupported(model, device))
+    except Exception as error:  # a third party's function; the reason names it
+        return (f"unsupported() of the config of {offer.origin} raised {type(error).__name__}: {error}",)
 
 
 def _capability_problems(chosen: list[_Chosen], discovered: Discovered) -> list[str]:

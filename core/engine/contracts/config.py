@@ -8,12 +8,20 @@ on exist whichever plugin is selected.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.contracts.model import DeviceFacts, ModelFacts
 
 
 @dataclass(frozen=True)
 class SlotConfig:
     """Base of every plugin's config."""
+
+    def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+        """Why these values do not go with this model or device (empty: they do); asked after the provider's own
+        ``unsupported``. It must not import torch."""
+        return ()
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,20 @@ class TileLoader:
     ``IN_FEATURES`` on, nothing may be loaded and the tile must be 0: not merely unused, since 0 * NaN is NaN. It may be
     called before the previous kernel has ended, so it may read these tensors and nothing else.
 
+    A format that takes arithmetic to unpack splits it: ``load_tile`` then returns what it loaded, a tensor or a tuple
+    of tensors, and ``unpack_tile`` makes the tile of it. Kernels for one row keep two loaded tiles on their way while
+    a third is unpacked and multiplied; what ``load_tile`` computed would have to arrive first.
+
+    .. code-block:: python
+
+        @triton.jit
+        def unpack_tile(loaded, DTYPE: tl.constexpr):
+            ...
+
+    ``DTYPE`` of ``unpack_tile`` is the dtype that is multiplied in: float32 for one row. Where one scale serves a
+    channel's whole tile, the sums of the tile may be multiplied by it instead of its weights, which then are not even
+    rounded: ``tile_scale(loaded)``, float32 ``[BLOCK_N, 1]``, times the tile of ``unpack_tile`` are the weights.
+
     ``weight``, ``scale``, ``zero``: handed to ``load_tile`` as they are; a format without them has ``None``.
     ``channel_scale``: float32 ``[out]``, applied to the sums, once per output instead of once per weight.
     ``bias``: ``[out]``, any floating dtype, added last. ``group_size``: input features that share a scale, for
@@ -50,6 +64,8 @@ class TileLoader:
     channel_scale: Tensor | None = None
     bias: Tensor | None = None
     group_size: int = 0
+    unpack_tile: Any | None = None
+    tile_scale: Any | None = None
 
     def bits_per_weight(self, in_features: int, out_features: int) -> int:
         """Bits a weight takes in memory, scales apart, rounded down."""
@@ -70,7 +86,10 @@ class PackedLinear:
     ``apply(x)`` in one kernel, for ``execution=compile``; ``act`` as in
     :class:`~engine.contracts.ops.NormGateUpAct`. Or ``None``.
     ``tile_loader``: how fused kernels read the weights, or ``None``: then nothing is fused with this layer.
-    ``input_quant``: 8-bit per-token quantization the preceding op should fuse into its output, or ``None``.
+    ``input_quant``: for more rows than the fused kernels serve, the layer takes its input in 8 bits, int8 or
+    float8_e4m3fn codes ``[M, in]`` and a float32 step for each row ``[M, 1]``, by ``apply_quantized(codes, step,
+    dtype)``, which returns ``[M, sum(out)]`` in ``dtype``: where a kernel norms the input, it rounds it too. ``apply``
+    does the same to an input that nothing norms. Or ``None``, both.
     ``good_m``: range of rows for which the kernels of this quantizer are a good choice.
     """
 
@@ -82,6 +101,7 @@ class PackedLinear:
     apply_gated: Callable[[Tensor, str], Tensor] | None = None
     tile_loader: TileLoader | None = None
     input_quant: Literal["int8", "fp8"] | None = None
+    apply_quantized: Callable[[Tensor, Tensor, Any], Tensor] | None = None
     good_m: tuple[int, int] = (1, 1 << 30)
     label: str = ""
     """What runs, for the plan: for example ``bf16 oneDNN prepacked``."""
@@ -95,14 +115,47 @@ class PackedLinear:
 class StoredTensor:
     """One checkpoint tensor of a linear part, and how it may be cut for tensor parallelism.
 
-    ``shard_axes`` maps ``"out"`` or ``"in"`` to the tensor's axis; ``quantum`` is the smallest cut along it, in
-    elements of that axis. A missing axis cannot be cut.
+    ``shard_axes`` maps ``"out"`` or ``"in"`` to the tensor's axis; ``quantum`` is the smallest cut along the axis that
+    is cut, in elements of it. ``replicated``: of ``"out"`` and ``"in"``, those along which every rank keeps the whole
+    tensor (a scale per output channel, when inputs are cut). What is in neither cannot be cut, for the reason in
+    ``uncuttable``.
+
+    ``optional``: may be missing. ``extra``: for a ``bias``, may also be there where the architecture has none; it is
+    handed over, and its quantizer checks that it adds nothing.
     """
 
     suffix: str
     shard_axes: Mapping[str, int] = field(default_factory=dict)
     quantum: int = 1
     optional: bool = False
+    replicated: tuple[str, ...] = ()
+    uncuttable: str = ""
+    extra: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHeader:
+    """What a checkpoint's header says of a tensor, unread. ``dtype``: name of the torch dtype, ``float8_e4m3fn``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVScaleNames:
+    """Names of checkpoint tensors that may hold the scales of one layer's cached keys and values; the first that exists
+    counts. A scale is what a stored key or value is multiplied by: one number, or one for each KV head.
+
+    ``ignored``: names that belong to these scales and are not needed.
+    """
+
+    key: tuple[str, ...] = ()
+    value: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.key + self.value + self.ignored
 
 
 @runtime_checkable
@@ -134,4 +187,27 @@ class SizedQuantizer(Protocol):
         ``tied``: its one weight is the embedding's, on the device in the compute dtype already; a quantizer that
         keeps it as it is adds nothing.
         """
+        ...
+
+
+@runtime_checkable
+class CheckingQuantizer(Protocol):
+    """What a quantizer also has that can tell from headers whether it can read a checkpoint, before anything is
+    loaded."""
+
+    def problems(self, specs: Sequence[LinearSpec], headers: Mapping[str, StoredHeader]) -> Sequence[str]:
+        """Everything that is wrong, one line each: layers that are fused but stored differently, dtypes, shapes.
+
+        ``specs``: all linear layers that are read; ``headers``: every tensor of the checkpoint by name. A required
+        tensor that is missing is the core's to report.
+        """
+        ...
+
+
+@runtime_checkable
+class KVScaleReader(Protocol):
+    """What a quantizer also has whose checkpoints may bring scales for the KV cache."""
+
+    def kv_scale_names(self, qkv: LinearSpec) -> KVScaleNames:
+        """For one layer, of which ``qkv`` has the parts q, k and v."""
         ...

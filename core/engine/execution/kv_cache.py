@@ -69,7 +69,8 @@ class KVCache:
         """
         if self._format.scale != "per_layer_head":
             return
-        for name, held, scale in (("k", self._key_scales[layer], key_scale), ("v", self._value_scales[layer], value_scale)):
+        held_of, given_of = (self._key_scales[layer], self._value_scales[layer]), (key_scale, value_scale)
+        for name, held, scale in zip("kv", held_of, given_of, strict=True):
             assert held is not None
             given = scale.detach().to(held).flatten()
             if given.numel() not in (1, held.numel()):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,7 +24,15 @@ from engine.contracts.ops import (
     OutResidual,
 )
 from engine.contracts.parallelism import Parallelism
-from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
+from engine.contracts.quantizer import (
+    CheckingQuantizer,
+    KVScaleNames,
+    KVScaleReader,
+    PackedLinear,
+    Quantizer,
+    StoredHeader,
+    StoredTensor,
+)
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.execution.cpu_memory import keep_freed_memory
 from engine.execution.lowering import (
@@ -76,6 +85,7 @@ def load_model(
     if lowering.on_cpu:
         keep_freed_memory()
     checkpoint = open_checkpoint(model.path)
+    check_readable(checkpoint, ops, quantizer, model.path)
     _check_names(checkpoint, ops, quantizer, model.path)
     loader = _Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
@@ -96,6 +106,7 @@ class _Loader:
         self._held: dict[int, int] = {}
         """Bytes by storage: tied weights count once."""
         self._read = 0
+        self._kv_scales: list[tuple[Tensor, Tensor] | None] = []
 
     def load(self, model: ModelFacts, ops: ModelOps) -> LoweredModel:
         lowering = self._lowering
@@ -120,6 +131,7 @@ class _Loader:
             weights_bytes=sum(self._held.values()),
             on_triton=lowering.kernels == "triton",
             project_greedy=lowered_head.project_greedy,
+            kv_scales=tuple(self._kv_scales),
         )
 
     def _layer(self, index: int, ops: Sequence[LayerOp]) -> tuple[LoweredOp, ...]:
@@ -130,6 +142,7 @@ class _Loader:
             packed = None if spec is None else self._pack(type(op).__name__, spec)
             if isinstance(op, NormQKVRopeWrite):
                 _check_heads(op, self._lowering.tp)
+                self._kv_scales.append(self._scales_of(op))
             lowered.append(lower_layer_op(self._lowering, op, index, norms, packed))
         return tuple(lowered)
 
@@ -138,8 +151,36 @@ class _Loader:
         packed = self._quantizer.pack(spec, parts, self._lowering.dtype, self._lowering.device)
         for tensor in packed.tensors.values():
             self._hold(tensor)
-        self._linears.setdefault(kind, packed)
+        self._linears[kind] = _also(self._linears.get(kind), packed)
         return packed
+
+    def _scales_of(self, op: NormQKVRopeWrite) -> tuple[Tensor, Tensor] | None:
+        """The checkpoint's scales for this layer's cached keys and values: float32, one per KV head of this rank."""
+        names = kv_scale_names(self._quantizer, op)
+        key, value = (self._kv_scale(among, op) for among in (names.key, names.value))
+        if key is None or value is None:
+            if key is not value:
+                found, lacking = ("keys", names.value) if value is None else ("values", names.key)
+                raise CheckpointError(
+                    f"the checkpoint has a scale for cached {found}, but none of {', '.join(lacking)}"
+                )
+            return None
+        return key, value
+
+    def _kv_scale(self, names: Sequence[str], op: NormQKVRopeWrite) -> Tensor | None:
+        name = next((name for name in names if name in self._checkpoint.names), None)
+        if name is None:
+            return None
+        stored = self._tensor(name, None)
+        scale = stored.flatten().float()
+        if scale.numel() not in (1, op.num_kv_heads):
+            raise CheckpointError(f"{name} has shape {list(stored.shape)}, expected one scale or {op.num_kv_heads}")
+        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+            raise CheckpointError(f"{name} holds {scale.tolist()}: a scale is a positive number")
+        index, count = self._lowering.parallelism.shard(op.qkv)
+        mine = scale.expand(op.num_kv_heads).chunk(count)[index].contiguous().to(self._lowering.device)
+        self._hold(mine)
+        return mine
 
     def _part(self, spec: LinearSpec, part: LinearPart) -> dict[str, Tensor]:
         """This rank's cut of one part's tensors, by suffix."""
@@ -147,7 +188,7 @@ class _Loader:
         tensors: dict[str, Tensor] = {}
         for stored in self._quantizer.stored(spec):
             name = f"{part.name}.{stored.suffix}"
-            if stored.suffix == "bias" and not part.bias:
+            if not is_stored(stored, part):
                 continue
             if name not in self._checkpoint.names:
                 continue
@@ -203,9 +244,12 @@ def cut(tensor: Tensor, name: str, spec: LinearSpec, stored: StoredTensor, index
         return tensor
     if stored.suffix == "bias" and spec.shard == "in":
         return tensor
+    if spec.shard in stored.replicated:
+        return tensor
     axis = stored.shard_axes.get(spec.shard)
     if axis is None:
-        raise ValueError(f"parallelism.tp={count}: {name} cannot be cut along its {spec.shard}put axis")
+        why = f": {stored.uncuttable}" if stored.uncuttable else ""
+        raise ValueError(f"parallelism.tp={count}: {name} cannot be cut along its {spec.shard}put axis{why}")
     size = tensor.shape[axis]
     if size % (count * stored.quantum):
         raise ValueError(
@@ -230,6 +274,27 @@ def _plain_shape(part: LinearPart, spec: LinearSpec, stored: StoredTensor) -> tu
     return (part.out_features, spec.in_features) if is_plain else None
 
 
+def check_readable(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, path: str) -> None:
+    """Raise :class:`CheckpointError` with everything that headers show the quantizer cannot read."""
+    if not isinstance(quantizer, CheckingQuantizer):
+        return
+    entries = ((name, checkpoint.entry(name)) for name in checkpoint.names)
+    headers = {name: StoredHeader(str(entry.dtype).removeprefix("torch."), entry.shape) for name, entry in entries}
+    problems = quantizer.problems(list(_read_specs(ops)), headers)
+    if problems:
+        raise CheckpointError("\n  ".join((f"model.path={path}: the checkpoint cannot be read:", *problems)))
+
+
+def kv_scale_names(quantizer: Quantizer, op: NormQKVRopeWrite) -> KVScaleNames:
+    """Where the checkpoint may have scales for the cache of this layer."""
+    return quantizer.kv_scale_names(op.qkv) if isinstance(quantizer, KVScaleReader) else KVScaleNames()
+
+
+def is_stored(stored: StoredTensor, part: LinearPart) -> bool:
+    """Whether this part has such a tensor: a bias only where the architecture says so, or the format allows it."""
+    return stored.suffix != "bias" or part.bias or stored.extra
+
+
 def _check_names(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, path: str) -> None:
     """Every tensor the ops need is there, and none is left over: a leftover is a weight we would silently drop."""
     required, optional = _expected_names(ops, quantizer)
@@ -246,19 +311,36 @@ def _check_names(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, pa
 def _expected_names(ops: ModelOps, quantizer: Quantizer) -> tuple[set[str], set[str]]:
     required = {f"{ops.embed.name}.weight", f"{ops.head.norm.name}.weight"}
     optional: set[str] = set()
-    specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
     for layer in ops.layers:
         required |= {f"{norm.name}.weight" for op in layer for norm, _ in op_norms(op)}
     if ops.head.tied:
         # Some checkpoints store the tied weight twice.
         optional |= {f"{part.name}.weight" for part in ops.head.head.parts}
-    else:
-        specs.append(ops.head.head)
-    for spec in specs:
+    for spec in _read_specs(ops):
         for stored in quantizer.stored(spec):
             for part in spec.parts:
-                if stored.suffix == "bias" and not part.bias:
-                    continue
-                is_optional = stored.optional and stored.suffix != "bias"
-                (optional if is_optional else required).add(f"{part.name}.{stored.suffix}")
+                if is_stored(stored, part):
+                    is_required = part.bias if stored.suffix == "bias" else not stored.optional
+                    (required if is_required else optional).add(f"{part.name}.{stored.suffix}")
+    for layer in ops.layers:
+        for op in layer:
+            if isinstance(op, NormQKVRopeWrite):
+                optional |= set(kv_scale_names(quantizer, op).all)
     return required, optional
+
+
+def _read_specs(ops: ModelOps) -> Iterator[LinearSpec]:
+    """Every linear layer that is read from the checkpoint: a tied head is the embedding."""
+    for layer in ops.layers:
+        yield from (spec for op in layer if (spec := linear_of(op)) is not None)
+    if not ops.head.tied:
+        yield ops.head.head
+
+
+def _also(first: PackedLinear | None, packed: PackedLinear) -> PackedLinear:
+    """``first``, and in its label what other layers of the same kind run on."""
+    if first is None:
+        return packed
+    if packed.label in first.label.split(" | "):
+        return first
+    return replace(first, label=f"{first.label} | {packed.label}")

@@ -65,6 +65,9 @@ class LoweredModel:
     """Lowered to Triton kernels: tokens are chosen by such kernels too."""
     project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """:attr:`project` and the most likely tokens as :meth:`greedy` has them, where a kernel finds both at once."""
+    kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()
+    """By layer, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
+    ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:

@@ -175,6 +175,9 @@ def _make_runner(
 ) -> ModelRunner:
     block_size, device = bound.context.block_size, plan.device.kind
     kv = KVCache(plan.model, bound.kv_format, num_blocks, block_size, plan.dtype, device)
+    for layer, scales in enumerate(model.kv_scales):
+        if scales is not None:
+            kv.set_scales(layer, *scales)
     tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device)
     return ModelRunner(model, kv, tables, bound.drafter)
 

@@ -75,8 +75,10 @@ def main(fd: int) -> int:
         connection.send(refusal(error))
         return 1
     except Exception as error:
-        if not isinstance(error, explained):  # the place in the code helps only with what nobody foresaw
-            traceback.print_exc()
+        if isinstance(error, explained):
+            connection.send(Failed(str(error), refused=True))
+            return 1
+        traceback.print_exc()  # the place in the code helps only with what nobody foresaw
         connection.send(Failed(f"{type(error).__name__}: {error}", phase="starting"))
         return 1
 

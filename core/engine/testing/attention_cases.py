@@ -181,7 +181,6 @@ class _Cache:
 
     def __init__(self, kv_format: KVFormat, shape: tuple[int, int, int, int], dtype: str) -> None:
         self.format = kv_format
-        self.compute = getattr(torch, dtype)
         storage = getattr(torch, kv_format.storage_dtype(dtype))
         poison = float("nan") if storage.is_floating_point else torch.iinfo(storage).max
         self.data = torch.full(shape, poison, dtype=torch.float32).to(storage)
@@ -192,7 +191,7 @@ class _Cache:
             self.scale = torch.full(shape[:3], float("nan"))
 
     def write(self, x: Tensor, blocks: Sequence[int]) -> Tensor:
-        """Write ``[tokens, heads, dim]`` into ``blocks``; returns what the format reads back."""
+        """Write ``[tokens, heads, dim]`` into ``blocks``; returns what the format reads back, unrounded."""
         scale = self.scale
         if self.format.scale == "per_token_head":
             scale = x.float().abs().amax(-1) / 100.0
@@ -205,7 +204,7 @@ class _Cache:
             if self.format.scale == "per_token_head":
                 assert scale is not None and self.scale is not None
                 self.scale[block, : len(here)] = scale[part]
-        return self.format.unpack(packed, scale, self.compute)
+        return self.format.unpack(packed, scale, torch.float32)
 
 
 def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:

@@ -8,8 +8,9 @@
         def make(self):
             return Mine(MineConfig(), build_context())
 
-How :meth:`load_tile` unpacks inside a kernel is tested with a kernel: pass the format to
-:func:`engine.testing.attention_cases.measure`.
+The last tests run the format's own functions inside kernels: they need a CUDA device, or ``TRITON_INTERPRET=1`` set
+before triton is first imported, and are skipped elsewhere. A whole attention kernel on the format is tested by passing
+it to :func:`engine.testing.attention_cases.measure`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 
 from engine.contracts.kv_format import KVFormat
+from engine.execution.kv_cache import as_bits, largest_value
+from engine.execution.triton_ops.device import runs_triton
 
 COMPUTE = ("float32", "bfloat16", "float16")
 SHAPES = ((1, 1, 8), (3, 2, 80), (17, 8, 128))
@@ -39,12 +42,14 @@ class KVFormatConformance:
     def scale_of(self, x: Tensor) -> Tensor | None:
         """The scale the format packs ``x`` with: float32 ``[num_kv_heads]`` or ``[num_tokens, num_kv_heads]``.
 
-        The default spreads the largest element over 127 steps; override it for storage of another range.
+        The default brings the largest element to the storage dtype's largest number.
         """
-        kind = self.make().scale
+        kv_format = self.make()
+        kind = kv_format.scale
         if kind == "none":
             return None
-        largest = x.float().abs().amax(-1) / 127.0
+        storage = getattr(torch, kv_format.storage_dtype(str(x.dtype).removeprefix("torch.")))
+        largest = x.float().abs().amax(-1) / largest_value(storage)
         return largest if kind == "per_token_head" else largest.amax(0)
 
     def sample(self, shape: tuple[int, int, int], compute: str) -> Tensor:
@@ -81,7 +86,7 @@ class KVFormatConformance:
         scale = self.scale_of(x)
         packed = kv_format.pack(x, scale)
         again = kv_format.pack(kv_format.unpack(packed, scale, torch.float32), scale)
-        assert torch.equal(again.to(packed.dtype), packed)
+        assert torch.equal(as_bits(again.to(packed.dtype)), as_bits(packed))
 
     def test_tokens_are_packed_one_by_one(self) -> None:
         """A token's stored bytes may not depend on which tokens came with it: prefix hits mix them."""
@@ -90,7 +95,7 @@ class KVFormatConformance:
         whole = kv_format.pack(x, scale)
         for i in range(len(x)):
             own = scale[i : i + 1] if kv_format.scale == "per_token_head" and scale is not None else scale
-            assert torch.equal(kv_format.pack(x[i : i + 1], own)[0], whole[i])
+            assert torch.equal(as_bits(kv_format.pack(x[i : i + 1], own)[0]), as_bits(whole[i]))
 
     def test_inputs_are_left_alone(self) -> None:
         kv_format, x = self.make(), self.sample(SHAPES[1], "float32")
@@ -104,8 +109,55 @@ class KVFormatConformance:
         ones = self.scale_of(torch.ones_like(x))
         assert not kv_format.unpack(kv_format.pack(x, ones), ones, torch.float32).any()
 
+    def test_what_is_stored_times_its_scale_is_what_was_written(self) -> None:
+        """Kernels multiply scores and probabilities by scales instead of keys and values."""
+        kv_format, x = self.make(), self.sample(SHAPES[1], "float32")
+        scale = self.scale_of(x)
+        if scale is not None:
+            packed = kv_format.pack(x, scale)
+            want = packed.double() * scale[..., None].double()
+            gap = (kv_format.unpack(packed, scale, torch.float32).double() - want).abs()
+            assert float(gap.max()) <= 1e-6 * float(want.abs().max())
+
+    def test_numbers_beyond_the_range_become_the_largest(self) -> None:
+        """A checkpoint's scales do not foresee every prompt."""
+        kv_format, x = self.make(), self.sample(SHAPES[1], "float32")
+        scale = self.scale_of(x)
+        if scale is not None:
+            back = kv_format.unpack(kv_format.pack(8.0 * x, scale), scale, torch.float32).abs()
+            axes = (-1,) if kv_format.scale == "per_token_head" else (0, 2)
+            limit = x.abs().amax(axes, keepdim=True)
+            assert bool((back <= 1.001 * limit).all())
+
     def test_a_scaled_or_lossy_format_brings_its_kernel_function(self) -> None:
         """Storage that a plain load cannot read is useless to compiled kernels."""
         kv_format = self.make()
         if kv_format.scale != "none":
             assert kv_format.load_tile() is not None
+
+    @pytest.mark.parametrize("compute", COMPUTE)
+    def test_its_load_function_gives_what_is_stored_unscaled_and_zeros_elsewhere(self, compute: str) -> None:
+        kv_format, x = self.make(), self.sample(SHAPES[1], compute)
+        load_tile = kv_format.load_tile() if runs_triton(self.device) else None
+        if load_tile is None:
+            pytest.skip("no such function, or no kernels on this device")
+        from engine.testing.kv_tiles import load_all
+
+        packed = kv_format.pack(x, self.scale_of(x)).contiguous()
+        got = load_all(as_bits(packed), load_tile, x.dtype, count=100)
+        assert torch.equal(got[:100], packed.flatten()[:100].to(x.dtype)) and not got[100:].any()
+
+    @pytest.mark.parametrize("compute", COMPUTE)
+    def test_its_store_function_writes_the_bytes_of_pack_and_nothing_else(self, compute: str) -> None:
+        kv_format, x = self.make(), self.sample(SHAPES[1], compute)
+        store_tile = kv_format.store_tile() if runs_triton(self.device) else None
+        if store_tile is None:
+            pytest.skip("no such function, or no kernels on this device")
+        from engine.testing.kv_tiles import store_all
+
+        scale = self.scale_of(x)
+        packed = as_bits(kv_format.pack(x, scale).contiguous()).flatten()
+        each = torch.ones_like(x, dtype=torch.float32) if scale is None else scale[..., None].expand(x.shape)
+        untouched = torch.full_like(packed, 77)
+        got = store_all(untouched, store_tile, x.flatten(), each.flatten(), count=100)
+        assert torch.equal(got[:100], packed[:100]) and bool((got[100:] == 77).all())

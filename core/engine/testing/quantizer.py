@@ -23,6 +23,7 @@ from torch import Tensor
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, Quantizer
 from engine.execution.reference import gated_activation
+from engine.execution.triton_ops.device import runs_triton
 
 SPECS: dict[str, LinearSpec] = {
     "one_part": LinearSpec((LinearPart("o", 96),), 64),
@@ -136,7 +137,9 @@ class QuantizerConformance:
             x = self.inputs(spec, rows, dtype)
             want, got = gated_activation(packed.reference(x).double(), act), packed.apply_gated(x, act)
             assert got.shape == want.shape and got.dtype == x.dtype
-            assert float((got.double() - want).abs().max()) <= DTYPES[dtype] * float(want.abs().max()), f"{rows} rows"
+            # The reference has rounded gates and ups already.
+            accepted = 2 * DTYPES[dtype] * float(want.abs().max())
+            assert float((got.double() - want).abs().max()) <= accepted, f"{rows} rows"
 
     @pytest.mark.parametrize("name", ["qkv_with_bias", "bias_on_some_parts"])
     def test_a_bias_is_added_to_its_own_part_only(self, name: str) -> None:
@@ -166,6 +169,29 @@ class QuantizerConformance:
         before = x.clone()
         first = packed.apply(x).clone()
         assert torch.equal(packed.apply(x), first) and torch.equal(x, before)
+
+    @pytest.mark.parametrize("block_k", [32, 128, 512])
+    @pytest.mark.parametrize("name", SPECS)
+    def test_kernels_read_the_weights_of_the_reference(self, name: str, block_k: int) -> None:
+        """In tiles of any size, channels in any order; and zeros where there is nothing."""
+        spec = SPECS[name]
+        if not runs_triton(self.device):
+            pytest.skip("no Triton kernels on this device: set TRITON_INTERPRET=1 before triton is first imported")
+        packed, _ = self.pack(spec, "float32")
+        if packed.tile_loader is None:
+            pytest.skip("no tile loader")
+        from engine.testing.weight_tiles import BLOCK_N, read_tiles
+
+        generator = torch.Generator().manual_seed(block_k)
+        rows = torch.randperm(-(-(spec.out_features + 5) // BLOCK_N) * BLOCK_N, generator=generator).to(self.device)
+        got = read_tiles(packed.tile_loader, rows, spec.out_features, spec.in_features, block_k)
+        unit = torch.eye(spec.in_features, device=self.device)
+        want = (packed.reference(unit) - packed.reference(torch.zeros_like(unit))).T
+        real = rows < spec.out_features
+        gap = (got[real, : spec.in_features] - want[rows[real]]).abs().max()
+        # The reference's sum passes by the bias, which rounds it.
+        assert float(gap) <= 1e-6 * (float(want.abs().max()) + 4.0 * any(part.bias for part in spec.parts))
+        assert not got[~real].any() and not got[:, spec.in_features :].any()
 
     def test_it_says_what_it_stores(self) -> None:
         spec = SPECS["one_part"]

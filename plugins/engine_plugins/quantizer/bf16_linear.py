@@ -22,7 +22,7 @@ INPUT_MULTIPLE = 32
 """``in_features`` must be one: the inputs an AMX tile takes at once."""
 
 
-INSTRUCTIONS = ("plain C++", "AVX512-BF16", "AMX-BF16")
+INSTRUCTIONS = ("plain C++", "AVX2", "AVX512-BF16", "AMX-BF16")
 """By the numbers ``bf16_linear.cpp`` gives them."""
 
 

@@ -7,6 +7,9 @@ import torch
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
+from engine.execution.triton_ops.device import runs_triton
+from engine_plugins.quantizer import integer_linear
+from engine_plugins.quantizer.gpu.layout import gpu_bytes
 from engine_plugins.quantizer.weights import QuantizedWeight, multiplied
 
 
@@ -15,6 +18,12 @@ def pack_quantized(
 ) -> PackedLinear:
     """``weight``: all parts of ``spec``, on the CPU. ``activations``: ``bf16`` keeps them in the compute dtype,
     ``int8`` and ``fp8`` round each row to 8 bits."""
+    if runs_triton(device):
+        from engine_plugins.quantizer.gpu.linear import pack_gpu  # Triton, where it runs only
+
+        return pack_gpu(weight, activations, device, context)
+    if integer_linear.wanted(context) and integer_linear.can_pack(weight):
+        return integer_linear.pack_integer(spec, weight, activations)
     return pack_plain(weight.to(device), activations)
 
 
@@ -22,6 +31,10 @@ def packed_bytes(
     spec: LinearSpec, bits: int, group_size: int, has_zeros: bool, has_bias: bool, context: BuildContext
 ) -> int:
     """Bytes of what :func:`pack_quantized` keeps."""
+    if runs_triton(context.device.kind):
+        return gpu_bytes(spec, bits, group_size, has_zeros, has_bias)
+    if integer_linear.wanted(context) and integer_linear.stretch_of(spec.in_features, group_size) > 0:
+        return integer_linear.packed_bytes(spec, bits, group_size, has_zeros, has_bias)
     groups = -(-spec.in_features // group_size)
     floats = groups + has_bias
     return spec.out_features * (spec.in_features + groups * has_zeros + floats * torch.float32.itemsize)

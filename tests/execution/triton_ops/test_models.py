@@ -17,7 +17,8 @@ from engine.contracts.quantizer import PackedLinear
 from engine.execution.model import LoweredModel, StepContext
 from engine.testing.context import build_context
 from engine.testing.launches import Launches, count_launches
-from engine_plugins.quantizer.config import UnquantizedConfig
+from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
+from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.unquantized import Unquantized
 from tests.execution.paged_loop import PagedLoop, load
 from tests.execution.triton_ops.models import FAMILIES, write
@@ -159,3 +160,28 @@ def test_rows_a_format_is_not_good_for_take_the_unfused_chain(checkpoints: dict[
         rows: "linear_gate" in layer_launches(checkpoints["llama"], rows, quantizer).names for rows in (1, 2, 4, 5)
     }
     assert fused == {1: False, 2: True, 4: True, 5: False}
+
+
+def quantizers() -> dict[str, Any]:
+    context = build_context()
+    return {
+        "int8": Int8(Int8Config(), context),
+        "int8, activations too": Int8(Int8Config(activations="int8"), context),
+        "fp8": FP8(FP8Config(head="none"), context),
+        "fp8, activations too": FP8(FP8Config(activations="fp8"), context),
+        "int4": Int4(Int4Config(group_size=32), context),
+    }
+
+
+@pytest.mark.parametrize("name", quantizers())
+def test_quantized_models_give_the_logits_of_their_weights(checkpoints: dict[str, Path], name: str) -> None:
+    """Each format through the fused kernels, and what takes over beyond 16 rows."""
+    quantizer = quantizers()[name]
+    facts, fast = load(checkpoints["qwen2"], kernels="triton", quantizer=quantizer)
+    _, plain = load(checkpoints["qwen2"], kernels="reference", quantizer=quantizer)
+    got, want = chunked_logits(PagedLoop(facts, fast)), chunked_logits(PagedLoop(facts, plain))
+    # A number rounded to 8 bits may fall on the other side of a middle: that shows in the third digit.
+    assert float((got - want).abs().max()) <= (0.05 if "activations" in name else 3e-5) * float(want.abs().max())
+    assert line(fast, "OutResidual").startswith("OutResidual: 1 to 16 rows: one Triton kernel: product, add; else: ")
+    roundings = layer_launches(checkpoints["qwen2"], 17, quantizer).kernels.count("quantize_rows")
+    assert roundings == (4 if "activations" in name else 0), "two norms, the attention's output and the gate's"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import BuildContext
 from engine.execution.reference import paged_attention
 from engine.native import compiler, loader
-from engine.testing.attention_cases import PlainFormat, case_named
+from engine.testing.attention_cases import SMALL_CASES, PlainFormat, case_named
 from engine.testing.attention_kernel import (
     TOLERANCE,
     AttentionCase,
@@ -36,6 +35,8 @@ from engine.testing.attention_kernel import (
 from engine.testing.context import build_context
 from engine_plugins.attention_kernel.cpu import kernel as cpu
 from engine_plugins.attention_kernel.cpu.kernel import CpuAttention, kernels
+from engine_plugins.kv_format.fp8 import FP8Format
+from engine_plugins.kv_format.int8 import Int8Format
 from engine_plugins.registry import only_compiling_cpus
 
 
@@ -178,26 +179,47 @@ def test_one_stage_serves_layers_of_different_kinds() -> None:
         assert error(got, reference(case, inputs)) <= TOLERANCE["float32"], changes
 
 
-@dataclass(frozen=True, slots=True)
-class Int8Format:
-    """Keys and values in 8 bits, one scale per token and head."""
+class PerHead(Int8Format):
+    """int8 with one scale per head."""
 
-    scale: Literal["none", "per_layer_head", "per_token_head"] = "per_token_head"
-    lossless: bool = False
+    scale = "per_layer_head"
 
-    def storage_dtype(self, compute_dtype: str) -> str:
-        return "int8"
 
-    def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        assert scale is not None
-        return (x.float() / scale.unsqueeze(-1)).round().clamp(-127, 127).to(torch.int8)
+class PerToken(FP8Format):
+    """float8 with one scale per token and head."""
 
-    def unpack(self, x: Tensor, scale: Tensor | None, dtype: Any) -> Tensor:
-        assert scale is not None
-        return (x.float() * scale.unsqueeze(-1)).to(dtype)
+    scale = "per_token_head"
 
-    def load_tile(self) -> None:
-        return None
+
+SCALED = (Int8Format, PerHead, FP8Format, PerToken)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", SCALED)
+def test_scaled_keys_are_widened_and_their_scales_folded(use_amx: bool, kind: Any, dtype: str) -> None:
+    for case in SMALL_CASES:
+        context = make_context(case, dtype, "cpu")
+        kv_format = kind(SlotConfig(), context)
+        worst = measure(lambda context: build(context, use_amx), case, dtype, "cpu", kv_format)
+        assert worst <= 2 * TOLERANCE[dtype], case.name
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", [Int8Format, FP8Format])
+def test_every_8_bit_number_is_read_exactly(kind: Any) -> None:
+    """One key each: what comes out is its value."""
+    case = AttentionCase("bytes", tuple((1, 1) for _ in range(16)), num_heads=1, num_kv_heads=1, head_dim=16)
+    inputs = make_inputs(case, "float32", "cpu", kind(SlotConfig(), make_context(case, "float32", "cpu")))
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(16, 16)
+    for row, block in enumerate(inputs.batch.block_tables[:, 0].tolist()):
+        inputs.v_cache[block, 0, 0] = codes[row].view(inputs.v_cache.dtype)
+    inputs.v_scale.fill_(1.0)
+    kv_format = kind(SlotConfig(), make_context(case, "float32", "cpu"))
+    got = run(build(make_context(case, "float32", "cpu")), case, inputs, kv_format)
+    want = codes.view(inputs.v_cache.dtype).float()
+    assert int(want.isnan().sum()) in (0, 2)
+    assert torch.allclose(got[~want.isnan()], want[~want.isnan()], rtol=1e-6, atol=0.0)
 
 
 class WiderFormat(PlainFormat):
@@ -211,10 +233,9 @@ class WiderFormat(PlainFormat):
 
 
 @needs_compiler
-@pytest.mark.parametrize("kv_format", [Int8Format(), WiderFormat()], ids=lambda f: type(f).__name__)
-def test_other_ways_to_store_keys_are_left_to_torch(kv_format: Any) -> None:
+def test_other_ways_to_store_keys_are_left_to_torch() -> None:
     for name in ("prefill_decode_verify", "soft_cap_and_window"):
-        worst = measure(build, case_named(name), "bfloat16", "cpu", kv_format)
+        worst = measure(build, case_named(name), "bfloat16", "cpu", WiderFormat())
         assert worst <= TOLERANCE["bfloat16"], name
 
 
@@ -227,7 +248,9 @@ def test_the_plan_says_what_computes_a_layer(use_amx: bool) -> None:
     assert kernel.label(case.op, "bfloat16", PlainFormat()) == f"CpuAttention, {instructions}"
     assert kernel.label(case.op, "float32", PlainFormat()) == "CpuAttention, vectors"
     assert kernel.label(case.op, "float16", PlainFormat()) == "TorchAttention for float16"
-    assert kernel.label(case.op, "bfloat16", Int8Format()) == "TorchAttention for keys and values with scales"
+    int8 = Int8Format(SlotConfig(), make_context(case, "bfloat16", "cpu"))
+    assert kernel.label(case.op, "bfloat16", int8) == f"CpuAttention, {instructions}, int8 keys and values"
+    assert kernel.label(case.op, "float16", int8) == "TorchAttention for float16"
     assert kernel.label(case.op, "bfloat16", WiderFormat()) == "TorchAttention for keys and values in float32"
     assert kernel.label(unscaled, "bfloat16", PlainFormat()) == "TorchAttention for scale=0.0"
 

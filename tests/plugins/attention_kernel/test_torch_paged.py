@@ -22,6 +22,8 @@ from engine.testing.attention_kernel import (
 )
 from engine.testing.context import build_context
 from engine_plugins.attention_kernel.torch_paged import TorchAttention, make_pieces
+from engine_plugins.kv_format.fp8 import FP8Format
+from engine_plugins.kv_format.int8 import Int8Format
 from engine_plugins.kv_format.native import NativeFormat
 
 NATIVE = NativeFormat(SlotConfig(), build_context())
@@ -47,6 +49,15 @@ def batch(rows: list[tuple[int, int]], tables: list[list[int]], block_size: int 
 def test_the_plain_version_equals_the_definition(case: AttentionCase) -> None:
     inputs = make_inputs(case, "float32", "cpu")
     got = paged_attention(inputs.batch, case.op, inputs.q, inputs.k_cache, inputs.v_cache, NATIVE)
+    assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("kind", [Int8Format, FP8Format])
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+def test_8_bit_keys_and_values_are_unpacked(case: AttentionCase, kind: type[Int8Format] | type[FP8Format]) -> None:
+    kv_format = kind(SlotConfig(), build_context())
+    inputs = make_inputs(case, "float32", "cpu", kv_format)
+    got = run(TorchAttention(SlotConfig(), build_context()), case, inputs, kv_format)
     assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
 

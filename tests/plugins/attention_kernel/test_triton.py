@@ -7,13 +7,11 @@ Runs under ``TRITON_INTERPRET=1`` (which must be set before triton is first impo
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 import triton
-import triton.language as tl
-from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.config import SlotConfig
@@ -32,6 +30,8 @@ from engine.testing.attention_cases import (
 from engine.testing.attention_kernel import AttentionKernelConformance
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 from engine_plugins.attention_kernel.triton.planning import num_splits
+from engine_plugins.kv_format.fp8 import FP8Format
+from engine_plugins.kv_format.int8 import Int8Format
 
 pytestmark = pytest.mark.skipif(
     not triton.knobs.runtime.interpret and not torch.cuda.is_available(),
@@ -63,38 +63,35 @@ class TestOnManyMultiprocessors(AttentionKernelConformance):
         return on(8)(context)
 
 
-@triton.jit
-def load_scaled(ptr, offsets, mask, scale_ptr, scale_offsets, DTYPE: tl.constexpr):
-    scale = tl.load(scale_ptr + scale_offsets)
-    return tl.where(mask, tl.load(ptr + offsets, mask=mask, other=0).to(tl.float32) * scale, 0.0).to(DTYPE)
+class PerHead(Int8Format):
+    """int8 with one scale per head."""
+
+    scale = "per_layer_head"
 
 
-class Int8Format:
-    """Symmetric int8 with one scale per token and head, or per head."""
+class PerToken(FP8Format):
+    """float8 with one scale per token and head."""
 
-    lossless = False
-
-    def __init__(self, scale: Literal["per_layer_head", "per_token_head"]) -> None:
-        self.scale = scale
-
-    def storage_dtype(self, compute_dtype: str) -> str:
-        return "int8"
-
-    def pack(self, x: Tensor, scale: Tensor) -> Tensor:
-        return (x.float() / scale[..., None]).round().clamp(-127, 127).to(torch.int8)
-
-    def unpack(self, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        return (x.float() * scale[..., None]).to(dtype)
-
-    def load_tile(self) -> Any:
-        return load_scaled
+    scale = "per_token_head"
 
 
-@pytest.mark.parametrize("scale", ["per_layer_head", "per_token_head"])
+FORMATS = (Int8Format, PerHead, FP8Format, PerToken)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("num_sms", [1, 8])
-def test_a_format_unpacks_its_tiles_inside_the_kernels(scale: Any, num_sms: int) -> None:
-    for name in ("chunk_with_history", "verify"):
-        assert measure(on(num_sms), case_named(name), "float32", DEVICE, Int8Format(scale)) <= TOLERANCE["float32"]
+def test_scales_of_a_format_are_folded_into_scores_and_probabilities(kind: Any, num_sms: int) -> None:
+    for name in ("chunk_with_history", "verify", "soft_cap_and_window", "decode_of_very_unequal_lengths"):
+        case = case_named(name)
+        kv_format = kind(SlotConfig(), make_context(case, "float32", DEVICE))
+        assert measure(on(num_sms), case, "float32", DEVICE, kv_format) <= TOLERANCE["float32"], name
+
+
+@pytest.mark.parametrize("kind", [Int8Format, FP8Format])
+def test_8_bit_keys_are_multiplied_in_16_bits_without_rounding_them(kind: Any) -> None:
+    case = case_named("prefill_decode_verify")
+    kv_format = kind(SlotConfig(), make_context(case, "bfloat16", DEVICE))
+    assert measure(on(4), case, "bfloat16", DEVICE, kv_format) <= 2 * TOLERANCE["bfloat16"]
 
 
 def test_queries_may_be_a_view_of_a_fused_projection() -> None:

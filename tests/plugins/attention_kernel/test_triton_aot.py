@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -16,6 +15,7 @@ from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.attention_kernel.triton.decode import split_attention
 from engine_plugins.attention_kernel.triton.planning import MAX_SPLITS, merge_shape, prefill_block, tile_shape
 from engine_plugins.attention_kernel.triton.prefill import chunk_attention
+from engine_plugins.kv_format.tiles import load_e4m3, load_int8
 
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels cannot be compiled")
 
@@ -26,10 +26,11 @@ UNALIGNED = frozenset(INDEX) | {"num_splits", "stride_table", "window"}
 """What the kernels ask not to be specialised on."""
 
 
-@triton.jit
-def load_int8(ptr, offsets, mask, scale_ptr, scale_offsets, DTYPE: tl.constexpr):
-    scale = tl.load(scale_ptr + scale_offsets)
-    return tl.where(mask, tl.load(ptr + offsets, mask=mask, other=0).to(tl.float32) * scale, 0.0).to(DTYPE)
+CACHES: dict[str, tuple[str, str, Any]] = {
+    "int8": ("*i8", "per_token_head", load_int8),
+    "fp8": ("*u8", "per_layer_head", load_e4m3),
+}
+"""Type of the cache as kernels see it, scales and load function of the 8-bit formats."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def variant(
     splits: int = MAX_SPLITS,
     window: bool = False,
     cap: bool = False,
-    int8_cache: bool = False,
+    cache: str | None = None,
 ) -> Variant:
     itemsize = 4 if dtype == "fp32" else 2
     if kind == "prefill":
@@ -69,10 +70,11 @@ def variant(
         "BLOCK_SIZE": block_size, "BLOCK_M": block_m, "BLOCK_N": shape.block_n, "BLOCK_D": shape.block_d,
         "HAS_WINDOW": window, "HAS_CAP": cap, "SCALE": "none", "LOAD_TILE": None, "PDL": pdl,
     }  # fmt: skip
-    if int8_cache:
-        arguments |= {"k_ptr": "*i8", "v_ptr": "*i8", "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
+    if cache is not None:
+        stored, scale, load_tile = CACHES[cache]
+        arguments |= {"k_ptr": stored, "v_ptr": stored, "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
         constants = {name: value for name, value in constants.items() if name not in arguments}
-        constants |= {"SCALE": "per_token_head", "LOAD_TILE": load_int8}
+        constants |= {"SCALE": scale, "LOAD_TILE": load_tile}
     kernel, name = chunk_attention, f"prefill {dtype} head_dim {head_dim} window {window} cap {cap}"
     if kind == "decode":
         kernel, name = split_attention, f"decode {dtype} head_dim {head_dim} block_m {block_m} splits {splits}"
@@ -126,9 +128,19 @@ def test_the_prefill_path_compiles_without_spills_on_hopper() -> None:
     assert_fits(compile_attention("prefill", 128, 90))
 
 
-@pytest.mark.parametrize("kind", ["decode", "prefill"])
-def test_a_formats_load_function_is_compiled_into_the_kernel(kind: str) -> None:
-    assert_fits(compile_attention(kind, 128, 90, int8_cache=True))
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("cache", CACHES)
+def test_8_bit_caches_are_decoded_without_spills(cache: str, capability: int) -> None:
+    """Before Hopper up to four words outside of the loop may spill, to reach the next step of occupancy."""
+    spills = 16 if capability < 90 else 0
+    for block_m, splits in ((16, 1), (16, MAX_SPLITS), (32, 16)):
+        cost = compile_attention("decode", 128, capability, block_m=block_m, splits=splits, cache=cache)
+        assert_fits(cost, spills)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_8_bit_caches_serve_prompts_without_spills_on_hopper(cache: str) -> None:
+    assert_fits(compile_attention("prefill", 128, 90, cache=cache))
 
 
 def test_the_last_program_acquires_what_the_others_released_and_reads_it_past_its_own_cache() -> None:

@@ -12,12 +12,28 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.testing.context import build_context
 from engine.testing.kv_format import KVFormatConformance
+from engine_plugins.kv_format.fp8 import FP8Format
+from engine_plugins.kv_format.int8 import Int8Format
 from engine_plugins.kv_format.native import NativeFormat
 
 
 class TestNative(KVFormatConformance):
     def make(self) -> KVFormat:
         return NativeFormat(SlotConfig(), build_context())
+
+
+class TestFP8(KVFormatConformance):
+    error = 2.0**-4 + 2.0**-8
+
+    def make(self) -> KVFormat:
+        return FP8Format(SlotConfig(), build_context())
+
+
+class TestInt8(KVFormatConformance):
+    error = 0.5 / 127 + 2.0**-8
+
+    def make(self) -> KVFormat:
+        return Int8Format(SlotConfig(), build_context())
 
 
 class Rounding:
@@ -39,6 +55,9 @@ class Rounding:
 
     def load_tile(self) -> Any:
         return object()
+
+    def store_tile(self) -> None:
+        return None
 
 
 class TestALossyFormat(KVFormatConformance):

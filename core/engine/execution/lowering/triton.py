@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,7 @@ from engine.execution.triton_ops.launch import (
     SkinnyLinear,
     argmax_rows,
     gated_activation,
+    quantized_rows,
 )
 from engine.execution.triton_ops.tiles import MAX_ROWS
 
@@ -68,8 +70,8 @@ def lower_qkv(
     """See :class:`NormQKVRopeWrite`; a cache format that kernels cannot store takes the chain of torch ops."""
     if not writes_inline(lowering, op):
         return chain.lower_qkv(lowering, op, layer, norms, packed)
-    norm, linear = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed)
     few = _few_rows(lowering, op.qkv, packed, _input_norm(lowering, op.norm, norms))
+    normed_linear = _many_rows(lowering, op.norm, norms, packed)
     heads = HeadShape(op.num_heads // lowering.tp, op.num_kv_heads // lowering.tp, op.head_dim, _rotary_dim(op))
     q_norm, k_norm = (None if spec is None else _input_norm(lowering, spec, norms) for spec in (op.q_norm, op.k_norm))
     write = HeadWriter(Launch.on(lowering.device), heads, lowering.kv_format, q_norm, k_norm)
@@ -80,7 +82,7 @@ def lower_qkv(
         tables = None if rotation is None else context.rotations[rotation]
         target = KVTarget(context.slot_mapping, *context.kv.layer(layer))
         if few is None or not few.serves(residual):
-            return residual, write(linear(norm(residual)), tables, target)
+            return residual, write(normed_linear(residual), tables, target)
         if in_two:
             return residual, write(few.linear.store(residual), tables, target)
         return residual, few.linear.rope_write(residual, heads, tables, target, store_tile)
@@ -90,14 +92,14 @@ def lower_qkv(
 
 def lower_gate_up(lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor], packed: PackedLinear) -> LoweredOp:
     """See :class:`NormGateUpAct`."""
-    norm, linear, act = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed), op.act
-    few = _few_rows(lowering, op.gate_up, packed, _input_norm(lowering, op.norm, norms))
+    few, act = _few_rows(lowering, op.gate_up, packed, _input_norm(lowering, op.norm, norms)), op.act
+    normed_linear = _many_rows(lowering, op.norm, norms, packed)
     launch = Launch.on(lowering.device)
 
     def gate_up(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         if few is not None and few.serves(residual):
             return residual, few.linear.gate(residual, act)
-        return residual, gated_activation(linear(norm(residual)), act, launch)
+        return residual, gated_activation(normed_linear(residual), act, launch)
 
     return gate_up
 
@@ -153,6 +155,24 @@ def _few_rows(lowering: Lowering, spec: LinearSpec, packed: PackedLinear, norm: 
     in_features = spec.in_features // (lowering.tp if spec.shard == "in" else 1)
     out_features = spec.out_features // (lowering.tp if spec.shard == "out" else 1)
     return FewRows(SkinnyLinear(Launch.on(lowering.device), packed.tile_loader, in_features, out_features, norm), rows)
+
+
+def _many_rows(
+    lowering: Lowering, spec: NormSpec, norms: dict[str, Tensor], packed: PackedLinear
+) -> Callable[[Tensor], Tensor]:
+    """Norm and product, for any number of rows; a layer that takes its input in 8 bits gets it so from the norm."""
+    norm, linear = lowering.norm(norms[spec.name], spec.eps), lowering.linear(packed)
+    kind, apply_quantized = packed.input_quant, packed.apply_quantized
+    if kind is None or apply_quantized is None:
+        return lambda x: linear(norm(x))
+    weight, launch = _input_norm(lowering, spec, norms), Launch.on(lowering.device)
+
+    def rounded(x: Tensor) -> Tensor:
+        if x.shape[0] <= MAX_ROWS:
+            return linear(norm(x))
+        return apply_quantized(*quantized_rows(x, weight, kind, launch), x.dtype)
+
+    return rounded
 
 
 def _input_norm(lowering: Lowering, spec: NormSpec, norms: dict[str, Tensor]) -> NormWeight:

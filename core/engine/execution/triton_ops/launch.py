@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.quantizer import TileLoader
-from engine.execution.kv_cache import largest_value
+from engine.execution.kv_cache import as_bits, largest_value
 from engine.execution.triton_ops.device import has_dependent_launch, multiprocessors
 from engine.execution.triton_ops.heads import norm_rope_write
-from engine.execution.triton_ops.rowwise import best_of_blocks, best_of_chunks, gate_rows
+from engine.execution.triton_ops.rowwise import best_of_blocks, best_of_chunks, gate_rows, quantize_rows
 from engine.execution.triton_ops.skinny import linear_gate, linear_logits, linear_rope_write, linear_store
-from engine.execution.triton_ops.tiles import SkinnyTile, skinny_tile
+from engine.execution.triton_ops.tiles import MAX_ROWS, SkinnyTile, skinny_tile
 
 CHUNK = 4096
 """Logits that one program compares where they come from elsewhere."""
@@ -87,6 +87,10 @@ class KVTarget:
     value_scale: Tensor | None
     """As ``key_scale``."""
 
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Keys, values and their scales as kernels take them."""
+        return as_bits(self.keys), as_bits(self.values), self.key_scale, self.value_scale
+
 
 @dataclass(frozen=True, slots=True)
 class SkinnyLinear:
@@ -102,6 +106,16 @@ class SkinnyLinear:
         """``[rows, out_features]`` in the dtype of ``x``."""
         out = torch.empty(x.shape[0], self.out_features, dtype=x.dtype, device=x.device)
         self._store(x, out, add=False)
+        return out
+
+    def store_in_passes(self, x: Tensor) -> Tensor:
+        """:meth:`store` for any number of rows, 16 at a time: every pass reads all weights."""
+        out = torch.empty(x.shape[0], self.out_features, dtype=x.dtype, device=x.device)
+        # One compilation for all passes, the last and shortest too.
+        tile = self._tile(x, MAX_ROWS if x.shape[0] > MAX_ROWS else x.shape[0])
+        for start in range(0, x.shape[0], MAX_ROWS):
+            part = slice(start, start + MAX_ROWS)
+            self._store(x[part], out[part], add=False, tile=tile)
         return out
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -132,7 +146,7 @@ class SkinnyLinear:
         cos, sin = tables or (None, None)
         tile = self._tile(x)
         linear_rope_write[self._grid(tile)](
-            *self._tensors(x), cos, sin, kv.slot_mapping, q, kv.keys, kv.values, kv.key_scale, kv.value_scale,
+            *self._tensors(x), cos, sin, kv.slot_mapping, q, *kv.tensors(),
             x.shape[0], x.stride(0), self._eps(),
             STORE_TILE=store_tile, **heads.constants(), **self._constants(tile),
         )  # fmt: skip
@@ -151,18 +165,18 @@ class SkinnyLinear:
         )  # fmt: skip
         return out, None if parts is None else argmax_partials(*parts, self.launch)
 
-    def _store(self, x: Tensor, out: Tensor, add: bool) -> None:
+    def _store(self, x: Tensor, out: Tensor, add: bool, tile: SkinnyTile | None = None) -> None:
         assert out.stride(1) == 1
-        tile = self._tile(x)
+        tile = tile or self._tile(x)
         linear_store[self._grid(tile)](
             *self._tensors(x), out, x.shape[0], x.stride(0), out.stride(0), self._eps(),
             OUT_FEATURES=self.out_features, ADD=add, **self._constants(tile),
         )  # fmt: skip
 
-    def _tile(self, x: Tensor) -> SkinnyTile:
+    def _tile(self, x: Tensor, rows: int | None = None) -> SkinnyTile:
         assert x.shape[1] == self.in_features and x.stride(1) == 1
         bits = self.loader.bits_per_weight(self.in_features, self.out_features)
-        return skinny_tile(x.shape[0], self.out_features, self.in_features, self.launch.num_sms, bits)
+        return skinny_tile(rows or x.shape[0], self.out_features, self.in_features, self.launch.num_sms, bits)
 
     def _grid(self, tile: SkinnyTile) -> tuple[int]:
         return (tile.programs(self.out_features),)
@@ -179,6 +193,8 @@ class SkinnyLinear:
             "IN_FEATURES": self.in_features,
             "GROUP_SIZE": self.loader.group_size,
             "LOAD_TILE": self.loader.load_tile,
+            "UNPACK_TILE": self.loader.unpack_tile,
+            "TILE_SCALE": self.loader.tile_scale,
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "BLOCK_K": tile.block_k,
@@ -211,7 +227,7 @@ class HeadWriter:
         q_norm, k_norm = self.q_norm, self.k_norm
         norm_rope_write[(num_tokens, triton.cdiv(total, block_h))](
             qkv, q_norm and q_norm.weight, k_norm and k_norm.weight, cos, sin,
-            kv.slot_mapping, q, kv.keys, kv.values, kv.key_scale, kv.value_scale,
+            kv.slot_mapping, q, *kv.tensors(),
             qkv.stride(0), q_norm.eps if q_norm else 0.0, k_norm.eps if k_norm else 0.0,
             SCALE=self.kv_format.scale, LARGEST=largest_value(kv.keys.dtype), STORE_TILE=self.kv_format.store_tile(),
             BLOCK_H=block_h, BLOCK_P=block_p, **heads.constants(), **self.launch.options(2),
@@ -232,6 +248,26 @@ def gated_activation(gate_up: Tensor, act: str, launch: Launch) -> Tensor:
         gate_up, out, gate_up.stride(0), SIZE=size, ACT=act, BLOCK=block, **launch.options(4)
     )
     return out
+
+
+def quantized_rows(
+    x: Tensor, norm: NormWeight | None, kind: Literal["int8", "fp8"], launch: Launch
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm, if any, and rounding of each row to 8 bits, in one kernel.
+
+    ``x [rows, size]`` -> int8 or float8_e4m3fn ``[rows, size]`` and float32 steps ``[rows, 1]``: what was rounded is
+    ``codes * step``, the largest of a row being 127 or 448 steps.
+    """
+    assert x.stride(1) == 1
+    rows, size = x.shape
+    codes = torch.empty(rows, size, dtype=torch.int8 if kind == "int8" else torch.uint8, device=x.device)
+    steps = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    quantize_rows[(rows,)](
+        x, weight, codes, steps, x.stride(0), eps,
+        SIZE=size, FLOAT8=kind == "fp8", BLOCK=min(2048, triton.next_power_of_2(size)), **launch.options(4),
+    )  # fmt: skip
+    return codes if kind == "int8" else codes.view(torch.float8_e4m3fn), steps
 
 
 def argmax_rows(logits: Tensor, launch: Launch) -> Tensor:

@@ -42,9 +42,38 @@ def load_rows(
 
 
 @triton.jit
+def unpacked(loaded, UNPACK_TILE: tl.constexpr, DTYPE: tl.constexpr):
+    """A tile of weights in ``DTYPE`` of what ``LOAD_TILE`` returned."""
+    if UNPACK_TILE is None:
+        return loaded.to(DTYPE)
+    else:
+        return UNPACK_TILE(loaded, DTYPE)
+
+
+@triton.jit
+def tile_scaled(loaded, products, TILE_SCALE: tl.constexpr):
+    """Products, or sums of products, with a tile's weights: with the factors of its channels, if it has any."""
+    if TILE_SCALE is None:
+        return products
+    else:
+        return products * TILE_SCALE(loaded)
+
+
+@triton.jit
+def add_product(acc, loaded, x, UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, DTYPE: tl.constexpr):
+    """``acc + weights @ x`` on tensor cores; a tile's factors multiply its sums, not its weights."""
+    tile = unpacked(loaded, UNPACK_TILE, DTYPE)
+    if TILE_SCALE is None:
+        return dot(tile, x, acc)
+    else:
+        return acc + tile_scaled(loaded, dot(tile, x, tl.zeros_like(acc)), TILE_SCALE)
+
+
+@triton.jit
 def one_row_product(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real,
-    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr, PDL: tl.constexpr,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sums ``[BLOCK_N, 1]`` and the row's sum of squares ``[1]``, without tensor cores.
@@ -70,15 +99,15 @@ def one_row_product(
                 IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE,
             )  # fmt: skip
             next_x, next_y = load_row(x_ptr, norm_ptr, start + BLOCK_K, IN_FEATURES, BLOCK_K)
-            acc += tile.to(tl.float32) * y[None, :]
+            acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE)
             squares += x * x
             tile, second = second, third
             x, y = next_x, next_y
         next_x, next_y = load_row(x_ptr, norm_ptr, LAST, IN_FEATURES, BLOCK_K)
-        acc += tile.to(tl.float32) * y[None, :]
+        acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE)
         squares += x * x
         tile, x, y = second, next_x, next_y
-    acc += tile.to(tl.float32) * y[None, :]
+    acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE)
     squares += x * x
     return tl.sum(acc, 1)[:, None], tl.sum(squares, 0) + tl.zeros([1], tl.float32)
 
@@ -96,7 +125,8 @@ def sum_of_squares(x_ptr, num_rows, stride_x, IN_FEATURES: tl.constexpr, BLOCK_M
 @triton.jit
 def few_rows_product(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x, eps,
-    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr, PDL: tl.constexpr,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Products ``[BLOCK_N, BLOCK_M]`` and reciprocal rms still to be applied ``[BLOCK_M]``, on tensor cores.
@@ -117,7 +147,7 @@ def few_rows_product(
     x, y = load_rows(x_ptr, norm_ptr, 0, num_rows, stride_x, IN_FEATURES, BLOCK_M, BLOCK_K)
     if EARLY:
         y = y * early[:, None]
-    acc = dot(tile, tl.trans(y.to(DTYPE)), acc)
+    acc = add_product(acc, tile, tl.trans(y.to(DTYPE)), UNPACK_TILE, TILE_SCALE, DTYPE)
     if norm_ptr is not None and not EARLY:
         squares += x * x
     for start in range(BLOCK_K, IN_FEATURES, BLOCK_K):
@@ -125,7 +155,7 @@ def few_rows_product(
         x, y = load_rows(x_ptr, norm_ptr, start, num_rows, stride_x, IN_FEATURES, BLOCK_M, BLOCK_K)
         if EARLY:
             y = y * early[:, None]
-        acc = dot(tile, tl.trans(y.to(DTYPE)), acc)
+        acc = add_product(acc, tile, tl.trans(y.to(DTYPE)), UNPACK_TILE, TILE_SCALE, DTYPE)
         if norm_ptr is not None and not EARLY:
             squares += x * x
     if norm_ptr is None or EARLY:
@@ -137,7 +167,8 @@ def few_rows_product(
 @triton.jit
 def normed_product(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, rows, real, num_rows, stride_x, eps,
-    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr, PDL: tl.constexpr,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """``norm(x) @ W[rows].T * channel_scale + bias``, transposed: float32 ``[BLOCK_N, BLOCK_M]``.
@@ -155,7 +186,7 @@ def normed_product(
     if BLOCK_M == 1:
         acc, squares = one_row_product(
             x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, PDL, BLOCK_N, BLOCK_K,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         scale = tl.full([1], 1.0, tl.float32)
         if norm_ptr is not None:
@@ -163,6 +194,6 @@ def normed_product(
     else:
         acc, scale = few_rows_product(
             x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x, eps,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     return acc * scale[None, :] * channel_scale[:, None] + bias[:, None]

@@ -1,4 +1,4 @@
-"""Kernels beside the products: gated activation of many rows, and the token with the largest logit."""
+"""Kernels beside the products: gated activation and rounding of many rows, and the token with the largest logit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 
 from engine.execution.sampling import NOT_FINITE
+from engine.execution.triton_ops.narrow_types import to_e4m3, to_int8
+from engine.execution.triton_ops.product import load_row
 from engine.execution.triton_ops.tile_ops import activated, below, best_of, start_dependents, wait_for_input
 
 _NOT_FINITE = tl.constexpr(NOT_FINITE)
@@ -24,6 +26,39 @@ def gate_rows(
     gate = tl.load(x_ptr + row * stride_x + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride_x + SIZE + column, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * SIZE + column, (activated(gate, ACT) * up).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def quantize_rows(
+    x_ptr, norm_ptr, code_ptr, step_ptr, stride_x, eps,
+    SIZE: tl.constexpr, FLOAT8: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """``norm(x) [rows, SIZE]`` in 8 bits: int8, or the bits of e4m3 in uint8, and each row's float32 step. Program
+    ``row``.
+
+    The rms divides the largest element and all others alike: codes do not depend on it, only the step does.
+    """
+    start_dependents(PDL)
+    wait_for_input(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    squares, largest = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for start in range(0, SIZE, BLOCK):
+        x, y = load_row(x_ptr + row * stride_x, norm_ptr, start, SIZE, BLOCK)
+        squares += x * x
+        largest = tl.maximum(largest, tl.abs(y))
+    LEVELS: tl.constexpr = 448.0 if FLOAT8 else 127.0
+    top = tl.max(largest, 0)
+    step = tl.maximum(tl.div_rn(top, top * 0.0 + LEVELS), 1e-20)
+    rms = 1.0
+    if norm_ptr is not None:
+        rms = tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
+    tl.store(step_ptr + row, step * rms)
+    for start in range(0, SIZE, BLOCK):
+        _, y = load_row(x_ptr + row * stride_x, norm_ptr, start, SIZE, BLOCK)
+        column = start + tl.arange(0, BLOCK)
+        scaled = tl.div_rn(y, step + tl.zeros_like(y))
+        codes = to_e4m3(scaled) if FLOAT8 else to_int8(scaled)
+        tl.store(code_ptr + row * SIZE + column, codes, mask=below(column, SIZE, BLOCK))
 
 
 @triton.jit

@@ -19,6 +19,7 @@ def linear_store(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr,
     num_rows, stride_x, stride_out, eps,
     IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr,
     ADD: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -27,7 +28,8 @@ def linear_store(
     real = below(column, OUT_FEATURES, BLOCK_N)
     y = normed_product(
         x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, column.to(tl.int64), real,
-        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
+        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL,
+        BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     row = tl.arange(0, BLOCK_M)
     at = row.to(tl.int64)[None, :] * stride_out + column[:, None]
@@ -42,6 +44,7 @@ def linear_gate(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr,
     num_rows, stride_x, stride_out, eps,
     IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr,
     ACT: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +58,8 @@ def linear_gate(
     y = normed_product(
         x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr,
         pair.to(tl.int64) + which * SIZE, below(pair, SIZE, PAIRS),
-        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
+        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL,
+        BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     gate, up = split_pairs(y, PAIRS, BLOCK_M)
     column, row = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS), tl.arange(0, BLOCK_M)
@@ -70,7 +74,8 @@ def linear_rope_write(
     cos_ptr, sin_ptr, slots_ptr, q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr,
     num_rows, stride_x, eps,
     IN_FEATURES: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    ROTARY_DIM: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr, STORE_TILE: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, STORE_TILE: tl.constexpr,
     PDL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Projection to all heads, rotation, queries to ``q_ptr`` and keys and values into the cache.
@@ -87,7 +92,8 @@ def linear_rope_write(
     y = normed_product(
         x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr,
         weight_row.to(tl.int64), below(pair, ALL_PAIRS, PAIRS),
-        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
+        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL,
+        BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     first, second = split_pairs(y, PAIRS, BLOCK_M)
     pair, token = (tl.program_id(0) * PAIRS + tl.arange(0, PAIRS))[:, None], tl.arange(0, BLOCK_M)[None, :]
@@ -114,6 +120,7 @@ def linear_logits(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr, best_ptr, index_ptr,
     num_rows, stride_x, eps, soft_cap,
     IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr,
     HAS_CAP: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +130,8 @@ def linear_logits(
     real = below(column, OUT_FEATURES, BLOCK_N)
     y = normed_product(
         x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, column.to(tl.int64), real,
-        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
+        num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL,
+        BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     y = capped(y, soft_cap, HAS_CAP)
     row = tl.arange(0, BLOCK_M)

@@ -11,6 +11,7 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_format import KVFormat
 from engine.execution.checkpoint import Checkpoint
 from engine.execution.kv_cache import KVCache
+from engine.execution.loading import check_readable
 from engine.execution.runner import PROMPT_LOGPROB_ROWS
 from engine.loop.memory.weights import WeightSizes, weight_sizes
 
@@ -67,9 +68,14 @@ class Needs:
 
 
 def size_weights(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -> WeightSizes:
-    """See :func:`engine.loop.memory.weights.weight_sizes`. ``bound``: the plugins of ``plan``."""
+    """See :func:`engine.loop.memory.weights.weight_sizes`. ``bound``: the plugins of ``plan``.
+
+    Raises :class:`engine.execution.checkpoint.CheckpointError` where headers show that the quantizer cannot read them.
+    """
+    ops = bound.architecture.describe(plan.model)
+    check_readable(checkpoint, ops, bound.quantizer, plan.model.path)
     return weight_sizes(
-        bound.architecture.describe(plan.model),
+        ops,
         bound.quantizer,
         bound.parallelism,
         checkpoint,

@@ -259,7 +259,8 @@ def _plugin(plan: EnginePlan, offer: Offer, discovered: Discovered) -> Move:
 def _choice(now: SlotChoice, offer: Offer) -> SlotChoice | None:
     """The offer with its defaults; what all plugins of the slot have in common stays as it was set."""
     common = set(SLOT_CONFIGS[offer.slot].__dataclass_fields__)
-    kept = {key: value for key, value in now.config.items() if key in common}
+    default = values.to_plain(values.build(values.load(now.config_class), {}))
+    kept = {key: value for key, value in now.config.items() if key in common and value != default.get(key)}
     try:
         config = values.to_plain(values.build(offer.config_class, kept))
     except ValueError:

@@ -11,7 +11,7 @@ from engine.contracts.ops import LinearPart, LinearSpec, ModelOps
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
 from engine.execution.checkpoint import Checkpoint
-from engine.execution.loading import linear_of
+from engine.execution.loading import is_stored, linear_of
 from engine.execution.lowering import op_norms
 
 
@@ -110,7 +110,7 @@ class _Sizer:
 
     def _part_names(self, spec: LinearSpec, part: LinearPart) -> Iterator[str]:
         for stored in self._quantizer.stored(spec):
-            if stored.suffix != "bias" or part.bias:
+            if is_stored(stored, part):
                 yield f"{part.name}.{stored.suffix}"
 
     def _converted(self, name: str) -> int:

@@ -11,6 +11,7 @@
 #include "call.h"
 #include "element.h"
 #include "scratch.h"
+#include "stored.h"
 #include "vectors.h"
 
 namespace {
@@ -45,12 +46,16 @@ struct AmxProducts {
         }
     }
 
-    static void pack_keys(const Call<bfloat16>& call, Scratch& scratch, int64_t count) {
+    template <typename S>
+    static void pack_keys(const CachedCall<bfloat16, S>& call, Scratch& scratch, int64_t count) {
         const int64_t dims = call.dims();
+        const bfloat16* rows[KEY_GROUP];
         for (int64_t key = 0; key < count; key += KEY_GROUP) {
             const int64_t* offsets = scratch.offsets + key;
-            copy_keys(call, offsets, narrow_part(scratch.keys) + key * dims);
-            transpose_values(call, offsets, narrow_part(scratch.values) + key * dims);
+            find_rows(call, call.keys, offsets, scratch, rows);
+            copy_keys(call, rows, narrow_part(scratch.keys) + key * dims);
+            find_rows(call, call.values, offsets, scratch, rows);
+            transpose_values(call, rows, narrow_part(scratch.values) + key * dims);
         }
     }
 
@@ -108,25 +113,42 @@ struct AmxProducts {
         return count <= 0 ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16((1u << count) - 1, from);
     }
 
-    static void copy_keys(const Call<bfloat16>& call, const int64_t* offsets, bfloat16* to) {
-        const int64_t dims = call.dims(), head_dim = call.op.head_dim;
+    // Where the keys or values at KEY_GROUP offsets are as bfloat16: in the cache, or widened in scratch memory that
+    // stays in the first cache.
+    template <typename S>
+    static void find_rows(const Shape& shape, const S* cache, const int64_t* offsets, Scratch& scratch,
+                          const bfloat16** rows) {
+        const int64_t head_dim = shape.op.head_dim, room = shape.dims();
         for (int64_t i = 0; i < KEY_GROUP; i++) {
-            prefetch(call.keys + offsets[i + PREFETCH_KEYS], head_dim);
+            prefetch(cache + offsets[i + PREFETCH_KEYS], head_dim);
+            if constexpr (std::is_same_v<S, bfloat16>) {
+                rows[i] = cache + offsets[i];
+            } else {
+                bfloat16* row = narrow_part(scratch.rows) + i * room;
+                widen_row(cache + offsets[i], head_dim, room, row);
+                rows[i] = row;
+            }
+        }
+        if constexpr (!std::is_same_v<S, bfloat16>) written(scratch.rows);
+    }
+
+    static void copy_keys(const Shape& shape, const bfloat16* const* rows, bfloat16* to) {
+        const int64_t dims = shape.dims(), head_dim = shape.op.head_dim;
+        for (int64_t i = 0; i < KEY_GROUP; i++) {
             bfloat16* row = to + i / LANES * LANES * dims + i % LANES * DIM_GROUP;
             for (int64_t dim = 0; dim < dims; dim += DIM_GROUP, row += TILE_ELEMENTS)
-                _mm512_store_si512(row, load_dims(call.keys + offsets[i] + dim, head_dim - dim));
+                _mm512_store_si512(row, load_dims(rows[i] + dim, head_dim - dim));
         }
     }
 
     // Two keys' values of a dim become one element of 4 bytes, then 16 such pairs by 16 dims are transposed.
-    static void transpose_values(const Call<bfloat16>& call, const int64_t* offsets, bfloat16* to) {
-        const int64_t head_dim = call.op.head_dim;
-        for (int64_t i = 0; i < KEY_GROUP; i++) prefetch(call.values + offsets[i + PREFETCH_KEYS], head_dim);
-        for (int64_t dim = 0; dim < call.dims(); dim += DIM_GROUP, to += 2 * TILE_ELEMENTS) {
+    static void transpose_values(const Shape& shape, const bfloat16* const* rows, bfloat16* to) {
+        const int64_t head_dim = shape.op.head_dim;
+        for (int64_t dim = 0; dim < shape.dims(); dim += DIM_GROUP, to += 2 * TILE_ELEMENTS) {
             alignas(64) float low[LANES * LANES], high[LANES * LANES];
             for (int64_t i = 0; i < KEY_GROUP; i += 2) {
-                const __m512i first = load_dims(call.values + offsets[i] + dim, head_dim - dim);
-                const __m512i second = load_dims(call.values + offsets[i + 1] + dim, head_dim - dim);
+                const __m512i first = load_dims(rows[i] + dim, head_dim - dim);
+                const __m512i second = load_dims(rows[i + 1] + dim, head_dim - dim);
                 const int64_t at = i / 2 * LANES;
                 _mm512_store_si512(low + at, _mm512_permutex2var_epi16(first, interleave_indices(0, 32), second));
                 _mm512_store_si512(high + at, _mm512_permutex2var_epi16(first, interleave_indices(16, 48), second));

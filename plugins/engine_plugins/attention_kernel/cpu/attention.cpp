@@ -5,6 +5,7 @@
 // head c % group. Sixteen columns, the lanes of a vector, are a strip. Scores are computed transposed, [key][column],
 // and so is the output, [dim][column]: maximum, exponential and sum of the softmax are then plain vector operations,
 // and keys and values are read once for all their heads. Only how the two products are computed differs:
+// (Keys and values stored in 8 bits are widened where they are read; their scales multiply scores and probabilities.)
 // VectorProducts on any processor, AmxProducts for bfloat16 where there is AMX, FewColumnProducts where a strip would
 // be mostly empty.
 //
@@ -19,6 +20,7 @@
 #include "element.h"
 #include "vectors.h"
 
+#include "stored.h"
 #include "call.h"
 #include "softmax.h"
 #include "split.h"
@@ -39,8 +41,8 @@ StripState state_of(const Shape& shape, float* states, int64_t strip) {
 // Strips `strip` up to, not including, `strip + STRIPS` attend to `count` packed keys, those from `first_key` on. A
 // task's last key may be there several times to fill a group, at positions that no column sees. Inlined into the whole
 // call its loops would run out of registers: vector products take 5 to 10 % longer.
-template <class Products, int STRIPS, typename T>
-[[gnu::noinline]] void attend(const Call<T>& call, const Task& task, Scratch& scratch, float* states, int64_t strip,
+template <class Products, int STRIPS, class CallType>
+[[gnu::noinline]] void attend(const CallType& call, const Task& task, Scratch& scratch, float* states, int64_t strip,
                               int64_t first_key, int64_t count) {
     const Op& op = call.op;
     const int32_t* last_keys = scratch.last_keys + strip * LANES;
@@ -58,11 +60,16 @@ template <class Products, int STRIPS, typename T>
     for (int s = 0; s < STRIPS; s++) {
         const StripState state = state_of(call, states, strip + s);
         float* scores = scratch.scores + s * CHUNK_KEYS * LANES;
+        if (CallType::SCALED) scale_scores(scratch.key_scales, scores, begin, end);
         if (op.soft_cap > 0) apply_soft_cap(op, scores, begin, end);
         apply_mask(op, last_keys + s * LANES, first_key, scores, begin, std::min(all_begin, end));
         apply_mask(op, last_keys + s * LANES, first_key, scores, std::max({begin, all_begin, all_end}), end);
         softmax_strip(scores, state, exponent_factor(op), call.dims(), begin, end,
                       [&scratch, s](int64_t key, vec first, vec second) {
+                          if (CallType::SCALED) {
+                              first *= scratch.value_scales[key];
+                              second *= scratch.value_scales[key + 1];
+                          }
                           Products::put_probs(scratch, s, key, first, second);
                       });
         out[s] = state.out();
@@ -70,8 +77,8 @@ template <class Products, int STRIPS, typename T>
     Products::template add_values<STRIPS>(call, task, scratch, out, begin, end);
 }
 
-template <class Products, typename T>
-void run_task(const Call<T>& call, const Task& task, Scratch& scratch, float* states) {
+template <class Products, class CallType>
+void run_task(const CallType& call, const Task& task, Scratch& scratch, float* states) {
     const int64_t strips = task.strips();
     for (int64_t strip = 0; strip < strips; strip++) {
         state_of(call, states, strip).clear(call.dims());
@@ -82,6 +89,11 @@ void run_task(const Call<T>& call, const Task& task, Scratch& scratch, float* st
     for (int64_t key = task.first_key; key < task.end_key; key += CHUNK_KEYS) {
         const int64_t count = round_up(std::min<int64_t>(CHUNK_KEYS, task.end_key - key), KEY_GROUP);
         find_keys(call, task, key, count + PREFETCH_KEYS, scratch.offsets);
+        if constexpr (CallType::SCALED) {
+            const Scales& scales = call.scales;
+            find_scales(call, task, scales.keys, scales.per_token, scratch.offsets, count, scratch.key_scales);
+            find_scales(call, task, scales.values, scales.per_token, scratch.offsets, count, scratch.value_scales);
+        }
         Products::pack_keys(call, scratch, count);
         int64_t strip = 0;
         for (; strip + PAIRED_STRIPS <= strips; strip += PAIRED_STRIPS)
@@ -119,8 +131,9 @@ void merge(const Call<T>& call, const Task* first) {
     finish(call, *first, first->states);
 }
 
-template <class Products, typename T>
-void run(const Call<T>& call) {
+template <class Products, class CallType>
+void run(const CallType& call) {
+    using FewColumns = FewColumnProducts<typename CallType::Element, typename CallType::Stored>;
     Plan plan = make_plan(call, omp_get_max_threads());
     const int64_t num_tasks = plan.tasks.size();
     place_states(call, plan, splits_arena().reserve(plan.state_floats));
@@ -132,8 +145,8 @@ void run(const Call<T>& call) {
         for (int64_t i = 0; i < num_tasks; i++) {
             const Task& task = plan.tasks[i];
             float* states = task.states != nullptr ? task.states : scratch.states;
-            if (FewColumnProducts<T>::suits(call, task, Products::FEW_COLUMNS))
-                run_task<FewColumnProducts<T>>(call, task, scratch, states);
+            if (FewColumns::suits(call, task, Products::FEW_COLUMNS))
+                run_task<FewColumns>(call, task, scratch, states);
             else
                 run_task<Products>(call, task, scratch, states);
             if (task.states == nullptr) finish(call, task, states);
@@ -144,6 +157,20 @@ void run(const Call<T>& call) {
                 if (plan.tasks[i].num_splits > 1 && plan.tasks[i].split == 0) merge(call, &plan.tasks[i]);
         }
     }
+}
+
+template <typename S>
+void attention(const CachedCall<float, S>& call, bool) {
+    run<VectorProducts<float>>(call);
+}
+
+template <typename S>
+void attention(const CachedCall<bfloat16, S>& call, [[maybe_unused]] bool use_amx) {
+#if HAS_AMX
+    if (use_amx) return run<AmxProducts>(call);
+#endif
+
+    run<VectorProducts<bfloat16>>(call);
 }
 
 }  // namespace
@@ -160,19 +187,17 @@ void count_splits(const Step* step, const Op* op, int64_t* most) noexcept {
         *most = std::max(*most, task.num_splits);
 }
 
-void attention_float(const Step* step, const Op* op, const float* q, int64_t q_stride, const float* keys,
-                     const float* values, float* out, int) noexcept {
-    run<VectorProducts<float>>(Call<float>{{*step, *op}, q, q_stride, keys, values, out});
-}
+#define ATTENTION(NAME, T, S)                                                                                      \
+    void NAME(const Step* step, const Op* op, const Scales* scales, const T* q, int64_t q_stride, const S* keys,   \
+              const S* values, T* out, int use_amx) noexcept {                                                     \
+        attention(CachedCall<T, S>{{{*step, *op}, q, q_stride, out}, keys, values, *scales}, use_amx);             \
+    }
 
-void attention_bfloat16(const Step* step, const Op* op, const bfloat16* q, int64_t q_stride, const bfloat16* keys,
-                        const bfloat16* values, bfloat16* out, int use_amx) noexcept {
-    const Call<bfloat16> call{{*step, *op}, q, q_stride, keys, values, out};
-#if HAS_AMX
-    if (use_amx) return run<AmxProducts>(call);
-#endif
-
-    run<VectorProducts<bfloat16>>(call);
-}
+ATTENTION(attention_float, float, float)
+ATTENTION(attention_float_int8, float, int8_t)
+ATTENTION(attention_float_float8, float, float8)
+ATTENTION(attention_bfloat16, bfloat16, bfloat16)
+ATTENTION(attention_bfloat16_int8, bfloat16, int8_t)
+ATTENTION(attention_bfloat16_float8, bfloat16, float8)
 
 }  // extern "C"

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
+#include "stored.h"
 #include "vectors.h"
 
 // The rows of a step; mirrored by a ctypes structure.
@@ -21,6 +23,13 @@ struct Op {
     int64_t window;  // 0: none
     float scale;     // above 0
     float soft_cap;  // 0: none
+};
+
+// Of stored keys and values; mirrored by a ctypes structure.
+struct Scales {
+    const float* keys;  // [num_blocks][block_size][num_kv_heads] or [num_kv_heads]; null where nothing is scaled
+    const float* values;
+    int32_t per_token;  // which of the two
 };
 
 namespace {
@@ -50,9 +59,19 @@ template <typename T>
 struct Call : Shape {
     const T* q;  // [num_tokens][num_heads][head_dim], tokens q_stride apart
     int64_t q_stride;
-    const T* keys;  // [num_blocks][block_size][num_kv_heads][head_dim]
-    const T* values;
     T* out;  // [num_tokens][num_heads][head_dim]
+};
+
+// A call with its cache, whose elements are T or narrower ones with scales.
+template <typename T, typename S>
+struct CachedCall : Call<T> {
+    using Element = T;
+    using Stored = S;
+    static constexpr bool SCALED = !std::is_same_v<T, S>;
+
+    const S* keys;  // [num_blocks][block_size][num_kv_heads][head_dim]
+    const S* values;
+    const Scales& scales;
 };
 
 // Some columns of one KV head of one row, and a range of the keys they see.
@@ -99,6 +118,16 @@ void find_keys(const Shape& shape, const Task& task, int64_t first, int64_t coun
             block++;
         }
     }
+}
+
+// The scales of keys or values that start at the `count` offsets.
+void find_scales(const Shape& shape, const Task& task, const float* scales, bool per_token, const int64_t* offsets,
+                 int64_t count, float* to) {
+    if (!per_token) {
+        std::fill_n(to, count, scales[task.kv_head]);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) to[i] = scales[offsets[i] / shape.op.head_dim];
 }
 
 // Blocks lie anywhere, and a head's keys apart: the processor does not foresee where the next ones are.

@@ -11,9 +11,9 @@
 
 namespace {
 
-// float32, dims in lanes. Queries [column][head_dim]; keys and values are read where they lie in the cache. Scores,
-// probabilities and output as in VectorProducts.
-template <typename T>
+// float32, dims in lanes. Queries [column][head_dim]; keys and values, stored as S, are read where they lie in the
+// cache. Scores, probabilities and output as in VectorProducts.
+template <typename T, typename S>
 struct FewColumnProducts {
     static constexpr int64_t UNROLL = 4;
 
@@ -28,7 +28,7 @@ struct FewColumnProducts {
                 store(scratch.queries + i * call.op.head_dim + dim, load_wide(call.q + columns.offset[i] + dim));
     }
 
-    static void pack_keys(const Call<T>& call, Scratch& scratch, int64_t count) {
+    static void pack_keys(const CachedCall<T, S>& call, Scratch& scratch, int64_t count) {
         for (int64_t i = 0; i < count + PREFETCH_KEYS; i++) {
             scratch.key_rows[i] = call.keys + scratch.offsets[i];
             scratch.value_rows[i] = call.values + scratch.offsets[i];
@@ -69,7 +69,7 @@ struct FewColumnProducts {
     }
 
    private:
-    static const T* row(const void* memory) { return static_cast<const T*>(memory); }
+    static const S* row(const void* memory) { return static_cast<const S*>(memory); }
 
     template <int VECTORS>
     static void add_dims(Scratch& scratch, float* out, int64_t column, int64_t dim, int64_t begin, int64_t end) {

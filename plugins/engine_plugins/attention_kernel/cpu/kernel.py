@@ -26,8 +26,15 @@ from engine.contracts.provider import BuildContext
 from engine.native import FLOAT, INT32, INT64, POINTER
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 
-FUNCTIONS = {torch.float32: "attention_float", torch.bfloat16: "attention_bfloat16"}
-"""Element types and their functions."""
+FUNCTIONS = {
+    (torch.float32, torch.float32): "attention_float",
+    (torch.float32, torch.int8): "attention_float_int8",
+    (torch.float32, torch.float8_e4m3fn): "attention_float_float8",
+    (torch.bfloat16, torch.bfloat16): "attention_bfloat16",
+    (torch.bfloat16, torch.int8): "attention_bfloat16_int8",
+    (torch.bfloat16, torch.float8_e4m3fn): "attention_bfloat16_float8",
+}
+"""Functions by the types of queries and of stored keys and values; where those differ, the latter have scales."""
 
 
 class _Step(ctypes.Structure):
@@ -56,10 +63,19 @@ class _Op(ctypes.Structure):
     )
 
 
+class _Scales(ctypes.Structure):
+    """``Scales`` of ``call.h``."""
+
+    _fields_ = (("keys", POINTER), ("values", POINTER), ("per_token", INT32))
+
+
+UNSCALED = _Scales(None, None, 0)
+
+
 @cache
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    arguments = (POINTER, POINTER, POINTER, INT64, POINTER, POINTER, POINTER, INT32)
+    arguments = (POINTER, POINTER, POINTER, POINTER, INT64, POINTER, POINTER, POINTER, INT32)
     functions: dict[str, tuple[Any, ...]] = dict.fromkeys(FUNCTIONS.values(), arguments)
     return native.load(
         Path(__file__).with_name("attention.cpp"), {**functions, "count_splits": (POINTER, POINTER, POINTER)}
@@ -81,8 +97,8 @@ class Staged:
 class CpuAttention:
     """See :class:`engine.contracts.attention_kernel.AttentionKernel`.
 
-    float32 and bfloat16 stored as they are; anything else (float16, a KV format of its own) is computed by
-    :class:`TorchAttention`.
+    float32 and bfloat16, stored as they are or in 8 bits (int8, float8_e4m3fn) with scales; anything else (float16,
+    other storage) is computed by :class:`TorchAttention`.
     """
 
     capabilities = AttentionCapabilities(
@@ -97,8 +113,8 @@ class CpuAttention:
     def __init__(self, config: SlotConfig, context: BuildContext, *, use_amx: bool = True) -> None:
         """``use_amx=False``: vectors only. Raises :class:`engine.native.NativeError` where nothing can be built."""
         self._library = kernels()
-        self._functions: dict[torch.dtype, Callable[..., None]] = {
-            dtype: getattr(self._library, name) for dtype, name in FUNCTIONS.items()
+        self._functions: dict[tuple[torch.dtype, torch.dtype], Callable[..., None]] = {
+            types: getattr(self._library, name) for types, name in FUNCTIONS.items()
         }
         self.use_amx = use_amx and bool(self._library.can_use_amx())
         self._ops: dict[Attention, _Op] = {}
@@ -110,7 +126,9 @@ class CpuAttention:
         reason = self._why_torch(op, computed, stored, kv_format)
         if reason is not None:
             return f"{self._torch.label(op, dtype, kv_format)} for {reason}"
-        return f"CpuAttention, {'AMX-BF16' if self.use_amx and computed == torch.bfloat16 else 'vectors'}"
+        instructions = "AMX-BF16" if self.use_amx and computed == torch.bfloat16 else "vectors"
+        scaled = "" if kv_format.scale == "none" else f", {str(stored).removeprefix('torch.')} keys and values"
+        return f"CpuAttention, {instructions}{scaled}"
 
     def stage(self, batch: AttentionBatch) -> Staged:
         assert all(q <= kv for q, kv in zip(batch.q_lens, batch.kv_lens, strict=True)), "new tokens are keys, too"
@@ -137,8 +155,12 @@ class CpuAttention:
         if q.stride(2) != 1 or q.stride(1) != op.head_dim:
             q = q.contiguous()
         out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
-        self._functions[q.dtype](
-            ctypes.addressof(staged.step), ctypes.addressof(self._op(op)), q.data_ptr(), q.stride(0),
+        scales = UNSCALED
+        if k_scale is not None and v_scale is not None:
+            scales = _Scales(k_scale.data_ptr(), v_scale.data_ptr(), k_scale.dim() > 1)
+        self._functions[q.dtype, k_cache.dtype](
+            ctypes.addressof(staged.step), ctypes.addressof(self._op(op)), ctypes.addressof(scales),
+            q.data_ptr(), q.stride(0),
             k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), self.use_amx,
         )  # fmt: skip
         return out
@@ -151,12 +173,11 @@ class CpuAttention:
 
     def _why_torch(self, op: Attention, dtype: torch.dtype, stored: torch.dtype, kv_format: KVFormat) -> str | None:
         """What there is no kernel for; ``None``: there is one."""
-        if dtype not in self._functions:
+        if (dtype, dtype) not in self._functions:
             return str(dtype).removeprefix("torch.")
-        if kv_format.scale != "none":
-            return "keys and values with scales"
-        if stored != dtype:
-            return f"keys and values in {str(stored).removeprefix('torch.')}"
+        if (dtype, stored) not in self._functions or (stored != dtype) != (kv_format.scale != "none"):
+            scaled = "" if kv_format.scale == "none" else " with scales"
+            return f"keys and values in {str(stored).removeprefix('torch.')}{scaled}"
         # Masked keys get a large negative score before scores are scaled: it must stay one.
         return None if op.scale > 0 else f"scale={op.scale}"
 

@@ -7,6 +7,7 @@
 //   pack_keys(call, scratch, count)
 //       Copy the keys and values at the first `count` scratch.offsets, a multiple of KEY_GROUP, to scratch.keys and
 //       scratch.values, and prefetch the ones PREFETCH_KEYS later.
+//       The call is a CachedCall here; what is stored in 8 bits is widened, not scaled.
 //   multiply_keys<STRIPS>(call, task, scratch, strip, begin, end)
 //       scores[s][key][lane] = keys[key] . queries[strip + s][lane], for s in 0 .. STRIPS - 1.
 //   put_probs(scratch, s, key, first, second)
@@ -75,11 +76,13 @@ struct Scratch {
     float *states, *queries;  // of all strips of a task
     float *keys, *values;     // of a chunk
     float *scores, *probs;    // of a chunk and PAIRED_STRIPS
+    float* rows;              // KEY_GROUP keys or values that were stored narrower than they are computed with
 
     int32_t last_keys[MAX_TASK_STRIPS * LANES];        // that each column of a task sees
     int64_t offsets[CHUNK_KEYS + PREFETCH_KEYS];       // of a chunk's keys and values in the cache, and of more
     const void* key_rows[CHUNK_KEYS + PREFETCH_KEYS];  // where those are, for FewColumnProducts
     const void* value_rows[CHUNK_KEYS + PREFETCH_KEYS];
+    float key_scales[CHUNK_KEYS], value_scales[CHUNK_KEYS];  // where what is stored has scales
 
     // For tasks of up to `strips`.
     Scratch(Arena& arena, int64_t strips, int64_t dims) {
@@ -91,6 +94,7 @@ struct Scratch {
             {&values, of_chunk},
             {&scores, of_pair},
             {&probs, of_pair},
+            {&rows, KEY_GROUP * dims},
         };
         int64_t floats = 0;
         for (const auto& [part, size] : parts) floats += size;

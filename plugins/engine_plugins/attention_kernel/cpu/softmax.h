@@ -54,6 +54,14 @@ struct StripState {
 // scores are in units of the cap.
 float exponent_factor(const Op& op) { return (op.soft_cap > 0 ? op.soft_cap : op.scale) * LOG2_E; }
 
+// Each key's scores with its scale.
+void scale_scores(const float* scales, float* scores, int64_t begin, int64_t end) {
+    for (int64_t key = begin; key < end; key++) {
+        float* at = scores + key * LANES;
+        store(at, load(at) * scales[key]);
+    }
+}
+
 void apply_soft_cap(const Op& op, float* scores, int64_t begin, int64_t end) {
     const float factor = op.scale / op.soft_cap;
     for (int64_t key = begin; key < end; key++) {

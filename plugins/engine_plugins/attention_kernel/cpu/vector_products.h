@@ -7,6 +7,7 @@
 #include "call.h"
 #include "element.h"
 #include "scratch.h"
+#include "stored.h"
 #include "vectors.h"
 
 namespace {
@@ -29,7 +30,8 @@ struct VectorProducts {
         }
     }
 
-    static void pack_keys(const Call<T>& call, Scratch& scratch, int64_t count) {
+    template <typename S>
+    static void pack_keys(const CachedCall<T, S>& call, Scratch& scratch, int64_t count) {
         const int64_t dims = call.dims(), head_dim = call.op.head_dim;
         for (int64_t i = 0; i < count; i++) {
             const int64_t offset = scratch.offsets[i], ahead = scratch.offsets[i + PREFETCH_KEYS];
@@ -83,13 +85,6 @@ struct VectorProducts {
                 for (int i = 0; i < ROWS; i++) store(to + i * LANES, sum[i]);
             }
         }
-    }
-
-   private:
-    static void widen_row(const T* from, int64_t head_dim, int64_t dims, float* to) {
-#pragma omp simd
-        for (int64_t dim = 0; dim < head_dim; dim++) to[dim] = widen(from[dim]);
-        std::fill_n(to + head_dim, dims - head_dim, 0.0f);
     }
 };
 

@@ -17,6 +17,7 @@ from engine_plugins.attention_kernel.triton.merge import merge_parts
 from engine_plugins.attention_kernel.triton.tile_ops import (
     dim_mask,
     fold_tile,
+    head_scale,
     key_range,
     lengths_of,
     query_offsets,
@@ -70,6 +71,7 @@ def split_attention(
     at = query_offsets(first_token, kv_head, packed, stride_qt, stride_qh, GROUP, BLOCK_D)
     q = tl.load(q_ptr + at, mask=real, other=0.0)
     positions = kv_len - q_len + packed // GROUP
+    scale *= head_scale(k_scale_ptr, kv_head, SCALE)
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -84,7 +86,7 @@ def split_attention(
         )  # fmt: skip
 
     empty = row_sum == 0.0
-    result = acc / tl.where(empty, 1.0, row_sum)[:, None]
+    result = acc / tl.where(empty, 1.0, row_sum)[:, None] * head_scale(v_scale_ptr, kv_head, SCALE)
     if live == 1:
         at = query_offsets(first_token, kv_head, packed, stride_ot, stride_oh, GROUP, BLOCK_D)
         tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=real)

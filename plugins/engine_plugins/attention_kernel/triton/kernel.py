@@ -13,6 +13,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
+from engine.execution.kv_cache import as_bits
 from engine.execution.triton_ops.device import has_dependent_launch
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.attention_kernel.triton.decode import split_attention
@@ -83,7 +84,8 @@ class TritonAttention:
         self._decode_tiles: dict[tuple[int, int], Tensor] = {}
 
     def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
-        return "Triton split-KV (merged in the kernel), FA2-style prefill"
+        stored = "" if kv_format.scale == "none" else f", {kv_format.storage_dtype(dtype)} keys and values"
+        return f"Triton split-KV (merged in the kernel), FA2-style prefill{stored}"
 
     def stage(self, batch: AttentionBatch) -> Staged:
         """Plan the launches of this batch. See :func:`plan_work`; depends on the batch's shape, not its contexts."""
@@ -164,7 +166,7 @@ class _Call:
     def tensors(self, tiles: Tensor) -> tuple[Tensor | None, ...]:
         batch = self.batch
         return (
-            self.q, self.k_cache, self.v_cache, self.k_scale, self.v_scale, self.out,
+            self.q, as_bits(self.k_cache), as_bits(self.v_cache), self.k_scale, self.v_scale, self.out,
             tiles, batch.block_tables, batch.q_starts, batch.kv_lens_device,
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_inpu
 from engine_plugins.attention_kernel.triton.tile_ops import (
     dim_mask,
     fold_tile,
+    head_scale,
     key_range,
     lengths_of,
     query_offsets,
@@ -48,6 +49,7 @@ def chunk_attention(
     at = query_offsets(first_token, kv_head, packed, stride_qt, stride_qh, GROUP, BLOCK_D)
     q = tl.load(q_ptr + at, mask=real, other=0.0)
     positions = kv_len - q_len + packed // GROUP
+    scale *= head_scale(k_scale_ptr, kv_head, SCALE)
 
     low, high, first_position = key_range(start, q_len, kv_len, window, GROUP, BLOCK_M, HAS_WINDOW)
     first_tile, end_tile = low // BLOCK_N, tl.cdiv(high, BLOCK_N)
@@ -75,6 +77,6 @@ def chunk_attention(
             True, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_CAP, SCALE, LOAD_TILE,
         )  # fmt: skip
 
-    result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None] * head_scale(v_scale_ptr, kv_head, SCALE)
     at = query_offsets(first_token, kv_head, packed, stride_ot, stride_oh, GROUP, BLOCK_D)
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=real)

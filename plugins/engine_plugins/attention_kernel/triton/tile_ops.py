@@ -74,22 +74,40 @@ def cache_slots(table_ptr, start, high, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.co
 
 @triton.jit
 def load_cache(
-    cache_ptr, scale_ptr, block, offset, kv_head, mask,
-    stride_block, stride_slot, stride_head,
-    NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
-    SCALE: tl.constexpr, LOAD_TILE: tl.constexpr, DTYPE: tl.constexpr,
+    cache_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head,
+    BLOCK_D: tl.constexpr, LOAD_TILE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """A key or value tile ``[BLOCK_N, BLOCK_D]`` in ``DTYPE``, 0 where masked."""
+    """A key or value tile ``[BLOCK_N, BLOCK_D]`` in ``DTYPE`` as it is stored, unscaled; 0 where masked."""
     # block is int64: block * stride_block passes 2**31 elements in caches of a few GB.
     at = block * stride_block + offset * stride_slot + kv_head * stride_head
     offsets = at[:, None] + tl.arange(0, BLOCK_D)[None, :]
     if LOAD_TILE is None:
         return tl.load(cache_ptr + offsets, mask=mask, other=0.0).to(DTYPE)
     else:
-        scale_at = tl.zeros_like(block) + kv_head
-        if SCALE == "per_token_head":
-            scale_at = (block * BLOCK_SIZE + offset) * NUM_KV_HEADS + kv_head
-        return LOAD_TILE(cache_ptr, offsets, mask, scale_ptr, scale_at[:, None], DTYPE)
+        return LOAD_TILE(cache_ptr, offsets, mask, DTYPE)
+
+
+@triton.jit
+def token_scales(
+    scale_ptr, block, offset, kv_head, keys, high, MASKED: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Scales ``[1, BLOCK_N]`` of a tile's tokens, to multiply its columns of scores or probabilities with; 1 past
+    ``high``, where none may have been written."""
+    at = (block * BLOCK_SIZE + offset) * NUM_KV_HEADS + kv_head
+    if MASKED:
+        return tl.load(scale_ptr + at, mask=keys < high, other=1.0)[None, :]
+    else:
+        return tl.load(scale_ptr + at)[None, :]
+
+
+@triton.jit
+def head_scale(scale_ptr, kv_head, SCALE: tl.constexpr):
+    """The scale of a layer's head; 1 in formats without such scales."""
+    if SCALE == "per_layer_head":
+        return tl.load(scale_ptr + kv_head)
+    else:
+        return 1.0
 
 
 @triton.jit
@@ -112,7 +130,9 @@ def fold_tile(
 ):  # fmt: skip
     """One step of online softmax (arXiv 2205.14135): fold keys ``start .. start + BLOCK_N`` into the running state.
 
-    ``MASKED=False`` promises that every query sees every key of the tile.
+    ``MASKED=False`` promises that every query sees every key of the tile. Scales per token multiply columns of scores
+    and of probabilities, a number per query and key instead of one per dimension too; those of a whole head
+    (:func:`head_scale`) are the caller's, in ``scale`` and in the result.
     """
     block, offset = cache_slots(table_ptr, start, high, BLOCK_SIZE, BLOCK_N)
     keys = start + tl.arange(0, BLOCK_N)
@@ -123,10 +143,12 @@ def fold_tile(
     else:
         mask = tl.full([BLOCK_N, 1], 1, tl.int1) & real
     k = load_cache(
-        k_ptr, k_scale_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head,
-        NUM_KV_HEADS, BLOCK_SIZE, BLOCK_D, SCALE, LOAD_TILE, q.dtype,
-    )  # fmt: skip
-    scores = capped(dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32)), scale, soft_cap, HAS_CAP)
+        k_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head, BLOCK_D, LOAD_TILE, q.dtype
+    )
+    scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32))
+    if SCALE == "per_token_head":
+        scores *= token_scales(k_scale_ptr, block, offset, kv_head, keys, high, MASKED, NUM_KV_HEADS, BLOCK_SIZE)
+    scores = capped(scores, scale, soft_cap, HAS_CAP)
     if MASKED:
         visible = (keys[None, :] <= positions[:, None]) & (keys < high)[None, :]
         if HAS_WINDOW:
@@ -137,9 +159,10 @@ def fold_tile(
     pivot = tl.where(new_max == float("-inf"), 0.0, new_max)
     weights = tl.exp2(scores - pivot[:, None])
     shrink = tl.exp2(row_max - pivot)
+    row_sum = row_sum * shrink + tl.sum(weights, 1)
+    if SCALE == "per_token_head":
+        weights *= token_scales(v_scale_ptr, block, offset, kv_head, keys, high, MASKED, NUM_KV_HEADS, BLOCK_SIZE)
     v = load_cache(
-        v_ptr, v_scale_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head,
-        NUM_KV_HEADS, BLOCK_SIZE, BLOCK_D, SCALE, LOAD_TILE, q.dtype,
-    )  # fmt: skip
-    acc = dot(weights.to(q.dtype), v, acc * shrink[:, None])
-    return acc, new_max, row_sum * shrink + tl.sum(weights, 1)
+        v_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head, BLOCK_D, LOAD_TILE, q.dtype
+    )
+    return dot(weights.to(q.dtype), v, acc * shrink[:, None]), new_max, row_sum

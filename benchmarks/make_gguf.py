@@ -1,0 +1,94 @@
+"""Write a Llama checkpoint as GGUF, to measure llama.cpp on the same shapes (needs the packages gguf, safetensors, torch).
+
+    python benchmarks/make_gguf.py MODEL OUT.gguf --type bf16|q8_0|q4_0
+
+The vocabulary stays behind: tokens go in and come out as ids. With ``q4_0`` the embedding, which a tied model also uses
+as its head, is stored in 8 bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+from safetensors.torch import load_file
+from torch import Tensor
+
+TYPES = {
+    "bf16": gguf.GGMLQuantizationType.BF16,
+    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
+}
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``."""
+    stem, _, suffix = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        _, _, layer, part = stem.split(".", 3)
+        return f"blk.{layer}.{NAMES[part]}.{suffix}"
+    return f"{NAMES[stem]}.{suffix}"
+
+
+def in_pairs(weight: Tensor, heads: int) -> Tensor:
+    """llama.cpp rotates neighbouring elements of a head, Hugging Face the two halves."""
+    halves = weight.reshape(heads, 2, -1, weight.shape[1])
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--type", choices=TYPES, default="bf16")
+    options = parser.parse_args()
+    config = json.loads((options.model / "config.json").read_text())
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    writer = gguf.GGUFWriter(options.out, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+    for name, tensor in load_file(options.model / "model.safetensors").items():
+        if "q_proj" in name or "k_proj" in name:
+            tensor = in_pairs(tensor, heads if "q_proj" in name else kv_heads)
+        data = tensor.float().numpy()
+        kind = TYPES[options.type]
+        if data.ndim == 1:
+            kind = gguf.GGMLQuantizationType.F32
+        elif "embed_tokens" in name and options.type == "q4_0":
+            kind = TYPES["q8_0"]
+        packed = gguf.quants.quantize(np.ascontiguousarray(data), kind)
+        writer.add_tensor(gguf_name(name), packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()

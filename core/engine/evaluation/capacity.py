@@ -1,0 +1,134 @@
+"""What fits: bytes of weights and of a cached token, and how many requests, by the ledger that serving starts with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from engine.assembly.bind import ENGINE_SLOTS, BoundEngine, build_context, build_slots
+from engine.assembly.plan import EnginePlan
+from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.ops import Attention
+from engine.execution.checkpoint import Checkpoint, TensorEntry, open_checkpoint
+from engine.execution.loading import linear_of
+from engine.loop.memory.judge import Judge
+from engine.loop.memory.needs import Needs
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Of one plan. Bytes."""
+
+    weights: int
+    kv_per_token: float
+    memory: int
+    """All there is."""
+    budget: int
+    """What the engine may take of it: ``memory.fraction``."""
+    requests: int
+    """Most requests of ``request_tokens`` tokens at once; 0 if not even one fits."""
+    request_tokens: int
+    beside: int
+    """What is neither weights nor KV pool, with so many requests."""
+
+
+class _NotHere:
+    """Stands in for the attention kernel of a card that is not here: only its dtypes are asked for."""
+
+    capabilities = AttentionCapabilities(None, ("float32", "bfloat16", "float16"), True, True, 0, True)
+
+    def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
+        return "not here"
+
+    def stage(self, batch: AttentionBatch) -> NoReturn:
+        raise NotImplementedError
+
+    def record(self, *arguments: object) -> NoReturn:
+        raise NotImplementedError
+
+
+def bind_stated(plan: EnginePlan) -> BoundEngine:
+    """The plugins of a plan for a device that is only stated: all but the attention kernel, which needs the device.
+
+    Raises :class:`~engine.assembly.errors.AssemblyError`.
+    """
+    context = build_context(plan)
+    slots = tuple(slot for slot in ENGINE_SLOTS if slot != "attention_kernel")
+    parts = {slot: built for slot, (built,) in build_slots(plan, slots, context).items()}
+    return BoundEngine(plan, context, attention_kernel=_NotHere(), **parts)
+
+
+def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_tokens: int) -> Capacity:
+    """``memory``: bytes free on the device before anything is loaded.
+
+    Raises ``ValueError`` for requests longer than the model allows, and
+    :class:`~engine.execution.checkpoint.CheckpointError` for headers that cannot be read. A directory without weights
+    counts as an unquantized checkpoint: its shapes follow from ``config.json``.
+    """
+    if request_tokens > plan.model.max_position:
+        raise ValueError(
+            f"--requests-of {request_tokens}: {plan.model.name} has {plan.model.max_position} positions; ask for less"
+        )
+    judge = Judge(bound, _checkpoint(plan, bound), memory)
+    budget = judge.room(plan).budget
+    one = _needs(judge, plan, 1, request_tokens)
+    most = max(0, budget // (one.block_bytes * _blocks(one, request_tokens)))
+    requests = _largest(judge, plan, budget, request_tokens, most)
+    needs = _needs(judge, plan, max(1, requests), request_tokens)
+    return Capacity(
+        weights=needs.weights,
+        kv_per_token=needs.block_bytes / needs.block_size,
+        memory=memory,
+        budget=budget,
+        requests=requests,
+        request_tokens=request_tokens,
+        beside=needs.fixed - needs.weights,
+    )
+
+
+def _largest(judge: Judge, plan: EnginePlan, budget: int, tokens: int, most: int) -> int:
+    """The most requests that fit; every request takes more, so halving finds it."""
+    fewest = 0
+    while fewest < most:
+        middle = (fewest + most + 1) // 2
+        needs = _needs(judge, plan, middle, tokens)
+        if needs.total(middle * _blocks(needs, tokens) + 1) <= budget:
+            fewest = middle
+        else:
+            most = middle - 1
+    return fewest
+
+
+def _needs(judge: Judge, plan: EnginePlan, requests: int, tokens: int) -> Needs:
+    """Of a plan that serves ``requests`` at once, of ``tokens`` tokens each."""
+    choice = plan.choice("scheduler")
+    scheduler = replace(choice, config={**choice.config, "max_requests": requests})
+    needs = judge.needs(replace(plan, max_len=tokens, slots={**plan.slots, "scheduler": (scheduler,)}))
+    if needs is None:
+        kernel = plan.choice("attention_kernel").name
+        raise ValueError(f"attention_kernel={kernel} does not compute in {plan.dtype}; set model.dtype")
+    return needs
+
+
+def _blocks(needs: Needs, tokens: int) -> int:
+    return -(-tokens // needs.block_size)
+
+
+def _checkpoint(plan: EnginePlan, bound: BoundEngine) -> Checkpoint:
+    """Headers of the model's files, or what they would be where there are none."""
+    folder = Path(plan.model.path)
+    if any(folder.glob("*.safetensors*")) or plan.model.quantization is not None:
+        return open_checkpoint(plan.model.path)
+    ops, dtype = bound.architecture.describe(plan.model), getattr(torch, plan.model.dtype)
+    shapes = {f"{ops.embed.name}.weight": (ops.embed.vocab_size, ops.embed.hidden_size)}
+    specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
+    for spec in [*specs, *(() if ops.head.tied else (ops.head.head,))]:
+        shapes |= {f"{part.name}.weight": (part.out_features, spec.in_features) for part in spec.parts}
+    return Checkpoint(
+        {name: TensorEntry(folder, dtype, shape, 0, prod(shape) * dtype.itemsize) for name, shape in shapes.items()}
+    )

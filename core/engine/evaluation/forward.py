@@ -1,0 +1,65 @@
+"""A loaded plan that predicts every token of a window, as the engine would compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from engine.assembly.bind import BoundEngine
+from engine.assembly.plan import EnginePlan
+from engine.contracts.attention_kernel import AttentionBatch
+from engine.execution.kv_cache import KVCache
+from engine.execution.model import ForwardBatch
+from engine.loop.build import check_attention, load_plan
+
+HEAD_ROWS = 256
+"""Rows of logits at a time: ``[rows, vocab]`` in float32, for two plans, is what scoring takes."""
+
+
+class LoadedPlan:
+    """Weights, kernels and KV cache of one plan. Keys and values go through the paged cache, in the plan's format."""
+
+    def __init__(self, plan: EnginePlan, bound: BoundEngine, context: int, chunk: int) -> None:
+        """``context``: most tokens of a window; ``chunk``: most tokens of a forward pass."""
+        check_attention(plan, bound)
+        self.model = load_plan(plan, bound)
+        self._device = plan.device.kind
+        self._block_size = bound.context.block_size
+        self._chunk = chunk
+        blocks = -(-context // self._block_size)
+        self._kv = KVCache(plan.model, bound.kv_format, blocks + 1, self._block_size, plan.dtype, self._device)
+        # Block 0 belongs to nobody, as in the engine.
+        self._blocks = torch.arange(1, blocks + 1, dtype=torch.int32, device=self._device)[None]
+
+    def hidden(self, tokens: tuple[int, ...]) -> Tensor:
+        """The residual stream behind the last layer, ``[len(tokens), hidden_size]``."""
+        starts = range(0, len(tokens), self._chunk)
+        return torch.cat([self._step(tokens, start) for start in starts])
+
+    def _step(self, tokens: tuple[int, ...], start: int) -> Tensor:
+        end = min(start + self._chunk, len(tokens))
+        positions = torch.arange(start, end, device=self._device)
+        attention = AttentionBatch(
+            q_lens=(end - start,),
+            kv_lens=(end,),
+            block_tables=self._blocks,
+            q_starts=torch.tensor([0, end - start], dtype=torch.int32, device=self._device),
+            kv_lens_device=torch.tensor([end], dtype=torch.int32, device=self._device),
+            block_size=self._block_size,
+        )
+        batch = ForwardBatch(
+            token_ids=torch.tensor(tokens[start:end], device=self._device),
+            positions=positions,
+            slot_mapping=positions + self._block_size,
+            attention=attention,
+            slots=torch.zeros_like(positions),
+        )
+        hidden, _ = self.model.forward(batch, self._kv)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Iterator[Tensor]:
+        """Float32 ``[at most HEAD_ROWS, vocab]`` for rows of :meth:`hidden`, in order."""
+        for start in range(0, len(hidden), HEAD_ROWS):
+            yield self.model.head(hidden[start : start + HEAD_ROWS])

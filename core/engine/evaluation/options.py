@@ -1,0 +1,200 @@
+"""The command line of ``engine eval``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_CONTEXT = 1024
+DEFAULT_REQUEST = 4096
+DEFAULT_ANSWER_TOKENS = 64
+MATCHES = ("exact", "begins")
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+"""Decimal and binary multiples of a byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan may lose; ``None``: anything."""
+
+    perplexity_increase: float | None = None
+    """Relative: 0.01 is one per cent."""
+    kl: float | None = None
+    """Nats per token."""
+    agreement: float | None = None
+    """Least share of tokens."""
+    exact: float | None = None
+    """Least share of questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """An evaluation, as asked for."""
+
+    overrides: tuple[str, ...]
+    """Of every plan."""
+    compare: tuple[tuple[str, ...], ...]
+    """Further overrides, one set for each plan; empty: one plan."""
+    config_dirs: tuple[Path, ...]
+    reference: str | None
+    """Directory or hub id of the unquantized model, where the plans' own is quantized."""
+    reference_dtype: str | None
+    text: str | None
+    jsonl: str | None
+    questions: str | None
+    context: int
+    """Tokens of a window."""
+    stride: int
+    """Tokens from the start of a window to that of the next."""
+    chunk: int
+    """Tokens of a window that one forward pass takes."""
+    tokens: int | None
+    """Most tokens to score."""
+    match: str
+    answer_tokens: int
+    limits: Limits
+    json_file: str | None
+    capacity_only: bool
+    requests_of: int | None
+    """Tokens of a request whose number is reckoned; ``None``: 4096, or all the model allows."""
+    memory: int | None
+    """Bytes; ``None``: the device's."""
+    cuda_capability: tuple[int, int] | None
+    """Of a card that is not here, to reckon its capacity."""
+
+    @property
+    def has_material(self) -> bool:
+        """Whether the user brought any text or questions."""
+        return any((self.text, self.jsonl, self.questions))
+
+
+def options_of(flags: argparse.Namespace, overrides: list[str]) -> EvalOptions:
+    """The evaluation that the parsed flags ask for. Raises ``ValueError`` when they contradict each other."""
+    if flags.text and flags.jsonl:
+        raise ValueError("--text and --jsonl exclude each other: one text is scored")
+    stride = flags.context if flags.stride is None else flags.stride
+    if stride > flags.context:
+        raise ValueError(f"--stride {stride}: larger than --context {flags.context}, so text between would be skipped")
+    if flags.as_cuda and not (flags.capacity_only and flags.memory):
+        raise ValueError("--as-cuda needs --capacity-only and --memory: there is no such card here to run on")
+    limits = Limits(flags.max_perplexity_increase, flags.max_kl, flags.min_agreement, flags.min_exact)
+    return EvalOptions(
+        overrides=tuple(overrides),
+        compare=tuple(tuple(shlex.split(words)) for words in flags.compare),
+        config_dirs=tuple(flags.config_dir),
+        reference=flags.reference,
+        reference_dtype=flags.reference_dtype,
+        text=flags.text,
+        jsonl=flags.jsonl,
+        questions=flags.questions,
+        context=flags.context,
+        stride=stride,
+        chunk=flags.chunk or flags.context,
+        tokens=flags.tokens,
+        match=flags.match,
+        answer_tokens=flags.answer_tokens,
+        limits=limits,
+        json_file=flags.json,
+        capacity_only=flags.capacity_only,
+        requests_of=flags.requests_of,
+        memory=flags.memory,
+        cuda_capability=flags.as_cuda,
+    )
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of ``engine eval``; without --text, --jsonl and --questions the bundled model has a suite of its own."""
+    _add_plans(parser)
+    _add_material(parser)
+    _add_limits(parser)
+    _add_capacity(parser)
+    parser.add_argument("--json", metavar="FILE", help="write the result there as JSON")
+
+
+def _add_plans(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="short for model.path: 'bundled', a directory or a hub id")
+    add = parser.add_argument_group("what is compared").add_argument
+    add(
+        "--compare",
+        action="append",
+        default=[],
+        metavar="OVERRIDES",
+        help="one more plan: these overrides on top of the others, in quotes (may be repeated)",
+    )
+    add("--reference", metavar="DIR", help="the unquantized model, where model.path is a quantized checkpoint")
+    add(
+        "--reference-dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="compute dtype of the reference (default: the plans')",
+    )
+
+
+def _add_material(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("on what").add_argument
+    add("--text", metavar="FILE", help="UTF-8 text, cut into windows; all tokens but the first of each are scored")
+    add("--jsonl", metavar="FILE", help='lines of {"prompt": ...}, or with "completion": then only that is scored')
+    add("--questions", metavar="FILE", help='lines of {"question" or "messages": ..., "answer": ...}, asked greedily')
+    add("--context", type=at_least(2), default=DEFAULT_CONTEXT, help=f"tokens of a window (default {DEFAULT_CONTEXT})")
+    add("--stride", type=at_least(1), help="tokens between the starts of windows (default: --context)")
+    add("--chunk", type=at_least(1), help="tokens that one forward pass takes (default: a window; 1: as in decode)")
+    add("--tokens", type=at_least(1), metavar="N", help="score at most so many tokens")
+    add("--match", choices=MATCHES, default="exact", help="answers equal the expected one, or begin with it")
+    add("--answer-tokens", type=at_least(1), default=DEFAULT_ANSWER_TOKENS, help="most tokens of an answer")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("tolerances (exit status 1 outside)").add_argument
+    add("--max-perplexity-increase", type=share, metavar="X", help="relative to the reference: 0.01 is one per cent")
+    add("--max-kl", type=share, metavar="NATS", help="mean KL divergence per token")
+    add("--min-agreement", type=share, metavar="X", help="share of tokens with the reference's first choice")
+    add("--min-exact", type=share, metavar="X", help="share of questions answered as expected")
+
+
+def _add_capacity(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("capacity").add_argument
+    add("--requests-of", type=at_least(1), metavar="N", help=f"tokens of a request (default {DEFAULT_REQUEST})")
+    add("--memory", type=num_bytes, metavar="SIZE", help="80GiB, 80GB, ...: instead of the device's")
+    add("--capacity-only", action="store_true", help="load nothing: only reckon from shapes (config.json will do)")
+    add("--as-cuda", type=capability, metavar="X.Y", help="with it: for a CUDA card of this compute capability")
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    """A parser of whole numbers from ``lowest`` on."""
+
+    def integer(text: str) -> int:
+        if not re.fullmatch(r"\d+", text) or int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {lowest}")
+        return int(text)
+
+    return integer
+
+
+def share(text: str) -> float:
+    """A finite number from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 on")
+    return value
+
+
+def num_bytes(text: str) -> int:
+    """``80GiB`` or ``85899345920`` as bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
+    if found is None or found.group(2).upper() not in UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 80GiB or 80GB")
+    return int(float(found.group(1)) * UNITS[found.group(2).upper()])
+
+
+def capability(text: str) -> tuple[int, int]:
+    """``9.0`` as ``(9, 0)``."""
+    found = re.fullmatch(r"(\d+)\.(\d)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a compute capability such as 9.0")
+    return int(found.group(1)), int(found.group(2))

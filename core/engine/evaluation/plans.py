@@ -1,0 +1,91 @@
+"""The plans of an evaluation: what is judged, and the same model unquantized beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.assembly.assemble import assemble, configure
+from engine.assembly.compose import quoted
+from engine.assembly.errors import AssemblyError
+from engine.assembly.model_facts import model_facts
+from engine.assembly.negotiation import resolve
+from engine.assembly.plan import EnginePlan
+from engine.contracts.model import DeviceFacts
+from engine.evaluation.options import EvalOptions
+
+LOSSY_SLOTS = ("quantizer", "kv_format")
+"""Slots in which the reference differs from the plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A plan and the overrides it comes from."""
+
+    label: str
+    overrides: tuple[str, ...]
+    plan: EnginePlan
+
+
+def contestants(options: EvalOptions) -> list[Contestant]:
+    """The plans to judge. Raises :class:`AssemblyError`."""
+    found = []
+    for words in options.compare or ((),):
+        overrides = (*options.overrides, *words)
+        plan = _plan(overrides, options)
+        label = " ".join(words) or " ".join(f"{slot}={plan.choice(slot).name}" for slot in LOSSY_SLOTS)
+        found.append(Contestant(label, overrides, plan))
+    return found
+
+
+def reference_of(options: EvalOptions) -> Contestant:
+    """The unquantized model. Raises :class:`AssemblyError`, also where it must be named and is not."""
+    overrides = [word for word in options.overrides if not _is_lossy(word)]
+    if options.reference is not None:
+        overrides.append(f"model.path={quoted(options.reference)}")
+    if options.reference_dtype is not None:
+        overrides.append(f"model.dtype={options.reference_dtype}")
+    given = _model_of(overrides, options.config_dirs)
+    facts = model_facts(given, download=True)
+    if facts.quantization is not None:
+        flag = "model.path" if options.reference is None else "--reference"
+        method = facts.quantization.get("quant_method", "unknown")
+        raise AssemblyError(
+            [
+                f"{flag}={given} is quantized already (quant_method={method}), so it cannot be the reference; give "
+                "the checkpoint it was made from with --reference DIR"
+            ]
+        )
+    lossless = [f"{slot}={name}" for slot, name in zip(LOSSY_SLOTS, ("none", "native"), strict=True)]
+    overrides += lossless
+    return Contestant(" ".join(lossless), tuple(overrides), _plan(overrides, options))
+
+
+def check_vocabulary(reference: EnginePlan, plan: EnginePlan) -> None:
+    """Raise ``ValueError`` unless both predict the same tokens."""
+    if reference.model.vocab_size != plan.model.vocab_size:
+        raise ValueError(
+            f"the reference {reference.model.path} has {reference.model.vocab_size} tokens and {plan.model.path} has "
+            f"{plan.model.vocab_size}: expected the same model before and after quantization"
+        )
+
+
+def _plan(overrides: Sequence[str], options: EvalOptions) -> EnginePlan:
+    if options.cuda_capability is None:
+        return assemble(overrides, config_dirs=options.config_dirs, download=not options.capacity_only)
+    assert options.memory is not None
+    device = DeviceFacts("cuda", "a stated card", options.cuda_capability, options.memory)
+    configured = configure(overrides, options.config_dirs)
+    settings = configured.composed.settings
+    model = model_facts(settings.model.path, settings.model.name)
+    return resolve(configured.composed, configured.discovered, model, device)
+
+
+def _model_of(overrides: Sequence[str], config_dirs: Sequence[Path]) -> str:
+    return configure(overrides, config_dirs).composed.settings.model.path
+
+
+def _is_lossy(word: str) -> bool:
+    key = word.lstrip("+~").partition("=")[0]
+    return key.partition(".")[0] in LOSSY_SLOTS

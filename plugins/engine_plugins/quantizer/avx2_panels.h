@@ -1,0 +1,285 @@
+// Products of rows with weights in panels, with AVX2 and FMA, for every format of weights.
+//
+// A panel row of 64 bytes holds a few consecutive inputs of 16 outputs: output o has the 32 bits at 4 o. A vector of 32
+// bytes is half of it. A format says how many inputs that is, and takes them out of a vector. A row's result has the
+// same additions in the same order whatever the number of rows.
+#pragma once
+
+#include <immintrin.h>
+
+#include <utility>
+
+#include "prepared_rows.h"
+
+namespace {
+
+constexpr int LANES8 = 8;         // outputs of a vector
+constexpr int PANEL_ROW = 64;   // bytes
+constexpr int PREFETCH = 2048;  // bytes ahead: the hardware prefetcher stops at every page
+
+// --- Formats: INPUTS of a panel row, bytes from one row of a panel to the next ----------------------------------------
+
+// Two bfloat16.
+struct Bf16Weights {
+    static constexpr int INPUTS = 2;
+    static constexpr int ROW_STRIDE = PANEL_ROW;
+    static constexpr bool SCALED = false;
+
+    template <int INPUT>
+    static __m256 wide(__m256i raw, __m256i) {
+        if (INPUT == 0) return _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
+        return _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32(0xffff0000)));
+    }
+};
+
+// Four unsigned bytes: the code is byte - zero.
+struct ByteWeights {
+    static constexpr int INPUTS = 4;
+    static constexpr int ROW_STRIDE = 2 * PANEL_ROW;
+    static constexpr bool SCALED = true;
+
+    template <int INPUT>
+    static __m256 wide(__m256i raw, __m256i zero) {
+        __m256i byte = INPUT > 0 ? _mm256_srli_epi32(raw, 8 * INPUT) : raw;
+        if (INPUT < 3) byte = _mm256_and_si256(byte, _mm256_set1_epi32(0xff));
+        return _mm256_cvtepi32_ps(_mm256_sub_epi32(byte, zero));
+    }
+
+    // Two inputs in 16 bits each, as IntegerRows pairs them: 0 and 2, 1 and 3.
+    template <int WHICH>
+    static __m256i pair(__m256i raw) {
+        if (WHICH == 1) return _mm256_srli_epi16(raw, 8);
+        return _mm256_and_si256(raw, _mm256_set1_epi16(0xff));
+    }
+};
+
+// Eight unsigned codes of 4 bits: inputs 0 .. 3 in the lower halves of the bytes, 4 .. 7 in the upper ones.
+struct NibbleWeights {
+    static constexpr int INPUTS = 8;
+    static constexpr int ROW_STRIDE = 2 * PANEL_ROW;
+    static constexpr bool SCALED = true;
+
+    template <int INPUT>
+    static __m256 wide(__m256i raw, __m256i zero) {
+        constexpr int SHIFT = 8 * (INPUT % 4) + 4 * (INPUT / 4);
+        __m256i code = SHIFT > 0 ? _mm256_srli_epi32(raw, SHIFT) : raw;
+        if (SHIFT < 28) code = _mm256_and_si256(code, _mm256_set1_epi32(0xf));
+        return _mm256_cvtepi32_ps(_mm256_sub_epi32(code, zero));
+    }
+
+    template <int WHICH>
+    static __m256i pair(__m256i raw) {
+        constexpr int SHIFT = 8 * (WHICH % 2) + 4 * (WHICH / 2);
+        const __m256i code = SHIFT > 0 ? _mm256_srli_epi16(raw, SHIFT) : raw;
+        return SHIFT < 12 ? _mm256_and_si256(code, _mm256_set1_epi16(0xf)) : code;
+    }
+};
+
+// Four floating-point numbers of a sign, 4 bits of exponent and 3 of mantissa.
+struct E4m3Weights {
+    static constexpr int INPUTS = 4;
+    static constexpr int ROW_STRIDE = 2 * PANEL_ROW;
+    static constexpr bool SCALED = true;
+
+    template <int INPUT>
+    static __m256 wide(__m256i raw, __m256i) {
+        // Exponent and mantissa where float32 has them; its bias is larger by 120. Subnormal numbers come out right too.
+        const __m256i top = INPUT < 3 ? _mm256_slli_epi32(raw, 24 - 8 * INPUT) : raw;
+        const __m256i bits = _mm256_and_si256(_mm256_srai_epi32(top, 4), _mm256_set1_epi32(0x87f00000));
+        return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
+    }
+};
+
+// --- Micro-kernels: one stretch of ROWS rows and VECTORS vectors of outputs -------------------------------------------
+
+// What a layer with scales has for one panel and one group of inputs.
+struct GroupScales {
+    const float* scale;   // [16]
+    const uint8_t* zero;  // [16], or null: all are `offset`
+    int offset;
+
+    __m256 scales(int half) const { return _mm256_loadu_ps(scale + half * LANES8); }
+    __m256i zeros(int half) const {
+        if (zero == nullptr) return _mm256_set1_epi32(offset);
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(zero + half * LANES8)));
+    }
+};
+
+template <int VECTORS>
+struct Stretch {
+    static constexpr int PANELS = VECTORS / 2;
+
+    const uint8_t* panel[PANELS];  // the first row
+    GroupScales scales[PANELS];
+    int64_t inputs;
+
+    // Vector v is half v % 2 of panel v / 2.
+    __m256i load(int v, int64_t offset) const {
+        const uint8_t* from = panel[v / 2] + offset;
+        if (v % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(from) + PREFETCH, _MM_HINT_T0);
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + v % 2 * 32));
+    }
+};
+
+template <typename Format, int ROWS, int VECTORS>
+struct FloatKernel {
+    using Rows = FloatRows;
+
+    template <int INPUT>
+    static void multiply(const __m256i (&raw)[VECTORS], const __m256i (&zeros)[VECTORS], const float* x,
+                         int64_t x_stride, __m256 (&sums)[ROWS][VECTORS]) {
+        __m256 weights[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) weights[v] = Format::template wide<INPUT>(raw[v], zeros[v]);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            const __m256 input = _mm256_broadcast_ss(x + r * x_stride + INPUT);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) sums[r][v] = _mm256_fmadd_ps(weights[v], input, sums[r][v]);
+        }
+    }
+
+    template <int... INPUT>
+    static void multiply_all(std::integer_sequence<int, INPUT...>, const __m256i (&raw)[VECTORS],
+                             const __m256i (&zeros)[VECTORS], const float* x, int64_t x_stride,
+                             __m256 (&sums)[ROWS][VECTORS]) {
+        (multiply<INPUT>(raw, zeros, x, x_stride, sums), ...);
+    }
+
+    static void add(const Stretch<VECTORS>& stretch, const FloatRows& rows, int64_t row, int64_t begin, float* to) {
+        const float* x = rows.at(row, begin);
+        const int64_t x_stride = rows.at(row + 1, begin) - x, panel_rows = stretch.inputs / Format::INPUTS;
+        __m256 sums[ROWS][VECTORS];
+        __m256i zeros[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            if (Format::SCALED) zeros[v] = stretch.scales[v / 2].zeros(v % 2);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) sums[r][v] = _mm256_setzero_ps();
+        }
+        for (int64_t i = 0; i < panel_rows; i++, x += Format::INPUTS) {
+            __m256i raw[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) raw[v] = stretch.load(v, i * Format::ROW_STRIDE);
+            multiply_all(std::make_integer_sequence<int, Format::INPUTS>(), raw, zeros, x, x_stride, sums);
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            const __m256 scale = Format::SCALED ? stretch.scales[v / 2].scales(v % 2) : _mm256_setzero_ps();
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                float* at = to + r * PAIR + v * LANES8;
+                const __m256 before = _mm256_loadu_ps(at);
+                _mm256_storeu_ps(at, Format::SCALED ? _mm256_fmadd_ps(sums[r][v], scale, before)
+                                                    : _mm256_add_ps(sums[r][v], before));
+            }
+        }
+    }
+};
+
+// Exact in int32: with 16 bits of x and differences of 8 bits and a sign, up to 256 inputs fit.
+template <typename Format, int ROWS, int VECTORS>
+struct IntegerKernel {
+    using Rows = IntegerRows;
+
+    template <int WHICH>
+    static void multiply(const __m256i (&raw)[VECTORS], const int16_t* x, int64_t x_stride,
+                         __m256i (&sums)[ROWS][VECTORS]) {
+        __m256i weights[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) weights[v] = Format::template pair<WHICH>(raw[v]);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+            int32_t both;
+            std::memcpy(&both, x + r * x_stride + 2 * WHICH, sizeof both);
+            const __m256i inputs = _mm256_set1_epi32(both);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                __m256i sum = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(weights[v], inputs));
+                asm("" : "+x"(sum));  // else GCC would add the products first, and run out of registers
+                sums[r][v] = sum;
+            }
+        }
+    }
+
+    template <int... WHICH>
+    static void multiply_all(std::integer_sequence<int, WHICH...>, const __m256i (&raw)[VECTORS], const int16_t* x,
+                             int64_t x_stride, __m256i (&sums)[ROWS][VECTORS]) {
+        (multiply<WHICH>(raw, x, x_stride, sums), ...);
+    }
+
+    static void add(const Stretch<VECTORS>& stretch, const IntegerRows& rows, int64_t row, int64_t begin, float* to) {
+        const int16_t* x = rows.at(row, begin);
+        const int64_t x_stride = rows.at(row + 1, begin) - x, panel_rows = stretch.inputs / Format::INPUTS;
+        __m256i sums[ROWS][VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            const __m256i zeros = stretch.scales[v / 2].zeros(v % 2);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++)  // - zero * sum of x
+                sums[r][v] = _mm256_mullo_epi32(zeros, _mm256_set1_epi32(-rows.total(row + r, begin)));
+        }
+        for (int64_t i = 0; i < panel_rows; i++, x += Format::INPUTS) {
+            __m256i raw[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) raw[v] = stretch.load(v, i * Format::ROW_STRIDE);
+            multiply_all(std::make_integer_sequence<int, Format::INPUTS / 2>(), raw, x, x_stride, sums);
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            const __m256 scale = stretch.scales[v / 2].scales(v % 2);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const __m256 sum = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[r][v]), scale);
+                const __m256 step = _mm256_set1_ps(rows.step(row + r, begin));
+                float* at = to + r * PAIR + v * LANES8;
+                _mm256_storeu_ps(at, _mm256_fmadd_ps(sum, step, _mm256_loadu_ps(at)));
+            }
+        }
+    }
+};
+
+// --- All inputs of up to 5 rows and a pair of panels ------------------------------------------------------------------
+
+// Layer: gives `GroupScales scales(panel, begin)` and `const uint8_t* panel(index)`.
+template <typename Format, template <typename, int, int> class Kernel, typename Layer>
+struct Avx2Pair {
+    static constexpr int64_t BLOCK_ROWS = 5;
+
+    template <int ROWS, int VECTORS, typename Rows>
+    static void add(const Layer& layer, const Rows& rows, int64_t stretch_inputs, int64_t row, int64_t pair,
+                    int64_t begin, int64_t end, float* sums) {
+        for (; begin < end; begin += stretch_inputs) {
+            for (int first = 0; first < 4; first += VECTORS) {
+                Stretch<VECTORS> stretch;
+                for (int p = 0; p < VECTORS / 2; p++) {
+                    const int64_t panel = 2 * pair + first / 2 + p;
+                    stretch.panel[p] = layer.panel(panel) + begin / Format::INPUTS * Format::ROW_STRIDE;
+                    if (Format::SCALED) stretch.scales[p] = layer.scales(panel, begin);
+                }
+                stretch.inputs = std::min(stretch_inputs, end - begin);
+                Kernel<Format, ROWS, VECTORS>::add(stretch, rows, row, begin, sums + first * LANES8);
+            }
+        }
+    }
+
+    template <typename Rows>
+    static void add_rows(const Layer& layer, const Rows& rows, int64_t stretch, int64_t row, int64_t count,
+                         int64_t pair, int64_t begin, int64_t end, float* sums) {
+        switch (count) {
+            case 1: return add<1, 4>(layer, rows, stretch, row, pair, begin, end, sums);
+            case 2: return add<2, 4>(layer, rows, stretch, row, pair, begin, end, sums);
+            case 3: return add<3, 2>(layer, rows, stretch, row, pair, begin, end, sums);
+            case 4: return add<4, 2>(layer, rows, stretch, row, pair, begin, end, sums);
+            case 5: return add<5, 2>(layer, rows, stretch, row, pair, begin, end, sums);
+            default: return add<BLOCK_ROWS, 2>(layer, rows, stretch, row, pair, begin, end, sums);
+        }
+    }
+
+    // Two blocks of about the same size rather than a full one and a small one.
+    static int64_t block(int64_t rows) {
+        return rows > BLOCK_ROWS && rows < 2 * BLOCK_ROWS ? (rows + 1) / 2 : std::min(rows, BLOCK_ROWS);
+    }
+};
+
+}  // namespace

@@ -1,0 +1,30 @@
+"""The tensors of a stored layer, and how to read them: one file for each layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine_plugins.quantizer.checkpoint.layouts import awq, gptq, packed, plain
+from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
+from engine_plugins.quantizer.checkpoint.scheme import Scheme
+from engine_plugins.quantizer.weights import QuantizedWeight
+
+
+class Layout(Protocol):
+    """What a file here has."""
+
+    def rules(self, scheme: Scheme, part: LinearPart, spec: LinearSpec) -> Sequence[TensorRule]:
+        """The tensors that ``part`` has, with the shapes and dtypes they must have."""
+        ...
+
+    def read(self, scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:
+        """``tensors``: by suffix, perhaps a cut of them. ``in_features``: of the whole layer. Raises
+        :class:`engine.execution.checkpoint.CheckpointError` naming the tensor whose values cannot be."""
+        ...
+
+
+LAYOUTS: Mapping[str, Layout] = {"plain": plain, "packed": packed, "awq": awq, "gptq": gptq}

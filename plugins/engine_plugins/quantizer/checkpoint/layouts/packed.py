@@ -1,0 +1,91 @@
+"""compressed-tensors ``pack-quantized``: integer codes in 32-bit words along the input, the first in the lowest bits,
+stored as unsigned numbers. Zero points lie in words along the output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.quantizer import StoredTensor
+from engine.execution.checkpoint import CheckpointError
+from engine_plugins.quantizer.checkpoint.layouts.rule import BOTH, TensorRule, bias_rule, scale_rules
+from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, fitted_scale, order_of, signed, unpacked
+from engine_plugins.quantizer.checkpoint.scheme import Scheme
+from engine_plugins.quantizer.weights import QuantizedWeight
+
+ORDER = "its input features are in activation order (weight_g_idx), so no cut holds whole groups"
+
+
+def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule]:
+    """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
+    out, inputs, per_word = part.out_features, spec.in_features, scheme.codes_per_word
+    axes = {"out": 0} if scheme.ordered else {"out": 0, "in": 1}
+    words = StoredTensor("weight_packed", axes, _quantum(scheme, spec), uncuttable=ORDER if scheme.ordered else "")
+    found = [
+        TensorRule(words, ("int32",), ((out, -(-inputs // per_word)),)),
+        *scale_rules(scheme, part, inputs),
+        TensorRule(StoredTensor("weight_shape", optional=True, replicated=BOTH), ("int64", "int32"), ((2,),)),
+        bias_rule(part),
+    ]
+    scale = found[1].stored
+    if not scheme.symmetric:
+        zeros = StoredTensor("weight_zero_point", scale.shard_axes, replicated=scale.replicated)
+        found.append(TensorRule(zeros, ("int32",), ((-(-out // per_word), scheme.groups(inputs)),)))
+    if scheme.ordered:
+        index = StoredTensor("weight_g_idx", replicated=("out",), uncuttable=ORDER)
+        found.append(TensorRule(index, ("int32", "int64"), ((inputs,),)))
+    return found
+
+
+def _quantum(scheme: Scheme, spec: LinearSpec) -> int:
+    if spec.shard == "out":
+        return 1 if scheme.symmetric else scheme.codes_per_word
+    if scheme.granularity != "group":
+        return 1
+    whole = math.lcm(scheme.group_size(spec.in_features), scheme.codes_per_word)
+    return whole // scheme.codes_per_word
+
+
+def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:
+    """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
+    words = tensors["weight_packed"]
+    out, inputs = words.shape[0], min(words.shape[1] * scheme.codes_per_word, in_features)
+    _check_shape(name, tensors.get("weight_shape"), inputs, in_features)
+    codes = signed(unpacked(words, scheme.bits), scheme.bits)[:, :inputs]
+    group_size = min(scheme.group_size(in_features), inputs)
+    scale = fitted_scale(f"{name}.weight_scale", tensors["weight_scale"])
+    scale = scale.reshape(1, 1).expand(out, 1) if scheme.granularity == "tensor" else scale.reshape(out, -1)
+    order = _order(name, tensors.get("weight_g_idx"), group_size)
+    if order is not None:
+        codes = codes[:, order]
+    return QuantizedWeight(
+        codes.contiguous(),
+        scale.contiguous(),
+        group_size,
+        scheme.bits,
+        zero=_zeros(scheme, tensors.get("weight_zero_point"), out),
+        order=order,
+        bias=bias_of(tensors),
+    )
+
+
+def _check_shape(name: str, stated: Tensor | None, inputs: int, in_features: int) -> None:
+    if stated is not None and int(stated[1]) != in_features:
+        raise CheckpointError(f"{name}.weight_shape is {stated.tolist()}, the layer has {in_features} input features")
+
+
+def _zeros(scheme: Scheme, words: Tensor | None, out: int) -> Tensor | None:
+    """int8 ``[out, groups]`` from words ``[out / codes_per_word, groups]``."""
+    if words is None:
+        return None
+    return signed(unpacked(words.T, scheme.bits), scheme.bits).T[:out].contiguous()
+
+
+def _order(name: str, index: Tensor | None, group_size: int) -> Tensor | None:
+    # Writers fill the tensor with -1 where a layer was left in its own order.
+    if index is None or bool((index == -1).all()):
+        return None
+    return order_of(f"{name}.weight_g_idx", index, group_size, may_start_anywhere=False)

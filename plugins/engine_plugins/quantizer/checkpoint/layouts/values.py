@@ -1,0 +1,84 @@
+"""Codes out of words, and values checked on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.execution.checkpoint import CheckpointError
+
+
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """int32 ``[rows, words]`` -> uint8 ``[rows, words * 32 / bits]``, the lowest bits of a word first. ``bits``: 4 or
+    8. Bytes of a word lie lowest first, as on every machine that runs this."""
+    octets = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return octets
+    return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
+
+
+def signed(codes: Tensor, bits: int) -> Tensor:
+    """uint8 codes ``0 .. 2**bits - 1`` -> int8 with the middle at 0."""
+    if bits == 8:
+        return (codes ^ 128).view(torch.int8)
+    return codes.view(torch.int8) - 8
+
+
+def fixed_scale(name: str, scale: Tensor) -> Tensor:
+    """A scale that rounding to the nearest makes, as float32. Raises unless all are positive numbers."""
+    wide = scale.float()
+    if not bool((torch.isfinite(wide) & (wide > 0)).all()):
+        raise CheckpointError(f"{name} holds {_odd(wide, wide > 0)}: a scale is a positive number")
+    return wide
+
+
+def fitted_scale(name: str, scale: Tensor) -> Tensor:
+    """A scale that was searched for, as float32: some tools make it negative, and 0 where all weights are. Raises
+    unless all are numbers."""
+    wide = scale.float()
+    if not bool(torch.isfinite(wide).all()):
+        raise CheckpointError(f"{name} holds {_odd(wide, torch.ones_like(wide, dtype=torch.bool))}: expected numbers")
+    return wide
+
+
+def _odd(values: Tensor, is_right: Tensor) -> float:
+    return float(values[~(torch.isfinite(values) & is_right)].flatten()[0])
+
+
+def first_of(tensors: Mapping[str, Tensor], suffixes: Sequence[str], name: str) -> tuple[str, Tensor]:
+    """Name and value of the first tensor that is there."""
+    for suffix in suffixes:
+        if suffix in tensors:
+            return f"{name}.{suffix}", tensors[suffix]
+    raise CheckpointError(f"{name} has none of {', '.join(suffixes)}")
+
+
+def no_zeros(name: str, zeros: Tensor | None) -> None:
+    """Raise where a symmetric format has a zero point that is not the middle."""
+    if zeros is not None and bool((zeros.float() != 0).any()):
+        raise CheckpointError(f"{name} is not all zero, but the weights are said to be symmetric")
+
+
+def bias_of(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    bias = tensors.get("bias")
+    return None if bias is None else bias.float()
+
+
+def order_of(name: str, index: Tensor, group_size: int, may_start_anywhere: bool) -> Tensor | None:
+    """int64 ``[in]``: input features sorted by group, from ``index [in]``, the group of each; ``None`` if they are
+    sorted already. Raises unless every group has its ``group_size`` features (the last: what is left)."""
+    groups = index.long()
+    if may_start_anywhere:
+        groups = groups - groups.min()
+    want = torch.arange(groups.numel()) // group_size
+    low, high = int(groups.min()), int(groups.max())
+    if low < 0 or high > int(want[-1]):
+        raise CheckpointError(f"{name} has groups {low} to {high}, the layer has 0 to {int(want[-1])}")
+    if torch.equal(groups, want):
+        return None
+    order = torch.argsort(groups, stable=True)
+    if not torch.equal(groups[order], want):
+        raise CheckpointError(f"{name} does not put {group_size} input features into every group")
+    return order

@@ -1,0 +1,181 @@
+"""``quantizer=checkpoint``: linear layers as the checkpoint has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from engine.contracts.model import DeviceFacts
+from engine.contracts.ops import LinearSpec
+from engine.contracts.provider import BuildContext
+from engine.contracts.quantizer import KVScaleNames, PackedLinear, StoredHeader, StoredTensor
+from engine.execution.checkpoint import CheckpointError
+from engine_plugins.quantizer import packing
+from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
+from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS
+from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
+from engine_plugins.quantizer.checkpoint.methods import recipe_of
+from engine_plugins.quantizer.checkpoint.scheme import Recipe, Scheme
+from engine_plugins.quantizer.config import UnquantizedConfig
+from engine_plugins.quantizer.unquantized import Unquantized
+from engine_plugins.quantizer.weights import joined
+
+UNQUANTIZED = Recipe("none", lambda name, is_head: None, has_kv_scales=False)
+ORDER_BYTES = 8
+"""For each input feature of a layer in activation order: its index."""
+FP8_UNITS = (8, 9)
+"""Compute capability from which on a GPU multiplies FP8."""
+
+
+def multiplies_fp8(device: DeviceFacts) -> bool:
+    """Whether the device has units for FP8. A GPU that did not say what it is is taken for a new one."""
+    return device.kind == "cuda" and (device.capability is None or device.capability >= FP8_UNITS)
+
+
+class FromCheckpoint:
+    """See :class:`engine.contracts.quantizer.Quantizer`, ``SizedQuantizer``, ``CheckingQuantizer``,
+    ``KVScaleReader``."""
+
+    def __init__(self, config: CheckpointConfig, context: BuildContext) -> None:
+        quantization = context.model.quantization
+        recipe = UNQUANTIZED if quantization is None else recipe_of(quantization)
+        if recipe.problems:
+            raise ValueError("; ".join(recipe.problems))
+        self._recipe = recipe
+        self._wanted = config.activations
+        self._context = context
+        self._plain = Unquantized(UnquantizedConfig(), context)
+        self.lossless = all(self._activations(scheme) == "bf16" for scheme in recipe.schemes)
+
+    def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
+        scheme = self._scheme(spec)
+        if scheme is None:
+            return self._plain.stored(spec)
+        return [rule.stored for rule in LAYOUTS[scheme.layout].rules(scheme, spec.parts[0], spec)]
+
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+        scheme = self._scheme(spec)
+        if scheme is None:
+            return self._plain.pack(spec, parts, dtype, device)
+        layout = LAYOUTS[scheme.layout]
+        try:
+            weights = [
+                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.in_features)
+                for part, tensors in zip(spec.parts, parts, strict=True)
+            ]
+            weight = joined(weights)
+        except CheckpointError:
+            raise
+        except ValueError as error:
+            raise CheckpointError(f"{', '.join(part.name for part in spec.parts)}: {error}") from error
+        activations = self._activations(scheme)
+        packed = packing.pack_quantized(spec, weight, activations, dtype, device, self._context)
+        return replace(packed, label=f"{packed.label} ({scheme.label}; {self._about(scheme, activations)})")
+
+    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
+        scheme = self._scheme(spec)
+        if scheme is None:
+            return self._plain.packed_bytes(spec, dtype, device, tied)
+        has_bias = any(part.bias for part in spec.parts)
+        group_size = scheme.group_size(spec.in_features)
+        order = spec.in_features * ORDER_BYTES if scheme.ordered else 0
+        return order + packing.packed_bytes(
+            spec, scheme.bits, group_size, not scheme.symmetric, has_bias, self._context
+        )
+
+    def problems(self, specs: Sequence[LinearSpec], headers: Mapping[str, StoredHeader]) -> Sequence[str]:
+        return [problem for spec in specs for problem in self._problems(spec, headers)]
+
+    def kv_scale_names(self, qkv: LinearSpec) -> KVScaleNames:
+        if self._context.model.quantization is None:
+            return KVScaleNames()
+        _, k, v = (part.name for part in qkv.parts)
+        attention = k.rpartition(".")[0]
+        key = (f"{attention}.k_scale", f"{attention}.attn.k_scale", f"{k}.k_scale", f"{k}.output_scale")
+        value = (f"{attention}.v_scale", f"{attention}.attn.v_scale", f"{v}.v_scale", f"{v}.output_scale")
+        unused = tuple(
+            f"{attention}.{module}{name}" for module in ("", "attn.") for name in
+            ("q_scale", "q_zero_point", "k_zero_point", "v_zero_point", "prob_scale", "prob_output_scale")
+        )  # fmt: skip
+        if self._recipe.has_kv_scales:
+            return KVScaleNames(key, value, unused)
+        return KVScaleNames(ignored=key + value + unused)
+
+    def _scheme(self, spec: LinearSpec) -> Scheme | None:
+        """How all parts of a layer are stored."""
+        if spec.kind == "head" and self._context.model.tie_embeddings:
+            return None
+        schemes = self._schemes(spec)
+        if len(set(schemes)) > 1:
+            raise CheckpointError(_different(spec, schemes))
+        return schemes[0]
+
+    def _schemes(self, spec: LinearSpec) -> list[Scheme | None]:
+        return [self._recipe.scheme_of(part.name, spec.kind == "head") for part in spec.parts]
+
+    def _problems(self, spec: LinearSpec, headers: Mapping[str, StoredHeader]) -> Iterator[str]:
+        schemes = self._schemes(spec)
+        if len(set(schemes)) > 1:
+            yield _different(spec, schemes)
+            return
+        scheme = schemes[0]
+        for part in spec.parts:
+            if scheme is None:
+                yield from _quantized_after_all(part.name, headers)
+                continue
+            rules = LAYOUTS[scheme.layout].rules(scheme, part, spec)
+            yield from _broken(part.name, rules, headers)
+            named = [f"{part.name}.{name}" for name in scheme.scale_names]
+            if len(named) > 1 and not any(name in headers for name in named):
+                yield f"{part.name} has no scale: expected {' or '.join(named)}"
+
+    def _activations(self, scheme: Scheme) -> str:
+        """What rows are rounded to before they meet these weights."""
+        matching = "fp8" if scheme.floating else "int8"
+        if self._wanted != "auto":
+            return matching if self._wanted == matching else "bf16"
+        if scheme.activations == "fp8" and not multiplies_fp8(self._context.device):
+            return "bf16"
+        return scheme.activations
+
+    def _about(self, scheme: Scheme, activations: str) -> str:
+        """For the plan: what happens to activations, and why not what the checkpoint says."""
+        if activations != "bf16":
+            return f"{activations} activations"
+        if scheme.activations == "fp8" and not multiplies_fp8(self._context.device):
+            return "FP8 is storage only: this device does not multiply it"
+        return "weights only"
+
+
+def _checked(name: str, has_bias: bool, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Without a bias that the architecture does not have, which must be zero."""
+    if has_bias or "bias" not in tensors:
+        return tensors
+    if bool(tensors["bias"].any()):
+        raise CheckpointError(f"{name}.bias is not zero, but the architecture has no bias there")
+    return {suffix: tensor for suffix, tensor in tensors.items() if suffix != "bias"}
+
+
+def _different(spec: LinearSpec, schemes: Sequence[Scheme | None]) -> str:
+    how = (f"{part.name} is {'not quantized' if s is None else s.label}" for part, s in zip(spec.parts, schemes))
+    return f"layers that are multiplied together must be stored in the same way: {', '.join(how)}"
+
+
+def _broken(name: str, rules: Sequence[TensorRule], headers: Mapping[str, StoredHeader]) -> Iterator[str]:
+    for rule in rules:
+        full = f"{name}.{rule.stored.suffix}"
+        if full in headers:
+            yield from rule.broken_by(full, headers[full])
+
+
+def _quantized_after_all(name: str, headers: Mapping[str, StoredHeader]) -> Iterator[str]:
+    """A layer that is said to be left alone must not be in 8 bits or in words."""
+    weight = headers.get(f"{name}.weight")
+    if weight is not None and weight.dtype not in ("float64", "float32", "bfloat16", "float16"):
+        yield f"{name}.weight is {weight.dtype}, but the configuration says that this layer is not quantized"
+    for suffix in ("qweight", "weight_packed"):
+        if f"{name}.{suffix}" in headers:
+            yield f"{name}.{suffix} is there, but the configuration says that this layer is not quantized"

@@ -1,0 +1,61 @@
+"""From a quantized weight to how kernels read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.contracts.quantizer import TileLoader
+from engine.execution.kv_cache import as_bits
+from engine_plugins.quantizer.gpu import tiles
+from engine_plugins.quantizer.gpu.layout import narrowest, packed_int4
+from engine_plugins.quantizer.weights import QuantizedWeight
+
+
+def why_unreadable(weight: QuantizedWeight) -> str | None:
+    """What kernels cannot read about a weight; ``None``: they can."""
+    groups = weight.scale.shape[1]
+    if groups > 1 and weight.group_size & (weight.group_size - 1):
+        return f"groups of {weight.group_size}, not a power of two"
+    if weight.codes.is_floating_point() and weight.codes.dtype != torch.float8_e4m3fn:
+        return f"{str(weight.codes.dtype).removeprefix('torch.')} weights"
+    return None
+
+
+def tile_loader(weight: QuantizedWeight) -> TileLoader:
+    """Reads the columns as they are stored: a weight with an ``order`` multiplies inputs in that order.
+
+    One scale per channel and no zeros: the scale multiplies sums. Else scales, and zeros, multiply tiles.
+    """
+    codes = packed_int4(weight.codes) if weight.bits == 4 else as_bits(weight.codes.contiguous())
+    if weight.per_channel and weight.zero is None:
+        load, unpack = _plain_functions(weight)
+        scale = weight.scale.flatten().contiguous()
+        return TileLoader(load, codes, channel_scale=scale, bias=weight.bias, unpack_tile=unpack)
+    load, unpack = _grouped_functions(weight)
+    return TileLoader(
+        load,
+        codes,
+        scale=narrowest(weight.scale.contiguous()),
+        zero=None if weight.zero is None else weight.zero.contiguous(),
+        bias=weight.bias,
+        # A tile may not straddle groups; of a single one any power of two that holds it all will do.
+        group_size=1 << (weight.in_features - 1).bit_length() if weight.per_channel else weight.group_size,
+        unpack_tile=unpack,
+        tile_scale=tiles.group_scale,
+    )
+
+
+def _plain_functions(weight: QuantizedWeight) -> tuple[Any, Any]:
+    if weight.bits == 4:
+        return tiles.load_int4, tiles.unpack_int4
+    return tiles.load_int8, tiles.unpack_e4m3 if weight.codes.is_floating_point() else tiles.unpack_int8
+
+
+def _grouped_functions(weight: QuantizedWeight) -> tuple[Any, Any]:
+    if weight.bits == 4:
+        return tiles.load_int4_groups, tiles.unpack_int4_groups if weight.zero is None else tiles.unpack_int4_zeros
+    if weight.codes.is_floating_point():
+        return tiles.load_int8_groups, tiles.unpack_e4m3_groups
+    return tiles.load_int8_groups, tiles.unpack_int8_groups if weight.zero is None else tiles.unpack_int8_zeros

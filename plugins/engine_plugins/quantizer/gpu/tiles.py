@@ -1,0 +1,179 @@
+"""How kernels read quantized weights: see :class:`engine.contracts.quantizer.TileLoader`. Layouts: ``layout.py``."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from engine.execution.triton_ops.narrow_types import from_e4m3, from_int4, from_int8
+from engine.execution.triton_ops.tile_ops import below
+from engine_plugins.quantizer.gpu.layout import SLAB, TILE_INPUTS
+
+_SLAB = tl.constexpr(SLAB)
+_TILE_BYTES = tl.constexpr(TILE_INPUTS // 2)
+
+
+@triton.jit
+def load_bytes(weight_ptr, rows, real, start, IN_FEATURES: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Codes of one byte each, ``[out, in]``."""
+    columns = start + tl.arange(0, BLOCK_K)
+    mask = real[:, None] & below(columns, IN_FEATURES, BLOCK_K)[None, :]
+    at = rows[:, None] * IN_FEATURES + columns[None, :]
+    return tl.load(weight_ptr + at, mask=mask, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def load_nibbles(weight_ptr, rows, real, start, IN_FEATURES: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Codes of half a byte, in tiles of ``SLAB`` channels by ``TILE_INPUTS`` inputs: uint8 ``[BLOCK_N, BLOCK_K / 2]``.
+
+    A weight of code 0 fills the last tiles, so there is nothing to mask along the input.
+    """
+    TILES: tl.constexpr = (IN_FEATURES + 2 * _TILE_BYTES - 1) // (2 * _TILE_BYTES)
+    byte = start // 2 + tl.arange(0, BLOCK_K // 2)
+    row_at = (rows // _SLAB) * (TILES * _SLAB * _TILE_BYTES) + (rows % _SLAB) * _TILE_BYTES
+    byte_at = (byte // _TILE_BYTES) * (_SLAB * _TILE_BYTES) + byte % _TILE_BYTES
+    mask = real[:, None] & below(byte, TILES * _TILE_BYTES, BLOCK_K // 2)[None, :]
+    at = row_at[:, None] + byte_at[None, :]
+    return tl.load(weight_ptr + at, mask=mask, other=0x88, eviction_policy="evict_first")
+
+
+@triton.jit
+def load_groups(
+    ptr, rows, real, start, IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """Scales or zeros of a tile's groups, ``[BLOCK_N, groups]``, 0 where there are none; stored ``[out, groups]``.
+
+    One number per group is loaded, not one per weight.
+    """
+    GROUPS: tl.constexpr = (IN_FEATURES + GROUP_SIZE - 1) // GROUP_SIZE
+    IN_TILE: tl.constexpr = (BLOCK_K + GROUP_SIZE - 1) // GROUP_SIZE
+    group = start // GROUP_SIZE + tl.arange(0, IN_TILE)
+    mask = real[:, None] & below(group, GROUPS, IN_TILE)[None, :]
+    return tl.load(ptr + rows[:, None] * GROUPS + group[None, :], mask=mask, other=0)
+
+
+@triton.jit
+def by_group(tile, grouped):
+    """``tile [BLOCK_N, BLOCK_K]`` as ``[BLOCK_N, groups, inputs]``, and ``grouped`` as float32 beside it."""
+    GROUPS: tl.constexpr = grouped.shape[1]
+    parts = tl.reshape(tile, [tile.shape[0], GROUPS, tile.shape[1] // GROUPS])
+    return parts, grouped.to(tl.float32)[:, :, None]
+
+
+@triton.jit
+def scaled(tile, scale, DTYPE: tl.constexpr):
+    """Codes, exact in any dtype, times the scales of their groups, rounded once; as they are where the whole tile is
+    of one group (see :func:`group_scale`)."""
+    if scale.shape[1] == 1:
+        return tile.to(DTYPE)
+    else:
+        parts, wide = by_group(tile.to(tl.float32), scale)
+        return tl.reshape(parts * wide, tile.shape).to(DTYPE)
+
+
+@triton.jit
+def group_scale(loaded):
+    """``tile_scale`` of the formats with groups: 1 where :func:`scaled` has seen to it."""
+    scale = loaded[1]
+    if scale.shape[1] == 1:
+        return scale.to(tl.float32)
+    else:
+        return tl.full([scale.shape[0], 1], 1.0, tl.float32)
+
+
+@triton.jit
+def shifted(tile, zero):
+    """Codes minus the zeros of their groups: integers that any dtype holds."""
+    parts, wide = by_group(tile.to(tl.float32), zero)
+    return tl.reshape(parts - wide, tile.shape)
+
+
+@triton.jit
+def load_int8(
+    weight_ptr, scale_ptr, zero_ptr, rows, real, start,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """int8, or the bits of e4m3 in uint8; the scale is per channel."""
+    return load_bytes(weight_ptr, rows, real, start, IN_FEATURES, BLOCK_K)
+
+
+@triton.jit
+def unpack_int8(loaded, DTYPE: tl.constexpr):
+    return from_int8(loaded, DTYPE)
+
+
+@triton.jit
+def unpack_e4m3(loaded, DTYPE: tl.constexpr):
+    return from_e4m3(loaded, DTYPE)
+
+
+@triton.jit
+def load_int4(
+    weight_ptr, scale_ptr, zero_ptr, rows, real, start,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """int4; the scale is per channel."""
+    return load_nibbles(weight_ptr, rows, real, start, IN_FEATURES, BLOCK_K)
+
+
+@triton.jit
+def unpack_int4(loaded, DTYPE: tl.constexpr):
+    return from_int4(loaded, DTYPE)
+
+
+@triton.jit
+def load_int8_groups(
+    weight_ptr, scale_ptr, zero_ptr, rows, real, start,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The same with scales per group, and zeros if there are any."""
+    codes = load_bytes(weight_ptr, rows, real, start, IN_FEATURES, BLOCK_K)
+    scale = load_groups(scale_ptr, rows, real, start, IN_FEATURES, GROUP_SIZE, BLOCK_K)
+    if zero_ptr is None:
+        return codes, scale
+    else:
+        return codes, scale, load_groups(zero_ptr, rows, real, start, IN_FEATURES, GROUP_SIZE, BLOCK_K)
+
+
+@triton.jit
+def load_int4_groups(
+    weight_ptr, scale_ptr, zero_ptr, rows, real, start,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """int4 with scales per group, and zeros if there are any."""
+    codes = load_nibbles(weight_ptr, rows, real, start, IN_FEATURES, BLOCK_K)
+    scale = load_groups(scale_ptr, rows, real, start, IN_FEATURES, GROUP_SIZE, BLOCK_K)
+    if zero_ptr is None:
+        return codes, scale
+    else:
+        return codes, scale, load_groups(zero_ptr, rows, real, start, IN_FEATURES, GROUP_SIZE, BLOCK_K)
+
+
+@triton.jit
+def unpack_int8_groups(loaded, DTYPE: tl.constexpr):
+    codes, scale = loaded
+    return scaled(from_int8(codes, tl.bfloat16), scale, DTYPE)
+
+
+@triton.jit
+def unpack_int8_zeros(loaded, DTYPE: tl.constexpr):
+    codes, scale, zero = loaded
+    return scaled(shifted(from_int8(codes, tl.bfloat16), zero), scale, DTYPE)
+
+
+@triton.jit
+def unpack_e4m3_groups(loaded, DTYPE: tl.constexpr):
+    codes, scale = loaded
+    return scaled(from_e4m3(codes, tl.bfloat16), scale, DTYPE)
+
+
+@triton.jit
+def unpack_int4_groups(loaded, DTYPE: tl.constexpr):
+    codes, scale = loaded
+    return scaled(from_int4(codes, tl.bfloat16), scale, DTYPE)
+
+
+@triton.jit
+def unpack_int4_zeros(loaded, DTYPE: tl.constexpr):
+    codes, scale, zero = loaded
+    return scaled(shifted(from_int4(codes, tl.bfloat16), zero), scale, DTYPE)

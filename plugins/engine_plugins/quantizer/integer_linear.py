@@ -1,0 +1,301 @@
+"""Linear layers on CPUs with weights of 8 or 4 bits, multiplied as they are: one layout for every number of rows.
+
+Activations in bfloat16 are multiplied as 16-bit integers with a step for every stretch of inputs: nothing of what
+bfloat16 holds is lost down to 1/128 of a stretch's largest element, and below that no more than 2^-16 of it. Products
+with integer codes are exact. Activations in float32, and weights in e4m3, are multiplied in float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine import native
+from engine.contracts.ops import LinearSpec
+from engine.contracts.provider import BuildContext
+from engine.contracts.quantizer import PackedLinear
+from engine.native import ACTIVATIONS, INT32, INT64, POINTER
+from engine_plugins.quantizer.bf16_linear import PANEL, interleaved, separated
+from engine_plugins.quantizer.weights import QuantizedWeight, multiplied, rounded_rows
+
+PAIR = 2 * PANEL
+"""Outputs that are computed together."""
+INPUT_MULTIPLE = 64
+"""Inputs are filled up to one with zeros."""
+STRETCH = 256
+"""Inputs whose products may be added before they are scaled: so many fit an int32."""
+STRETCH_MULTIPLE = 32
+INSTRUCTIONS = ("none", "AVX2")
+"""By the numbers ``integer_linear.cpp`` gives them."""
+FORMATS = ("bytes", "nibbles", "e4m3")
+FLOATS, INTEGERS_16, INTEGERS_8 = range(3)
+"""``Arithmetic`` of ``integer_linear.cpp``."""
+E4M3_NAN = 0x7F
+"""Without its sign."""
+
+
+class _Linear(ctypes.Structure):
+    """``Linear`` of ``integer_linear.cpp``."""
+
+    _fields_ = (
+        ("inputs", INT64),
+        ("in_features", INT64),
+        ("out_features", INT64),
+        ("group", INT64),
+        ("stretch", INT64),
+        ("weight", POINTER),
+        ("scale", POINTER),
+        ("zero", POINTER),
+        ("bias", POINTER),
+        ("order", POINTER),
+        ("offset", INT32),
+        ("format", INT32),
+        ("arithmetic", INT32),
+        ("activation", INT32),
+        ("instructions", INT32),
+    )
+
+
+@cache
+def kernels() -> ctypes.CDLL:
+    """The compiled functions. Raises :class:`engine.native.NativeError`."""
+    arguments = (POINTER, INT64, POINTER, INT64, POINTER, INT64, POINTER)
+    return native.load(Path(__file__).with_suffix(".cpp"), {"linear_float32": arguments, "linear_bfloat16": arguments})
+
+
+def wanted(context: BuildContext) -> bool:
+    """Whether a plan computes its quantized layers here."""
+    return context.device.kind == "cpu" and context.execution == "compile" and bool(kernels().best_instructions())
+
+
+def stretch_of(in_features: int, group_size: int) -> int:
+    """Inputs whose products are added before they are scaled: as many as fit, of one group. 0: these kernels cannot
+    take such groups."""
+    if group_size >= in_features:
+        return STRETCH
+    return next((size for size in range(STRETCH, 0, -STRETCH_MULTIPLE) if group_size % size == 0), 0)
+
+
+def can_pack(weight: QuantizedWeight) -> bool:
+    """Whether :func:`pack_integer` takes it: groups of a multiple of 32 inputs, zeros in the range of the codes."""
+    offset = _offset(weight)
+    in_range = weight.zero is None or int(weight.zero.min()) >= -offset
+    return in_range and stretch_of(weight.in_features, weight.group_size) > 0
+
+
+def pack_integer(
+    spec: LinearSpec, weight: QuantizedWeight, activations: str, instructions: str | None = None
+) -> PackedLinear:
+    """``weight``: all parts of ``spec``. ``activations``: as the quantizers' configuration has it.
+
+    ``instructions``: one of :data:`INSTRUCTIONS`, by default the best there are.
+    """
+    layer = _Layer(weight, activations, spec.kind == "gate_up", instructions or INSTRUCTIONS[_best()])
+    return PackedLinear(
+        layer.tensors,
+        reference=layer.reference,
+        apply=layer.apply,
+        out_features=layer.out_features,
+        apply_add=None if layer.gated else layer.apply_add,
+        apply_gated=layer.apply_gated if layer.gated else None,
+        label=layer.label,
+    )
+
+
+def packed_bytes(spec: LinearSpec, bits: int, group_size: int, has_zeros: bool, has_bias: bool) -> int:
+    """Bytes of what :func:`pack_integer` keeps: whole pairs of panels, float32 scales and bias."""
+    halves = 2 if spec.kind == "gate_up" else 1  # each of them in whole panels
+    panels = halves * -(-spec.out_features // (halves * PANEL))
+    outputs = -(-panels // 2) * PAIR
+    groups = -(-spec.in_features // group_size)
+    inputs = _padded(spec.in_features)
+    return outputs * (inputs * bits // 8 + groups * (torch.float32.itemsize + has_zeros) + 4 * has_bias)
+
+
+def to_panels(codes: Tensor, bits: int) -> Tensor:
+    """uint8 ``[out, in]``, whole pairs of panels -> uint8 ``[pairs, in * bits / 32, 32, 4]``."""
+    inputs = codes.shape[1]
+    if bits == 8:
+        return codes.view(-1, PAIR, inputs // 4, 4).transpose(1, 2).contiguous()
+    halves = codes.view(-1, PAIR, inputs // 8, 2, 4)
+    return (halves[..., 0, :] | halves[..., 1, :] << 4).transpose(1, 2).contiguous()
+
+
+def from_panels(panels: Tensor, bits: int) -> Tensor:
+    """The inverse of :func:`to_panels`."""
+    codes = panels.transpose(1, 2)  # [pairs, 32, in * bits / 32, 4]
+    if bits == 4:
+        codes = torch.stack((codes & 0xF, codes >> 4), dim=3)
+    return codes.reshape(panels.shape[0] * PAIR, -1)
+
+
+class _Layer:
+    """Weights in panels and the calls on them. A gate and up projection keeps its two halves in turns of 16 outputs."""
+
+    def __init__(self, weight: QuantizedWeight, activations: str, gated: bool, instructions: str) -> None:
+        self.out_features, self._inputs = weight.out_features, weight.in_features
+        self.gated = gated
+        self._activations, self._bits, self._group = activations, weight.bits, weight.group_size
+        self._offset, self._instructions = _offset(weight), INSTRUCTIONS.index(instructions)
+        self._floating = weight.codes.is_floating_point()
+        self._panels = to_panels(self._outputs(_unsigned(weight)), weight.bits)
+        self._columns = 2 * (-(-self.out_features // PAIR) * PANEL) if gated else self.out_features
+        self._scale = self._by_panel(_scale(weight))
+        self._zero = None if weight.zero is None else self._by_panel((weight.zero.int() + self._offset).byte())
+        self._order = weight.order
+        self._bias = None if weight.bias is None else self._outputs(weight.bias.float())
+        self._structures: list[_Linear] = []  # addressed by the calls
+        functions = {torch.float32: kernels().linear_float32, torch.bfloat16: kernels().linear_bfloat16}
+        self._calls = {
+            (dtype, name): self._bound(function, dtype, code)
+            for dtype, function in functions.items()
+            for name, code in {"": 0, **ACTIVATIONS}.items()
+        }
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        named = {
+            "weight": self._panels,
+            "scale": self._scale,
+            "zero": self._zero,
+            "order": self._order,
+            "bias": self._bias,
+        }
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @property
+    def label(self) -> str:
+        groups = f" (groups of {self._group})" if self._scale.shape[1] > 1 else ""
+        kind = "fp8" if self._floating else f"int{self._bits}"
+        rounded = "" if self._activations == "bf16" else f", {self._activations} activations"
+        return f"{kind} panels{groups}, {INSTRUCTIONS[self._instructions]}{rounded}"
+
+    def reference(self, x: Tensor) -> Tensor:
+        """The definition, on the weights taken back out of their layout; keeps no second copy."""
+        return multiplied(x, self._unpacked(), self._activations)
+
+    def apply(self, x: Tensor) -> Tensor:
+        y = self._run(x, lambda x: x.new_empty(x.shape[0], self._columns), "")
+        return separated(y.T, self.out_features // 2).T.contiguous() if self.gated else y
+
+    def apply_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self._indirect(x):
+            return residual.add_(self.apply(x))
+        return self._call("", x, residual, residual)
+
+    def apply_gated(self, x: Tensor, act: str) -> Tensor:
+        return self._run(x, lambda x: x.new_empty(x.shape[0], self.out_features // 2), act)
+
+    def _run(self, x: Tensor, output: Callable[[Tensor], Tensor], act: str) -> Tensor:
+        if not self._indirect(x):
+            return self._call(act, x, output(x), None)
+        wide = rounded_rows(x, "fp8" if self._activations == "fp8" else "bf16")
+        return self._call(act, wide, output(wide), None).to(x.dtype)
+
+    def _indirect(self, x: Tensor) -> bool:
+        """Whether torch first turns ``x`` into float32 that the kernels take."""
+        return self._activations == "fp8" or x.dtype not in (torch.bfloat16, torch.float32)
+
+    def _call(self, act: str, x: Tensor, y: Tensor, residual: Tensor | None) -> Tensor:
+        assert x.stride(1) == 1 and y.stride(1) == 1
+        self._calls[x.dtype, act](
+            x.shape[0], x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), native.pointer(residual)
+        )
+        return y
+
+    def _bound(self, function: Any, dtype: torch.dtype, activation: int) -> Callable[..., None]:
+        """``function`` with what stays the same from call to call."""
+        columns = self.out_features // 2 if activation else self._columns
+        structure = self._structure(dtype, columns, activation)
+        self._structures.append(structure)
+        return partial(function, ctypes.addressof(structure))
+
+    def _structure(self, dtype: torch.dtype, columns: int, activation: int) -> _Linear:
+        arithmetic = INTEGERS_16 if dtype == torch.bfloat16 else FLOATS
+        if self._activations == "int8":
+            arithmetic = INTEGERS_8
+        in_features = _padded(self._inputs)
+        name = "e4m3" if self._floating else "bytes" if self._bits == 8 else "nibbles"
+        return _Linear(
+            self._inputs,
+            in_features,
+            columns,
+            self._group if self._scale.shape[1] > 1 else in_features,
+            stretch_of(self._inputs, self._group),
+            self._panels.data_ptr(),
+            self._scale.data_ptr(),
+            native.pointer(self._zero),
+            native.pointer(self._bias),
+            native.pointer(self._order),
+            self._offset,
+            FORMATS.index(name),
+            FLOATS if self._floating else arithmetic,
+            activation,
+            self._instructions,
+        )
+
+    def _outputs(self, tensor: Tensor) -> Tensor:
+        """``[out, ...]``, gates and ups in turns, filled with zeros to whole pairs of panels."""
+        tensor = interleaved(tensor) if self.gated else tensor
+        pad = (0, 0) * (tensor.dim() - 1) + (0, -tensor.shape[0] % PAIR)
+        return F.pad(tensor, pad).contiguous()
+
+    def _by_panel(self, tensor: Tensor) -> Tensor:
+        """``[out, groups] -> [pairs, groups, 32]``"""
+        outputs = self._outputs(tensor)
+        return outputs.view(-1, PAIR, outputs.shape[1]).transpose(1, 2).contiguous()
+
+    def _unpacked(self) -> QuantizedWeight:
+        def restored(outputs: Tensor) -> Tensor:
+            return separated(outputs, self.out_features // 2) if self.gated else outputs[: self.out_features]
+
+        def grouped(panels: Tensor) -> Tensor:
+            return restored(panels.transpose(1, 2).flatten(0, 1)).contiguous()
+
+        codes = restored(from_panels(self._panels, self._bits)[:, : self._inputs])
+        signed = codes.view(torch.float8_e4m3fn) if self._floating else (codes.int() - self._offset).to(torch.int8)
+        zero = None if self._zero is None else (grouped(self._zero).int() - self._offset).to(torch.int8)
+        bias = None if self._bias is None else restored(self._bias)
+        return QuantizedWeight(
+            signed.contiguous(), grouped(self._scale), self._group, self._bits, zero, self._order, bias
+        )
+
+
+def _best() -> int:
+    return int(kernels().best_instructions())
+
+
+def _padded(in_features: int) -> int:
+    return -(-in_features // INPUT_MULTIPLE) * INPUT_MULTIPLE
+
+
+def _offset(weight: QuantizedWeight) -> int:
+    """What is added to codes and zeros, so that codes are unsigned."""
+    return 0 if weight.codes.is_floating_point() else 1 << (weight.bits - 1)
+
+
+def _unsigned(weight: QuantizedWeight) -> Tensor:
+    """uint8 ``[out, in padded]``."""
+    codes = weight.codes.view(torch.uint8)
+    if not weight.codes.is_floating_point():
+        codes = codes + weight.codes.new_tensor(_offset(weight), dtype=torch.uint8)  # modulo 256
+    return F.pad(codes, (0, -weight.in_features % INPUT_MULTIPLE))
+
+
+def _scale(weight: QuantizedWeight) -> Tensor:
+    """With NaN for groups that have a NaN among their codes: the kernels know none."""
+    if not weight.codes.is_floating_point():
+        return weight.scale
+    bad = (weight.codes.view(torch.uint8) & E4M3_NAN) == E4M3_NAN
+    if not bool(bad.any()):
+        return weight.scale
+    padded = F.pad(bad, (0, -weight.in_features % weight.group_size))
+    by_group = padded.view(weight.out_features, -1, weight.group_size)
+    return weight.scale.masked_fill(by_group.any(dim=2), torch.nan)

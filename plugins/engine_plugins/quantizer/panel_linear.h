@@ -1,0 +1,156 @@
+// What linear layers over weights in panels of 16 outputs share: a call, its end (bias, gate, residual), and the order
+// in which threads take outputs, rows and inputs. Two panels, a pair, are computed together: outputs 32 p .. 32 p + 31,
+// or the gates and the ups of outputs 16 p .. 16 p + 15.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <type_traits>
+
+#include <omp.h>
+
+#include "activations.h"
+#include "element.h"
+
+namespace {
+
+constexpr int PANEL = 16;  // outputs of a panel
+constexpr int PAIR = 2 * PANEL;
+
+// Linear: a structure with in_features, out_features (columns of y), bias (float32 by panel, padded with zeros, or
+// null) and activation. T: elements of x and y. Strides in elements.
+template <typename Linear, typename T>
+struct Call {
+    const Linear& linear;
+    int64_t rows;
+    const T* x;
+    int64_t x_stride;
+    T* y;
+    int64_t y_stride;
+    const T* residual;  // as y, perhaps y itself; null: none
+
+    int64_t columns() const { return linear.activation == NONE ? PAIR : PANEL; }  // of y, by pair of panels
+    int64_t pairs() const { return (linear.out_features + columns() - 1) / columns(); }
+};
+
+// Sums of one row and one pair of panels -> `columns` elements of y. Columns: int64_t, or a constant of it.
+template <typename Linear, typename T, typename Columns>
+void finish_columns(const Call<Linear, T>& call, int64_t row, int64_t pair, const float* sums, Columns columns) {
+    const int64_t at = row * call.y_stride + pair * call.columns();
+    T* y = call.y + at;
+    if (call.residual != nullptr) {
+        const T* residual = call.residual + at;
+#pragma omp simd
+        for (int64_t i = 0; i < columns; i++) y[i] = narrow<T>(sums[i] + widen(residual[i]));
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < columns; i++) y[i] = narrow<T>(sums[i]);
+    }
+}
+
+// [16] gates and [16] ups -> [16] in their place
+inline void gate(Activation activation, float* sums) {
+    if (activation == SILU) {
+#pragma omp simd
+        for (int i = 0; i < PANEL; i++) sums[i] = silu(sums[i]) * sums[PANEL + i];
+    } else {
+#pragma omp simd
+        for (int i = 0; i < PANEL; i++) sums[i] = gelu_tanh(sums[i]) * sums[PANEL + i];
+    }
+}
+
+// sums: [32], changed
+template <typename Linear, typename T>
+void finish(const Call<Linear, T>& call, int64_t row, int64_t pair, float* sums) {
+    if (call.linear.bias != nullptr) {
+        const float* bias = call.linear.bias + pair * PAIR;
+#pragma omp simd
+        for (int i = 0; i < PAIR; i++) sums[i] += bias[i];
+    }
+    if (call.linear.activation != NONE) gate(call.linear.activation, sums);
+    const int64_t left = call.linear.out_features - pair * call.columns();
+    if (left < call.columns()) return finish_columns(call, row, pair, sums, left);
+    // Constant counts: loops without a remainder.
+    if (call.linear.activation == NONE)
+        finish_columns(call, row, pair, sums, std::integral_constant<int64_t, PAIR>());
+    else
+        finish_columns(call, row, pair, sums, std::integral_constant<int64_t, PANEL>());
+}
+
+// A kernel adds the products of some inputs to the sums [rows][32] of one pair of panels. Each thread has one:
+//     typename Inputs                    what the team shares: Inputs(call, rows of a group)
+//     Kernel(call, inputs)
+//     void prepare(first, last)          turns rows of x into what is multiplied; all threads together, then a barrier
+//     int64_t block(rows)                how many of the rows that are left to take next, at most BLOCK_ROWS
+//     int64_t stretch()                  inputs to take at a time where there are more rows than BLOCK_ROWS
+//     void add_products(row, rows, pair, begin, end, sums)       row: of the call
+// and says for how much of x a group of rows may have room in the caches: GROUP_BYTES, INPUT_BYTES each.
+
+// For kernels that read x as it is.
+struct Unprepared {
+    template <typename C>
+    Unprepared(const C&, int64_t) {}
+};
+
+constexpr int64_t GROUP_ROWS = 512;
+
+// Rows first .. last of one pair of panels. A pair's stretch stays in the first-level cache while the rows pass by.
+template <typename Kernel, typename C>
+void multiply_group(const C& call, Kernel& kernel, int64_t first, int64_t last, int64_t pair, float* sums) {
+    const int64_t inputs = call.linear.in_features;
+    const int64_t stretch = last - first <= Kernel::BLOCK_ROWS ? inputs : kernel.stretch();
+    std::fill_n(sums, (last - first) * PAIR, 0.0f);
+    for (int64_t begin = 0; begin < inputs; begin += stretch) {
+        const int64_t end = std::min(inputs, begin + stretch);
+        for (int64_t row = first, rows; row < last; row += rows) {
+            rows = kernel.block(last - row);
+            kernel.add_products(row, rows, pair, begin, end, sums + (row - first) * PAIR);
+        }
+    }
+    for (int64_t row = first; row < last; row++) finish(call, row, pair, sums + (row - first) * PAIR);
+}
+
+// Rows are taken in groups whose x stays in a cache.
+template <typename Kernel, typename C>
+void multiply(const C& call) {
+    const int64_t cached = Kernel::GROUP_BYTES / (Kernel::INPUT_BYTES * call.linear.in_features);
+    const int64_t group = std::clamp(cached, Kernel::BLOCK_ROWS, GROUP_ROWS) / Kernel::BLOCK_ROWS * Kernel::BLOCK_ROWS;
+    const int64_t pairs = call.pairs();
+    typename Kernel::Inputs inputs(call, std::min(group, call.rows));
+#pragma omp parallel
+    {
+        alignas(64) static thread_local float sums[GROUP_ROWS * PAIR];
+        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        Kernel kernel(call, inputs);
+        for (int64_t first = 0; first < call.rows; first += group) {
+            const int64_t last = std::min(call.rows, first + group);
+            kernel.prepare(first, last);
+            for (int64_t pair = pairs * thread / threads; pair < pairs * (thread + 1) / threads; pair++)
+                multiply_group(call, kernel, first, last, pair, sums);
+        }
+    }
+}
+
+// Aligned memory that a thread keeps for its next call.
+class Scratch {
+public:
+    void* take(size_t bytes) {
+        if (bytes > size_) {
+            size_ = (bytes + 63) / 64 * 64;
+            memory_.reset(std::aligned_alloc(64, size_));
+            if (memory_ == nullptr) std::abort();
+        }
+        return memory_.get();
+    }
+
+private:
+    struct Free {
+        void operator()(void* memory) const { std::free(memory); }
+    };
+    size_t size_ = 0;
+    std::unique_ptr<void, Free> memory_;
+};
+
+}  // namespace

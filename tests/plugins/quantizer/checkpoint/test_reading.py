@@ -1,0 +1,144 @@
+"""Every format: a whole model's logits are those of the dense weights that the checkpoint stands for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.execution import tiny
+from tests.execution.paged_loop import PagedLoop, load
+from tests.plugins.quantizer.checkpoint.reference import LARGEST, TOKENS, difference, loaded, logits, reader
+from tests.plugins.quantizer.checkpoint.writers import CASES, ct_fp8, ct_int8, ct_packed, gptq, write_case
+
+from engine.assembly.device_facts import device_facts
+from engine.assembly.model_facts import model_facts
+from engine.contracts.config import SlotConfig
+from engine.contracts.model import DeviceFacts
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine.execution.checkpoint import open_checkpoint
+from engine.execution.loading import linear_of
+from engine.testing.context import build_context
+from engine_plugins.architecture.llama import LlamaArchitecture
+from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
+from engine_plugins.quantizer.checkpoint.quantizer import FromCheckpoint
+from engine_plugins.quantizer.config import UnquantizedConfig
+from engine_plugins.quantizer.unquantized import STORED, Unquantized
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_the_dense_weights(
+    name: str, tmp_path: Path, record_property: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = difference(*write_case(tmp_path, CASES[name]))
+    record_property("largest_relative_error", found)
+    with capsys.disabled():
+        print(f"\n{name:28s} largest relative error of logits {found:.1e}", end="")
+    assert found <= LARGEST
+
+
+@pytest.mark.parametrize("name", ["ct fp8 channel", "awq g32", "gptq w4 g16 asym desc_act", "ct int8 channel"])
+def test_rounding_changes_the_model_so_that_agreement_means_something(name: str, tmp_path: Path) -> None:
+    """The unquantized weights are much further away than the dense copy."""
+    quantized, dense = write_case(tmp_path, CASES[name])
+
+    (tmp_path / "original").mkdir()
+    original = tiny.write(tmp_path / "original")
+    assert difference(quantized, original) > 100 * LARGEST
+    assert difference(quantized, dense) <= LARGEST
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_are_known_before_a_tensor_is_read(name: str, tmp_path: Path) -> None:
+    quantized, _ = write_case(tmp_path, CASES[name])
+    _, model = load(quantized, quantizer=reader(quantized))
+    kept = 120 * 64 * 4 + 4 * 64 * (2 * 3 + 1)  # embedding and norms, float32
+    kept += sum(scale.nbytes for scales in model.kv_scales if scales is not None for scale in scales)
+    held, estimated = model.weights_bytes - kept, _estimated(quantized)
+    assert 0.99 * held <= estimated <= 1.1 * held
+
+
+def _estimated(folder: Path) -> int:
+    ops = LlamaArchitecture(SlotConfig(), build_context()).describe(model_facts(str(folder)))
+    specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
+    quantizer: Any = reader(folder)
+    return sum(quantizer.packed_bytes(spec, torch.float32, "cpu", False) for spec in [*specs, ops.head.head])
+
+
+@pytest.mark.parametrize(
+    ("case", "activations", "kind"),
+    [(ct_int8(), "auto", "int8"), (ct_fp8("channel"), "auto", "bf16"), (ct_fp8("channel"), "fp8", "fp8"),
+     (ct_packed(4, 32, True), "auto", "bf16"), (ct_packed(4, 32, True), "int8", "int8"),
+     (ct_int8(), "bf16", "bf16")],
+)  # fmt: skip
+def test_activations_are_rounded_as_the_checkpoint_or_the_user_says(
+    case: Any, activations: str, kind: str, tmp_path: Path
+) -> None:
+    quantized, dense = write_case(tmp_path, case)
+    want = logits(dense)
+    error = float((logits(quantized, activations) - want).abs().max() / want.abs().max())
+    assert (error <= LARGEST) == (kind == "bf16") and error < 0.2
+    (line,) = [line for line in loaded(quantized, activations).lowering if line.startswith("DownResidual")]
+    says = {"int8": "int8 activations", "fp8": "fp8 activations"}.get(kind)
+    assert says in line if says else "activations" not in line
+    assert ("FP8 is storage only" in line) == ("fp8" in line and kind == "bf16")
+
+
+def test_fp8_is_multiplied_where_the_device_has_units_for_it(tmp_path: Path) -> None:
+    quantized, _ = write_case(tmp_path, ct_fp8("channel"))
+    facts = model_facts(str(quantized))
+
+    def lossless(capability: tuple[int, int]) -> bool:
+        context = replace(build_context(device=DeviceFacts("cuda", capability=capability)), model=facts)
+        return FromCheckpoint(CheckpointConfig(), context).lossless
+
+    assert lossless((8, 0)) and lossless((8, 6)) and not lossless((8, 9)) and not lossless((9, 0))
+
+
+def test_biases_are_read_in_every_layout(tmp_path: Path) -> None:
+    """Qwen2 has biases at q, k and v."""
+    for name in ("ct w4 g32 sym", "awq g32", "gptq w4 g16 sym desc_act", "ct fp8 channel"):
+        case = CASES[name]
+        sizes = {"q_proj": 64, "k_proj": 32, "v_proj": 32}
+        generator = torch.Generator().manual_seed(4)
+        biases = {
+            f"model.layers.{i}.self_attn.{part}.bias": torch.randn(size, generator=generator)
+            for i in range(3)
+            for part, size in sizes.items()
+        }
+        folder = tmp_path / name
+        folder.mkdir()
+        options = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+        quantized, dense = write_case(folder, replace(case, extra=biases), **options)
+        _add(dense, biases)
+        assert difference(quantized, dense) <= LARGEST
+
+
+def _add(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file(load_file(folder / "model.safetensors") | tensors, folder / "model.safetensors")
+
+
+def test_gptq_may_have_biases_of_zeros_that_the_model_lacks(tmp_path: Path) -> None:
+    zeros = {f"model.layers.{i}.self_attn.{part}_proj.bias": torch.zeros(64 if part in "qo" else 32)
+             for i in range(3) for part in "qkvo"}  # fmt: skip
+    case = gptq(4, 32, True, False, "gptq")
+    quantized, dense = write_case(tmp_path, replace(case, extra=zeros))
+    assert difference(quantized, dense) <= LARGEST
+
+
+def test_device_and_checkpoint_facts_are_all_the_reader_needs(tmp_path: Path) -> None:
+    """A checkpoint without quantization is read as ``quantizer=none`` reads it."""
+    folder = tiny.write(tmp_path)
+    context = replace(build_context(device=device_facts("cpu")), model=model_facts(str(folder)))
+    facts, model = load(folder, quantizer=Unquantized(UnquantizedConfig(), context))
+    assert torch.equal(logits(folder, "auto"), PagedLoop(facts, model).logits(TOKENS))
+    quantizer = reader(folder, "auto")
+    assert quantizer.lossless and tuple(quantizer.stored(_head())) == STORED
+    assert open_checkpoint(str(folder)).names
+
+
+def _head() -> Any:
+    return LinearSpec((LinearPart("lm_head", 120),), 64, kind="head")

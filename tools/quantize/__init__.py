@@ -1,0 +1,1 @@
+"""Write quantized checkpoints from calibration text: AWQ, GPTQ, SmoothQuant and plain rounding."""

@@ -1,0 +1,224 @@
+"""Run the model layer by layer over calibration text and see what goes into its linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.model import ModelFacts
+from engine.contracts.ops import LinearSpec
+from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine.execution.kv_cache import KVCache
+from engine.execution.model import LoweredModel, LoweredOp, StepContext
+from engine_plugins.quantizer.unquantized import STORED, joined_bias, joined_weight
+
+BLOCK_SIZE = 16
+BATCH_TOKENS = 4096
+
+
+class Inputs:
+    """Statistics of the inputs of a linear layer: ``hessian = X^T X [in, in]``, and their sizes by channel."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.hessian = torch.zeros(size, size, device=device)
+        self.max_abs = torch.zeros(size, device=device)
+        self._sum_abs = torch.zeros(size, device=device)
+        self._count = 0
+
+    def add(self, x: Tensor) -> None:
+        """``x [M, in]``."""
+        wide = x.float()
+        self.hessian += wide.T @ wide
+        sizes = wide.abs()
+        self._sum_abs += sizes.sum(dim=0)
+        self.max_abs = torch.maximum(self.max_abs, sizes.amax(dim=0))
+        self._count += len(x)
+
+    @property
+    def mean_abs(self) -> Tensor:
+        return self._sum_abs / max(1, self._count)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """What a linear layer should compute, and from what. ``X``: its inputs in the unquantized model, ``Z``: its inputs
+    where all before it is rounded, ``D``: what the residual stream of the latter lacks.
+
+    ``hessian = Z^T Z`` and ``cross = X^T Z``, ``[in, in]``; ``drift = D^T Z [out, in]``, for layers that add to the
+    residual stream, else zero.
+    """
+
+    hessian: Tensor
+    cross: Tensor
+    drift: Tensor
+
+
+class Linear:
+    """A linear layer of the running model.
+
+    ``weight``: ``[out, in]``, of all parts; ``rounded``: float32, what to use instead; ``bias``: float32 ``[out]`` or
+    ``None``. ``divide [in]``: inputs are divided by it, as the checkpoint that is written does in the norm before.
+    ``seen``: the last inputs, so divided.
+    """
+
+    def __init__(self, spec: LinearSpec, weight: Tensor, bias: Tensor | None) -> None:
+        self.spec = spec
+        self.weight = weight
+        self.rounded: Tensor | None = None
+        self.bias = bias
+        self.divide: Tensor | None = None
+        self.seen: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.seen = x if self.divide is None else x / self.divide
+        weight = self.weight if self.rounded is None else self.rounded
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(self.seen, weight.to(x.dtype), bias)
+
+    def last_inputs(self) -> Tensor:
+        """``[M, in]``"""
+        assert self.seen is not None, "the layer has not run"
+        return self.seen
+
+
+class Recorder:
+    """A quantizer that changes nothing and keeps every linear layer at hand, by the name of its first part."""
+
+    lossless = True
+
+    def __init__(self) -> None:
+        self.linears: dict[str, Linear] = {}
+
+    def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
+        return STORED
+
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+        weight, bias = joined_weight(parts).to(device), joined_bias(parts)
+        linear = Linear(spec, weight, None if bias is None else bias.float().to(device))
+        self.linears[spec.parts[0].name] = linear
+        return PackedLinear({"weight": weight}, linear, linear, spec.out_features, label="recorded")
+
+
+@dataclass(slots=True)
+class _State:
+    """Between two ops: see :data:`engine.execution.model.LoweredOp`."""
+
+    residual: Tensor
+    carry: Tensor
+
+    def after(self, ops: Sequence[LoweredOp], context: StepContext) -> _State:
+        residual, carry = self.residual.clone(), self.carry  # ops add to the residual in place
+        for op in ops:
+            residual, carry = op(residual, carry, context)
+        return _State(residual, carry)
+
+
+class LayerRunner:
+    """All samples on their way through the model, one layer at a time: as the unquantized model computes them, and as
+    the model does that is rounded so far."""
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        model: LoweredModel,
+        kv_format: KVFormat,
+        samples: Sequence[Sequence[int]],
+        dtype: str,
+        device: str,
+    ) -> None:
+        batches = _batches(samples)
+        most = max(sum(-(-len(row) // BLOCK_SIZE) for row in rows) for rows in batches)
+        kv = KVCache(facts, kv_format, most, BLOCK_SIZE, dtype, device)
+        self._layers = model.layers
+        self._contexts = [_context(model, rows, kv, device) for rows in batches]
+        tokens = [torch.tensor([token for row in rows for token in row], device=device) for rows in batches]
+        streams = [model.embed(ids) for ids in tokens]
+        self._exact = [_State(stream, stream) for stream in streams]
+        self._rounded = list(self._exact)
+
+    def inputs(self, layer: int, linears: Mapping[int, Linear]) -> dict[int, Inputs]:
+        """What goes into the linear layers of the unquantized model, by the index of their op. Nothing moves on."""
+        found = {index: _new_inputs(linear) for index, linear in linears.items()}
+        for state, context in zip(self._exact, self._contexts, strict=True):
+            for index, op in enumerate(self._layers[layer]):
+                state = state.after([op], context)
+                if index in linears:
+                    found[index].add(linears[index].last_inputs())
+        return found
+
+    def advance(self, layer: int) -> None:
+        """Move the unquantized model's samples over a layer; the others are not kept up."""
+        pairs = zip(self._exact, self._contexts, strict=True)
+        self._exact = [state.after(self._layers[layer], context) for state, context in pairs]
+
+    def moments(self, layer: int, ops: slice, linear: Linear, adds: bool) -> Moments:
+        """Of the linear layer that the first of some ops has; ``adds``: to the residual stream. Moves the unquantized
+        model's samples over these ops."""
+        chosen = self._layers[layer][ops]
+        out, size, device = linear.spec.out_features, linear.spec.in_features, linear.weight.device
+        found = Moments(*(torch.zeros(rows, size, device=device) for rows in (size, size, out)))
+        pairs = list(zip(self._exact, self._rounded, self._contexts, strict=True))
+        self._exact = []
+        for exact, rounded, context in pairs:
+            rounded.after(chosen[:1], context)
+            z = linear.last_inputs().float()
+            self._exact.append(exact.after(chosen, context))
+            x = linear.last_inputs().float()
+            found.hessian.addmm_(z.T, z)
+            found.cross.addmm_(x.T, z)
+            if adds:
+                found.drift.addmm_((exact.residual - rounded.residual).float().T, z)
+        return found
+
+    def advance_rounded(self, layer: int, ops: slice) -> None:
+        """Move the rounded model's samples over some ops, whose linear layer is rounded by now."""
+        pairs = zip(self._rounded, self._contexts, strict=True)
+        self._rounded = [state.after(self._layers[layer][ops], context) for state, context in pairs]
+
+
+def _new_inputs(linear: Linear) -> Inputs:
+    return Inputs(linear.spec.in_features, linear.weight.device)
+
+
+def _batches(samples: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Samples in batches of about :data:`BATCH_TOKENS` tokens."""
+    batches: list[list[Sequence[int]]] = [[]]
+    for sample in samples:
+        if sum(map(len, batches[-1])) + len(sample) > BATCH_TOKENS and batches[-1]:
+            batches.append([])
+        batches[-1].append(sample)
+    return batches
+
+
+def _context(model: LoweredModel, rows: Sequence[Sequence[int]], kv: KVCache, device: str) -> StepContext:
+    """Every sample is a row of its own, with its own blocks."""
+    lengths = tuple(len(row) for row in rows)
+    needed = [-(-length // BLOCK_SIZE) for length in lengths]
+    tables = torch.zeros(len(rows), max(needed), dtype=torch.int32)
+    slots, first = [], 0
+    for row, (count, length) in enumerate(zip(needed, lengths, strict=True)):
+        tables[row, :count] = torch.arange(first, first + count)
+        slots.append(torch.arange(first * BLOCK_SIZE, first * BLOCK_SIZE + length))
+        first += count
+    attention = AttentionBatch(
+        q_lens=lengths,
+        kv_lens=lengths,
+        block_tables=tables.to(device),
+        q_starts=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
+        kv_lens_device=torch.tensor(lengths, dtype=torch.int32, device=device),
+        block_size=BLOCK_SIZE,
+    )
+    positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+    return StepContext(
+        rotations=model.rotate(positions),
+        slot_mapping=torch.cat(slots).to(device),
+        staged=model.attention.stage(attention),
+        kv=kv,
+    )

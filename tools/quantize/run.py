@@ -1,0 +1,158 @@
+"""From a model to a quantized checkpoint: load, look at calibration text, round layer by layer, write."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tools.quantize.calibration import LayerRunner, Linear, Recorder
+from tools.quantize.grid import Grid
+from tools.quantize.layer import WITHOUT_TEXT, Recipe, quantize_layer
+from tools.quantize.writer import ShardWriter, new_folder, part_tensors, quantization_config, write_config
+from torch import Tensor
+
+from engine.assembly.assemble import assemble
+from engine.assembly.bind import bind
+from engine.assembly.compose import quoted
+from engine.assembly.plan import EnginePlan
+from engine.contracts.ops import LayerOp, ModelOps
+from engine.evaluation.windows import read_prompts, read_text
+from engine.execution.checkpoint import Checkpoint, open_checkpoint
+from engine.execution.loading import linear_of, load_model
+from engine.execution.lowering import op_norms
+from engine.execution.model import LoweredModel
+from engine.serving.tokenizer import Tokenizer
+from engine_plugins.quantizer.rounding import to_int8
+
+HEAD_BITS = 8
+UNPACKED = ("smoothquant", "fp8")
+"""Methods whose weights take a byte each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The unquantized model, running in float32, with its linear layers at hand."""
+
+    plan: EnginePlan
+    ops: ModelOps
+    model: LoweredModel
+    linears: dict[str, Linear]
+    checkpoint: Checkpoint
+
+    @property
+    def stored(self) -> torch.dtype:
+        """Of the checkpoint's weights."""
+        dtype = getattr(torch, self.plan.model.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+@torch.inference_mode()
+def quantize(arguments: argparse.Namespace) -> str:
+    """Do what the command line says; returns a sentence on what was written.
+
+    Raises ``ValueError``, and what :func:`engine.assembly.assemble.assemble`, the checkpoint and the tokenizer raise,
+    for what cannot be done; then nothing is written.
+    """
+    out: Path = arguments.out
+    with new_folder(out) as folder:
+        source = load_source(arguments.model, arguments.device)
+        recipe = recipe_of(arguments, source.stored)
+        runner = None if recipe.method in WITHOUT_TEXT else _runner(source, samples(arguments, source.plan))
+        num_bytes = _write(source, recipe, runner, arguments.head == "int8", folder)
+    return f"{out}: {recipe.method}, {num_bytes / 2**20:.1f} MiB of tensors"
+
+
+def recipe_of(arguments: argparse.Namespace, stored: torch.dtype) -> Recipe:
+    """Raises ``ValueError`` for numbers out of range."""
+    if not 0.0 <= arguments.alpha <= 1.0:
+        raise ValueError(f"--alpha {arguments.alpha:g}: expected a number from 0 to 1")
+    if not arguments.damping > 0.0:
+        raise ValueError(f"--damping {arguments.damping:g}: expected a positive number")
+    grid = Grid(arguments.bits, arguments.group_size, not arguments.asymmetric, stored)
+    return Recipe(arguments.method, grid, not arguments.no_act_order, arguments.damping, arguments.alpha)
+
+
+def load_source(path: str, device: str) -> Source:
+    """Load a checkpoint with the engine's own torch kernels."""
+    overrides = [f"model.path={quoted(path)}", f"device={device}", "execution=eager", "kv_format=native"]
+    plan = assemble([*overrides, "attention_kernel=torch", "quantizer=none", "model.dtype=float32"], download=True)
+    bound, recorder = bind(plan), Recorder()
+    ops = bound.architecture.describe(plan.model)
+    model = load_model(
+        plan.model,
+        ops,
+        recorder,
+        bound.attention_kernel,
+        bound.kv_format,
+        bound.parallelism,
+        plan.dtype,
+        plan.device.kind,
+    )
+    return Source(plan, ops, model, recorder.linears, open_checkpoint(plan.model.path))
+
+
+def samples(arguments: argparse.Namespace, plan: EnginePlan) -> list[tuple[int, ...]]:
+    """Token ids of pieces of the calibration text. Raises ``ValueError`` where there is none."""
+    if bool(arguments.text) == bool(arguments.jsonl):
+        raise ValueError(f"--method {arguments.method} needs calibration text: give either --text or --jsonl")
+    size = min(arguments.sample_tokens, plan.max_len)
+    tokenizer = Tokenizer.from_directory(plan.model.path)
+    try:
+        if arguments.text:
+            windows = read_text(arguments.text, tokenizer.encode_now, size, size)
+        else:
+            windows = read_prompts(arguments.jsonl, tokenizer.encode_now, size, size)
+    finally:
+        tokenizer.close()
+    picked = random.Random(arguments.seed).sample(windows, min(arguments.samples, len(windows)))
+    return [window.tokens for window in picked]
+
+
+def _runner(source: Source, pieces: Sequence[Sequence[int]]) -> LayerRunner:
+    plan = source.plan
+    return LayerRunner(plan.model, source.model, bind(plan).kv_format, pieces, plan.dtype, plan.device.kind)
+
+
+def _write(source: Source, recipe: Recipe, runner: LayerRunner | None, with_head: bool, folder: Path) -> int:
+    """Returns the bytes of all tensors."""
+    shards, done = ShardWriter(folder), set[str]()
+    for index, ops in enumerate(source.ops.layers):
+        for name, tensor in _layer(source, index, ops, recipe, runner):
+            shards.add({name: tensor})
+            done.add(name)
+        replaced = (part.name for op in ops if (spec := linear_of(op)) is not None for part in spec.parts)
+        done |= {f"{name}.{suffix}" for name in replaced for suffix in ("weight", "bias")}
+        print(f"layer {index + 1} of {len(source.ops.layers)}", file=sys.stderr)
+    head = source.ops.head.head.parts[0].name
+    if with_head:
+        whole = to_int8(source.linears[head].weight, None)
+        shards.add(part_tensors(head, whole, source.stored, packed=True))
+        done.add(f"{head}.weight")
+    for name in sorted(source.checkpoint.names - done):
+        shards.add({name: source.checkpoint.read(name)})
+    section = quantization_config(recipe, HEAD_BITS if with_head else None)
+    write_config(Path(source.plan.model.path), folder, section, untied=with_head)
+    return shards.close()
+
+
+def _layer(
+    source: Source, index: int, ops: Sequence[LayerOp], recipe: Recipe, runner: LayerRunner | None
+) -> Iterator[tuple[str, Tensor]]:
+    """The layer's tensors by name: linears and norms. Moves the samples to the next layer."""
+    names = [f"{norm.name}.weight" for op in ops for norm, _ in op_norms(op)]
+    norms = {name: source.checkpoint.read(name) for name in names}
+    quantized = quantize_layer(index, ops, source.linears, norms, recipe, runner)
+    for op in ops:
+        spec = linear_of(op)
+        if spec is not None:  # one layer at a time is in float32
+            linear = source.linears[spec.parts[0].name]
+            linear.weight, linear.seen = linear.weight.new_empty(0), None
+    yield from norms.items()
+    for name, weight in quantized.items():
+        yield from part_tensors(name, weight, source.stored, packed=recipe.method not in UNPACKED).items()
