@@ -3,7 +3,7 @@
     python tools/make_random_model.py /path/to/model
     python benchmarks/cpu_decode.py /path/to/model [--set execution=eager --set quantizer=int8] [--threads 2]
 
-Decode is bound by reading the weights once per token: its share is (weight + KV bytes per token) / time over the
+Decode is bound by reading the weights once per token: its share is (weight + KV bytes read for a token) / time over the
 measured read bandwidth. Prefill is bound by matrix multiplication: its share is (2 x weights x tokens) / time over
 the rate of one large bfloat16 GEMM. Limits and engine are measured in turns, so that a machine whose speed
 drifts (neighbours, clock) moves both; medians of the rounds are reported.
@@ -26,6 +26,8 @@ from engine.assembly.bind import bind
 from engine.assembly.plan import EnginePlan
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.model import ModelFacts
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.quantizer import SizedQuantizer
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import ForwardBatch, LoweredModel
 from engine.loop.build import load_plan
@@ -41,6 +43,7 @@ class Loaded:
     plan: EnginePlan
     model: LoweredModel
     kv: KVCache
+    head_is_embedding: bool
 
     @property
     def label(self) -> str:
@@ -52,7 +55,8 @@ def load(path: Path, overrides: Sequence[str], num_blocks: int) -> Loaded:
     bound = bind(plan)
     model = load_plan(plan, bound)
     kv = KVCache(plan.model, bound.kv_format, num_blocks, BLOCK_SIZE, plan.dtype, "cpu")
-    return Loaded(tuple(overrides), plan, model, kv)
+    shared = head_is_embedding(plan.model, bound.quantizer, getattr(torch, plan.dtype))
+    return Loaded(tuple(overrides), plan, model, kv, shared)
 
 
 def make_batch(rows: int, past: int, new: int) -> ForwardBatch:
@@ -142,10 +146,17 @@ def report(
 
 
 def least_bytes(loaded: Loaded) -> int:
-    """Every weight once: what a token must read, whatever copies there are."""
-    facts, itemsize = loaded.plan.model, getattr(torch, loaded.plan.dtype).itemsize
-    body = 1 if loaded.plan.choice("quantizer").name == "int8" else itemsize
-    return count_parameters(facts) * body + facts.vocab_size * facts.hidden_size * itemsize
+    """Every weight once, and one row of the embedding: what a token must read."""
+    facts = loaded.plan.model
+    embedding = facts.vocab_size * facts.hidden_size * getattr(torch, loaded.plan.dtype).itemsize
+    return loaded.model.weights_bytes - (0 if loaded.head_is_embedding else embedding)
+
+
+def head_is_embedding(facts: ModelFacts, quantizer: object, dtype: torch.dtype) -> bool:
+    """Whether the vocabulary projection multiplies with the embedding's own memory, not with weights beside it."""
+    spec = LinearSpec((LinearPart("head", facts.vocab_size),), facts.hidden_size, kind="head")
+    sized = isinstance(quantizer, SizedQuantizer)
+    return facts.tie_embeddings and sized and quantizer.packed_bytes(spec, dtype, "cpu", True) == 0
 
 
 def count_parameters(facts: ModelFacts) -> int:

@@ -15,6 +15,8 @@ SUITES = (
     "tests/execution/triton_ops",
     "tests/execution/triton_sampling",
     "tests/plugins/attention_kernel/test_triton.py",
+    "tests/plugins/quantizer/test_gpu_loaders.py",
+    "tests/plugins/quantizer/test_gpu_linear.py",
 )
 WITHOUT_CARD = ("--ignore-glob=*test_aot.py", "--ignore-glob=*test_interpreter.py")
 """Files of these suites that a CPU is enough for."""

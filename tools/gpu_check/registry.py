@@ -17,6 +17,7 @@ SECTIONS: tuple[Section, ...] = (
             interpreted=True),
     Section("linears", "linears", "fused linears, norm, RoPE and KV write against float64, PDL on and off", 120,
             interpreted=True),
+    Section("formats", "formats", "quantized linears of every format against float64", 120, interpreted=True),
     Section("sampling", "sampling", "sampling kernels against torch on the CPU, in real vocabularies", 120,
             interpreted=True),
     Section("kernel_tests", "kernel_tests", "the test suites of the kernels, on the card", 120, gpu_only=True),
@@ -38,16 +39,26 @@ SECTIONS: tuple[Section, ...] = (
     Section("serve", "serve", "engine serve and engine bench over loopback", 45, alone=True, needs=("prepare",)),
 )  # fmt: skip
 
-BY_NAME = {section.name: section for section in SECTIONS}
+ON_REQUEST: tuple[Section, ...] = (
+    Section("formats_speed", "formats_speed", "8B linears in each weight format against reading them, and bf16", 240,
+            alone=True, needs=("rates",), gpu_only=True),
+    Section("speed_8b_formats", "speed_formats", "Llama-3.1-8B: decode in fp8, int8 and int4, rounded while loading",
+            300, alone=True, needs=("rates", "prepare"), argument="8b", gpu_only=True),
+)  # fmt: skip
+"""What takes too long for every run (many kernels to compile, all weights of an 8B model to round): asked for by
+name."""
+
+ALL = (*SECTIONS, *ON_REQUEST)
+BY_NAME = {section.name: section for section in ALL}
 
 
 def chosen(only: list[str] | None, rehearse: bool) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
     """Sections to run, those they need included, and those a rehearsal leaves out."""
-    wanted = set(BY_NAME) if not only else set(only)
-    for section in reversed(SECTIONS):
+    wanted = {section.name for section in SECTIONS} if not only else set(only)
+    for section in reversed(ALL):
         if section.name in wanted:
             wanted.update(section.needs)
-    picked = [section for section in SECTIONS if section.name in wanted]
+    picked = [section for section in ALL if section.name in wanted]
     left_out = tuple(section for section in picked if rehearse and section.gpu_only)
     return tuple(section for section in picked if section not in left_out), left_out
 

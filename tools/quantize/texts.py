@@ -66,6 +66,11 @@ def calibration(tokenizer: Tokenizer, seed: int) -> Iterator[str]:
         yield text[start : start + SOURCE_CHARS]
 
 
+def write_calibration(file: Path, tokenizer: Tokenizer, seed: int) -> None:
+    lines = (json.dumps({"prompt": text}) for text in calibration(tokenizer, seed))
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("heldout", "calibration"))
@@ -76,8 +81,7 @@ def main() -> None:
     if arguments.what == "heldout":
         arguments.out.write_text(held_out(tokenizer), encoding="utf-8")
         return
-    lines = (json.dumps({"prompt": text}) for text in calibration(tokenizer, arguments.seed))
-    arguments.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_calibration(arguments.out, tokenizer, arguments.seed)
 
 
 if __name__ == "__main__":

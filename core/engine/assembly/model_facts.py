@@ -243,7 +243,8 @@ def _dtype(config: Mapping[str, Any]) -> str:
 
 
 def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    quantization = config.get("quantization_config")
+    # Checkpoints of compressed-tensors from before it was part of transformers have the second name.
+    quantization = config.get("quantization_config") or config.get("compression_config")
     if quantization is not None and not isinstance(quantization, Mapping):
         raise ValueError(f"quantization_config {quantization!r}: expected an object")
     return quantization or None

@@ -30,6 +30,9 @@ class LoadedPlan:
         self._chunk = chunk
         blocks = -(-context // self._block_size)
         self._kv = KVCache(plan.model, bound.kv_format, blocks + 1, self._block_size, plan.dtype, self._device)
+        for layer, scales in enumerate(self.model.kv_scales):
+            if scales is not None:
+                self._kv.set_scales(layer, *scales)
         # Block 0 belongs to nobody, as in the engine.
         self._blocks = torch.arange(1, blocks + 1, dtype=torch.int32, device=self._device)[None]
 

@@ -36,12 +36,12 @@ class Material:
 def read_material(options: EvalOptions, reference: EnginePlan, plan: EnginePlan) -> Material:
     """Raises ``ValueError`` for unusable files, windows longer than the model allows, and a reference that has other
     tokens; :class:`~engine.serving.tokenizer.TokenizerError` for a model without a tokenizer."""
-    if options.context > plan.max_len:
-        raise ValueError(f"--context {options.context}: more than model.max_len={plan.max_len}; set it smaller")
     options, questions, match = _with_suite(options, plan)
     parts = [path for path in (options.text, options.jsonl, options.questions) if path]
     windows: list[Window] = []
     if options.text or options.jsonl:
+        if options.context > plan.max_len:
+            raise ValueError(f"--context {options.context}: more than model.max_len={plan.max_len}; set it smaller")
         windows = _windows(options, plan.model.path)
         if reference.model.path != plan.model.path and windows != _windows(options, reference.model.path):
             raise ValueError(

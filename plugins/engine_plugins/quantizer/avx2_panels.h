@@ -123,6 +123,7 @@ struct Stretch {
 
 template <typename Format, int ROWS, int VECTORS>
 struct FloatKernel {
+    static constexpr int BLOCK_ROWS = 5, PAIR_ROWS = 2;
     using Rows = FloatRows;
 
     template <int INPUT>
@@ -180,6 +181,7 @@ struct FloatKernel {
 // Exact in int32: with 16 bits of x and differences of 8 bits and a sign, up to 256 inputs fit.
 template <typename Format, int ROWS, int VECTORS>
 struct IntegerKernel {
+    static constexpr int BLOCK_ROWS = 5, PAIR_ROWS = 2;
     using Rows = IntegerRows;
 
     template <int WHICH>
@@ -239,12 +241,13 @@ struct IntegerKernel {
     }
 };
 
-// --- All inputs of up to 5 rows and a pair of panels ------------------------------------------------------------------
+// --- All inputs of a block of rows and a pair of panels ---------------------------------------------------------------
 
-// Layer: gives `GroupScales scales(panel, begin)` and `const uint8_t* panel(index)`.
+// Layer: gives `GroupScales scales(panel, begin)` and `const uint8_t* panel(index)`. A kernel takes up to BLOCK_ROWS rows,
+// both panels at once for up to PAIR_ROWS of them: as many sums as there are registers.
 template <typename Format, template <typename, int, int> class Kernel, typename Layer>
-struct Avx2Pair {
-    static constexpr int64_t BLOCK_ROWS = 5;
+struct PairOfPanels {
+    static constexpr int64_t BLOCK_ROWS = Kernel<Format, 1, 2>::BLOCK_ROWS;
 
     template <int ROWS, int VECTORS, typename Rows>
     static void add(const Layer& layer, const Rows& rows, int64_t stretch_inputs, int64_t row, int64_t pair,
@@ -263,17 +266,12 @@ struct Avx2Pair {
         }
     }
 
-    template <typename Rows>
+    template <int ROWS = BLOCK_ROWS, typename Rows>
     static void add_rows(const Layer& layer, const Rows& rows, int64_t stretch, int64_t row, int64_t count,
                          int64_t pair, int64_t begin, int64_t end, float* sums) {
-        switch (count) {
-            case 1: return add<1, 4>(layer, rows, stretch, row, pair, begin, end, sums);
-            case 2: return add<2, 4>(layer, rows, stretch, row, pair, begin, end, sums);
-            case 3: return add<3, 2>(layer, rows, stretch, row, pair, begin, end, sums);
-            case 4: return add<4, 2>(layer, rows, stretch, row, pair, begin, end, sums);
-            case 5: return add<5, 2>(layer, rows, stretch, row, pair, begin, end, sums);
-            default: return add<BLOCK_ROWS, 2>(layer, rows, stretch, row, pair, begin, end, sums);
-        }
+        constexpr int VECTORS = ROWS <= Kernel<Format, 1, 2>::PAIR_ROWS ? 4 : 2;
+        if (count == ROWS) return add<ROWS, VECTORS>(layer, rows, stretch, row, pair, begin, end, sums);
+        if constexpr (ROWS > 1) add_rows<ROWS - 1>(layer, rows, stretch, row, count, pair, begin, end, sums);
     }
 
     // Two blocks of about the same size rather than a full one and a small one.

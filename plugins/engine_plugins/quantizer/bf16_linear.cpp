@@ -122,7 +122,7 @@ class Avx2 {
 public:
     static constexpr int64_t GROUP_BYTES = 256 << 10;  // of x, from where the second-level cache is refilled in time
     static constexpr int64_t INPUT_BYTES = sizeof(float);
-    using Pair = Avx2Pair<Bf16Weights, FloatKernel, Avx2>;
+    using Pair = PairOfPanels<Bf16Weights, FloatKernel, Avx2>;
     static constexpr int64_t BLOCK_ROWS = Pair::BLOCK_ROWS;
 
     struct Inputs : FloatRows {

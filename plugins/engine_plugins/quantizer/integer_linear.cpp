@@ -6,22 +6,33 @@
 // and zeros: [out / 32][groups][32].
 //
 // Each output is summed over its inputs in one order whatever the number of rows: a row's result does not depend on its
-// neighbours.
+// neighbours. AMX computes 16 rows and more, and rounds otherwise than what computes fewer.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "amx.h"
 #include "panel_linear.h"
 
 #if defined(__AVX2__) && defined(__FMA__)
 #define HAS_AVX2 1
+#include "amx_panels.h"
 #include "avx2_panels.h"
+#include "vnni_panels.h"
 #else
 #define HAS_AVX2 0
 #endif
 
-enum Instructions : int32_t { NO_INSTRUCTIONS = 0, AVX2 = 1 };
+// EMULATE is for tests: everything is there, if slowly, wherever AVX2 is.
+#if (defined(__AVX512VNNI__) && defined(__AVX512BW__)) || (defined(EMULATE) && HAS_AVX2)
+#define HAS_VNNI 1
+#else
+#define HAS_VNNI 0
+#endif
+
+enum Instructions : int32_t { NO_INSTRUCTIONS = 0, AVX2 = 1, AVX512_VNNI = 2, AMX = 3 };
 enum Format : int32_t { BYTES = 0, NIBBLES = 1, E4M3 = 2 };
 // What x is multiplied as: float32; integers of 16 bits that hold what bfloat16 does; integers of 8 bits.
 enum Arithmetic : int32_t { FLOATS = 0, INTEGERS_16 = 1, INTEGERS_8 = 2 };
@@ -46,23 +57,43 @@ struct Linear {
 };
 
 // The best instructions this process may use.
-extern "C" int32_t best_instructions() { return HAS_AVX2 ? AVX2 : NO_INSTRUCTIONS; }
+extern "C" int32_t best_instructions() {
+#ifdef EMULATE
+    return HAS_VNNI ? AMX : NO_INSTRUCTIONS;
+#else
+    return HAS_VNNI && request_amx() ? AMX : HAS_VNNI ? AVX512_VNNI : HAS_AVX2 ? AVX2 : NO_INSTRUCTIONS;
+#endif
+}
 
 #if HAS_AVX2
 
 namespace {
 
-// Weights: a format of avx2_panels.h. Kernel: FloatKernel or IntegerKernel.
-template <typename Weights, template <typename, int, int> class Kernel, typename T>
-class Avx2 {
-    using Rows = typename Kernel<Weights, 1, 2>::Rows;
-    using Pair = Avx2Pair<Weights, Kernel, Avx2>;
+template <typename Format>
+struct Layer {
+    const Linear& linear;
 
-public:
+    const uint8_t* panel(int64_t index) const {
+        const int64_t pair_bytes = linear.in_features / Format::INPUTS * Format::ROW_STRIDE;
+        return linear.weight + index / 2 * pair_bytes + index % 2 * PANEL_ROW;
+    }
+
+    GroupScales scales(int64_t panel, int64_t begin) const {
+        const int64_t groups = (linear.inputs + linear.group - 1) / linear.group;
+        const int64_t group = std::min(begin / linear.group, groups - 1);  // padding may begin a group of its own
+        const int64_t at = (panel / 2 * groups + group) * PAIR + panel % 2 * PANEL;
+        return {linear.scale + at, linear.zero == nullptr ? nullptr : linear.zero + at, linear.offset};
+    }
+};
+
+constexpr int64_t CACHED = 256;  // inputs of a pair of panels that stay in the first-level cache
+
+// What all kernels have: the rows of x of a group, prepared by the team.
+template <typename Format, typename Rows, typename T>
+struct Prepared {
     using ThisCall = Call<Linear, T>;
-    static constexpr int64_t BLOCK_ROWS = Pair::BLOCK_ROWS;
     static constexpr int64_t INPUT_BYTES = Rows::BYTES;
-    static constexpr int64_t GROUP_BYTES = 256 << 10;  // of x, from where the second-level cache is refilled in time
+    static constexpr int64_t GROUP_BYTES = 256 << 10;  // of x: half of a usual second-level cache
 
     struct Inputs : Rows {
         Inputs(const ThisCall& call, int64_t rows)
@@ -71,53 +102,101 @@ public:
                    rows, call.linear.arithmetic == INTEGERS_8) {}
     };
 
-    Avx2(const ThisCall& call, Inputs& inputs) : linear_(call.linear), call_(call), inputs_(inputs) {}
+    Prepared(const ThisCall& call, Inputs& inputs) : call(call), layer{call.linear}, x(inputs) {}
 
-    void prepare(int64_t first, int64_t last) {
-        first_ = first;
-        inputs_.prepare(call_, first, last);
+    void prepare(int64_t group_first, int64_t group_last) {
+        first = group_first;
+        x.prepare(call, group_first, group_last);
     }
 
-    static int64_t block(int64_t rows) { return Pair::block(rows); }
-    int64_t stretch() const { return std::max<int64_t>(1, CACHED / linear_.stretch) * linear_.stretch; }
+    int64_t stretch() const { return CACHED / call.linear.stretch * call.linear.stretch; }
 
-    void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) const {
-        Pair::add_rows(*this, inputs_, linear_.stretch, row - first_, rows, pair, begin, end, sums);
-    }
-
-    const uint8_t* panel(int64_t index) const {
-        const int64_t pair_bytes = linear_.in_features / Weights::INPUTS * Weights::ROW_STRIDE;
-        return linear_.weight + index / 2 * pair_bytes + index % 2 * PANEL_ROW;
-    }
-
-    GroupScales scales(int64_t panel, int64_t begin) const {
-        const int64_t groups = (linear_.inputs + linear_.group - 1) / linear_.group;
-        const int64_t group = std::min(begin / linear_.group, groups - 1);  // padding may begin a group of its own
-        const int64_t at = (panel / 2 * groups + group) * PAIR + panel % 2 * PANEL;
-        return {linear_.scale + at, linear_.zero == nullptr ? nullptr : linear_.zero + at, linear_.offset};
-    }
-
-private:
-    static constexpr int64_t CACHED = 256;  // inputs of a pair of panels that stay in the first-level cache
-
-    const Linear& linear_;
-    const ThisCall& call_;
-    Inputs& inputs_;
-    int64_t first_ = 0;
+    const ThisCall& call;
+    Layer<Format> layer;
+    Inputs& x;
+    int64_t first = 0;  // row of the group
 };
 
-template <typename T>
-void multiply_avx2(const Call<Linear, T>& call) {
-    const bool floats = call.linear.arithmetic == FLOATS;
-    switch (call.linear.format) {
-        case BYTES:
-            if (floats) return multiply<Avx2<ByteWeights, FloatKernel, T>>(call);
-            return multiply<Avx2<ByteWeights, IntegerKernel, T>>(call);
-        case NIBBLES:
-            if (floats) return multiply<Avx2<NibbleWeights, FloatKernel, T>>(call);
-            return multiply<Avx2<NibbleWeights, IntegerKernel, T>>(call);
-        case E4M3: return multiply<Avx2<E4m3Weights, FloatKernel, T>>(call);
+// Kernel: FloatKernel, IntegerKernel or WideKernel.
+template <typename Format, template <typename, int, int> class Kernel, typename T>
+struct Panels : Prepared<Format, typename Kernel<Format, 1, 2>::Rows, T> {
+    using Pair = PairOfPanels<Format, Kernel, Layer<Format>>;
+    static constexpr int64_t BLOCK_ROWS = Pair::BLOCK_ROWS;
+    using Prepared<Format, typename Kernel<Format, 1, 2>::Rows, T>::Prepared;
+
+    static int64_t block(int64_t rows) { return Pair::block(rows); }
+
+    void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) const {
+        const int64_t stretch = this->call.linear.stretch;
+        Pair::add_rows(this->layer, this->x, stretch, row - this->first, rows, pair, begin, end, sums);
     }
+};
+
+#if HAS_AMX || defined(EMULATE)
+
+constexpr int64_t AMX_ROWS = 16;  // from here on tiles are faster
+
+// Element: of x in tiles.
+template <typename Format, typename Element, typename T>
+struct Tiles : Prepared<Format, TileRows<Element>, T> {
+    static constexpr int64_t BLOCK_ROWS = TILE_BLOCK;
+    using Prepared<Format, TileRows<Element>, T>::Prepared;
+
+    static int64_t block(int64_t rows) { return std::min(rows, BLOCK_ROWS); }
+
+    void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) {
+        const int64_t stretch = this->call.linear.stretch;
+        kernel.add(this->layer, this->x, stretch, row - this->first, rows, pair, begin, end, sums);
+    }
+
+    TileKernel<Format, Element, Layer<Format>> kernel;
+};
+
+// Whether the product was computed: of many rows, where tiles hold what x holds.
+template <typename T>
+bool multiply_in_tiles(const Call<Linear, T>& call) {
+    const Linear& linear = call.linear;
+    if (linear.instructions < AMX || call.rows < AMX_ROWS) return false;
+    if (linear.arithmetic == INTEGERS_8) {
+        if (linear.stretch % TILE_ROW_BYTES != 0) return false;
+        linear.format == BYTES ? multiply<Tiles<ByteWeights, int8_t, T>>(call)
+                               : multiply<Tiles<NibbleWeights, int8_t, T>>(call);
+        return true;
+    }
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        switch (linear.format) {
+            case BYTES: multiply<Tiles<ByteWeights, bfloat16, T>>(call); break;
+            case NIBBLES: multiply<Tiles<NibbleWeights, bfloat16, T>>(call); break;
+            case E4M3: multiply<Tiles<E4m3Weights, bfloat16, T>>(call); break;
+        }
+        return true;
+    }
+    return false;
+}
+
+#endif
+
+template <typename T>
+void multiply_any(const Call<Linear, T>& call) {
+    const Linear& linear = call.linear;
+#if HAS_AMX || defined(EMULATE)
+    if (multiply_in_tiles(call)) return;
+#endif
+    if (linear.arithmetic == FLOATS) {
+        switch (linear.format) {
+            case BYTES: return multiply<Panels<ByteWeights, FloatKernel, T>>(call);
+            case NIBBLES: return multiply<Panels<NibbleWeights, FloatKernel, T>>(call);
+            case E4M3: return multiply<Panels<E4m3Weights, FloatKernel, T>>(call);
+        }
+    }
+#if HAS_VNNI
+    if (linear.instructions >= AVX512_VNNI) {
+        if (linear.format == BYTES) return multiply<Panels<WideBytes, WideKernel, T>>(call);
+        return multiply<Panels<WideNibbles, WideKernel, T>>(call);
+    }
+#endif
+    if (linear.format == BYTES) return multiply<Panels<ByteWeights, IntegerKernel, T>>(call);
+    return multiply<Panels<NibbleWeights, IntegerKernel, T>>(call);
 }
 
 }  // namespace
@@ -126,7 +205,7 @@ void multiply_avx2(const Call<Linear, T>& call) {
 #define DEFINE_LINEAR(NAME, T)                                                                                      \
     extern "C" void NAME(const Linear* linear, int64_t rows, const T* x, int64_t x_stride, T* y, int64_t y_stride, \
                          const T* residual) {                                                                       \
-        multiply_avx2<T>({*linear, rows, x, x_stride, y, y_stride, residual});                                      \
+        multiply_any<T>({*linear, rows, x, x_stride, y, y_stride, residual});                                      \
     }
 #else
 #define DEFINE_LINEAR(NAME, T) \

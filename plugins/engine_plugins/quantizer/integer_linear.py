@@ -32,7 +32,7 @@ INPUT_MULTIPLE = 64
 STRETCH = 256
 """Inputs whose products may be added before they are scaled: so many fit an int32."""
 STRETCH_MULTIPLE = 32
-INSTRUCTIONS = ("none", "AVX2")
+INSTRUCTIONS = ("none", "AVX2", "AVX512-VNNI", "AMX")
 """By the numbers ``integer_linear.cpp`` gives them."""
 FORMATS = ("bytes", "nibbles", "e4m3")
 FLOATS, INTEGERS_16, INTEGERS_8 = range(3)
@@ -153,6 +153,7 @@ class _Layer:
         self._bias = None if weight.bias is None else self._outputs(weight.bias.float())
         self._structures: list[_Linear] = []  # addressed by the calls
         functions = {torch.float32: kernels().linear_float32, torch.bfloat16: kernels().linear_bfloat16}
+        self._taken = () if activations == "fp8" else tuple(functions)  # others are turned into float32 by torch
         self._calls = {
             (dtype, name): self._bound(function, dtype, code)
             for dtype, function in functions.items()
@@ -182,32 +183,28 @@ class _Layer:
         return multiplied(x, self._unpacked(), self._activations)
 
     def apply(self, x: Tensor) -> Tensor:
-        y = self._run(x, lambda x: x.new_empty(x.shape[0], self._columns), "")
+        y = self._product(x, self._columns, "")
         return separated(y.T, self.out_features // 2).T.contiguous() if self.gated else y
 
     def apply_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        if self._indirect(x):
+        if x.dtype not in self._taken:
             return residual.add_(self.apply(x))
         return self._call("", x, residual, residual)
 
     def apply_gated(self, x: Tensor, act: str) -> Tensor:
-        return self._run(x, lambda x: x.new_empty(x.shape[0], self.out_features // 2), act)
+        return self._product(x, self.out_features // 2, act)
 
-    def _run(self, x: Tensor, output: Callable[[Tensor], Tensor], act: str) -> Tensor:
-        if not self._indirect(x):
-            return self._call(act, x, output(x), None)
+    def _product(self, x: Tensor, columns: int, act: str) -> Tensor:
+        if x.dtype in self._taken:
+            return self._call(act, x, x.new_empty((len(x), columns)), None)
         wide = rounded_rows(x, "fp8" if self._activations == "fp8" else "bf16")
-        return self._call(act, wide, output(wide), None).to(x.dtype)
-
-    def _indirect(self, x: Tensor) -> bool:
-        """Whether torch first turns ``x`` into float32 that the kernels take."""
-        return self._activations == "fp8" or x.dtype not in (torch.bfloat16, torch.float32)
+        return self._call(act, wide, wide.new_empty((len(x), columns)), None).to(x.dtype)
 
     def _call(self, act: str, x: Tensor, y: Tensor, residual: Tensor | None) -> Tensor:
-        assert x.stride(1) == 1 and y.stride(1) == 1
-        self._calls[x.dtype, act](
-            x.shape[0], x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), native.pointer(residual)
-        )
+        (x_stride, x_last), (y_stride, y_last) = x.stride(), y.stride()
+        assert x_last == y_last == 1
+        to = y.data_ptr()
+        self._calls[x.dtype, act](len(x), x.data_ptr(), x_stride, to, y_stride, None if residual is None else to)
         return y
 
     def _bound(self, function: Any, dtype: torch.dtype, activation: int) -> Callable[..., None]:

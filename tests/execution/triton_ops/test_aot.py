@@ -13,7 +13,8 @@ from engine.execution.triton_ops.tiles import SkinnyTile, skinny_tile
 from engine.execution.triton_ops.weights import load_plain
 from engine.testing import aot
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
-from engine_plugins.quantizer.gpu import tiles
+from engine_plugins.kv_format import tiles as kv_tiles
+from engine_plugins.quantizer.gpu import kernels, tiles
 
 pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels cannot be compiled")
 
@@ -102,16 +103,31 @@ def _sizes(tile: SkinnyTile) -> str:
     return f"({tile.block_n}x{tile.block_k}, {tile.num_warps} warps, {tile.num_stages} stages)"
 
 
-def compile_op(op: str, model: Shape, rows: int, capability: int, weights: str = "bf16") -> KernelCost:
+STORES: dict[str, tuple[str, dict[str, str], Any]] = {
+    "native": ("*bf16", {}, None),
+    "int8": ("*i8", {"k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}, kv_tiles.store_int8),
+    "fp8": ("*u8", {"k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}, kv_tiles.store_e4m3),
+}
+"""Type of the cache as kernels see it, its scales and its store function, by format."""
+
+
+def cache_of(store: str) -> tuple[dict[str, str], Any]:
+    stored, scales, store_tile = STORES[store]
+    return {**CACHE, "k_ptr": stored, "v_ptr": stored, **scales}, store_tile
+
+
+def compile_op(
+    op: str, model: Shape, rows: int, capability: int, weights: str = "bf16", store: str = "native"
+) -> KernelCost:
     norm, out = {"norm_ptr": "*bf16"}, {"out_ptr": "*bf16", "stride_out": "i32"}
     if op == "qkv":
         columns = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         constants = {
             "NUM_HEADS": model.num_heads, "NUM_KV_HEADS": model.num_kv_heads, "HEAD_DIM": model.head_dim,
-            "ROTARY_DIM": model.head_dim, "STORE_TILE": None,
+            "ROTARY_DIM": model.head_dim, "STORE_TILE": cache_of(store)[1],
         }  # fmt: skip
         kernel, size = skinny.linear_rope_write, (columns, model.hidden)
-        return compile_skinny(kernel, size, rows, capability, weights, {**norm, **CACHE}, constants)
+        return compile_skinny(kernel, size, rows, capability, weights, {**norm, **cache_of(store)[0]}, constants)
     if op == "gate_up":
         size = (2 * model.intermediate, model.hidden)
         return compile_skinny(skinny.linear_gate, size, rows, capability, weights, {**norm, **out}, {"ACT": "silu"})
@@ -130,8 +146,10 @@ def assert_fits(cost: KernelCost, spills: int = 0) -> None:
 
 
 def few_words(weights: str, capability: int) -> int:
-    """Bytes: for 4-bit weights with zeros the assembler of 8.9 spills two words to reach the next step of occupancy."""
-    return 8 if weights == "int4 zeros" and capability == 89 else 0
+    """Bytes that the assembler spills to reach the next step of occupancy: two words of 4-bit weights with zeros on
+    8.9, and one or two of any packed weights in releases of Triton before 3.9."""
+    old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
+    return 8 if old or (weights == "int4 zeros" and capability == 89) else 0
 
 
 OPS = ("qkv", "out", "gate_up", "down", "head")
@@ -156,7 +174,7 @@ def test_few_rows_compile_without_spills(op: str, capability: int) -> None:
 def test_packed_weights_compile_without_spills(capability: int, weights: str) -> None:
     for rows in (1, 4, 16):
         assert_fits(compile_op("out", MODELS["8B"], rows, capability, weights), few_words(weights, capability))
-    assert_fits(compile_op("gate_up", MODELS["8B"], 1, capability, weights))
+    assert_fits(compile_op("gate_up", MODELS["8B"], 1, capability, weights), few_words(weights, capability))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -208,15 +226,17 @@ def test_every_variant_compiles_without_spills(op: str, capability: int) -> None
                 assert_fits(compile_op(op, model, rows, capability, weights), few_words(weights, capability))
 
 
-def compile_writer(head_dim: int, capability: int, *, head_norm: bool) -> KernelCost:
+def compile_writer(
+    head_dim: int, capability: int, *, head_norm: bool, store: str = "native", scale: str = "none"
+) -> KernelCost:
     norms = dict.fromkeys(("q_norm_ptr", "k_norm_ptr"), "*fp32") if head_norm else {}
     arguments = {
-        "qkv_ptr": "*bf16", "stride_token": "i32", "q_eps": "fp32", "k_eps": "fp32", **CACHE, **norms,
+        "qkv_ptr": "*bf16", "stride_token": "i32", "q_eps": "fp32", "k_eps": "fp32", **cache_of(store)[0], **norms,
     }  # fmt: skip
     block_p = triton.next_power_of_2(head_dim // 2)
     constants = {
-        "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "ROTARY_DIM": head_dim, "SCALE": "none",
-        "LARGEST": 1.0, "STORE_TILE": None, "PDL": capability >= 90, "BLOCK_H": max(1, 256 // block_p),
+        "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "ROTARY_DIM": head_dim, "SCALE": scale,
+        "LARGEST": 127.0, "STORE_TILE": cache_of(store)[1], "PDL": capability >= 90, "BLOCK_H": max(1, 256 // block_p),
         "BLOCK_P": block_p,
     }  # fmt: skip
     kernel = heads.norm_rope_write
@@ -232,10 +252,17 @@ def test_the_kernels_between_products_compile_without_spills(capability: int) ->
     for head_dim in (64, 80, 96, 128, 256):
         assert_fits(compile_writer(head_dim, capability, head_norm=True))
     assert_fits(compile_writer(128, capability, head_norm=False))
+    assert_fits(compile_writer(128, capability, head_norm=True, store="int8", scale="per_token_head"))
+    assert_fits(compile_writer(128, capability, head_norm=True, store="fp8", scale="per_layer_head"))
     pdl = {"PDL": capability >= 90}
     gate = {"x_ptr": "*bf16", "out_ptr": "*bf16", "stride_x": "i32"}
     constants = {"SIZE": 14336, "ACT": "silu", "BLOCK": 1024, **pdl}
     assert_fits(measure_kernel(rowwise.gate_rows, gate, constants, capability, num_warps=4))
+    round_rows = {"x_ptr": "*bf16", "norm_ptr": "*bf16", "step_ptr": "*fp32", "stride_x": "i32", "eps": "fp32"}
+    for code, float8 in (("*i8", False), ("*u8", True)):
+        constants = {"SIZE": 4096, "FLOAT8": float8, "BLOCK": 2048, **pdl}
+        arguments = {**round_rows, "code_ptr": code}
+        assert_fits(measure_kernel(rowwise.quantize_rows, arguments, constants, capability, num_warps=4))
     parts = {"best_ptr": "*fp32", "index_ptr": "*i32"}
     constants = {"VOCAB": 128256, "BLOCK": 4096, **pdl}
     chunks = {"logits_ptr": "*fp32", **parts}
@@ -243,3 +270,34 @@ def test_the_kernels_between_products_compile_without_spills(capability: int) ->
     blocks = {"token_ptr": "*i64", **parts}
     constants = {"COUNT": 8016, "BLOCK": 1024, **pdl}
     assert_fits(measure_kernel(rowwise.best_of_blocks, blocks, constants, capability, num_warps=4))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("store", ["fp8"])
+def test_the_projection_packs_8_bit_keys_without_spills(store: str, capability: int) -> None:
+    for rows in (1, 4, 16):
+        assert_fits(compile_op("qkv", MODELS["8B"], rows, capability, store=store))
+
+
+@pytest.mark.parametrize("weights", PACKED)
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_weights_are_written_out_wide_without_spills(weights: str, capability: int) -> None:
+    form = FORMATS[weights]
+    arguments = {**form.tensors, "out_ptr": "*bf16"}
+    constants: dict[str, Any] = {
+        "IN_FEATURES": 4096, "OUT_FEATURES": 4096, "GROUP_SIZE": form.group_size, "LOAD_TILE": form.load_tile,
+        "UNPACK_TILE": form.unpack_tile, "TILE_SCALE": tiles.group_scale if form.group_size else None,
+        "PDL": capability >= 90, "BLOCK_N": 16, "BLOCK_K": 256,
+    }  # fmt: skip
+    kernel = kernels.dequantize_tiles
+    constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
+    assert_fits(measure_kernel(kernel, arguments, constants, capability, num_warps=4))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_sums_of_8_bit_products_are_scaled_without_spills(capability: int) -> None:
+    arguments = {
+        "sum_ptr": "*i32", "step_ptr": "*fp32", "channel_scale_ptr": "*fp32", "bias_ptr": "*fp32", "out_ptr": "*bf16",
+    }  # fmt: skip
+    constants = {"OUT_FEATURES": 4096, "PDL": capability >= 90, "BLOCK": 1024}
+    assert_fits(measure_kernel(kernels.scale_sums, arguments, constants, capability, num_warps=4))

@@ -46,7 +46,8 @@ rows a 1B model's output and down projections (128 programs) are at half of the 
 fifths of it, because a tensor core's tile has at least 16 columns of ours.
 
 8-bit formats have tiles of 8192 weights for one row, the same 8 KB; 4-bit ones too, of 4 KB: half of what the table
-says, the price of dequantizing in registers (the cure is a wider tile or a third one). For 2 to 16 rows their stages
-hold half and a quarter of the bytes. Dependent launch adds to this: the first tiles of the next kernel are loaded while
+says (the cure is a third and fourth tile, four registers each while they are packed). What is on its way is packed, and
+unpacked when it is multiplied. For 2 to 16 rows their stages hold half and a quarter of the bytes. Dependent launch
+adds to this: the first tiles of the next kernel are loaded while
 the last of this one are multiplied.
 """

@@ -77,10 +77,12 @@ class Fields:
         return value
 
     def block(self, key: str) -> tuple[int, int] | None:
-        """Two positive integers: output and input features of a block."""
+        """Two positive integers: output and input features of a block; or both in words, ``128x128``."""
         value = self.values.get(key)
         if value is None:
             return None
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,6}x[0-9]{1,6}", value):
+            value = [int(size) for size in value.split("x")]
         is_pair = isinstance(value, list | tuple) and len(value) == 2
         if not is_pair or any(type(size) is not int or size < 1 for size in value):
             self.wrong(key, "two positive integers, output and input features of a block")

@@ -94,8 +94,9 @@ class FromCheckpoint:
             return KVScaleNames()
         _, k, v = (part.name for part in qkv.parts)
         attention = k.rpartition(".")[0]
-        key = (f"{attention}.k_scale", f"{attention}.attn.k_scale", f"{k}.k_scale", f"{k}.output_scale")
-        value = (f"{attention}.v_scale", f"{attention}.attn.v_scale", f"{v}.v_scale", f"{v}.output_scale")
+        both = f"{attention}.kv_scale"
+        key = (f"{attention}.k_scale", f"{attention}.attn.k_scale", f"{k}.k_scale", f"{k}.output_scale", both)
+        value = (f"{attention}.v_scale", f"{attention}.attn.v_scale", f"{v}.v_scale", f"{v}.output_scale", both)
         unused = tuple(
             f"{attention}.{module}{name}" for module in ("", "attn.") for name in
             ("q_scale", "q_zero_point", "k_zero_point", "v_zero_point", "prob_scale", "prob_output_scale")

@@ -19,6 +19,7 @@ SPELLINGS = {
     "projections": ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"),
     "outputs of projections": ("self_attn.k_proj.output_scale", "self_attn.v_proj.output_scale"),
 }
+
 FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 
 
@@ -80,3 +81,9 @@ def test_a_scale_for_keys_alone_is_refused(tmp_path: Path) -> None:
     case = replace(ct_fp8("channel"), extra={"model.layers.0.self_attn.k_scale": torch.tensor(1.0)})
     with pytest.raises(CheckpointError, match=r"a scale for cached keys, but none of .*\.self_attn\.v_scale"):
         loaded(write_case(tmp_path, case)[0])
+
+
+def test_one_scale_may_serve_keys_and_values(tmp_path: Path) -> None:
+    scales = {f"model.layers.{i}.self_attn.kv_scale": torch.tensor(0.5) for i in range(3)}
+    found = loaded(write_case(tmp_path, replace(ct_fp8("channel"), extra=scales))[0]).kv_scales[1]
+    assert found is not None and found[0].tolist() == found[1].tolist() == [0.5, 0.5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,16 @@ from safetensors.torch import load_file, save_file
 from tests.execution import tiny
 from tests.execution.paged_loop import PagedLoop, load
 from tests.plugins.quantizer.checkpoint.reference import LARGEST, TOKENS, difference, loaded, logits, reader
-from tests.plugins.quantizer.checkpoint.writers import CASES, ct_fp8, ct_int8, ct_packed, gptq, write_case
+from tests.plugins.quantizer.checkpoint.writers import (
+    CASES,
+    block_fp8,
+    ct_fp8,
+    ct_int8,
+    ct_packed,
+    fp8,
+    gptq,
+    write_case,
+)
 
 from engine.assembly.device_facts import device_facts
 from engine.assembly.model_facts import model_facts
@@ -24,6 +34,7 @@ from engine.execution.loading import linear_of
 from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
+from engine_plugins.quantizer.checkpoint.methods import recipe_of
 from engine_plugins.quantizer.checkpoint.quantizer import FromCheckpoint
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import STORED, Unquantized
@@ -142,3 +153,63 @@ def test_device_and_checkpoint_facts_are_all_the_reader_needs(tmp_path: Path) ->
 
 def _head() -> Any:
     return LinearSpec((LinearPart("lm_head", 120),), 64, kind="head")
+
+
+def test_scales_of_blocks_may_be_powers_of_two(tmp_path: Path) -> None:
+    """As later DeepSeek models store them."""
+
+    def write(weight: torch.Tensor) -> Any:
+        tensors, _ = fp8(weight, "block", (32, 32), "weight_scale_inv")
+        exponent = tensors["weight_scale_inv"].log2().ceil()
+        scale = torch.exp2(exponent).repeat_interleave(32, 0).repeat_interleave(32, 1)[:, : weight.shape[1]]
+        codes = (weight / scale[: weight.shape[0]]).to(torch.float8_e4m3fn)
+        stored = (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+        return {"weight": codes, "weight_scale_inv": stored}, codes.float() * scale[: weight.shape[0]]
+
+    assert difference(*write_case(tmp_path, replace(block_fp8(), write=write))) <= LARGEST
+
+
+def test_what_older_writers_say_is_understood(tmp_path: Path) -> None:
+    """``compression_config`` and ``128x128``."""
+    case = CASES["ct fp8 block"]
+    quantized, dense = write_case(tmp_path, case)
+    config = json.loads((quantized / "config.json").read_text())
+    old = config.pop("quantization_config")
+    old["config_groups"]["group_0"]["weights"]["block_structure"] = "32x16"
+    (quantized / "config.json").write_text(json.dumps(config | {"compression_config": old}))
+    assert difference(quantized, dense) <= LARGEST
+
+
+def test_names_count_before_patterns_and_patterns_before_classes(tmp_path: Path) -> None:
+    """Three groups of one checkpoint, each with a format of its own."""
+    w4, w8, fp8_group = (
+        CASES[name].quantization["config_groups"]["group_0"] | {"format": form}
+        for name, form in (
+            ("ct w4 g32 asym", "pack-quantized"), ("ct int8 channel", "int-quantized"),
+            ("ct fp8 channel", "float-quantized"),
+        )
+    )  # fmt: skip
+    exact = ["model.layers.0.mlp.down_proj"]
+    groups = {
+        "a": w8 | {"targets": ["Linear"]}, "b": w4 | {"targets": ["re:.*mlp.*"]}, "c": fp8_group | {"targets": exact},
+    }  # fmt: skip
+    config = ct_fp8("channel").quantization | {"format": "mixed-precision", "config_groups": groups}
+
+    def scheme(name: str) -> str:
+        found = recipe_of(config).scheme_of(name, False)
+        assert found is not None
+        return f"{'fp' if found.floating else 'int'}{found.bits}"
+
+    assert scheme("model.layers.0.self_attn.q_proj") == "int8"
+    assert scheme("model.layers.1.mlp.down_proj") == scheme("model.layers.0.mlp.up_proj") == "int4"
+    assert scheme("model.layers.0.mlp.down_proj") == "fp8"
+    assert recipe_of(config).scheme_of("lm_head", True) is None
+
+
+def test_gptq_patterns_leave_layers_or_give_them_bits_of_their_own() -> None:
+    dynamic = {r"-:.*\.0\..*": {}, r"+:.*down_proj": {"bits": 8, "group_size": 64}, r".*up_proj": {"sym": False}}
+    recipe = recipe_of(gptq(4, 32, True, True, "gptq").quantization | {"dynamic": dynamic})
+    assert recipe.scheme_of("model.layers.0.mlp.down_proj", False) is None
+    down, up = (recipe.scheme_of(f"model.layers.1.mlp.{name}_proj", False) for name in ("down", "up"))
+    assert down is not None and (down.bits, down.block, down.symmetric, down.ordered) == (8, (1, 64), True, True)
+    assert up is not None and (up.bits, up.block, up.symmetric) == (4, (1, 32), False)

@@ -3,9 +3,9 @@
     python write_with_library.py LIBRARY FOLDER [--tiny]
 
 in an environment of that library (each pins others of its own, so they do not share one): ``llmcompressor``,
-``gptqmodel``, ``autoawq``, ``modelopt`` or ``transformers``. Every case becomes ``FOLDER/CASE`` (the checkpoint) and
-``FOLDER/CASE.dense`` (the same weights dequantized by the library, float32). ``compare_with_libraries.py`` then loads
-both with the engine. Needs no network and no GPU.
+``compressed-tensors`` (0.12 at most), ``gptqmodel``, ``autoawq``, ``modelopt`` or ``transformers``. Every case becomes
+``FOLDER/LIBRARY/CASE`` (the checkpoint) and ``CASE.dense`` beside it (the same weights dequantized by the library,
+float32). ``compare_with_libraries.py`` then loads both with the engine. Needs no network and no GPU.
 
 ``--tiny`` writes smaller models of some cases, and instead of the dense copy the logits that transformers computes
 from it: what lies in ``written/`` for ``test_written_by_libraries.py``.
@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 TINY_CASES = (
     "ct-fp8-static", "ct-fp8-dynamic-head", "ct-fp8-block", "ct-fp8-kv", "ct-int8-w8a8", "ct-w4a16-asym-g32",
-    "gptq-w4-g32-desc_act-asym", "gptq_v2-w4-g32-asym",
+    "ct-w4a16-actorder-group-asym", "gptq-w4-g32-desc_act-asym", "gptq_v2-w4-g32-asym",
     "gptq_v2-w8-g64-desc_act-sym", "awq-g32", "modelopt-fp8-kv",
 )  # fmt: skip
 Dense = dict[str, Tensor]
@@ -156,6 +156,53 @@ def _decompressed(case: Path) -> Dense:
         tensors["weight_scale"] = tensors["weight_scale"].float()
         dense[f"{name}.weight"] = compressor.decompress(tensors, scheme)["weight"]
     return dense
+
+
+# -- compressed-tensors up to 0.12: groups in activation order, which later versions no longer write
+
+
+def compressed_tensors(folder: Path) -> None:
+    for name, symmetric in (("ct-w4a16-actorder-group", True), ("ct-w4a16-actorder-group-asym", False)):
+        attempt(folder / name, _in_order, symmetric)
+
+
+def _in_order(case: Path, symmetric: bool) -> None:
+    from compressed_tensors.compressors import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    size = 32
+    args = QuantizationArgs(num_bits=4, strategy="group", group_size=size, symmetric=symmetric, actorder="group")
+    compressor = PackedQuantizationCompressor()
+    plain = plain_model(case.with_suffix(".plain"), torch.float32)
+    stored, dense = load_file(plain / "model.safetensors"), {}
+    for name in [name for name in stored if name.endswith("_proj.weight")]:
+        layer, weight = name.removesuffix(".weight"), stored.pop(name)
+        # The inputs of q, k and v have one order, as have those of gate and up.
+        rank = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(weight.shape[1]))
+        groups = [weight[:, rank // size == g] for g in range(weight.shape[1] // size)]
+        low, high = (torch.stack([getattr(g, end)(1) for g in groups], 1) for end in ("amin", "amax"))
+        scale, zero = calculate_qparams(low, high, args)
+        index = (rank // size).int()
+        made = compressor.compress_weight(weight, scale, args, zero, index)
+        made |= {"weight_scale": scale, "weight_g_idx": index}
+        stored |= {f"{layer}.{suffix}": tensor for suffix, tensor in made.items()}
+        codes = quantize(weight, scale, zero, args, dtype=torch.int8, g_idx=index)
+        dense[name] = dequantize(codes, scale, zero, args, g_idx=index)
+    shutil.copytree(plain, case)
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, case / "model.safetensors")
+    quantization = QuantizationConfig(
+        config_groups={"group_0": QuantizationScheme(targets=["Linear"], weights=args)},
+        format="pack-quantized",
+        quantization_status="compressed",
+        ignore=["lm_head"],
+    )
+    config = json.loads((case / "config.json").read_text())
+    (case / "config.json").write_text(
+        json.dumps(config | {"quantization_config": quantization.model_dump(mode="json")})
+    )
+    save_dense(case, dense)
 
 
 # -- GPTQModel
@@ -349,6 +396,7 @@ def _blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 LIBRARIES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "llmcompressor": (llmcompressor, ("llmcompressor", "compressed-tensors")),
+    "compressed-tensors": (compressed_tensors, ("compressed-tensors",)),
     "gptqmodel": (gptqmodel, ("gptqmodel",)),
     "autoawq": (autoawq, ("autoawq",)),
     "modelopt": (modelopt, ("nvidia-modelopt",)),

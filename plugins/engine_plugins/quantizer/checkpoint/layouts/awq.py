@@ -49,6 +49,7 @@ def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: 
 
 
 def _in_order(words: Tensor, bits: int) -> Tensor:
-    """int32 ``[rows, out / 8]`` -> int8 ``[out, rows]``."""
-    codes = unpacked(words, bits).reshape(words.shape[0], -1, len(PLACES))[:, :, torch.tensor(PLACES)]
-    return signed(codes.flatten(1), bits).T.contiguous()
+    """int32 ``[rows, out / 8]`` -> int8 ``[out, rows]``. Words are turned before codes: there are fewer of them."""
+    turned = words.T.contiguous()
+    codes = unpacked(turned, bits).reshape(*turned.shape, len(PLACES)).transpose(1, 2)
+    return signed(codes[:, torch.tensor(PLACES)].reshape(-1, words.shape[0]), bits).contiguous()

@@ -11,6 +11,8 @@ from engine.contracts.quantizer import StoredHeader, StoredTensor
 from engine_plugins.quantizer.checkpoint.scheme import Scheme
 
 FLOATS = ("float32", "bfloat16", "float16")
+POWERS = "float8_e8m0fnu"
+"""Scales that are powers of two, by their exponent."""
 INTEGERS = ("int32", "int64", "int8", "uint8")
 Shape = tuple[int, ...]
 BOTH: tuple[Literal["out"], Literal["in"]] = ("out", "in")
@@ -49,9 +51,10 @@ def scale_rules(scheme: Scheme, part: LinearPart, in_features: int) -> list[Tens
         "group": ((out, groups),),
         "block": ((rows, 1, groups, 1) if scheme.spaced else (rows, groups),),
     }
+    dtypes = (*FLOATS, POWERS) if scheme.granularity == "block" else FLOATS
     one_of_several = len(scheme.scale_names) > 1
     return [
-        TensorRule(_scale(scheme, name, optional=one_of_several), FLOATS, shapes[scheme.granularity])
+        TensorRule(_scale(scheme, name, optional=one_of_several), dtypes, shapes[scheme.granularity])
         for name in scheme.scale_names
     ]
 

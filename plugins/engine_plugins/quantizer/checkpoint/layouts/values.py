@@ -13,7 +13,8 @@ from engine.execution.checkpoint import CheckpointError
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """int32 ``[rows, words]`` -> uint8 ``[rows, words * 32 / bits]``, the lowest bits of a word first. ``bits``: 4 or
     8. Bytes of a word lie lowest first, as on every machine that runs this."""
-    octets = words.contiguous().view(torch.uint8)
+    # Flat before it is seen as bytes: an axis of one entry may have any stride.
+    octets = words.flatten().view(torch.uint8).view(words.shape[0], -1)
     if bits == 8:
         return octets
     return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)

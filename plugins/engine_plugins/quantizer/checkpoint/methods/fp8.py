@@ -16,8 +16,6 @@ def parse(fields: Fields) -> Recipe:
     """The recipe of a ``quantization_config`` with ``quant_method=fp8``."""
     fields.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     fields.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
-    if fields.text("scale_fmt").lower() == "ue8m0" and fields.flag("scale_packed", False):
-        fields.refuse("packed power-of-two scales are not supported")
     block = fields.block("weight_block_size")
     left = (*fields.names("modules_to_not_convert"), *fields.names("ignored_layers"))
     scheme = Scheme(

@@ -1,0 +1,263 @@
+"""``tools/quantize`` writes what it says: the layout, the scales it folds, the errors it makes up for."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.execution import tiny  # noqa: E402
+from tools.quantize.__main__ import main as quantize  # noqa: E402
+from tools.quantize.calibration import LayerRunner, Moments  # noqa: E402
+from tools.quantize.folding import sites  # noqa: E402
+from tools.quantize.gptq import aimed, gptq_codes  # noqa: E402
+from tools.quantize.grid import Grid, levels, output_error  # noqa: E402
+from tools.quantize.run import load_source  # noqa: E402
+from tools.quantize.writer import pack  # noqa: E402
+
+from engine.assembly.assemble import assemble  # noqa: E402
+from engine.assembly.bind import bind  # noqa: E402
+from engine.evaluation.forward import LoadedPlan  # noqa: E402
+from engine.execution.lowering import op_norms  # noqa: E402
+from engine_plugins.quantizer.weights import QuantizedWeight  # noqa: E402
+
+BUNDLED = ROOT / "core" / "engine" / "bundled"
+TOKENS = tuple(torch.randint(0, 120, (40,), generator=torch.Generator().manual_seed(1)).tolist())
+GROUP = 32
+
+
+def with_extras(family):
+    """A tiny checkpoint of a family: its biases and head norms too."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = tiny.weights()
+    for i in range(3):
+        name = f"model.layers.{i}.self_attn"
+        if family == "Qwen2ForCausalLM":
+            for part, size in (("q", 64), ("k", 32), ("v", 32)):
+                tensors[f"{name}.{part}_proj.bias"] = torch.randn(size, generator=generator) * 0.1
+        if family == "Qwen3ForCausalLM":
+            tensors |= {f"{name}.{part}_norm.weight": torch.rand(16, generator=generator) + 0.5 for part in "qk"}
+    return tensors
+
+
+@pytest.fixture(params=["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def model(request, tmp_path):
+    """Grouped heads in each; a tokenizer whose ids a tiny vocabulary has."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tiny.write(folder, with_extras(request.param), architectures=[request.param], head_dim=16)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:120]
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, [], unk_token=letters[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "calibration.txt"
+    ids = torch.randint(0, 90, (2000,), generator=torch.Generator().manual_seed(2)).tolist()
+    file.write_text("".join(chr(ord("!") + i) for i in ids))
+    return str(file)
+
+
+def logits(folder, *words):
+    plan = assemble([f"model.path={folder}", "device=cpu", "model.dtype=float32", "execution=eager", *words])
+    loaded = LoadedPlan(plan, bind(plan), context=64, chunk=64)
+    return torch.cat(list(loaded.logits(loaded.hidden(TOKENS))))
+
+
+def unpacked(words, bits, columns):
+    """Codes of packed words, as the format describes them."""
+    mask, per_word = (1 << bits) - 1, 32 // bits
+    values = [(words.long() >> (bits * i)) & mask for i in range(per_word)]
+    return torch.stack(values, dim=2).flatten(1)[:, :columns] - (1 << (bits - 1))
+
+
+def dequantized(folder):
+    """The float checkpoint a written one stands for."""
+    stored, plain = load_file(folder / "model.safetensors"), {}
+    for name, tensor in stored.items():
+        if name.endswith(".weight_packed"):
+            base = name.removesuffix(".weight_packed")
+            out, inputs = stored[f"{base}.weight_shape"].tolist()
+            codes, scale = unpacked(tensor, 4, inputs), stored[f"{base}.weight_scale"].float()
+            zero = torch.zeros_like(scale)
+            if f"{base}.weight_zero_point" in stored:
+                zero = unpacked(stored[f"{base}.weight_zero_point"].T, 4, out).T.float()
+            size = inputs // scale.shape[1]
+            plain[f"{base}.weight"] = (codes - zero.repeat_interleave(size, 1)) * scale.repeat_interleave(size, 1)
+        elif f"{name}_scale" in stored:
+            plain[name] = tensor.float() * stored[f"{name}_scale"]
+        elif not name.endswith(("_scale", "_shape", "_zero_point")):
+            plain[name] = tensor
+    return plain
+
+
+def written(model, tmp_path, method, text, *flags):
+    out = tmp_path / "out"
+    words = [str(model), str(out), "--method", method, "--group-size", str(GROUP), "--sample-tokens", "64", *flags]
+    words += [] if method in ("rtn", "fp8") else ["--text", text]
+    assert quantize([*words, "--device", "cpu"]) == 0
+    return out
+
+
+@pytest.mark.parametrize(
+    ("method", "flags"),
+    [
+        ("rtn", []),
+        ("rtn", ["--asymmetric"]),
+        ("awq", []),
+        ("gptq", []),
+        ("awq+gptq", ["--asymmetric"]),
+        ("smoothquant", []),
+        ("fp8", []),
+    ],
+)
+def test_the_engine_computes_what_the_written_numbers_stand_for(model, tmp_path, text, method, flags):
+    out = written(model, tmp_path, method, text, *flags)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    config = json.loads((model / "config.json").read_text())
+    tiny.write(plain, {name: tensor.contiguous() for name, tensor in dequantized(out).items()}, **config)
+    found, expected = logits(out, "quantizer.activations=bf16"), logits(plain)
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)
+    assert float((expected - logits(model)).abs().max()) > 1e-3, "nothing was rounded"
+
+
+def test_the_configuration_names_the_format_and_the_tokenizer_comes_along(model, tmp_path, text):
+    out = written(model, tmp_path, "gptq", text)
+    section = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert (section["quant_method"], section["format"]) == ("compressed-tensors", "pack-quantized")
+    weights = section["config_groups"]["group_0"]["weights"]
+    wanted = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+    assert weights.items() >= (wanted | {"actorder": "weight"}).items()
+    assert section["ignore"] == ["lm_head"]
+    assert (out / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    with safe_open(out / "model.safetensors", "pt") as file:
+        name = "model.layers.0.mlp.down_proj"
+        assert {key.removeprefix(f"{name}.") for key in file.keys() if key.startswith(name)} == {  # noqa: SIM118
+            "weight_packed",
+            "weight_scale",
+            "weight_shape",
+        }
+        assert file.get_tensor(f"{name}.weight_packed").shape == (64, 96 // 8)
+        assert file.get_tensor(f"{name}.weight_scale").shape == (64, 96 // GROUP)
+
+
+def test_scales_that_are_folded_in_change_nothing(model):
+    """With arbitrary scales and no rounding: norms, values and up rows divide what the next weights multiply."""
+    source = load_source(str(model), "cpu")
+    generator = torch.Generator().manual_seed(0)
+    kv_format = bind(source.plan).kv_format
+    runner = LayerRunner(source.plan.model, source.model, kv_format, [TOKENS], "float32", "cpu")
+    with torch.inference_mode():
+        for ops in source.ops.layers:
+            names = [f"{norm.name}.weight" for op in ops for norm, _ in op_norms(op)]
+            norms = {name: source.checkpoint.read(name) for name in names}
+            before = dict(norms)
+            for site in sites(ops, source.linears, norms).values():
+                wanted = site.share(torch.rand(site.linear.spec.in_features, generator=generator) + 0.5)
+                site.linear.weight = site.linear.weight * site.fold(wanted)
+            assert any(not torch.equal(norms[name], before[name]) for name in names)
+        for layer in range(len(source.ops.layers)):
+            runner.advance(layer)
+        found = source.model.head(runner._exact[0].residual)
+    torch.testing.assert_close(found, logits(model, "attention_kernel=torch"), atol=1e-4, rtol=1e-3)
+
+
+def problem(rows=300, inputs=64, out=48):
+    """Correlated inputs and a weight."""
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.randn(inputs, inputs, generator=generator)
+    x = torch.randn(rows, inputs, generator=generator) @ mix * torch.linspace(0.2, 3.0, inputs)
+    return x, torch.randn(out, inputs, generator=generator)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("by_activation", [True, False])
+def test_gptq_loses_less_and_half_with_large_inputs_first(symmetric, by_activation):
+    x, weight = problem()
+    hessian = x.T @ x
+    found = levels(weight, Grid(4, 32, symmetric, torch.float32), None)
+    codes = gptq_codes(weight, found, hessian, by_activation=by_activation, damping=0.01)
+    assert codes.min() >= -8 and codes.max() <= 7 and torch.equal(codes, codes.round())
+    nearest = output_error(found.dense(found.rounded(weight)) - weight, hessian)
+    bound = 0.5 if by_activation else 0.9
+    assert output_error(found.dense(codes) - weight, hessian) < bound * nearest
+
+
+def test_an_input_that_is_always_zero_costs_nothing():
+    x, weight = problem()
+    x[:, 5] = 0
+    found = levels(weight, Grid(4, 32, True, torch.float32), None)
+    codes = gptq_codes(weight, found, x.T @ x, by_activation=True, damping=0.01)
+    assert torch.isfinite(codes).all()
+
+
+def test_a_clip_that_looks_at_the_outputs_is_no_worse_there():
+    x, weight = problem()
+    hessian, grid = x.T @ x, Grid(4, 64, True, torch.float32)
+    blind, seeing = (levels(weight, grid, seen) for seen in (None, hessian))
+    errors = [output_error(found.dense(found.rounded(weight)) - weight, hessian) for found in (blind, seeing)]
+    assert errors[1] <= errors[0]
+
+
+def test_a_layer_makes_up_for_the_errors_before_it():
+    x, weight = problem()
+    generator = torch.Generator().manual_seed(1)
+    z = x @ (torch.eye(64) + 0.1 * torch.randn(64, 64, generator=generator))
+    drift = 0.3 * z @ torch.randn(64, 48, generator=generator)
+    moments = Moments(z.T @ z, x.T @ z, drift.T @ z)
+    target = x @ weight.T + drift
+    better = aimed(weight, moments, damping=1e-6)
+    assert float((z @ better.T - target).norm()) < 0.02 * float((z @ weight.T - target).norm())
+
+
+def test_without_errors_before_it_a_layer_keeps_its_weight():
+    x, weight = problem()
+    moments = Moments(x.T @ x, x.T @ x, torch.zeros(48, 64))
+    torch.testing.assert_close(aimed(weight, moments, 0.01), weight)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packing_is_undone_by_the_description_of_the_format(bits):
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    codes = torch.randint(low, high + 1, (5, 19), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+    assert torch.equal(unpacked(pack(codes, bits), bits, 19), codes.long())
+
+
+def test_an_int8_head_is_untied_and_read_back(tmp_path):
+    out = tmp_path / "out"
+    assert quantize(["bundled", str(out), "--method", "rtn", "--head", "int8", "--device", "cpu"]) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False and config["quantization_config"]["ignore"] == []
+    stored = load_file(out / "model.safetensors")
+    codes = unpacked(stored["lm_head.weight_packed"], 8, 256)
+    original = load_file(BUNDLED / "model.safetensors")["model.embed_tokens.weight"].float()
+    held = QuantizedWeight(codes.to(torch.int8), stored["lm_head.weight_scale"].float(), 256)
+    assert float((held.dense() - original).norm() / original.norm()) < 0.02
+    assert logits(out).shape == (len(TOKENS), 4096)
+
+
+def test_nothing_is_overwritten_and_a_failure_leaves_nothing(tmp_path, capsys):
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    assert quantize(["bundled", str(taken), "--method", "rtn"]) == 2
+    assert "nothing is overwritten" in capsys.readouterr().err
+    for words, says in (
+        (["--method", "gptq"], "needs calibration text"),
+        (["--method", "rtn", "--group-size", "100"], "do not divide"),
+        (["--method", "fp8", "--alpha", "2"], "from 0 to 1"),
+    ):
+        assert quantize(["bundled", str(tmp_path / "out"), *words, "--device", "cpu"]) == 2
+        assert says in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

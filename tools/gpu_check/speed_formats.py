@@ -1,0 +1,36 @@
+"""Decode of Llama-3.1-8B's shape in 8- and 4-bit weights, against reading what the engine then holds."""
+
+from __future__ import annotations
+
+import statistics
+
+from gpu_check.engine_run import EngineRun
+from gpu_check.section import Context, Row, time_row
+from gpu_check.shapes import folder_of, shape_of
+from gpu_check.speed import DECODED, batches, context_tokens, overrides
+
+PLANS = {
+    "fp8": (1.0, ["quantizer=fp8", "kv_format=fp8"]),
+    "int8": (1.0, ["quantizer=int8", "kv_format=int8"]),
+    "int4": (0.5 + 4.0 / 128, ["quantizer=int4", "kv_format=native"]),
+}
+"""Bytes per weight, scales included, and what is asked for. The head is int8 in all."""
+LEAST_SHARE = {"fp8": 0.75, "int4": 0.65}
+
+
+def run(context: Context) -> None:
+    name = context.section.argument
+    shape, folder = shape_of(name, context.rehearse), folder_of(name, context.scratch)
+    for plan, (per_weight, asked) in PLANS.items():
+        engine = EngineRun(folder, context.device, [*overrides(context.rehearse), *asked])
+        context.emit(Row(f"{name} {plan}: engine built", round(engine.build_s, 1), "s"))
+        per_key = 2 if asked[1].endswith("native") else 1
+        for batch in batches(context.rehearse):
+            steps = [engine.decode(batch, context_tokens(context.rehearse), DECODED) for _ in range(2)][-1]
+            ms = statistics.median(step.wall_ms for step in steps)
+            tokens = context_tokens(context.rehearse) + DECODED // 2
+            kv = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * tokens * per_key
+            limit = (shape.body * per_weight + shape.head + batch * kv) / context.rates["read_gb_s"] / 1e6
+            least = LEAST_SHARE.get(plan) if batch == 1 else None
+            context.emit(time_row(f"{name} {plan}: decode, batch {batch}", ms, limit, least_share=least))
+        engine.close()
