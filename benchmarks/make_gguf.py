@@ -1,4 +1,4 @@
-"""Write a Llama checkpoint as GGUF, to measure llama.cpp on the same shapes (needs the packages gguf, safetensors, torch).
+"""Write a Llama checkpoint as GGUF, to measure llama.cpp on the same shapes. Needs gguf, safetensors and torch.
 
     python benchmarks/make_gguf.py MODEL OUT.gguf --type bf16|q8_0|q4_0
 

@@ -1,4 +1,4 @@
-"""llama.cpp through the C functions of llama-cpp-python, in process. Prompts run one after another, outputs together."""
+"""llama.cpp through the C functions of llama-cpp-python, in process: prompts one by one, outputs together."""
 
 import ctypes
 import json

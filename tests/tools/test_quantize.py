@@ -21,6 +21,7 @@ from tools.quantize.gptq import aimed, gptq_codes  # noqa: E402
 from tools.quantize.grid import Grid, levels, output_error  # noqa: E402
 from tools.quantize.run import load_source  # noqa: E402
 from tools.quantize.writer import pack  # noqa: E402
+from tools.train_demo_model import source_texts  # noqa: E402
 
 from engine.assembly.assemble import assemble  # noqa: E402
 from engine.assembly.bind import bind  # noqa: E402
@@ -246,6 +247,13 @@ def test_an_int8_head_is_untied_and_read_back(tmp_path):
     held = QuantizedWeight(codes.to(torch.int8), stored["lm_head.weight_scale"].float(), 256)
     assert float((held.dense() - original).norm() / original.norm()) < 0.02
     assert logits(out).shape == (len(TOKENS), 4096)
+
+
+def test_the_text_that_judges_is_in_no_source_file_of_the_training_set():
+    held = (BUNDLED / "heldout.txt").read_text()
+    trained = "\n".join(source_texts())
+    passages = [held[i : i + 200] for i in range(0, len(held), 200)]
+    assert len(passages) > 300 and not any(passage in trained for passage in passages)
 
 
 def test_nothing_is_overwritten_and_a_failure_leaves_nothing(tmp_path, capsys):
