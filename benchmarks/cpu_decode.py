@@ -5,8 +5,9 @@
 
 Decode is bound by reading the weights once per token: its share is (weight + KV bytes read for a token) / time over the
 measured read bandwidth. Prefill is bound by matrix multiplication: its share is (2 x weights x tokens) / time over
-the rate of one large bfloat16 GEMM. Limits and engine are measured in turns, so that a machine whose speed
-drifts (neighbours, clock) moves both; medians of the rounds are reported.
+the rate of one large GEMM, in bfloat16 where this CPU has instructions for it, else in float32. Limits and engine are
+measured in turns, so that a machine whose speed drifts (neighbours, clock) moves both; medians of the rounds are
+reported.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def make_batch(rows: int, past: int, new: int) -> ForwardBatch:
         torch.full((rows,), past + new, dtype=torch.int32),
         BLOCK_SIZE,
     )
-    return ForwardBatch(torch.arange(rows * new) % 1000, positions.repeat(rows), slots.flatten(), attention)
+    table_rows = torch.arange(rows).repeat_interleave(new)
+    tokens = torch.arange(rows * new) % 1000
+    return ForwardBatch(tokens, positions.repeat(rows), slots.flatten(), attention, table_rows)
 
 
 def step(loaded: Loaded, batch: ForwardBatch, rows: int) -> None:
@@ -90,14 +93,12 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
 
 def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> None:
     memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)  # written, so that pages are real
-    left, right = torch.randn(1024, 2048).bfloat16(), torch.randn(2048, 2048).bfloat16()
-    packed = torch.ops.mkldnn._reorder_linear_weight(right, 1024)
-    gemm = torch.ops.mkldnn._linear_pointwise.default
+    gemm_dtype, gemm = large_gemm()
     past, prompt, rows = arguments.past, arguments.prompt, arguments.rows
     decode, prefill, many = make_batch(1, past, 1), make_batch(1, 0, prompt), make_batch(rows, past, 1)
     runs: dict[tuple[str, str], tuple[Callable[[], object], int]] = {
         ("", "read"): (memory.sum, 1),
-        ("", "gemm"): (lambda: gemm(left, packed, None, "none", [], ""), 8),
+        ("", "gemm"): (gemm, 8),
     }
     for one in contestants:
         runs[one.label, "decode"] = (partial(step, one, decode, 1), 8)
@@ -112,7 +113,8 @@ def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> Non
                     times[name].append(taken)
     took = {name: statistics.median(values) for name, values in times.items()}
     bandwidth, rate = READ_BYTES / took["", "read"] / 1e9, 2 * 1024 * 2048 * 2048 / took["", "gemm"] / 1e9
-    print(f"threads {torch.get_num_threads()}, read bandwidth {bandwidth:.1f} GB/s, bf16 GEMM {rate:.0f} GFLOP/s")
+    limits = f"read bandwidth {bandwidth:.1f} GB/s, {gemm_dtype} GEMM {rate:.0f} GFLOP/s"
+    print(f"threads {torch.get_num_threads()}, {limits}")
     for one in contestants:
         report(
             one,
@@ -121,6 +123,17 @@ def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> Non
             bandwidth,
             rate,
         )
+
+
+def large_gemm() -> tuple[str, Callable[[], object]]:
+    """``[1024, 2048] x [2048, 2048]`` in oneDNN's layout, and in which dtype."""
+    supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    left, right = torch.randn(1024, 2048), torch.randn(2048, 2048)
+    if supported:
+        left, right = left.bfloat16(), right.bfloat16()
+    packed = torch.ops.mkldnn._reorder_linear_weight(right, 1024)
+    run = torch.ops.mkldnn._linear_pointwise.default
+    return "bf16" if supported else "fp32", lambda: run(left, packed, None, "none", [], "")
 
 
 def report(

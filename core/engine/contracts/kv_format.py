@@ -70,9 +70,9 @@ class KVFormat(Protocol):
 
         ``ptr``: as in :meth:`load_tile`; ``offsets``: int64, elements from ``ptr``; ``x``: keys or values in the
         compute dtype; ``mask``: bool. ``offsets``, ``mask`` and ``x`` have, or broadcast to, one shape ``[m, n]``;
-        which axis is tokens and which dimensions is the kernel's choice. ``scale``: float32, broadcasts to that shape, the
-        one :meth:`pack` would be given; with ``scale == "none"`` it is to be ignored. The stored bytes equal those of
-        :meth:`pack`. A format that has no such function but needs one is stored with :meth:`pack`, in kernels of its
-        own.
+        which axis is tokens and which dimensions is the kernel's choice. ``scale``: float32, broadcasts to that
+        shape, the one :meth:`pack` would be given; with ``scale == "none"`` it is to be ignored. The stored bytes equal
+        those of :meth:`pack`. A format that has no such function but needs one is stored with :meth:`pack`, in
+        kernels of its own.
         """
         ...

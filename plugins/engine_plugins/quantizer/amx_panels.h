@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t TILE_BLOCK = 2 * TILE_ROWS;  // rows that are multiplied together
 constexpr int64_t UNPACKED = 256;              // inputs of a pair of panels that are unpacked together
 
-// --- Rows of x, laid out as in prepared_rows.h ------------------------------------------------------------------------
+// --- Rows of x, laid out as in prepared_rows.h -----------------------------------------------------------------------
 
 template <typename Element>
 class TileRows {
@@ -91,7 +91,7 @@ private:
     int32_t* totals_;
 };
 
-// --- Weights as tiles take them ---------------------------------------------------------------------------------------
+// --- Weights as tiles take them --------------------------------------------------------------------------------------
 
 // The weights of one input of 16 outputs, not yet scaled.
 template <typename Format>
@@ -132,7 +132,7 @@ inline void unpack_nibbles(const uint8_t* panel, int64_t inputs, uint8_t* to) {
     }
 }
 
-// --- Products ---------------------------------------------------------------------------------------------------------
+// --- Products --------------------------------------------------------------------------------------------------------
 
 // A macro: intrinsics take numbers of tiles that are written out.
 #define ADD_TILE(SUMS, X, WEIGHTS)            \

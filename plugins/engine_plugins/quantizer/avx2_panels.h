@@ -17,7 +17,7 @@ constexpr int LANES8 = 8;         // outputs of a vector
 constexpr int PANEL_ROW = 64;   // bytes
 constexpr int PREFETCH = 2048;  // bytes ahead: the hardware prefetcher stops at every page
 
-// --- Formats: INPUTS of a panel row, bytes from one row of a panel to the next ----------------------------------------
+// --- Formats: INPUTS of a panel row, bytes from one row of a panel to the next ---------------------------------------
 
 // Two bfloat16.
 struct Bf16Weights {
@@ -83,14 +83,14 @@ struct E4m3Weights {
 
     template <int INPUT>
     static __m256 wide(__m256i raw, __m256i) {
-        // Exponent and mantissa where float32 has them; its bias is larger by 120. Subnormal numbers come out right too.
+        // Exponent and mantissa where float32 has them; its bias is larger by 120. Subnormals come out right.
         const __m256i top = INPUT < 3 ? _mm256_slli_epi32(raw, 24 - 8 * INPUT) : raw;
         const __m256i bits = _mm256_and_si256(_mm256_srai_epi32(top, 4), _mm256_set1_epi32(0x87f00000));
         return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
     }
 };
 
-// --- Micro-kernels: one stretch of ROWS rows and VECTORS vectors of outputs -------------------------------------------
+// --- Micro-kernels: one stretch of ROWS rows and VECTORS vectors of outputs ------------------------------------------
 
 // What a layer with scales has for one panel and one group of inputs.
 struct GroupScales {
@@ -241,10 +241,10 @@ struct IntegerKernel {
     }
 };
 
-// --- All inputs of a block of rows and a pair of panels ---------------------------------------------------------------
+// --- All inputs of a block of rows and a pair of panels --------------------------------------------------------------
 
-// Layer: gives `GroupScales scales(panel, begin)` and `const uint8_t* panel(index)`. A kernel takes up to BLOCK_ROWS rows,
-// both panels at once for up to PAIR_ROWS of them: as many sums as there are registers.
+// Layer: gives `GroupScales scales(panel, begin)` and `const uint8_t* panel(index)`. A kernel takes up to BLOCK_ROWS
+// rows, both panels at once for up to PAIR_ROWS of them: as many sums as there are registers.
 template <typename Format, template <typename, int, int> class Kernel, typename Layer>
 struct PairOfPanels {
     static constexpr int64_t BLOCK_ROWS = Kernel<Format, 1, 2>::BLOCK_ROWS;

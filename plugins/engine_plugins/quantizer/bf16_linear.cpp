@@ -200,7 +200,8 @@ struct Avx512 : Direct {
 #pragma GCC unroll 4
             for (int u = 0; u < UNROLL; u++) {
                 const int64_t k = block + 2 * u;
-                const __m512bh first = load_weights(first_panel + k * PANEL), second = load_weights(next_panel + k * PANEL);
+                const __m512bh first = load_weights(first_panel + k * PANEL);
+                const __m512bh second = load_weights(next_panel + k * PANEL);
 #pragma GCC unroll 8
                 for (int r = 0; r < ROWS; r++) {
                     int32_t both;

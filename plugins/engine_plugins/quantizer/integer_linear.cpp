@@ -1,6 +1,6 @@
 // y = x @ W.T (+ bias) (+ residual), or act(gate) * up, for weights of 8 or 4 bits with scales, at any number of rows.
 //
-// Weights lie in pairs of panels of 16 outputs, 32 bits of an output at a time: [out / 32][in / 4][32][4] for bytes, and
+// Weights lie in pairs of panels of 16 outputs, 32 bits of an output at a time: [out / 32][in / 4][32][4] for bytes,
 // [out / 32][in / 8][32][4] for 4 bits: input j of 8 is the lower half of byte j % 4 if j < 4, else the upper half. A
 // matrix is one stream from front to back. Integer codes are stored unsigned; a weight is (code - zero) * scale. Scales
 // and zeros: [out / 32][groups][32].

@@ -34,14 +34,19 @@ def to_int4(weight: Tensor, bias: Tensor | None, group_size: int) -> QuantizedWe
     """
     groups = grouped(weight.float(), group_size)
     largest = groups.abs().amax(dim=2, keepdim=True).clamp_min(1e-12)
-    best, best_error = largest / 7.0, torch.full_like(largest, torch.inf)
+    best, best_error = in_16_bits(largest / 7.0), torch.full_like(largest, torch.inf)
     for clip in CLIPS:
-        scale = largest * (clip / 7.0)
+        scale = in_16_bits(largest * (clip / 7.0))
         error = (_levels(groups, scale) * scale - groups).square_().sum(dim=2, keepdim=True)
         better = error < best_error
         best, best_error = torch.where(better, scale, best), torch.where(better, error, best_error)
     codes = _levels(groups, best).to(torch.int8).flatten(1)[:, : weight.shape[1]].contiguous()
     return QuantizedWeight(codes, best.squeeze(2), group_size, bits=4, bias=_float(bias))
+
+
+def in_16_bits(scale: Tensor) -> Tensor:
+    """The nearest float16, so that scales of groups can be kept in two bytes; tiny ones stay as they are."""
+    return torch.where(scale >= torch.finfo(torch.float16).smallest_normal, scale.half().float(), scale)
 
 
 def grouped(weight: Tensor, group_size: int) -> Tensor:

@@ -1,5 +1,5 @@
-// Products of 16-bit integers with integer weights in panels, a panel of 16 outputs at a time: with AVX512-VNNI, and, to
-// be tested anywhere, without. Sums are the ones of IntegerKernel (avx2_panels.h), to the bit.
+// Products of 16-bit integers with integer weights in panels, a panel of 16 outputs at a time: with AVX512-VNNI, and,
+// to be tested anywhere, without.
 #pragma once
 
 #include "avx2_panels.h"

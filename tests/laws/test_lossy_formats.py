@@ -1,6 +1,7 @@
-"""8-bit keys and values with the bundled model: whatever else is swapped, the tokens of a format stay its own.
+"""Weights, keys and values in few bits with the bundled model: whatever is swapped beside a format, its tokens stay.
 
-A format loses something, so its reference is the ``baseline`` preset with the same format, one request at a time.
+A format loses something, so its reference is the ``baseline`` preset with the same format, one request at a time. That
+preset multiplies with torch alone, the others with the kernels for this CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from engine import LLM
 
 from .test_bundled_swaps import COMMON, SETS, Outputs, assert_idle, prompts
 
-FORMATS = ("int8", "fp8")
+FORMATS = (
+    "kv_format=int8",
+    "kv_format=fp8",
+    "quantizer=int8",
+    "quantizer=int4",
+    "quantizer=fp8",
+    "quantizer=int8 kv_format=int8",
+    "quantizer=int4 kv_format=fp8",
+)
 NAMES = ("latency", "tiny chunks", "always drafting", "preempted", "static batches")
 GREEDY = {"max_tokens": 24, "temperature": 0.0}
 
@@ -25,7 +34,7 @@ def engines(request: pytest.FixtureRequest) -> Iterator[Callable[..., LLM]]:
 
     def get(*overrides: str) -> LLM:
         if overrides not in built:
-            built[overrides] = LLM("bundled", overrides=[*COMMON, f"kv_format={request.param}", *overrides])
+            built[overrides] = LLM("bundled", overrides=[*COMMON, *request.param.split(), *overrides])
         return built[overrides]
 
     yield get
@@ -50,10 +59,10 @@ def test_greedy_tokens_of_a_format_do_not_depend_on_other_plugins(
     assert_idle(llm)
 
 
-def test_most_tokens_are_those_of_unrounded_keys_and_values(engines: Callable[..., LLM], reference: Outputs) -> None:
+def test_most_tokens_are_those_of_the_unrounded_model(engines: Callable[..., LLM], reference: Outputs) -> None:
     """Rounding shows somewhere, but a format that read garbage would agree nowhere."""
     plain = LLM("bundled", overrides=[*COMMON, "+preset=baseline"])
     want = [plain.generate([prompt], **GREEDY)[0].tokens for prompt in prompts(plain, 12)]
     plain.close()
     same = sum(a == b for one, other in zip(reference, want, strict=True) for a, b in zip(one, other, strict=False))
-    assert same >= 0.7 * sum(map(len, want))
+    assert same >= 0.5 * sum(map(len, want))
