@@ -5,7 +5,7 @@ spoken to in JSON lines; in every round each takes its turn, the order rotating.
 around one blocking call:
 
 * ``ttft_ms``: 512 prompt tokens, 1 output token;
-* ``tpot_ms``: (the same with 64 output tokens - ``ttft_ms``) / 63;
+* ``tpot_ms``: 64 prompt tokens, (65 output tokens - 1 output token) / 64;
 * ``conc8``: output tokens per second of 8 prompts of 128..512 tokens at once, 64 output tokens each;
 * ``prefix_ms``: 1 output token after a 1,024-token prompt seen before.
 
@@ -20,6 +20,7 @@ import random
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ HIGHER_IS_BETTER = {"conc8"}
 class Contestant:
     """One engine in a process of its own."""
 
-    def __init__(self, spec: str, model: str, threads: int) -> None:
+    def __init__(self, spec: str, model: str, threads: int, measures: Sequence[str]) -> None:
         self.name, _, rest = spec.partition("=")
         python, _, own_model = rest.partition(":")
         script = HERE / "contestants" / f"{self.name.partition('-')[0]}.py"
@@ -41,7 +42,7 @@ class Contestant:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.results: dict[str, list[float]] = {measure: [] for measure in MEASURES}
+        self.results: dict[str, list[float]] = {measure: [] for measure in measures}
 
     def ask(self, prompts: list[list[int]], max_tokens: int) -> float:
         """Seconds for these prompts at once; every output is exactly ``max_tokens`` long."""
@@ -65,15 +66,18 @@ class Contestant:
         def prompt(length: int) -> list[int]:
             return [rng.randrange(10, vocab) for _ in range(length)]
 
-        first = self.ask([prompt(512)], 1)
-        both = self.ask([prompt(512)], 64)
-        self.results["ttft_ms"].append(first * 1e3)
-        self.results["tpot_ms"].append((both - first) / 63 * 1e3)
-        lengths = [128, 512, 256, 384, 192, 448, 320, 128]
-        self.results["conc8"].append(8 * 64 / self.ask([prompt(n) for n in lengths], 64))
-        shared = prompt(1024)
-        self.ask([shared], 1)
-        self.results["prefix_ms"].append(self.ask([shared], 1) * 1e3)
+        if "ttft_ms" in self.results:
+            self.results["ttft_ms"].append(self.ask([prompt(512)], 1) * 1e3)
+        if "tpot_ms" in self.results:
+            first = self.ask([prompt(64)], 1)
+            self.results["tpot_ms"].append((self.ask([prompt(64)], 65) - first) / 64 * 1e3)
+        if "conc8" in self.results:
+            lengths = [128, 512, 256, 384, 192, 448, 320, 128]
+            self.results["conc8"].append(8 * 64 / self.ask([prompt(n) for n in lengths], 64))
+        if "prefix_ms" in self.results:
+            shared = prompt(1024)
+            self.ask([shared], 1)
+            self.results["prefix_ms"].append(self.ask([shared], 1) * 1e3)
 
 
 def main() -> int:
@@ -82,10 +86,11 @@ def main() -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--measures", nargs="+", choices=MEASURES, default=MEASURES)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     vocab = json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
-    contestants = [Contestant(spec, options.model, options.threads) for spec in options.contestants]
+    contestants = [Contestant(spec, options.model, options.threads, options.measures) for spec in options.contestants]
     for contestant in contestants:
         print(f"{contestant.name}: {contestant.ready()}", file=sys.stderr)
     for number in range(-1, options.rounds):
@@ -96,7 +101,7 @@ def main() -> int:
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         if number < 0:  # warm-up
             for contestant in contestants:
-                contestant.results = {measure: [] for measure in MEASURES}
+                contestant.results = {measure: [] for measure in options.measures}
     report(contestants)
     if options.json:
         options.json.write_text(json.dumps({c.name: c.results for c in contestants}, indent=1))
@@ -105,22 +110,22 @@ def main() -> int:
 
 def report(contestants: list[Contestant]) -> None:
     """Medians with their range, and the first contestant's ratio to the best of the others (below 1: ahead)."""
-    print(f"{'':16}" + "".join(f"{measure:>28}" for measure in MEASURES))
+    ours, others = contestants[0], contestants[1:]
+    print(f"{'':20}" + "".join(f"{measure:>28}" for measure in ours.results))
     for contestant in contestants:
         cells = []
-        for measure in MEASURES:
+        for measure in ours.results:
             values = contestant.results[measure]
             cells.append(f"{statistics.median(values):8.1f} [{min(values):.1f}-{max(values):.1f}]")
-        print(f"{contestant.name:16}" + "".join(f"{cell:>28}" for cell in cells))
-    ours, others = contestants[0], contestants[1:]
+        print(f"{contestant.name:20}" + "".join(f"{cell:>28}" for cell in cells))
     if not others:
         return
     ratios = []
-    for measure in MEASURES:
+    for measure in ours.results:
         mine = statistics.median(ours.results[measure])
         theirs = [statistics.median(c.results[measure]) for c in others]
         ratios.append(max(theirs) / mine if measure in HIGHER_IS_BETTER else mine / min(theirs))
-    print(f"{'ratio to best':16}" + "".join(f"{ratio:>28.2f}" for ratio in ratios))
+    print(f"{'ratio to best':20}" + "".join(f"{ratio:>28.2f}" for ratio in ratios))
 
 
 if __name__ == "__main__":

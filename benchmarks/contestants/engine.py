@@ -1,4 +1,5 @@
-"""This engine, in process. ``engine-int8`` (the contestant's name) selects the quantizer."""
+"""This engine, in process. The contestant's name may select a quantizer, ``engine-int8``, and what it does with
+activations, ``engine-int8-int8``."""
 
 import json
 import sys
@@ -16,8 +17,8 @@ overrides = [
     f"threads={threads}",
     "model.max_len=2048",
 ]
-if "-" in name:
-    overrides.append(f"quantizer={name.split('-')[1]}")
+for key, value in zip(("quantizer", "quantizer.activations"), name.split("-")[1:], strict=False):
+    overrides.append(f"{key}={value}")
 llm = LLM(path, overrides=overrides)
 print(json.dumps({"answer": {"lowering": llm.info.lowering}}), flush=True)
 for line in sys.stdin:

@@ -11,7 +11,6 @@ import llama_cpp as api  # noqa: E402
 import numpy as np  # noqa: E402
 
 MOST, BATCH, LENGTH = 8, 512, 2048
-VOCAB = 32000
 
 
 @api.llama_log_callback
@@ -22,6 +21,7 @@ def quiet(level: int, text: bytes, data: ctypes.c_void_p) -> None:
 api.llama_log_set(quiet, ctypes.c_void_p(0))
 api.llama_backend_init()
 model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
+vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
 params = api.llama_context_default_params()
 params.n_ctx, params.n_batch, params.n_ubatch = MOST * LENGTH, BATCH, BATCH
 params.n_seq_max, params.kv_unified = MOST, True
@@ -41,7 +41,7 @@ def decode(tokens: list[tuple[int, int, int, bool]]) -> None:
 
 
 def likeliest(index: int) -> int:
-    return int(np.ctypeslib.as_array(api.llama_get_logits_ith(context, index), (VOCAB,)).argmax())
+    return int(np.ctypeslib.as_array(api.llama_get_logits_ith(context, index), (vocab,)).argmax())
 
 
 def prefill(prompt: list[int], sequence: int) -> int:
