@@ -6,11 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.evaluation.windows import Window, limited, read_prompts, read_text, text_windows
+from engine.evaluation.windows import Window, json_lines, limited, read_prompts, read_text, text_windows
 
 
-def encode(text):
+BEGIN = 256
+
+
+def encode(text, add_special_tokens=True):
     return list(text.encode())
+
+
+def encode_with_begin(text, add_special_tokens=True):
+    return [BEGIN] * add_special_tokens + encode(text)
 
 
 @given(st.integers(2, 90), st.integers(2, 40), st.data())
@@ -40,6 +47,20 @@ def test_only_a_completion_is_scored(tmp_path):
     file = tmp_path / "lines.jsonl"
     file.write_text(json.dumps({"prompt": "abc", "completion": "de"}) + "\n\n" + json.dumps({"prompt": "xy"}))
     assert read_prompts(str(file), encode, 10, 10) == [Window(tuple(b"abcde"), 3), Window(tuple(b"xy"), 1)]
+
+
+def test_a_completion_goes_on_where_the_prompt_ended(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    file.write_text(json.dumps({"prompt": "abc", "completion": "de"}))
+    assert read_prompts(str(file), encode_with_begin, 10, 10) == [Window((BEGIN, *b"abcde"), 4)]
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_a_line_ends_where_json_lines_end(tmp_path, separator):
+    file = tmp_path / "lines.jsonl"
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in (f"a{separator}b", "cd")]
+    file.write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    assert [line["prompt"] for _, line in json_lines(str(file), "--jsonl")] == [f"a{separator}b", "cd"]
 
 
 @pytest.mark.parametrize(

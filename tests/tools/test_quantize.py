@@ -204,6 +204,16 @@ def test_an_input_that_is_always_zero_costs_nothing():
     assert torch.isfinite(codes).all()
 
 
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
+def test_weights_that_are_all_zero_have_a_scale_that_can_be_stored(stored):
+    x, weight = problem()
+    weight[3, :32] = 0
+    found = levels(weight, Grid(4, 32, False, stored), None)
+    assert float(found.scale.min()) > 0 and torch.equal(found.scale.to(stored).float(), found.scale)
+    codes = gptq_codes(weight, found, x.T @ x, by_activation=True, damping=0.01)
+    assert torch.isfinite(codes).all()
+
+
 def test_a_clip_that_looks_at_the_outputs_is_no_worse_there():
     x, weight = problem()
     hessian, grid = x.T @ x, Grid(4, 64, True, torch.float32)
@@ -245,6 +255,7 @@ def test_an_int8_head_is_untied_and_read_back(tmp_path):
     codes = unpacked(stored["lm_head.weight_packed"], 8, 256)
     original = load_file(BUNDLED / "model.safetensors")["model.embed_tokens.weight"].float()
     held = QuantizedWeight(codes.to(torch.int8), stored["lm_head.weight_scale"].float(), 256)
+    assert torch.equal(codes.float(), (original / held.scale).round().clamp(-128, 127)), "nearest with the stored scale"
     assert float((held.dense() - original).norm() / original.norm()) < 0.02
     assert logits(out).shape == (len(TOKENS), 4096)
 

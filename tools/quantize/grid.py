@@ -110,7 +110,9 @@ def _range(groups: Tensor, grid: Grid, clip: float) -> tuple[Tensor, Tensor]:
 
 
 def _stored(scale: Tensor, grid: Grid) -> Tensor:
-    return scale.clamp_min(1e-10).to(grid.stored).float()
+    info = torch.finfo(grid.stored)
+    least = max(1e-10, info.smallest_normal * info.eps)  # what is smaller would be stored as 0
+    return scale.clamp_min(least).to(grid.stored).float()
 
 
 def _error(difference: Tensor, blocks: Tensor | None) -> Tensor:

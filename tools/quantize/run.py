@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from tools.quantize.calibration import LayerRunner, Linear, Recorder
-from tools.quantize.grid import Grid
+from tools.quantize.grid import Grid, levels
 from tools.quantize.layer import WITHOUT_TEXT, Recipe, quantize_layer
 from tools.quantize.writer import ShardWriter, new_folder, part_tensors, quantization_config, write_config
 from torch import Tensor
@@ -27,7 +27,7 @@ from engine.execution.loading import linear_of, load_model
 from engine.execution.lowering import op_norms
 from engine.execution.model import LoweredModel
 from engine.serving.tokenizer import Tokenizer
-from engine_plugins.quantizer.rounding import to_int8
+from engine_plugins.quantizer.weights import QuantizedWeight
 
 HEAD_BITS = 8
 UNPACKED = ("smoothquant", "fp8")
@@ -131,14 +131,20 @@ def _write(source: Source, recipe: Recipe, runner: LayerRunner | None, with_head
         print(f"layer {index + 1} of {len(source.ops.layers)}", file=sys.stderr)
     head = source.ops.head.head.parts[0].name
     if with_head:
-        whole = to_int8(source.linears[head].weight, None)
-        shards.add(part_tensors(head, whole, source.stored, packed=True))
+        shards.add(part_tensors(head, _rounded_head(source.linears[head], source.stored), source.stored, packed=True))
         done.add(f"{head}.weight")
     for name in sorted(source.checkpoint.names - done):
         shards.add({name: source.checkpoint.read(name)})
     section = quantization_config(recipe, HEAD_BITS if with_head else None)
     write_config(Path(source.plan.model.path), folder, section, untied=with_head)
     return shards.close()
+
+
+def _rounded_head(head: Linear, stored: torch.dtype) -> QuantizedWeight:
+    """To the nearest with one scale per token of the vocabulary, as ``stored`` holds it."""
+    weight = head.weight.float()
+    found = levels(weight, Grid(HEAD_BITS, weight.shape[1], True, stored), None, clips=(1.0,))
+    return found.packed(found.rounded(weight), None)
 
 
 def _layer(

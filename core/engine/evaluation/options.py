@@ -81,6 +81,7 @@ def options_of(flags: argparse.Namespace, overrides: list[str]) -> EvalOptions:
         raise ValueError(f"--stride {stride}: larger than --context {flags.context}, so text between would be skipped")
     if flags.as_cuda and not (flags.capacity_only and flags.memory):
         raise ValueError("--as-cuda needs --capacity-only and --memory: there is no such card here to run on")
+    _check_measured(flags)
     limits = Limits(flags.max_perplexity_increase, flags.max_kl, flags.min_agreement, flags.min_exact)
     return EvalOptions(
         overrides=tuple(overrides),
@@ -104,6 +105,20 @@ def options_of(flags: argparse.Namespace, overrides: list[str]) -> EvalOptions:
         memory=flags.memory,
         cuda_capability=flags.as_cuda,
     )
+
+
+def _check_measured(flags: argparse.Namespace) -> None:
+    """Raise ``ValueError`` for a tolerance on what nothing measures here: it would always be met."""
+    text, has_own = flags.text or flags.jsonl, flags.text or flags.jsonl or flags.questions
+    for names, is_measured, needed in (
+        (("max_perplexity_increase", "max_kl", "min_agreement"), text or not has_own, "give --text or --jsonl"),
+        (("min_exact",), flags.questions or not has_own, "give --questions"),
+    ):
+        stated = ", ".join(f"--{name.replace('_', '-')}" for name in names if getattr(flags, name) is not None)
+        if stated and flags.capacity_only:
+            raise ValueError(f"{stated}: --capacity-only measures no quality; leave one of them out")
+        if stated and not is_measured:
+            raise ValueError(f"{stated}: nothing here measures that; {needed}")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-Encode = Callable[[str], Sequence[int]]
+
+class Encode(Protocol):
+    """A tokenizer: text to token ids, with those that begin a text unless ``add_special_tokens`` is False."""
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def read_prompts(path: str, encode: Encode, context: int, stride: int) -> list[W
         if "completion" not in line:
             windows += text_windows(prompt, context, stride)
             continue
-        tokens = [*prompt, *encode(line["completion"])]
+        tokens = [*prompt, *encode(line["completion"], False)]  # it goes on, it begins nothing
         if not prompt or len(tokens) == len(prompt):
             raise ValueError(f"{where}: an empty prompt or completion, there is nothing to predict")
         if len(tokens) > context:
@@ -83,7 +87,8 @@ def read_prompts(path: str, encode: Encode, context: int, stride: int) -> list[W
 def json_lines(path: str, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where each object of a file of JSON lines is, and the object. Raises ``ValueError`` for anything else."""
     found = False
-    for number, text in enumerate(_read(path, flag).splitlines(), 1):
+    # Not splitlines(): a string in JSON may hold what that takes for the end of a line (U+2028, U+0085).
+    for number, text in enumerate(_read(path, flag).split("\n"), 1):
         if not text.strip():
             continue
         where = f"{flag} {path}, line {number}"

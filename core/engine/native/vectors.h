@@ -20,6 +20,26 @@ constexpr float LOG2_E = 1.44269504f;
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 
+// What one register holds. Compilers keep wider vectors in memory, so loops over many sums are written in these: PARTS
+// of them are a vec.
+#if HAS_AVX512
+constexpr int PART_LANES = 16;
+#elif defined(__AVX__)
+constexpr int PART_LANES = 8;
+#else
+constexpr int PART_LANES = 4;
+#endif
+constexpr int PARTS = LANES / PART_LANES;
+typedef float part __attribute__((vector_size(4 * PART_LANES)));
+
+inline part load_part(const float* from) {
+    part result;
+    std::memcpy(&result, from, sizeof result);
+    return result;
+}
+
+inline void store_part(float* to, part value) { std::memcpy(to, &value, sizeof value); }
+
 inline vec broadcast(float value) { return vec{} + value; }
 
 inline vec load(const float* from) {

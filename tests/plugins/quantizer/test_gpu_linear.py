@@ -165,6 +165,12 @@ def test_weights_that_no_kernel_reads_are_multiplied_by_torch_and_the_plan_says_
     assert gap(packed.apply(x).cpu(), F.linear(x.cpu(), weight.dense())) <= 1e-5
 
 
+def test_bytes_of_codes_that_kernels_do_not_read_are_known_too() -> None:
+    weight = to_int4(torch.randn(48, 160), None, 48)
+    packed = pack_gpu(weight, "bf16", DEVICE, on((9, 0)))
+    assert packed.num_bytes == gpu_bytes(LinearSpec((LinearPart("o", 48),), 160), 4, 48, False, False)
+
+
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_bytes_are_known_beforehand(kind: str) -> None:
     """At most: scales that 16 bits hold exactly take half."""

@@ -16,7 +16,7 @@ namespace {
 template <typename T>
 struct VectorProducts {
     static constexpr int64_t FEW_COLUMNS = 4;
-    static constexpr int ROWS = 8;  // independent sums: enough to hide the latency of a multiplication
+    static constexpr int ROWS = 8 / PARTS;  // with their parts 8 independent sums: enough to hide a product's latency
 
     struct Session {};  // nothing
 
@@ -51,12 +51,10 @@ struct VectorProducts {
             float* scores = scratch.scores + s * CHUNK_KEYS * LANES;
             for (int64_t key = begin; key < end; key += ROWS) {
                 const float* keys = scratch.keys + key * dims;
-                vec sum[ROWS] = {};
-                for (int64_t dim = 0; dim < dims; dim++) {
-                    const vec query = load(queries + dim * LANES);
-                    for (int i = 0; i < ROWS; i++) sum[i] += keys[i * dims + dim] * query;
-                }
-                for (int i = 0; i < ROWS; i++) store(scores + (key + i) * LANES, sum[i]);
+                part sum[ROWS][PARTS] = {};
+                for (int64_t dim = 0; dim < dims; dim++) add_products(sum, keys + dim, dims, queries + dim * LANES);
+                for (int i = 0; i < ROWS * PARTS; i++)
+                    store_part(scores + key * LANES + i * PART_LANES, sum[i / PARTS][i % PARTS]);
             }
         }
     }
@@ -75,15 +73,24 @@ struct VectorProducts {
             const float* probs = scratch.scores + s * CHUNK_KEYS * LANES;
             for (int64_t dim = 0; dim < dims; dim += ROWS) {
                 float* to = out[s] + dim * LANES;
-                vec sum[ROWS];
-                for (int i = 0; i < ROWS; i++) sum[i] = load(to + i * LANES);
-                for (int64_t key = begin; key < end; key++) {
-                    const vec prob = load(probs + key * LANES);
-                    const float* values = scratch.values + key * dims + dim;
-                    for (int i = 0; i < ROWS; i++) sum[i] += values[i] * prob;
-                }
-                for (int i = 0; i < ROWS; i++) store(to + i * LANES, sum[i]);
+                part sum[ROWS][PARTS];
+                for (int i = 0; i < ROWS * PARTS; i++) sum[i / PARTS][i % PARTS] = load_part(to + i * PART_LANES);
+                for (int64_t key = begin; key < end; key++)
+                    add_products(sum, scratch.values + key * dims + dim, 1, probs + key * LANES);
+                for (int i = 0; i < ROWS * PARTS; i++) store_part(to + i * PART_LANES, sum[i / PARTS][i % PARTS]);
             }
+        }
+    }
+
+   private:
+    // sum[i] += from[i * stride] * lanes
+    static void add_products(part (&sum)[ROWS][PARTS], const float* from, int64_t stride, const float* lanes) {
+        part other[PARTS];
+        for (int p = 0; p < PARTS; p++) other[p] = load_part(lanes + p * PART_LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++) {
+#pragma GCC unroll 4
+            for (int p = 0; p < PARTS; p++) sum[i][p] += from[i * stride] * other[p];
         }
     }
 };

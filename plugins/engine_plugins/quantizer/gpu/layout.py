@@ -53,8 +53,15 @@ def unpacked_int4(packed: Tensor, out_features: int, in_features: int) -> Tensor
     return nibbles[:out_features, :in_features].to(torch.int8) - 8
 
 
+def tiles_hold_groups(groups: int, group_size: int) -> bool:
+    """Whether kernels read weights with so many groups of inputs: none of theirs may straddle two tiles."""
+    return groups == 1 or group_size & (group_size - 1) == 0
+
+
 def gpu_bytes(spec: LinearSpec, bits: int, group_size: int, has_zeros: bool, has_bias: bool) -> int:
     """Bytes of what ``pack_gpu`` keeps, at most: scales may take half of theirs."""
     out, groups = spec.out_features, -(-spec.in_features // group_size)
-    codes = int4_bytes(out, spec.in_features) if bits == 4 else out * spec.in_features
+    # What kernels cannot read keeps a byte for each code.
+    in_tiles = bits == 4 and tiles_hold_groups(groups, group_size)
+    codes = int4_bytes(out, spec.in_features) if in_tiles else out * spec.in_features
     return codes + out * (groups * has_zeros + (groups + has_bias) * torch.float32.itemsize)

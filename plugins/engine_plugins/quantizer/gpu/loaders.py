@@ -9,14 +9,13 @@ import torch
 from engine.contracts.quantizer import TileLoader
 from engine.execution.kv_cache import as_bits
 from engine_plugins.quantizer.gpu import tiles
-from engine_plugins.quantizer.gpu.layout import narrowest, packed_int4
+from engine_plugins.quantizer.gpu.layout import narrowest, packed_int4, tiles_hold_groups
 from engine_plugins.quantizer.weights import QuantizedWeight
 
 
 def why_unreadable(weight: QuantizedWeight) -> str | None:
     """What kernels cannot read about a weight; ``None``: they can."""
-    groups = weight.scale.shape[1]
-    if groups > 1 and weight.group_size & (weight.group_size - 1):
+    if not tiles_hold_groups(weight.scale.shape[1], weight.group_size):
         return f"groups of {weight.group_size}, not a power of two"
     if weight.codes.is_floating_point() and weight.codes.dtype != torch.float8_e4m3fn:
         return f"{str(weight.codes.dtype).removeprefix('torch.')} weights"
