@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from engine.evaluation.windows import Window, json_lines, limited, read_prompts, read_text, text_windows
 
-
 BEGIN = 256
 
 

@@ -27,11 +27,6 @@ class Material:
     questions: tuple[Question, ...]
     match: str
 
-    @property
-    def scored(self) -> int:
-        """Tokens."""
-        return sum(window.scored for window in self.windows)
-
 
 def read_material(options: EvalOptions, reference: EnginePlan, plan: EnginePlan) -> Material:
     """Raises ``ValueError`` for unusable files, windows longer than the model allows, and a reference that has other

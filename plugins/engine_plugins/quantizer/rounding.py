@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -10,29 +13,55 @@ from engine_plugins.quantizer.weights import QuantizedWeight
 FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max
 CLIPS = tuple(1.0 - 0.04 * i for i in range(10))
 """Shares of the largest weight of a group that are tried as the end of its range."""
+PIECE = 1 << 22
+"""Weights that are rounded at a time: rounding takes several copies of them in float32."""
 
 
 def to_int8(weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
-    """``[out, in]`` -> 255 levels, one scale per output channel."""
-    wide = weight.float()
-    scale = (wide.abs().amax(dim=1, keepdim=True) / 127.0).clamp_min(1e-12)
-    codes = (wide / scale).round_().to(torch.int8)
+    """``[out, in]``, any floating dtype -> 255 levels, one scale per output channel."""
+    codes, scale = _in_pieces(weight, torch.int8, _int8_rows)
     return QuantizedWeight(codes, scale, weight.shape[1], bits=8, bias=_float(bias))
 
 
 def to_fp8(weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
-    """``[out, in]`` -> e4m3, one scale per output channel."""
-    wide = weight.float()
-    scale = (wide.abs().amax(dim=1, keepdim=True) / FP8_LARGEST).clamp_min(1e-12)
-    return QuantizedWeight((wide / scale).to(torch.float8_e4m3fn), scale, weight.shape[1], bits=8, bias=_float(bias))
+    """``[out, in]``, any floating dtype -> e4m3, one scale per output channel."""
+    codes, scale = _in_pieces(weight, torch.float8_e4m3fn, _fp8_rows)
+    return QuantizedWeight(codes, scale, weight.shape[1], bits=8, bias=_float(bias))
 
 
 def to_int4(weight: Tensor, bias: Tensor | None, group_size: int) -> QuantizedWeight:
-    """``[out, in]`` -> 16 levels, a scale for every ``group_size`` inputs.
+    """``[out, in]``, any floating dtype -> 16 levels, a scale for every ``group_size`` inputs.
 
     The range of a group ends where the squared error of rounding is least, of :data:`CLIPS` tried.
     """
-    groups = grouped(weight.float(), group_size)
+    codes, scale = _in_pieces(weight, torch.int8, partial(_int4_rows, group_size=group_size))
+    return QuantizedWeight(codes, scale, group_size, bits=4, bias=_float(bias))
+
+
+def _in_pieces(
+    weight: Tensor, dtype: torch.dtype, rounded: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Codes ``[out, in]`` in ``dtype`` and scales ``[out, groups]``; ``rounded`` makes both of some rows in float32."""
+    codes, scales = torch.empty(weight.shape, dtype=dtype, device=weight.device), []
+    rows = max(1, PIECE // weight.shape[1])
+    for start in range(0, weight.shape[0], rows):
+        codes[start : start + rows], scale = rounded(weight[start : start + rows].float())
+        scales.append(scale)
+    return codes, torch.cat(scales)
+
+
+def _int8_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    scale = (rows.abs().amax(dim=1, keepdim=True) / 127.0).clamp_min(1e-12)
+    return (rows / scale).round_().to(torch.int8), scale
+
+
+def _fp8_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    scale = (rows.abs().amax(dim=1, keepdim=True) / FP8_LARGEST).clamp_min(1e-12)
+    return (rows / scale).to(torch.float8_e4m3fn), scale
+
+
+def _int4_rows(rows: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    groups = grouped(rows, group_size)
     largest = groups.abs().amax(dim=2, keepdim=True).clamp_min(1e-12)
     best, best_error = in_16_bits(largest / 7.0), torch.full_like(largest, torch.inf)
     for clip in CLIPS:
@@ -40,8 +69,7 @@ def to_int4(weight: Tensor, bias: Tensor | None, group_size: int) -> QuantizedWe
         error = (_levels(groups, scale) * scale - groups).square_().sum(dim=2, keepdim=True)
         better = error < best_error
         best, best_error = torch.where(better, scale, best), torch.where(better, error, best_error)
-    codes = _levels(groups, best).to(torch.int8).flatten(1)[:, : weight.shape[1]].contiguous()
-    return QuantizedWeight(codes, best.squeeze(2), group_size, bits=4, bias=_float(bias))
+    return _levels(groups, best).to(torch.int8).flatten(1)[:, : rows.shape[1]], best.squeeze(2)
 
 
 def in_16_bits(scale: Tensor) -> Tensor:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine_plugins.quantizer import rounding
 from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
 from engine_plugins.quantizer.weights import QuantizedWeight, joined, multiplied, quantized_rows
 
@@ -38,6 +41,34 @@ def test_fp8_weights_keep_three_bits_and_reach_the_largest_value() -> None:
     smallest_normal = 2.0**-6 * rounded.scale
     gap = (rounded.dense() - weight).abs()
     assert bool((gap <= torch.maximum(weight.abs(), smallest_normal) * 2.0**-4).all())
+
+
+class Float32Sizes(TorchDispatchMode):
+    """Keeps the number of elements of every float32 tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.dtype == torch.float32:
+            self.sizes.append(out.numel())
+        return out
+
+
+@pytest.mark.parametrize("rounded", [to_int8, to_fp8, partial(to_int4, group_size=32)])
+def test_weights_are_rounded_a_piece_at_a_time(
+    rounded: Callable[..., QuantizedWeight], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much as memory for loading is reckoned with: no copy of all weights in float32."""
+    weight = sample(out=50, inputs=96).bfloat16()
+    whole = rounded(weight, None)
+    monkeypatch.setattr(rounding, "PIECE", 7 * 96 + 5)
+    with Float32Sizes() as made:
+        pieces = rounded(weight, None)
+    assert 0 < max(made.sizes) <= 7 * 96
+    assert torch.equal(pieces.codes.float(), whole.codes.float()) and torch.equal(pieces.scale, whole.scale)
 
 
 def test_searching_the_range_of_int4_groups_beats_the_full_range() -> None:
