@@ -35,6 +35,10 @@ class QuantizedWeight:
 
     def __post_init__(self) -> None:
         out, inputs = self.codes.shape
+        if self.codes.dtype not in (torch.int8, torch.float8_e4m3fn):
+            raise ValueError(f"codes of {self.codes.dtype}, expected int8 or float8_e4m3fn")
+        if self.group_size < 1:
+            raise ValueError(f"groups of {self.group_size} inputs, expected at least 1")
         groups = (out, -(-inputs // self.group_size))
         if tuple(self.scale.shape) != groups:
             raise ValueError(f"scales {list(self.scale.shape)} for weights [{out}, {inputs}], expected {list(groups)}")

@@ -138,6 +138,7 @@ def test_parts_that_one_matrix_cannot_hold_are_refused() -> None:
         ({"zero": torch.zeros(4, 1, dtype=torch.int8)}, r"zeros \[4, 1\] beside scales \[4, 2\]"),
         ({"order": torch.arange(4)}, r"an order of \[4\] for 8 input features"),
         ({"bias": torch.zeros(3)}, r"bias \[3\] for 4 outputs"),
+        ({"codes": torch.zeros(4, 8)}, "codes of torch.float32, expected int8"),
     ],
 )
 def test_tensors_that_do_not_fit_together_are_refused(wrong: dict[str, Tensor], complaint: str) -> None:

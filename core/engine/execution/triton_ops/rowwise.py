@@ -36,7 +36,8 @@ def quantize_rows(
     """``norm(x) [rows, SIZE]`` in 8 bits: int8, or the bits of e4m3 in uint8, and each row's float32 step. Program
     ``row``.
 
-    The rms divides the largest element and all others alike: codes do not depend on it, only the step does.
+    The rms divides the largest element and all others alike: codes do not depend on it, only the step does. A row that
+    is not finite has NaN for its step, and so are its products.
     """
     start_dependents(PDL)
     wait_for_input(PDL)
@@ -45,14 +46,14 @@ def quantize_rows(
     for start in range(0, SIZE, BLOCK):
         x, y = load_row(x_ptr + row * stride_x, norm_ptr, start, SIZE, BLOCK)
         squares += x * x
-        largest = tl.maximum(largest, tl.abs(y))
+        largest = tl.maximum(largest, tl.where(y == y, tl.abs(y), float("inf")))  # a maximum may lose a NaN
     LEVELS: tl.constexpr = 448.0 if FLOAT8 else 127.0
     top = tl.max(largest, 0)
     step = tl.maximum(tl.div_rn(top, top * 0.0 + LEVELS), 1e-20)
     rms = 1.0
     if norm_ptr is not None:
         rms = tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
-    tl.store(step_ptr + row, step * rms)
+    tl.store(step_ptr + row, tl.where(top < float("inf"), step * rms, float("nan")))
     for start in range(0, SIZE, BLOCK):
         _, y = load_row(x_ptr + row * stride_x, norm_ptr, start, SIZE, BLOCK)
         column = start + tl.arange(0, BLOCK)
