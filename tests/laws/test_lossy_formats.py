@@ -14,14 +14,12 @@ from engine import LLM
 
 from .test_bundled_swaps import COMMON, SETS, Outputs, assert_idle, prompts
 
+ALONE = ("kv_format=int8", "kv_format=fp8", "quantizer=int8", "quantizer=int4")
 FORMATS = (
-    "kv_format=int8",
-    "kv_format=fp8",
-    "quantizer=int8",
-    "quantizer=int4",
     "quantizer=fp8",
     "quantizer=int8 kv_format=int8",
     "quantizer=int4 kv_format=fp8",
+    *(pytest.param(alone, marks=pytest.mark.slow) for alone in ALONE),
 )
 NAMES = ("latency", "tiny chunks", "always drafting", "preempted", "static batches")
 GREEDY = {"max_tokens": 24, "temperature": 0.0}

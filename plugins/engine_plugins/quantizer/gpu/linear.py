@@ -77,9 +77,7 @@ class GpuLinear:
         if self.rounding == "int8":
             return scaled_sums(torch._int_mm(codes, self.loader.weight.T), step, scale, bias, dtype, self.launch)
         weight = self.loader.weight.view(torch.float8_e4m3fn)
-        # Of the dtypes it may put out, bfloat16 is the one that every version has for scales by row.
-        product = torch._scaled_mm(codes, weight.T, scale_a=step, scale_b=scale[None], out_dtype=torch.bfloat16)
-        out: Tensor = product.to(dtype)
+        out: Tensor = torch._scaled_mm(codes, weight.T, scale_a=step, scale_b=scale[None], out_dtype=dtype)
         return out if bias is None else out.add_(bias)
 
     def reference(self, x: Tensor) -> Tensor:
