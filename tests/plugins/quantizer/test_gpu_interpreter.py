@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from tests.interpreted import run_interpreted
 
 HERE = Path(__file__).parent
