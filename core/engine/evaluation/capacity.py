@@ -46,10 +46,10 @@ class _NotHere:
         return "not here"
 
     def stage(self, batch: AttentionBatch) -> NoReturn:
-        raise NotImplementedError
+        raise NotImplementedError("a plan for a device that is only stated cannot run")
 
     def record(self, *arguments: object) -> NoReturn:
-        raise NotImplementedError
+        raise NotImplementedError("a plan for a device that is only stated cannot run")
 
 
 def bind_stated(plan: EnginePlan) -> BoundEngine:

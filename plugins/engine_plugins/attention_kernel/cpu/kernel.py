@@ -8,7 +8,6 @@ values are read once for all heads that share them, and the keys of long rows ar
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,14 +71,23 @@ class _Scales(ctypes.Structure):
 UNSCALED = _Scales(None, None, 0)
 
 
+ARGUMENTS = (POINTER, POINTER, POINTER, POINTER, INT64, POINTER, POINTER, POINTER, INT32)
+
+
 @cache
 def kernels() -> ctypes.CDLL:
-    """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    arguments = (POINTER, POINTER, POINTER, POINTER, INT64, POINTER, POINTER, POINTER, INT32)
-    functions: dict[str, tuple[Any, ...]] = dict.fromkeys(FUNCTIONS.values(), arguments)
-    return native.load(
-        Path(__file__).with_name("attention.cpp"), {**functions, "count_splits": (POINTER, POINTER, POINTER)}
-    )
+    """The functions for caches that hold what is computed with. Raises :class:`engine.native.NativeError`."""
+    functions = {name: ARGUMENTS for (computed, stored), name in FUNCTIONS.items() if computed == stored}
+    source = Path(__file__).with_name("attention.cpp")
+    return native.load(source, {**functions, "count_splits": (POINTER, POINTER, POINTER)})
+
+
+@cache
+def kernels_8bit() -> ctypes.CDLL:
+    """Those for 8-bit caches, built when the first layer with one runs: while the engine warms up. Raises
+    :class:`engine.native.NativeError`."""
+    functions = {name: ARGUMENTS for (computed, stored), name in FUNCTIONS.items() if computed != stored}
+    return native.load(Path(__file__).with_name("attention_8bit.cpp"), functions)
 
 
 @dataclass(slots=True)
@@ -113,9 +121,6 @@ class CpuAttention:
     def __init__(self, config: SlotConfig, context: BuildContext, *, use_amx: bool = True) -> None:
         """``use_amx=False``: vectors only. Raises :class:`engine.native.NativeError` where nothing can be built."""
         self._library = kernels()
-        self._functions: dict[tuple[torch.dtype, torch.dtype], Callable[..., None]] = {
-            types: getattr(self._library, name) for types, name in FUNCTIONS.items()
-        }
         self.use_amx = use_amx and bool(self._library.can_use_amx())
         self._ops: dict[Attention, _Op] = {}
         self._torch = TorchAttention(config, context)
@@ -158,7 +163,8 @@ class CpuAttention:
         scales = UNSCALED
         if k_scale is not None and v_scale is not None:
             scales = _Scales(k_scale.data_ptr(), v_scale.data_ptr(), k_scale.dim() > 1)
-        self._functions[q.dtype, k_cache.dtype](
+        library = self._library if q.dtype == k_cache.dtype else kernels_8bit()
+        getattr(library, FUNCTIONS[q.dtype, k_cache.dtype])(
             ctypes.addressof(staged.step), ctypes.addressof(self._op(op)), ctypes.addressof(scales),
             q.data_ptr(), q.stride(0),
             k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), self.use_amx,
@@ -173,9 +179,9 @@ class CpuAttention:
 
     def _why_torch(self, op: Attention, dtype: torch.dtype, stored: torch.dtype, kv_format: KVFormat) -> str | None:
         """What there is no kernel for; ``None``: there is one."""
-        if (dtype, dtype) not in self._functions:
+        if (dtype, dtype) not in FUNCTIONS:
             return str(dtype).removeprefix("torch.")
-        if (dtype, stored) not in self._functions or (stored != dtype) != (kv_format.scale != "none"):
+        if (dtype, stored) not in FUNCTIONS or (stored != dtype) != (kv_format.scale != "none"):
             scaled = "" if kv_format.scale == "none" else " with scales"
             return f"keys and values in {str(stored).removeprefix('torch.')}{scaled}"
         # Masked keys get a large negative score before scores are scaled: it must stay one.
