@@ -1,5 +1,5 @@
 """Runs tests through Triton's interpreter. It replaces functions while triton is imported, and other tests of a run may
-have imported it already; so it gets processes of its own, side by side. (That of Triton 3.6 needs numpy < 2.4.)"""
+have imported it already; so it gets a process of its own. (That of Triton 3.6 needs numpy < 2.4.)"""
 
 from __future__ import annotations
 
@@ -7,31 +7,28 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 
+starts_interpreter = pytest.mark.skipif(
+    bool(os.environ.get("TRITON_INTERPRET")), reason="the tests it starts run in this very process"
+)
+"""For tests that call :func:`run_interpreted`."""
 
-def run_interpreted(*groups: Sequence[Path]) -> int:
-    """One process for each group of files. Returns how many tests passed; asserts that none failed."""
+
+def run_interpreted(*files: Path, select: str = "") -> int:
+    """Run the tests of ``files`` (those that the ``-k`` expression ``select`` names) under the interpreter.
+
+    Returns how many passed. Asserts that none failed and none was skipped.
+    """
+    command = [sys.executable, "-m", "pytest", "-n0", "-x", *map(str, files), *(["-k", select] if select else [])]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-x", *map(str, files)],
-            cwd=REPOSITORY,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for files in groups
-    ]
-    passed = 0
-    for process in processes:
-        output, _ = process.communicate(timeout=600)
-        assert process.returncode == 0, output
-        found = re.search(r"(\d+) passed", output)
-        assert found is not None, output
-        passed += int(found[1])
-    return passed
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout, done.stdout
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None, done.stdout
+    return int(passed[1])

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from engine.contracts.config import DrafterConfig, SchedulerConfig, at_least
-from engine.contracts.drafter import Draft, DrafterKV, DraftRow
+from engine.contracts.drafter import Draft, DraftRow
 from engine.contracts.provider import BuildContext, Provider
 from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, SchedulerView
 from engine.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @hookimpl
@@ -75,17 +72,11 @@ class RepeatLast:
     """Drafts the last token again and again, once it has repeated ``min_run`` times."""
 
     placement: Literal["host", "device"] = "host"
-    taps: tuple[int, ...] = ()
-    kv: DrafterKV | None = None
-    kv_lookahead = 0
     returns_probs = False
 
     def __init__(self, config: RepeatLastConfig, context: BuildContext) -> None:
         self.max_width = config.max_width
         self._min_run = config.min_run
-
-    def extend(self, slots: Sequence[int], tokens: Tensor, next_tokens: Tensor, taps: Sequence[Tensor]) -> None:
-        """Nothing is kept."""
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         return Draft(tuple(self._continue(row) for row in rows))

@@ -12,7 +12,7 @@ from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
-from engine_plugins.drafter.config import NgramConfig, NoDrafterConfig
+from engine_plugins.drafter.config import DraftModelConfig, EarlyExitConfig, NgramConfig, NoDrafterConfig
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import unreadable
@@ -181,6 +181,20 @@ def engine_drafter() -> list[Provider]:
             config=NgramConfig,
             provides=("drafts", "host_drafter"),
             doc="Prompt lookup: continues as the same words continued earlier in the request.",
+        ),
+        Provider(
+            "draft_model",
+            "engine_plugins.drafter.draft_model:DraftModelDrafter",
+            config=DraftModelConfig,
+            provides=("drafts",),
+            doc="A smaller model of the same family drafts.",
+        ),
+        Provider(
+            "early_exit",
+            "engine_plugins.drafter.early_exit:EarlyExitDrafter",
+            config=EarlyExitConfig,
+            provides=("drafts",),
+            doc="The model's own first layers draft.",
         ),
     ]
 

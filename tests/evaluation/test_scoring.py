@@ -29,6 +29,24 @@ def test_a_token_the_reference_rules_out_adds_nothing():
     assert score.mean_kl == pytest.approx(math.log(2))
 
 
+def test_a_probability_too_small_for_a_float_adds_nothing_even_where_the_plan_rules_the_token_out():
+    reference, plan = torch.tensor([[0.0, -200.0]]), torch.tensor([[0.0, -math.inf]])
+    score = Score()
+    add(score, log_probabilities(reference), log_probabilities(plan), torch.tensor([0]))
+    assert score.mean_kl == 0.0
+
+
+def test_a_token_that_the_plan_alone_rules_out_is_infinitely_far():
+    score = Score()
+    plan = torch.tensor([[0.0, -math.inf]])
+    add(score, log_probabilities(torch.tensor([[0.0, 0.0]])), log_probabilities(plan), torch.tensor([1]))
+    assert score.mean_kl == math.inf and score.perplexity == math.inf
+
+
+def test_a_perplexity_that_no_float_holds_is_infinite():
+    assert Score(tokens=1, nll=1e4).perplexity == math.inf
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_logits_that_are_not_numbers_stop_the_evaluation(value):
     with pytest.raises(BrokenLogits, match="dtype"):

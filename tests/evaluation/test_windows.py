@@ -74,6 +74,8 @@ def test_a_line_ends_where_json_lines_end(tmp_path, separator):
         ('{"prompt": "aaaaaaaa", "completion": "bbb"}', "more than --context 10"),
         ('{"prompt": "a"}', "no line has two tokens"),
         ("", "expected some text"),
+        ("[" * 100_000, "line 1: not JSON"),
+        ('{"prompt": "\\ud800"}', "line 1: not JSON"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, says):
@@ -89,6 +91,15 @@ def test_a_text_without_two_tokens_is_refused(tmp_path, content, says):
     file.write_bytes(content)
     with pytest.raises(ValueError, match=says):
         read_text(str(file), encode, 10, 10)
+
+
+def test_a_byte_order_mark_is_no_text_and_line_ends_of_windows_are_line_ends(tmp_path):
+    plain, marked = tmp_path / "plain", tmp_path / "marked"
+    plain.write_bytes(b"ab\ncd")
+    marked.write_bytes(b"\xef\xbb\xbfab\r\ncd")
+    assert read_text(str(marked), encode, 10, 10) == read_text(str(plain), encode, 10, 10)
+    marked.write_bytes(b"\xef\xbb\xbf" + b'{"prompt": "ab"}\r\n')
+    assert read_prompts(str(marked), encode, 10, 10) == [Window(tuple(b"ab"), 1)]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

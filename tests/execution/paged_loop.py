@@ -37,6 +37,7 @@ def load(
     quantizer: Any = None,
     kernels: Kernels = "torch",
     on_progress: Progress | None = None,
+    kv_format: Any = NativeFormat,
 ) -> tuple[ModelFacts, LoweredModel]:
     """Facts and lowered model of a checkpoint directory."""
     facts = model_facts(str(path))
@@ -49,7 +50,7 @@ def load(
         ops,
         quantizer or Unquantized(UnquantizedConfig(), context),
         (CpuAttention if kernels == "native" else TorchAttention)(SlotConfig(), context),
-        NativeFormat(SlotConfig(), context),
+        kv_format(SlotConfig(), context),
         SingleDevice(ParallelismConfig(), context),
         dtype,
         "cpu",

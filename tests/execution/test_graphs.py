@@ -183,7 +183,7 @@ def test_penalties_count_the_drafts_that_the_recording_wrote_over() -> None:
     def tokens(recorded: bool) -> list[list[int]]:
         decoder = replace(model(), on_triton=runs_triton("cpu"))
         tables, cache = DeviceTables(4, max_len=24, max_draft_width=3, block_size=BLOCK, device="cpu"), torch.zeros(128)
-        runner = ModelRunner(decoder, cache, tables, NoDrafter())  # type: ignore[arg-type]
+        runner = ModelRunner(decoder, cache, tables)  # type: ignore[arg-type]
         if recorded:
             runner.graphs = StepGraphs(decoder, cache, tables, (), [Bucket(1, 4)], Recorder())  # type: ignore[arg-type]
             runner.graphs.capture()

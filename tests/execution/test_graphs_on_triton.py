@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from engine.execution.triton_ops.device import runs_triton
 from engine.testing.aot import measure_kernel
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-INTERPRETED = runs_triton("cpu")
+from tests.interpreted import run_interpreted, starts_interpreter
 
 
-@pytest.mark.skipif(INTERPRETED, reason="test_graphs.py runs in this very process")
+@starts_interpreter
 def test_recorded_steps_are_the_same_when_a_kernel_fills_them() -> None:
-    command = [sys.executable, "-m", "pytest", "-x", str(Path(__file__).with_name("test_graphs.py"))]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) >= 8 and "skipped" not in done.stdout, done.stdout
+    assert run_interpreted(Path(__file__).with_name("test_graphs.py")) >= 8
 
 
-@pytest.mark.skipif(INTERPRETED, reason="interpreted kernels cannot be compiled")
+@pytest.mark.skipif(runs_triton("cpu"), reason="interpreted kernels cannot be compiled")
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_the_kernel_compiles_for_real_gpus_without_spills(capability: int) -> None:
     from engine.execution.triton_ops.step_inputs import BLOCK_IDS, step_inputs

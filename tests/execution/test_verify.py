@@ -1,5 +1,6 @@
 import importlib.util
 import math
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,7 @@ def pair_probs(model, tokens, params):
     return np.concatenate([first[a] * second[a] for a in range(VOCAB)])
 
 
+@cache
 def proposal_probs(model, proposal):
     """A drafter that is neither right nor useless: a flattened and shifted version of the target."""
     tokens = [1, 2]

@@ -22,7 +22,7 @@ FORMATS = (
     *(pytest.param(alone, marks=pytest.mark.slow) for alone in ALONE),
 )
 NAMES = ("latency", "tiny chunks", "always drafting", "preempted", "static batches")
-GREEDY = {"max_tokens": 24, "temperature": 0.0}
+GREEDY = {"max_tokens": 12, "temperature": 0.0}
 
 
 @pytest.fixture(scope="module", params=FORMATS)

@@ -6,10 +6,6 @@ nobody wrote shows up in the tokens.
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +16,7 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import SlotConfig
+from engine.contracts.drafter import on_device, taps_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution.graphs import Bucket, StepGraphs
@@ -35,12 +32,13 @@ from engine.testing.launches import count_launches
 
 from ..execution import tiny
 from ..execution.paged_loop import PagedLoop, load
+from ..interpreted import run_interpreted, starts_interpreter
 from ..loop.test_memory import variant
 from .harness import run, run_again
 
-INTERPRETED = runs_triton("cpu")
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, with TRITON_INTERPRET=1")
-REPOSITORY = Path(__file__).resolve().parents[2]
+interpreted = pytest.mark.skipif(
+    not runs_triton("cpu"), reason="runs in a process of its own, with TRITON_INTERPRET=1"
+)
 BLOCK, NUM_BLOCKS = 8, 40
 REQUESTS = [
     EngineRequest("short", (5, 6), SamplingParams(max_tokens=7, temperature=0.0)),
@@ -50,14 +48,9 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the tests below run in this very process")
+@starts_interpreter
 def test_recorded_steps_on_the_triton_kernels_under_the_interpreter() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", __file__]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) >= 12, done.stdout
+    assert run_interpreted(Path(__file__), select="tokens_are_those or layer_is") >= 12
 
 
 def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEngine, LoweredModel, KVCache]:
@@ -101,9 +94,9 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
         again = run_again(step)
         return lambda: (again(), replays.append(None))[0]
 
-    graphs = StepGraphs(model, kv, tables, bound.drafter.taps, buckets, counted)
+    graphs = StepGraphs(model, kv, tables, taps_of(bound.drafter), buckets, counted)
     graphs.capture()
-    runner = ModelRunner(model, kv, tables, bound.drafter, graphs)
+    runner = ModelRunner(model, kv, tables, on_device(bound.drafter), graphs)
     bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], NUM_BLOCKS)
     core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), plan.max_len)
     outputs = run(core, REQUESTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from engine.assembly.bind import bind
 from engine.assembly.discovery import Discovered, discover
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.contracts.config import QuantizerConfig
+from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.execution.checkpoint import CheckpointError, open_checkpoint
 from engine.execution.cpu_memory import give_back_freed_memory
 from engine.loop.build import build_engine, load_plan
@@ -24,6 +26,7 @@ from engine.loop.memory.remedies import remedies
 from engine.loop.memory.report import describe_ledger, describe_start
 from engine.loop.memory.room import DoesNotFit, Meter, Room, free_memory
 from engine.loop.memory.text import size
+from engine_plugins.quantizer.config import Int8Config
 from tests.execution import tiny
 
 GIB = 2**30
@@ -230,6 +233,63 @@ def test_only_plugins_that_can_serve_the_model_are_suggested(heavy: Path) -> Non
     none = remedies(plan, judge, Discovered())
     assert any("quantizer=" in override for remedy in some for override in remedy.overrides)
     assert none and not any("quantizer=" in override for remedy in none for override in remedy.overrides)
+
+
+@dataclass(frozen=True)
+class Demanding(QuantizerConfig):
+    """Has a setting without a default."""
+
+    must: int = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Unwilling(Int8Config):
+    def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+        return ("not with these values",)
+
+
+def broken(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    raise RuntimeError("a fault of theirs")
+
+
+def with_quantizer(installed: Discovered, **parts: Any) -> Discovered:
+    """``installed`` and one more plugin, of somebody else."""
+    (int8,) = installed.named("quantizer", "int8")
+    offer = replace(int8, provider=replace(int8.provider, name="theirs", **parts))
+    return replace(installed, offers=(*installed.offers, offer))
+
+
+def test_a_plugin_that_cannot_even_be_asked_is_named_and_the_others_are_suggested(heavy: Path) -> None:
+    plan = plan_of(heavy, *LONG)
+    free = int(planned(plan).needs.smallest / 0.9 * 0.999)
+    installed = with_quantizer(discover(plan.settings.plugins), unsupported=broken)
+    with pytest.raises(DoesNotFit) as refusal:
+        plan_memory(plan, bind(plan), free=free, discovered=installed)
+    text = str(refusal.value)
+    assert re.search(r"\nquantizer=theirs was not tried: asking .* raised RuntimeError: a fault of theirs$", text)
+    assert ["quantizer=int8"] in suggestions(text)
+
+
+@pytest.mark.parametrize(("config", "goes"), [(Int8Config, True), (Demanding, False), (Unwilling, False)])
+def test_a_plugin_is_suggested_if_its_settings_go_with_the_plan(heavy: Path, config: Any, goes: bool) -> None:
+    plan = plan_of(heavy, *LONG)
+    judge = Judge(bind(plan), open_checkpoint(plan.model.path), int(planned(plan).needs.smallest / 0.9 * 0.999))
+    notes: list[str] = []
+    found = remedies(plan, judge, with_quantizer(discover(plan.settings.plugins), config=config), notes.append)
+    offered = [override for remedy in found for override in remedy.overrides]
+    assert "quantizer=int8" in offered and ("quantizer=theirs" in offered) == goes and not notes
+
+
+def test_a_selected_plugin_with_a_setting_that_must_be_made_does_not_stop_the_advice(heavy: Path) -> None:
+    plan = plan_of(heavy, *LONG)
+    choice = plan.choice("quantizer")
+    theirs = replace(choice, config_class=f"{__name__}:Demanding", config={"activations": "bf16", "must": 3})
+    judge = Judge(bind(plan), open_checkpoint(plan.model.path), int(planned(plan).needs.smallest / 0.9 * 0.999))
+    judged = replace(plan, slots={**plan.slots, "quantizer": (theirs,)})
+    judge.bound = replace(judge.bound, plan=judged)
+    offered = [override for remedy in remedies(judged, judge, discover(plan.settings.plugins)) for override in
+               remedy.overrides]  # fmt: skip
+    assert "quantizer=int8" in offered
 
 
 def test_nothing_is_loaded_when_it_does_not_fit(heavy: Path) -> None:

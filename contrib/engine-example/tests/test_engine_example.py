@@ -3,7 +3,7 @@ from engine_example import RepeatLast, RepeatLastConfig, SchedulerConfig, Shorte
 from engine.contracts.drafter import DraftRow
 from engine.contracts.scheduler import RequestView, SchedulerView, StepCost
 from engine.testing.context import build_context
-from engine.testing.drafter import DrafterConformance
+from engine.testing.drafter import HostDrafterConformance
 from engine.testing.scheduler import BLOCK, SchedulerConformance
 
 
@@ -48,7 +48,7 @@ class TestShortestFirst(SchedulerConformance):
         return ShortestFirst(SchedulerConfig(), build_context(BLOCK))
 
 
-class TestRepeatLast(DrafterConformance):
+class TestRepeatLast(HostDrafterConformance):
     history = (5, 6, 7, 7, 7)
 
     def make(self) -> RepeatLast:

@@ -5,13 +5,15 @@ The engine process calls :func:`bind`, the API process :func:`bind_api`; each im
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from engine.assembly import values
 from engine.assembly.errors import AssemblyError
+from engine.assembly.model_facts import locate, model_facts
 from engine.assembly.plan import EnginePlan, SlotChoice
 from engine.contracts import API_SLOTS, SLOTS
 from engine.contracts.architecture import Architecture
@@ -25,6 +27,8 @@ from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import Quantizer
 from engine.contracts.router import Router
 from engine.contracts.scheduler import Scheduler
+
+T = TypeVar("T")
 
 PROTOCOLS: Mapping[str, type[Any]] = MappingProxyType(
     {
@@ -94,7 +98,17 @@ def build_context(plan: EnginePlan) -> BuildContext:
         block_size=int(plan.choice("kv_allocator").config["block_size"]),
         max_draft_width=int(plan.choice("drafter").config["max_width"]),
         settings=plan.settings,
+        find_model=partial(_other, locate),
+        read_model=partial(_other, model_facts),
     )
+
+
+def _other(read: Callable[[str], T], path: str) -> T:
+    """Read of another checkpoint than ``model.path``. Raises ``ValueError``."""
+    try:
+        return read(path)
+    except AssemblyError as error:
+        raise ValueError(str(error).removeprefix("model.path=")) from error
 
 
 def build_slots(plan: EnginePlan, slots: tuple[str, ...], context: BuildContext) -> dict[str, tuple[Any, ...]]:

@@ -36,8 +36,8 @@ def model_facts(path: str, name: str = "", *, download: bool = False) -> ModelFa
     generation: Mapping[str, Any] = {}
     if (folder / "generation_config.json").is_file():
         generation = _read_json(folder / "generation_config.json", path)
-    if config.get("quantization_config") is None and (folder / QUANT_CONFIG).is_file():
-        config["quantization_config"] = {"quant_method": "modelopt", **_read_json(folder / QUANT_CONFIG, path)}
+    if (folder / QUANT_CONFIG).is_file():
+        _add_quantization(config, _read_json(folder / QUANT_CONFIG, path), path)
     try:
         return facts_from_config(config, generation, str(folder), name or served_name(path))
     except ValueError as error:
@@ -128,6 +128,29 @@ def _read_json(file: Path, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise AssemblyError([f"model.path={path}: {file.name} is not a JSON object"])
     return value
+
+
+def _add_quantization(config: dict[str, Any], own: Mapping[str, Any], path: str) -> None:
+    """Put ModelOpt's own file into ``config``, or hold what ``config`` has against it. Raises :class:`AssemblyError`."""
+    section = config.get("quantization_config")
+    if section is None:
+        config["quantization_config"] = {"quant_method": "modelopt", **own}
+        return
+    named, stated = (_algorithm(of) for of in (own, section))
+    if named is not None and stated is not None and named != stated:
+        raise AssemblyError(
+            [
+                f"model.path={path}: {QUANT_CONFIG} says quant_algo={named} and quantization_config in config.json says "
+                f"quant_algo={stated}; remove the one that is wrong"
+            ]
+        )
+
+
+def _algorithm(quantization: Any) -> str | None:
+    """``quant_algo``, wherever ModelOpt wrote it."""
+    inner = quantization.get("quantization", quantization) if isinstance(quantization, Mapping) else None
+    found = inner.get("quant_algo") if isinstance(inner, Mapping) else None
+    return str(found).upper() if found else None
 
 
 def facts_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], path: str, name: str) -> ModelFacts:

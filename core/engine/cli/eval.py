@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from engine.cli.command import USAGE, Command
+from engine.evaluation.errors import EvalError
 from engine.evaluation.options import add_flags, options_of
 
 
@@ -15,7 +16,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     model = [] if flags.model is None else [f"model.path={quoted(flags.model)}"]
     try:
         options = options_of(flags, [*overrides, *model])
-    except ValueError as error:
+    except EvalError as error:
         print(f"engine: {error}", file=sys.stderr)
         return USAGE
     from engine.evaluation.main import run

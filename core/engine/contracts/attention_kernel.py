@@ -88,3 +88,14 @@ class AttentionKernel(Protocol):
         ``[num_tokens, num_heads * head_dim]`` in the dtype of ``q``. No synchronisation, no compilation.
         """
         ...
+
+
+@runtime_checkable
+class RestagingKernel(Protocol):
+    """An :class:`AttentionKernel` for the CPU whose layers may be recorded as native calls (:mod:`engine.native`) and
+    made again for another batch."""
+
+    def restage(self, staged: Any, batch: AttentionBatch) -> None:
+        """Make ``staged`` what :meth:`AttentionKernel.stage` returns for ``batch``, in the same memory: calls that
+        point there then compute this batch. It has as many query tokens as the batch staged first."""
+        ...

@@ -2,13 +2,20 @@
 
 A drafter proposes chains of tokens. The core verifies them, samples so that the output distribution is exactly
 the target model's, applies stops, commits, and chooses the width (0 included) from measured acceptance.
+
+There are two kinds. A :class:`HostDrafter` looks at token ids on the CPU. A :class:`DeviceDrafter` runs behind the
+target's forward pass: it may have weights of its own, keys and values in the target's cache (``kv``), and see the
+target's hidden states (``taps``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from engine.contracts.model import ModelFacts
+from engine.contracts.ops import LayerOp, LinearSpec, LMHead, NormSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,14 +25,33 @@ if TYPE_CHECKING:
 class DrafterKV:
     """Keys and values a drafter keeps, as extra layers on the target's block ids.
 
-    ``num_layers`` own layers of the given head shape, or ``num_layers=0`` and ``shared_layers=L`` to read the
-    target's first ``L`` layers.
+    ``num_layers`` own layers of the given head shape, or ``num_layers=0`` and ``shared_layers=L`` to read and write
+    the target's first ``L`` layers.
     """
 
     num_layers: int = 0
     num_kv_heads: int = 0
     head_dim: int = 0
     shared_layers: int = 0
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """What every drafter declares. One that is not a :class:`DeviceDrafter` is a :class:`HostDrafter`."""
+
+    placement: Literal["host", "device"]
+    """``host``: reads tokens on the CPU, so the next step waits for this one's tokens (the plan prints that).
+    ``device``: runs behind the target's forward pass on the device."""
+    max_width: int
+    """Most tokens it can propose; 0 switches speculation off."""
+    returns_probs: bool
+
+    def release(self, slot: int) -> None:
+        """The request in this slot is gone; forget what was kept for it."""
+        ...
+
+
+# Drafters on the host --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +61,7 @@ class DraftRow:
     slot: int
     """Its row in the device tables."""
     tokens: Sequence[int]
-    """All its tokens so far, prompt included (``placement == "host"``; empty for device drafters)."""
+    """All its tokens so far, prompt included."""
     prompt_len: int
     width: int
     """At most this many tokens are wanted (>= 1)."""
@@ -55,33 +81,213 @@ class Draft:
 
 
 @runtime_checkable
-class Drafter(Protocol):
-    """The plugin."""
-
-    placement: Literal["host", "device"]
-    """``host``: reads tokens on the CPU, so the next step waits for this one's tokens (the plan prints that).
-    ``device``: runs behind the target's forward pass on the device."""
-    taps: tuple[int, ...]
-    """Hidden states wanted: tap ``i`` is the residual entering layer ``i``; ``num_layers`` is before the final norm."""
-    kv: DrafterKV | None
-    kv_lookahead: int
-    """> 0: draft keys at ``i`` depend on token ``i + kv_lookahead``, so a prefix hit gives up its last block."""
-    max_width: int
-    """Most tokens it can propose; 0 switches speculation off."""
-    returns_probs: bool
-
-    def extend(self, slots: Sequence[int], tokens: Tensor, next_tokens: Tensor, taps: Sequence[Tensor]) -> None:
-        """Called after every target forward pass, prefill chunks and width 0 included.
-
-        ``tokens``/``next_tokens``: int64 ``[num_tokens]``, the tokens computed and those that follow them;
-        ``taps[i]``: ``[num_tokens, hidden_size]``. Drafters without state do nothing here.
-        """
-        ...
+class HostDrafter(Drafter, Protocol):
+    """A drafter that needs nothing but token ids."""
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         """Propose continuations."""
         ...
 
-    def release(self, slot: int) -> None:
-        """The request in this slot is gone; forget what was kept for it."""
+
+# Drafters on the device ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStep:
+    """What the target has just computed: the tokens of all rows, one row after another.
+
+    Drafts that were rejected are among them, with keys that mean nothing and are overwritten when their positions
+    are computed again; nothing ever attends to them.
+    """
+
+    tokens: Tensor
+    """int64 ``[num_tokens]``"""
+    next_tokens: Tensor
+    """int64 ``[num_tokens]``: what follows each, known or just sampled."""
+    positions: Tensor
+    """int64 ``[num_tokens]``"""
+    q_lens: tuple[int, ...]
+    """Tokens of each row."""
+    slots: Tensor
+    """int64 ``[num_tokens]``: the row of the device tables each token belongs to."""
+    taps: tuple[Tensor, ...]
+    """The hidden states asked for, ``[num_tokens, hidden_size]`` each."""
+    place: Any
+    """Where these tokens are in the cache: for :meth:`DraftLayers.run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRows:
+    """The rows of the last :class:`TargetStep` that want drafts."""
+
+    index: tuple[int, ...]
+    """Which rows of the step these are."""
+    slots: Tensor
+    """int64 ``[num_rows]``"""
+    last: Tensor
+    """int64 ``[num_rows]``: where, among the step's tokens, each row's last settled one is."""
+    tokens: Tensor
+    """int64 ``[num_rows]``: the token that follows it, the newest of the request; not computed yet."""
+    positions: Tensor
+    """int64 ``[num_rows]``: that token's position."""
+    lengths: tuple[int, ...]
+    """The same numbers on the host: how many tokens of each request are computed."""
+    widths: tuple[int, ...]
+    """Drafts wanted, at least 1 each."""
+
+    @property
+    def width(self) -> int:
+        """The widest."""
+        return max(self.widths, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """Proposals for :class:`DraftRows`, on the device.
+
+    ``tokens``: int64 ``[num_rows, width]``; what is beyond a row's own width is not used. ``probs`` as in
+    :class:`Draft`.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None = None
+
+
+class DraftLayers(Protocol):
+    """Layers that are ready to run."""
+
+    def run(self, residual: Tensor, carry: Tensor, place: Any) -> Tensor:
+        """The residual stream ``[num_tokens, hidden]`` behind the layers, which write their keys and values.
+
+        ``carry``: what the first op is handed besides: the normed input of a layer whose first op has no norm of its
+        own, else the residual. The residual may be changed in place.
+        """
         ...
+
+
+class DraftWeights(Protocol):
+    """A drafter's checkpoint while it is being loaded. Every method raises ``ValueError`` for a tensor that is missing
+    or of another shape."""
+
+    names: frozenset[str]
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """As stored, on the host."""
+        ...
+
+    def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Any:
+        """``token_ids [T] -> [T, hidden_size]``"""
+        ...
+
+    def norm(self, spec: NormSpec, size: int) -> Any:
+        """``[T, size] -> [T, size]``"""
+        ...
+
+    def linear(self, spec: LinearSpec) -> Any:
+        """``[T, in_features] -> [T, out_features]``, by the plan's quantizer."""
+        ...
+
+    def layers(self, ops: Sequence[Sequence[LayerOp]]) -> DraftLayers:
+        """Layers whose keys and values are the drafter's own (:attr:`DeviceDrafter.kv`), in order."""
+        ...
+
+    def head(self, op: LMHead) -> Any:
+        """``[T, hidden] -> logits [T, vocab]`` float32, the final norm included."""
+        ...
+
+    def finish(self, ignored: Sequence[str] = ()) -> None:
+        """Raise ``ValueError`` if a tensor is left over: a weight that would silently be dropped. ``ignored``: names,
+        or their ends, that are no weights."""
+        ...
+
+
+class DraftEngine(Protocol):
+    """What the core lends a drafter on the device."""
+
+    device: str
+    dtype: Any
+    """``torch.dtype`` that is computed with."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The target's embedding: int64 ``[T]`` -> ``[T, hidden_size]``."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """The target's final norm and vocabulary projection: ``[T, hidden_size]`` -> float32 ``[T, vocab]``."""
+        ...
+
+    def target_layers(self, count: int) -> DraftLayers:
+        """The target's first ``count`` layers, on its own cache (``kv.shared_layers``)."""
+        ...
+
+    def open(self, model: ModelFacts) -> DraftWeights:
+        """The checkpoint at ``model.path``. Raises ``ValueError`` if it cannot be read."""
+        ...
+
+    def describe(self, model: ModelFacts) -> Any:
+        """The :class:`~engine.contracts.ops.ModelOps` of a model, by the plan's architecture plugin."""
+        ...
+
+    def places(self, slots: Tensor, lengths: Sequence[int], steps: int) -> Sequence[Any]:
+        """Where the next ``steps`` tokens of each row go, for :meth:`DraftLayers.run`: place ``j`` is one token a row
+        at position ``lengths[row] + j``, attending to everything before it."""
+        ...
+
+    def place(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Any:
+        """Where ``counts[i] >= 1`` tokens from position ``starts[i]`` on of each row go."""
+        ...
+
+    def tokens(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+        """The tokens of these positions, int64 ``[sum(counts)]``."""
+        ...
+
+
+@runtime_checkable
+class DeviceDrafter(Drafter, Protocol):
+    """A drafter that runs behind the target's forward pass.
+
+    Per step the core calls :meth:`extend`, for every target forward pass, prefill chunks and width 0 included, and
+    then :meth:`propose`, perhaps with no rows. A request's keys at positions that are settled must be right by then:
+    a later request may start from them.
+    """
+
+    taps: tuple[int, ...]
+    """Hidden states wanted: tap ``i`` is the residual entering layer ``i``; ``num_layers`` is before the final norm."""
+    kv: DrafterKV | None
+    kv_lookahead: int
+    """> 0: draft keys at ``i`` depend on token ``i + kv_lookahead``, so a prefix hit gives up its last block."""
+    weights_bytes: int
+    """What its own weights will take on the device, as far as headers tell."""
+
+    def start(self, engine: DraftEngine) -> None:
+        """Called once, when target and cache are in place: load weights here. Raises ``ValueError`` for a checkpoint
+        that does not fit."""
+        ...
+
+    def extend(self, step: TargetStep) -> None:
+        """Keep up with the target."""
+        ...
+
+    def propose(self, rows: DraftRows) -> DraftTokens:
+        """Propose continuations. Called after every :meth:`extend`; ``rows`` may be empty."""
+        ...
+
+
+def on_device(drafter: Drafter) -> DeviceDrafter | None:
+    """The drafter, if it is one on the device and may propose anything."""
+    if drafter.max_width == 0 or drafter.placement == "host":
+        return None
+    assert isinstance(drafter, DeviceDrafter), 'placement = "device": a DeviceDrafter'
+    return drafter
+
+
+def cached_by(drafter: Drafter) -> DrafterKV | None:
+    """What a drafter keeps in the cache."""
+    found = on_device(drafter)
+    return None if found is None else found.kv
+
+
+def taps_of(drafter: Drafter) -> tuple[int, ...]:
+    """The hidden states a drafter wants."""
+    found = on_device(drafter)
+    return () if found is None else tuple(found.taps)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
 
 from engine.contracts.config import Settings, SlotConfig
 from engine.contracts.model import DeviceFacts, ModelFacts
@@ -42,6 +44,10 @@ class Provider:
     doc: str = ""
 
 
+def no_model_found(path: str) -> NoReturn:
+    raise ValueError(f"{path}: this context knows no other models")
+
+
 @dataclass(frozen=True, slots=True)
 class BuildContext:
     """What a factory may know when it builds its plugin; the same value for every slot."""
@@ -61,3 +67,8 @@ class BuildContext:
     """Tokens per KV block."""
     max_draft_width: int
     settings: Settings
+    find_model: Callable[[str], Path] = no_model_found
+    """The local directory of another checkpoint, for example a drafter's: given as ``model.path`` is. Raises
+    ``ValueError`` saying what would help."""
+    read_model: Callable[[str], ModelFacts] = no_model_found
+    """Its facts, for checkpoints with the ``config.json`` of a whole model. Raises ``ValueError``."""

@@ -14,6 +14,7 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
+from engine.evaluation.errors import EvalError
 from engine.execution.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from engine.execution.loading import linear_of
 from engine.loop.memory.judge import Judge
@@ -66,12 +67,12 @@ def bind_stated(plan: EnginePlan) -> BoundEngine:
 def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_tokens: int) -> Capacity:
     """``memory``: bytes free on the device before anything is loaded.
 
-    Raises ``ValueError`` for requests longer than the model allows, and
+    Raises :class:`EvalError` for requests longer than the model allows, and
     :class:`~engine.execution.checkpoint.CheckpointError` for headers that cannot be read. A directory without weights
     counts as an unquantized checkpoint: its shapes follow from ``config.json``.
     """
     if request_tokens > plan.model.max_position:
-        raise ValueError(
+        raise EvalError(
             f"--requests-of {request_tokens}: {plan.model.name} has {plan.model.max_position} positions; ask for less"
         )
     judge = Judge(bound, _checkpoint(plan, bound), memory)
@@ -111,7 +112,7 @@ def _needs(judge: Judge, plan: EnginePlan, requests: int, tokens: int) -> Needs:
     needs = judge.needs(replace(plan, max_len=tokens, slots={**plan.slots, "scheduler": (scheduler,)}))
     if needs is None:
         kernel = plan.choice("attention_kernel").name
-        raise ValueError(f"attention_kernel={kernel} does not compute in {plan.dtype}; set model.dtype")
+        raise EvalError(f"attention_kernel={kernel} does not compute in {plan.dtype}; set model.dtype")
     return needs
 
 

@@ -21,9 +21,12 @@ HEAD_ROWS = 256
 class LoadedPlan:
     """Weights, kernels and KV cache of one plan. Keys and values go through the paged cache, in the plan's format."""
 
-    def __init__(self, plan: EnginePlan, bound: BoundEngine, context: int, chunk: int) -> None:
-        """``context``: most tokens of a window; ``chunk``: most tokens of a forward pass."""
+    def __init__(
+        self, plan: EnginePlan, bound: BoundEngine, context: int, chunk: int, label: str = "the plan"
+    ) -> None:
+        """``context``: most tokens of a window; ``chunk``: most tokens of a forward pass; ``label``: for messages."""
         check_attention(plan, bound)
+        self.label = label
         self.model = load_plan(plan, bound)
         self._device = plan.device.kind
         self._block_size = bound.context.block_size

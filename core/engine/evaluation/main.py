@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.assembly.plan import EnginePlan
+from engine.evaluation.errors import EvalError, EvalFailed, explained
 from engine.evaluation.material import Material, read_material
 from engine.evaluation.options import DEFAULT_REQUEST, EvalOptions
+from engine.evaluation.output import check_writable, write_json
 from engine.evaluation.plans import Contestant, check_vocabulary, contestants, reference_of
 from engine.evaluation.report import Report, Row, failures, render
 from engine.loop.environment import with_defaults
@@ -32,16 +34,20 @@ def run(options: EvalOptions) -> int:
     Raises :class:`~engine.assembly.errors.AssemblyError`, which is wrong usage too.
     """
     try:
+        if options.json_file is not None:
+            check_writable(options.json_file, options.files)
         report = evaluate(options)
-    except (ValueError, TokenizerError) as error:
+    except (EvalError, TokenizerError) as error:
         return _complain(error, USAGE)
-    except RuntimeError as error:
+    except EvalFailed as error:
         return _complain(error, FAILED)
     Console(width=shutil.get_terminal_size((120, 24)).columns).print(render(report))
     outside = failures(report)
     if options.json_file is not None:
-        document = msgspec.to_builtins(report) | {"outside": outside}
-        Path(options.json_file).write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+        try:
+            write_json(options.json_file, msgspec.to_builtins(report) | {"outside": outside})
+        except OSError as error:
+            return _complain(f"--json {options.json_file}: {error.strerror or error}", FAILED)
     return FAILED if outside else OK
 
 
@@ -53,8 +59,8 @@ def _complain(error: object, status: int) -> int:
 def evaluate(options: EvalOptions) -> Report:
     """Everything that was asked for.
 
-    Raises ``ValueError``, :class:`TokenizerError` and :class:`~engine.assembly.errors.AssemblyError` for what makes no
-    sense, and ``RuntimeError`` for plans that cannot compute.
+    Raises :class:`EvalError`, :class:`TokenizerError` and :class:`~engine.assembly.errors.AssemblyError` for what makes
+    no sense, and :class:`EvalFailed` for plans that cannot compute.
     """
     plans = contestants(options)
     first = plans[0].plan
@@ -67,7 +73,7 @@ def evaluate(options: EvalOptions) -> Report:
     reference = reference_of(options)
     for one in plans:
         check_vocabulary(reference.plan, one.plan)
-    material = read_material(options, reference.plan, first)
+    material = read_material(options, reference.plan, [one.plan for one in plans])
     rows = [_row(one, memory, tokens) for one in (reference, *plans)]
     rows[0] = replace(rows[0], is_reference=True)
     if material.windows:
@@ -104,7 +110,8 @@ def _row(one: Contestant, memory: int, tokens: int, stated: bool = False) -> Row
     from engine.assembly.bind import bind
     from engine.evaluation.capacity import bind_stated, capacity_of
 
-    found = capacity_of(one.plan, (bind_stated if stated else bind)(one.plan), memory, tokens)
+    with explained():
+        found = capacity_of(one.plan, (bind_stated if stated else bind)(one.plan), memory, tokens)
     return Row(
         label=one.label,
         overrides=one.overrides,
@@ -124,16 +131,21 @@ def _scored(options: EvalOptions, plans: Sequence[Contestant], rows: Sequence[Ro
     from engine.evaluation.scoring import score_windows
 
     _check_room(plans[0].plan, rows)
-    with _progress("load", len(plans)) as done:
-        loaded = []
+    loaded = []
+    with _progress("load", len(plans)) as done, explained():
         for one in plans:
-            loaded.append(LoadedPlan(one.plan, bind(one.plan), options.context, options.chunk))
+            loaded.append(LoadedPlan(one.plan, bind(one.plan), options.context, options.chunk, one.label))
             done()
-    with _progress("windows", len(material.windows)) as done:
+    with _progress("windows", len(material.windows)) as done, explained():
         own, scores = score_windows(loaded[0], loaded[1:], material.windows, done)
     del loaded
     gc.collect()
     base = own.perplexity
+    if not math.isfinite(base):
+        raise EvalFailed(
+            f"the reference ({plans[0].label}, {plans[0].plan.dtype}) does not predict this text at all: its "
+            "perplexity is infinite, so nothing can be compared with it. Try --reference-dtype float32 or another text"
+        )
     return [
         replace(rows[0], tokens=own.tokens, perplexity=base),
         *(
@@ -157,7 +169,7 @@ def _check_room(plan: EnginePlan, rows: Sequence[Row]) -> None:
 
     together, free = sum(row.weights_bytes for row in rows), free_memory(plan.device)
     if together > free:
-        raise ValueError(
+        raise EvalError(
             f"the reference and {len(rows) - 1} plans take {size(together)} together and {size(free)} are free: "
             "compare fewer plans at once, or run it with device=cpu"
         )
@@ -168,7 +180,7 @@ def _asked(options: EvalOptions, plans: Sequence[Contestant], rows: Sequence[Row
     from engine.evaluation.questions import ask
 
     found = []
-    with _progress("questions", len(plans)) as done:
+    with _progress("questions", len(plans)) as done, explained():
         for one, row in zip(plans, rows, strict=True):
             answers = ask(one, material.questions, material.match, options.answer_tokens, options.config_dirs)
             found.append(replace(row, exact=answers.share, questions=answers.total))

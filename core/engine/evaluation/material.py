@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.assembly.model_facts import bundled_dir
 from engine.assembly.plan import EnginePlan
+from engine.evaluation.errors import EvalError
 from engine.evaluation.options import EvalOptions
-from engine.evaluation.questions import Question, read_questions, recall_questions
+from engine.evaluation.questions import Question, check_questions, read_questions, recall_questions
 from engine.evaluation.windows import Encode, Window, limited, read_prompts, read_text
 from engine.serving.tokenizer import Tokenizer
 
@@ -28,32 +30,51 @@ class Material:
     match: str
 
 
-def read_material(options: EvalOptions, reference: EnginePlan, plan: EnginePlan) -> Material:
-    """Raises ``ValueError`` for unusable files, windows longer than the model allows, and a reference that has other
-    tokens; :class:`~engine.serving.tokenizer.TokenizerError` for a model without a tokenizer."""
-    options, questions, match = _with_suite(options, plan)
-    parts = [path for path in (options.text, options.jsonl, options.questions) if path]
+def read_material(options: EvalOptions, reference: EnginePlan, plans: Sequence[EnginePlan]) -> Material:
+    """Everything is tried on every plan's tokenizer here, before a weight is read.
+
+    Raises :class:`EvalError` for unusable files, windows and questions longer than a plan allows, plans that cut the
+    text into other tokens than the reference does, and tokens that a model does not have;
+    :class:`~engine.serving.tokenizer.TokenizerError` for a model without a tokenizer.
+    """
+    options, questions, match = _with_suite(options, plans[0])
     windows: list[Window] = []
     if options.text or options.jsonl:
-        if options.context > plan.max_len:
-            raise ValueError(f"--context {options.context}: more than model.max_len={plan.max_len}; set it smaller")
-        windows = _windows(options, plan.model.path)
-        if reference.model.path != plan.model.path and windows != _windows(options, reference.model.path):
-            raise ValueError(
-                f"the tokenizers of {plan.model.path} and the reference {reference.model.path} cut the text into "
-                "different tokens: expected the same model before and after quantization"
-            )
-    source = ", ".join([*(Path(path).name for path in parts), *(["recall.json"] if match != options.match else [])])
-    return Material(source, tuple(windows), tuple(questions), match)
+        _check_context(options.context, [reference, *plans])
+        windows = _windows(options, reference)
+        for plan in _by_path(plans):
+            if plan.model.path != reference.model.path and windows != _windows(options, plan):
+                raise EvalError(
+                    f"the tokenizers of {plan.model.path} and the reference {reference.model.path} cut the text into "
+                    "different tokens: expected the same model before and after quantization"
+                )
+    for plan in [reference, *plans] if questions else []:
+        with _tokenizer(plan) as tokenizer:
+            check_questions(questions, tokenizer, plan.model.name, plan.max_len)
+    names = [*(Path(path).name for path in options.files), *(["recall.json"] if match != options.match else [])]
+    return Material(", ".join(names), tuple(windows), tuple(questions), match)
+
+
+def _check_context(context: int, plans: Sequence[EnginePlan]) -> None:
+    shortest = min(plans, key=lambda plan: plan.max_len)
+    if context > shortest.max_len:
+        raise EvalError(
+            f"--context {context}: more than model.max_len={shortest.max_len} of {shortest.model.name}; set it smaller"
+        )
+
+
+def _by_path(plans: Sequence[EnginePlan]) -> Sequence[EnginePlan]:
+    """One plan for each model."""
+    return list({plan.model.path: plan for plan in plans}.values())
 
 
 def _with_suite(options: EvalOptions, plan: EnginePlan) -> tuple[EvalOptions, Sequence[Question], str]:
-    if options.has_material:
+    if options.files:
         found = read_questions(options.questions) if options.questions else []
         return options, found, options.match
     suite = bundled_dir()
     if not _same_tokenizer(Path(plan.model.path), suite):
-        raise ValueError(
+        raise EvalError(
             f"nothing to evaluate {plan.model.name} on: give --text, --jsonl or --questions (the bundled model alone, "
             "and what is made from it, has a suite of its own)"
         )
@@ -65,12 +86,25 @@ def _same_tokenizer(one: Path, other: Path) -> bool:
     return all(file.is_file() for file in files) and files[0].read_bytes() == files[1].read_bytes()
 
 
-def _windows(options: EvalOptions, model: str) -> list[Window]:
-    tokenizer = Tokenizer.from_directory(model)
+@contextmanager
+def _tokenizer(plan: EnginePlan) -> Iterator[Tokenizer]:
+    tokenizer = Tokenizer.from_directory(plan.model.path)
     try:
-        return limited(_read(options, tokenizer.encode_now), options.tokens)
+        yield tokenizer
     finally:
         tokenizer.close()
+
+
+def _windows(options: EvalOptions, plan: EnginePlan) -> list[Window]:
+    with _tokenizer(plan) as tokenizer:
+        windows = limited(_read(options, tokenizer.encode_now), options.tokens)
+    largest = max(max(window.tokens) for window in windows)
+    if largest >= plan.model.vocab_size:
+        raise EvalError(
+            f"the tokenizer of {plan.model.path} makes token {largest} of the text, but config.json says "
+            f"vocab_size={plan.model.vocab_size}"
+        )
+    return windows
 
 
 def _read(options: EvalOptions, encode: Encode) -> list[Window]:

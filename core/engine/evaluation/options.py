@@ -7,7 +7,10 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
+
+from engine.evaluation.errors import EvalError
 
 DEFAULT_CONTEXT = 1024
 DEFAULT_REQUEST = 4096
@@ -15,6 +18,7 @@ DEFAULT_ANSWER_TOKENS = 64
 MATCHES = ("exact", "begins")
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 """Decimal and binary multiples of a byte."""
+MOST_BYTES = 2**60
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +71,26 @@ class EvalOptions:
     """Of a card that is not here, to reckon its capacity."""
 
     @property
-    def has_material(self) -> bool:
-        """Whether the user brought any text or questions."""
-        return any((self.text, self.jsonl, self.questions))
+    def files(self) -> list[str]:
+        """The text and questions that the user brought."""
+        return [path for path in (self.text, self.jsonl, self.questions) if path is not None]
 
 
 def options_of(flags: argparse.Namespace, overrides: list[str]) -> EvalOptions:
-    """The evaluation that the parsed flags ask for. Raises ``ValueError`` when they contradict each other."""
+    """The evaluation that the parsed flags ask for. Raises :class:`EvalError` when they contradict each other."""
+    _check_empty(flags)
     if flags.text and flags.jsonl:
-        raise ValueError("--text and --jsonl exclude each other: one text is scored")
+        raise EvalError("--text and --jsonl exclude each other: one text is scored")
     stride = flags.context if flags.stride is None else flags.stride
     if stride > flags.context:
-        raise ValueError(f"--stride {stride}: larger than --context {flags.context}, so text between would be skipped")
+        raise EvalError(f"--stride {stride}: larger than --context {flags.context}, so text between would be skipped")
     if flags.as_cuda and not (flags.capacity_only and flags.memory):
-        raise ValueError("--as-cuda needs --capacity-only and --memory: there is no such card here to run on")
+        raise EvalError("--as-cuda needs --capacity-only and --memory: there is no such card here to run on")
     _check_measured(flags)
     limits = Limits(flags.max_perplexity_increase, flags.max_kl, flags.min_agreement, flags.min_exact)
     return EvalOptions(
         overrides=tuple(overrides),
-        compare=tuple(tuple(shlex.split(words)) for words in flags.compare),
+        compare=tuple(_words(text) for text in flags.compare),
         config_dirs=tuple(flags.config_dir),
         reference=flags.reference,
         reference_dtype=flags.reference_dtype,
@@ -107,8 +112,32 @@ def options_of(flags: argparse.Namespace, overrides: list[str]) -> EvalOptions:
     )
 
 
+def _words(text: str) -> tuple[str, ...]:
+    """Overrides as a shell would take them apart."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise EvalError(f"--compare {text!r}: expected overrides ({error})") from error
+    flags = [word for word in words if word.startswith("-")]
+    if flags:
+        raise EvalError(f"--compare {text!r}: {flags[0]} is a flag, expected overrides alone")
+    return words
+
+
+def _check_empty(flags: argparse.Namespace) -> None:
+    """Raise :class:`EvalError` for a name that is empty, as an unset variable of a shell makes it: it would count as
+    not given."""
+    for name in ("model", "reference", "text", "jsonl", "questions", "json"):
+        if getattr(flags, name) == "":
+            raise EvalError(f"--{name} is empty; expected a name, or leave the flag out")
+
+
 def _check_measured(flags: argparse.Namespace) -> None:
-    """Raise ``ValueError`` for a tolerance on what nothing measures here: it would always be met."""
+    """Raise :class:`EvalError` for a tolerance on what nothing measures here, which would always be met, and for text
+    that nothing would score."""
+    given = ", ".join(f"--{name}" for name in ("text", "jsonl", "questions", "reference") if getattr(flags, name))
+    if given and flags.capacity_only:
+        raise EvalError(f"{given}: --capacity-only reads no text and loads no model; leave one of them out")
     text, has_own = flags.text or flags.jsonl, flags.text or flags.jsonl or flags.questions
     for names, is_measured, needed in (
         (("max_perplexity_increase", "max_kl", "min_agreement"), text or not has_own, "give --text or --jsonl"),
@@ -116,9 +145,9 @@ def _check_measured(flags: argparse.Namespace) -> None:
     ):
         stated = ", ".join(f"--{name.replace('_', '-')}" for name in names if getattr(flags, name) is not None)
         if stated and flags.capacity_only:
-            raise ValueError(f"{stated}: --capacity-only measures no quality; leave one of them out")
+            raise EvalError(f"{stated}: --capacity-only measures no quality; leave one of them out")
         if stated and not is_measured:
-            raise ValueError(f"{stated}: nothing here measures that; {needed}")
+            raise EvalError(f"{stated}: nothing here measures that; {needed}")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -163,8 +192,8 @@ def _add_material(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("tolerances (exit status 1 outside)").add_argument
-    add("--max-perplexity-increase", type=share, metavar="X", help="relative to the reference: 0.01 is one per cent")
-    add("--max-kl", type=share, metavar="NATS", help="mean KL divergence per token")
+    add("--max-perplexity-increase", type=amount, metavar="X", help="relative to the reference: 0.01 is one per cent")
+    add("--max-kl", type=amount, metavar="NATS", help="mean KL divergence per token")
     add("--min-agreement", type=share, metavar="X", help="share of tokens with the reference's first choice")
     add("--min-exact", type=share, metavar="X", help="share of questions answered as expected")
 
@@ -189,6 +218,14 @@ def at_least(lowest: int) -> Callable[[str], int]:
 
 
 def share(text: str) -> float:
+    """A number from 0 to 1."""
+    value = amount(text)
+    if value > 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a share from 0 to 1, such as 0.99")
+    return value
+
+
+def amount(text: str) -> float:
     """A finite number from 0 on."""
     try:
         value = float(text)
@@ -200,11 +237,14 @@ def share(text: str) -> float:
 
 
 def num_bytes(text: str) -> int:
-    """``80GiB`` or ``85899345920`` as bytes."""
+    """``80GiB`` or ``85899345920`` as bytes; at least one."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
     if found is None or found.group(2).upper() not in UNITS:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 80GiB or 80GB")
-    return int(float(found.group(1)) * UNITS[found.group(2).upper()])
+    value = int(Decimal(found.group(1)) * UNITS[found.group(2).upper()])
+    if not 1 <= value <= MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}: expected at least one byte and at most {MOST_BYTES}")
+    return value
 
 
 def capability(text: str) -> tuple[int, int]:

@@ -12,7 +12,8 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import model_facts
 from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
-from engine.contracts.model import DeviceFacts
+from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.evaluation.errors import EvalError
 from engine.evaluation.options import EvalOptions
 
 LOSSY_SLOTS = ("quantizer", "kv_format")
@@ -47,7 +48,7 @@ def reference_of(options: EvalOptions) -> Contestant:
     if options.reference_dtype is not None:
         overrides.append(f"model.dtype={options.reference_dtype}")
     given = _model_of(overrides, options.config_dirs)
-    facts = model_facts(given, download=True)
+    facts = _facts(given, options.reference is not None)
     if facts.quantization is not None:
         flag = "model.path" if options.reference is None else "--reference"
         method = facts.quantization.get("quant_method", "unknown")
@@ -62,10 +63,21 @@ def reference_of(options: EvalOptions) -> Contestant:
     return Contestant(" ".join(lossless), tuple(overrides), _plan(overrides, options))
 
 
+def _facts(path: str, is_named: bool) -> ModelFacts:
+    """``is_named``: by ``--reference``, which messages then say."""
+    try:
+        return model_facts(path, download=True)
+    except AssemblyError as error:
+        if not is_named:
+            raise
+        problems = [problem.replace(f"model.path={path}", f"--reference {path}") for problem in error.problems]
+        raise AssemblyError(problems) from error
+
+
 def check_vocabulary(reference: EnginePlan, plan: EnginePlan) -> None:
-    """Raise ``ValueError`` unless both predict the same tokens."""
+    """Raise :class:`EvalError` unless both predict the same tokens."""
     if reference.model.vocab_size != plan.model.vocab_size:
-        raise ValueError(
+        raise EvalError(
             f"the reference {reference.model.path} has {reference.model.vocab_size} tokens and {plan.model.path} has "
             f"{plan.model.vocab_size}: expected the same model before and after quantization"
         )

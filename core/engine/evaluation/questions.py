@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.evaluation.errors import EvalError
 from engine.evaluation.plans import Contestant
 from engine.evaluation.windows import json_lines
 from engine.serving.chat_template import TemplateFailed
 from engine.serving.offline import LLM
+from engine.serving.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,17 @@ class Answers:
 def read_questions(path: str) -> list[Question]:
     """Lines of ``{"question": ..., "answer": ...}`` or ``{"messages": [...], "answer": ...}``.
 
-    Raises ``ValueError`` naming the line that is wrong.
+    Raises :class:`EvalError` naming the line that is wrong.
     """
     found = []
     for where, line in json_lines(path, "--questions"):
         unknown = sorted(line.keys() - {"question", "messages", "answer"})
         if unknown:
-            raise ValueError(f"{where}: unknown key {', '.join(unknown)}; expected question or messages, and answer")
+            raise EvalError(f"{where}: unknown key {', '.join(unknown)}; expected question or messages, and answer")
         if ("question" in line) == ("messages" in line):
-            raise ValueError(f"{where}: expected either question or messages")
+            raise EvalError(f"{where}: expected either question or messages")
         if not isinstance(line.get("answer"), str) or not line["answer"].strip():
-            raise ValueError(f"{where}: expected the text of an answer")
+            raise EvalError(f"{where}: expected the text of an answer")
         found.append(Question(_messages(where, line), line["answer"]))
     return found
 
@@ -55,11 +57,11 @@ def read_questions(path: str) -> list[Question]:
 def _messages(where: str, line: dict[str, Any]) -> tuple[dict[str, str], ...]:
     if "question" in line:
         if not isinstance(line["question"], str):
-            raise ValueError(f"{where}: question is a {type(line['question']).__name__}, expected text")
+            raise EvalError(f"{where}: question is a {type(line['question']).__name__}, expected text")
         return ({"role": "user", "content": line["question"]},)
     messages = line["messages"]
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-        raise ValueError(f"{where}: expected messages to be a list of objects with the texts role and content")
+        raise EvalError(f"{where}: expected messages to be a list of objects with the texts role and content")
     return tuple(messages)
 
 
@@ -77,26 +79,45 @@ def recall_questions(folder: Path) -> list[Question]:
     ]
 
 
+def check_questions(questions: Sequence[Question], tokenizer: Tokenizer, model: str, max_len: int) -> None:
+    """Raise :class:`EvalError` for questions that the model's chat template refuses, or that leave no room for an
+    answer in ``max_len`` tokens."""
+    for number, question in enumerate(questions, 1):
+        tokens = _prompt(question, tokenizer, model, number)
+        if len(tokens) >= max_len:
+            raise EvalError(
+                f"--questions: question {number} has {len(tokens)} tokens, and {model} serves model.max_len={max_len} "
+                "with the answer: set that larger, or leave the question out"
+            )
+
+
 def ask(
     contestant: Contestant, questions: Sequence[Question], match: str, answer_tokens: int, config_dirs: Sequence[Path]
 ) -> Answers:
     """All questions in one batch, greedily; ``match`` is one of :data:`engine.evaluation.options.MATCHES`.
 
-    Raises ``ValueError`` for a conversation that the model's chat template refuses.
+    Raises :class:`EvalError` for a conversation that the model's chat template refuses.
     """
     # On one thread: on a CPU, a second one that computes would compete with the first one's workers.
     llm = LLM(contestant.plan.settings.model.path, [*contestant.overrides, "overlap=false"], config_dirs)
+    name = contestant.plan.model.name
     try:
-        try:
-            prompts = [llm.tokenizer.encode_chat_now(list(question.messages)) for question in questions]
-        except TemplateFailed as error:
-            name = contestant.plan.model.name
-            raise ValueError(f"the chat template of {name} refuses a question: {error}") from error
+        prompts = [_prompt(question, llm.tokenizer, name, i) for i, question in enumerate(questions, 1)]
         done = llm.generate(prompts, max_tokens=answer_tokens, temperature=0.0)
     finally:
         llm.close()
     right = sum(matches(got.text, wanted.answer, match) for got, wanted in zip(done, questions, strict=True))
     return Answers(right, len(questions))
+
+
+def _prompt(question: Question, tokenizer: Tokenizer, model: str, number: int) -> tuple[int, ...]:
+    """``number``: from 1, for messages."""
+    if tokenizer.template is None:
+        raise EvalError(f"--questions: {model} has no chat template to ask with; give --text or --jsonl")
+    try:
+        return tokenizer.encode_chat_now(list(question.messages))
+    except TemplateFailed as error:
+        raise EvalError(f"--questions: the chat template of {model} refuses question {number}: {error}") from error
 
 
 def matches(text: str, answer: str, match: str) -> bool:

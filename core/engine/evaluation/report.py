@@ -67,11 +67,12 @@ def failures(report: Report) -> list[str]:
             ("agreement", row.agreement, limits.agreement, False),
             ("exact match", row.exact, limits.exact, False),
         ):
-            if limit is None or value is None:
+            if limit is None:
                 continue
-            if not (value <= limit if is_most else value >= limit):
+            if value is None or not (value <= limit if is_most else value >= limit):
                 word = "at most" if is_most else "at least"
-                found.append(f"{row.label}: {name} {value:.6g}, wanted {word} {limit:g}")
+                shown = "was not measured" if value is None else f"{value:.6g}"
+                found.append(f"{row.label}: {name} {shown}, wanted {word} {limit:g}")
     return found
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.evaluation.errors import EvalFailed
 from engine.evaluation.forward import LoadedPlan
 from engine.evaluation.windows import Window
 
 
-class BrokenLogits(RuntimeError):
+class BrokenLogits(EvalFailed):
     """A plan computed something that is not a number."""
 
 
@@ -31,7 +32,11 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nll / self.tokens)
+        """Infinite where it is beyond what a float holds."""
+        try:
+            return math.exp(self.nll / self.tokens)
+        except OverflowError:
+            return math.inf
 
     @property
     def mean_kl(self) -> float:
@@ -72,17 +77,17 @@ def _score(
     for logits in reference.logits(expected):
         wanted = targets[start : start + len(logits)]
         start += len(logits)
-        logp = log_probabilities(logits)
+        logp = log_probabilities(logits, reference.label)
         add(own, logp, logp, wanted)
-        for stream, score in zip(streams, scores, strict=True):
-            add(score, logp, log_probabilities(next(stream)), wanted)
+        for plan, stream, score in zip(plans, streams, scores, strict=True):
+            add(score, logp, log_probabilities(next(stream), plan.label), wanted)
 
 
-def log_probabilities(logits: Tensor) -> Tensor:
-    """``[rows, vocab]`` float32. Raises :class:`BrokenLogits`."""
+def log_probabilities(logits: Tensor, whose: str = "the plan") -> Tensor:
+    """``[rows, vocab]`` float32. Raises :class:`BrokenLogits`, which says ``whose``."""
     logp = logits.float().log_softmax(dim=-1)
     if not bool(torch.isfinite(logp.amax(dim=-1)).all()):
-        raise BrokenLogits("a plan computed logits that are not numbers; try another dtype, as model.dtype=float32")
+        raise BrokenLogits(f"{whose} computed logits that are not numbers; try another dtype, as model.dtype=float32")
     return logp
 
 
@@ -94,6 +99,8 @@ def add(score: Score, reference: Tensor, logp: Tensor, targets: Tensor) -> None:
         score.agreed += len(targets)
         return
     # A token that the reference rules out (probability 0) adds nothing, whatever the plan says about it.
-    terms = torch.where(reference > -math.inf, reference.exp() * (reference - logp), 0.0)
+    # That holds too where the probability is too small for float32: 0 * inf would not be a number.
+    p = reference.exp()
+    terms = torch.where(p > 0.0, p * (reference - logp), 0.0)
     score.kl += float(terms.sum(dtype=torch.float64))
     score.agreed += int((reference.argmax(dim=-1) == logp.argmax(dim=-1)).sum())

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from engine.evaluation.errors import EvalError
+
 
 class Encode(Protocol):
     """A tokenizer: text to token ids, with those that begin a text unless ``add_special_tokens`` is False."""
@@ -56,16 +58,16 @@ def limited(windows: Sequence[Window], most: int | None) -> list[Window]:
 
 
 def read_text(path: str, encode: Encode, context: int, stride: int) -> list[Window]:
-    """Windows of a UTF-8 file. Raises ``ValueError`` where there is nothing to score."""
+    """Windows of a UTF-8 file. Raises :class:`EvalError` where there is nothing to score."""
     tokens = encode(_read(path, "--text"))
     if len(tokens) < 2:
-        raise ValueError(f"--text {path}: {len(tokens)} tokens; at least 2 are needed to predict one from another")
+        raise EvalError(f"--text {path}: {len(tokens)} tokens; at least 2 are needed to predict one from another")
     return list(text_windows(tokens, context, stride))
 
 
 def read_prompts(path: str, encode: Encode, context: int, stride: int) -> list[Window]:
     """Windows of lines of ``{"prompt": ...}`` (all of it is scored) and ``{"prompt": ..., "completion": ...}`` (only
-    the completion). Raises ``ValueError`` naming the line that is wrong."""
+    the completion). Raises :class:`EvalError` naming the line that is wrong."""
     windows: list[Window] = []
     for where, line in json_lines(path, "--jsonl"):
         check_keys(where, line, required=("prompt",), optional=("completion",))
@@ -75,17 +77,17 @@ def read_prompts(path: str, encode: Encode, context: int, stride: int) -> list[W
             continue
         tokens = [*prompt, *encode(line["completion"], False)]  # it goes on, it begins nothing
         if not prompt or len(tokens) == len(prompt):
-            raise ValueError(f"{where}: an empty prompt or completion, there is nothing to predict")
+            raise EvalError(f"{where}: an empty prompt or completion, there is nothing to predict")
         if len(tokens) > context:
-            raise ValueError(f"{where}: {len(tokens)} tokens, more than --context {context}; set it larger")
+            raise EvalError(f"{where}: {len(tokens)} tokens, more than --context {context}; set it larger")
         windows.append(Window(tuple(tokens), len(prompt)))
     if not windows:
-        raise ValueError(f"--jsonl {path}: no line has two tokens, so nothing can be predicted")
+        raise EvalError(f"--jsonl {path}: no line has two tokens, so nothing can be predicted")
     return windows
 
 
 def json_lines(path: str, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each object of a file of JSON lines is, and the object. Raises ``ValueError`` for anything else."""
+    """Where each object of a file of JSON lines is, and the object. Raises :class:`EvalError` for anything else."""
     found = False
     # Not splitlines(): a string in JSON may hold what that takes for the end of a line (U+2028, U+0085).
     for number, text in enumerate(_read(path, flag).split("\n"), 1):
@@ -94,34 +96,34 @@ def json_lines(path: str, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
         where = f"{flag} {path}, line {number}"
         try:
             value = msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{where}: not JSON ({error})") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise EvalError(f"{where}: not JSON ({error})") from error
         if not isinstance(value, dict):
-            raise ValueError(f"{where}: expected a JSON object, found a {type(value).__name__}")
+            raise EvalError(f"{where}: expected a JSON object, found a {type(value).__name__}")
         found = True
         yield where, value
     if not found:
-        raise ValueError(f"{flag} {path}: no lines in it")
+        raise EvalError(f"{flag} {path}: no lines in it")
 
 
 def check_keys(where: str, line: dict[str, Any], required: Sequence[str], optional: Sequence[str]) -> None:
-    """Raise ``ValueError`` for a missing, unknown or non-text key."""
+    """Raise :class:`EvalError` for a missing, unknown or non-text key."""
     missing = [key for key in required if key not in line]
     unknown = sorted(line.keys() - {*required, *optional})
     if missing or unknown:
         has = f"lacks {', '.join(missing)}" if missing else f"has the unknown key {', '.join(unknown)}"
         expected = ", ".join((*required, *(f"{key} (optional)" for key in optional)))
-        raise ValueError(f"{where}: {has}; expected {expected}")
+        raise EvalError(f"{where}: {has}; expected {expected}")
     for key, value in line.items():
         if not isinstance(value, str):
-            raise ValueError(f"{where}: {key} is a {type(value).__name__}, expected text")
+            raise EvalError(f"{where}: {key} is a {type(value).__name__}, expected text")
 
 
 def _read(path: str, flag: str) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a mark; it is no text
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{flag} {path}: expected a file of UTF-8 text ({error})") from error
+        raise EvalError(f"{flag} {path}: expected a file of UTF-8 text ({error})") from error
     if not text.strip():
-        raise ValueError(f"{flag} {path}: expected some text, found none")
+        raise EvalError(f"{flag} {path}: expected some text, found none")
     return text

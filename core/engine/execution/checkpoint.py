@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,22 @@ class Checkpoint:
     def num_bytes(self) -> int:
         return sum(entry.num_bytes for entry in self._entries.values())
 
+    def num_bytes_as(self, dtype: str) -> int:
+        """Bytes of all tensors when those of 16 and 32 bit floats are held as ``dtype``."""
+        item = getattr(torch, dtype).itemsize
+        return sum(
+            prod(entry.shape) * item if entry.dtype.is_floating_point and entry.dtype.itemsize > 1 else entry.num_bytes
+            for entry in self._entries.values()
+        )
+
     def entry(self, name: str) -> TensorEntry:
         return self._entries[name]
 
     def read(self, name: str) -> Tensor:
         """One tensor as stored, in memory of its own. Raises :class:`CheckpointError` if the file got shorter."""
         entry = self._entries[name]
+        if entry.num_bytes == 0:
+            return torch.empty(entry.shape, dtype=entry.dtype)
         buffer = bytearray(entry.num_bytes)
         with entry.file.open("rb") as file:
             file.seek(entry.offset)

@@ -9,6 +9,13 @@
 #include "activations.h"
 #include "element.h"
 
+// RMSNorm over rows; mirrored by a ctypes structure.
+struct RowNorm {
+    const float* weight;  // [size]
+    int64_t size;
+    float eps;
+};
+
 namespace {
 
 // A parallel region costs a few microseconds: below this many elements one thread is faster.
@@ -33,9 +40,10 @@ void normalise(const T* x, const float* weight, float eps, int64_t size, T* y) {
 }
 
 template <typename T>
-void rms_norm(int64_t rows, int64_t size, const T* x, int64_t x_stride, const float* weight, float eps, T* y) {
-#pragma omp parallel for schedule(static) if (rows * size >= PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++) normalise(x + row * x_stride, weight, eps, size, y + row * size);
+void rms_norm(const RowNorm& norm, int64_t rows, const T* x, int64_t x_stride, T* y) {
+#pragma omp parallel for schedule(static) if (rows * norm.size >= PARALLEL_ELEMENTS)
+    for (int64_t row = 0; row < rows; row++)
+        normalise(x + row * x_stride, norm.weight, norm.eps, norm.size, y + row * norm.size);
 }
 
 // Pairs (x[i], x[i + half]) turn by the angle whose cosine and sine are given.
@@ -117,16 +125,15 @@ void gated_activation(int64_t rows, int64_t size, const T* gate_up, Activation a
 }  // namespace
 
 #define EXPORT(T)                                                                                                     \
-    extern "C" void rms_norm_##T(int64_t rows, int64_t size, const T* x, int64_t x_stride, const float* weight,       \
-                                 float eps, T* y) {                                                                   \
-        rms_norm(rows, size, x, x_stride, weight, eps, y);                                                            \
+    extern "C" void rms_norm_##T(const RowNorm* norm, int64_t rows, const T* x, int64_t x_stride, T* y) {             \
+        rms_norm(*norm, rows, x, x_stride, y);                                                                        \
     }                                                                                                                 \
     extern "C" void rotate_and_write_##T(const Heads* shape, int64_t tokens, T* qkv, const float* cosines,            \
                                          const float* sines, const int64_t* slots, T* keys, T* values) {              \
         rotate_and_write(*shape, tokens, qkv, cosines, sines, slots, keys, values);                                   \
     }                                                                                                                 \
-    extern "C" void gated_activation_##T(int64_t rows, int64_t size, const T* gate_up, Activation activation, T* y) {          \
-        gated_activation(rows, size, gate_up, activation, y);                                                               \
+    extern "C" void gated_activation_##T(int64_t rows, int64_t size, const T* gate_up, Activation activation, T* y) { \
+        gated_activation(rows, size, gate_up, activation, y);                                                         \
     }
 
 EXPORT(float)

@@ -38,8 +38,14 @@ class Heads(ctypes.Structure):
     )
 
 
+class _RowNorm(ctypes.Structure):
+    """``RowNorm`` of ``cpu_ops.cpp``."""
+
+    _fields_ = (("weight", POINTER), ("size", INT64), ("eps", FLOAT))
+
+
 _FUNCTIONS = {
-    "rms_norm": (INT64, INT64, POINTER, INT64, POINTER, FLOAT, POINTER),
+    "rms_norm": (POINTER, INT64, POINTER, INT64, POINTER),
     "rotate_and_write": (POINTER, INT64, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER),
     "gated_activation": (INT64, INT64, POINTER, INT32, POINTER),
 }
@@ -60,11 +66,12 @@ def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
 def compiled_norm(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
     """RMSNorm over the last axis of ``[rows, size]`` in ``dtype``. ``weight``: float32 ``[size]``."""
     kernel, size = _kernel("rms_norm", dtype), weight.shape[0]
+    shape = _RowNorm(weight.data_ptr(), size, eps)
 
     def norm(x: Tensor) -> Tensor:
-        assert x.dim() == 2 and x.stride(1) == 1
+        assert x.dim() == 2 and x.stride(1) == 1 and weight.is_contiguous()
         y = x.new_empty(x.shape[0], size)
-        kernel(x.shape[0], size, x.data_ptr(), x.stride(0), weight.data_ptr(), eps, y.data_ptr())
+        kernel(ctypes.addressof(shape), x.shape[0], x.data_ptr(), x.stride(0), y.data_ptr())
         return y
 
     return norm

@@ -56,6 +56,8 @@ class Recorded:
     tokens: Tensor
     """int64 ``[bucket.tokens]``: the most likely ones, already written as inputs of the next step."""
     taps: tuple[Tensor, ...]
+    staged: Any
+    """What the attention kernel staged: the recording reads its tensors."""
 
     def places(self, rows: Sequence[StepRow]) -> list[int]:
         """Where the entries of a batch's real queries are."""
@@ -69,8 +71,6 @@ class _Graph:
     """int64 ``[2, rows]``: each row's slot and first position."""
     replay: Replay
     recorded: Recorded
-    staged: Any
-    """What the attention kernel staged: the recording reads its tensors."""
 
 
 def row_buckets(max_requests: int) -> tuple[int, ...]:
@@ -159,14 +159,20 @@ class StepGraphs:
             hidden, taps = self._model.run(batch, self._kv, staged, self._taps)
             logits, tokens = self._model.greedy(hidden)
             self._tables.write(batch.slots, batch.positions + 1, tokens)
-            found[:] = [self._keep(bucket, batch, logits, tokens, taps)]
+            found[:] = [self._keep(bucket, batch, staged, logits, tokens, taps)]
 
         with torch.inference_mode():
             replay = capture(step)
-        return _Graph(inputs, replay, found[0], staged)
+        return _Graph(inputs, replay, found[0])
 
     def _keep(
-        self, bucket: Bucket, batch: ForwardBatch, logits: Tensor, tokens: Tensor, taps: Sequence[Tensor]
+        self,
+        bucket: Bucket,
+        batch: ForwardBatch,
+        staged: Any,
+        logits: Tensor,
+        tokens: Tensor,
+        taps: Sequence[Tensor],
     ) -> Recorded:
         """Copy the results to where every graph leaves them. The first, largest bucket makes that place while it
         warms up, so before anything is captured."""
@@ -175,7 +181,12 @@ class StepGraphs:
             self._tapped = tuple(torch.zeros_like(tap) for tap in taps)
         count = bucket.tokens
         kept = Recorded(
-            bucket, batch, self._logits[:count], self._tokens[:count], tuple(tap[:count] for tap in self._tapped)
+            bucket,
+            batch,
+            self._logits[:count],
+            self._tokens[:count],
+            tuple(tap[:count] for tap in self._tapped),
+            staged,
         )
         for target, source in zip((kept.logits, kept.tokens, *kept.taps), (logits, tokens, *taps), strict=True):
             target.copy_(source)

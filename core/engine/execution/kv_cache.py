@@ -8,12 +8,16 @@ import mmap
 import torch
 from torch import Tensor
 
+from engine.contracts.drafter import DrafterKV
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
 
+Heads = tuple[int, int]
+"""KV heads of a layer, and their size."""
+
 
 class KVCache:
-    """One pair of tensors per layer.
+    """One pair of tensors per layer: those of the model, then the drafter's own.
 
     Keys and values: ``[num_blocks, block_size, num_kv_heads, head_dim]`` in the storage dtype of the format. Scales,
     if the format has them, float32: ``[num_kv_heads]`` per layer, or ``[num_blocks, block_size, num_kv_heads]``.
@@ -28,30 +32,33 @@ class KVCache:
         block_size: int,
         dtype: str,
         device: str,
+        drafter: DrafterKV | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._format = kv_format
         self._storage = _torch_dtype(kv_format.storage_dtype(dtype))
-        shape = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
-        layers = range(model.num_layers)
-        self._keys = [_zeros(shape, self._storage, device) for _ in layers]
-        self._values = [_zeros(shape, self._storage, device) for _ in layers]
-        scale_shape = _scale_shape(model, kv_format, num_blocks, block_size)
-        self._key_scales = [_scales(scale_shape, device) for _ in layers]
-        self._value_scales = [_scales(scale_shape, device) for _ in layers]
+        self.num_target_layers = model.num_layers
+        layers = _layer_heads(model, drafter)
+        shapes = [(num_blocks, block_size, *heads) for heads in layers]
+        self._keys = [_zeros(shape, self._storage, device) for shape in shapes]
+        self._values = [_zeros(shape, self._storage, device) for shape in shapes]
+        scale_shapes = [_scale_shape(num_kv_heads, kv_format, num_blocks, block_size) for num_kv_heads, _ in layers]
+        self._key_scales = [_scales(shape, device) for shape in scale_shapes]
+        self._value_scales = [_scales(shape, device) for shape in scale_shapes]
         # [num_slots, heads, dim] views made once: making them anew in every layer and step is measurable on a CPU.
         self._key_slots = [as_bits(keys.flatten(0, 1)) for keys in self._keys]
         self._value_slots = [as_bits(values.flatten(0, 1)) for values in self._values]
 
     @staticmethod
-    def block_bytes(model: ModelFacts, kv_format: KVFormat, block_size: int, dtype: str) -> int:
+    def block_bytes(
+        model: ModelFacts, kv_format: KVFormat, block_size: int, dtype: str, drafter: DrafterKV | None = None
+    ) -> int:
         """Bytes one block takes over all layers, keys, values and per-token scales together."""
-        storage = _torch_dtype(kv_format.storage_dtype(dtype))
-        per_head = model.head_dim * storage.itemsize
-        if kv_format.scale == "per_token_head":
-            per_head += torch.float32.itemsize
-        return 2 * model.num_layers * block_size * model.num_kv_heads * per_head
+        item = _torch_dtype(kv_format.storage_dtype(dtype)).itemsize
+        scale = torch.float32.itemsize if kv_format.scale == "per_token_head" else 0
+        layers = _layer_heads(model, drafter)
+        return sum(2 * block_size * num_kv_heads * (head_dim * item + scale) for num_kv_heads, head_dim in layers)
 
     @property
     def num_bytes(self) -> int:
@@ -124,11 +131,16 @@ def largest_value(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).max if dtype.is_floating_point else float(torch.iinfo(dtype).max)
 
 
-def _scale_shape(model: ModelFacts, kv_format: KVFormat, num_blocks: int, block_size: int) -> tuple[int, ...] | None:
+def _layer_heads(model: ModelFacts, drafter: DrafterKV | None) -> list[Heads]:
+    own = [] if drafter is None else [(drafter.num_kv_heads, drafter.head_dim)] * drafter.num_layers
+    return [(model.num_kv_heads, model.head_dim)] * model.num_layers + own
+
+
+def _scale_shape(num_kv_heads: int, kv_format: KVFormat, num_blocks: int, block_size: int) -> tuple[int, ...] | None:
     if kv_format.scale == "none":
         return None
     per_token = kv_format.scale == "per_token_head"
-    return (num_blocks, block_size, model.num_kv_heads) if per_token else (model.num_kv_heads,)
+    return (num_blocks, block_size, num_kv_heads) if per_token else (num_kv_heads,)
 
 
 def _scales(shape: tuple[int, ...] | None, device: str) -> Tensor | None:

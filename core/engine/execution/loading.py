@@ -42,6 +42,7 @@ from engine.execution.lowering import (
     lower_embed,
     lower_head,
     lower_layer_op,
+    lower_replay,
     lower_rotations,
     op_norms,
     rope_kinds,
@@ -50,6 +51,8 @@ from engine.execution.model import LoweredModel, LoweredOp
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Tensors old checkpoints carry although they follow from the configuration."""
+
+_WITHOUT_SCALES = "kv_format=int8 and native need none"
 
 Progress = Callable[[float, str], None]
 
@@ -66,11 +69,13 @@ def load_model(
     on_progress: Progress | None = None,
     *,
     kernels: Kernels = "torch",
+    first_layer: int = 0,
 ) -> LoweredModel:
     """Read, check, shard and pack the checkpoint at ``model.path`` and lower ``ops`` on it.
 
     ``dtype``: ``float32``, ``bfloat16`` or ``float16``; ``on_progress(fraction, what)`` is called after every layer.
-    ``kernels`` as in :class:`~engine.execution.lowering.Lowering`. Raises :class:`CheckpointError` for a checkpoint
+    ``kernels`` as in :class:`~engine.execution.lowering.Lowering`; ``first_layer``: where in the cache the model's
+    layers begin. Raises :class:`CheckpointError` for a checkpoint
     that is damaged or does not fit ``ops``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
     """
     lowering = Lowering(
@@ -79,7 +84,7 @@ def load_model(
         attention=attention_kernel,
         kv_format=kv_format,
         parallelism=parallelism,
-        rope_kinds=rope_kinds(ops),
+        rope_kinds=rope_kinds(ops.layers),
         kernels=kernels,
     )
     if lowering.on_cpu:
@@ -87,21 +92,32 @@ def load_model(
     checkpoint = open_checkpoint(model.path)
     check_readable(checkpoint, ops, quantizer, model.path)
     _check_names(checkpoint, ops, quantizer, model.path)
-    loader = _Loader(checkpoint, quantizer, lowering, on_progress)
+    loader = Loader(checkpoint, quantizer, lowering, on_progress, first_layer)
     with torch.inference_mode():
         return loader.load(model, ops)
 
 
-class _Loader:
-    """One load: counts bytes and keeps what each kind of op runs on."""
+class Loader:
+    """One load: counts bytes and keeps what each kind of op runs on.
+
+    ``first_layer``: where in the cache layer 0 keeps its keys and values. ``used`` is given the names that are read.
+    """
 
     def __init__(
-        self, checkpoint: Checkpoint, quantizer: Quantizer, lowering: Lowering, on_progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        quantizer: Quantizer,
+        lowering: Lowering,
+        on_progress: Progress | None = None,
+        first_layer: int = 0,
+        used: set[str] | None = None,
     ) -> None:
+        self._used = set() if used is None else used
         self._checkpoint = checkpoint
         self._quantizer = quantizer
-        self._lowering = lowering
+        self.lowering = lowering
         self._on_progress = on_progress
+        self._first_layer = first_layer
         self._linears: dict[str, PackedLinear] = {}
         self._held: dict[int, int] = {}
         """Bytes by storage: tied weights count once."""
@@ -109,60 +125,68 @@ class _Loader:
         self._kv_scales: list[tuple[Tensor, Tensor] | None] = []
 
     def load(self, model: ModelFacts, ops: ModelOps) -> LoweredModel:
-        lowering = self._lowering
-        table = self._tensor(f"{ops.embed.name}.weight", (ops.embed.vocab_size, ops.embed.hidden_size))
+        lowering = self.lowering
+        table = self.tensor(f"{ops.embed.name}.weight", (ops.embed.vocab_size, ops.embed.hidden_size))
         table = table.to(device=lowering.device, dtype=lowering.dtype)
-        self._hold(table)
+        self.hold(table)
         layers = []
         for index, layer_ops in enumerate(ops.layers):
-            layers.append(self._layer(index, layer_ops))
+            layers.append(self.layer(index, layer_ops))
             self._report(f"layer {index + 1}/{len(ops.layers)}")
         tied = table if ops.head.tied else None
-        head = self._pack("LMHead", ops.head.head, tied)
-        lowered_head = lower_head(lowering, ops.head, self._norm(ops.head.norm, ops.embed.hidden_size), head)
+        head = self.pack("LMHead", ops.head.head, tied)
+        lowered_head = lower_head(lowering, ops.head, self.norm(ops.head.norm, ops.embed.hidden_size), head)
         self._report("head")
+        embed = lower_embed(lowering, ops.embed, table)
+        rotate = lower_rotations(lowering, model.head_dim, model.max_position)
         return LoweredModel(
-            embed=lower_embed(lowering, ops.embed, table),
+            embed=embed,
             layers=tuple(layers),
             project=lowered_head.project,
-            rotate=lower_rotations(lowering, model.head_dim, model.max_position),
+            rotate=rotate,
             attention=lowering.attention,
             lowering=describe(lowering, ops, self._linears),
             weights_bytes=sum(self._held.values()),
             on_triton=lowering.kernels == "triton",
             project_greedy=lowered_head.project_greedy,
+            small_steps=lower_replay(lowering, embed, layers, rotate),
             kv_scales=tuple(self._kv_scales),
         )
 
-    def _layer(self, index: int, ops: Sequence[LayerOp]) -> tuple[LoweredOp, ...]:
+    def layer(self, index: int, ops: Sequence[LayerOp]) -> tuple[LoweredOp, ...]:
         lowered = []
         for op in ops:
-            norms = {norm.name: self._norm(norm, size) for norm, size in op_norms(op)}
+            norms = {norm.name: self.norm(norm, size) for norm, size in op_norms(op)}
             spec = linear_of(op)
-            packed = None if spec is None else self._pack(type(op).__name__, spec)
+            packed = None if spec is None else self.pack(type(op).__name__, spec)
             if isinstance(op, NormQKVRopeWrite):
-                _check_heads(op, self._lowering.tp)
+                _check_heads(op, self.lowering.tp)
                 self._kv_scales.append(self._scales_of(op))
-            lowered.append(lower_layer_op(self._lowering, op, index, norms, packed))
+            lowered.append(lower_layer_op(self.lowering, op, self._first_layer + index, norms, packed))
         return tuple(lowered)
 
-    def _pack(self, kind: str, spec: LinearSpec, tied: Tensor | None = None) -> PackedLinear:
+    def pack(self, kind: str, spec: LinearSpec, tied: Tensor | None = None) -> PackedLinear:
         parts = [{"weight": tied}] if tied is not None else [self._part(spec, part) for part in spec.parts]
-        packed = self._quantizer.pack(spec, parts, self._lowering.dtype, self._lowering.device)
+        packed = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
         for tensor in packed.tensors.values():
-            self._hold(tensor)
+            self.hold(tensor)
         self._linears[kind] = _also(self._linears.get(kind), packed)
         return packed
 
     def _scales_of(self, op: NormQKVRopeWrite) -> tuple[Tensor, Tensor] | None:
-        """The checkpoint's scales for this layer's cached keys and values: float32, one per KV head of this rank."""
+        """The checkpoint's scales for this layer's cached keys and values: float32, one per KV head of this rank.
+
+        ``None`` where there are none, or the cache's format has no place for them: they are then not even read.
+        """
+        if self.lowering.kv_format.scale != "per_layer_head":
+            return None
         names = kv_scale_names(self._quantizer, op)
         key, value = (self._kv_scale(among, op) for among in (names.key, names.value))
         if key is None or value is None:
             if key is not value:
                 found, lacking = ("keys", names.value) if value is None else ("values", names.key)
                 raise CheckpointError(
-                    f"the checkpoint has a scale for cached {found}, but none of {', '.join(lacking)}"
+                    f"the checkpoint has a scale for cached {found}, but none of {', '.join(lacking)}; {_WITHOUT_SCALES}"
                 )
             return None
         return key, value
@@ -171,20 +195,22 @@ class _Loader:
         name = next((name for name in names if name in self._checkpoint.names), None)
         if name is None:
             return None
-        stored = self._tensor(name, None)
+        stored = self.tensor(name, None)
         scale = stored.flatten().float()
         if scale.numel() not in (1, op.num_kv_heads):
             raise CheckpointError(f"{name} has shape {list(stored.shape)}, expected one scale or {op.num_kv_heads}")
+        if not stored.is_floating_point():
+            raise CheckpointError(f"{name} is {stored.dtype}, expected a floating-point number; {_WITHOUT_SCALES}")
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
-            raise CheckpointError(f"{name} holds {scale.tolist()}: a scale is a positive number")
-        index, count = self._lowering.parallelism.shard(op.qkv)
-        mine = scale.expand(op.num_kv_heads).chunk(count)[index].contiguous().to(self._lowering.device)
-        self._hold(mine)
+            raise CheckpointError(f"{name} holds {scale.tolist()}: a scale is a positive number; {_WITHOUT_SCALES}")
+        index, count = self.lowering.parallelism.shard(op.qkv)
+        mine = scale.expand(op.num_kv_heads).chunk(count)[index].contiguous().to(self.lowering.device)
+        self.hold(mine)
         return mine
 
     def _part(self, spec: LinearSpec, part: LinearPart) -> dict[str, Tensor]:
         """This rank's cut of one part's tensors, by suffix."""
-        index, count = self._lowering.parallelism.shard(spec)
+        index, count = self.lowering.parallelism.shard(spec)
         tensors: dict[str, Tensor] = {}
         for stored in self._quantizer.stored(spec):
             name = f"{part.name}.{stored.suffix}"
@@ -192,29 +218,30 @@ class _Loader:
                 continue
             if name not in self._checkpoint.names:
                 continue
-            tensor = self._tensor(name, _plain_shape(part, spec, stored))
+            tensor = self.tensor(name, _plain_shape(part, spec, stored))
             if stored.suffix == "bias" and spec.shard == "in" and index > 0:
                 continue  # partial sums are added up: only one rank may bring the bias
             tensors[stored.suffix] = cut(tensor, name, spec, stored, index, count)
         return tensors
 
-    def _norm(self, norm: NormSpec, size: int) -> Tensor:
-        weight = self._tensor(f"{norm.name}.weight", (size,)).float().to(self._lowering.device)
+    def norm(self, norm: NormSpec, size: int) -> Tensor:
+        weight = self.tensor(f"{norm.name}.weight", (size,)).float().to(self.lowering.device)
         if norm.offset:
             weight = weight + 1.0
-        self._hold(weight)
+        self.hold(weight)
         return weight
 
-    def _tensor(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         entry = self._checkpoint.entry(name)
         if shape is not None and entry.shape != shape:
             raise CheckpointError(
                 f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, the model expects {list(shape)}"
             )
         self._read += entry.num_bytes
+        self._used.add(name)
         return self._checkpoint.read(name)
 
-    def _hold(self, tensor: Tensor) -> None:
+    def hold(self, tensor: Tensor) -> None:
         # An opaque oneDNN tensor has no storage to tell apart; it is never shared.
         key = id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
         self._held[key] = tensor.numel() * tensor.element_size()

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from engine.contracts.drafter import Drafter, DraftRow
+from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
 from engine.execution.adjust import adjusts
+from engine.execution.drafting import Place
 from engine.execution.graphs import Recorded, StepGraphs
 from engine.execution.kv_cache import KVCache
 from engine.execution.logprobs import Ranked, rank_prompt
@@ -37,8 +38,14 @@ class ModelRunner:
     """A model, its cache and its tables on one device."""
 
     def __init__(
-        self, model: LoweredModel, kv: KVCache, tables: DeviceTables, drafter: Drafter, graphs: StepGraphs | None = None
+        self,
+        model: LoweredModel,
+        kv: KVCache,
+        tables: DeviceTables,
+        drafter: DeviceDrafter | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
+        """``drafter``: one on the device, already started."""
         self.model = model
         self.kv = kv
         self.tables = tables
@@ -59,25 +66,25 @@ class ModelRunner:
         sampled: Sampled | None
         if self.graphs is not None and bucket is not None:
             recorded = self.graphs.replay(bucket, plan.rows)
-            batch, taps = recorded.batch, recorded.taps
+            batch, staged, taps = recorded.batch, recorded.staged, recorded.taps
             sampled, prompts = self._take(plan, recorded), {}
         else:
             batch = self.tables.inputs(plan.rows)
-            hidden, found = self.model.forward(batch, self.kv, self._taps)
-            taps = tuple(found)
+            hidden, found = self.model.forward(batch, self.kv, self.taps)
+            staged, taps = None, tuple(found)
             sampled = self._sample(plan, batch, hidden)
             prompts = self._prompt_logprobs(plan, hidden)
         ended = mark(self.tables.device)
         step = RunningStep(plan, sampled, prompts, (self._last, started, ended))
         self._last = ended
-        if self.drafter.max_width > 0 and self.drafter.placement == "device":
-            self._draft(plan, batch, taps, step)
+        if self.drafter is not None:
+            self._draft(self.drafter, plan, batch, staged, taps, step)
             self._last = mark(self.tables.device)
         return step
 
     @property
-    def _taps(self) -> tuple[int, ...]:
-        return tuple(self.drafter.taps)
+    def taps(self) -> tuple[int, ...]:
+        return () if self.drafter is None else tuple(self.drafter.taps)
 
     def _take(self, plan: StepPlan, recorded: Recorded) -> Sampled:
         """The tokens of a replayed step. Those the graph chose are the most likely ones; if any row wants something
@@ -151,36 +158,55 @@ class ModelRunner:
             begin += row.num_queries
         return results
 
-    def _draft(self, plan: StepPlan, batch: ForwardBatch, taps: Sequence[Tensor], step: RunningStep) -> None:
-        """Keep the state of a drafter on the device in step, and let it propose. Waits for the verdicts."""
-        verified = step.verified()
+    def _draft(
+        self,
+        drafter: DeviceDrafter,
+        plan: StepPlan,
+        batch: ForwardBatch,
+        staged: Any,
+        taps: Sequence[Tensor],
+        step: RunningStep,
+    ) -> None:
+        """Keep a drafter in step with the target, and let it propose. Waits for the verdicts."""
         started = time.perf_counter()
-        self._extend(plan, batch, taps, verified)
-        wanting = [
-            (i, DraftRow(row.slot, (), self.tables.slots[row.slot].admit.prompt_len, row.wants_drafts))
-            for i, row in enumerate(plan.rows)
-            if row.wants_drafts > 0 and verified[i].tokens
-        ]
-        drafts: dict[int, tuple[tuple[int, ...], Tensor | None]] = {}
-        if wanting:
-            proposed = self.drafter.propose([row for _, row in wanting])
-            for at, ((i, _), tokens) in enumerate(zip(wanting, proposed.tokens, strict=True)):
-                drafts[i] = (tokens, None if proposed.probs is None else proposed.probs[at, : len(tokens)])
-        step.propose(drafts, (time.perf_counter() - started) * 1e3)
+        drafter.extend(
+            TargetStep(
+                tokens=batch.token_ids,
+                next_tokens=self.tables.tokens[batch.slots, batch.positions + 1],
+                positions=batch.positions,
+                q_lens=batch.attention.q_lens,
+                slots=batch.slots,
+                taps=tuple(taps),
+                place=Place(batch.positions, batch.slot_mapping, batch.attention, staged),
+            )
+        )
+        rows = self._draft_rows(plan, batch.attention.q_lens, step.verified())
+        proposed = drafter.propose(rows)
+        step.propose(rows, proposed, (time.perf_counter() - started) * 1e3)
 
-    def _extend(self, plan: StepPlan, batch: ForwardBatch, taps: Sequence[Tensor], verified: list[Verified]) -> None:
-        """Hand the drafter every committed position: rejected drafts never reach it."""
-        keep: list[int] = []
-        slots: list[int] = []
+    def _draft_rows(self, plan: StepPlan, q_lens: Sequence[int], verified: list[Verified]) -> DraftRows:
+        """The rows that want drafts and got a token."""
+        wanting, slots, last, lengths, widths = [], [], [], [], []
         begin = 0
-        for row, length, result in zip(plan.rows, batch.attention.q_lens, verified, strict=False):
-            committed = row.num_tokens + result.num_accepted
-            keep.extend(range(begin, begin + committed))
-            slots.extend([row.slot] * committed)
-            begin += length
-        index = upload(keep, torch.int64, self.tables.device)
-        next_tokens = self.tables.tokens[batch.slots[index], batch.positions[index] + 1]
-        self.drafter.extend(slots, batch.token_ids[index], next_tokens, [tap[index] for tap in taps])
+        for i, (row, verdict) in enumerate(zip(plan.rows, verified, strict=True)):
+            if row.wants_drafts > 0 and verdict.tokens:
+                settled = row.num_tokens + verdict.num_accepted
+                wanting.append(i)
+                slots.append(row.slot)
+                last.append(begin + settled - 1)
+                lengths.append(row.start + settled)
+                widths.append(row.wants_drafts)
+            begin += q_lens[i]
+        on_device = [upload(column, torch.int64, self.tables.device) for column in (slots, last, lengths)]
+        return DraftRows(
+            index=tuple(wanting),
+            slots=on_device[0],
+            last=on_device[1],
+            tokens=self.tables.tokens[on_device[0], on_device[2]],
+            positions=on_device[2],
+            lengths=tuple(lengths),
+            widths=tuple(widths),
+        )
 
 
 class DeviceWorker:

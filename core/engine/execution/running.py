@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.execution.logprobs import Ranked, listed
 from engine.execution.step import RowResult, StepPlan, StepResult
 from engine.execution.transfer import Mark, download, elapsed_ms
@@ -37,7 +38,7 @@ class RunningStep:
         self._prompts = prompts
         self._times = times
         self._verified: list[Verified] | None = None
-        self._drafts: Mapping[int, tuple[tuple[int, ...], Tensor | None]] = {}
+        self._drafts: dict[int, tuple[tuple[int, ...], Tensor | None]] = {}
         self._draft_ms = 0.0
         choice = () if sampled is None else tensors_of(sampled.choice)
         ranked = (tensor for parts in prompts.values() for part in parts for tensor in part)
@@ -56,9 +57,15 @@ class RunningStep:
             self._verified = found
         return self._verified
 
-    def propose(self, drafts: Mapping[int, tuple[tuple[int, ...], Tensor | None]], draft_ms: float) -> None:
-        """Add what a drafter on the device proposed, by row."""
-        self._drafts, self._draft_ms = drafts, draft_ms
+    def propose(self, rows: DraftRows, proposed: DraftTokens, draft_ms: float) -> None:
+        """Add what a drafter on the device proposed for some rows of the plan. Waits for the device."""
+        self._draft_ms = draft_ms
+        if not rows.index:
+            return
+        tokens: list[list[int]] = proposed.tokens.tolist()
+        for at, (i, width) in enumerate(zip(rows.index, rows.widths, strict=True)):
+            probs = None if proposed.probs is None else proposed.probs[at, :width]
+            self._drafts[i] = (tuple(tokens[at][:width]), probs)
 
     def result(self) -> StepResult:
         """Everything the step came to; waits for the device."""

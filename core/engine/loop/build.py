@@ -6,20 +6,23 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
 import torch
 
-from engine.assembly.bind import BoundEngine, bind, config_of
+from engine.assembly.bind import BoundEngine, bind, build_slots, config_of
+from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import DrafterConfig, SchedulerConfig
-from engine.contracts.drafter import Drafter
+from engine.contracts.drafter import DeviceDrafter, cached_by, on_device, taps_of
 from engine.contracts.kv_allocator import KVGroup
-from engine.contracts.model import DeviceFacts
+from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.quantizer import Quantizer
 from engine.execution import cpu_ops
 from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
+from engine.execution.drafting import DraftEngine, DraftLoading
 from engine.execution.graphs import Bucket, StepGraphs, cuda_capture, query_buckets, row_buckets
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
@@ -81,7 +84,7 @@ def build_engine(
     with phase("bind plugins"):
         bound = bind(plan)
         check_attention(plan, bound)
-        check_drafter(plan.choice("drafter").name, bound.drafter)
+        check_drafter(plan, bound)
     with phase("plan memory"):
         memory = plan_memory(plan, bound, free=free(plan.device))
     if plan.execution == "compile" and plan.device.kind == "cpu":
@@ -97,12 +100,17 @@ def build_engine(
             buckets = graph_buckets(bound) if plan.execution == "graphs" else []
             memory = rehearse(memory, bound, model, buckets, cuda_capture(), free, phase.meter)
     with phase("allocate cache"):
-        block_bytes = KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype)
+        block_bytes = KVCache.block_bytes(
+            plan.model, bound.kv_format, block_size, plan.dtype, cached_by(bound.drafter)
+        )
         pool = size_pool(memory, model.weights_bytes, free(plan.device))
         num_blocks, max_len = pool.blocks, pool.max_len
         layers = tuple(range(plan.model.num_layers))
         bound.kv_allocator.start([KVGroup(0, layers, "full", block_bytes)], num_blocks)
         runner = worker.start(partial(_make_runner, plan, bound, model, num_blocks, max_len))()
+    if runner.drafter is not None:
+        with phase("load drafter"):
+            worker.start(partial(start_drafter, plan, bound, runner.drafter, runner))()
     if plan.execution == "graphs":
         with phase("capture graphs"):
             runner.graphs = _capture(runner, bound, on_progress)
@@ -174,16 +182,43 @@ def _make_runner(
     plan: EnginePlan, bound: BoundEngine, model: LoweredModel, num_blocks: int, max_len: int
 ) -> ModelRunner:
     block_size, device = bound.context.block_size, plan.device.kind
-    kv = KVCache(plan.model, bound.kv_format, num_blocks, block_size, plan.dtype, device)
+    kept = cached_by(bound.drafter)
+    kv = KVCache(plan.model, bound.kv_format, num_blocks, block_size, plan.dtype, device, kept)
     for layer, scales in enumerate(model.kv_scales):
         if scales is not None:
             kv.set_scales(layer, *scales)
     tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device)
-    return ModelRunner(model, kv, tables, bound.drafter)
+    return ModelRunner(model, kv, tables, on_device(bound.drafter))
+
+
+@torch.inference_mode()
+def start_drafter(plan: EnginePlan, bound: BoundEngine, drafter: DeviceDrafter, runner: ModelRunner) -> None:
+    """Hand a drafter what it works with. Raises :class:`DoesNotFit` for weights that do not fit it or the target."""
+    loading = DraftLoading(
+        dtype=plan.dtype,
+        max_len=runner.tables.tokens.shape[1],
+        attention=bound.attention_kernel,
+        kv_format=bound.kv_format,
+        parallelism=bound.parallelism,
+        kernels=_kernels(plan),
+        describe=bound.architecture.describe,
+        quantizer=partial(_quantizer_for, plan, bound),
+    )
+    try:
+        drafter.start(DraftEngine(runner.model, runner.kv, runner.tables, loading))
+    except (ValueError, AssemblyError) as error:
+        raise DoesNotFit(f"drafter={plan.choice('drafter').name}: {error}") from error
+
+
+def _quantizer_for(plan: EnginePlan, bound: BoundEngine, model: ModelFacts) -> Quantizer:
+    """The plan's quantizer for another checkpoint."""
+    (quantizer,) = build_slots(plan, ("quantizer",), replace(bound.context, model=model))["quantizer"]
+    assert isinstance(quantizer, Quantizer)
+    return quantizer
 
 
 def _capture(runner: ModelRunner, bound: BoundEngine, on_progress: OnProgress) -> StepGraphs:
-    taps, buckets = bound.drafter.taps, graph_buckets(bound)
+    taps, buckets = taps_of(bound.drafter), graph_buckets(bound)
     graphs = StepGraphs(runner.model, runner.kv, runner.tables, taps, buckets, cuda_capture())
     graphs.capture(lambda fraction, what: on_progress(Progress("capture graphs", fraction, what)))
     return graphs
@@ -199,7 +234,7 @@ def make_core(plan: EnginePlan, bound: BoundEngine, device: DeviceQueue, max_len
     """An engine core around a device."""
     scheduler, drafter = config_of(plan.choice("scheduler")), config_of(plan.choice("drafter"))
     assert isinstance(scheduler, SchedulerConfig) and isinstance(drafter, DrafterConfig)
-    kv = bound.drafter.kv
+    kv = cached_by(bound.drafter)
     return EngineCore(
         bound,
         device,
@@ -235,7 +270,16 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
         raise DoesNotFit(f"attention_kernel={name} cannot run this model: {'; '.join(problems)}")
 
 
-def check_drafter(name: str, drafter: Drafter) -> None:
-    """Raise :class:`DoesNotFit` when the drafter needs what this version does not provide."""
-    if drafter.kv is not None:
-        raise DoesNotFit(f"drafter={name} wants a KV cache of its own, which this version does not provide")
+def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
+    """Raise :class:`DoesNotFit` when the drafter asks for what the target or its attention kernel has not."""
+    drafter, name, model = on_device(bound.drafter), plan.choice("drafter").name, plan.model
+    if drafter is None:
+        return
+    problems = [f"tap {tap}, the model has layers 0 to {model.num_layers}" for tap in drafter.taps if not 0 <= tap <= model.num_layers]
+    head_dims = bound.attention_kernel.capabilities.head_dims
+    if drafter.kv is not None and drafter.kv.num_layers and head_dims is not None and drafter.kv.head_dim not in head_dims:
+        problems.append(f"heads of {drafter.kv.head_dim}, the attention kernel has {', '.join(map(str, head_dims))}")
+    if drafter.kv is not None and drafter.kv.shared_layers > model.num_layers:
+        problems.append(f"the first {drafter.kv.shared_layers} layers, the model has {model.num_layers}")
+    if problems:
+        raise DoesNotFit(f"drafter={name} asks for what there is not: {'; '.join(problems)}")

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence as SequenceOf
 
 from engine.assembly.bind import BoundEngine
+from engine.contracts.drafter import on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.execution.runner import DeviceQueue
@@ -71,13 +72,14 @@ class EngineCore:
         self._cost = StepCostModel()
         self._ledger = Ledger()
         self._queues = Queues()
+        device_drafter = on_device(bound.drafter)
         self._pool = Pool(
             bound.kv_allocator,
             max_requests,
             block_size,
             self._ledger,
             on_slot_free=bound.drafter.release,
-            gives_up_last_block=bound.drafter.kv_lookahead > 0,
+            gives_up_last_block=device_drafter is not None and device_drafter.kv_lookahead > 0,
         )
         width = WidthController(min(max_width, bound.drafter.max_width), adaptive_width)
         drafting = Drafting(bound.drafter, bound.plan.choice("drafter").name, width, vocab_size)

@@ -121,7 +121,7 @@ class Planner:
             schedule = self._schedule(view)
         except Exception as error:
             raise SchedulerBroken(f"scheduler={self._name} raised {type(error).__name__}: {error}") from error
-        return self._fit(schedule, widths)
+        return self._fit(schedule, widths, cost)
 
     def _view(self, cost: StepCost, widths: dict[Sequence, int], admitting: bool) -> SchedulerView:
         running = tuple(
@@ -152,8 +152,7 @@ class Planner:
 
     def _draft_width(self, sequence: Sequence, widths: dict[Sequence, int]) -> int:
         """Drafts that will be verified on top of the last token; they never break the token budget alone."""
-        width = len(sequence.drafts) if self._drafting.on_host else widths.get(sequence, 0)
-        return min(width, self._limits.token_budget - 1)
+        return min(len(sequence.drafts), widths.get(sequence, 0), self._limits.token_budget - 1)
 
     def _describe(self, s: Sequence, draft_width: int, look_up: bool = False) -> RequestView:
         is_running = s.status is Status.RUNNING
@@ -176,7 +175,7 @@ class Planner:
         before = s.scheduled if s.lease else self._hits.get(s, 0)
         return self._pool.allocator.blocks_needed(s.lease, before + num_tokens, s.max_total)
 
-    def _fit(self, schedule: Schedule, widths: dict[Sequence, int]) -> Sketch:
+    def _fit(self, schedule: Schedule, widths: dict[Sequence, int], cost: StepCost) -> Sketch:
         """Reserve blocks row by row, most important first; what does not fit is dropped. Drafts come last: no
         request is preempted for somebody's guess."""
         sketch = Sketch()
@@ -190,16 +189,19 @@ class Planner:
                 sketch.admission_failed = not self._admit(sequence, row.num_tokens, sketch)
         for sequence, placed in sketch.placed.items():
             if sequence.scheduled + placed.num_tokens == sequence.known:
-                sketch.placed[sequence] = self._with_drafts(placed, widths)
+                sketch.placed[sequence] = self._with_drafts(placed, widths, cost)
         return sketch
 
-    def _with_drafts(self, placed: Placed, widths: dict[Sequence, int]) -> Placed:
+    def _with_drafts(self, placed: Placed, widths: dict[Sequence, int], cost: StepCost) -> Placed:
         sequence, width = placed.sequence, self._draft_width(placed.sequence, widths)
         drafts = sequence.drafts[:width]
         upto = sequence.scheduled + placed.num_tokens + len(drafts)
         if drafts and not self._pool.grow(sequence, upto):
-            drafts = ()
-        wants = 0 if self._drafting.on_host else widths.get(sequence, 0)
+            drafts, upto = (), upto - len(drafts)
+        wants = self._drafting.ahead(sequence, widths, cost)
+        # The drafter writes keys, too: behind the token that this step samples, and its drafts.
+        if wants and not self._pool.grow(sequence, min(upto + wants, sequence.max_total)):
+            wants = 0
         return Placed(sequence, placed.num_tokens, drafts, wants)
 
     def _checked(self, row: ScheduledRow, sketch: Sketch) -> Sequence:

@@ -52,7 +52,7 @@ def batch_shapes(max_requests: int, max_len: int, token_budget: int) -> Iterator
 @torch.inference_mode()
 def _forward(runner: ModelRunner, rows: int, length: int) -> None:
     nobodys = StepRow(runner.tables.nobody, 0, length, (), True, 0, 0, ())
-    hidden, _ = runner.model.forward(runner.tables.inputs((nobodys,) * rows), runner.kv, tuple(runner.drafter.taps))
+    hidden, _ = runner.model.forward(runner.tables.inputs((nobodys,) * rows), runner.kv, runner.taps)
     for count in HEAD_ROWS:
         runner.model.head(hidden[:count])
 

@@ -12,8 +12,9 @@ A source is compiled for exactly this processor (``-march=native``), so its macr
 
 from engine.native.compiler import Compiler, NativeError, find_compiler
 from engine.native.loader import ACTIVATIONS, FLOAT, INT32, INT64, POINTER, load, pointer
+from engine.native.recording import Recording, recording
 
 __all__ = [
-    "ACTIVATIONS", "FLOAT", "INT32", "INT64", "POINTER", "Compiler", "NativeError", "find_compiler",
-    "load", "pointer",
+    "ACTIVATIONS", "FLOAT", "INT32", "INT64", "POINTER", "Compiler", "NativeError", "Recording", "find_compiler",
+    "load", "pointer", "recording",
 ]  # fmt: skip

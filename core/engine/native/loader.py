@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.native.compiler import NativeError, find_compiler
+from engine.native.recording import Function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,17 +25,17 @@ def load(source: Path, functions: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL:
 
     ``functions``: argument types of the functions that are called and return nothing. Others take nothing and return
     an ``int``. Import torch first: its OpenMP library is then the one the kernels use, so that there is one team of
-    threads. A call releases the GIL.
+    threads. A call releases the GIL, and is noted by an open :func:`~engine.native.recording.recording`.
     """
-    library = _open(source)
+    library = open_library(source)
     for name, arguments in functions.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
+        setattr(library, name, Function(name, library[name], arguments))
     return library
 
 
 @cache
-def _open(source: Path) -> ctypes.CDLL:
+def open_library(source: Path) -> ctypes.CDLL:
+    """The library of ``source`` with its functions as ctypes has them. Raises :class:`NativeError`."""
     compiler = find_compiler()
     if isinstance(compiler, str):
         raise NativeError(f"{source.name}: {compiler}")

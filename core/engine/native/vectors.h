@@ -31,6 +31,7 @@ constexpr int PART_LANES = 4;
 #endif
 constexpr int PARTS = LANES / PART_LANES;
 typedef float part __attribute__((vector_size(4 * PART_LANES)));
+typedef int32_t ipart __attribute__((vector_size(4 * PART_LANES)));
 
 inline part load_part(const float* from) {
     part result;
@@ -41,6 +42,7 @@ inline part load_part(const float* from) {
 inline void store_part(float* to, part value) { std::memcpy(to, &value, sizeof value); }
 
 inline vec broadcast(float value) { return vec{} + value; }
+inline part broadcast_part(float value) { return part{} + value; }
 
 inline vec load(const float* from) {
     vec result;
@@ -83,7 +85,7 @@ inline float sum_lanes(vec value) {
     return lanes[0];
 }
 
-inline vec maximum(vec a, vec b) {
+inline part maximum(part a, part b) {
 #if HAS_AVX512
     return _mm512_max_ps(a, b);
 #else
@@ -91,37 +93,37 @@ inline vec maximum(vec a, vec b) {
 #endif
 }
 
-inline bool any_differs(vec a, vec b) {
-    const ivec differs = a != b;
+inline bool any_differs(part a, part b) {
+    const ipart differs = a != b;
     int32_t any = 0;
-    for (int i = 0; i < LANES; i++) any |= differs[i];
+    for (int i = 0; i < PART_LANES; i++) any |= differs[i];
     return any != 0;
 }
 
 // 2^x for x <= 0: 2^n times a minimax polynomial on [-1/2, 1/2]. Relative error below 2e-7 down to 2^-126; what is
 // smaller than that is cut towards 0 with AVX-512, and becomes 2^-126 without.
-inline vec exp2_vec(vec x) {
+inline part exp2_part(part x) {
 #if HAS_AVX512
-    const vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const part n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
     constexpr float TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: adding it rounds
-    x = maximum(x, broadcast(-126.0f));
-    const vec n = (x + TO_INTEGER) - TO_INTEGER;
+    x = maximum(x, broadcast_part(-126.0f));
+    const part n = (x + TO_INTEGER) - TO_INTEGER;
 #endif
-    const vec f = x - n;
-    vec sum = broadcast(1.32764719e-3f);
+    const part f = x - n;
+    part sum = broadcast_part(1.32764719e-3f);
     for (const float term : {9.67554e-3f, 5.550713e-2f, 2.402212e-1f, 6.9314697e-1f, 1.0f}) sum = sum * f + term;
 #if HAS_AVX512
     return _mm512_scalef_ps(sum, n);
 #else
-    return (vec)((ivec)sum + (__builtin_convertvector(n, ivec) << 23));
+    return (part)((ipart)sum + (__builtin_convertvector(n, ipart) << 23));
 #endif
 }
 
-inline vec tanh_vec(vec x) {
-    const ivec sign = (ivec)x & std::numeric_limits<int32_t>::min();
-    const vec decay = exp2_vec((-2.0f * LOG2_E) * (vec)((ivec)x ^ sign));
-    return (vec)((ivec)((1.0f - decay) / (1.0f + decay)) | sign);
+inline part tanh_part(part x) {
+    const ipart sign = (ipart)x & std::numeric_limits<int32_t>::min();
+    const part decay = exp2_part((-2.0f * LOG2_E) * (part)((ipart)x ^ sign));
+    return (part)((ipart)((1.0f - decay) / (1.0f + decay)) | sign);
 }
 
 // rows: 16 rows of 16 elements of 4 bytes, `stride` apart -> to: the columns as contiguous rows.

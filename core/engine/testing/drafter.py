@@ -1,57 +1,51 @@
-"""Conformance suite for drafters: derive a test class, say how to make yours, and run pytest.
+"""Conformance suites for drafters: derive a test class, say how to make yours, and run pytest.
 
 .. code-block:: python
 
-    class TestMine(DrafterConformance):
+    class TestMine(HostDrafterConformance):
         def make(self):
             return Mine(MineConfig(max_width=4), context)
+
+Drafters on the device are tried in a whole engine, on the bundled model or one of yours:
+
+.. code-block:: python
+
+    class TestMine(DeviceDrafterConformance):
+        overrides = ("drafter=mine",)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from engine.contracts.drafter import Draft, Drafter, DraftRow
+from engine import LLM
+from engine.assembly.bind import bind
+from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter
 
 
-class DrafterConformance:
-    """What the core relies on. Override the class attributes to fit the drafter's model.
-
-    For drafters on the device the suite plays the core's part: it calls ``extend`` with every token before it asks
-    for proposals. Drafters with ``kv`` need a cache that only the engine provides; they override :meth:`advance`.
-    """
+class HostDrafterConformance:
+    """What the core relies on. Override the class attributes to fit what the drafter looks for."""
 
     vocab_size = 64
-    hidden_size = 32
     history: tuple[int, ...] = (5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7)
     """A history the drafter should have something to say about."""
 
-    def make(self) -> Drafter:
+    def make(self) -> HostDrafter:
         """A fresh drafter."""
         raise NotImplementedError(f"{type(self).__name__} must define make(self)")
 
-    def advance(self, drafter: Drafter, slot: int, tokens: Sequence[int], next_token: int) -> None:
-        """Tell the drafter that the target computed ``tokens`` and that ``next_token`` follows them."""
-        following = [*tokens[1:], next_token]
-        taps = [torch.zeros(len(tokens), self.hidden_size) for _ in drafter.taps]
-        drafter.extend([slot] * len(tokens), torch.tensor(tokens), torch.tensor(following), taps)
-
-    def ask(self, drafter: Drafter, slots: Sequence[int], width: int, history: Sequence[int] | None = None) -> Draft:
+    def ask(
+        self, drafter: HostDrafter, slots: Sequence[int], width: int, history: Sequence[int] | None = None
+    ) -> Draft:
         """Proposals for ``slots``, each with the same history."""
         tokens = list(self.history if history is None else history)
-        seen = tokens if drafter.placement == "host" else []
         prompt_len = max(1, len(tokens) // 2)
-        return drafter.propose([DraftRow(slot, list(seen), prompt_len, width) for slot in slots])
+        return drafter.propose([DraftRow(slot, list(tokens), prompt_len, width) for slot in slots])
 
-    def started(self, slots: Sequence[int] = (0,)) -> Drafter:
-        drafter = self.make()
-        for slot in slots:
-            self.advance(drafter, slot, self.history[:-1], self.history[-1])
-        return drafter
-
-    def check(self, drafter: Drafter, draft: Draft, num_rows: int, width: int) -> None:
+    def check(self, drafter: HostDrafter, draft: Draft, num_rows: int, width: int) -> None:
         """A draft is well-formed: one tuple a row, widths kept, ids in the vocabulary, probabilities that fit."""
         assert len(draft.tokens) == num_rows, "one proposal per row, in the order of the rows"
         for tokens in draft.tokens:
@@ -70,27 +64,26 @@ class DrafterConformance:
 
     def test_declares_what_the_core_plans_with(self) -> None:
         drafter = self.make()
-        assert isinstance(drafter, Drafter)
-        assert drafter.placement in ("host", "device")
-        assert drafter.max_width >= 0 and drafter.kv_lookahead >= 0
-        assert all(tap >= 0 for tap in drafter.taps)
+        assert isinstance(drafter, HostDrafter)
+        assert drafter.max_width >= 0
+        assert drafter.placement == "host" or drafter.max_width == 0
 
     def test_never_proposes_more_than_wanted(self) -> None:
         for width in range(1, self.make().max_width + 1):
-            drafter = self.started()
+            drafter = self.make()
             self.check(drafter, self.ask(drafter, [0], width), 1, width)
 
     def test_proposes_for_the_history_it_was_made_for(self) -> None:
-        drafter = self.started()
+        drafter = self.make()
         if drafter.max_width:
             assert self.ask(drafter, [0], drafter.max_width).tokens[0], "override `history`"
 
     def test_rows_of_a_batch_do_not_influence_each_other(self) -> None:
         slots = [3, 1, 2]
-        drafter = self.started(slots)
+        drafter = self.make()
         width = drafter.max_width
         if width and not drafter.returns_probs:
-            alone = self.ask(self.started([1]), [1], width).tokens[0]
+            alone = self.ask(self.make(), [1], width).tokens[0]
             draft = self.ask(drafter, slots, width)
             self.check(drafter, draft, len(slots), width)
             assert draft.tokens == (alone,) * len(slots)
@@ -100,19 +93,81 @@ class DrafterConformance:
         assert self.ask(drafter, [], max(1, drafter.max_width)).tokens == ()
 
     def test_released_and_unknown_slots_can_be_released(self) -> None:
-        drafter = self.started([0])
+        drafter = self.make()
+        self.ask(drafter, [0], max(1, drafter.max_width))
         drafter.release(0)
         drafter.release(0)
         drafter.release(7)
 
     def test_a_reused_slot_knows_nothing_of_its_former_request(self) -> None:
         other = tuple(reversed(self.history))
-        used = self.started([0])
-        fresh = self.make()
+        used, fresh = self.make(), self.make()
         if not used.max_width or used.returns_probs:
             return
         self.ask(used, [0], used.max_width)
         used.release(0)
-        for drafter in (used, fresh):
-            self.advance(drafter, 0, other[:-1], other[-1])
         assert self.ask(used, [0], used.max_width, other).tokens == self.ask(fresh, [0], fresh.max_width, other).tokens
+
+
+class DeviceDrafterConformance:
+    """A drafter on the device, in a whole engine against the same engine without drafts.
+
+    Set ``overrides`` to what selects it; ``model`` and ``prompts`` where the bundled model does not suit it.
+    """
+
+    overrides: tuple[str, ...] = ()
+    model = "bundled"
+    prompts: tuple[str, ...] = (
+        "What does json.dumps do?",
+        "class Counter(dict):\n    def",
+        "import os\nimport sys\n\ndef main():\n    parser = argparse.ArgumentParser(description=",
+        "x",
+    )
+    settings: tuple[str, ...] = ("device=cpu", "model.dtype=float32", "model.max_len=512", "seed=7")
+    """Of the engine with drafts and of the one without."""
+
+    def engine(self, *overrides: str, drafting: bool = True) -> LLM:
+        """An engine; its drafter always drafts as far as it can."""
+        mine = (*self.overrides, "drafter.adaptive=false") if drafting else ("drafter=none",)
+        return LLM(self.model, overrides=[*self.settings, *overrides, *mine])
+
+    def outputs(self, llm: LLM, **sampling: Any) -> list[tuple[int, ...]]:
+        settings = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.0, **sampling}
+        return [completion.tokens for completion in llm.generate(self.prompts, **settings)]
+
+    def test_declares_what_the_core_plans_with(self) -> None:
+        drafter = bind(self.engine().plan).drafter
+        assert isinstance(drafter, DeviceDrafter)
+        assert drafter.placement == "device" and drafter.max_width > 0
+        assert drafter.kv_lookahead >= 0 and drafter.weights_bytes >= 0
+
+    def test_outputs_are_those_without_drafts_and_drafts_are_made(self) -> None:
+        drafting, plain = self.engine(), self.engine(drafting=False)
+        completions = drafting.generate(self.prompts, max_tokens=40, ignore_eos=True, temperature=0.0)
+        assert [c.tokens for c in completions] == self.outputs(plain)
+        assert all(c.timings is not None and c.timings.drafted_tokens > 0 for c in completions)
+        for sampling in ({"temperature": 1.0, "seed": 3}, {"temperature": 0.8, "seed": 4, "top_p": 0.9, "top_k": 40}):
+            assert self.outputs(drafting, **sampling) == self.outputs(plain, **sampling)
+        self.check_nothing_held(drafting)
+
+    def test_requests_in_chunks_in_turns_and_preempted_come_out_the_same(self) -> None:
+        tight = ("scheduler=chunked_prefill", "scheduler.token_budget=24", "scheduler.max_requests=3")
+        expected = self.outputs(self.engine(*tight, drafting=False))
+        for small in ((), ("memory.kv_tokens=144", "overlap=false")):
+            drafting = self.engine(*tight, *small)
+            assert self.outputs(drafting) == expected
+            self.check_nothing_held(drafting)
+
+    def test_a_prefix_hit_drafts_as_well_as_a_first_request(self) -> None:
+        """The drafter's keys are cached with the target's."""
+        llm = self.engine("kv_allocator=prefix_cache", "kv_allocator.block_size=8")
+        prompt = self.prompts[2] * 3
+        first, again = (
+            llm.generate([prompt], max_tokens=40, ignore_eos=True, temperature=0.0)[0].timings for _ in range(2)
+        )
+        assert first is not None and again is not None and again.cached_tokens > 0 == first.cached_tokens
+        assert (again.drafted_tokens, again.accepted_tokens) == (first.drafted_tokens, first.accepted_tokens)
+
+    def check_nothing_held(self, llm: LLM) -> None:
+        stats = llm.core.stats()
+        assert (stats.running, stats.waiting, stats.rows_used, stats.blocks_leased) == (0, 0, 0, 0)

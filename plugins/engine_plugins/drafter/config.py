@@ -30,3 +30,20 @@ class NgramConfig(DrafterConfig):
         at_least("drafter.min_match", self.min_match, 1)
         at_least("drafter.max_match", self.max_match, self.min_match)
         at_least("drafter.window", self.window, 0)
+
+
+@dataclass(frozen=True)
+class EarlyExitConfig(DrafterConfig):
+    """The target's own first layers draft."""
+
+    layers: int = 0
+    """How many; 0: a quarter of them."""
+
+    def __post_init__(self) -> None:
+        DrafterConfig.__post_init__(self)
+        at_least("drafter.layers", self.layers, 0)
+
+
+@dataclass(frozen=True)
+class DraftModelConfig(DrafterConfig):
+    """A smaller model with the same tokenizer, at ``drafter.path``."""

@@ -7,14 +7,11 @@ structured text. (Saxena, "Prompt Lookup Decoding", 2023.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from engine.contracts.drafter import Draft, DrafterKV, DraftRow
+from engine.contracts.drafter import Draft, DraftRow
 from engine.contracts.provider import BuildContext
 from engine_plugins.drafter.config import NgramConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _FINGERPRINT = 16
 """Latest tokens by which a history is recognised as a continuation of the one indexed before."""
@@ -70,18 +67,12 @@ class NgramDrafter:
     """Host drafter over one :class:`SuffixIndex` per slot."""
 
     placement: Literal["host", "device"] = "host"
-    taps: tuple[int, ...] = ()
-    kv: DrafterKV | None = None
-    kv_lookahead = 0
     returns_probs = False
 
     def __init__(self, config: NgramConfig, context: BuildContext) -> None:
         self.max_width = config.max_width
         self._config = config
         self._indexes: dict[int, SuffixIndex] = {}
-
-    def extend(self, slots: Sequence[int], tokens: Tensor, next_tokens: Tensor, taps: Sequence[Tensor]) -> None:
-        """Nothing to do: histories come with the rows."""
 
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         """What followed the longest suffix that occurred before; nothing for a row whose suffixes are all new."""

@@ -75,6 +75,9 @@ class QuantizedWeight:
         return in_order
 
     def _by_column(self, grouped: Tensor) -> Tensor:
+        """``[out, groups]`` -> ``[out, in]``, or ``[out, 1]`` where all inputs share a group."""
+        if self.per_channel:
+            return grouped
         return grouped.repeat_interleave(self.group_size, dim=1)[:, : self.in_features]
 
     def to(self, device: str | torch.device) -> QuantizedWeight:

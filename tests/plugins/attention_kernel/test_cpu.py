@@ -267,7 +267,7 @@ def test_code_for_processors_without_wide_vectors(tmp_path: Path, monkeypatch: p
     baseline = tuple(flag for flag in compiler.FLAGS if flag != "-march=native")
     monkeypatch.setattr(compiler, "FLAGS", baseline)
     monkeypatch.setattr(compiler, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(loader, "_open", loader._open.__wrapped__)
+    monkeypatch.setattr(loader, "open_library", loader.open_library.__wrapped__)
     baseline_kernels = kernels.__wrapped__()
     assert platform.machine() != "x86_64" or not baseline_kernels.can_use_amx()
     monkeypatch.setattr(cpu, "kernels", lambda: baseline_kernels)

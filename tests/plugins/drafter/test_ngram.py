@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.contracts.drafter import DraftRow
-from engine.testing.drafter import DrafterConformance
+from engine.testing.drafter import HostDrafterConformance
 from engine_plugins.drafter.config import NgramConfig
 from engine_plugins.drafter.ngram import NgramDrafter
 
@@ -30,7 +30,7 @@ def looked_up(tokens, width, longest, shortest, window=0):
     return ()
 
 
-class TestNgramConformance(DrafterConformance):
+class TestNgramConformance(HostDrafterConformance):
     def make(self):
         return make(max_width=5)
 

@@ -1,9 +1,9 @@
 from engine.contracts.config import DrafterConfig
-from engine.testing.drafter import DrafterConformance
+from engine.testing.drafter import HostDrafterConformance
 from engine_plugins.drafter.none import NoDrafter
 
 
-class TestNoDrafterConformance(DrafterConformance):
+class TestNoDrafterConformance(HostDrafterConformance):
     def make(self):
         return NoDrafter(DrafterConfig(), None)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from tests.interpreted import run_interpreted
+from tests.interpreted import run_interpreted, starts_interpreter
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="the tests run in this very process")
-def test_kernels_multiply_by_what_weights_stand_for_under_the_interpreter() -> None:
-    assert run_interpreted([HERE / "test_gpu_loaders.py"], [HERE / "test_gpu_linear.py"]) >= 250
+@starts_interpreter
+@pytest.mark.parametrize(("name", "at_least"), [("loaders", 100), ("linear", 100)])
+def test_kernels_multiply_by_what_weights_stand_for_under_the_interpreter(name: str, at_least: int) -> None:
+    assert run_interpreted(HERE / f"test_gpu_{name}.py") >= at_least

@@ -277,7 +277,7 @@ def test_units_this_processor_lacks_compute_the_same_in_plain_code() -> None:
     assert not isinstance(compiler, str)
     environment = {**os.environ, "CXX": shlex.join([*compiler.command, EMULATE]), "OMP_NUM_THREADS": "1"}
     chosen = "(VNNI or AMX) and (48-64 or 80-96 or 33-1280 or 40-bf or bad_row or order or bits)"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen]
+    command = [sys.executable, "-m", "pytest", "-n0", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     assert "[100%]" in done.stdout

@@ -3,6 +3,7 @@
 from engine.execution.lowering.chain import lower_embed, lower_rotations
 from engine.execution.lowering.dispatch import lower_head, lower_layer_op, op_norms, rope_kinds
 from engine.execution.lowering.labels import describe
+from engine.execution.lowering.replay import lower_replay
 from engine.execution.lowering.settings import Kernels, LoweredHead, Lowering
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "lower_embed",
     "lower_head",
     "lower_layer_op",
+    "lower_replay",
     "lower_rotations",
     "op_norms",
     "rope_kinds",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,6 @@ from engine.contracts.ops import (
     Attention,
     LayerOp,
     LMHead,
-    ModelOps,
     NormGateUpAct,
     NormQKVRopeWrite,
     NormSpec,
@@ -65,10 +65,10 @@ def _kernels(lowering: Lowering) -> Any:
     return chain
 
 
-def rope_kinds(ops: ModelOps) -> tuple[RopeFacts, ...]:
-    """The distinct rotations of a model, in order of appearance."""
+def rope_kinds(layers: Iterable[Sequence[LayerOp]]) -> tuple[RopeFacts, ...]:
+    """The distinct rotations of some layers, in order of appearance."""
     found: list[RopeFacts] = []
-    for layer in ops.layers:
+    for layer in layers:
         for op in layer:
             if isinstance(op, NormQKVRopeWrite) and op.rope is not None and op.rope not in found:
                 found.append(op.rope)

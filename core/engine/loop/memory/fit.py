@@ -60,8 +60,9 @@ def plan_memory(
         from engine.assembly.discovery import discover
         from engine.loop.memory.remedies import remedies
 
-        found = remedies(plan, judge, discovered or discover(plan.settings.plugins))
-        raise DoesNotFit(_refusal(plan, needs, room, found))
+        notes: list[str] = []
+        found = remedies(plan, judge, discovered or discover(plan.settings.plugins), notes.append)
+        raise DoesNotFit("\n".join((_refusal(plan, needs, room, found), *notes)))
     return MemoryPlan(plan, needs, room)
 
 
@@ -71,6 +72,7 @@ def _refusal(plan: EnginePlan, needs: Needs, room: Room, found: tuple[Remedy, ..
     pool = f"one request of model.max_len={plan.max_len}" if wanted is None else f"memory.kv_tokens={wanted}"
     parts = [
         ("weights", needs.weights, f"{plan.model.name} with quantizer={plan.choice('quantizer').name}, {plan.dtype}"),
+        ("drafter", needs.drafter, f"weights of drafter={plan.choice('drafter').name}"),
         ("KV pool", needs.smallest_blocks * needs.block_bytes, f"{tokens} tokens: {pool}"),
         ("largest step", needs.workspace, f"scheduler.token_budget={plan.choice('scheduler').config['token_budget']}"),
         ("loading", max(0, needs.loading - needs.workspace), "beside the weights, beyond what the largest step takes"),
@@ -110,7 +112,7 @@ def size_pool(memory: MemoryPlan, weights: int, free_now: int) -> Pool:
     """
     needs, room, plan = memory.needs, memory.room, memory.plan
     # Steps reuse what loading needed for a moment, so that part of the workspace is taken already.
-    still = max(0, needs.workspace - needs.loading) + needs.tables + needs.host + needs.graphs
+    still = max(0, needs.workspace - needs.loading) + needs.tables + needs.host + needs.graphs + needs.drafter
     by_free = free_now - room.headroom - still
     by_budget = room.budget - (needs.fixed - needs.weights) - weights
     fits = min(by_free, by_budget) // needs.block_bytes

@@ -8,6 +8,7 @@ import torch
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
+from engine.contracts.drafter import Drafter, cached_by, on_device
 from engine.contracts.kv_format import KVFormat
 from engine.execution.checkpoint import Checkpoint
 from engine.execution.kv_cache import KVCache
@@ -35,6 +36,8 @@ class Needs:
     """Bytes on the device by purpose, and the sizes of KV pool that make sense."""
 
     weights: int
+    drafter: int
+    """Weights of a drafter's own."""
     loading: int
     """Beside the weights, while they are loaded."""
     workspace: int
@@ -55,7 +58,7 @@ class Needs:
     @property
     def fixed(self) -> int:
         """Everything but the KV pool."""
-        return self.weights + max(self.loading, self.workspace) + self.tables + self.host + self.graphs
+        return self.weights + self.drafter + max(self.loading, self.workspace) + self.tables + self.host + self.graphs
 
     def total(self, blocks: int) -> int:
         """The peak with a pool of ``blocks``."""
@@ -84,8 +87,9 @@ def size_weights(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -
     )
 
 
-def estimate(plan: EnginePlan, weights: WeightSizes, kv_format: KVFormat, max_width: int) -> Needs:
-    """What ``plan`` needs. ``max_width``: most draft tokens of a request in a step."""
+def estimate(plan: EnginePlan, weights: WeightSizes, kv_format: KVFormat, drafter: Drafter) -> Needs:
+    """What ``plan`` needs."""
+    max_width, on_its_device = drafter.max_width, on_device(drafter)
     scheduler = plan.choice("scheduler").config
     max_requests, token_budget = int(scheduler["max_requests"]), int(scheduler["token_budget"])
     block_size = int(plan.choice("kv_allocator").config["block_size"])
@@ -94,12 +98,13 @@ def estimate(plan: EnginePlan, weights: WeightSizes, kv_format: KVFormat, max_wi
     asked = -(-wanted // block_size) if wanted is not None else per_request
     return Needs(
         weights=weights.held,
+        drafter=0 if on_its_device is None else on_its_device.weights_bytes,
         loading=weights.loading,
         workspace=_workspace(plan, min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)),
         tables=_tables(max_requests, plan.max_len + max_width + 2, block_size),
         host=HOST_BYTES if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
-        block_bytes=KVCache.block_bytes(plan.model, kv_format, block_size, plan.dtype),
+        block_bytes=KVCache.block_bytes(plan.model, kv_format, block_size, plan.dtype, cached_by(drafter)),
         block_size=block_size,
         smallest_blocks=asked + 1,
         largest_blocks=(asked if wanted is not None else max_requests * per_request) + 1,

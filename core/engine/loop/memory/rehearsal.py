@@ -11,6 +11,7 @@ import torch
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
+from engine.contracts.drafter import cached_by, taps_of
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import SamplingParams
 from engine.execution.graphs import Bucket, Capture, StepGraphs
@@ -44,7 +45,7 @@ def rehearse(
     :class:`DoesNotFit` when the device's memory runs out.
     """
     plan = memory.plan
-    kv = KVCache(plan.model, bound.kv_format, 2, bound.context.block_size, plan.dtype, plan.device.kind)
+    kv = KVCache(plan.model, bound.kv_format, 2, bound.context.block_size, plan.dtype, plan.device.kind, cached_by(bound.drafter))
     width = bound.drafter.max_width
     tables = DeviceTables(bound.context.max_requests, plan.max_len, width, bound.context.block_size, plan.device.kind)
     try:
@@ -55,7 +56,7 @@ def rehearse(
         workspace = meter.peak() - before
         give_back()
         largest_first = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
-        recorded = StepGraphs(model, kv, tables, bound.drafter.taps, largest_first[:2], capture)
+        recorded = StepGraphs(model, kv, tables, taps_of(bound.drafter), largest_first[:2], capture)
         readings: list[int] = []
         recorded.capture(lambda fraction, what: readings.append(free(plan.device)))
         readings.append(free(plan.device))
@@ -85,7 +86,7 @@ def _largest_step(plan: EnginePlan, bound: BoundEngine, model: LoweredModel, kv:
     most = bound.context.max_requests
     lengths = [min(plan.max_len, budget - start) for start in range(0, budget, plan.max_len)][:most]
     rows = tuple(StepRow(tables.nobody, 0, length, (), True, 0, 0, ()) for length in lengths)
-    hidden, _ = model.forward(tables.inputs(rows), kv, bound.drafter.taps)
+    hidden, _ = model.forward(tables.inputs(rows), kv, taps_of(bound.drafter))
     sampled = hidden[: most * (1 + bound.drafter.max_width)]
     nothing = torch.empty(0, dtype=torch.int64)
     wanted = [VerifyRow(FULL_SAMPLING, 0, 0, 1, nothing, ())] * len(sampled)

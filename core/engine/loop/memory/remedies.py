@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, replace
 from itertools import combinations
+from typing import Any
 
 from engine.assembly import values
 from engine.assembly.discovery import Discovered, Offer
@@ -17,6 +18,7 @@ MOST_FRACTION = 0.95
 """What is left is for fragmentation and for what other processes do meanwhile."""
 MOST_PAIRS = 3
 Apply = Callable[[EnginePlan, int], EnginePlan]
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,14 @@ class Move:
         return None if option is None else self.variant(base, option)
 
 
-def remedies(plan: EnginePlan, judge: Judge, discovered: Discovered) -> tuple[Remedy, ...]:
-    """Single overrides that suffice, the least loss first; else pairs; else everything at once; else nothing."""
-    base, moves = Variant(plan), list(_moves(plan, discovered))
+def remedies(
+    plan: EnginePlan, judge: Judge, discovered: Discovered, note: Note = lambda text: None
+) -> tuple[Remedy, ...]:
+    """Single overrides that suffice, the least loss first; else pairs; else everything at once; else nothing.
+
+    ``note`` is given a line for every plugin that could not even be asked.
+    """
+    base, moves = Variant(plan), list(_moves(plan, discovered, note))
     singles = [found for move in moves if (found := move.fitted(base, judge)) is not None]
     if singles:
         return tuple(_remedy(found, judge) for found in singles)
@@ -156,18 +163,16 @@ def _remedy(found: Variant, judge: Judge) -> Remedy:
     return Remedy(found.overrides, ", ".join(found.gives), needs.smallest, room.budget)
 
 
-def _moves(plan: EnginePlan, discovered: Discovered) -> Iterator[Move]:
+def _moves(plan: EnginePlan, discovered: Discovered, note: Note) -> Iterator[Move]:
     """From the smallest loss to the user to the largest."""
     yield _fraction(plan)
     yield _length(plan)
     yield _scheduler(plan, "max_requests", 1, 1, "requests at once")
     yield _scheduler(plan, "token_budget", 64, 16, "tokens a step, so prompts take more steps")
-    for offer in _others(plan, "kv_format", discovered):
-        yield _plugin(plan, offer, discovered)
+    yield from _others(plan, "kv_format", discovered, note)
     if plan.dtype == "float32":
         yield _dtype(plan, "bfloat16")
-    for offer in _others(plan, "quantizer", discovered):
-        yield _plugin(plan, offer, discovered)
+    yield from _others(plan, "quantizer", discovered, note)
 
 
 def _fraction(plan: EnginePlan) -> Move:
@@ -238,62 +243,70 @@ def _dtype(plan: EnginePlan, dtype: str) -> Move:
     return Move("model.dtype", 1, apply, lambda option: f"model.dtype={dtype}", lambda option: text)
 
 
-def _plugin(plan: EnginePlan, offer: Offer, discovered: Discovered) -> Move:
-    choice = _choice(plan.choice(offer.slot), offer)
+def _plugin(choice: SlotChoice, offer: Offer, discovered: Discovered) -> Move:
     unique = len(discovered.named(offer.slot, offer.name)) == 1
     override = f"{offer.slot}={offer.name}" if unique else f"{offer.slot}.plugin={offer.qualified}"
-
-    def apply(plan: EnginePlan, option: int) -> EnginePlan:
-        assert choice is not None
-        return replace(plan, slots={**plan.slots, offer.slot: (choice,)})
-
     return Move(
         offer.slot,
-        0 if choice is None else 1,
-        apply,
+        1,
+        lambda plan, option: replace(plan, slots={**plan.slots, offer.slot: (choice,)}),
         lambda option: override,
         lambda option: offer.provider.doc.rstrip(".") or f"another {offer.slot}",
     )
 
 
-def _choice(now: SlotChoice, offer: Offer) -> SlotChoice | None:
-    """The offer with its defaults; what all plugins of the slot have in common stays as it was set."""
-    common = set(SLOT_CONFIGS[offer.slot].__dataclass_fields__)
-    default = values.to_plain(values.build(values.load(now.config_class), {}))
-    kept = {key: value for key, value in now.config.items() if key in common and value != default.get(key)}
+def _others(plan: EnginePlan, slot: str, discovered: Discovered, note: Note) -> Iterator[Move]:
+    """Other plugins of a slot that say they can serve this model here, with what is selected beside them."""
+    now = plan.choice(slot)
+    for offer in discovered.of_slot(slot):
+        requires = offer.provider.requires.items()
+        if offer.provider.factory == now.factory:
+            continue
+        if not all(_provided(plan, other, needs, discovered) for other, needs in requires):
+            continue
+        try:
+            choice = _choice(now, offer, plan)
+        except Exception as error:  # a third party's function, of a plugin that nobody selected
+            note(f"{slot}={offer.name} was not tried: asking {offer.origin} raised {type(error).__name__}: {error}")
+            continue
+        if choice is not None:
+            yield _plugin(choice, offer, discovered)
+
+
+def _choice(now: SlotChoice, offer: Offer, plan: EnginePlan) -> SlotChoice | None:
+    """The offer with its defaults, and with what is set for the slot; ``None`` where it says that it cannot. Raises
+    what its own functions raise."""
+    if offer.provider.unsupported(plan.model, plan.device):
+        return None
     try:
-        config = values.to_plain(values.build(offer.config_class, kept))
+        built = values.build(offer.config_class, _set_for_slot(now))
     except ValueError:
         return None  # it does not take what is set, or needs a setting that nobody made
+    if built.unsupported(plan.model, plan.device):
+        return None
     return SlotChoice(
         slot=offer.slot,
         name=offer.name,
         factory=offer.provider.factory,
         config_class=values.class_path(offer.config_class),
-        config=config,
+        config=values.to_plain(built),
         origin=str(offer.origin),
         requested=offer.name,
     )
 
 
-def _others(plan: EnginePlan, slot: str, discovered: Discovered) -> Iterable[Offer]:
-    """Other plugins of a slot that say they can serve this model here, with what is selected beside them."""
-    factory = plan.choice(slot).factory
-    for offer in discovered.of_slot(slot):
-        requires = offer.provider.requires.items()
-        if (
-            offer.provider.factory != factory
-            and _supports(offer, plan)
-            and all(_provided(plan, other, needs, discovered) for other, needs in requires)
-        ):
-            yield offer
+def _set_for_slot(now: SlotChoice) -> dict[str, Any]:
+    """Of what all plugins of the slot have in common, the values that are not the selected plugin's own defaults."""
+    common = SLOT_CONFIGS[now.slot].__dataclass_fields__
+    own: dict[str, Field[Any]] = values.load(now.config_class).__dataclass_fields__
+    return {key: value for key, value in now.config.items() if key in common and value != _default(own[key])}
 
 
-def _supports(offer: Offer, plan: EnginePlan) -> bool:
-    try:
-        return not offer.provider.unsupported(plan.model, plan.device)
-    except Exception:  # a third party's function; whoever selects its plugin is told what it raised
-        return False
+def _default(field: Field[Any]) -> Any:
+    """``MISSING`` for a field that must be set."""
+    if field.default is MISSING and field.default_factory is MISSING:
+        return MISSING
+    return values.to_plain(field.default if field.default_factory is MISSING else field.default_factory())
 
 
 def _provided(plan: EnginePlan, slot: str, needs: Sequence[str], discovered: Discovered) -> bool:

@@ -79,7 +79,7 @@ struct AmxProducts {
         }
     }
 
-    static void put_probs(Scratch& scratch, int s, int64_t key, vec first, vec second) {
+    static void put_probs(Scratch& scratch, int s, int64_t key, int, part first, part second) {
         const __m512i one_after_other = (__m512i)_mm512_cvtne2ps_pbh(second, first);
         const __m512i pairs = _mm512_permutexvar_epi16(interleave_indices(0, 16), one_after_other);
         _mm512_store_si512(narrow_part(scratch.probs) + (s * CHUNK_KEYS + key) * LANES, pairs);

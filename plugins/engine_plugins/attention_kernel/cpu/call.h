@@ -84,6 +84,7 @@ struct Task {
     float* states = nullptr;             // where the result is left for merging; null: there is one split only
 
     int64_t strips() const { return divide_up(num_columns, LANES); }
+    int parts() const { return num_columns <= PART_LANES ? 1 : PARTS; }  // of a strip that have columns
 };
 
 // Where the columns of a strip start: in q, or with another distance between tokens in the output.

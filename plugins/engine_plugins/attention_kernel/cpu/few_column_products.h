@@ -53,8 +53,8 @@ struct FewColumnProducts {
         }
     }
 
-    static void put_probs(Scratch& scratch, int s, int64_t key, vec first, vec second) {
-        VectorProducts<T>::put_probs(scratch, s, key, first, second);
+    static void put_probs(Scratch& scratch, int s, int64_t key, int p, part first, part second) {
+        VectorProducts<T>::put_probs(scratch, s, key, p, first, second);
     }
 
     template <int STRIPS>

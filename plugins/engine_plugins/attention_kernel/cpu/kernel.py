@@ -123,6 +123,7 @@ class CpuAttention:
         self._library = kernels()
         self.use_amx = use_amx and bool(self._library.can_use_amx())
         self._ops: dict[Attention, _Op] = {}
+        self._known_scales: dict[tuple[int, int, bool], _Scales] = {}
         self._torch = TorchAttention(config, context)
 
     def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
@@ -136,12 +137,21 @@ class CpuAttention:
         return f"CpuAttention, {instructions}{scaled}"
 
     def stage(self, batch: AttentionBatch) -> Staged:
+        staged = Staged(batch, _Step(), ())
+        self.restage(staged, batch)
+        return staged
+
+    def restage(self, staged: Staged, batch: AttentionBatch) -> None:
+        """See :class:`engine.contracts.attention_kernel.RestagingKernel`."""
         assert all(q <= kv for q, kv in zip(batch.q_lens, batch.kv_lens, strict=True)), "new tokens are keys, too"
         tables, num_rows = batch.block_tables, len(batch.q_lens)
         assert tables.dtype == torch.int32 and tables.stride(1) == 1, "block tables are rows of int32"
         lengths = (ctypes.c_int32 * num_rows)(*batch.q_lens), (ctypes.c_int32 * num_rows)(*batch.kv_lens)
-        step = _Step(*map(ctypes.addressof, lengths), tables.data_ptr(), num_rows, tables.stride(0), batch.block_size)
-        return Staged(batch, step, (*lengths, tables))
+        step = staged.step
+        step.q_lens, step.kv_lens = map(ctypes.addressof, lengths)
+        step.block_tables, step.table_stride = tables.data_ptr(), tables.stride(0)
+        step.num_rows, step.block_size = num_rows, batch.block_size
+        staged.batch, staged.held, staged.for_torch = batch, (*lengths, tables), None
 
     def record(
         self,
@@ -160,9 +170,7 @@ class CpuAttention:
         if q.stride(2) != 1 or q.stride(1) != op.head_dim:
             q = q.contiguous()
         out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
-        scales = UNSCALED
-        if k_scale is not None and v_scale is not None:
-            scales = _Scales(k_scale.data_ptr(), v_scale.data_ptr(), k_scale.dim() > 1)
+        scales = self._scales(k_scale, v_scale)
         library = self._library if q.dtype == k_cache.dtype else kernels_8bit()
         getattr(library, FUNCTIONS[q.dtype, k_cache.dtype])(
             ctypes.addressof(staged.step), ctypes.addressof(self._op(op)), ctypes.addressof(scales),
@@ -194,6 +202,12 @@ class CpuAttention:
             known = _Op(op.num_heads, op.num_kv_heads, op.head_dim, window, op.scale, soft_cap)
             self._ops[op] = known
         return known
+
+    def _scales(self, k_scale: Tensor | None, v_scale: Tensor | None) -> _Scales:
+        if k_scale is None or v_scale is None:
+            return UNSCALED
+        key = k_scale.data_ptr(), v_scale.data_ptr(), k_scale.dim() > 1
+        return self._known_scales.setdefault(key, _Scales(*key))
 
     def _by_torch(self, staged: Staged, *arguments: Any) -> Tensor:
         if staged.for_torch is None:

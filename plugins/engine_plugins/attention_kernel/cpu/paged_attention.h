@@ -65,14 +65,15 @@ template <class Products, int STRIPS, class CallType>
         if (op.soft_cap > 0) apply_soft_cap(op, scores, begin, end);
         apply_mask(op, last_keys + s * LANES, first_key, scores, begin, std::min(all_begin, end));
         apply_mask(op, last_keys + s * LANES, first_key, scores, std::max({begin, all_begin, all_end}), end);
-        softmax_strip(scores, state, exponent_factor(op), call.dims(), begin, end,
-                      [&scratch, s](int64_t key, vec first, vec second) {
-                          if (CallType::SCALED) {
-                              first *= scratch.value_scales[key];
-                              second *= scratch.value_scales[key + 1];
-                          }
-                          Products::put_probs(scratch, s, key, first, second);
-                      });
+        for (int p = 0; p < task.parts(); p++)
+            softmax_part(p, scores, state, exponent_factor(op), call.dims(), begin, end,
+                         [&scratch, s, p](int64_t key, part first, part second) {
+                             if (CallType::SCALED) {
+                                 first *= scratch.value_scales[key];
+                                 second *= scratch.value_scales[key + 1];
+                             }
+                             Products::put_probs(scratch, s, key, p, first, second);
+                         });
         out[s] = state.out();
     }
     Products::template add_values<STRIPS>(call, task, scratch, out, begin, end);
@@ -109,7 +110,7 @@ void finish(const Call<T>& call, const Task& task, float* states) {
     const int64_t head_dim = call.op.head_dim;
     for (int64_t strip = 0; strip < task.strips(); strip++) {
         const StripState state = state_of(call, states, strip);
-        state.rescale(1.0f / load(state.column_sum()), call.dims());
+        state.divide(call.dims());
         const Columns columns = find_columns(call, task, strip, call.op.num_heads * head_dim);
         for (int64_t dim = 0; dim < head_dim; dim += LANES) {
             alignas(64) float rows[LANES * LANES];

@@ -10,8 +10,8 @@
 //       The call is a CachedCall here; what is stored in 8 bits is widened, not scaled.
 //   multiply_keys<STRIPS>(call, task, scratch, strip, begin, end)
 //       scores[s][key][lane] = keys[key] . queries[strip + s][lane], for s in 0 .. STRIPS - 1.
-//   put_probs(scratch, s, key, first, second)
-//       Keep the probabilities of the pair's strip s for `key`, which is even, and key + 1.
+//   put_probs(scratch, s, key, p, first, second)
+//       Keep the probabilities of part p of the pair's strip s for `key`, which is even, and key + 1.
 //   add_values<STRIPS>(call, task, scratch, out, begin, end)
 //       out[s][dim][lane] += values[key][dim] * probs[s][key][lane], summed over keys.
 //

@@ -30,22 +30,37 @@ struct StripState {
 
     void clear(int64_t dims) const {
         std::fill_n(memory, floats(dims), 0.0f);
-        store(column_max(), broadcast(NO_MAXIMUM));
+        std::fill_n(column_max(), LANES, NO_MAXIMUM);
     }
 
-    // Multiply sums and output.
-    void rescale(vec factor, int64_t dims) const {
-        for (int64_t i = 1; i < dims + 2; i++) store(memory + i * LANES, load(memory + i * LANES) * factor);
+    // Multiply part p of sums and output.
+    void rescale(int p, part factor, int64_t dims) const {
+        for (int64_t i = 1; i < dims + 2; i++) {
+            float* at = memory + i * LANES + p * PART_LANES;
+            store_part(at, load_part(at) * factor);
+        }
     }
 
     // Add what was seen of the same columns in another split.
     void merge(StripState other, int64_t dims) const {
-        const vec mine = load(column_max()), theirs = load(other.column_max()), both = maximum(mine, theirs);
-        const vec my_factor = exp2_vec(mine - both), their_factor = exp2_vec(theirs - both);
-        store(column_max(), both);
+        for (int p = 0; p < PARTS; p++) merge_part(p * PART_LANES, other, dims);
+    }
+
+    // Divide the output by the sums.
+    void divide(int64_t dims) const {
+        for (int p = 0; p < PARTS; p++) rescale(p, 1.0f / load_part(column_sum() + p * PART_LANES), dims);
+    }
+
+   private:
+    void merge_part(int64_t lane, StripState other, int64_t dims) const {
+        const part mine = load_part(column_max() + lane), theirs = load_part(other.column_max() + lane);
+        const part both = maximum(mine, theirs);
+        const part my_factor = exp2_part(mine - both), their_factor = exp2_part(theirs - both);
+        store_part(column_max() + lane, both);
         for (int64_t i = 1; i < dims + 2; i++) {
-            float* at = memory + i * LANES;
-            store(at, load(at) * my_factor + load(other.memory + i * LANES) * their_factor);
+            float* at = memory + i * LANES + lane;
+            const part sum = load_part(other.memory + i * LANES + lane) * their_factor;
+            store_part(at, load_part(at) * my_factor + sum);
         }
     }
 };
@@ -64,53 +79,57 @@ void scale_scores(const float* scales, float* scores, int64_t begin, int64_t end
 
 void apply_soft_cap(const Op& op, float* scores, int64_t begin, int64_t end) {
     const float factor = op.scale / op.soft_cap;
-    for (int64_t key = begin; key < end; key++) {
-        float* at = scores + key * LANES;
-        store(at, tanh_vec(load(at) * factor));
-    }
+    for (float* at = scores + begin * LANES; at < scores + end * LANES; at += PART_LANES)
+        store_part(at, tanh_part(load_part(at) * factor));
 }
 
 // Mask what lies after each column's last key or before its window.
 void apply_mask(const Op& op, const int32_t* last_keys, int64_t first_key, float* scores, int64_t begin, int64_t end) {
-    ivec last;
-    std::memcpy(&last, last_keys, sizeof last);
-    const ivec before = op.window > 0 ? last - static_cast<int32_t>(op.window) : ivec{} - 1;
-    for (int64_t i = begin; i < end; i++) {
-        const ivec key = ivec{} + static_cast<int32_t>(first_key + i);
-        const vec score = load(scores + i * LANES);
-        store(scores + i * LANES, (key > last) | (key <= before) ? broadcast(MASKED) : score);
+    for (int p = 0; p < PARTS; p++) {
+        ipart last;
+        std::memcpy(&last, last_keys + p * PART_LANES, sizeof last);
+        const ipart before = op.window > 0 ? last - static_cast<int32_t>(op.window) : ipart{} - 1;
+        for (int64_t i = begin; i < end; i++) {
+            float* at = scores + i * LANES + p * PART_LANES;
+            const ipart key = ipart{} + static_cast<int32_t>(first_key + i);
+            store_part(at, (key > last) | (key <= before) ? broadcast_part(MASKED) : load_part(at));
+        }
     }
 }
 
-vec largest_scores(const float* scores, float factor, int64_t begin, int64_t end) {
+// Scores of a part: of keys LANES elements apart.
+part largest_scores(const float* scores, float factor, int64_t begin, int64_t end) {
     constexpr int CHAINS = 4;
-    vec largest[CHAINS];
-    for (vec& one : largest) one = broadcast(NO_MAXIMUM);
+    part largest[CHAINS];
+    for (part& one : largest) one = broadcast_part(NO_MAXIMUM);
     for (int64_t key = begin; key < end; key += CHAINS)
-        for (int i = 0; i < CHAINS; i++) largest[i] = maximum(largest[i], load(scores + (key + i) * LANES) * factor);
+        for (int i = 0; i < CHAINS; i++)
+            largest[i] = maximum(largest[i], load_part(scores + (key + i) * LANES) * factor);
     return maximum(maximum(largest[0], largest[1]), maximum(largest[2], largest[3]));
 }
 
-// The probabilities of keys `begin` up to, not including, `end`, relative to the largest score so far, by
+// The probabilities of keys `begin` up to, not including, `end` in part p, relative to the largest score so far, by
 // put_probs(key, probabilities of key, probabilities of key + 1).
 template <class PutProbs>
-void softmax_strip(const float* scores, StripState state, float factor, int64_t dims, int64_t begin, int64_t end,
-                   PutProbs put_probs) {
-    const vec before = load(state.column_max());
-    const vec largest = maximum(before, largest_scores(scores, factor, begin, end));
+void softmax_part(int p, const float* scores, StripState state, float factor, int64_t dims, int64_t begin, int64_t end,
+                  PutProbs put_probs) {
+    scores += p * PART_LANES;
+    float *column_max = state.column_max() + p * PART_LANES, *column_sum = state.column_sum() + p * PART_LANES;
+    const part before = load_part(column_max);
+    const part largest = maximum(before, largest_scores(scores, factor, begin, end));
     if (any_differs(before, largest)) {
-        state.rescale(exp2_vec(before - largest), dims);
-        store(state.column_max(), largest);
+        state.rescale(p, exp2_part(before - largest), dims);
+        store_part(column_max, largest);
     }
-    vec even = load(state.column_sum()), odd = {};
+    part even = load_part(column_sum), odd = {};
     for (int64_t key = begin; key < end; key += 2) {
-        const vec first = exp2_vec(load(scores + key * LANES) * factor - largest);
-        const vec second = exp2_vec(load(scores + (key + 1) * LANES) * factor - largest);
+        const part first = exp2_part(load_part(scores + key * LANES) * factor - largest);
+        const part second = exp2_part(load_part(scores + (key + 1) * LANES) * factor - largest);
         even += first;
         odd += second;
         put_probs(key, first, second);
     }
-    store(state.column_sum(), even + odd);
+    store_part(column_sum, even + odd);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 template <typename T>
 struct VectorProducts {
     static constexpr int64_t FEW_COLUMNS = 4;
-    static constexpr int ROWS = 8 / PARTS;  // with their parts 8 independent sums: enough to hide a product's latency
+    static constexpr int SUMS = 8;  // independent ones: enough to hide a product's latency
 
     struct Session {};  // nothing
 
@@ -43,54 +43,72 @@ struct VectorProducts {
     }
 
     template <int STRIPS>
-    static void multiply_keys(const Call<T>& call, const Task&, Scratch& scratch, int64_t strip, int64_t begin,
+    static void multiply_keys(const Call<T>& call, const Task& task, Scratch& scratch, int64_t strip, int64_t begin,
                               int64_t end) {
+        if (task.parts() < PARTS) return multiply_parts<STRIPS, 1>(call, scratch, strip, begin, end);
+        multiply_parts<STRIPS, PARTS>(call, scratch, strip, begin, end);
+    }
+
+    static void put_probs(Scratch& scratch, int s, int64_t key, int p, part first, part second) {
+        float* to = scratch.scores + (s * CHUNK_KEYS + key) * LANES + p * PART_LANES;
+        store_part(to, first);
+        store_part(to + LANES, second);
+    }
+
+    template <int STRIPS>
+    static void add_values(const Call<T>& call, const Task& task, Scratch& scratch, float* const* out, int64_t begin,
+                           int64_t end) {
+        if (task.parts() < PARTS) return add_parts<STRIPS, 1>(call, scratch, out, begin, end);
+        add_parts<STRIPS, PARTS>(call, scratch, out, begin, end);
+    }
+
+   private:
+    // Of the first USED parts of each strip.
+    template <int STRIPS, int USED>
+    static void multiply_parts(const Call<T>& call, Scratch& scratch, int64_t strip, int64_t begin, int64_t end) {
+        constexpr int ROWS = SUMS / USED;
         const int64_t dims = call.dims();
         for (int s = 0; s < STRIPS; s++) {
             const float* queries = scratch.queries + (strip + s) * dims * LANES;
             float* scores = scratch.scores + s * CHUNK_KEYS * LANES;
             for (int64_t key = begin; key < end; key += ROWS) {
                 const float* keys = scratch.keys + key * dims;
-                part sum[ROWS][PARTS] = {};
+                part sum[ROWS][USED] = {};
                 for (int64_t dim = 0; dim < dims; dim++) add_products(sum, keys + dim, dims, queries + dim * LANES);
-                for (int i = 0; i < ROWS * PARTS; i++)
-                    store_part(scores + key * LANES + i * PART_LANES, sum[i / PARTS][i % PARTS]);
+                for (int i = 0; i < SUMS; i++)
+                    store_part(scores + (key + i / USED) * LANES + i % USED * PART_LANES, sum[i / USED][i % USED]);
             }
         }
     }
 
-    static void put_probs(Scratch& scratch, int s, int64_t key, vec first, vec second) {
-        float* to = scratch.scores + (s * CHUNK_KEYS + key) * LANES;
-        store(to, first);
-        store(to + LANES, second);
-    }
-
-    template <int STRIPS>
-    static void add_values(const Call<T>& call, const Task&, Scratch& scratch, float* const* out, int64_t begin,
-                           int64_t end) {
+    template <int STRIPS, int USED>
+    static void add_parts(const Call<T>& call, Scratch& scratch, float* const* out, int64_t begin, int64_t end) {
+        constexpr int ROWS = SUMS / USED;
         const int64_t dims = call.dims();
         for (int s = 0; s < STRIPS; s++) {
             const float* probs = scratch.scores + s * CHUNK_KEYS * LANES;
             for (int64_t dim = 0; dim < dims; dim += ROWS) {
                 float* to = out[s] + dim * LANES;
-                part sum[ROWS][PARTS];
-                for (int i = 0; i < ROWS * PARTS; i++) sum[i / PARTS][i % PARTS] = load_part(to + i * PART_LANES);
+                part sum[ROWS][USED];
+                for (int i = 0; i < SUMS; i++)
+                    sum[i / USED][i % USED] = load_part(to + i / USED * LANES + i % USED * PART_LANES);
                 for (int64_t key = begin; key < end; key++)
                     add_products(sum, scratch.values + key * dims + dim, 1, probs + key * LANES);
-                for (int i = 0; i < ROWS * PARTS; i++) store_part(to + i * PART_LANES, sum[i / PARTS][i % PARTS]);
+                for (int i = 0; i < SUMS; i++)
+                    store_part(to + i / USED * LANES + i % USED * PART_LANES, sum[i / USED][i % USED]);
             }
         }
     }
 
-   private:
     // sum[i] += from[i * stride] * lanes
-    static void add_products(part (&sum)[ROWS][PARTS], const float* from, int64_t stride, const float* lanes) {
-        part other[PARTS];
-        for (int p = 0; p < PARTS; p++) other[p] = load_part(lanes + p * PART_LANES);
+    template <int ROWS, int USED>
+    static void add_products(part (&sum)[ROWS][USED], const float* from, int64_t stride, const float* lanes) {
+        part other[USED];
+        for (int p = 0; p < USED; p++) other[p] = load_part(lanes + p * PART_LANES);
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; i++) {
 #pragma GCC unroll 4
-            for (int p = 0; p < PARTS; p++) sum[i][p] += from[i * stride] * other[p];
+            for (int p = 0; p < USED; p++) sum[i][p] += from[i * stride] * other[p];
         }
     }
 };

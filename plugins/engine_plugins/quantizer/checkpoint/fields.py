@@ -26,6 +26,14 @@ class Fields:
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
+    def either(self, key: str, other: str) -> str:
+        """Which of two names of one thing is there; ``key`` if none is. Refuses values that contradict each other."""
+        if not self.has(other):
+            return key
+        if self.has(key) and str(self.values[key]).lower() != str(self.values[other]).lower():
+            self.refuse(f"{key}={self.values[key]!r} and {other}={self.values[other]!r} contradict each other")
+        return key if self.has(key) else other
+
     def text(self, key: str, default: str = "") -> str:
         value = self.values.get(key)
         if value is None:

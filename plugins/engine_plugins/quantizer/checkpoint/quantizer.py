@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import KVScaleNames, PackedLinear, StoredHeader, StoredTensor
@@ -20,19 +19,13 @@ from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
 from engine_plugins.quantizer.checkpoint.scheme import Recipe, Scheme
 from engine_plugins.quantizer.config import UnquantizedConfig
+from engine_plugins.quantizer.fp8_units import multiplies_fp8
 from engine_plugins.quantizer.unquantized import Unquantized
 from engine_plugins.quantizer.weights import joined
 
 UNQUANTIZED = Recipe("none", lambda name, is_head: None, has_kv_scales=False)
 ORDER_BYTES = 8
 """For each input feature of a layer in activation order: its index."""
-FP8_UNITS = (8, 9)
-"""Compute capability from which on a GPU multiplies FP8."""
-
-
-def multiplies_fp8(device: DeviceFacts) -> bool:
-    """Whether the device has units for FP8. A GPU that did not say what it is is taken for a new one."""
-    return device.kind == "cuda" and (device.capability is None or device.capability >= FP8_UNITS)
 
 
 class FromCheckpoint:

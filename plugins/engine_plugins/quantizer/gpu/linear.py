@@ -27,6 +27,7 @@ from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, TileLoader
 from engine.execution.triton_ops.launch import Launch, SkinnyLinear, quantized_rows
 from engine.execution.triton_ops.tiles import MAX_ROWS
+from engine_plugins.quantizer.fp8_units import has_fp8_units
 from engine_plugins.quantizer.gpu.kernels import dequantized, scaled_sums
 from engine_plugins.quantizer.gpu.layout import unpacked_int4
 from engine_plugins.quantizer.gpu.loaders import tile_loader, why_unreadable
@@ -34,8 +35,6 @@ from engine_plugins.quantizer.weights import QuantizedWeight, multiplied
 
 ROWS_IN_PASSES = 4 * MAX_ROWS
 """Rows up to which weights are read once for every 16."""
-FP8_UNITS = (8, 9)
-"""Least compute capability that multiplies float8."""
 WHOLE_8_BIT = 16
 """Both sizes of a weight that is multiplied in 8 bits are multiples of this."""
 
@@ -148,8 +147,7 @@ def rounding_of(weight: QuantizedWeight, activations: str, context: BuildContext
         return None, f"{wanted} sums need one scale per channel"
     if weight.in_features % WHOLE_8_BIT or weight.out_features % WHOLE_8_BIT:
         return None, f"sizes are not multiples of {WHOLE_8_BIT}"
-    capability = context.device.capability
-    if wanted == "fp8" and capability is not None and capability < FP8_UNITS:
+    if wanted == "fp8" and not has_fp8_units(context.device.capability):
         return None, "this device has no FP8 units"
     return wanted, ""
 

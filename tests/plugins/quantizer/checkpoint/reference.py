@@ -11,9 +11,11 @@ from torch import Tensor
 
 from engine.assembly.device_facts import device_facts
 from engine.assembly.model_facts import model_facts
+from engine.contracts.kv_format import KVFormat
 from engine.contracts.quantizer import Quantizer
 from engine.execution.model import LoweredModel
 from engine.testing.context import build_context
+from engine_plugins.kv_format.fp8 import FP8Format
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.quantizer import FromCheckpoint
 
@@ -28,8 +30,8 @@ def reader(folder: Path, activations: str = "bf16", dtype: str = "float32") -> Q
     return FromCheckpoint(CheckpointConfig(activations=activations), context)
 
 
-def loaded(folder: Path, activations: str = "bf16") -> LoweredModel:
-    return load(folder, quantizer=reader(folder, activations))[1]
+def loaded(folder: Path, activations: str = "bf16", kv_format: type[KVFormat] = FP8Format) -> LoweredModel:
+    return load(folder, quantizer=reader(folder, activations), kv_format=kv_format)[1]
 
 
 def logits(folder: Path, activations: str = "bf16") -> Tensor:

@@ -12,6 +12,8 @@ from tests.plugins.quantizer.checkpoint.reference import loaded
 from tests.plugins.quantizer.checkpoint.writers import CASES, Case, ct_fp8, write_case
 
 from engine.execution.checkpoint import CheckpointError
+from engine_plugins.kv_format.int8 import Int8Format
+from engine_plugins.kv_format.native import NativeFormat
 
 SPELLINGS = {
     "attention": ("self_attn.k_scale", "self_attn.v_scale"),
@@ -74,6 +76,25 @@ def test_scales_for_an_integer_cache_are_known_and_not_taken_for_float8(tmp_path
 def test_a_scale_that_cannot_be_is_named(key_scale: Any, expected: str, tmp_path: Path) -> None:
     case = with_scales(*SPELLINGS["attention"], key_scale, 1.0)
     with pytest.raises(CheckpointError, match=expected):
+        loaded(write_case(tmp_path, case)[0])
+
+
+@pytest.mark.parametrize("kv_format", [NativeFormat, Int8Format])
+@pytest.mark.parametrize("key_scale", [0.0, torch.nan, [1.0, 1.0, 1.0]])
+def test_a_scale_that_no_cache_takes_refuses_nothing(key_scale: Any, kv_format: Any, tmp_path: Path) -> None:
+    case = with_scales(*SPELLINGS["attention"], key_scale, 1.0)
+    assert loaded(write_case(tmp_path, case)[0], kv_format=kv_format).kv_scales == (None, None, None)
+
+
+def test_a_scale_that_is_no_floating_point_number_is_named(tmp_path: Path) -> None:
+    case = with_scales(*SPELLINGS["attention"], torch.tensor(1), 1.0)
+    with pytest.raises(CheckpointError, match=r"k_scale is torch.int64, expected a floating.*kv_format=int8"):
+        loaded(write_case(tmp_path, case)[0])
+
+
+def test_scales_of_a_layer_that_is_not_there_are_named(tmp_path: Path) -> None:
+    case = replace(ct_fp8("channel"), extra={"model.layers.7.self_attn.k_scale": torch.tensor(1.0)})
+    with pytest.raises(CheckpointError, match=r"does not use: model\.layers\.7\.self_attn\.k_scale"):
         loaded(write_case(tmp_path, case)[0])
 
 

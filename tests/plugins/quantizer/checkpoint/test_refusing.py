@@ -81,6 +81,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gptq bits": (GPTQ | {"bits": 2}, "bits=2: expected 4 or 8 bits"),
     "gptq group": (GPTQ | {"group_size": 0}, "group_size=0: expected a positive number, or -1"),
     "gptq marlin": (GPTQ | {"checkpoint_format": "marlin"}, "only gptq and gptq_v2 can be read"),
+    "gptq contradiction": (
+        GPTQ | {"checkpoint_format": "gptq_v2", "format": "gptq"},
+        "checkpoint_format='gptq_v2' and format='gptq' contradict each other",
+    ),
+    "awq contradiction": (AWQ | {"w_bit": 3}, "bits=4 and w_bit=3 contradict each other"),
+    "gptq converted": (GPTQ | {"modules_in_block_to_quantize": 1}, "modules_in_block_to_quantize=1: expected lists"),
+    "gptq converted pattern": (GPTQ | {"modules_in_block_to_quantize": [["re:("]]}, "which is no regular expression"),
     "gptq dynamic": (GPTQ | {"dynamic": {"+:.*": {"bits": 2}}}, r"dynamic\.\+:\.\*\.bits=2"),
     "gptq dynamic pattern": (GPTQ | {"dynamic": {"-:(": {}}}, "which is no regular expression"),
 }  # fmt: skip
@@ -235,6 +242,15 @@ W4_PLAIN = ct_config(W4 | {"strategy": "channel", "group_size": None}, "int-quan
 PLAIN_4_BITS = Case(
     W4_PLAIN, lambda w: ({"weight": torch.zeros(w.shape).to(torch.int8), "weight_scale": torch.ones(w.shape[0], 1)}, w)
 )
+
+
+def _with_float_zeros(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    tensors, dense = CASES["ct int8 channel asym"].write(weight)
+    return tensors | {"weight_zero_point": tensors["weight_zero_point"].float()}, dense
+
+
+ZEROS = replace(CASES["ct int8 channel asym"], write=_with_float_zeros)
+"""Zero points in a dtype that holds more than int8 does."""
 BROKEN: dict[str, tuple[Case, Callable[[dict[str, Tensor]], None], str]] = {
     "nan scale": (CASES["ct fp8 channel"], fill("weight_scale", torch.nan), "weight_scale holds nan: a scale"),
     "negative scale": (CASES["ct fp8 channel"], fill("weight_scale", -1.0), "weight_scale holds -1.0: a scale"),
@@ -248,6 +264,10 @@ BROKEN: dict[str, tuple[Case, Callable[[dict[str, Tensor]], None], str]] = {
     "g_idx negative": (CASES["gptq w4 g16 sym desc_act"], fill("g_idx", -1, 0), "g_idx has groups -1 to 3"),
     "g_idx counts": (CASES["gptq w4 g16 sym desc_act"], fill("g_idx", 0, slice(None)), "does not put 16 input"),
     "ct g_idx": (CASES["ct w4 g16 actorder"], fill("weight_g_idx", 0, slice(None)), "does not put 16 input"),
+    "zero point too large": (ZEROS, fill("weight_zero_point", 200), "holds 200: a zero point is a whole"),
+    "zero point between": (ZEROS, fill("weight_zero_point", 0.5), "holds 0.5: a zero point is a whole number from -128"),
+    "zero point nan": (ZEROS, fill("weight_zero_point", torch.nan), "weight_zero_point holds nan: a zero point"),
+    "ct rows": (CASES["ct w4 g32 sym"], fill("weight_shape", 63, 0), r"weight_shape is \[63, 64\], the layer has"),
     "ct shape": (CASES["ct w4 g32 sym"], fill("weight_shape", 63, 1), r"weight_shape is \[64, 63\], the layer has 64"),
     "zeros": (CASES["gptq w4 g32 sym"], fill("qzeros", 0), "not the middle, but sym=true"),
 }  # fmt: skip
@@ -281,3 +301,34 @@ def test_a_bias_that_the_model_lacks_must_be_zero(tmp_path: Path) -> None:
 
     text = error_of(tmp_path, CASES["gptq w4 g32 sym"], change)
     assert text == f"{LAYER}.bias is not zero, but the architecture has no bias there"
+
+
+def test_an_empty_tensor_that_nothing_needs_is_no_hindrance(tmp_path: Path) -> None:
+    quantized, _ = write_case(tmp_path, CASES["ct fp8 tensor"])
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{LAYER}.input_scale"] = torch.zeros(0)
+
+    assert loaded(changed(quantized, change)).weights_bytes > 0
+
+
+@pytest.mark.parametrize("pattern", ["re:.*", "Linear"])
+@pytest.mark.parametrize("name", ["ct fp8 channel", "ct int8 channel", "ct w4 g32 sym"])
+def test_ignoring_every_layer_does_not_make_quantized_weights_plain_ones(
+    name: str, pattern: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    text = error_of(tmp_path, replace(case, quantization=case.quantization | {"ignore": [pattern]}))
+    assert f"{LAYER}.weight" in text and "the configuration says that this layer is not quantized" in text
+
+
+def test_a_pattern_that_ignores_nothing_leaves_the_head_quantized(tmp_path: Path) -> None:
+    case = CASES["ct w4 g32 sym"]
+    text = error_of(tmp_path, replace(case, quantization=case.quantization | {"ignore": ["re:.*lm_haed"]}))
+    assert "missing from the checkpoint: lm_head.weight_packed" in text
+
+
+def test_a_tied_head_that_is_quantized_in_the_file_is_named(tmp_path: Path) -> None:
+    quantized, _ = write_case(tmp_path, CASES["ct fp8 channel, head"], tie_word_embeddings=True)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
+        loaded(quantized)

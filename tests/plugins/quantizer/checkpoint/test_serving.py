@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tests.plugins.quantizer.checkpoint.writers import PROJECTIONS, Case, ct_fp8, ct_packed, gptq
 
-from engine.assembly.model_facts import bundled_dir
+from engine.assembly.errors import AssemblyError
+from engine.assembly.model_facts import bundled_dir, model_facts
+from engine.execution.checkpoint import CheckpointError
+from engine.serving.offline import LLM
 
+SMALL = ("device=cpu", "model.max_len=64", "scheduler.max_requests=2", "exporter=[]", "overlap=false")
 QUESTION = {"messages": [{"role": "user", "content": "What does json.dumps do?"}], "temperature": 0, "max_tokens": 24}
 ANSWER = "Serialize ``obj`` to a JSON formatted ``str``."
 
@@ -117,6 +122,17 @@ def test_what_only_headers_show_is_refused_before_loading(words: tuple[str, ...]
     assert "model.layers.1.self_attn.q_proj is not quantized" in done.stderr and "load weights" not in done.stderr
 
 
+def test_a_cache_scale_that_cannot_be_stops_only_plans_that_use_it(tmp_path: Path) -> None:
+    folder = quantized_bundled(tmp_path / "fp8", ct_fp8("channel"))
+    stored = load_file(folder / "model.safetensors")
+    names = {f"model.layers.0.self_attn.{kind}_scale": torch.tensor(0.0) for kind in "kv"}
+    save_file(stored | names, folder / "model.safetensors")
+    for kv_format in ("native", "int8"):
+        LLM(str(folder), [*SMALL, f"kv_format={kv_format}"]).close()
+    with pytest.raises(CheckpointError, match=r"k_scale holds .0\.0.: a scale is a positive number; kv_format=int8"):
+        LLM(str(folder), [*SMALL, "kv_format=fp8"])
+
+
 def test_another_quantizer_is_refused_and_told_who_reads_it(tmp_path: Path) -> None:
     folder = quantized_bundled(tmp_path / "w4", ct_packed(4, 32, symmetric=True))
     done = engine("check", f"model.path={folder}", "quantizer=int8")
@@ -130,3 +146,13 @@ def test_modelopts_own_file_is_read_where_the_configuration_says_nothing(tmp_pat
     (tmp_path / "copy" / "hf_quant_config.json").write_text(json.dumps({"quantization": inner}))
     done = engine("check", f"model.path={tmp_path / 'copy'}")
     assert done.returncode == 2 and "quant_method=modelopt" in done.stderr and "quant_algo='NVFP4'" in done.stderr
+
+
+def test_modelopts_own_file_must_not_contradict_the_configuration(tmp_path: Path) -> None:
+    folder = configured(shutil.copytree(bundled_dir(), tmp_path / "copy"), {"quant_method": "modelopt", "quant_algo": "FP8"})
+    own = folder / "hf_quant_config.json"
+    own.write_text(json.dumps({"quantization": {"quant_algo": "FP8_PB_WO"}}))
+    with pytest.raises(AssemblyError, match="hf_quant_config.json says quant_algo=FP8_PB_WO and .* quant_algo=FP8;"):
+        model_facts(str(folder))
+    own.write_text(json.dumps({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}))
+    assert model_facts(str(folder)).quantization == {"quant_method": "modelopt", "quant_algo": "FP8"}

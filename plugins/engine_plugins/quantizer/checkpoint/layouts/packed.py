@@ -53,7 +53,7 @@ def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: 
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     words = tensors["weight_packed"]
     out, inputs = words.shape[0], min(words.shape[1] * scheme.codes_per_word, in_features)
-    _check_shape(name, tensors.get("weight_shape"), inputs, in_features)
+    _check_shape(name, tensors.get("weight_shape"), out, in_features)
     codes = signed(unpacked(words, scheme.bits), scheme.bits)[:, :inputs]
     group_size = min(scheme.group_size(in_features), inputs)
     scale = fitted_scale(f"{name}.weight_scale", tensors["weight_scale"])
@@ -72,9 +72,15 @@ def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: 
     )
 
 
-def _check_shape(name: str, stated: Tensor | None, inputs: int, in_features: int) -> None:
-    if stated is not None and int(stated[1]) != in_features:
-        raise CheckpointError(f"{name}.weight_shape is {stated.tolist()}, the layer has {in_features} input features")
+def _check_shape(name: str, stated: Tensor | None, out: int, in_features: int) -> None:
+    """``out``: rows that are here, which may be one cut of all."""
+    if stated is None:
+        return
+    rows, inputs = stated.tolist()
+    if inputs != in_features or rows < out or rows % out:
+        raise CheckpointError(
+            f"{name}.weight_shape is [{rows}, {inputs}], the layer has {in_features} input features and {out} outputs"
+        )
 
 
 def _zeros(scheme: Scheme, words: Tensor | None, out: int) -> Tensor | None:

@@ -12,7 +12,7 @@ from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import StoredTensor
 from engine.execution.checkpoint import CheckpointError
 from engine_plugins.quantizer.checkpoint.layouts.rule import BOTH, FLOATS, INTEGERS, TensorRule, bias_rule, scale_rules
-from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, first_of, fixed_scale, no_zeros
+from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, first_of, fixed_scale, no_zeros, whole
 from engine_plugins.quantizer.checkpoint.scheme import Scheme
 from engine_plugins.quantizer.weights import QuantizedWeight
 
@@ -60,7 +60,7 @@ def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: 
         no_zeros(f"{name}.{ZEROS}", zero)
         zero = None
     elif zero is not None:
-        zero = _spread(scheme, zero, out, groups).to(torch.int8).contiguous()
+        zero = _spread(scheme, whole(f"{name}.{ZEROS}", zero, scheme.bits), out, groups).contiguous()
     return QuantizedWeight(
         codes.contiguous(), scale.contiguous(), group_size, scheme.bits, zero=zero, bias=bias_of(tensors)
     )

@@ -62,6 +62,16 @@ def no_zeros(name: str, zeros: Tensor | None) -> None:
         raise CheckpointError(f"{name} is not all zero, but the weights are said to be symmetric")
 
 
+def whole(name: str, zeros: Tensor, bits: int) -> Tensor:
+    """Zero points as int8. Raises unless they are whole numbers that codes of so many bits have."""
+    wide, half = zeros.double(), 1 << (bits - 1)
+    is_right = (wide == wide.round()) & (wide >= -half) & (wide < half)
+    if not bool(is_right.all()):
+        odd = float(wide[~is_right].flatten()[0])
+        raise CheckpointError(f"{name} holds {odd:g}: a zero point is a whole number from {-half} to {half - 1}")
+    return wide.to(torch.int8)
+
+
 def bias_of(tensors: Mapping[str, Tensor]) -> Tensor | None:
     bias = tensors.get("bias")
     return None if bias is None else bias.float()

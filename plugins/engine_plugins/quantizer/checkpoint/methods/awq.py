@@ -11,13 +11,13 @@ METHOD = "awq"
 
 def parse(fields: Fields) -> Recipe:
     """The recipe of a ``quantization_config`` with ``quant_method=awq``."""
-    bits = fields.bits("bits" if fields.has("bits") else "w_bit", (4,), 4)
-    version = fields.text("version" if fields.has("version") else "format", "gemm").lower()
+    bits = fields.bits(fields.either("bits", "w_bit"), (4,), 4)
+    version = fields.text(fields.either("version", "format"), "gemm").lower()
     if version != "gemm":
         fields.refuse(f"version={version}: only the gemm layout can be read")
     if not fields.flag("zero_point", True):
         fields.wrong("zero_point", "true: the gemm layout has zero points")
-    granularity, block = grouped(fields.group_size("group_size" if fields.has("group_size") else "q_group_size", 128))
+    granularity, block = grouped(fields.group_size(fields.either("group_size", "q_group_size"), 128))
     left = fields.names("modules_to_not_convert")
     scheme = Scheme(METHOD, "awq", bits, granularity, block=block, symmetric=False, scale_names=("scales",))
 

@@ -11,11 +11,12 @@ from engine_plugins.quantizer.checkpoint.scheme import Recipe, Scheme, grouped
 
 METHOD = "gptq"
 FIRST, SECOND = "gptq", "gptq_v2"
+CONVERTED = "modules_in_block_to_quantize"
 
 
 def parse(fields: Fields) -> Recipe:
     """The recipe of a ``quantization_config`` with ``quant_method=gptq``."""
-    form = fields.text("checkpoint_format" if fields.has("checkpoint_format") else "format", FIRST).lower()
+    form = fields.text(fields.either("checkpoint_format", "format"), FIRST).lower()
     if form not in (FIRST, SECOND) or fields.flag("is_marlin_format", False):
         fields.refuse(f"checkpoint_format={form}: only {FIRST} and {SECOND} can be read, not what one kernel repacked")
     if fields.text("pack_dtype", "int32").lower() != "int32":
@@ -54,14 +55,15 @@ def _with(fields: Fields, scheme: Scheme, default_group: int) -> Scheme:
 
 def _converted(fields: Fields) -> tuple[str, ...]:
     """``modules_in_block_to_quantize`` (optimum): lists of lists of layers; none: all layers of the blocks."""
-    value = fields.values.get("modules_in_block_to_quantize")
+    value = fields.values.get(CONVERTED)
     if value is None:
         return ()
-    flat = [name for entry in value for name in (entry if isinstance(entry, list) else [entry])] if value else []
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in flat):
-        fields.wrong("modules_in_block_to_quantize", "lists of names")
+    lists = value if isinstance(value, list) else [None]
+    flat = [name for entry in lists for name in (entry if isinstance(entry, list) else [entry])]
+    if not all(isinstance(name, str) for name in flat):
+        fields.wrong(CONVERTED, "lists of names")
         return ()
-    return tuple(flat)
+    return tuple(name for name in flat if fields.compiles(CONVERTED, name.removeprefix("re:"), name.startswith("re:")))
 
 
 def _dynamic(fields: Fields, scheme: Scheme) -> list[tuple[str, Scheme | None]]:

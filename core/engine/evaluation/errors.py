@@ -1,0 +1,36 @@
+"""What ends an evaluation in one line instead of a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class EvalError(ValueError):
+    """What was asked for makes no sense, or not with this model or file: the user can change it. Exit status 2."""
+
+
+class EvalFailed(RuntimeError):
+    """A plan or the system broke while everything was as it should be. Exit status 1."""
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turns what loading and generating say of a checkpoint, a compiler, memory or a request into the errors above.
+
+    Anything else that is raised is a fault in the code, and keeps its traceback.
+    """
+    import torch  # first needed when a plan is built
+
+    from engine.execution.checkpoint import CheckpointError
+    from engine.native import NativeError
+    from engine.serving.offline import GenerationFailed
+
+    try:
+        yield
+    except CheckpointError as error:
+        raise EvalError(str(error)) from error
+    except (NativeError, GenerationFailed) as error:
+        raise EvalFailed(str(error)) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise EvalFailed(f"out of memory ({error}): compare fewer plans at once, or set a smaller --context") from error

@@ -1,0 +1,94 @@
+"""A smaller model drafts, the target verifies (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318).
+
+Any model of a supported architecture will do if it reads and writes the same tokens. Its keys and values are further
+layers in the target's blocks, so a prefix hit, a preemption or a rollback of the target is one of the draft model, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
+from engine.contracts.model import ModelFacts
+from engine.contracts.ops import ModelOps
+from engine.contracts.provider import BuildContext
+from engine.execution.checkpoint import open_checkpoint
+from engine_plugins.drafter.config import DraftModelConfig
+from engine_plugins.drafter.shipped import find_checkpoint
+
+
+class DraftModelDrafter:
+    """Greedy chains of a whole model."""
+
+    placement: Literal["host", "device"] = "device"
+    returns_probs = False
+    taps: tuple[int, ...] = ()
+    kv_lookahead = 0
+
+    def __init__(self, config: DraftModelConfig, context: BuildContext) -> None:
+        self.max_width = config.max_width
+        model = context.read_model(find_checkpoint("draft_model", config.path, context))
+        check_same_tokens(model, context.model)
+        self._model = model
+        self.kv: DrafterKV | None = DrafterKV(model.num_layers, model.num_kv_heads, model.head_dim)
+        self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype)
+
+    def start(self, engine: DraftEngine) -> None:
+        self._engine = engine
+        ops: ModelOps = engine.describe(self._model)
+        weights = engine.open(self._model)
+        self._embed = weights.embedding(ops.embed.name, ops.embed.vocab_size, ops.embed.hidden_size)
+        self._layers = weights.layers(ops.layers)
+        self._head = weights.head(ops.head)
+        weights.finish(ignored=("rotary_emb.inv_freq", "lm_head.weight") if ops.head.tied else ("rotary_emb.inv_freq",))
+
+    def extend(self, step: TargetStep) -> None:
+        """Computes the step's tokens, rejected drafts too: one pass over a few rows more costs next to nothing."""
+        residual = self._embed(step.tokens)
+        self._layers.run(residual, residual, step.place)
+
+    def propose(self, rows: DraftRows) -> DraftTokens:
+        tokens, drafts = rows.tokens, []
+        for place in self._engine.places(rows.slots, rows.lengths, rows.width):
+            residual = self._embed(tokens)
+            tokens = self._head(self._layers.run(residual, residual, place)).argmax(dim=-1)
+            drafts.append(tokens)
+        return DraftTokens(torch.stack(drafts, dim=1) if drafts else tokens[:, None])
+
+    def release(self, slot: int) -> None:
+        """Nothing is kept beside the cache."""
+
+
+def check_same_tokens(draft: ModelFacts, target: ModelFacts) -> None:
+    """Raise ``ValueError`` unless both models mean the same by every token id that the draft model can propose."""
+    if draft.vocab_size > target.vocab_size:
+        raise ValueError(
+            f"drafter.path={draft.path}: its vocabulary has {draft.vocab_size} tokens, the model's {target.vocab_size}"
+        )
+    ours, theirs = (_vocabulary(Path(model.path)) for model in (draft, target))
+    if ours is None or theirs is None:
+        return
+    other = [token for token, index in ours.items() if index < target.vocab_size and theirs.get(token) != index]
+    if other:
+        raise ValueError(
+            f"drafter.path={draft.path}: another tokenizer than the model's: {len(other)} tokens differ, for example "
+            f"{other[0]!r} ({ours[other[0]]} there, {theirs.get(other[0])} here); expected a model of the same family"
+        )
+
+
+def _vocabulary(folder: Path) -> dict[str, int] | None:
+    """Ids by token of a ``tokenizer.json``; ``None`` without one."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    model, added = stored.get("model", {}), stored.get("added_tokens", [])
+    vocab = model.get("vocab", {})
+    pairs: Sequence[tuple[str, int]]
+    pairs = list(vocab.items()) if isinstance(vocab, dict) else [(entry[0], i) for i, entry in enumerate(vocab)]
+    return {**dict(pairs), **{entry["content"]: int(entry["id"]) for entry in added}}

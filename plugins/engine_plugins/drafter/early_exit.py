@@ -1,0 +1,52 @@
+"""Self-speculation: the target's own first layers and its own head draft; all its layers verify.
+
+No weights, no training, no cache of its own: the first layers' keys are the target's, and the verification writes the
+same ones again. How well it drafts depends on how early the model has made up its mind; models trained for it do best
+(LayerSkip, arXiv:2404.16710).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from engine.contracts.drafter import DraftEngine, DrafterKV, DraftLayers, DraftRows, DraftTokens, TargetStep
+from engine.contracts.provider import BuildContext
+from engine_plugins.drafter.config import EarlyExitConfig
+
+
+class EarlyExitDrafter:
+    """Drafts with the first ``layers`` of the target."""
+
+    placement: Literal["host", "device"] = "device"
+    returns_probs = False
+    taps: tuple[int, ...] = ()
+    kv_lookahead = 0
+    weights_bytes = 0
+
+    def __init__(self, config: EarlyExitConfig, context: BuildContext) -> None:
+        total = context.model.num_layers
+        if config.layers >= total:
+            raise ValueError(f"drafter.layers={config.layers}: expected less than the model's {total}")
+        self.max_width = config.max_width
+        self._num_layers = config.layers or max(1, total // 4)
+        self.kv: DrafterKV | None = DrafterKV(shared_layers=self._num_layers)
+
+    def start(self, engine: DraftEngine) -> None:
+        self._engine = engine
+        self._layers: DraftLayers = engine.target_layers(self._num_layers)
+
+    def extend(self, step: TargetStep) -> None:
+        """The target has written these layers' keys."""
+
+    def propose(self, rows: DraftRows) -> DraftTokens:
+        tokens, drafts = rows.tokens, []
+        for place in self._engine.places(rows.slots, rows.lengths, rows.width):
+            residual = self._engine.embed(tokens)
+            tokens = self._engine.head(self._layers.run(residual, residual, place)).argmax(dim=-1)
+            drafts.append(tokens)
+        return DraftTokens(torch.stack(drafts, dim=1) if drafts else tokens[:, None])
+
+    def release(self, slot: int) -> None:
+        """Nothing is kept."""
