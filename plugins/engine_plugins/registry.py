@@ -12,7 +12,14 @@ from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
-from engine_plugins.drafter.config import DraftModelConfig, EarlyExitConfig, NgramConfig, NoDrafterConfig
+from engine_plugins.drafter.config import (
+    DraftModelConfig,
+    Eagle3Config,
+    EarlyExitConfig,
+    NgramConfig,
+    NoDrafterConfig,
+    SuffixConfig,
+)
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import unreadable
@@ -183,11 +190,25 @@ def engine_drafter() -> list[Provider]:
             doc="Prompt lookup: continues as the same words continued earlier in the request.",
         ),
         Provider(
+            "suffix",
+            "engine_plugins.drafter.suffix:SuffixDrafter",
+            config=SuffixConfig,
+            provides=("drafts", "host_drafter"),
+            doc="Continues as the same words continued in the request or in other requests' latest outputs.",
+        ),
+        Provider(
             "draft_model",
             "engine_plugins.drafter.draft_model:DraftModelDrafter",
             config=DraftModelConfig,
             provides=("drafts",),
             doc="A smaller model of the same family drafts.",
+        ),
+        Provider(
+            "eagle3",
+            "engine_plugins.drafter.eagle3.drafter:Eagle3Drafter",
+            config=Eagle3Config,
+            provides=("drafts",),
+            doc="A small head on the model's hidden states drafts.",
         ),
         Provider(
             "early_exit",

@@ -19,7 +19,9 @@ from tools.quantize.calibration import LayerRunner, Moments  # noqa: E402
 from tools.quantize.folding import sites  # noqa: E402
 from tools.quantize.gptq import aimed, gptq_codes  # noqa: E402
 from tools.quantize.grid import Grid, levels, output_error  # noqa: E402
+from tools.quantize.ranges import output_ranges  # noqa: E402
 from tools.quantize.run import load_source  # noqa: E402
+from tools.quantize.scaling import awq_scales  # noqa: E402
 from tools.quantize.writer import pack  # noqa: E402
 from tools.train_demo_model import source_texts  # noqa: E402
 
@@ -117,6 +119,7 @@ def written(model, tmp_path, method, text, *flags):
         ("rtn", []),
         ("rtn", ["--asymmetric"]),
         ("awq", []),
+        ("awq", ["--no-asymmetric"]),
         ("gptq", []),
         ("awq+gptq", ["--asymmetric"]),
         ("smoothquant", []),
@@ -152,6 +155,18 @@ def test_the_configuration_names_the_format_and_the_tokenizer_comes_along(model,
         }
         assert file.get_tensor(f"{name}.weight_packed").shape == (64, 96 // 8)
         assert file.get_tensor(f"{name}.weight_scale").shape == (64, 96 // GROUP)
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "symmetric"),
+    [("awq", [], False), ("awq", ["--no-asymmetric"], True), ("rtn", [], True), ("rtn", ["--asymmetric"], False)],
+)
+def test_only_awq_has_zero_points_unless_told_otherwise(model, tmp_path, text, method, flags, symmetric):
+    out = written(model, tmp_path, method, text, *flags)
+    section = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert section["config_groups"]["group_0"]["weights"]["symmetric"] is symmetric
+    zeros = [name for name in load_file(out / "model.safetensors") if name.endswith(".weight_zero_point")]
+    assert bool(zeros) is not symmetric
 
 
 def test_scales_that_are_folded_in_change_nothing(model):
@@ -220,6 +235,46 @@ def test_a_clip_that_looks_at_the_outputs_is_no_worse_there():
     blind, seeing = (levels(weight, grid, seen) for seen in (None, hessian))
     errors = [output_error(found.dense(found.rounded(weight)) - weight, hessian) for found in (blind, seeing)]
     assert errors[1] <= errors[0]
+
+
+def nearest_error(found, weight, hessian):
+    return output_error(found.dense(found.rounded(weight)) - weight, hessian)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_with_large_channels_awq_loses_at_most_half(symmetric):
+    """Four channels of 128 that are 30 times as large; the same grid for both, so that scales and ranges are judged."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(400, 128, generator=generator), torch.randn(48, 128, generator=generator)
+    x[:, [3, 40, 77, 90]] *= 30.0
+    hessian, grid = x.T @ x, Grid(4, 64, symmetric, torch.bfloat16)
+    blind = nearest_error(levels(weight, grid, None), weight, hessian)
+    scales = awq_scales(weight, grid, hessian, x.abs().mean(dim=0), lambda values: values)
+    scaled, seen = weight * scales, hessian / (scales[:, None] * scales)
+    both = nearest_error(output_ranges(scaled, grid, seen, scaled @ seen), scaled, seen)
+    assert both < 0.5 * blind
+    assert both < 0.9 * nearest_error(output_ranges(weight, grid, hessian, weight @ hessian), weight, hessian)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_ranges_chosen_beside_each_other_lose_less_than_each_alone(symmetric):
+    x, weight = problem()
+    hessian, grid = x.T @ x, Grid(4, 32, symmetric, torch.bfloat16)
+    alone, together = levels(weight, grid, hessian), output_ranges(weight, grid, hessian, weight @ hessian)
+    assert torch.equal(together.scale.to(torch.bfloat16).float(), together.scale), "as it will be read back"
+    assert torch.equal(together.zero, together.zero.round()) and together.zero.min() >= -8 and together.zero.max() <= 7
+    assert nearest_error(together, weight, hessian) < 0.9 * nearest_error(alone, weight, hessian)
+
+
+def test_ranges_aim_at_the_output_that_is_wanted():
+    """Inputs that came out a tenth too small: the ranges grow."""
+    x, weight = problem()
+    z, grid = 0.9 * x, Grid(4, 32, True, torch.float32)
+    hessian = z.T @ z
+    aiming = output_ranges(weight, grid, hessian, weight @ (x.T @ z))
+    own = output_ranges(weight, grid, hessian, weight @ hessian)
+    errors = [float((z @ found.dense(found.rounded(weight)).T - x @ weight.T).norm()) for found in (aiming, own)]
+    assert errors[0] < 0.9 * errors[1]
 
 
 def test_a_layer_makes_up_for_the_errors_before_it():

@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--sample-tokens", type=at_least(2), default=512, help="most tokens of a piece")
     add("--bits", type=int, choices=(4, 8), default=4, help="of rtn, awq and gptq")
     add("--group-size", type=at_least(1), default=128, help="inputs that share a scale")
-    add("--asymmetric", action="store_true", help="with zero points")
+    add("--asymmetric", action=argparse.BooleanOptionalAction, help="zero points or none; if not said, awq has them")
     add("--no-act-order", action="store_true", help="gptq: columns as they come, not those with large inputs first")
     add("--damping", type=float, default=0.01, help="gptq: share of the mean added to the Hessian's diagonal")
     add("--alpha", type=float, default=0.5, help="smoothquant: how much moves from activations to weights, 0 to 1")

@@ -59,6 +59,10 @@ class Moments:
     cross: Tensor
     drift: Tensor
 
+    def target(self, weight: Tensor) -> Tensor:
+        """``(X W^T + D)^T Z [out, in]``: what should come out, beside the inputs that there are."""
+        return weight @ self.cross + self.drift
+
 
 class Linear:
     """A linear layer of the running model.

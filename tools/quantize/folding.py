@@ -29,15 +29,16 @@ class Site:
 
 
 def sites(ops: Sequence[LayerOp], linears: Mapping[str, Linear], norms: dict[str, Tensor]) -> dict[int, Site]:
-    """All linear layers of a layer, by the index of their op. ``linears`` by the name of their first part, ``norms`` by
-    checkpoint name: folding changes both."""
+    """The linear layers of a layer whose inputs come from a norm or a linear layer in it, by the index of their op.
+    ``linears`` by the name of their first part, ``norms`` by checkpoint name: folding changes both."""
     found: dict[int, Site] = {}
     qkv: NormQKVRopeWrite | None = None
     gate_up: Linear | None = None
     for i, op in enumerate(ops):
         if isinstance(op, NormQKVRopeWrite):
             qkv, linear = op, linears[op.qkv.parts[0].name]
-            found[i] = Site(linear, _alone, _into_norm(linear, op.norm, norms))
+            if op.norm is not None:
+                found[i] = Site(linear, _alone, _into_norm(linear, op.norm, norms))
         elif isinstance(op, OutResidual):
             assert qkv is not None, "attention comes before its output projection"
             source, heads, size = linears[qkv.qkv.parts[0].name], qkv.num_kv_heads, qkv.head_dim

@@ -100,16 +100,17 @@ def levels(weight: Tensor, grid: Grid, hessian: Tensor | None, clips: tuple[floa
 
 def _range(groups: Tensor, grid: Grid, clip: float) -> tuple[Tensor, Tensor]:
     if grid.symmetric:
-        scale = _stored(groups.abs().amax(dim=2) * (clip / grid.highest), grid)
+        scale = stored_scale(groups.abs().amax(dim=2) * (clip / grid.highest), grid)
         return scale, torch.zeros_like(scale)
     low = groups.amin(dim=2).clamp_max(0.0) * clip
     high = groups.amax(dim=2).clamp_min(0.0) * clip
-    scale = _stored((high - low) / (grid.highest - grid.lowest), grid)
+    scale = stored_scale((high - low) / (grid.highest - grid.lowest), grid)
     zero = (grid.lowest - (low / scale).round()).clamp(grid.lowest, grid.highest)
     return scale, zero
 
 
-def _stored(scale: Tensor, grid: Grid) -> Tensor:
+def stored_scale(scale: Tensor, grid: Grid) -> Tensor:
+    """As it is read back from the checkpoint, in float32, and never 0."""
     info = torch.finfo(grid.stored)
     least = max(1e-10, info.smallest_normal * info.eps)  # what is smaller would be stored as 0
     return scale.clamp_min(least).to(grid.stored).float()

@@ -32,6 +32,8 @@ from engine_plugins.quantizer.weights import QuantizedWeight
 HEAD_BITS = 8
 UNPACKED = ("smoothquant", "fp8")
 """Methods whose weights take a byte each."""
+WITH_ZEROS = ("awq",)
+"""Methods that have zero points unless told otherwise, as the paper's own format has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def recipe_of(arguments: argparse.Namespace, stored: torch.dtype) -> Recipe:
         raise ValueError(f"--alpha {arguments.alpha:g}: expected a number from 0 to 1")
     if not arguments.damping > 0.0:
         raise ValueError(f"--damping {arguments.damping:g}: expected a positive number")
-    grid = Grid(arguments.bits, arguments.group_size, not arguments.asymmetric, stored)
+    asymmetric = arguments.method in WITH_ZEROS if arguments.asymmetric is None else arguments.asymmetric
+    grid = Grid(arguments.bits, arguments.group_size, not asymmetric, stored)
     return Recipe(arguments.method, grid, not arguments.no_act_order, arguments.damping, arguments.alpha)
 
 

@@ -21,7 +21,14 @@ from tools.quantize.texts import BUNDLED, write_calibration
 
 from engine.cli.main import main as engine
 
-CALIBRATED = ("awq", "gptq", "awq+gptq", "smoothquant")
+WRITTEN = {
+    "rtn with zeros": ("--method", "rtn", "--asymmetric"),
+    "awq": ("--method", "awq"),
+    "gptq": ("--method", "gptq"),
+    "awq+gptq": ("--method", "awq+gptq"),
+    "smoothquant": ("--method", "smoothquant"),
+}
+"""Checkpoints by name: how ``tools.quantize`` makes them."""
 KV_FORMATS = ("native", "fp8", "int8")
 SAMPLES = 600
 
@@ -29,7 +36,7 @@ SAMPLES = 600
 def plans(folder: Path) -> dict[str, str]:
     """Overrides by name of the row."""
     ours = {"none": "quantizer=none", "fp8": "quantizer=fp8", "int8": "quantizer=int8", "int4-rtn": "quantizer=int4"}
-    return ours | {f"int4-{name}": f"model.path={folder / name}" for name in CALIBRATED[:3]}
+    return ours | {f"int4-{name}": f"model.path={_path(folder, name)}" for name in WRITTEN if name != "smoothquant"}
 
 
 def further(folder: Path) -> dict[str, str]:
@@ -37,18 +44,23 @@ def further(folder: Path) -> dict[str, str]:
     return {
         "fp8, fp8 activations": "quantizer=fp8 quantizer.activations=fp8",
         "int8, int8 activations": "quantizer=int8 quantizer.activations=int8",
-        "int8-smoothquant, int8 activations": f"model.path={folder / 'smoothquant'} quantizer.activations=int8",
+        "int8-smoothquant, int8 activations": f"model.path={_path(folder, 'smoothquant')} quantizer.activations=int8",
     }
 
 
 def calibrate(folder: Path) -> None:
-    """Write a checkpoint for each calibrated method that has none there yet. Raises ``RuntimeError``."""
+    """Write every checkpoint of :data:`WRITTEN` that is not there yet. Raises ``RuntimeError``."""
     text = folder / "calibration.jsonl"
     write_calibration(text, Tokenizer.from_file(str(BUNDLED / "tokenizer.json")), seed=0)
-    for method in CALIBRATED:
-        words = ["bundled", str(folder / method), "--method", method, "--jsonl", str(text), "--samples", str(SAMPLES)]
-        if not (folder / method).exists() and quantizing.main([*words, "--device", "cpu"]):
-            raise RuntimeError(f"--method {method} failed")
+    for name, method in WRITTEN.items():
+        out = _path(folder, name)
+        words = ["bundled", str(out), *method, "--jsonl", str(text), "--samples", str(SAMPLES), "--device", "cpu"]
+        if not out.exists() and quantizing.main(words):
+            raise RuntimeError(f"{' '.join(method)} failed")
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / name.replace(" ", "-")
 
 
 def evaluate(folder: Path, named: dict[str, str]) -> list[dict[str, Any]]:

@@ -131,7 +131,7 @@ def _read_json(file: Path, path: str) -> dict[str, Any]:
 
 
 def _add_quantization(config: dict[str, Any], own: Mapping[str, Any], path: str) -> None:
-    """Put ModelOpt's own file into ``config``, or hold what ``config`` has against it. Raises :class:`AssemblyError`."""
+    """Put ModelOpt's own file into ``config``. Raises :class:`AssemblyError` where ``config`` says something else."""
     section = config.get("quantization_config")
     if section is None:
         config["quantization_config"] = {"quant_method": "modelopt", **own}
@@ -140,8 +140,8 @@ def _add_quantization(config: dict[str, Any], own: Mapping[str, Any], path: str)
     if named is not None and stated is not None and named != stated:
         raise AssemblyError(
             [
-                f"model.path={path}: {QUANT_CONFIG} says quant_algo={named} and quantization_config in config.json says "
-                f"quant_algo={stated}; remove the one that is wrong"
+                f"model.path={path}: {QUANT_CONFIG} says quant_algo={named} and quantization_config in config.json "
+                f"says quant_algo={stated}; remove the one that is wrong"
             ]
         )
 

@@ -65,6 +65,9 @@ class DraftRow:
     prompt_len: int
     width: int
     """At most this many tokens are wanted (>= 1)."""
+    salt: str = ""
+    """The tenant, as in :attr:`EngineRequest.cache_salt <engine.contracts.request.EngineRequest.cache_salt>`: tokens
+    of one must never show in another's drafts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,9 +61,12 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class NormQKVRopeWrite:
-    """Norm, q/k/v projection, optional per-head norm of q and k, rotation, and the write into the KV cache."""
+    """Norm, q/k/v projection, optional per-head norm of q and k, rotation, and the write into the KV cache.
 
-    norm: NormSpec
+    ``norm=None``: the layer is handed its normed input as the carry, and reads nothing of the residual stream (EAGLE3).
+    """
+
+    norm: NormSpec | None
     qkv: LinearSpec
     num_heads: int
     num_kv_heads: int

@@ -16,21 +16,20 @@ class EvalFailed(RuntimeError):
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turns what loading and generating say of a checkpoint, a compiler, memory or a request into the errors above.
+    """Turns what loading and generating say of a checkpoint, of memory or of a request into the errors above.
 
     Anything else that is raised is a fault in the code, and keeps its traceback.
     """
     import torch  # first needed when a plan is built
 
     from engine.execution.checkpoint import CheckpointError
-    from engine.native import NativeError
     from engine.serving.offline import GenerationFailed
 
     try:
         yield
     except CheckpointError as error:
         raise EvalError(str(error)) from error
-    except (NativeError, GenerationFailed) as error:
+    except GenerationFailed as error:
         raise EvalFailed(str(error)) from error
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise EvalFailed(f"out of memory ({error}): compare fewer plans at once, or set a smaller --context") from error

@@ -21,8 +21,8 @@ from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.execution.kv_cache import KVCache
-from engine.execution.loading import Loader
-from engine.execution.lowering import Kernels, Lowering, lower_head, lower_rotations, rope_kinds
+from engine.execution.loading import Loader, linear_names, linear_of
+from engine.execution.lowering import Kernels, Lowering, lower_head, lower_rotations, op_norms, rope_kinds
 from engine.execution.model import LoweredModel, LoweredOp, StepContext
 from engine.execution.tables import DeviceTables
 from engine.execution.transfer import upload
@@ -194,6 +194,7 @@ class Weights:
         self.names = frozenset(self._checkpoint.names)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        self._require({name})
         return self._loader(()).tensor(name, shape)
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Callable[[Tensor], Tensor]:
@@ -203,20 +204,28 @@ class Weights:
         return lambda tokens: torch.nn.functional.embedding(tokens, table)
 
     def norm(self, spec: NormSpec, size: int) -> Callable[[Tensor], Tensor]:
+        self._require({f"{spec.name}.weight"})
         loader = self._loader(())
         return loader.lowering.norm(loader.norm(spec, size), spec.eps)
 
     def linear(self, spec: LinearSpec) -> Callable[[Tensor], Tensor]:
+        self._require(linear_names(spec, self._quantizer)[0])
         loader = self._loader(())
         return loader.lowering.linear(loader.pack("draft", spec))
 
     def layers(self, ops: Sequence[Sequence[LayerOp]]) -> Layers:
+        for op in (op for layer in ops for op in layer):
+            norms = {f"{norm.name}.weight" for norm, _ in op_norms(op)}
+            spec = linear_of(op)
+            self._require(norms if spec is None else norms | linear_names(spec, self._quantizer)[0])
         loader = self._loader(ops)
         layers = [loader.layer(i, layer) for i, layer in enumerate(ops)]
         rotate = lower_rotations(loader.lowering, self._model.head_dim, self._loading.max_len)
         return Layers(layers, rotate, self._loading.attention, self._kv)
 
     def head(self, op: LMHead) -> Callable[[Tensor], Tensor]:
+        needed = set() if op.tied else linear_names(op.head, self._quantizer)[0]
+        self._require({f"{op.norm.name}.weight"} | needed)
         loader = self._loader(())
         packed = loader.pack("draft head", op.head, self._table if op.tied else None)
         return lower_head(loader.lowering, op, loader.norm(op.norm, op.head.in_features), packed).project
@@ -225,6 +234,11 @@ class Weights:
         left = {name for name in self.names - self._used if not name.endswith(tuple(ignored) or ("\0",))}
         if left:
             raise CheckpointError(f"drafter.path={self._model.path}: tensors nobody asked for: {name_list(left)}")
+
+    def _require(self, names: set[str]) -> None:
+        missing = names - self.names
+        if missing:
+            raise CheckpointError(f"drafter.path={self._model.path}: tensors missing: {name_list(missing)}")
 
     def _loader(self, layers: Sequence[Sequence[LayerOp]]) -> Loader:
         loading = self._loading

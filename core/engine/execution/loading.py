@@ -344,15 +344,25 @@ def _expected_names(ops: ModelOps, quantizer: Quantizer) -> tuple[set[str], set[
         # Some checkpoints store the tied weight twice.
         optional |= {f"{part.name}.weight" for part in ops.head.head.parts}
     for spec in _read_specs(ops):
-        for stored in quantizer.stored(spec):
-            for part in spec.parts:
-                if is_stored(stored, part):
-                    is_required = part.bias if stored.suffix == "bias" else not stored.optional
-                    (required if is_required else optional).add(f"{part.name}.{stored.suffix}")
+        of_linear = linear_names(spec, quantizer)
+        required |= of_linear[0]
+        optional |= of_linear[1]
     for layer in ops.layers:
         for op in layer:
             if isinstance(op, NormQKVRopeWrite):
                 optional |= set(kv_scale_names(quantizer, op).all)
+    return required, optional
+
+
+def linear_names(spec: LinearSpec, quantizer: Quantizer) -> tuple[set[str], set[str]]:
+    """The tensors a linear layer must have, and those it may have."""
+    required: set[str] = set()
+    optional: set[str] = set()
+    for stored in quantizer.stored(spec):
+        for part in spec.parts:
+            if is_stored(stored, part):
+                is_required = part.bias if stored.suffix == "bias" else not stored.optional
+                (required if is_required else optional).add(f"{part.name}.{stored.suffix}")
     return required, optional
 
 

@@ -272,14 +272,18 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
 
 def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
     """Raise :class:`DoesNotFit` when the drafter asks for what the target or its attention kernel has not."""
-    drafter, name, model = on_device(bound.drafter), plan.choice("drafter").name, plan.model
+    drafter, model = on_device(bound.drafter), plan.model
     if drafter is None:
         return
-    problems = [f"tap {tap}, the model has layers 0 to {model.num_layers}" for tap in drafter.taps if not 0 <= tap <= model.num_layers]
-    head_dims = bound.attention_kernel.capabilities.head_dims
-    if drafter.kv is not None and drafter.kv.num_layers and head_dims is not None and drafter.kv.head_dim not in head_dims:
-        problems.append(f"heads of {drafter.kv.head_dim}, the attention kernel has {', '.join(map(str, head_dims))}")
-    if drafter.kv is not None and drafter.kv.shared_layers > model.num_layers:
-        problems.append(f"the first {drafter.kv.shared_layers} layers, the model has {model.num_layers}")
+    problems = [
+        f"the hidden states of tap {tap}, the model has layers 0 to {model.num_layers}"
+        for tap in drafter.taps
+        if not 0 <= tap <= model.num_layers
+    ]
+    head_dims, kv = bound.attention_kernel.capabilities.head_dims, drafter.kv
+    if kv is not None and kv.num_layers and head_dims is not None and kv.head_dim not in head_dims:
+        problems.append(f"heads of {kv.head_dim}, the attention kernel has {', '.join(map(str, head_dims))}")
+    if kv is not None and kv.shared_layers > model.num_layers:
+        problems.append(f"the first {kv.shared_layers} layers, the model has {model.num_layers}")
     if problems:
-        raise DoesNotFit(f"drafter={name} asks for what there is not: {'; '.join(problems)}")
+        raise DoesNotFit(f"drafter={plan.choice('drafter').name} asks for what there is not: {'; '.join(problems)}")

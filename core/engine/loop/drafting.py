@@ -58,7 +58,7 @@ class Drafting:
         if not asked:
             return
         started = time.perf_counter()
-        rows = [DraftRow(s.slot, s.tokens, s.prompt_len, widths[s]) for s in asked]
+        rows = [DraftRow(s.slot, s.tokens, s.prompt_len, widths[s], s.request.cache_salt) for s in asked]
         try:
             draft = drafter.propose(rows)
         except Exception as error:

@@ -161,3 +161,21 @@ class KVFormatConformance:
         untouched = torch.full_like(packed, 77)
         got = store_all(untouched, store_tile, x.flatten(), each.flatten(), count=100)
         assert torch.equal(got[:100], packed[:100]) and bool((got[100:] == 77).all())
+
+    def test_its_store_function_rounds_what_lies_between_two_numbers_as_pack_does(self) -> None:
+        """Or a block would hold other bytes when another kernel wrote it. Among the multiples of a half there are some
+        in the middle of two numbers of any 8-bit format."""
+        kv_format = self.make()
+        store_tile = kv_format.store_tile() if runs_triton(self.device) else None
+        if store_tile is None:
+            pytest.skip("no such function, or no kernels on this device")
+        from engine.testing.kv_tiles import store_all
+
+        x = (torch.arange(256, device=self.device) / 2.0 - 63.5).reshape(1, 2, 128) * 2.0**-6
+        scale = None if kv_format.scale == "none" else torch.full((1, 2), 2.0**-6, device=self.device)
+        if scale is not None and kv_format.scale == "per_layer_head":
+            scale = scale[0]
+        packed = as_bits(kv_format.pack(x, scale).contiguous()).flatten()
+        each = torch.ones_like(x) if scale is None else scale[..., None].expand(x.shape)
+        got = store_all(torch.empty_like(packed), store_tile, x.flatten(), each.flatten(), count=x.numel())
+        assert torch.equal(got, packed)

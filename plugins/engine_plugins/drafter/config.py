@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.contracts.config import DrafterConfig, at_least
+from engine.contracts.config import DrafterConfig, at_least, between
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,28 @@ class NgramConfig(DrafterConfig):
 
 
 @dataclass(frozen=True)
+class SuffixConfig(DrafterConfig):
+    """The last tokens are searched for in the same request and in the latest outputs of others of its tenant."""
+
+    max_width: int = 8
+    min_match: int = 2
+    """Shortest suffix, in tokens, worth trusting."""
+    max_match: int = 32
+    """Tokens from which on a match is as good as a longer one."""
+    min_confidence: float = 0.3
+    """A draft ends where the chance that all of it is right falls below this."""
+    remembered_tokens: int = 131072
+    """Output tokens of finished requests that are kept, of all tenants together; up to 300 bytes each. 0: none."""
+
+    def __post_init__(self) -> None:
+        DrafterConfig.__post_init__(self)
+        at_least("drafter.min_match", self.min_match, 1)
+        at_least("drafter.max_match", self.max_match, self.min_match)
+        between("drafter.min_confidence", self.min_confidence, 0.0, 1.0)
+        at_least("drafter.remembered_tokens", self.remembered_tokens, 0)
+
+
+@dataclass(frozen=True)
 class EarlyExitConfig(DrafterConfig):
     """The target's own first layers draft."""
 
@@ -47,3 +69,8 @@ class EarlyExitConfig(DrafterConfig):
 @dataclass(frozen=True)
 class DraftModelConfig(DrafterConfig):
     """A smaller model with the same tokenizer, at ``drafter.path``."""
+
+
+@dataclass(frozen=True)
+class Eagle3Config(DrafterConfig):
+    """An EAGLE3 head for this model, at ``drafter.path``."""

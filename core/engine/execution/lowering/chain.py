@@ -63,13 +63,13 @@ def lower_qkv(
     num_heads, num_kv_heads = op.num_heads // lowering.tp, op.num_kv_heads // lowering.tp
     head_dim, rotated_heads = op.head_dim, num_heads + num_kv_heads
     rotated_size = rotated_heads * head_dim
-    norm, linear = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed)
+    norm, linear = lowering.input_norm(op.norm, norms), lowering.linear(packed)
     head_norm = _head_norm(lowering, op, norms, num_heads, num_kv_heads)
     rotation = None if op.rope is None else lowering.rope_kinds.index(op.rope)
     turn = rotate_paired if op.rope and rotates_whole(lowering, op.rope, head_dim) else rotate
 
     def qkv_rope_write(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        qkv = linear(norm(residual))
+        qkv = linear(norm(residual, carry))
         # Queries and keys are normed and rotated together: one kernel call instead of two.
         qk = qkv[:, :rotated_size].view(-1, rotated_heads, head_dim)
         if head_norm is not None:

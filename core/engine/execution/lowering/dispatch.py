@@ -79,5 +79,5 @@ def op_norms(op: LayerOp) -> tuple[tuple[NormSpec, int], ...]:
     """The norms of a layer op, and the size of their weights."""
     if isinstance(op, NormQKVRopeWrite):
         heads = tuple((norm, op.head_dim) for norm in (op.q_norm, op.k_norm) if norm is not None)
-        return ((op.norm, op.qkv.in_features), *heads)
+        return heads if op.norm is None else ((op.norm, op.qkv.in_features), *heads)
     return ((op.norm, op.gate_up.in_features),) if isinstance(op, NormGateUpAct) else ()

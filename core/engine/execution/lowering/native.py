@@ -15,7 +15,7 @@ def lower_qkv(
     lowering: Lowering, op: NormQKVRopeWrite, layer: int, norms: dict[str, Tensor], packed: PackedLinear
 ) -> LoweredOp:
     num_heads, num_kv_heads, head_dim = op.num_heads // lowering.tp, op.num_kv_heads // lowering.tp, op.head_dim
-    norm, linear = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed)
+    norm, linear = lowering.input_norm(op.norm, norms), lowering.linear(packed)
     q_norm, k_norm = (None if spec is None else HeadNorm(norms[spec.name], spec.eps) for spec in (op.q_norm, op.k_norm))
     rotary_dim = 0 if op.rope is None else op.rope.rotary_dim or head_dim
     rotate_and_write = RotateAndWrite(num_heads, num_kv_heads, head_dim, rotary_dim, q_norm, k_norm, lowering.dtype)
@@ -23,7 +23,7 @@ def lower_qkv(
     writes = lowering.stores_kv_as_is
 
     def qkv_rope_write(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        qkv = linear(norm(residual))
+        qkv = linear(norm(residual, carry))
         tables = None if rotation is None else context.rotations[rotation]
         keys, values = context.kv.layer(layer)[:2] if writes else (None, None)
         rotate_and_write(qkv, tables, context.slot_mapping, keys, values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import RopeFacts
+from engine.contracts.ops import NormSpec
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear
 from engine.execution.cpu_ops import compiled_norm
@@ -19,6 +20,7 @@ from engine.execution.norms import Norm, cpu_norm, gpu_norm, rms_norm
 
 Kernels = Literal["reference", "torch", "native", "triton"]
 Linear = Callable[[Tensor], Tensor]
+InputNorm = Callable[[Tensor, Tensor], Tensor]
 Rotations = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 
 
@@ -71,6 +73,13 @@ class Lowering:
         if self.native:
             return compiled_norm(weight, eps, self.dtype)
         return cpu_norm(weight, eps) if self.on_cpu else gpu_norm(weight, eps, self.dtype)
+
+    def input_norm(self, spec: NormSpec | None, norms: Mapping[str, Tensor]) -> InputNorm:
+        """What a layer's first linear reads, of residual and carry."""
+        if spec is None:
+            return lambda residual, carry: carry
+        norm = self.norm(norms[spec.name], spec.eps)
+        return lambda residual, carry: norm(residual)
 
     def linear(self, packed: PackedLinear) -> Linear:
         return packed.apply if self.fused else packed.reference

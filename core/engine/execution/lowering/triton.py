@@ -67,8 +67,9 @@ def needs_whole_heads(lowering: Lowering, op: NormQKVRopeWrite) -> bool:
 def lower_qkv(
     lowering: Lowering, op: NormQKVRopeWrite, layer: int, norms: dict[str, Tensor], packed: PackedLinear
 ) -> LoweredOp:
-    """See :class:`NormQKVRopeWrite`; a cache format that kernels cannot store takes the chain of torch ops."""
-    if not writes_inline(lowering, op):
+    """See :class:`NormQKVRopeWrite`; a cache format that kernels cannot store takes the chain of torch ops, as does a
+    layer that is handed its input normed."""
+    if op.norm is None or not writes_inline(lowering, op):
         return chain.lower_qkv(lowering, op, layer, norms, packed)
     few = _few_rows(lowering, op.qkv, packed, _input_norm(lowering, op.norm, norms))
     normed_linear = _many_rows(lowering, op.norm, norms, packed)

@@ -45,9 +45,10 @@ def rehearse(
     :class:`DoesNotFit` when the device's memory runs out.
     """
     plan = memory.plan
-    kv = KVCache(plan.model, bound.kv_format, 2, bound.context.block_size, plan.dtype, plan.device.kind, cached_by(bound.drafter))
+    block_size, device = bound.context.block_size, plan.device.kind
+    kv = KVCache(plan.model, bound.kv_format, 2, block_size, plan.dtype, device, cached_by(bound.drafter))
     width = bound.drafter.max_width
-    tables = DeviceTables(bound.context.max_requests, plan.max_len, width, bound.context.block_size, plan.device.kind)
+    tables = DeviceTables(bound.context.max_requests, plan.max_len, width, block_size, device)
     try:
         give_back()
         meter.reset_peak()

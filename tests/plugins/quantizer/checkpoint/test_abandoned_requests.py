@@ -105,8 +105,10 @@ def test_streams_that_are_abandoned_leave_no_block_behind_and_change_no_answer(n
             left = [pool.submit(abandon, port, number) for number in range(24)]
             among = [pool.submit(complete, port, number) for number in range(len(PROMPTS))]
             drawn = [pool.submit(complete, port, number, temperature=1.0, seed=5, n=2) for number in range(2)]
-            for one in (*left, *drawn):
+            for one in left:
                 one.result()
+            for drawing in drawn:
+                drawing.result()
             answers = [one.result() for one in among]
         stats = idle_stats(port)
         assert stats["blocks_free"] + stats["blocks_cached"] == stats["blocks_total"], stats

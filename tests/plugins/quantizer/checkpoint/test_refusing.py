@@ -265,7 +265,7 @@ BROKEN: dict[str, tuple[Case, Callable[[dict[str, Tensor]], None], str]] = {
     "g_idx counts": (CASES["gptq w4 g16 sym desc_act"], fill("g_idx", 0, slice(None)), "does not put 16 input"),
     "ct g_idx": (CASES["ct w4 g16 actorder"], fill("weight_g_idx", 0, slice(None)), "does not put 16 input"),
     "zero point too large": (ZEROS, fill("weight_zero_point", 200), "holds 200: a zero point is a whole"),
-    "zero point between": (ZEROS, fill("weight_zero_point", 0.5), "holds 0.5: a zero point is a whole number from -128"),
+    "zero point between": (ZEROS, fill("weight_zero_point", 0.5), "holds 0.5: a zero point is a whole number from"),
     "zero point nan": (ZEROS, fill("weight_zero_point", torch.nan), "weight_zero_point holds nan: a zero point"),
     "ct rows": (CASES["ct w4 g32 sym"], fill("weight_shape", 63, 0), r"weight_shape is \[63, 64\], the layer has"),
     "ct shape": (CASES["ct w4 g32 sym"], fill("weight_shape", 63, 1), r"weight_shape is \[64, 63\], the layer has 64"),

@@ -149,10 +149,11 @@ def test_modelopts_own_file_is_read_where_the_configuration_says_nothing(tmp_pat
 
 
 def test_modelopts_own_file_must_not_contradict_the_configuration(tmp_path: Path) -> None:
-    folder = configured(shutil.copytree(bundled_dir(), tmp_path / "copy"), {"quant_method": "modelopt", "quant_algo": "FP8"})
+    stated = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    folder = configured(shutil.copytree(bundled_dir(), tmp_path / "copy"), stated)
     own = folder / "hf_quant_config.json"
     own.write_text(json.dumps({"quantization": {"quant_algo": "FP8_PB_WO"}}))
-    with pytest.raises(AssemblyError, match="hf_quant_config.json says quant_algo=FP8_PB_WO and .* quant_algo=FP8;"):
+    with pytest.raises(AssemblyError, match=r"hf_quant_config\.json says quant_algo=FP8_PB_WO and .* quant_algo=FP8;"):
         model_facts(str(folder))
     own.write_text(json.dumps({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}))
-    assert model_facts(str(folder)).quantization == {"quant_method": "modelopt", "quant_algo": "FP8"}
+    assert model_facts(str(folder)).quantization == stated

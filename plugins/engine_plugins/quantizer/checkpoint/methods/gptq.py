@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from engine_plugins.quantizer.checkpoint import names
 from engine_plugins.quantizer.checkpoint.fields import Fields
@@ -58,8 +59,8 @@ def _converted(fields: Fields) -> tuple[str, ...]:
     value = fields.values.get(CONVERTED)
     if value is None:
         return ()
-    lists = value if isinstance(value, list) else [None]
-    flat = [name for entry in lists for name in (entry if isinstance(entry, list) else [entry])]
+    lists: list[Any] = value if isinstance(value, list) else [None]
+    flat: list[Any] = [name for entry in lists for name in (entry if isinstance(entry, list) else [entry])]
     if not all(isinstance(name, str) for name in flat):
         fields.wrong(CONVERTED, "lists of names")
         return ()

@@ -1,0 +1,197 @@
+"""EAGLE3 checkpoints as they are published: what their ``config.json`` says, and how their tensors are named.
+
+Two layouts. That of the paper's authors and SpecForge is a Llama configuration with ``draft_vocab_size`` and tensors
+``midlayer.*``; that of speculators nests the layer's configuration in ``transformer_layer_config`` and names tensors
+``layers.N.*``. They also count the tapped layers differently: the former names the layers whose *output* is taken, the
+latter those whose input is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.contracts.model import ModelFacts, RopeFacts
+from engine.contracts.ops import (
+    Attention,
+    DownResidual,
+    LayerOp,
+    LinearPart,
+    LinearSpec,
+    LMHead,
+    NormGateUpAct,
+    NormQKVRopeWrite,
+    NormSpec,
+    OutResidual,
+)
+
+NUM_TAPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Facts:
+    """A head, whatever its layout."""
+
+    path: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    draft_vocab: int
+    eps: float
+    rope: RopeFacts
+    bias: bool
+    """Of the q/k/v projections."""
+    qk_norm: bool
+    taps: tuple[int, ...]
+    prefix: str
+    """Of the first layer's tensors."""
+    norm_before_residual: bool
+    """The residual is the normed hidden state."""
+    norm_before_fc: bool
+    """One norm over all tapped states together."""
+    fc_norm: bool
+    """One norm for each tapped state (EAGLE 3.1)."""
+    norm_output: bool
+    """The next step is handed the hidden state behind the final norm (EAGLE 3.1)."""
+    quantization: Mapping[str, Any] | None
+
+    def layer(self, index: int) -> tuple[LayerOp, ...]:
+        """One layer as ops. The first is handed its normed input, twice as wide, as the carry."""
+        name = self.prefix if index == 0 else f"layers.{index}"
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        width = self.num_heads * self.head_dim
+        norm = None if index == 0 else NormSpec(f"{name}.input_layernorm", self.eps)
+        sizes = (("q", width), ("k", self.num_kv_heads * self.head_dim), ("v", self.num_kv_heads * self.head_dim))
+        parts = tuple(LinearPart(f"{attention}.{part}_proj", size, self.bias) for part, size in sizes)
+        heads = tuple(NormSpec(f"{attention}.{part}_norm", self.eps) if self.qk_norm else None for part in "qk")
+        up = tuple(LinearPart(f"{mlp}.{part}_proj", self.intermediate_size) for part in ("gate", "up"))
+        return (
+            NormQKVRopeWrite(
+                norm,
+                LinearSpec(parts, self.hidden_size * (2 if index == 0 else 1), shard="out"),
+                self.num_heads,
+                self.num_kv_heads,
+                self.head_dim,
+                self.rope,
+                *heads,
+            ),
+            Attention(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5),
+            OutResidual(LinearSpec((LinearPart(f"{attention}.o_proj", self.hidden_size),), width, shard="in")),
+            NormGateUpAct(
+                NormSpec(f"{name}.post_attention_layernorm", self.eps),
+                LinearSpec(up, self.hidden_size, shard="out", kind="gate_up"),
+            ),
+            DownResidual(
+                LinearSpec((LinearPart(f"{mlp}.down_proj", self.hidden_size),), self.intermediate_size, shard="in")
+            ),
+        )
+
+    @property
+    def head(self) -> LMHead:
+        part = LinearPart("lm_head", self.draft_vocab)
+        return LMHead(self.final_norm, LinearSpec((part,), self.hidden_size, "out", "head"), tied=False)
+
+    @property
+    def final_norm(self) -> NormSpec:
+        return NormSpec("norm", self.eps)
+
+
+def read_facts(folder: str, target: ModelFacts) -> Eagle3Facts:
+    """The head in ``folder``, checked against the model it is to draft for. Raises ``ValueError``."""
+    file = Path(folder) / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"drafter.path={folder}: {file.name} cannot be read: {error}") from error
+    problems: list[str] = []
+    facts = _Reader(folder, config, target, problems).facts()
+    _check(facts, target, problems)
+    if problems:
+        raise ValueError(f"drafter.path={folder}: {'; '.join(problems)}")
+    return facts
+
+
+class _Reader:
+    """One ``config.json``; what is wrong with it is added to ``problems``."""
+
+    def __init__(self, folder: str, config: Mapping[str, Any], target: ModelFacts, problems: list[str]) -> None:
+        self._folder = folder
+        self._config = config
+        nested = config.get("transformer_layer_config")
+        self._by_speculators = isinstance(nested, Mapping)
+        self._layer: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
+        self._target = target
+        self._problems = problems
+
+    def facts(self) -> Eagle3Facts:
+        hidden, heads = self._size("hidden_size"), self._size("num_attention_heads")
+        layer, config = self._layer, self._config
+        return Eagle3Facts(
+            path=self._folder,
+            hidden_size=hidden,
+            num_layers=int(layer.get("num_hidden_layers", 1)),
+            num_heads=heads,
+            num_kv_heads=int(layer.get("num_key_value_heads") or heads),
+            head_dim=int(layer.get("head_dim") or hidden // max(1, heads)),
+            intermediate_size=self._size("intermediate_size"),
+            draft_vocab=int(config.get("draft_vocab_size") or self._size("vocab_size")),
+            eps=float(layer.get("rms_norm_eps", 1e-6)),
+            rope=self._rope(),
+            bias=bool(layer.get("attention_bias", False)),
+            qk_norm="qwen3" in str(layer.get("model_type", "")) and self._by_speculators,
+            taps=self._taps(),
+            prefix="layers.0" if self._by_speculators else "midlayer",
+            norm_before_residual=bool(config.get("norm_before_residual", False)),
+            norm_before_fc=bool(config.get("norm_before_fc", False)),
+            fc_norm=bool(config.get("fc_norm", False) or config.get("use_aux_norm", False)),
+            norm_output=bool(config.get("norm_output", False)),
+            quantization=config.get("quantization_config"),
+        )
+
+    def _size(self, key: str) -> int:
+        value = self._layer.get(key)
+        if not isinstance(value, int) or value <= 0:
+            self._problems.append(f"config.json has {key}={value!r}, expected a positive whole number")
+            return 1
+        return value
+
+    def _rope(self) -> RopeFacts:
+        given = {**(self._layer.get("rope_scaling") or {}), **(self._layer.get("rope_parameters") or {})}
+        theta = given.pop("rope_theta", None) or self._layer.get("rope_theta") or 10000.0
+        kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
+        given.pop("type", None)
+        return RopeFacts(float(theta), kind, None, given)
+
+    def _taps(self) -> tuple[int, ...]:
+        """Layers of the target whose input is tapped."""
+        nested = self._config.get("eagle_config") or {}
+        if nested.get("use_aux_hidden_state") is False:
+            self._problems.append("eagle_config.use_aux_hidden_state=false is EAGLE 1 or 2; EAGLE 3 heads are read")
+        ids = self._config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
+        total = self._target.num_layers
+        if ids is None:
+            return (2, total // 2, total - 3)
+        if len(ids) == NUM_TAPS + 1 and self._by_speculators:
+            ids = ids[:NUM_TAPS]  # the last one is what training compared with
+        return tuple(int(i) + (0 if self._by_speculators else 1) for i in ids)
+
+
+def _check(facts: Eagle3Facts, target: ModelFacts, problems: list[str]) -> None:
+    name = target.name
+    if facts.hidden_size != target.hidden_size:
+        problems.append(f"hidden_size={facts.hidden_size}, {name} has {target.hidden_size}")
+    if facts.draft_vocab > target.vocab_size:
+        problems.append(f"draft_vocab_size={facts.draft_vocab}, {name} has {target.vocab_size} tokens")
+    if len(facts.taps) != NUM_TAPS or not all(0 <= tap <= target.num_layers for tap in facts.taps):
+        problems.append(
+            f"hidden states entering layers {list(facts.taps)} of {name}, which has {target.num_layers} layers; "
+            f"expected {NUM_TAPS} of them (eagle_aux_hidden_state_layer_ids)"
+        )
+    if facts.num_heads % max(1, facts.num_kv_heads):
+        problems.append(f"{facts.num_heads} heads cannot share {facts.num_kv_heads} KV heads")

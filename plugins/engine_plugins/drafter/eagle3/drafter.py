@@ -1,0 +1,125 @@
+"""Drafting with an EAGLE3 head.
+
+At position ``t`` the head reads the embedding of token ``t + 1`` beside a hidden state ``g`` that stands for the text
+up to ``t``, and predicts token ``t + 2``. Where the target has been, ``g`` is made of three of its hidden states;
+further ahead it is the head's own output one position earlier. Keys at ``t`` depend on token ``t + 1``, so
+``kv_lookahead`` is 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from engine.contracts.drafter import (
+    DraftEngine,
+    DrafterKV,
+    DraftLayers,
+    DraftRows,
+    DraftTokens,
+    DraftWeights,
+    TargetStep,
+)
+from engine.contracts.ops import LinearPart, LinearSpec, NormSpec
+from engine.contracts.provider import BuildContext
+from engine.execution.checkpoint import open_checkpoint
+from engine_plugins.drafter.config import Eagle3Config
+from engine_plugins.drafter.eagle3.checkpoint import NUM_TAPS, Eagle3Facts, read_facts
+from engine_plugins.drafter.shipped import find_checkpoint
+
+
+class Eagle3Drafter:
+    """Greedy chains of an EAGLE3 head."""
+
+    placement: Literal["host", "device"] = "device"
+    returns_probs = False
+    kv_lookahead = 1
+
+    def __init__(self, config: Eagle3Config, context: BuildContext) -> None:
+        self.max_width = config.max_width
+        facts = read_facts(find_checkpoint("eagle3", config.path, context), context.model)
+        self._facts = facts
+        self._model = replace(context.model, path=facts.path, head_dim=facts.head_dim, quantization=facts.quantization)
+        self.taps = facts.taps
+        self.kv: DrafterKV | None = DrafterKV(facts.num_layers, facts.num_kv_heads, facts.head_dim)
+        self.weights_bytes = open_checkpoint(facts.path).num_bytes_as(context.dtype)
+        self._hidden = torch.empty(0)
+        """Behind the last layer, for every token of the last step."""
+
+    def start(self, engine: DraftEngine) -> None:
+        self._engine = engine
+        self._head = Eagle3Head(self._facts, engine.open(self._model), engine)
+
+    def extend(self, step: TargetStep) -> None:
+        features = self._head.fuse(step.taps)
+        self._hidden = self._head.run(step.next_tokens, features, step.place)
+
+    def propose(self, rows: DraftRows) -> DraftTokens:
+        if not rows.index:
+            return DraftTokens(rows.tokens[:, None])
+        hidden = self._hidden[rows.last]
+        drafts = [self._head.most_likely(hidden)]
+        for place in self._engine.places(rows.slots, rows.lengths, rows.width - 1):
+            hidden = self._head.run(drafts[-1], self._head.carried(hidden), place)
+            drafts.append(self._head.most_likely(hidden))
+        return DraftTokens(torch.stack(drafts, dim=1))
+
+    def release(self, slot: int) -> None:
+        """Nothing is kept beside the cache."""
+
+
+class Eagle3Head:
+    """The computation itself. Hidden states are ``[num_tokens, hidden_size]``."""
+
+    def __init__(self, facts: Eagle3Facts, weights: DraftWeights, engine: DraftEngine) -> None:
+        size, target_size, eps = facts.hidden_size, facts.hidden_size, facts.eps
+        self._embed = engine.embed
+        if "embed_tokens.weight" in weights.names:
+            self._embed = weights.embedding("embed_tokens", self._vocabulary(weights), size)
+        self._fc = weights.linear(LinearSpec((LinearPart("fc", size),), NUM_TAPS * target_size))
+        self._norms_before: list[Any] = []
+        if facts.fc_norm:
+            self._norms_before = [weights.norm(NormSpec(f"fc_norm.{i}", eps), target_size) for i in range(NUM_TAPS)]
+        self._norm_before = weights.norm(NormSpec("input_norm", eps), NUM_TAPS * size) if facts.norm_before_fc else None
+        self._embedding_norm = weights.norm(NormSpec(f"{facts.prefix}.input_layernorm", eps), size)
+        self._hidden_norm = weights.norm(NormSpec(f"{facts.prefix}.hidden_norm", eps), size)
+        self._residual_is_normed = facts.norm_before_residual
+        self._layers: DraftLayers = weights.layers([facts.layer(i) for i in range(facts.num_layers)])
+        self._logits = weights.head(facts.head)
+        self._final_norm = weights.norm(facts.final_norm, size) if facts.norm_output else None
+        self._to_target: Tensor | None = None
+        if "d2t" in weights.names:
+            offsets = weights.tensor("d2t", (facts.draft_vocab,)).to(torch.int64)
+            self._to_target = (offsets + torch.arange(facts.draft_vocab)).to(engine.device)
+        weights.finish(ignored=("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight"))
+
+    def fuse(self, taps: tuple[Tensor, ...]) -> Tensor:
+        """The target's hidden states -> ``g``."""
+        if self._norms_before:
+            taps = tuple(norm(tap) for norm, tap in zip(self._norms_before, taps, strict=True))
+        together = torch.cat(taps, dim=-1)
+        fused: Tensor = self._fc(together if self._norm_before is None else self._norm_before(together))
+        return fused
+
+    def run(self, next_tokens: Tensor, g: Tensor, place: Any) -> Tensor:
+        """The layers: what the head knows at each position, and the ``g`` of the next. Overwrites ``g``."""
+        normed = self._hidden_norm(g)
+        carry = torch.cat((self._embedding_norm(self._embed(next_tokens)), normed), dim=-1)
+        return self._layers.run(normed if self._residual_is_normed else g, carry, place)
+
+    def carried(self, hidden: Tensor) -> Tensor:
+        """What the next position is handed."""
+        carried: Tensor = hidden if self._final_norm is None else self._final_norm(hidden)
+        return carried
+
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        """Token ids of the target's vocabulary, int64 ``[num_tokens]``."""
+        found: Tensor = self._logits(hidden).argmax(dim=-1)
+        return found if self._to_target is None else self._to_target[found]
+
+    @staticmethod
+    def _vocabulary(weights: DraftWeights) -> int:
+        return int(weights.tensor("embed_tokens.weight").shape[0])
