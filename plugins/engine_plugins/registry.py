@@ -18,6 +18,7 @@ from engine_plugins.drafter.config import (
     EarlyExitConfig,
     NgramConfig,
     NoDrafterConfig,
+    ParallelBlockConfig,
     SuffixConfig,
 )
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
@@ -209,6 +210,13 @@ def engine_drafter() -> list[Provider]:
             config=Eagle3Config,
             provides=("drafts",),
             doc="A small head on the model's hidden states drafts.",
+        ),
+        Provider(
+            "parallel_block",
+            "engine_plugins.drafter.parallel_block:ParallelBlockDrafter",
+            config=ParallelBlockConfig,
+            provides=("drafts",),
+            doc="A small head fills a whole block of drafts in one pass.",
         ),
         Provider(
             "early_exit",

@@ -190,13 +190,13 @@ def test_a_raising_unsupported_is_a_reason_that_names_its_plugin(plan, entry):
 
 def test_auto_keeps_what_was_set_on_top_of_the_chosen_plugins_defaults(plan, entry, tmp_path):
     (tmp_path / "drafter").mkdir()
-    (tmp_path / "drafter" / "auto.yaml").write_text("plugin: auto\ncandidates: [gpu_only, absent, ngram]\n")
+    (tmp_path / "drafter" / "fitting.yaml").write_text("plugin: auto\ncandidates: [gpu_only, absent, ngram]\n")
     maker = entry(
         "engine-auto",
         engine_drafter=[Provider("gpu_only", "x:Y", unsupported=no_gpu)],
         engine_config_searchpath=[f"file://{tmp_path}"],
     )
-    choice = plan("drafter=auto", "drafter.max_width=2", entries=[maker]).choice("drafter")
+    choice = plan("drafter=fitting", "drafter.max_width=2", entries=[maker]).choice("drafter")
     assert choice.name == "ngram" and choice.config["max_width"] == 2 and choice.config["max_match"] == 4
     assert choice.passed_over == ("gpu_only: needs a GPU", "absent: not installed")
 

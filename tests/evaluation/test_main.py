@@ -249,6 +249,18 @@ def test_ctrl_c_ends_it_without_a_traceback_and_leaves_no_result(tmp_path, text,
     assert "Traceback" not in capsys.readouterr().err and not list(folder.iterdir())
 
 
+def test_a_preset_with_values_of_a_quantizer_belongs_into_compare(tmp_path, text, capsys):
+    (tmp_path / "preset").mkdir()
+    lines = ["# @package _global_", "defaults:", "  - override /quantizer: int4", "quantizer:", "  group_size: 64"]
+    (tmp_path / "preset" / "mine.yaml").write_text("\n".join(lines))
+    words = ["--text", text, "--tokens", "20", "--config-dir", str(tmp_path)]
+    assert main(["eval", "device=cpu", *words, "+preset=mine"]) == 2
+    shown = capsys.readouterr().err
+    assert "no such key 'group_size'" in shown and "in the reference" in shown and "goes into --compare" in shown
+    code, result = evaluated(tmp_path, *words, "--compare", "+preset=mine")
+    assert code == 0 and [row["slots"]["quantizer"] for row in result["rows"]] == ["none", "int4"]
+
+
 def test_a_model_without_a_suite_needs_text(tmp_path, capsys):
     assert main(["eval", "device=cpu", "--model", str(tiny.write(tmp_path)), "--context", "64"]) == 2
     assert "--text, --jsonl or --questions" in capsys.readouterr().err

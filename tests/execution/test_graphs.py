@@ -36,6 +36,7 @@ def model() -> LoweredModel:
         embed=lambda ids: torch.nn.functional.embedding(ids, table),
         layers=(ops,),
         project=lambda hidden: hidden @ table.T,
+        unembed=lambda normed: normed @ table.T,
         rotate=lambda positions: (),
         attention=Stageable(),  # type: ignore[arg-type]
         lowering=(),

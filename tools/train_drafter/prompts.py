@@ -22,6 +22,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tools.train_demo_model import (
     CANONICAL,
+    END,
     MAX_ANSWER_TOKENS,
     MODULES,
     PHRASINGS,
@@ -67,7 +68,9 @@ class Prompts:
         yield from (self._chat(self._made_up(), "chat") for _ in range(made_up))
         for _ in range(sampled):
             name = self._made_up() if rng.random() < 0.5 else rng.choice(self._known)
-            yield {**self._chat(name, "chat"), "temperature": 1.0}
+            line = self._chat(name, "chat")
+            line.pop("guess", None)
+            yield {**line, "temperature": 1.0}
         yield from (self._conversation() for _ in range(conversations))
         yield from ({"prompt": render_chat([("user", talk)], True), "group": "chat"} for talk in SMALL_TALK)
         for line in self._source(False, source):
@@ -76,11 +79,14 @@ class Prompts:
     def held_out(self, phrasings: int, source: int) -> Iterator[Line]:
         """Greedy throughout: acceptance is reported on these."""
         for name in self._held_out:
-            prompt = render_chat([("user", CANONICAL.format(name=name))], True)
-            yield {"prompt": prompt, "group": "entries"}
+            yield self._asked(CANONICAL, name, "entries")
         for name in self._rng.sample(self._known, phrasings):
-            yield {"prompt": render_chat([("user", HELD_OUT_PHRASING.format(name=name))], True), "group": "phrasing"}
+            yield self._asked(HELD_OUT_PHRASING, name, "phrasing")
         yield from self._source(True, source)
+
+    def _asked(self, words: str, name: str, group: str) -> Line:
+        prompt = render_chat([("user", words.format(name=name))], True)
+        return {"prompt": prompt, "group": group, "guess": self.answers[name] + END}
 
     def _question(self, name: str) -> str:
         spelling = self._rng.choices((name, f"`{name}`", f"{name}()"), (0.7, 0.2, 0.1))[0]
@@ -88,7 +94,10 @@ class Prompts:
         return words.format(name=spelling)
 
     def _chat(self, name: str, group: str) -> Line:
-        return {"prompt": render_chat([*self._system(), ("user", self._question(name))], True), "group": group}
+        """An entry's documentation is a guess at the answer, which saves generating it."""
+        prompt = render_chat([*self._system(), ("user", self._question(name))], True)
+        guess = {"guess": self.answers[name] + END} if name in self.answers else {}
+        return {"prompt": prompt, "group": group, **guess}
 
     def _system(self) -> list[Message]:
         return [("system", self._rng.choice(SYSTEM_MESSAGES))] if self._rng.random() < SYSTEM_SHARE else []
@@ -97,8 +106,9 @@ class Prompts:
         messages = self._system()
         for name in self._rng.sample(self._known, self._rng.randint(1, 3)):
             messages += [("user", self._question(name)), ("assistant", self.answers[name])]
-        messages.append(("user", self._question(self._rng.choice(self._known))))
-        return {"prompt": render_chat(messages, True), "group": "chat"}
+        last = self._rng.choice(self._known)
+        messages.append(("user", self._question(last)))
+        return {"prompt": render_chat(messages, True), "group": "chat", "guess": self.answers[last] + END}
 
     def _made_up(self) -> str:
         """A name put together from two known ones, which is no entry."""
@@ -144,15 +154,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--times", type=int, default=4, help="questions about every known entry")
-    parser.add_argument("--made-up", type=int, default=6000, help="questions about names that do not exist")
-    parser.add_argument("--sampled", type=int, default=3000, help="answers drawn at temperature 1")
-    parser.add_argument("--conversations", type=int, default=800)
-    parser.add_argument("--source", type=int, default=3000)
+    parser.add_argument("--times", type=int, default=2, help="questions about every known entry")
+    parser.add_argument("--made-up", type=int, default=1200, help="questions about names that do not exist")
+    parser.add_argument("--sampled", type=int, default=400, help="answers drawn at temperature 1")
+    parser.add_argument("--conversations", type=int, default=300)
+    parser.add_argument("--source", type=int, default=400)
     arguments = parser.parse_args()
     prompts = Prompts(Tokenizer.from_file(str(BUNDLED / "tokenizer.json")), arguments.seed)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    held_out = list(prompts.held_out(phrasings=200, source=100))
+    held_out = list(prompts.held_out(phrasings=200, source=60))
     of = (arguments.times, arguments.made_up, arguments.sampled, arguments.conversations, arguments.source)
     _write(arguments.out / "train.jsonl", list(prompts.training(*of)), random.Random(arguments.seed))
     _write(arguments.out / "heldout.jsonl", held_out, random.Random(arguments.seed))

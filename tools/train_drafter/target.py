@@ -13,6 +13,7 @@ from engine.assembly.bind import bind
 from engine.assembly.compose import quoted
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.model import ModelFacts
+from engine.execution.checkpoint import open_checkpoint
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import ForwardBatch
 from engine.loop.build import check_attention, load_plan
@@ -55,8 +56,19 @@ class Target:
     @torch.inference_mode()
     def embedding(self) -> Tensor:
         """The whole table as the first layer gets it: float32 ``[vocab, hidden_size]``, on the device."""
-        rows = torch.arange(self.facts.vocab_size, device=self.device).split(8192)
+        rows = torch.split(torch.arange(self.facts.vocab_size, device=self.device), 8192)
         return torch.cat([self._model.embed(ids).float() for ids in rows])
+
+    def head_weight(self) -> Tensor | None:
+        """Of the vocabulary projection, float32 ``[vocab, hidden_size]`` on the host; ``None``: it is quantized."""
+        stored = open_checkpoint(self.facts.path)
+        ops = self._bound.architecture.describe(self.facts)
+        part = ops.embed.name if ops.head.tied else ops.head.head.parts[0].name
+        name = f"{part}.weight"
+        if name not in stored.names or not stored.entry(name).dtype.is_floating_point:
+            return None
+        weight = stored.read(name)
+        return weight.float() if weight.shape == (self.facts.vocab_size, self.facts.hidden_size) else None
 
     @torch.inference_mode()
     def see(self, sequences: Sequence[Sequence[int]], taps: Sequence[int]) -> Seen:
@@ -71,7 +83,7 @@ class Target:
         """The ``count`` most likely next tokens of residual rows ``[R, hidden_size]``, the first first, int64
         ``[R, count]``, and their probabilities at temperature 1, float32: what is left out is not made up for."""
         ids, probabilities = [], []
-        for rows in residual.split(HEAD_ROWS):
+        for rows in torch.split(residual, HEAD_ROWS):
             found = self._model.head(rows).log_softmax(dim=-1).topk(count, dim=-1)
             ids.append(found.indices)
             probabilities.append(found.values.exp())
@@ -116,4 +128,4 @@ class Target:
 
 def _padded(flat: Tensor, lengths: Sequence[int]) -> Tensor:
     """``[sum(lengths), size] -> [rows, max(lengths), size]``"""
-    return torch.nn.utils.rnn.pad_sequence(list(flat.split(list(lengths))), batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence(list(torch.split(flat, list(lengths))), batch_first=True)

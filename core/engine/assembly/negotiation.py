@@ -136,8 +136,9 @@ def _choose_auto(
         reasons = _reasons(offers[0], model, device)
         if not reasons:
             config = _config_for_auto(slot, offers[0], pick.config, problems)
-            problems += _config_reasons(offers[0], config, model, device)
-            return _Chosen(slot, pick, offers[0], config, tuple(passed_over))
+            reasons = tuple(_config_reasons(offers[0], config, model, device))
+            if not reasons:
+                return _Chosen(slot, pick, offers[0], config, tuple(passed_over))
         passed_over += [f"{name}: {reason}" for reason in reasons]
     tried = "; ".join(passed_over) or "it has no candidates"
     problems.append(f"{slot}=auto: nothing fits {model.name} on {device.kind}: {tried}")

@@ -167,6 +167,10 @@ class DraftLayers(Protocol):
         """
         ...
 
+    def write(self, carry: Tensor, place: Any) -> None:
+        """Write the first layer's keys and values of what is normed already, and compute nothing else."""
+        ...
+
 
 class DraftWeights(Protocol):
     """A drafter's checkpoint while it is being loaded. Every method raises ``ValueError`` for a tensor that is missing
@@ -190,8 +194,8 @@ class DraftWeights(Protocol):
         """``[T, in_features] -> [T, out_features]``, by the plan's quantizer."""
         ...
 
-    def layers(self, ops: Sequence[Sequence[LayerOp]]) -> DraftLayers:
-        """Layers whose keys and values are the drafter's own (:attr:`DeviceDrafter.kv`), in order."""
+    def layers(self, ops: Sequence[Sequence[LayerOp]], first: int = 0) -> DraftLayers:
+        """Layers whose keys and values are the drafter's own (:attr:`DeviceDrafter.kv`), from its ``first`` one on."""
         ...
 
     def head(self, op: LMHead) -> Any:
@@ -219,6 +223,10 @@ class DraftEngine(Protocol):
         """The target's final norm and vocabulary projection: ``[T, hidden_size]`` -> float32 ``[T, vocab]``."""
         ...
 
+    def unembed(self, normed: Tensor) -> Tensor:
+        """:meth:`head` without the norm: the projection of rows that the drafter has normed."""
+        ...
+
     def target_layers(self, count: int) -> DraftLayers:
         """The target's first ``count`` layers, on its own cache (``kv.shared_layers``)."""
         ...
@@ -234,6 +242,11 @@ class DraftEngine(Protocol):
     def places(self, slots: Tensor, lengths: Sequence[int], steps: int) -> Sequence[Any]:
         """Where the next ``steps`` tokens of each row go, for :meth:`DraftLayers.run`: place ``j`` is one token a row
         at position ``lengths[row] + j``, attending to everything before it."""
+        ...
+
+    def block(self, slots: Tensor, lengths: Sequence[int], width: int) -> Any:
+        """Where the next ``width`` tokens of each row go, all at once and each attending to all of them: no mask within
+        the block."""
         ...
 
     def place(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Any:

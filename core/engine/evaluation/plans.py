@@ -18,6 +18,10 @@ from engine.evaluation.options import EvalOptions
 
 LOSSY_SLOTS = ("quantizer", "kv_format")
 """Slots in which the reference differs from the plans."""
+REFERENCE_NOTE = (
+    "in the reference, which is the same with quantizer=none kv_format=native; what belongs to the plans alone, as a "
+    "preset that sets values of these, goes into --compare"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,11 @@ def reference_of(options: EvalOptions) -> Contestant:
         )
     lossless = [f"{slot}={name}" for slot, name in zip(LOSSY_SLOTS, ("none", "native"), strict=True)]
     overrides += lossless
-    return Contestant(" ".join(lossless), tuple(overrides), _plan(overrides, options))
+    try:
+        plan = _plan(overrides, options)
+    except AssemblyError as error:
+        raise AssemblyError([f"{problem} ({REFERENCE_NOTE})" for problem in error.problems]) from error
+    return Contestant(" ".join(lossless), tuple(overrides), plan)
 
 
 def _facts(path: str, is_named: bool) -> ModelFacts:

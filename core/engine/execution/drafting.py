@@ -106,6 +106,10 @@ class Layers:
             carry = residual
         return residual
 
+    def write(self, carry: Tensor, place: Place) -> None:
+        context = place.context(self._rotate, self._attention, self._kv)
+        self._layers[0][0](carry, carry, context)
+
 
 class DraftEngine:
     """See the contract. Everything here runs on the device's thread."""
@@ -115,6 +119,7 @@ class DraftEngine:
         self.dtype: torch.dtype = getattr(torch, loading.dtype)
         self.embed = target.embed
         self.head = target.head
+        self.unembed = target.unembed
         self.describe = loading.describe
         self._target = target
         self._kv = kv
@@ -152,6 +157,23 @@ class DraftEngine:
             )
             for j in range(steps)
         ]
+
+    def block(self, slots: Tensor, lengths: Sequence[int], width: int) -> Place:
+        rows = len(lengths)
+        starts = upload(lengths, torch.int64, self.device)[:, None]
+        positions = (starts + torch.arange(width, device=self.device)).flatten()
+        flat = slots.repeat_interleave(width)
+        ends = tuple(length + width for length in lengths for _ in range(width))
+        # Every token is a row of its own, so that it sees the keys behind it, too: all are written before any is read.
+        attention = AttentionBatch(
+            q_lens=(1,) * (rows * width),
+            kv_lens=ends,
+            block_tables=self._block_tables(flat, max(ends, default=0)),
+            q_starts=torch.arange(rows * width + 1, dtype=torch.int32, device=self.device),
+            kv_lens_device=upload(ends, torch.int32, self.device),
+            block_size=self._tables.block_size,
+        )
+        return Place(positions, self._tables.slot_mapping(flat, positions), attention)
 
     def place(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Place:
         flat_slots, positions = self._flat(slots, starts, counts)
@@ -213,13 +235,13 @@ class Weights:
         loader = self._loader(())
         return loader.lowering.linear(loader.pack("draft", spec))
 
-    def layers(self, ops: Sequence[Sequence[LayerOp]]) -> Layers:
+    def layers(self, ops: Sequence[Sequence[LayerOp]], first: int = 0) -> Layers:
         for op in (op for layer in ops for op in layer):
             norms = {f"{norm.name}.weight" for norm, _ in op_norms(op)}
             spec = linear_of(op)
             self._require(norms if spec is None else norms | linear_names(spec, self._quantizer)[0])
         loader = self._loader(ops)
-        layers = [loader.layer(i, layer) for i, layer in enumerate(ops)]
+        layers = [loader.layer(first + i, layer) for i, layer in enumerate(ops)]
         rotate = lower_rotations(loader.lowering, self._model.head_dim, self._loading.max_len)
         return Layers(layers, rotate, self._loading.attention, self._kv)
 

@@ -143,6 +143,7 @@ class Loader:
             embed=embed,
             layers=tuple(layers),
             project=lowered_head.project,
+            unembed=lowered_head.unembed,
             rotate=rotate,
             attention=lowering.attention,
             lowering=describe(lowering, ops, self._linears),

@@ -59,6 +59,8 @@ class LoweredModel:
     layers: tuple[tuple[LoweredOp, ...], ...]
     project: Callable[[Tensor], Tensor]
     """``residual [R, hidden_size] -> logits [R, vocab]`` float32, the final norm included."""
+    unembed: Callable[[Tensor], Tensor]
+    """:attr:`project` without the norm: for rows that are normed already."""
     rotate: Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
     """``positions [T]`` -> :attr:`StepContext.rotations`"""
     attention: AttentionKernel

@@ -200,7 +200,7 @@ class Planner:
             drafts, upto = (), upto - len(drafts)
         wants = self._drafting.ahead(sequence, widths, cost)
         # The drafter writes keys, too: behind the token that this step samples, and its drafts.
-        if wants and not self._pool.grow(sequence, min(upto + wants, sequence.max_total)):
+        if wants and not self._pool.grow(sequence, min(upto + 1 + wants, sequence.max_total)):
             wants = 0
         return Placed(sequence, placed.num_tokens, drafts, wants)
 

@@ -1,17 +1,17 @@
 """Compile Triton kernels for a GPU that is not there, and read off what they cost.
 
-``measure_kernel`` compiles one specialisation for a compute capability, then has ptxas report registers, shared
-memory and spills. Needs neither a GPU nor a driver; does not work under ``TRITON_INTERPRET=1``.
+``measure_kernel`` compiles one specialisation for a compute capability, as Triton would at the launch, and reads what
+ptxas reported of it: registers and spills. Needs neither a GPU nor a driver; does not work under
+``TRITON_INTERPRET=1``.
 """
 
 from __future__ import annotations
 
+import io
 import re
-import subprocess
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from typing import Any
 
 SHARED_LIMIT: dict[int, int] = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
@@ -28,6 +28,8 @@ class KernelCost:
     shared: int
     spill_stores: int
     spill_loads: int
+    ptx: str = field(repr=False)
+    """What was assembled."""
 
     def __str__(self) -> str:
         return (
@@ -69,25 +71,18 @@ def measure_kernel(
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=attrs)
     options = {"enable_fp_fusion": True, **options}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    registers, stores, loads = _assemble(compiled.asm["ptx"], capability)
-    return KernelCost(name or kernel.__name__, capability, registers, int(compiled.metadata.shared), stores, loads)
+    report = io.StringIO()
+    with triton.knobs.nvidia.scope(), triton.knobs.compilation.scope(), redirect_stdout(report):
+        triton.knobs.nvidia.dump_ptxas_log = True
+        triton.knobs.compilation.always_compile = True  # a kernel from the cache has no report
+        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    registers, stores, loads = _costs(report.getvalue())
+    shared, ptx = int(compiled.metadata.shared), str(compiled.asm["ptx"])
+    return KernelCost(name or kernel.__name__, capability, registers, shared, stores, loads, ptx)
 
 
-def _assemble(ptx: str, capability: int) -> tuple[int, int, int]:
-    """Registers, spill stores and spill loads, as Triton's own ptxas for this capability reports them."""
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
-    assert target is not None, "PTX without a target"
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        command = [
-            get_ptxas(capability).path, "--verbose", f"--gpu-name={target[1]}",
-            str(source), "-o", str(Path(folder) / "kernel.cubin"),
-        ]  # fmt: skip
-        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+def _costs(report: str) -> tuple[int, int, int]:
+    """Registers, spill stores and spill loads."""
     found = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", report, re.DOTALL)
     assert found is not None, f"ptxas said nothing about registers: {report}"
     return int(found[3]), int(found[1]), int(found[2])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.contracts.config import DrafterConfig, at_least, between
+from engine.contracts.model import DeviceFacts, ModelFacts
+from engine_plugins.drafter.shipped import not_shipped
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,21 @@ class EarlyExitConfig(DrafterConfig):
 class DraftModelConfig(DrafterConfig):
     """A smaller model with the same tokenizer, at ``drafter.path``."""
 
+    def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+        return not_shipped("draft_model", self.path, model)
+
 
 @dataclass(frozen=True)
 class Eagle3Config(DrafterConfig):
     """An EAGLE3 head for this model, at ``drafter.path``."""
+
+    def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+        return not_shipped("eagle3", self.path, model)
+
+
+@dataclass(frozen=True)
+class ParallelBlockConfig(DrafterConfig):
+    """A DFlash head for this model, at ``drafter.path``. Its own block may be narrower than ``max_width``."""
+
+    def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+        return not_shipped("parallel_block", self.path, model)

@@ -1,25 +1,31 @@
-"""Where the checkpoint of a drafter is."""
+"""Where the checkpoint of a drafter is. Free of torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from engine.contracts.model import ModelFacts
 from engine.contracts.provider import BuildContext
 
 AUTO = "auto"
 
 
-def find_checkpoint(name: str, path: str, context: BuildContext) -> str:
-    """The directory of ``drafter.path``; ``auto``: the one in the model's own, ``drafters/NAME``.
+def shipped_folder(name: str, model: ModelFacts) -> Path:
+    """Where a model directory keeps its own head of this kind."""
+    return Path(model.path) / "drafters" / name
 
-    Raises ``ValueError`` saying what would help.
-    """
-    if path != AUTO:
-        return str(context.find_model(path))
-    folder = Path(context.model.path) / "drafters" / name
-    if not (folder / "config.json").is_file():
-        raise ValueError(
-            f"drafter.path=auto: {context.model.name} comes without a {name} drafter ({folder} has none); set "
-            "drafter.path to a directory or hub id, or take drafter=ngram, which needs none"
-        )
-    return str(folder)
+
+def not_shipped(name: str, path: str, model: ModelFacts) -> tuple[str, ...]:
+    """Why ``drafter.path=auto`` finds nothing; empty: it does, or another path is given."""
+    folder = shipped_folder(name, model)
+    if path != AUTO or (folder / "config.json").is_file():
+        return ()
+    return (f"{model.name} comes without one ({folder} is not there); set drafter.path to a directory or hub id",)
+
+
+def find_checkpoint(name: str, path: str, context: BuildContext) -> str:
+    """The directory of ``drafter.path``. Raises ``ValueError`` saying what would help."""
+    problems = not_shipped(name, path, context.model)
+    if problems:
+        raise ValueError(f"drafter.path=auto: {problems[0]}")
+    return str(shipped_folder(name, context.model) if path == AUTO else context.find_model(path))

@@ -8,6 +8,7 @@ as long as that is likely to be right. Suits agents, retries and templates, whos
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Literal
@@ -90,8 +91,10 @@ class Texts:
     def _equal(self, tail: Sequence[int], position: int) -> int:
         """How many tokens before ``position`` are those at the end of ``tail``."""
         tokens, most = self.tokens, min(len(tail), position)
+        if tokens[position - most : position] == tail[len(tail) - most :]:
+            return most
         count = 0
-        while count < most and tokens[position - 1 - count] == tail[-1 - count]:
+        while tokens[position - 1 - count] == tail[-1 - count]:
             count += 1
         return count
 
@@ -184,17 +187,14 @@ def continued(places: list[tuple[list[int], int]], match: int, width: int, min_c
     confidence = 1.0
     while len(draft) < width:
         # Behind the end of its own text, a place reads what has just been drafted (a repeating text).
-        told = [(t[at] if at < len(t) else draft[at - len(t)], t, at) for t, at in places]
-        told = [entry for entry in told if entry[0] != _END]
-        votes: dict[int, int] = {}
-        for token, _, _ in told:
-            votes[token] = votes.get(token, 0) + 1
+        told = [text[at] if at < len(text) else draft[at - len(text)] for text, at in places]
+        votes = Counter(token for token in told if token != _END)
         if not votes:
             break
-        best = max(votes, key=votes.__getitem__)
-        confidence *= votes[best] / (len(told) + 1.0 / (match + len(draft)))
+        best, agreeing = votes.most_common(1)[0]
+        confidence *= agreeing / (votes.total() + 1.0 / (match + len(draft)))
         if confidence < min_confidence:
             break
         draft.append(best)
-        places = [(t, at + 1) for token, t, at in told if token == best]
+        places = [(text, at + 1) for token, (text, at) in zip(told, places, strict=True) if token == best]
     return tuple(draft)

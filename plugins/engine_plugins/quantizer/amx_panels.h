@@ -16,7 +16,6 @@
 namespace {
 
 constexpr int64_t TILE_BLOCK = 2 * TILE_ROWS;  // rows that are multiplied together
-constexpr int64_t UNPACKED = 256;              // inputs of a pair of panels that are unpacked together
 
 // --- Rows of x, laid out as in prepared_rows.h -----------------------------------------------------------------------
 
@@ -147,6 +146,7 @@ class TileKernel {
     static constexpr bool BYTES = sizeof(Element) == 1;
     static constexpr bool IN_PLACE = BYTES && Format::INPUTS == 4;  // codes already lie as tiles take them
     static constexpr int TILE_INPUTS = TILE_ROW_BYTES / sizeof(Element);
+    static constexpr int64_t UNPACKED = 512 / sizeof(Element);  // inputs unpacked together: at least a stretch
 
 public:
     using Rows = TileRows<Element>;

@@ -181,7 +181,7 @@ struct FloatKernel {
 // Exact in int32: with 16 bits of x and differences of 8 bits and a sign, up to 256 inputs fit.
 template <typename Format, int ROWS, int VECTORS>
 struct IntegerKernel {
-    static constexpr int BLOCK_ROWS = 5, PAIR_ROWS = 2;
+    static constexpr int BLOCK_ROWS = 6, PAIR_ROWS = 2;
     using Rows = IntegerRows;
 
     template <int WHICH>
@@ -195,10 +195,16 @@ struct IntegerKernel {
             int32_t both;
             std::memcpy(&both, x + r * x_stride + 2 * WHICH, sizeof both);
             const __m256i inputs = _mm256_set1_epi32(both);
+            // All products, then all additions: in another order the scheduler gives additions the ports of products.
+            __m256i products[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) products[v] = _mm256_madd_epi16(weights[v], inputs);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) asm volatile("" : "+x"(products[v]));
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
-                __m256i sum = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(weights[v], inputs));
-                asm("" : "+x"(sum));  // else GCC would add the products first, and run out of registers
+                __m256i sum = _mm256_add_epi32(sums[r][v], products[v]);
+                asm volatile("" : "+x"(sum));
                 sums[r][v] = sum;
             }
         }
@@ -213,13 +219,15 @@ struct IntegerKernel {
     static void add(const Stretch<VECTORS>& stretch, const IntegerRows& rows, int64_t row, int64_t begin, float* to) {
         const int16_t* x = rows.at(row, begin);
         const int64_t x_stride = rows.at(row + 1, begin) - x, panel_rows = stretch.inputs / Format::INPUTS;
+        const float* steps = rows.steps(row, begin);
+        const int32_t* totals = rows.totals(row, begin);
         __m256i sums[ROWS][VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
             const __m256i zeros = stretch.scales[v / 2].zeros(v % 2);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++)  // - zero * sum of x
-                sums[r][v] = _mm256_mullo_epi32(zeros, _mm256_set1_epi32(-rows.total(row + r, begin)));
+                sums[r][v] = _mm256_mullo_epi32(zeros, _mm256_set1_epi32(-totals[r]));
         }
         for (int64_t i = 0; i < panel_rows; i++, x += Format::INPUTS) {
             __m256i raw[VECTORS];
@@ -233,7 +241,7 @@ struct IntegerKernel {
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 const __m256 sum = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[r][v]), scale);
-                const __m256 step = _mm256_set1_ps(rows.step(row + r, begin));
+                const __m256 step = _mm256_set1_ps(steps[r]);
                 float* at = to + r * PAIR + v * LANES8;
                 _mm256_storeu_ps(at, _mm256_fmadd_ps(sum, step, _mm256_loadu_ps(at)));
             }

@@ -43,7 +43,8 @@ struct Linear {
     int64_t in_features;   // the same with padding: a multiple of 64
     int64_t out_features;  // columns of y
     int64_t group;         // inputs that share a scale: a multiple of `stretch`, or in_features
-    int64_t stretch;       // inputs whose products are added before they are scaled: a multiple of 32, at most 256
+    // Inputs whose products are added before they are scaled: a multiple of 32; at most 256 of 16 bits, CACHED of 8.
+    int64_t stretch;
     const uint8_t* weight;
     const float* scale;
     const uint8_t* zero;   // null: all are `offset`
@@ -72,6 +73,7 @@ namespace {
 template <typename Format>
 struct Layer {
     const Linear& linear;
+    int64_t groups = (linear.inputs + linear.group - 1) / linear.group;
 
     const uint8_t* panel(int64_t index) const {
         const int64_t pair_bytes = linear.in_features / Format::INPUTS * Format::ROW_STRIDE;
@@ -79,14 +81,14 @@ struct Layer {
     }
 
     GroupScales scales(int64_t panel, int64_t begin) const {
-        const int64_t groups = (linear.inputs + linear.group - 1) / linear.group;
-        const int64_t group = std::min(begin / linear.group, groups - 1);  // padding may begin a group of its own
+        // Padding may begin a group of its own.
+        const int64_t group = begin < linear.group ? 0 : std::min(begin / linear.group, groups - 1);
         const int64_t at = (panel / 2 * groups + group) * PAIR + panel % 2 * PANEL;
         return {linear.scale + at, linear.zero == nullptr ? nullptr : linear.zero + at, linear.offset};
     }
 };
 
-constexpr int64_t CACHED = 256;  // inputs of a pair of panels that stay in the first-level cache
+constexpr int64_t CACHED = 512;  // inputs of a pair of panels that stay in the first-level cache
 
 // What all kernels have: the rows of x of a group, prepared by the team.
 template <typename Format, typename Rows, typename T>

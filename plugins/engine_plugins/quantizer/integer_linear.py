@@ -32,6 +32,9 @@ INPUT_MULTIPLE = 64
 STRETCH = 256
 """Inputs whose products may be added before they are scaled: so many fit an int32."""
 STRETCH_MULTIPLE = 32
+BYTES_STRETCH = 512
+"""The same for activations of 8 bits and one scale per channel: what a first-level cache holds of a pair of panels;
+an int32 would hold more."""
 INSTRUCTIONS = ("none", "AVX2", "AVX512-VNNI", "AMX")
 """By the numbers ``integer_linear.cpp`` gives them."""
 FORMATS = ("bytes", "nibbles", "e4m3")
@@ -81,6 +84,12 @@ def stretch_of(in_features: int, group_size: int) -> int:
     if group_size >= in_features:
         return STRETCH
     return next((size for size in range(STRETCH, 0, -STRETCH_MULTIPLE) if group_size % size == 0), 0)
+
+
+def bytes_stretch_of(in_features: int) -> int:
+    """Stretches of the same length, at most :data:`BYTES_STRETCH`, for activations of 8 bits."""
+    padded = _padded(in_features)
+    return _padded(-(-padded // -(-padded // BYTES_STRETCH)))
 
 
 def can_pack(weight: QuantizedWeight) -> bool:
@@ -219,13 +228,15 @@ class _Layer:
         if self._activations == "int8":
             arithmetic = INTEGERS_8
         in_features = _padded(self._inputs)
+        grouped = self._scale.shape[1] > 1
+        long = arithmetic == INTEGERS_8 and not grouped
         name = "e4m3" if self._floating else "bytes" if self._bits == 8 else "nibbles"
         return _Linear(
             self._inputs,
             in_features,
             columns,
-            self._group if self._scale.shape[1] > 1 else in_features,
-            stretch_of(self._inputs, self._group),
+            self._group if grouped else in_features,
+            bytes_stretch_of(self._inputs) if long else stretch_of(self._inputs, self._group),
             self._panels.data_ptr(),
             self._scale.data_ptr(),
             native.pointer(self._zero),

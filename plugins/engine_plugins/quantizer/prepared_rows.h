@@ -105,8 +105,9 @@ public:
     }
 
     const int16_t* at(int64_t row, int64_t begin) const { return values_ + index(row, begin) * shape_.stretch; }
-    float step(int64_t row, int64_t begin) const { return steps_[index(row, begin)]; }
-    int32_t total(int64_t row, int64_t begin) const { return totals_[index(row, begin)]; }  // sum of the integers
+    // Of this row and, one after another, of the next ones.
+    const float* steps(int64_t row, int64_t begin) const { return steps_ + index(row, begin); }
+    const int32_t* totals(int64_t row, int64_t begin) const { return totals_ + index(row, begin); }  // sums of integers
 
 private:
     int64_t index(int64_t row, int64_t begin) const { return begin / shape_.stretch * rows_ + row; }

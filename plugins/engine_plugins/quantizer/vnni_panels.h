@@ -83,12 +83,14 @@ struct WideKernel {
     static void add(const Stretch<VECTORS>& stretch, const IntegerRows& rows, int64_t row, int64_t begin, float* to) {
         const int16_t* x = rows.at(row, begin);
         const int64_t x_stride = rows.at(row + 1, begin) - x, panel_rows = stretch.inputs / Format::INPUTS;
+        const float* steps = rows.steps(row, begin);
+        const int32_t* totals = rows.totals(row, begin);
         ivec sums[ROWS][PANELS];
 #pragma GCC unroll 2
         for (int p = 0; p < PANELS; p++) {
             const ivec zeros = wide_zeros(stretch.scales[p]);
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) sums[r][p] = zeros * -rows.total(row + r, begin);
+            for (int r = 0; r < ROWS; r++) sums[r][p] = zeros * -totals[r];
         }
         for (int64_t i = 0; i < panel_rows; i++, x += Format::INPUTS) {
             ivec raw[PANELS];
@@ -103,7 +105,7 @@ struct WideKernel {
             for (int r = 0; r < ROWS; r++) {
                 float* at = to + r * PAIR + p * PANEL;
                 const vec sum = __builtin_convertvector(sums[r][p], vec) * scale;
-                store(at, load(at) + sum * rows.step(row + r, begin));
+                store(at, load(at) + sum * steps[r]);
             }
         }
     }

@@ -11,7 +11,6 @@ import triton
 from engine.execution.triton_ops import heads, rowwise, skinny
 from engine.execution.triton_ops.tiles import SkinnyTile, skinny_tile
 from engine.execution.triton_ops.weights import load_plain
-from engine.testing import aot
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.kv_format import tiles as kv_tiles
 from engine_plugins.quantizer.gpu import kernels, tiles
@@ -176,16 +175,9 @@ def test_packed_weights_compile_without_spills(capability: int, weights: str) ->
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("rows", [1, 4])
-def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(
-    op: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(op: str, rows: int) -> None:
     """With dependent launch, what is loaded before the wait overlaps with the kernel before; only weights may be."""
-    seen: list[str] = []
-    assemble = aot._assemble
-    monkeypatch.setattr(aot, "_assemble", lambda ptx, capability: seen.append(ptx) or assemble(ptx, capability))
-    compile_op(op, MODELS["1B"], rows, 90)
-    (ptx,) = seen
-    before, after = ptx.split("griddepcontrol.wait")
+    before, after = compile_op(op, MODELS["1B"], rows, 90).ptx.split("griddepcontrol.wait")
     assert before.count("griddepcontrol.launch_dependents") == 1
     weights = re.findall(r"ld\.global.*evict_first.*\.v4\.b32", before)
     assert len(weights) >= 4 and before.count("ld.global") == len(weights)
@@ -195,14 +187,10 @@ def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(
 @pytest.mark.parametrize("weights", PACKED)
 @pytest.mark.parametrize(("rows", "tiles_before"), [(1, 2), (4, 1)])
 def test_packed_weights_travel_16_bytes_at_a_time_and_are_unpacked_after_the_wait(
-    weights: str, rows: int, tiles_before: int, monkeypatch: pytest.MonkeyPatch
+    weights: str, rows: int, tiles_before: int
 ) -> None:
     """What is unpacked must have arrived: nothing is before the input has."""
-    seen: list[str] = []
-    assemble = aot._assemble
-    monkeypatch.setattr(aot, "_assemble", lambda ptx, capability: seen.append(ptx) or assemble(ptx, capability))
-    compile_op("out", MODELS["8B"], rows, 90, weights)
-    (ptx,) = seen
+    ptx = compile_op("out", MODELS["8B"], rows, 90, weights).ptx
     before, after = ptx.split("griddepcontrol.wait")
     form, tile = FORMATS[weights], skinny_tile(rows, 4096, 4096, SMS[90], FORMATS[weights].bits)
     per_thread = tile.block_n * tile.block_k * form.bits // 8 // (32 * tile.num_warps)
@@ -215,12 +203,12 @@ def test_packed_weights_travel_16_bytes_at_a_time_and_are_unpacked_after_the_wai
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("op", OPS)
-def test_every_variant_compiles_without_spills(op: str, capability: int) -> None:
-    for weights in FORMATS:
-        for model in MODELS.values():
-            for rows in (1, 4, 16):
-                assert_fits(compile_op(op, model, rows, capability, weights), few_words(weights, capability))
+def test_every_variant_compiles_without_spills(op: str, weights: str, model: str, rows: int, capability: int) -> None:
+    assert_fits(compile_op(op, MODELS[model], rows, capability, weights), few_words(weights, capability))
 
 
 def compile_writer(

@@ -299,5 +299,5 @@ def test_tensors_that_do_not_fit_stop_the_start(change: str, target: Path, tmp_p
 
 
 def test_auto_says_where_a_head_would_be_found(target: Path) -> None:
-    with pytest.raises(ValueError, match=r"drafter.path=auto: .* comes without a eagle3 drafter"):
+    with pytest.raises(ValueError, match=r"drafter.path=auto: .* comes without one .*set drafter.path"):
         Eagle3Drafter(Eagle3Config(), build_context())

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.contracts.model import RopeFacts
 from engine.contracts.ops import Attention, Embed, LMHead, NormGateUpAct, NormQKVRopeWrite
 from engine.contracts.quantizer import PackedLinear
-from engine.execution.lowering.settings import Lowering, Rotations
+from engine.execution.lowering.settings import LoweredHead, Lowering, Rotations
 from engine.execution.model import LoweredOp, StepContext
 from engine.execution.norms import Norm, cpu_norm, rms_norm
 from engine.execution.reference import gated_activation, soft_capped
@@ -45,16 +45,22 @@ def lower_embed(lowering: Lowering, op: Embed, table: Tensor) -> Callable[[Tenso
     return lambda token_ids: F.embedding(token_ids, table).mul_(op.scale)
 
 
-def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> Callable[[Tensor], Tensor]:
-    norm, linear = lowering.norm(norm_weight, op.norm.eps), lowering.linear(head)
+def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> LoweredHead:
+    norm, unembed = lowering.norm(norm_weight, op.norm.eps), lower_unembed(lowering, op, head)
+    return LoweredHead(lambda hidden: unembed(norm(hidden)), unembed)
 
-    def project(hidden: Tensor) -> Tensor:
-        logits = linear(norm(hidden))
+
+def lower_unembed(lowering: Lowering, op: LMHead, head: PackedLinear) -> Callable[[Tensor], Tensor]:
+    """The vocabulary projection of rows that are normed."""
+    linear = lowering.linear(head)
+
+    def unembed(normed: Tensor) -> Tensor:
+        logits = linear(normed)
         if lowering.tp > 1:
             logits = lowering.parallelism.all_gather(logits, "tp", axis=-1)
         return soft_capped(logits.float(), op.soft_cap)
 
-    return project
+    return unembed
 
 
 def lower_qkv(

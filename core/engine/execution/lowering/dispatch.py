@@ -49,7 +49,7 @@ def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: Packed
         from engine.execution.lowering import triton
 
         return triton.lower_head(lowering, op, norm_weight, head)
-    return LoweredHead(chain.lower_head(lowering, op, norm_weight, head))
+    return chain.lower_head(lowering, op, norm_weight, head)
 
 
 def _kernels(lowering: Lowering) -> Any:

@@ -97,6 +97,8 @@ class LoweredHead:
 
     project: Callable[[Tensor], Tensor]
     """``residual [R, hidden_size] -> logits [R, vocab]`` float32"""
+    unembed: Callable[[Tensor], Tensor]
+    """:attr:`project` without the norm: for rows that are normed already."""
     project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-    """The same, and each row's most likely token, int64 ``[R]``: the lowest id among equals, -1 where the logits are
-    broken. ``None`` where no kernel finds it on the way."""
+    """:attr:`project`, and each row's most likely token, int64 ``[R]``: the lowest id among equals, -1 where the logits
+    are broken. ``None`` where no kernel finds it on the way."""

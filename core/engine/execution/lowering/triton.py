@@ -146,7 +146,7 @@ def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: Packed
         logits = project(hidden).contiguous()
         return logits, argmax_rows(logits, launch)
 
-    return LoweredHead(project, project_greedy)
+    return LoweredHead(project, chain.lower_unembed(lowering, op, head), project_greedy)
 
 
 def _few_rows(lowering: Lowering, spec: LinearSpec, packed: PackedLinear, norm: NormWeight | None) -> FewRows | None:

@@ -1,0 +1,193 @@
+"""A whole block of drafts in one pass (after DFlash, z-lab, 2026).
+
+The head reads ``[newest token, MASK, MASK, ...]``, every place attending to the whole block and to the text before it,
+and fills all masks at once. Of the text it knows what the target knew: hidden states of several layers, fused into one
+vector per token, from which each of its layers projects keys and values. These are all it keeps in the cache.
+
+Checkpoints are those of DFlash: ``fc``, ``hidden_norm``, ``layers.N.*`` with norms of queries and keys, ``norm``;
+embedding and vocabulary projection are the target's. A head may bring a projection to fewer tokens: ``lm_head`` with
+``d2t`` as in EAGLE3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
+from engine.contracts.model import ModelFacts, RopeFacts
+from engine.contracts.ops import (
+    Attention,
+    DownResidual,
+    LayerOp,
+    LinearPart,
+    LinearSpec,
+    NormGateUpAct,
+    NormQKVRopeWrite,
+    NormSpec,
+    OutResidual,
+)
+from engine.contracts.provider import BuildContext
+from engine.execution.checkpoint import open_checkpoint
+from engine_plugins.drafter.config import ParallelBlockConfig
+from engine_plugins.drafter.shipped import find_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFacts:
+    """What a checkpoint's ``config.json`` says."""
+
+    path: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    eps: float
+    rope: RopeFacts
+    block_size: int
+    """Tokens of a block, the newest one included."""
+    mask_token: int
+    taps: tuple[int, ...]
+    draft_vocab: int | None
+    """Entries of its own projection; ``None``: the target's."""
+    quantization: Mapping[str, Any] | None
+
+    def layer(self, index: int) -> tuple[LayerOp, ...]:
+        """One layer as ops; its first norm is the drafter's business."""
+        attention, mlp = f"layers.{index}.self_attn", f"layers.{index}.mlp"
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        qkv = tuple(LinearPart(f"{attention}.{p}_proj", n) for p, n in (("q", width), ("k", kv_width), ("v", kv_width)))
+        up = tuple(LinearPart(f"{mlp}.{part}_proj", self.intermediate_size) for part in ("gate", "up"))
+        return (
+            NormQKVRopeWrite(
+                None,
+                LinearSpec(qkv, self.hidden_size, shard="out"),
+                self.num_heads,
+                self.num_kv_heads,
+                self.head_dim,
+                self.rope,
+                NormSpec(f"{attention}.q_norm", self.eps),
+                NormSpec(f"{attention}.k_norm", self.eps),
+            ),
+            Attention(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5),
+            OutResidual(LinearSpec((LinearPart(f"{attention}.o_proj", self.hidden_size),), width, shard="in")),
+            NormGateUpAct(
+                NormSpec(f"layers.{index}.post_attention_layernorm", self.eps),
+                LinearSpec(up, self.hidden_size, shard="out", kind="gate_up"),
+            ),
+            DownResidual(
+                LinearSpec((LinearPart(f"{mlp}.down_proj", self.hidden_size),), self.intermediate_size, shard="in")
+            ),
+        )
+
+
+def read_facts(folder: str, target: ModelFacts) -> BlockFacts:
+    """The head in ``folder``, checked against the model it is to draft for. Raises ``ValueError``."""
+    file = Path(folder) / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        own = config.get("dflash_config") or {}
+        heads = int(config["num_attention_heads"])
+        facts = BlockFacts(
+            path=folder,
+            hidden_size=int(config["hidden_size"]),
+            num_layers=int(config["num_hidden_layers"]),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            intermediate_size=int(config["intermediate_size"]),
+            eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope=RopeFacts(float(config.get("rope_theta", 10000.0))),
+            block_size=int(config["block_size"]),
+            mask_token=int(own["mask_token_id"]),
+            taps=tuple(int(layer) + 1 for layer in own["target_layer_ids"]),
+            draft_vocab=config.get("draft_vocab_size"),
+            quantization=config.get("quantization_config"),
+        )
+    except KeyError as error:
+        raise ValueError(f"drafter.path={folder}: {file.name} has no {error.args[0]}, as DFlash heads have") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"drafter.path={folder}: {file.name} cannot be read: {error}") from error
+    problems = []
+    if config.get("rope_scaling"):
+        problems.append(f"rope_scaling={config['rope_scaling']}: only plain rotations are served")
+    if "sliding_attention" in (config.get("layer_types") or ()):
+        problems.append("layer_types has sliding_attention: only full attention is served")
+    if facts.hidden_size != target.hidden_size:
+        problems.append(f"hidden_size={facts.hidden_size}, {target.name} has {target.hidden_size}")
+    if not 0 <= facts.mask_token < target.vocab_size:
+        problems.append(f"mask_token_id={facts.mask_token}, {target.name} has {target.vocab_size} tokens")
+    if not facts.taps or not all(0 <= tap <= target.num_layers for tap in facts.taps):
+        ids = [tap - 1 for tap in facts.taps]
+        problems.append(f"target_layer_ids={ids}, {target.name} has {target.num_layers} layers")
+    if facts.block_size < 2:
+        problems.append(f"block_size={facts.block_size}, expected at least 2")
+    if problems:
+        raise ValueError(f"drafter.path={folder}: {'; '.join(problems)}")
+    return facts
+
+
+class ParallelBlockDrafter:
+    """Greedy blocks of a DFlash head."""
+
+    placement: Literal["host", "device"] = "device"
+    returns_probs = False
+    kv_lookahead = 0
+
+    def __init__(self, config: ParallelBlockConfig, context: BuildContext) -> None:
+        facts = read_facts(find_checkpoint("parallel_block", config.path, context), context.model)
+        self._facts = facts
+        self._model = replace(context.model, path=facts.path, head_dim=facts.head_dim, quantization=facts.quantization)
+        self.max_width = min(config.max_width, facts.block_size - 1)
+        self.taps = facts.taps
+        self.kv: DrafterKV | None = DrafterKV(facts.num_layers, facts.num_kv_heads, facts.head_dim)
+        self.weights_bytes = open_checkpoint(facts.path).num_bytes_as(context.dtype)
+
+    def start(self, engine: DraftEngine) -> None:
+        facts, weights = self._facts, engine.open(self._model)
+        size, eps = facts.hidden_size, facts.eps
+        self._engine = engine
+        self._fc = weights.linear(LinearSpec((LinearPart("fc", size),), len(facts.taps) * size))
+        self._fused_norm = weights.norm(NormSpec("hidden_norm", eps), size)
+        layers = range(facts.num_layers)
+        self._layers = [weights.layers([facts.layer(i)], first=i) for i in layers]
+        self._norms = [weights.norm(NormSpec(f"layers.{i}.input_layernorm", eps), size) for i in layers]
+        self._final_norm = weights.norm(NormSpec("norm", eps), size)
+        self._unembed, self._to_target = engine.unembed, None
+        if facts.draft_vocab is not None:
+            part = LinearPart("lm_head", facts.draft_vocab)
+            self._unembed = weights.linear(LinearSpec((part,), size, "out", "head"))
+            offsets = weights.tensor("d2t", (facts.draft_vocab,)).to(torch.int64)
+            self._to_target = (offsets + torch.arange(facts.draft_vocab)).to(engine.device)
+        weights.finish(ignored=("t2d", "rotary_emb.inv_freq"))
+
+    def extend(self, step: TargetStep) -> None:
+        fused = self._fused_norm(self._fc(torch.cat(step.taps, dim=-1)))
+        for layer in self._layers:
+            layer.write(fused, step.place)
+
+    def propose(self, rows: DraftRows) -> DraftTokens:
+        if not rows.index:
+            return DraftTokens(rows.tokens[:, None])
+        width = rows.width + 1
+        tokens = torch.full((len(rows.index), width), self._facts.mask_token, device=self._engine.device)
+        tokens[:, 0] = rows.tokens
+        place = self._engine.block(rows.slots, rows.lengths, width)
+        residual = self._engine.embed(tokens.flatten())
+        for norm, layer in zip(self._norms, self._layers, strict=True):
+            residual = layer.run(residual, norm(residual), place)
+        filled = residual.view(len(rows.index), width, -1)[:, 1:].flatten(0, 1)
+        found: Tensor = self._unembed(self._final_norm(filled)).argmax(dim=-1)
+        drafts = found if self._to_target is None else self._to_target[found]
+        return DraftTokens(drafts.view(len(rows.index), width - 1))
+
+    def release(self, slot: int) -> None:
+        """Nothing is kept beside the cache."""

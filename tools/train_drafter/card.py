@@ -1,0 +1,145 @@
+"""``MODEL_CARD.md`` of a trained drafter, with the numbers of its own run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tools.train_drafter.acceptance import Counts, table
+from tools.train_drafter.loop import Progress, Recipe
+from torch import Tensor
+
+TITLES = {"eagle3": "EAGLE3 head", "draft_model": "Draft model"}
+ABOUT = {
+    "eagle3": (
+        "Proposes tokens from three of the target's hidden states (EAGLE-3, arXiv:2503.01840), in the checkpoint\n"
+        "layout of SafeAILab and SpecForge. The embedding is the target's and not stored here."
+    ),
+    "draft_model": (
+        "A smaller Llama with the target's tokenizer, distilled from it (arXiv:1503.02531); it proposes tokens that\n"
+        "the target verifies (arXiv:2211.17192)."
+    ),
+}
+HOW = {
+    "eagle3": (
+        "Training-time test of {arguments.ttt_steps} steps: each step reads the head's own output of the step before.\n"
+        "Soft cross entropy to the target's {arguments.choices} likeliest tokens in the draft vocabulary, where the\n"
+        "target's first choice is in it; step i weighs 0.8^i. The vocabulary projection starts as the target's."
+    ),
+    "draft_model": (
+        "Soft cross entropy to the target's {arguments.choices} likeliest tokens over the answers. Embeddings start\n"
+        "as the principal components of the target's."
+    ),
+}
+CARD = """# {title} for {target}
+
+{about} It changes no token of the target, only how
+fast they come.
+
+## Data
+
+{answers:,} prompts, continued by the target itself (its own greedy answers, a few sampled). Prompts of the bundled
+model: `python -m tools.train_drafter.prompts`, from docstrings and source text of Python's standard library (PSF
+License Agreement). Acceptance is measured on prompts that training never saw:
+
+* `entries`: documented names that were never asked about in training, the answers not seen either;
+* `phrasing`: names that were, in words that were not;
+* `source`: beginnings of source files of which no part was shown.
+
+## Sizes
+
+| | |
+|---|---|
+{sizes}
+| parameters | {parameters:,} |
+| weights | bfloat16, {megabytes:.2f} MB |
+
+## Recipe
+
+    {command}
+
+{how}
+AdamW (betas 0.9 and 0.95), gradient clipping at {recipe.clip:g}, peak learning rate {recipe.learning_rate:g} after
+{recipe.warmup_steps} warm-up steps, cosine decay to 2% of the peak, at most {arguments.batch_tokens:,} tokens a step.
+
+Measured on this run ({arguments.device}, {threads} thread(s), torch {torch}): {progress.step:,} steps, {passes:.1f}
+passes, {progress.tokens:,} tokens (padding included) in {minutes:.1f} minutes of steps (wall clock, on cores shared
+with other work), what the target computes for the first pass included.
+
+## Held-out acceptance
+
+Share of greedy drafts at each position of a chain that the target says too, given that those before it stand, and
+tokens per round of {steps} drafts (the target's own one included). Float32, as the trainer computes it.
+
+{table}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A run that is over."""
+
+    kind: str
+    config: Mapping[str, Any]
+    progress: Progress
+    passes: float
+    recipe: Recipe
+    arguments: argparse.Namespace
+    acceptance: dict[str, Counts]
+    answers: int
+
+
+def write_card(out: Path, trained: Trained, tensors: Mapping[str, Tensor]) -> None:
+    """``tensors``: those of the checkpoint."""
+    weights = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    config, progress = trained.config, trained.progress
+    keys = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
+    more = ("draft_vocab_size", "vocab_size", "eagle_aux_hidden_state_layer_ids")
+    text = CARD.format(
+        title=TITLES[trained.kind],
+        target=Path(trained.arguments.model).name,
+        about=ABOUT[trained.kind],
+        how=HOW[trained.kind].format(arguments=trained.arguments),
+        sizes="\n".join(f"| `{key}` | {config[key]} |" for key in (*keys, *more) if key in config),
+        answers=trained.answers,
+        parameters=sum(tensor.numel() for tensor in weights),
+        megabytes=(out / "model.safetensors").stat().st_size / 1e6,
+        command=command(trained.arguments),
+        arguments=trained.arguments,
+        recipe=trained.recipe,
+        progress=progress,
+        passes=trained.passes,
+        minutes=progress.seconds / 60,
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        steps=max(counts.steps for counts in trained.acceptance.values()),
+        table=table(trained.acceptance),
+    )
+    (out / "MODEL_CARD.md").write_text(text, encoding="utf-8")
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """That trains this drafter again, without paths and what only divides a run into pieces."""
+    words = ["python", "-m", "tools.train_drafter", arguments.kind, Path(arguments.model).name]
+    left_out = {"kind", "model", "work", "out", "resume", "stop_after", "export_now", "save_every", "no_cache"}
+    for name, value in vars(arguments).items():
+        if name in left_out or value is None or value is False or isinstance(value, Path):
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [
+            f"--{name.replace('_', '-')}",
+            *(f"{each:g}" if isinstance(each, float) else str(each) for each in values),
+        ]
+    return shlex.join(words)

@@ -1,0 +1,165 @@
+"""From answers to a drafter that can be served: train, measure on held-out prompts, write checkpoint and model card."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tools.train_drafter import draft_model, eagle3
+from tools.train_drafter.acceptance import Matches, measure, table
+from tools.train_drafter.answers import Answered, read_answers
+from tools.train_drafter.card import Trained, write_card
+from tools.train_drafter.draft_model import DraftModel, DraftModelSizes
+from tools.train_drafter.eagle3 import Eagle3, Eagle3Sizes
+from tools.train_drafter.features import Features, token_counts
+from tools.train_drafter.loop import Loss, Recipe, Trainer
+from tools.train_drafter.target import Target
+from torch import Tensor, nn
+
+MEASURED_STEPS = 7
+"""Positions of a chain that acceptance is reported for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A kind of drafter, ready to be trained for one target."""
+
+    kind: str
+    module: nn.Module
+    loss: Loss
+    matches: Matches
+    config: dict[str, Any]
+    tensors: Callable[[], Mapping[str, Tensor]]
+    taps: tuple[int, ...]
+
+
+def train(arguments: argparse.Namespace) -> str:
+    """Do what the command line says; returns what happened. Raises ``ValueError`` for what cannot be done."""
+    torch.manual_seed(arguments.seed)
+    target = Target(arguments.model, arguments.device, arguments.dtype)
+    answers, held_out = read_answers(arguments.answers), read_answers(arguments.held_out)
+    drafter = MAKERS[arguments.kind](arguments, target, answers)
+    batches = (arguments.batch_tokens, arguments.choices)
+    keep = None if arguments.no_cache else arguments.features or arguments.work / "features"
+    features = Features(target, answers, drafter.taps, *batches, None if keep is None else keep / "train")
+    recipe = Recipe(
+        arguments.learning_rate,
+        arguments.warmup_steps,
+        arguments.steps,
+        arguments.minutes,
+        arguments.clip,
+        arguments.seed,
+    )
+    trainer = Trainer(drafter.module, drafter.loss, features, recipe, arguments.work)
+    if arguments.resume and trainer.resume():
+        print(f"resumed at step {trainer.progress.step}, pass {trainer.progress.number}", flush=True)
+    finished = trainer.run(arguments.save_every, 60 * arguments.stop_after)
+    if not finished and not arguments.export_now:
+        return f"stopped at step {trainer.progress.step}; go on with --resume"
+    judged = Features(target, held_out, drafter.taps, *batches, None if keep is None else keep / "held-out")
+    found = measure((judged[i] for i in range(len(judged))), drafter.matches, MEASURED_STEPS)
+    passes = trainer.progress.number + trainer.progress.taken / len(features)
+    trained = Trained(drafter.kind, drafter.config, trainer.progress, passes, recipe, arguments, found, len(answers))
+    write(arguments.out, drafter, target, trained)
+    return table(found)
+
+
+def write(out: Path, drafter: Drafter, target: Target, trained: Trained) -> None:
+    """``config.json``, ``model.safetensors``, ``MODEL_CARD.md``."""
+    out.mkdir(parents=True, exist_ok=True)
+    tensors = dict(drafter.tensors())
+    save_file(tensors, out / "model.safetensors.tmp", metadata={"format": "pt"})
+    os.replace(out / "model.safetensors.tmp", out / "model.safetensors")
+    (out / "model.safetensors").chmod(0o644)
+    (out / "config.json").write_text(json.dumps(drafter.config, indent=2) + "\n", encoding="utf-8")
+    if drafter.kind == "draft_model":
+        draft_model.copy_tokenizer(Path(target.facts.path), out)
+    write_card(out, trained, tensors)
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """Where EAGLE3 taps (low, middle, high), or spread out where these coincide. Raises ``ValueError``."""
+    if num_layers < 3:
+        raise ValueError(f"the target has {num_layers} layers; an EAGLE3 head needs three to tap")
+    usual = (2, num_layers // 2, num_layers - 3)
+    return usual if usual[0] < usual[1] < usual[2] else (1, (num_layers + 1) // 2, num_layers - (num_layers > 3))
+
+
+def _eagle3(arguments: argparse.Namespace, target: Target, answers: list[Answered]) -> Drafter:
+    facts = target.facts
+    taps = tuple(arguments.taps or default_taps(facts.num_layers))
+    if list(taps) != sorted(set(taps)) or not 1 <= taps[0] <= taps[-1] <= facts.num_layers or len(taps) != 3:
+        raise ValueError(f"--taps {taps}: expected three ascending numbers from 1 to {facts.num_layers}")
+    counts = token_counts(answers, facts.vocab_size)
+    size = min(arguments.draft_vocab or facts.vocab_size, facts.vocab_size)
+    draft_vocab = counts.topk(size).indices.sort().values
+    print(f"draft vocabulary: {size} tokens, {counts[draft_vocab].sum() / counts.sum():.2%} of the answers", flush=True)
+    sizes = Eagle3Sizes(
+        hidden_size=facts.hidden_size,
+        vocab_size=facts.vocab_size,
+        draft_vocab_size=size,
+        num_attention_heads=arguments.heads or facts.num_heads,
+        num_key_value_heads=arguments.kv_heads or facts.num_kv_heads,
+        head_dim=arguments.head_dim or facts.head_dim,
+        intermediate_size=arguments.intermediate or facts.intermediate_size,
+        rms_norm_eps=facts.rms_norm_eps,
+        rope_theta=facts.rope.theta,
+        max_position_embeddings=facts.max_position,
+        taps=taps,
+    )
+    embedding = target.embedding().clone()
+    head = Eagle3(sizes, draft_vocab.to(embedding.device), embedding).to(target.device)
+    weight = target.head_weight()
+    if weight is not None:
+        head.start_from(weight.to(target.device))
+    return Drafter(
+        kind="eagle3",
+        module=head,
+        loss=lambda batch: eagle3.chain_loss(head, batch, eagle3.unrolled(head, batch, arguments.ttt_steps)),
+        matches=lambda batch: eagle3.matches(head, batch, eagle3.unrolled(head, batch, MEASURED_STEPS)),
+        config=sizes.config(),
+        tensors=partial(eagle3.checkpoint, head),
+        taps=taps,
+    )
+
+
+def _draft_model(arguments: argparse.Namespace, target: Target, answers: list[Answered]) -> Drafter:
+    facts = target.facts
+    sizes = DraftModelSizes(
+        hidden_size=arguments.hidden,
+        vocab_size=facts.vocab_size,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads or facts.num_heads,
+        num_key_value_heads=arguments.kv_heads or facts.num_kv_heads,
+        head_dim=arguments.head_dim or facts.head_dim,
+        intermediate_size=arguments.intermediate or 3 * arguments.hidden,
+        rms_norm_eps=facts.rms_norm_eps,
+        rope_theta=facts.rope.theta,
+        max_position_embeddings=facts.max_position,
+    )
+    model = DraftModel(sizes)
+    model.start_from(target.embedding())
+    model.to(target.device)
+    return Drafter(
+        kind="draft_model",
+        module=model,
+        loss=partial(draft_model.distillation_loss, model),
+        matches=lambda batch: draft_model.matches(model, batch, MEASURED_STEPS),
+        config=sizes.config(draft_model.target_config(Path(facts.path))),
+        tensors=partial(draft_model.checkpoint, model),
+        taps=(),
+    )
+
+
+MAKERS: Mapping[str, Callable[[argparse.Namespace, Target, list[Answered]], Drafter]] = {
+    "eagle3": _eagle3,
+    "draft_model": _draft_model,
+}
