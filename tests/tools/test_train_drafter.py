@@ -87,37 +87,36 @@ def trained(kind, target, folder, steps, resume=False, stop_at=None):
         torch.manual_seed(3)
         model = DraftModel(DraftModelSizes(32, 120, 1, 2, 1, 16, 48, 1e-5, 10000.0, 256))
         module, loss = model, lambda batch: draft_model.distillation_loss(model, batch)
-    trainer = Trainer(module, loss, features, Recipe(3e-3, 2, steps, None, 1.0, 0), folder)
+    if stop_at is not None:
+        loss = dying(loss, stop_at)
+    trainer = Trainer(module, loss, features, Recipe(1e-2, 2, steps, None, 1.0, 0), folder)
     if resume:
         assert trainer.resume()
-    if stop_at is not None:
-        counted = iter(range(stop_at))
-        trainer._loss = lambda batch: loss(batch) if next(counted, None) is not None else pytest.fail("went on")
-        trainer.run(save_every=1, stop_after_s=0.0) if stop_at == 0 else _cut_off(trainer, stop_at)
-    else:
+    if stop_at is None:
         trainer.run(save_every=1000)
+        return trainer
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(save_every=1)
     return trainer
 
 
-def _cut_off(trainer, stop_at):
-    """As if the process had died after ``stop_at`` steps, each of which was saved."""
-    loss, taken = trainer._loss, []
+def dying(loss, steps):
+    """A loss after which the process is gone, in the middle of the step after so many."""
+    taken = []
 
-    def dying(batch):
-        if len(taken) == stop_at:
+    def loss_or_death(batch):
+        if len(taken) == steps:
             raise KeyboardInterrupt
         taken.append(batch)
         return loss(batch)
 
-    trainer._loss = dying
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run(save_every=1)
+    return loss_or_death
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "draft_model"])
 def test_a_few_steps_lower_the_loss(kind, target, tmp_path):
     losses = trained(kind, target, tmp_path, steps=40).losses
-    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "draft_model"])
@@ -338,7 +337,7 @@ def test_a_run_in_pieces_ends_with_the_same_file_as_one_in_one_piece(folder, tmp
     whole.mkdir(), pieces.mkdir()
     flags = ["--steps", "5", *HEAD_FLAGS]
     assert run("eagle3", folder, whole, *flags) == 0
-    for _ in range(6):  # a piece is one step: its time is over when the first has been taken
+    for _ in range(3):  # a piece is one step: its time is over when that has been taken
         assert run("eagle3", folder, pieces, *flags, "--resume", "--stop-after", "1e-9") == 0
     assert not (pieces / "out").exists()
     assert run("eagle3", folder, pieces, *flags, "--resume") == 0
@@ -377,7 +376,7 @@ def test_taps_are_where_eagle3_has_them_or_else_distinct():
     assert default_taps(32) == (2, 16, 29)
     for layers in range(3, 12):
         taps = default_taps(layers)
-        assert len(set(taps)) == 3 and list(taps) == sorted(taps) and 1 <= taps[0] and taps[-1] <= layers
+        assert len(set(taps)) == 3 and list(taps) == sorted(taps) and taps[0] >= 1 and taps[-1] <= layers
 
 
 def test_a_guess_stands_as_far_as_the_target_says_the_same(tmp_path):

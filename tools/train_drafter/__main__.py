@@ -77,6 +77,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--held-out", type=Path, required=True, help="answers to other prompts, which acceptance is measured on")
     add("--work", type=Path, required=True, help="folder of the checkpoint")
     add("--out", type=Path, required=True, help="folder of the drafter")
+    add("--start-from", type=Path, help="folder of a drafter of the same sizes, trained before")
     add("--minutes", type=_positive, help="of training steps, in all pieces of the run together")
     add("--steps", type=at_least(1), help="in all pieces of the run together")
     add("--stop-after", type=_positive, default=float("inf"), help="minutes of this piece of the run")

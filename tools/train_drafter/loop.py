@@ -106,11 +106,11 @@ class Trainer:
         return self.progress.done(self._recipe) >= 1.0
 
     def run(self, save_every: int, stop_after_s: float = math.inf) -> bool:
-        """Train to the end of the budget, or for about ``stop_after_s`` seconds. Returns whether it is the end; the
-        state is saved either way, and every ``save_every`` steps."""
+        """Train to the end of the budget, or for about ``stop_after_s`` seconds, a step at least. Returns whether
+        it is the end; the state is saved either way, and every ``save_every`` steps."""
         started, since = time.monotonic(), len(self.losses)
         order = shuffled(len(self._features), self._recipe.seed, self.progress.number)
-        while not self.finished and time.monotonic() - started < stop_after_s:
+        while not self.finished:
             tick = time.monotonic()
             batch = self._features[order[self.progress.taken]]
             self.losses.append(self._step(batch))
@@ -126,6 +126,8 @@ class Trainer:
                 since = len(self.losses)
             if self.progress.step % save_every == 0:
                 self.save()
+            if time.monotonic() - started >= stop_after_s:
+                break
         self.save()
         return self.finished
 

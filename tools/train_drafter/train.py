@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tools.train_drafter import draft_model, eagle3
 from tools.train_drafter.acceptance import Matches, measure, table
 from tools.train_drafter.answers import Answered, read_answers
@@ -98,9 +98,12 @@ def _eagle3(arguments: argparse.Namespace, target: Target, answers: list[Answere
     taps = tuple(arguments.taps or default_taps(facts.num_layers))
     if list(taps) != sorted(set(taps)) or not 1 <= taps[0] <= taps[-1] <= facts.num_layers or len(taps) != 3:
         raise ValueError(f"--taps {taps}: expected three ascending numbers from 1 to {facts.num_layers}")
+    before = _trained_before(arguments.start_from)
     counts = token_counts(answers, facts.vocab_size)
     size = min(arguments.draft_vocab or facts.vocab_size, facts.vocab_size)
     draft_vocab = counts.topk(size).indices.sort().values
+    if before:
+        draft_vocab, size = before["t2d"].nonzero()[:, 0], int(before["t2d"].sum())
     print(f"draft vocabulary: {size} tokens, {counts[draft_vocab].sum() / counts.sum():.2%} of the answers", flush=True)
     sizes = Eagle3Sizes(
         hidden_size=facts.hidden_size,
@@ -118,7 +121,9 @@ def _eagle3(arguments: argparse.Namespace, target: Target, answers: list[Answere
     embedding = target.embedding().clone()
     head = Eagle3(sizes, draft_vocab.to(embedding.device), embedding).to(target.device)
     weight = target.head_weight()
-    if weight is not None:
+    if before:
+        _take(head, before, arguments.start_from)
+    elif weight is not None:
         head.start_from(weight.to(target.device))
     return Drafter(
         kind="eagle3",
@@ -146,7 +151,11 @@ def _draft_model(arguments: argparse.Namespace, target: Target, answers: list[An
         max_position_embeddings=facts.max_position,
     )
     model = DraftModel(sizes)
-    model.start_from(target.embedding())
+    before = {name.removeprefix("model."): t for name, t in _trained_before(arguments.start_from).items()}
+    if before:
+        _take(model, before, arguments.start_from)
+    else:
+        model.start_from(target.embedding())
     model.to(target.device)
     return Drafter(
         kind="draft_model",
@@ -157,6 +166,23 @@ def _draft_model(arguments: argparse.Namespace, target: Target, answers: list[An
         tensors=partial(draft_model.checkpoint, model),
         taps=(),
     )
+
+
+def _trained_before(folder: Path | None) -> dict[str, Tensor]:
+    """The tensors of ``--start-from``; none without it."""
+    if folder is None:
+        return {}
+    if not (folder / "model.safetensors").is_file():
+        raise ValueError(f"--start-from {folder}: no model.safetensors in it")
+    found: dict[str, Tensor] = load_file(folder / "model.safetensors")
+    return found
+
+
+def _take(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    try:
+        module.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        raise ValueError(f"--start-from {folder}: a drafter of other sizes ({error})") from error
 
 
 MAKERS: Mapping[str, Callable[[argparse.Namespace, Target, list[Answered]], Drafter]] = {

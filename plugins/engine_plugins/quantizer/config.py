@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engine.contracts.config import QuantizerConfig, one_of
 
@@ -22,9 +23,10 @@ class OnLoadConfig(QuantizerConfig):
     head: str = "int8"
     """``int8``: the vocabulary projection too, one scale per token of the vocabulary; ``none``: it keeps the compute
     dtype."""
+    heads: ClassVar[tuple[str, ...]] = ("int8", "none")
 
     def __post_init__(self) -> None:
-        one_of("quantizer.head", self.head, ("int8", "none"))
+        one_of("quantizer.head", self.head, self.heads)
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,12 @@ class Int8Config(OnLoadConfig):
 
 @dataclass(frozen=True)
 class Int4Config(OnLoadConfig):
-    """``activations`` as for int8."""
+    """``activations`` as for int8. ``head=int4`` rounds the vocabulary projection as every other layer: errors there
+    show in every token, so compare with ``engine eval``."""
 
     group_size: int = 128
     """Input features that share a scale."""
+    heads: ClassVar[tuple[str, ...]] = ("int8", "int4", "none")
 
     def __post_init__(self) -> None:
         super().__post_init__()

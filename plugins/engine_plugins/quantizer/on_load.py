@@ -36,15 +36,19 @@ class OnLoad:
         if spec.kind == "head" and self._head == "none":
             return self._plain.pack(spec, parts, dtype, device)
         weight, bias = joined_weight(parts).cpu(), joined_bias(parts)
-        rounded = to_int8(weight, bias) if spec.kind == "head" else self._round(weight, bias)
+        rounded = to_int8(weight, bias) if self._in_bytes(spec) else self._round(weight, bias)
         return packing.pack_quantized(spec, rounded, self._activations_of(spec), dtype, device, self._context)
 
     def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
         if spec.kind == "head" and self._head == "none":
             return self._plain.packed_bytes(spec, dtype, device, tied)
-        bits, group_size = (8, spec.in_features) if spec.kind == "head" else (self.bits, self._group_size(spec))
+        bits, group_size = (8, spec.in_features) if self._in_bytes(spec) else (self.bits, self._group_size(spec))
         has_bias = any(part.bias for part in spec.parts)
         return packing.packed_bytes(spec, bits, group_size, False, has_bias, self._context)
+
+    def _in_bytes(self, spec: LinearSpec) -> bool:
+        """Whether a layer is rounded to int8 whatever the others are."""
+        return spec.kind == "head" and self._head == "int8"
 
     def _activations_of(self, spec: LinearSpec) -> str:
         # An int8 head takes no fp8 activations; and errors of the head show in every token.
