@@ -22,7 +22,14 @@ from ..execution import tiny
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 MODELS = (*FAMILIES, "bundled")
-COMMON = ("device=cpu", "model.dtype=float32", "model.max_len=256", "exporter=[]", "kv_allocator.block_size=8", "seed=5")
+COMMON = (
+    "device=cpu",
+    "threads=1",
+    "model.dtype=float32",
+    "model.max_len=256",
+    "exporter=[]",
+    "kv_allocator.block_size=8",
+)
 NONE = ("drafter=none",)
 
 DRAFTERS: dict[str, Callable[[Models, str], tuple[str, ...]]] = {

@@ -27,7 +27,7 @@ FACTORS = (
     ("1", "4", "16"),
     QUANTIZERS,
 )
-GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 SAMPLED = (
     SamplingParams(temperature=1.0, seed=1),
     SamplingParams(temperature=1.0, seed=2, top_p=0.9, top_k=20, stop_token_ids=tuple(range(0, 120, 9)), min_tokens=5),
@@ -58,7 +58,7 @@ def reference(models: Models) -> Callable[[str, str, int], tuple[list[Answer], l
 def both(core: EngineCore, texts: Sequence[tuple[int, ...]], batch: int) -> tuple[list[Answer], list[Answer]]:
     """Greedy answers to all texts and sampled ones to half of them."""
     greedy = answers(core, requests_for(texts, [GREEDY]), batch)
-    return greedy, answers(core, requests_for(texts[::2], SAMPLED, max_tokens=16, ignore_eos=True), batch)
+    return greedy, answers(core, requests_for(texts[::2], SAMPLED, max_tokens=12, ignore_eos=True), batch)
 
 
 def assert_same(found: Sequence[Answer], wanted: Sequence[Answer]) -> None:

@@ -120,12 +120,12 @@ def _computes(step: _Recorded, before: Tensor, after: Tensor) -> bool:
     return torch.equal(step.residual.view(torch.uint8), after.view(torch.uint8))
 
 
-class _LayerMemory(TorchDispatchMode):
+class _LayerMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Where ops of a recorded step allocate: the n-th allocation of a layer is the same memory in every layer. Nothing
     but the residual outlives its layer."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.reason: str | None = None
         """What an op did besides allocating, viewing and calling native functions; ``None``: nothing."""
         self._buffers: dict[tuple[int, int], Tensor] = {}
