@@ -90,12 +90,13 @@ def followers(logits: Tensor, params: SamplingParams, drafter: SamplingDrafter |
             for i in range(SEQUENCES)
         ]
         verdicts = verify(logits[torch.cat((last[:, None], drafts), 1).flatten()], rows)
-        before = last.tolist()
-        for i, verdict in enumerate(verdicts):
-            chain = (before[i], *verdict.tokens)
-            np.add.at(counts, (chain[:-1], chain[1:]), 1)
+        before, after = [], []
+        for i, (first, verdict) in enumerate(zip(last.tolist(), verdicts, strict=True)):
+            before += [first, *verdict.tokens[:-1]]
+            after += verdict.tokens
             lengths[i] += len(verdict.tokens)
             stood.add(verdict.num_accepted)
+        np.add.at(counts, (before, after), 1)
         last = torch.tensor([verdict.tokens[-1] for verdict in verdicts])
     assert stood == set(range(WIDTH + 1))
     return counts

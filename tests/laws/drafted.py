@@ -13,12 +13,14 @@ import torch
 
 from engine.assembly.assemble import assemble
 from engine.assembly.model_facts import model_facts
+from engine.contracts.model import ModelFacts
 from engine.contracts.request import EngineRequest, SamplingParams, Timings, TokenLogprobs
 from engine.loop.build import build_engine
 from engine.loop.core import EngineCore
 from engine.serving.tokenizer import Tokenizer
 
 from ..execution import tiny
+from .heads import write_eagle3, write_parallel_block
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 MODELS = (*FAMILIES, "bundled")
@@ -33,14 +35,19 @@ COMMON = (
 NONE = ("drafter=none",)
 
 DRAFTERS: dict[str, Callable[[Models, str], tuple[str, ...]]] = {
-    "ngram": lambda models, name: ("drafter=ngram",),
-    "suffix": lambda models, name: ("drafter=suffix", "drafter.min_confidence=0.1"),
+    "ngram": lambda models, name: ("drafter=ngram", "drafter.min_match=1"),
+    "suffix": lambda models, name: ("drafter=suffix", "drafter.min_match=1", "drafter.min_confidence=0.1"),
     "early_exit": lambda models, name: ("drafter=early_exit", "drafter.layers=2"),
     "target": lambda models, name: ("drafter=draft_model", f"drafter.path={models.path(name)}"),
     "stranger": lambda models, name: ("drafter=draft_model", f"drafter.path={models.stranger(name)}"),
+    "eagle3": lambda models, name: ("drafter=eagle3", f"drafter.path={models.head(name, write_eagle3)}"),
+    "parallel_block": lambda models, name: (
+        "drafter=parallel_block",
+        f"drafter.path={models.head(name, write_parallel_block)}",
+    ),
 }
 """What selects a drafter for one of :data:`MODELS`. ``target``: a draft model that is the target and so never wrong;
-``stranger``: one with random weights that is hardly ever right."""
+``stranger``: one with random weights that is hardly ever right, and so are the heads."""
 
 
 class Models:
@@ -57,6 +64,11 @@ class Models:
         """A random Llama with the vocabulary of a model."""
         vocab = model_facts("bundled").vocab_size if name == "bundled" else tiny.CONFIG["vocab_size"]
         return self._write(f"stranger-{vocab}", "Llama", seed=9, vocab_size=vocab)
+
+    def head(self, name: str, write: Callable[[Path, ModelFacts], Path]) -> Path:
+        """A random head for a model."""
+        path = self._folder / f"{write.__name__}-{name}"
+        return path if path.exists() else write(path, model_facts(str(self.path(name))))
 
     def _write(self, folder: str, family: str, seed: int, **options: Any) -> Path:
         path = self._folder / folder

@@ -18,7 +18,7 @@ from .harness import VOCAB, assert_nothing_held, exact_engine, expected, random_
 
 SCHEDULERS = ("static", "continuous", "chunked_prefill")
 ALLOCATORS = ("contiguous", "paged", "prefix_cache")
-DRAFTERS = ("none", "ngram")
+DRAFTERS = ("none", "ngram", "suffix")
 OVERLAP = ("true", "false")
 STEPS = ("eager", "recorded")
 SETS = list(itertools.product(SCHEDULERS, ALLOCATORS, DRAFTERS, OVERLAP, STEPS))

@@ -16,7 +16,7 @@ from .drafted import DRAFTERS, NONE, Answer, Models, answers, assert_idle, engin
 
 WIDE = "drafter.max_width=6"
 GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
-DEVICE_DRAFTERS = ("target", "early_exit", "stranger")
+DEVICE_DRAFTERS = ("target", "early_exit", "stranger", "eagle3", "parallel_block")
 Make = Callable[..., EngineCore]
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from engine.contracts.scheduler import StepCost
-from engine.loop.width import WidthController
+from engine.loop.width import DraftCost, WidthController
 
 MEMORY_BOUND = StepCost(base_ms=10.0, per_token_ms=0.05, num_samples=100)
 COMPUTE_BOUND = StepCost(base_ms=0.1, per_token_ms=1.0, num_samples=100)
@@ -18,14 +18,31 @@ def chain(rate, width, rng):
     return accepted
 
 
-def serve(controller, rate, steps, *, batch=1, cost=MEMORY_BOUND, draft_ms=0.1, seed=0):
-    """Widths of each step when drafts stand with the given rate."""
+def serve(
+    controller,
+    rate,
+    steps,
+    *,
+    batch=1,
+    cost=MEMORY_BOUND,
+    draft_ms=0.1,
+    fixed_ms=0.0,
+    answered=1.0,
+    remaining=0,
+    seed=0,
+):
+    """Widths of each step when drafts stand with the given rate, for the share ``answered`` of the requests."""
     rng = random.Random(seed)
     widths = []
-    for _ in range(steps):
-        asked = [controller.width(batch, cost, PLENTY) for _ in range(batch)]
-        accepted = sum(chain(rate, width, rng) for width in asked)
-        controller.observe(batch, sum(asked), accepted, draft_ms * max(asked))
+    for step in range(steps):
+        # Requests end now and then, so the last widths are small.
+        left = remaining - step % remaining if remaining else PLENTY
+        asked = [controller.width(batch, cost, left) for _ in range(batch)]
+        drafts = [width if rng.random() < answered else 0 for width in asked]
+        accepted = sum(chain(rate, width, rng) for width in drafts)
+        controller.observe_answers(batch, sum(map(bool, asked)), sum(map(bool, drafts)))
+        controller.observe(batch, sum(map(bool, drafts)), sum(drafts), accepted)
+        controller.observe_cost(batch, max(asked), fixed_ms + draft_ms * max(asked))
         widths.append(max(asked))
     return widths
 
@@ -96,3 +113,51 @@ def test_the_width_does_not_flap_at_the_border():
     widths = serve(WidthController(8), 0.6, 2000, seed=2)[200:]
     changes = sum(a != b for a, b in pairwise(widths))
     assert changes < 200
+
+
+def test_load_switches_drafting_off_and_its_end_switches_it_on_again():
+    controller = WidthController(6)
+    for _ in range(2):
+        assert serve(controller, 0.6, 100, batch=1)[-1] >= 3
+        crowded = serve(controller, 0.6, 300, batch=32, cost=COMPUTE_BOUND)
+        assert sum(crowded[100:]) <= 200 / 4
+
+
+def test_what_a_round_costs_anyway_is_no_reason_against_drafting():
+    """A drafter on the device keeps up with the target at width 0, too."""
+    costly = {"draft_ms": 1.0, "fixed_ms": 20.0, "remaining": 20}
+    fixed, none = WidthController(6), WidthController(6)
+    assert max(serve(fixed, 0.6, 400, **costly)[-20:]) >= 4
+    assert max(serve(none, 0.6, 400, **(costly | {"draft_ms": 8.0, "fixed_ms": 0.0}))[-20:]) < 3
+
+
+def test_a_drafter_that_seldom_has_an_answer_is_not_asked_if_asking_is_dear():
+    """The device waits while a drafter on the host looks at its tokens, whatever comes of it."""
+    asking = {"draft_ms": 2.0, "batch": 4}
+    assert max(serve(WidthController(4), 0.9, 400, answered=0.05, **asking)[-10:]) <= 1
+    assert min(serve(WidthController(4), 0.9, 400, answered=0.95, **asking)[-10:]) >= 3
+
+
+def test_the_cost_of_drafting_is_split_into_a_fixed_part_and_one_per_token():
+    cost = DraftCost()
+    for width in (4, 4, 0, 4, 2, 3, 4, 4, 1) * 5:
+        cost.observe(width, 3.0 + 0.5 * width)
+    for _ in range(500):
+        cost.observe(4, 5.0)
+    assert [cost.ms(width) for width in (0, 2, 4, 8)] == pytest.approx([3.0, 4.0, 5.0, 7.0])
+
+
+def test_of_one_width_alone_all_cost_is_per_token_and_a_pause_counts_little():
+    cost = DraftCost()
+    for _ in range(20):
+        cost.observe(4, 2.0)
+    assert [cost.ms(width) for width in (0, 2, 4)] == pytest.approx([0.0, 1.0, 2.0])
+    cost.observe(4, 1000.0)
+    assert cost.ms(4) < 3.0
+
+
+def test_drafting_that_was_never_tried_is_not_known_to_cost_anything():
+    cost = DraftCost()
+    assert cost.ms(4) == 0.0
+    cost.observe(0, 1.5)
+    assert cost.ms(4) == cost.ms(0) == 1.5

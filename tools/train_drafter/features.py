@@ -112,8 +112,9 @@ class Features:
             return self._computed(number, starts)
         file = self._folder / f"batch-{number:06}.safetensors"
         if not file.exists():
-            save_file(self._computed(number, starts), file.with_suffix(".tmp"))
-            os.replace(file.with_suffix(".tmp"), file)
+            new = file.with_suffix(f".{os.getpid()}")  # several runs may share a folder
+            save_file(self._computed(number, starts), new)
+            os.replace(new, file)
         kept: dict[str, Tensor] = load_file(file)
         return kept
 

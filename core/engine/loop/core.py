@@ -179,10 +179,8 @@ class EngineCore:
         self._ledger.retire()
         self._absolve(step)
         self._cost.observe(step.plan.num_tokens, result.device_ms)
-        rows = [row for row in step.plan.rows if row.samples]
-        if drafted:
-            decoding = sum(row.num_tokens == 1 for row in rows)
-            self._drafting.observe(decoding, drafted, accepted, result.draft_ms)
+        gap_ms = result.idle_ms if step.follows_on else None
+        self._drafting.observe(step.plan, drafted, accepted, result.draft_ms, gap_ms)
         now = time.monotonic()
         self._events.append(self._step_event(step, result, now, (now - started) * 1e3, drafted, accepted))
 

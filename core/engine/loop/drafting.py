@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from engine.contracts.drafter import Drafter, DraftRow, HostDrafter
 from engine.contracts.scheduler import StepCost
+from engine.execution.step import StepPlan
 from engine.loop.sequence import Sequence
 from engine.loop.width import WidthController
 
@@ -23,7 +22,8 @@ class Drafting:
         self._width = width
         self._vocab_size = vocab_size
         self.enabled = drafter.max_width > 0
-        self._draft_ms = 0.0
+        self._asked = 0
+        """The widest drafts that a drafter on the host was asked for since the last step was observed."""
 
     def prepare(self, running: list[Sequence], cost: StepCost) -> dict[Sequence, int]:
         """Widths of the requests that decode; those on the host also get their drafts, if their tokens are known."""
@@ -32,7 +32,8 @@ class Drafting:
         decoding = [s for s in running if s.decodes]
         widths = {s: self._width.width(len(decoding), cost, s.max_total - s.known) for s in decoding}
         if self._host is not None:
-            self._propose(self._host, [s for s in decoding if s.pending == 0 and s.proposed_at != len(s.tokens)], widths)
+            settled = [s for s in decoding if s.pending == 0 and s.proposed_at != len(s.tokens)]
+            self._propose(self._host, settled, widths, len(decoding))
         return widths
 
     def ahead(self, sequence: Sequence, widths: dict[Sequence, int], cost: StepCost) -> int:
@@ -46,18 +47,29 @@ class Drafting:
             return max(0, min(widths[sequence], remaining - 1))
         return self._width.width(len(widths) + 1, cost, remaining)
 
-    def observe(self, batch_size: int, drafted: int, accepted: int, draft_ms: float) -> None:
-        """What a step with drafts in it came to."""
-        self._width.observe(batch_size, drafted, accepted, draft_ms + self._draft_ms)
-        self._draft_ms = 0.0
+    def observe(self, plan: StepPlan, drafted: int, accepted: int, draft_ms: float, gap_ms: float | None) -> None:
+        """What a step came to: tokens drafted and accepted in it, milliseconds in a drafter on the device behind it,
+        and how long the device had waited before it, for a drafter on the host among others (``None``: nobody waited,
+        no request was running)."""
+        if not self.enabled:
+            return
+        decoding = sum(row.num_tokens == 1 and row.samples for row in plan.rows)
+        if drafted:
+            self._width.observe(decoding, sum(bool(row.drafts) for row in plan.rows), drafted, accepted)
+        width = self._asked if self._host is not None else max(row.wants_drafts for row in plan.rows)
+        self._asked = 0
+        # Keeping up with a prompt is not a cost of decoding.
+        if decoding == len(plan.rows) and gap_ms is not None:
+            self._width.observe_cost(decoding, width, gap_ms + draft_ms)
 
-    def _propose(self, drafter: HostDrafter, sequences: list[Sequence], widths: dict[Sequence, int]) -> None:
+    def _propose(
+        self, drafter: HostDrafter, sequences: list[Sequence], widths: dict[Sequence, int], batch_size: int
+    ) -> None:
         asked = [s for s in sequences if widths[s] > 0]
         for sequence in sequences:
             sequence.drafts, sequence.proposed_at = (), len(sequence.tokens)
         if not asked:
             return
-        started = time.perf_counter()
         rows = [DraftRow(s.slot, s.tokens, s.prompt_len, widths[s], s.request.cache_salt) for s in asked]
         try:
             draft = drafter.propose(rows)
@@ -69,7 +81,8 @@ class Drafting:
             self.check(tokens, row.width)
             sequence.drafts = tuple(tokens)
             sequence.draft_probs = None if draft.probs is None else draft.probs[i, : len(tokens)]
-        self._draft_ms += (time.perf_counter() - started) * 1e3
+        self._asked = max(self._asked, max(row.width for row in rows))
+        self._width.observe_answers(batch_size, len(rows), sum(bool(s.drafts) for s in asked))
 
     def check(self, tokens: tuple[int, ...], width: int) -> None:
         """Raise :class:`DrafterBroken` unless these are at most ``width`` token ids of the vocabulary."""

@@ -1,11 +1,14 @@
 """How many tokens to draft: the width with the most expected tokens per millisecond, 0 included.
 
 A chain whose tokens stand with rate ``a`` each, given that those before them stood, yields ``1 + a + ... + a**k``
-tokens on average (Leviathan et al., arXiv:2211.17192); its step computes ``batch * (1 + k)`` tokens, plus the drafting.
-All of it is measured while serving; nothing here influences *which* tokens come out.
+tokens on average (Leviathan et al., arXiv:2211.17192); its step computes ``batch * (1 + k)`` tokens. Drafting has a
+cost that a round always has (a drafter on the device keeps up with the target; the device waits for a host that looks
+at tokens) and one for each token. All of it is measured while serving; nothing here influences *which* tokens come out.
 """
 
 from __future__ import annotations
+
+import math
 
 from engine.contracts.scheduler import StepCost
 
@@ -19,6 +22,12 @@ _PRIOR_TRIALS = 2.0
 _GAIN_TO_WIDEN, _GAIN_TO_NARROW = 1.05, 1.01
 """A new width must promise this much more than the present one. Useless drafts cost little where memory is the
 limit, but they still cost, so narrowing is the easier way."""
+_FORGET_COST = 0.97
+"""What the measured cost of drafting keeps of its weight from round to round."""
+_ROUNDS_BELIEVED, _OUTLIER = 8.0, 4.0
+"""From so many rounds on, one that costs more than so many times what is expected counts as no more than that."""
+_MIN_VARIANCE = 0.01
+"""Variance of widths below which the recent rounds say nothing about the cost per token."""
 _FIRST_PROBE, _SOONEST_PROBE, _LATEST_PROBE = 16, 4, 256
 """Steps between probes: sooner after a probe that paid, later after one that did not."""
 
@@ -43,17 +52,60 @@ class AcceptanceRate:
         return (self._hits + _PRIOR_TRIALS * prior) / (self._trials + _PRIOR_TRIALS)
 
 
+class DraftCost:
+    """What drafting adds to a round: ``ms = fixed + per_token * width``; least squares with forgetting.
+
+    Until a second width is seen, all of it is taken to be per token; while all recent rounds have the same width, the
+    last known cost per token is kept.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._per_token: float | None = None
+
+    def observe(self, width: int, ms: float) -> None:
+        """A round in which up to ``width`` tokens were drafted, 0 included, spent ``ms`` milliseconds on that."""
+        if self._weight > _ROUNDS_BELIEVED:
+            # A pause of the machine is no property of drafting.
+            ms = min(ms, _OUTLIER * self.ms(width) + 0.1)
+        keep = _FORGET_COST
+        self._weight = keep * self._weight + 1.0
+        self._x = keep * self._x + width
+        self._y = keep * self._y + ms
+        self._xx = keep * self._xx + width * width
+        self._xy = keep * self._xy + width * ms
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        if variance > _MIN_VARIANCE:
+            self._per_token = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
+
+    def ms(self, width: int) -> float:
+        """The cost of a round of this width; 0 before anything was measured."""
+        if self._weight == 0.0:
+            return 0.0
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        # Through the origin at most: drafting nothing is never a gain.
+        steepest = mean_y / mean_x if mean_x > 0.0 else math.inf
+        slope = min(steepest, math.inf if self._per_token is None else self._per_token)
+        return mean_y + (slope * (width - mean_x) if slope < math.inf else 0.0)
+
+
 class _Bucket:
     """What is known about one range of batch sizes."""
 
     def __init__(self) -> None:
         self.acceptance = AcceptanceRate()
-        self.draft_ms = 0.0
-        """Per unit of width; follows what drafting cost lately."""
+        self.cost = DraftCost()
+        self.answered = 1.0
+        """Share of the requests asked about for which the drafter had something to say."""
         self.width: int | None = None
         self.idle_calls = 0
         """Calls answered with 0 since the last probe."""
         self.probe_every = _FIRST_PROBE
+
+    def probed(self, paid: bool) -> None:
+        """While drafting is off, a probe showed whether it would pay."""
+        self.probe_every = _SOONEST_PROBE if paid else min(_LATEST_PROBE, 2 * self.probe_every)
 
 
 class WidthController:
@@ -86,38 +138,48 @@ class WidthController:
         bucket.idle_calls = 0
         return 1
 
-    def observe(self, batch_size: int, drafted: int, accepted: int, draft_ms: float) -> None:
-        """What one step's drafts came to, all its requests together: ``accepted`` of ``drafted`` tokens stood.
-
-        ``draft_ms``: how long drafting took for the whole batch, in milliseconds. A step without drafts says nothing
-        about acceptance.
-        """
+    def observe(self, batch_size: int, chains: int, drafted: int, accepted: int) -> None:
+        """What one step's drafts came to: ``accepted`` of ``drafted`` tokens in ``chains`` requests stood. A step
+        without drafts says nothing about acceptance."""
         if drafted <= 0 or self._max_width == 0:
             return
         bucket = self._buckets[_bucket_index(batch_size)]
-        usual = bucket.width if self._adaptive and bucket.width else self._max_width
         probe = self._adaptive and bucket.width == 0
-        chains = max(-(-drafted // self._max_width), min(batch_size, -(-drafted // (1 if probe else usual))))
         forget = _FORGET_PROBING if probe else _FORGET
         bucket.acceptance.observe(chains, drafted, accepted, forget)
         self._overall.observe(chains, drafted, accepted, forget)
-        bucket.draft_ms += 0.1 * (draft_ms * chains / drafted - bucket.draft_ms)
-        if probe and accepted == drafted:
-            bucket.probe_every = _SOONEST_PROBE
-        elif probe:
-            bucket.probe_every = min(_LATEST_PROBE, 2 * bucket.probe_every)
+        if probe:
+            bucket.probed(paid=accepted == drafted)
         else:
             bucket.probe_every = _FIRST_PROBE
+
+    def observe_answers(self, batch_size: int, asked: int, answered: int) -> None:
+        """A drafter was asked about ``asked`` requests and drafted for ``answered`` of them."""
+        if asked <= 0:
+            return
+        bucket = self._buckets[_bucket_index(batch_size)]
+        probe = self._adaptive and bucket.width == 0
+        keep = _FORGET_PROBING if probe else _FORGET**asked
+        bucket.answered += (1.0 - keep) * (answered / asked - bucket.answered)
+        if probe and answered == 0:
+            bucket.probed(paid=False)
+
+    def observe_cost(self, batch_size: int, width: int, ms: float) -> None:
+        """What drafting up to ``width`` tokens for each of a batch added to a round of decoding, in milliseconds;
+        also for rounds of width 0, whose cost is the one that drafting always has."""
+        if self._max_width > 0:
+            self._buckets[_bucket_index(batch_size)].cost.observe(width, ms)
 
     def _best(self, bucket: _Bucket, batch_size: int, cost: StepCost) -> int:
         """The width of highest rate, unless the present one is almost as good."""
         rate = bucket.acceptance.rate(self._overall.rate(_PRIOR_RATE))
         speeds: list[float] = []
-        expected, chain = 0.0, 1.0
+        expected, chain = 1.0, bucket.answered
         for width in range(self._max_width + 1):
-            expected += chain
-            chain *= rate
-            ms = cost.ms(batch_size * (1 + width)) + bucket.draft_ms * width
+            if width:
+                chain *= rate
+                expected += chain
+            ms = cost.ms(round(batch_size * (1 + bucket.answered * width))) + bucket.cost.ms(width)
             speeds.append(expected / ms if cost.num_samples and ms > 0.0 else expected)
         best = max(range(len(speeds)), key=speeds.__getitem__)
         present = bucket.width

@@ -38,12 +38,17 @@ class HostDrafterConformance:
         raise NotImplementedError(f"{type(self).__name__} must define make(self)")
 
     def ask(
-        self, drafter: HostDrafter, slots: Sequence[int], width: int, history: Sequence[int] | None = None
+        self,
+        drafter: HostDrafter,
+        slots: Sequence[int],
+        width: int,
+        history: Sequence[int] | None = None,
+        salt: str = "",
     ) -> Draft:
         """Proposals for ``slots``, each with the same history."""
         tokens = list(self.history if history is None else history)
         prompt_len = max(1, len(tokens) // 2)
-        return drafter.propose([DraftRow(slot, list(tokens), prompt_len, width) for slot in slots])
+        return drafter.propose([DraftRow(slot, list(tokens), prompt_len, width, salt) for slot in slots])
 
     def check(self, drafter: HostDrafter, draft: Draft, num_rows: int, width: int) -> None:
         """A draft is well-formed: one tuple a row, widths kept, ids in the vocabulary, probabilities that fit."""
@@ -99,14 +104,17 @@ class HostDrafterConformance:
         drafter.release(0)
         drafter.release(7)
 
-    def test_a_reused_slot_knows_nothing_of_its_former_request(self) -> None:
-        other = tuple(reversed(self.history))
-        used, fresh = self.make(), self.make()
-        if not used.max_width or used.returns_probs:
+    def test_a_reused_slot_knows_nothing_of_a_request_of_another_tenant(self) -> None:
+        """Of the same tenant's requests a drafter may remember what it likes."""
+        width = self.make().max_width
+        if not width or self.make().returns_probs:
             return
-        self.ask(used, [0], used.max_width)
-        used.release(0)
-        assert self.ask(used, [0], used.max_width, other).tokens == self.ask(fresh, [0], fresh.max_width, other).tokens
+        for other in (tuple(reversed(self.history)), self.history[: max(1, len(self.history) // 2)]):
+            used, fresh = self.make(), self.make()
+            self.ask(used, [0, 1], width, salt="one")
+            used.release(0)
+            expected = self.ask(fresh, [0], width, other, salt="other").tokens
+            assert self.ask(used, [0], width, other, salt="other").tokens == expected
 
 
 class DeviceDrafterConformance:
