@@ -100,8 +100,9 @@ def test_logits_are_float32_in_every_dtype(checkpoint: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("taps", [(), (2, 0, 3)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_replayed_step_equals_the_same_step_op_by_op(checkpoint: Path, dtype: str) -> None:
+def test_a_replayed_step_equals_the_same_step_op_by_op(checkpoint: Path, dtype: str, taps: tuple[int, ...]) -> None:
     """Of one, three and sixteen tokens, at other positions, in other blocks and for other sequences each time."""
     facts, model = load(checkpoint, dtype, kernels="native")
     assert model.small_steps is not None
@@ -112,8 +113,9 @@ def test_a_replayed_step_equals_the_same_step_op_by_op(checkpoint: Path, dtype: 
     for round_number in range(3):
         for rows in ([(0, 1)], [(1, 1), (2, 2)], [(3, 5), (0, 4), (1, 7)]):
             step = [(sequence, TOKENS[round_number + sequence :][:count]) for sequence, count in rows]
-            got, want = (loop.step(step)[0] for loop in (replaying, plain))
-            assert torch.equal(got, want)
+            got, want = (loop.step(step, taps) for loop in (replaying, plain))
+            assert torch.equal(got[0], want[0])
+            assert len(got[1]) == len(taps) and all(map(torch.equal, got[1], want[1]))
 
 
 @needs_compiler

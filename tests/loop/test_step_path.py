@@ -27,7 +27,7 @@ def test_pluggy_and_omegaconf_are_called_zero_times_per_step(monkeypatch: pytest
 
         monkeypatch.setattr(owner, name, counted)
 
-    engine = exact_engine("+preset=latency")
+    engine = exact_engine("+preset=latency", "drafter=ngram")
     count(pluggy.HookCaller, "__call__")
     for name in ("__getattr__", "__getitem__", "__contains__", "get"):
         count(omegaconf.DictConfig, name)

@@ -36,20 +36,21 @@ HOW = {
         "as the principal components of the target's."
     ),
 }
+BUNDLED_PROMPTS = """ The prompts are those of `python -m tools.train_drafter.prompts`, from docstrings and source
+text of Python's standard library (PSF License Agreement); most answers are greedy, some are sampled. Held out are:
+
+* `entries`: documented names that training never asked about, so that their documentation was not seen either;
+* `phrasing`: names that it did ask about, and whose documentation it saw, in words that it never used;
+* `source`: beginnings within source files of which training saw nothing."""
 CARD = """# {title} for {target}
 
-{about} It changes no token of the target, only how
-fast they come.
+{about}
+It changes no token of the target, only how fast they come.
 
 ## Data
 
-{answers:,} prompts, continued by the target itself (its own greedy answers, a few sampled). Prompts of the bundled
-model: `python -m tools.train_drafter.prompts`, from docstrings and source text of Python's standard library (PSF
-License Agreement). Acceptance is measured on prompts that training never saw:
-
-* `entries`: documented names that were never asked about in training, the answers not seen either;
-* `phrasing`: names that were, in words that were not;
-* `source`: beginnings of source files of which no part was shown.
+{answers:,} prompts, continued by the target itself. Acceptance is measured on {held_out:,} other prompts, which
+training never saw.{prompts}
 
 ## Sizes
 
@@ -64,17 +65,18 @@ License Agreement). Acceptance is measured on prompts that training never saw:
     {command}
 
 {how}
+
 AdamW (betas 0.9 and 0.95), gradient clipping at {recipe.clip:g}, peak learning rate {recipe.learning_rate:g} after
 {recipe.warmup_steps} warm-up steps, cosine decay to 2% of the peak, at most {arguments.batch_tokens:,} tokens a step.
 
-Measured on this run ({arguments.device}, {threads} thread(s), torch {torch}): {progress.step:,} steps, {passes:.1f}
+Measured on this run ({device}, {threads} thread(s), torch {torch}): {progress.step:,} steps, {passes:.1f}
 passes, {progress.tokens:,} tokens (padding included) in {minutes:.1f} minutes of steps (wall clock, on cores shared
 with other work), what the target computes for the first pass included.
 
 ## Held-out acceptance
 
 Share of greedy drafts at each position of a chain that the target says too, given that those before it stand, and
-tokens per round of {steps} drafts (the target's own one included). Float32, as the trainer computes it.
+tokens per round of {steps} drafts (the target's own one included). The weights as stored, computed in float32.
 
 {table}
 """
@@ -92,6 +94,8 @@ class Trained:
     arguments: argparse.Namespace
     acceptance: dict[str, Counts]
     answers: int
+    held_out: int
+    device: str
 
 
 def write_card(out: Path, trained: Trained, tensors: Mapping[str, Tensor]) -> None:
@@ -114,6 +118,9 @@ def write_card(out: Path, trained: Trained, tensors: Mapping[str, Tensor]) -> No
         how=HOW[trained.kind].format(arguments=trained.arguments),
         sizes="\n".join(f"| `{key}` | {config[key]} |" for key in (*keys, *more) if key in config),
         answers=trained.answers,
+        held_out=trained.held_out,
+        prompts=BUNDLED_PROMPTS if trained.arguments.model == "bundled" else "",
+        device=trained.device,
         parameters=sum(tensor.numel() for tensor in weights),
         megabytes=(out / "model.safetensors").stat().st_size / 1e6,
         command=command(trained.arguments),
@@ -135,7 +142,7 @@ def command(arguments: argparse.Namespace) -> str:
     words = ["python", "-m", "tools.train_drafter", arguments.kind, Path(arguments.model).name]
     left_out = {"kind", "model", "work", "out", "resume", "stop_after", "export_now", "save_every", "no_cache"}
     for name, value in vars(arguments).items():
-        if name in left_out or value is None or value is False or isinstance(value, Path):
+        if name in left_out or value in (None, False, "auto") or isinstance(value, Path):
             continue
         values = value if isinstance(value, list) else [value]
         words += [

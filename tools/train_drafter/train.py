@@ -64,12 +64,31 @@ def train(arguments: argparse.Namespace) -> str:
     finished = trainer.run(arguments.save_every, 60 * arguments.stop_after)
     if not finished and not arguments.export_now:
         return f"stopped at step {trainer.progress.step}; go on with --resume"
+    round_as_stored(drafter.module)
     judged = Features(target, held_out, drafter.taps, *batches, None if keep is None else keep / "held-out")
     found = measure((judged[i] for i in range(len(judged))), drafter.matches, MEASURED_STEPS)
     passes = trainer.progress.number + trainer.progress.taken / len(features)
-    trained = Trained(drafter.kind, drafter.config, trainer.progress, passes, recipe, arguments, found, len(answers))
+    trained = Trained(
+        drafter.kind,
+        drafter.config,
+        trainer.progress,
+        passes,
+        recipe,
+        arguments,
+        found,
+        len(answers),
+        len(held_out),
+        target.device,
+    )
     write(arguments.out, drafter, target, trained)
     return table(found)
+
+
+@torch.no_grad()
+def round_as_stored(module: nn.Module) -> None:
+    """Weights that bfloat16 holds, as the checkpoint has them."""
+    for parameter in module.parameters():
+        parameter.copy_(parameter.to(torch.bfloat16))
 
 
 def write(out: Path, drafter: Drafter, target: Target, trained: Trained) -> None:

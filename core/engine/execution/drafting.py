@@ -22,7 +22,17 @@ from engine.contracts.quantizer import Quantizer
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import Loader, linear_names, linear_of
-from engine.execution.lowering import Kernels, Lowering, lower_head, lower_rotations, op_norms, rope_kinds
+from engine.execution.lowering import (
+    Kernels,
+    Lowering,
+    ReplayedLayers,
+    Where,
+    can_replay,
+    lower_head,
+    lower_rotations,
+    op_norms,
+    rope_kinds,
+)
 from engine.execution.model import LoweredModel, LoweredOp, StepContext
 from engine.execution.tables import DeviceTables
 from engine.execution.transfer import upload
@@ -63,8 +73,10 @@ class Place:
     def context(self, rotate: Rotate, attention: AttentionKernel, kv: KVCache) -> StepContext:
         if self.staged is None:
             self.staged = attention.stage(self.attention)
-        rotations = rotate(self.positions) if self.chain is None else self.chain.rotations(rotate)[self.index]
-        return StepContext(rotations, self.slot_mapping, self.staged, kv)
+        return StepContext(self.rotations(rotate), self.slot_mapping, self.staged, kv)
+
+    def rotations(self, rotate: Rotate) -> tuple[tuple[Tensor, Tensor], ...]:
+        return rotate(self.positions) if self.chain is None else self.chain.rotations(rotate)[self.index]
 
 
 @dataclass(slots=True)
@@ -91,14 +103,24 @@ class Layers:
     """Layers on the cache. Fulfils :class:`engine.contracts.drafter.DraftLayers`."""
 
     def __init__(
-        self, layers: Sequence[Sequence[LoweredOp]], rotate: Rotate, attention: AttentionKernel, kv: KVCache
+        self,
+        layers: Sequence[Sequence[LoweredOp]],
+        rotate: Rotate,
+        attention: AttentionKernel,
+        kv: KVCache,
+        replayed: bool,
     ) -> None:
+        """``replayed``: few tokens take all layers at once, see :class:`engine.execution.lowering.ReplayedLayers`."""
         self._layers = layers
         self._rotate = rotate
         self._attention = attention
         self._kv = kv
+        self._replayed = ReplayedLayers(layers, attention) if replayed else None
 
     def run(self, residual: Tensor, carry: Tensor, place: Place) -> Tensor:
+        if self._replayed is not None and self._replayed.can_run(residual.shape[0], self._kv):
+            where = Where(place.rotations(self._rotate), place.slot_mapping, place.attention)
+            return self._replayed.run(residual, carry, where, self._kv)[0]
         context = place.context(self._rotate, self._attention, self._kv)
         for layer in self._layers:
             for op in layer:
@@ -127,7 +149,8 @@ class DraftEngine:
         self._loading = loading
 
     def target_layers(self, count: int) -> Layers:
-        return Layers(self._target.layers[:count], self._target.rotate, self._target.attention, self._kv)
+        target, replayed = self._target, self._target.small_steps is not None
+        return Layers(target.layers[:count], target.rotate, target.attention, self._kv, replayed)
 
     def open(self, model: ModelFacts) -> Weights:
         return Weights(model, self._loading, self._kv, self.device)
@@ -243,7 +266,7 @@ class Weights:
         loader = self._loader(ops)
         layers = [loader.layer(first + i, layer) for i, layer in enumerate(ops)]
         rotate = lower_rotations(loader.lowering, self._model.head_dim, self._loading.max_len)
-        return Layers(layers, rotate, self._loading.attention, self._kv)
+        return Layers(layers, rotate, self._loading.attention, self._kv, can_replay(loader.lowering))
 
     def head(self, op: LMHead) -> Callable[[Tensor], Tensor]:
         needed = set() if op.tied else linear_names(op.head, self._quantizer)[0]

@@ -187,7 +187,8 @@ class Loader:
             if key is not value:
                 found, lacking = ("keys", names.value) if value is None else ("values", names.key)
                 raise CheckpointError(
-                    f"the checkpoint has a scale for cached {found}, but none of {', '.join(lacking)}; {_WITHOUT_SCALES}"
+                    f"the checkpoint has a scale for cached {found}, but none of {', '.join(lacking)}; "
+                    f"{_WITHOUT_SCALES}"
                 )
             return None
         return key, value

@@ -46,8 +46,8 @@ LoweredOp = Callable[[Tensor, Tensor, StepContext], tuple[Tensor, Tensor]]
 attention output, the activated gate. An op may change the residual in place."""
 
 
-SmallSteps = Callable[[ForwardBatch, KVCache], Tensor | None]
-"""The residual ``[T, hidden_size]`` after all layers, or ``None`` for a step that has to run op by op."""
+SmallSteps = Callable[[ForwardBatch, KVCache, Sequence[int]], tuple[Tensor, list[Tensor]] | None]
+"""As :meth:`LoweredModel.forward`, or ``None`` for a step that has to run op by op."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class LoweredModel:
     project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """:attr:`project` and the most likely tokens as :meth:`greedy` has them, where a kernel finds both at once."""
     small_steps: SmallSteps | None = None
-    """What takes steps of few tokens through all layers at once, if nobody wants taps."""
+    """What takes steps of few tokens through all layers at once."""
     kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()
     """By layer, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
     ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""
@@ -84,10 +84,10 @@ class LoweredModel:
         Returns the residual stream ``[T, hidden_size]`` before the final norm, and for each tap ``i`` the residual
         entering layer ``i`` (``num_layers``: the one returned), ``[T, hidden_size]``.
         """
-        if self.small_steps is not None and not taps:
-            residual = self.small_steps(batch, kv)
-            if residual is not None:
-                return residual, []
+        if self.small_steps is not None:
+            done = self.small_steps(batch, kv, taps)
+            if done is not None:
+                return done
         return self.run(batch, kv, self.attention.stage(batch.attention), taps)
 
     @torch.inference_mode()

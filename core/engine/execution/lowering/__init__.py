@@ -3,13 +3,16 @@
 from engine.execution.lowering.chain import lower_embed, lower_rotations
 from engine.execution.lowering.dispatch import lower_head, lower_layer_op, op_norms, rope_kinds
 from engine.execution.lowering.labels import describe
-from engine.execution.lowering.replay import lower_replay
+from engine.execution.lowering.replay import ReplayedLayers, Where, can_replay, lower_replay
 from engine.execution.lowering.settings import Kernels, LoweredHead, Lowering
 
 __all__ = [
     "Kernels",
     "LoweredHead",
     "Lowering",
+    "ReplayedLayers",
+    "Where",
+    "can_replay",
     "describe",
     "lower_embed",
     "lower_head",

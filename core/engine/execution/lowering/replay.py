@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import native
-from engine.contracts.attention_kernel import AttentionKernel, RestagingKernel
+from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, RestagingKernel
 from engine.execution.kv_cache import KVCache
 from engine.execution.lowering.settings import Lowering, Rotations
 from engine.execution.model import ForwardBatch, LoweredOp, SmallSteps, StepContext
@@ -44,79 +45,138 @@ def can_replay(lowering: Lowering) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
-    """A step of some number of tokens. The tensors are those its calls point at."""
+class Where:
+    """Where some tokens are: what layers need beside the tokens."""
 
-    replay: Callable[[], None]
-    residual: Tensor
     rotations: tuple[tuple[Tensor, Tensor], ...]
     slots: Tensor
-    staged: Any
-    buffers: Sequence[Tensor]
+    attention: AttentionBatch
 
 
 class ReplayedSteps:
-    """Runs steps of up to :data:`MOST_TOKENS` tokens on one cache. See :data:`engine.execution.model.SmallSteps`."""
+    """Whole steps. See :data:`engine.execution.model.SmallSteps`."""
 
     def __init__(
         self, embed: Callable[[Tensor], Tensor], layers: Layers, rotate: Rotations, attention: AttentionKernel
     ) -> None:
+        self._embed, self._rotate = embed, rotate
+        self._layers = ReplayedLayers(layers, attention)
+
+    def __call__(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]] | None:
+        if not self._layers.can_run(batch.token_ids.shape[0], kv, taps):
+            return None
+        residual, rotations = self._embed(batch.token_ids), self._rotate(batch.positions)
+        return self._layers.run(residual, residual, Where(rotations, batch.slot_mapping, batch.attention), kv, taps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """Layers on some number of tokens. The tensors are those its calls point at."""
+
+    replays: tuple[Callable[[], None], ...]
+    """The calls of all layers, cut where a hidden state is tapped."""
+    residual: Tensor
+    carry: Tensor
+    """The residual itself where the layers are handed nothing else."""
+    where: Where
+    staged: Any
+    buffers: Sequence[Tensor]
+
+    def fill(self, residual: Tensor, carry: Tensor) -> None:
+        self.residual.copy_(residual)
+        if self.carry is not self.residual:
+            self.carry.copy_(carry)
+
+
+class ReplayedLayers:
+    """Runs layers for up to :data:`MOST_TOKENS` tokens on one cache."""
+
+    def __init__(self, layers: Layers, attention: AttentionKernel) -> None:
         assert isinstance(attention, RestagingKernel)
-        self._embed, self._layers, self._rotate = embed, layers, rotate
+        self._layers = layers
         self._stage, self._restage = attention.stage, attention.restage
-        self._recorded: dict[int, _Recorded | None] = {}
-        """By number of tokens; ``None``: its calls cannot be made again."""
+        self._recorded: dict[tuple[int, tuple[int, ...]], _Recorded | None] = {}
+        """By number of tokens and taps; ``None``: these calls cannot be made again."""
         self._cache: Callable[[], KVCache | None] = lambda: None
 
-    def __call__(self, batch: ForwardBatch, kv: KVCache) -> Tensor | None:
-        tokens = batch.token_ids.shape[0]
-        if tokens > MOST_TOKENS:
-            return None
+    def can_run(self, tokens: int, kv: KVCache, taps: Sequence[int] = ()) -> bool:
+        """Whether :meth:`run` takes so many tokens, as far as is known."""
+        if not 0 < tokens <= MOST_TOKENS:
+            return False
+        return self._cache() is not kv or self._recorded.get((tokens, tuple(taps)), True) is not None
+
+    def run(
+        self, residual: Tensor, carry: Tensor, where: Where, kv: KVCache, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The residual behind the layers, and the residuals entering the layers ``taps`` (behind the last one: the one
+        returned). ``carry``: what the first op is handed, perhaps the residual itself. The results are the caller's.
+        """
         if self._cache() is not kv:
             self._recorded.clear()
             self._cache = weakref.ref(kv)
-        if tokens not in self._recorded:
-            result, self._recorded[tokens] = self._record(batch, kv)
-            return result
-        recorded = self._recorded[tokens]
+        key = residual.shape[0], tuple(taps)
+        recorded = self._recorded.get(key)
         if recorded is None:
-            return None
-        recorded.residual.copy_(self._embed(batch.token_ids))
-        recorded.slots.copy_(batch.slot_mapping)
-        for kept, tables in zip(recorded.rotations, self._rotate(batch.positions), strict=True):
+            result, self._recorded[key] = self._record(residual, carry, where, kv, key[1])
+            return result
+        recorded.fill(residual, carry)
+        recorded.where.slots.copy_(where.slots)
+        for kept, tables in zip(recorded.where.rotations, where.rotations, strict=True):
             for to, table in zip(kept, tables, strict=True):
                 to.copy_(table)
-        self._restage(recorded.staged, batch.attention)
-        recorded.replay()
-        return recorded.residual.clone()  # the next step changes it
+        self._restage(recorded.staged, where.attention)
+        states: dict[int, Tensor] = {}
+        for (first, _), replay in zip(self._ranges(key[1]), recorded.replays, strict=True):
+            if first in key[1]:
+                states[first] = recorded.residual.clone()
+            replay()
+        states[len(self._layers)] = recorded.residual.clone()  # the next step changes it
+        return states[len(self._layers)], [states[tap] for tap in taps]
 
-    def _record(self, batch: ForwardBatch, kv: KVCache) -> tuple[Tensor, _Recorded | None]:
-        """Run a step and record it."""
-        residual, slots = self._embed(batch.token_ids), batch.slot_mapping.clone()
-        before = residual.clone()
-        context = StepContext(self._rotate(batch.positions), slots, self._stage(batch.attention), kv)
-        with native.recording() as recording, _LayerMemory() as memory:
-            current = residual
-            for layer in self._layers:
-                memory.begin_layer()
-                carry = current
-                for op in layer:
-                    current, carry = op(current, carry, context)
-                if current.data_ptr() != residual.data_ptr():
-                    memory.reason = "an op that moves the residual"
-        after = current.clone()
-        if memory.reason is not None or recording.reason is not None:
-            return after, None
-        step = _Recorded(recording.replay(), residual, context.rotations, slots, context.staged, memory.buffers)
-        return after, step if _computes(step, before, after) else None
+    def _ranges(self, taps: Sequence[int]) -> list[tuple[int, int]]:
+        """Stretches of layers between the taps."""
+        cuts = sorted({0, len(self._layers), *taps})
+        return list(pairwise(cuts))
+
+    def _record(
+        self, residual: Tensor, carry: Tensor, where: Where, kv: KVCache, taps: tuple[int, ...]
+    ) -> tuple[tuple[Tensor, list[Tensor]], _Recorded | None]:
+        """Run the layers and record them."""
+        own = residual.clone()
+        own_carry = own if carry is residual else carry.clone()
+        tables = tuple((cos.clone(), sin.clone()) for cos, sin in where.rotations)
+        kept = Where(tables, where.slots.clone(), where.attention)
+        context = StepContext(kept.rotations, kept.slots, self._stage(where.attention), kv)
+        memory, recordings = _LayerMemory(), []
+        states: dict[int, Tensor] = {}
+        current, handed = own, own_carry
+        for first, end in self._ranges(taps):
+            states[first] = current.clone()
+            with native.recording() as recording, memory:
+                for layer in self._layers[first:end]:
+                    memory.begin_layer()
+                    for op in layer:
+                        current, handed = op(current, handed, context)
+                    handed = current
+                    if current.data_ptr() != own.data_ptr():
+                        memory.reason = "an op that moves the residual"
+            recordings.append(recording)
+        after = states[len(self._layers)] = current.clone()
+        result = after, [states[tap] for tap in taps]
+        if memory.reason is not None or any(recording.reason is not None for recording in recordings):
+            return result, None
+        replays = tuple(recording.replay() for recording in recordings)
+        step = _Recorded(replays, own, own_carry, kept, context.staged, memory.buffers)
+        return result, step if _computes(step, residual, carry, after) else None
 
 
-def _computes(step: _Recorded, before: Tensor, after: Tensor) -> bool:
-    """Whether a replay makes ``after`` of ``before``, bit for bit: an op may also work where nobody notes it."""
+def _computes(step: _Recorded, residual: Tensor, carry: Tensor, after: Tensor) -> bool:
+    """Whether a replay makes ``after`` of these, bit for bit: an op may also work where nobody notes it."""
     for buffer in step.buffers:
         buffer.fill_(POISON)
-    step.residual.copy_(before)
-    step.replay()
+    step.fill(residual, carry)
+    for replay in step.replays:
+        replay()
     return torch.equal(step.residual.view(torch.uint8), after.view(torch.uint8))
 
 
