@@ -344,12 +344,19 @@ def test_a_run_in_pieces_ends_with_the_same_file_as_one_in_one_piece(folder, tmp
     assert (whole / "out/model.safetensors").read_bytes() == (pieces / "out/model.safetensors").read_bytes()
 
 
-def test_features_of_other_taps_or_answers_are_not_mixed_up(target, tmp_path):
+def test_features_of_other_answers_are_not_mixed_up(target, tmp_path):
     features_of(target, folder=tmp_path)[0]
-    with pytest.raises(ValueError, match="other taps"):
-        features_of(target, (0, 1, 2), folder=tmp_path)
     with pytest.raises(ValueError, match="other tokens"):
         features_of(target, answers=some_answers(7), folder=tmp_path)
+
+
+@pytest.mark.parametrize("order", [((), TAPS, (0, 1, 2)), (TAPS, (), (0, 1, 2))])
+def test_drafters_with_other_taps_share_a_folder(target, tmp_path, order):
+    for taps in order:
+        kept = features_of(target, taps, folder=tmp_path)[0]
+        computed = features_of(target, taps)[0]
+        assert torch.equal(kept.choices, computed.choices)
+        assert not taps or torch.equal(kept.taps, computed.taps)
 
 
 def test_kept_features_are_those_that_were_computed(target, tmp_path):

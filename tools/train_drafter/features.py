@@ -65,7 +65,8 @@ def shuffled(count: int, seed: int, number: int) -> list[int]:
 
 class Features:
     """Batches by number. ``folder``: where they are kept once computed, ``None``: nowhere, so each pass computes them
-    again. A folder belongs to one target, its answers and one choice of taps; without taps any of them will do.
+    again. A folder belongs to one target and its answers; each choice of taps has its own within it, and a drafter
+    without taps takes any.
 
     Raises ``ValueError`` for a folder that belongs to others.
     """
@@ -87,7 +88,7 @@ class Features:
         if folder is not None:
             tokens = hashlib.sha256(repr([row.tokens for rows in self._batches for row in rows]).encode()).hexdigest()
             owner = {"model": target.facts.path, "dtype": target.plan.dtype, "tokens": tokens, "choices": self._choices}
-            self._taps = _claimed(folder, owner, self._taps)
+            self._folder, self._taps = _claimed(folder, owner, self._taps)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -135,23 +136,23 @@ class Features:
             }
 
 
-def _claimed(folder: Path, owner: dict[str, Any], taps: tuple[int, ...]) -> tuple[int, ...]:
-    """Write down or check whom a folder belongs to. Returns the taps that are kept there."""
+def _claimed(folder: Path, owner: dict[str, Any], taps: tuple[int, ...]) -> tuple[Path, tuple[int, ...]]:
+    """Write down or check whom a folder belongs to. Returns where in it what is computed goes, and which taps with it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "owner.json"
     if not file.exists():
-        file.write_text(json.dumps({**owner, "taps": taps}), encoding="utf-8")
-        return taps
+        file.write_text(json.dumps(owner), encoding="utf-8")
     found = json.loads(file.read_text(encoding="utf-8"))
-    kept = tuple(found.pop("taps"))
     differing = [key for key, value in owner.items() if found.get(key) != value]
-    if taps not in ((), kept):
-        differing.append("taps")
     if differing:
         raise ValueError(
             f"{folder} was computed with other {', '.join(differing)}; remove it or take another --features"
         )
-    return kept
+    kept = [tuple(map(int, each.name.split("-")[1:])) for each in sorted(folder.glob("taps-*"))]
+    taps = taps or next(iter(kept), ())
+    chosen = folder / "-".join(["taps", *map(str, taps)]) if taps else folder / "no-taps"
+    chosen.mkdir(exist_ok=True)
+    return chosen, taps
 
 
 def token_counts(answers: Sequence[Answered], vocab_size: int) -> Tensor:
