@@ -137,7 +137,7 @@ class Features:
 
 
 def _claimed(folder: Path, owner: dict[str, Any], taps: tuple[int, ...]) -> tuple[Path, tuple[int, ...]]:
-    """Write down or check whom a folder belongs to. Returns where in it what is computed goes, and which taps with it."""
+    """Write down or check whom a folder belongs to. Returns where what is computed goes, and which taps with it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "owner.json"
     if not file.exists():

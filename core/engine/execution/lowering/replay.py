@@ -180,15 +180,15 @@ def _computes(step: _Recorded, residual: Tensor, carry: Tensor, after: Tensor) -
     return torch.equal(step.residual.view(torch.uint8), after.view(torch.uint8))
 
 
-READS = frozenset(
-    "__get__ __len__ data_ptr dim element_size is_contiguous is_floating_point ndimension nelement numel size stride "
-    "storage_offset".split()
-)
+READS = {
+    "__get__", "__len__", "data_ptr", "dim", "element_size", "is_contiguous", "is_floating_point", "ndimension",
+    "nelement", "numel", "size", "stride", "storage_offset",
+}  # fmt: skip
 """Of a tensor's form, never of what is in it."""
-VIEWS = frozenset(
-    "__getitem__ chunk detach expand flatten narrow reshape select split squeeze t transpose unbind unflatten "
-    "unsqueeze view view_as".split()
-)
+VIEWS = {
+    "__getitem__", "chunk", "detach", "expand", "flatten", "narrow", "reshape", "select", "split", "squeeze", "t",
+    "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
+}  # fmt: skip
 
 
 class _LayerMemory(TorchFunctionMode):

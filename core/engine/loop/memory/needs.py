@@ -19,7 +19,7 @@ from engine.loop.memory.weights import WeightSizes, weight_sizes
 GRAPHS_BYTES = 512 * 2**20
 """Reckoned for recorded steps before anything is loaded; what they really take is measured after loading (see
 ``rehearsal.py``)."""
-HOST_BYTES = 16 * 2**20
+HOST_BYTES = 20 * 2**20
 """On a CPU, beside tensors: objects of requests and steps, buffers of libraries, holes in the heap. Measured with
 ``benchmarks/memory_peak.py``."""
 HEAP_SLACK = 1.5
