@@ -31,6 +31,10 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     preemptions: int = 0
     gap_ms: float = 0.0
     """How long the device had nothing to do before this step although requests were running."""
+    draft_chains: int = 0
+    """Requests of which drafts were verified: ``1 + accepted / draft_chains`` is the mean accepted length."""
+    draft_ms: float = 0.0
+    """A drafter on the device, behind this step: keeping up with it, and proposing."""
 
 
 class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):

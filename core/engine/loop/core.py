@@ -206,6 +206,8 @@ class EngineCore:
             drafted=drafted,
             accepted=accepted,
             draft_width=max((len(row.drafts) for row in plan.rows), default=0),
+            draft_chains=sum(bool(row.drafts) for row in plan.rows),
+            draft_ms=result.draft_ms,
             preemptions=step.preemptions,
         )
 

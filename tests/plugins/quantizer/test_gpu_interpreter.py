@@ -13,4 +13,4 @@ HERE = Path(__file__).parent
 @starts_interpreter
 @pytest.mark.parametrize(("name", "at_least"), [("loaders", 100), ("linear", 100)])
 def test_kernels_multiply_by_what_weights_stand_for_under_the_interpreter(name: str, at_least: int) -> None:
-    assert run_interpreted(HERE / f"test_gpu_{name}.py") >= at_least
+    assert run_interpreted(HERE / f"test_gpu_{name}.py", may_skip=name == "linear") >= at_least
