@@ -6,8 +6,8 @@ Every setting (``drafter=none`` is added) is an engine in a process of its own t
 turns, in another order each round. ``FILE`` has one prompt a line, asked through the model's chat template. All answers
 are greedy, of ``--tokens`` tokens each.
 
-``tau``: tokens a round, the model's own included. ``c``: a drafted token's cost, ``v``: that of a step with drafts, both
-in units of a step without any. Were there nothing else, a token would cost ``(k*c + v) / tau`` of one without drafts for
+``tau``: tokens a round, the model's own included. ``c``: a drafted token's cost, ``v``: that of a step with drafts, in
+units of a step without any. Were there nothing else, a token would cost ``(k*c + v) / tau`` of one without drafts, for
 ``k`` drafts a round: ``of it`` is how much of that speed-up is there.
 """
 

@@ -81,7 +81,7 @@ def variant(
         arguments |= {"part_ptr": "*fp32", "lse_ptr": "*fp32", "arrived_ptr": "*i32", "num_splits": "i32"}
         lanes, merge_m = merge_shape(splits, block_m, shape.block_d)
         constants |= {"SPLIT": splits > 1, "LANES": lanes, "MERGE_M": merge_m}
-    options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages, "launch_pdl": pdl}
+    options = {**shape.options, "launch_pdl": pdl}
     return Variant(name, kernel, arguments, constants, options)
 
 

@@ -196,8 +196,7 @@ class _Call:
             "HAS_CAP": op.soft_cap is not None,
             "SCALE": self.kv_format.scale,
             "LOAD_TILE": self.kv_format.load_tile(),
-            "num_warps": shape.num_warps,
-            "num_stages": shape.num_stages,
+            **shape.options,
             # The default changes between Triton releases; fused multiply-add is wanted in either.
             "enable_fp_fusion": True,
         }

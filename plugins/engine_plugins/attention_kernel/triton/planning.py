@@ -32,6 +32,14 @@ class TileShape:
     num_warps: int
     num_stages: int = 2
     """Two: key loads depend on block-table loads, and deeper pipelines of dependent loads cost registers."""
+    max_registers: int | None = None
+    """Per thread; ``None``: the assembler's choice."""
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Of the launch."""
+        limit = {} if self.max_registers is None else {"maxnreg": self.max_registers}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,9 @@ def tile_shape(split: bool, block_m: int, head_dim: int, itemsize: int) -> TileS
     tile_bytes = 16384 if itemsize <= 2 else 8192
     block_n = min(64, max(16, tile_bytes // (block_d * itemsize)))
     wide = not split if itemsize <= 2 else block_m * block_d >= 32 * 256
-    return TileShape(block_m, block_n, block_d, num_warps=8 if wide else 4)
+    # Left alone, the assembler spills words of half-empty tiles to reach a step of occupancy that shared memory denies.
+    roomy = split and itemsize <= 2 and block_m == 16 and head_dim < block_d
+    return TileShape(block_m, block_n, block_d, 8 if wide else 4, max_registers=168 if roomy else None)
 
 
 def plan_work(
