@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.execution import tiny  # noqa: E402
-from tools.train_drafter import draft_model, eagle3  # noqa: E402
+from tests.plugins.drafter import test_parallel_block as block  # noqa: E402
+from tools.train_drafter import chains, draft_model, eagle3, parallel_block  # noqa: E402
 from tools.train_drafter.__main__ import main as train_drafter  # noqa: E402
 from tools.train_drafter.acceptance import Counts  # noqa: E402
 from tools.train_drafter.answers import Answered, answer, read_answers, read_prompts  # noqa: E402
@@ -23,9 +24,12 @@ from tools.train_drafter.draft_model import DraftModel, DraftModelSizes  # noqa:
 from tools.train_drafter.eagle3 import Eagle3, Eagle3Sizes  # noqa: E402
 from tools.train_drafter.features import Features  # noqa: E402
 from tools.train_drafter.loop import Recipe, Trainer  # noqa: E402
+from tools.train_drafter.parallel_block import BlockSizes, ParallelBlock  # noqa: E402
 from tools.train_drafter.prompts import BUNDLED, PHRASINGS, Prompts, is_held_out  # noqa: E402
 from tools.train_drafter.target import Target  # noqa: E402
 from tools.train_drafter.train import default_taps  # noqa: E402
+
+from engine_plugins.drafter.parallel_block import read_facts as read_block_facts  # noqa: E402
 
 TAPS = (1, 2, 3)
 STEPS = 4
@@ -65,24 +69,39 @@ def features_of(target, taps=TAPS, answers=None, folder=None):
     return Features(target, answers or some_answers(), taps, batch_tokens=64, choices=16, folder=folder)
 
 
-def new_head(target, draft_vocab=None):
+def new_head(target, draft_vocab=None, **norms):
     torch.manual_seed(3)
     ids = torch.arange(120) if draft_vocab is None else draft_vocab
-    sizes = Eagle3Sizes(64, 120, len(ids), HEADS, KV_HEADS, DIM, 48, 1e-5, 10000.0, 256, TAPS)
+    sizes = Eagle3Sizes(64, 120, len(ids), HEADS, KV_HEADS, DIM, 48, 1e-5, 10000.0, 256, TAPS, **norms)
     head = Eagle3(sizes, ids, target.embedding().clone())
     with torch.no_grad():  # norms that do something
-        for name, parameter in head.named_parameters():
-            if name.endswith("norm.weight"):
+        for parameter in head.parameters():
+            if parameter.dim() == 1:
                 parameter.add_(torch.randn(parameter.shape) * 0.2)
+    return head
+
+
+def new_block_head(target):
+    """As in the test of the server's drafter, which computes it from the format's description."""
+    sizes = BlockSizes(
+        64, 120, 50, block.LAYERS, block.HEADS, block.KV_HEADS, block.DIM, block.MLP, block.EPS, block.THETA, 256, 6,
+        block.MASK, (1, 3),
+    )  # fmt: skip
+    tensors = block.head_tensors(50)
+    head = ParallelBlock(sizes, tensors["d2t"] + torch.arange(50), target.embedding().clone())
+    head.load_state_dict(tensors, strict=False)
     return head
 
 
 def trained(kind, target, folder, steps, resume=False, stop_at=None):
     """A trainer after its run; ``stop_at``: a run of ``steps`` is cut off there."""
-    features = features_of(target)
-    if kind == "eagle3":
+    features = features_of(target, (1, 3) if kind == "parallel_block" else TAPS)
+    if kind == "parallel_block":
+        head = new_block_head(target)
+        module, loss = head, lambda batch: chains.chain_loss(head, batch, parallel_block.filled(head, batch))
+    elif kind == "eagle3":
         head = new_head(target)
-        module, loss = head, lambda batch: eagle3.chain_loss(head, batch, eagle3.unrolled(head, batch, STEPS))
+        module, loss = head, lambda batch: chains.chain_loss(head, batch, eagle3.unrolled(head, batch, STEPS))
     else:
         torch.manual_seed(3)
         model = DraftModel(DraftModelSizes(32, 120, 1, 2, 1, 16, 48, 1e-5, 10000.0, 256))
@@ -113,13 +132,13 @@ def dying(loss, steps):
     return loss_or_death
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "draft_model"])
+@pytest.mark.parametrize("kind", ["eagle3", "parallel_block", "draft_model"])
 def test_a_few_steps_lower_the_loss(kind, target, tmp_path):
     losses = trained(kind, target, tmp_path, steps=40).losses
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "draft_model"])
+@pytest.mark.parametrize("kind", ["eagle3", "parallel_block", "draft_model"])
 def test_a_run_that_died_goes_on_as_if_it_had_not(kind, target, tmp_path):
     whole = trained(kind, target, tmp_path / "whole", steps=9)
     trained(kind, target, tmp_path / "cut", steps=9, stop_at=7)
@@ -158,6 +177,11 @@ class PlainChain:
         turned = torch.complex(x[:, :half], x[:, half:]) * torch.polar(torch.ones(half), angle)
         return torch.cat((turned.real, turned.imag), dim=1)
 
+    def fuse(self, taps):
+        if "fc_norm.0.weight" in self.w:
+            taps = torch.cat([self.norm(tap, f"fc_norm.{i}") for i, tap in enumerate(taps.chunk(3))])
+        return self.w["fc.weight"] @ taps
+
     def step(self, token, hidden, position):
         """The layer's output for one pair, after its key has joined the others."""
         layer = "midlayer.self_attn"
@@ -182,8 +206,9 @@ class PlainChain:
         return self.w["lm_head.weight"] @ self.norm(hidden, "norm")
 
 
-def test_the_training_time_test_computes_what_a_server_does_step_by_step(target):
-    head, features = new_head(target), features_of(target)
+@pytest.mark.parametrize("norms", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle 3.1"])
+def test_the_training_time_test_computes_what_a_server_does_step_by_step(norms, target):
+    head, features = new_head(target, **norms), features_of(target)
     batch = features[len(features) - 1]
     found = eagle3.unrolled(head, batch, STEPS)
     embedding, checked = target.embedding(), 0
@@ -191,16 +216,31 @@ def test_the_training_time_test_computes_what_a_server_does_step_by_step(target)
         start, ids = int(batch.starts[row, a]), batch.ids[row].tolist()
         chain = PlainChain(head, embedding)
         for position in range(start + 1):
-            fused = chain.w["fc.weight"] @ batch.taps[row, position].float()
+            fused = chain.fuse(batch.taps[row, position].float())
             hidden = chain.step(ids[position + 1], fused, position)
         for step in range(STEPS):
-            if not bool(eagle3.judged(batch, step)[row, a]):
+            if not bool(chains.judged(batch, step)[row, a]):
                 break
             if step:
-                hidden = chain.step(ids[start + 1 + step], hidden, start + step)
+                handed = chain.norm(hidden, "norm") if norms else hidden
+                hidden = chain.step(ids[start + 1 + step], handed, start + step)
             torch.testing.assert_close(found[step][row, a], chain.logits(hidden), rtol=2e-4, atol=2e-4)
             checked += 1
     assert checked > 20
+
+
+@torch.no_grad()
+def test_blocks_are_filled_in_training_as_in_the_formats_description(target, folder):
+    head, features = new_block_head(target), features_of(target, (1, 3))
+    described = block.Described(block.head_tensors(50), block.LlamaForCausalLM.from_pretrained(folder).eval())
+    batch = features[len(features) - 1]
+    found, checked = torch.stack(parallel_block.filled(head, batch)), 0
+    for row, a in batch.real.nonzero().tolist():
+        known = batch.ids[row, : int(batch.starts[row, a]) + 2].tolist()
+        drafts = head.draft_vocab[found[:, row, a].argmax(dim=-1)]
+        assert drafts.tolist() == described.drafts(known, 5).tolist()
+        checked += 1
+    assert checked > 5
 
 
 def test_each_step_is_judged_by_what_the_target_says_after_the_token_it_read(target):
@@ -215,9 +255,9 @@ def test_each_step_is_judged_by_what_the_target_says_after_the_token_it_read(tar
         where = (batch.starts + 1 + step + late).clamp(max=last)
         return torch.nn.functional.one_hot(said[rows, where], 120).float()
 
-    right, where = eagle3.matches(head, batch, [logits(step, 0) for step in range(STEPS)])
+    right, where = chains.matches(head, batch, [logits(step, 0) for step in range(STEPS)])
     assert where.any() and right[where].all()
-    late, _ = eagle3.matches(head, batch, [logits(step, 1) for step in range(STEPS)])
+    late, _ = chains.matches(head, batch, [logits(step, 1) for step in range(STEPS)])
     assert late[where].float().mean() < 0.5
 
 
@@ -235,7 +275,7 @@ def test_no_step_learns_from_what_follows_the_token_it_predicts(target):
         batch.ids[row, length - 1] = (batch.ids[row, length - 1] + 7) % 120
     after = eagle3.unrolled(head, batch, STEPS)
     for step in range(STEPS):
-        where = eagle3.judged(batch, step)
+        where = chains.judged(batch, step)
         assert where.any() and torch.equal(before[step][where], after[step][where])
 
 
@@ -315,6 +355,15 @@ def test_the_config_names_the_layers_whose_outputs_are_tapped(folder, tmp_path):
         "architectures": ["LlamaForCausalLMEagle3"],
     }
     assert {key: config[key] for key in expected} == expected
+
+
+def test_the_exported_block_head_is_one_that_the_engine_reads(folder, target, tmp_path):
+    flags = ["--layers", "2", "--mask-token", "119", "--block-size", "6", "--taps", "1", "3", "--draft-vocab", "30"]
+    assert run("parallel_block", folder, tmp_path, "--steps", "2", *flags, *HEAD_FLAGS) == 0
+    facts = read_block_facts(str(tmp_path / "out"), target.facts)
+    assert (facts.taps, facts.block_size, facts.mask_token, facts.draft_vocab) == ((1, 3), 6, 119, 30)
+    names = set(load_file(tmp_path / "out" / "model.safetensors"))
+    assert names == set(block.head_tensors(30)) | {"t2d"}
 
 
 def test_the_exported_draft_model_is_one_that_the_engine_loads(folder, tmp_path):

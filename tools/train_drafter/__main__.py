@@ -5,10 +5,10 @@
         --work build/eagle3 --out head --minutes 60
     engine serve --model MODEL drafter=eagle3 drafter.path=head
 
-MODEL is ``bundled``, a directory or a hub id. ``answers`` lets the target continue prompts; ``eagle3`` and
-``draft_model`` learn from that, and report on held-out prompts how many of their tokens the target accepts, position by
-position. A run that was stopped goes on with --resume. ``python -m tools.train_drafter.prompts`` has prompts for the
-bundled model.
+MODEL is ``bundled``, a directory or a hub id. ``answers`` lets the target continue prompts; ``eagle3``,
+``parallel_block`` and ``draft_model`` learn from that, and report on held-out prompts how many of their tokens the
+target accepts, position by position. A run that was stopped goes on with --resume.
+``python -m tools.train_drafter.prompts`` has prompts for the bundled model.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         training = kinds.add_parser(kind, help=f"train one: drafter={kind}")
         _add_target(training)
         _add_training(training)
-        (_add_eagle3 if kind == "eagle3" else _add_draft_model)(training)
+        _add_heads(training)
+        OPTIONS[kind](training)
     return parser
 
 
@@ -94,17 +95,29 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_eagle3(parser: argparse.ArgumentParser) -> None:
-    _add_heads(parser)
     add = parser.add_argument
     add("--taps", type=int, nargs=3, help="residuals entering these layers (default 2, L // 2, L - 3)")
     add("--draft-vocab", type=at_least(1), help="tokens that can be drafted, the most frequent (default: all)")
+    add("--fc-norm", action="store_true", help="norms of the taps, as in EAGLE 3.1")
+    add("--norm-output", action="store_true", help="norm of what a position hands to the next, as in EAGLE 3.1")
     add("--ttt-steps", type=at_least(1), default=7, help="of the training-time test")
 
 
+def _add_parallel_block(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--taps", type=int, nargs="+", help="residuals entering these layers (default 2, L // 2, L - 3)")
+    add("--draft-vocab", type=at_least(1), help="tokens that can be drafted, the most frequent (default: all)")
+    add("--layers", type=at_least(1), required=True)
+    add("--block-size", type=at_least(2), default=8, help="tokens of a block, the newest one included")
+    add("--mask-token", type=int, required=True, help="id of a token that texts do not have, such as that of padding")
+
+
 def _add_draft_model(parser: argparse.ArgumentParser) -> None:
-    _add_heads(parser)
     parser.add_argument("--hidden", type=at_least(1), required=True)
     parser.add_argument("--layers", type=at_least(1), required=True)
+
+
+OPTIONS = {"eagle3": _add_eagle3, "parallel_block": _add_parallel_block, "draft_model": _add_draft_model}
 
 
 def _add_heads(parser: argparse.ArgumentParser) -> None:

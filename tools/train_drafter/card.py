@@ -14,11 +14,15 @@ from tools.train_drafter.acceptance import Counts, table
 from tools.train_drafter.loop import Progress, Recipe
 from torch import Tensor
 
-TITLES = {"eagle3": "EAGLE3 head", "draft_model": "Draft model"}
+TITLES = {"eagle3": "EAGLE3 head", "parallel_block": "Parallel-block head", "draft_model": "Draft model"}
 ABOUT = {
     "eagle3": (
         "Proposes tokens from three of the target's hidden states (EAGLE-3, arXiv:2503.01840), in the checkpoint\n"
         "layout of SafeAILab and SpecForge. The embedding is the target's and not stored here."
+    ),
+    "parallel_block": (
+        "Proposes a block of tokens in one pass from hidden states of the target, in the checkpoint layout of DFlash\n"
+        "(z-lab, 2026) with a vocabulary projection of its own. The embedding is the target's and not stored here."
     ),
     "draft_model": (
         "A smaller Llama with the target's tokenizer, distilled from it (arXiv:1503.02531); it proposes tokens that\n"
@@ -30,6 +34,11 @@ HOW = {
         "Training-time test of {arguments.ttt_steps} steps: each step reads the head's own output of the step before.\n"
         "Soft cross entropy to the target's {arguments.choices} likeliest tokens in the draft vocabulary, where the\n"
         "target's first choice is in it; step i weighs 0.8^i. The vocabulary projection starts as the target's."
+    ),
+    "parallel_block": (
+        "Blocks of {arguments.block_size} tokens begin at every token of an answer. Soft cross entropy of each mask\n"
+        "to the target's {arguments.choices} likeliest tokens in the draft vocabulary, where the target's first\n"
+        "choice is in it; mask i weighs 0.8^i. The vocabulary projection starts as the target's."
     ),
     "draft_model": (
         "Soft cross entropy to the target's {arguments.choices} likeliest tokens over the answers. Embeddings start\n"
@@ -110,13 +119,14 @@ def write_card(out: Path, trained: Trained, tensors: Mapping[str, Tensor]) -> No
         "num_key_value_heads",
         "head_dim",
     )
-    more = ("draft_vocab_size", "vocab_size", "eagle_aux_hidden_state_layer_ids")
+    more = ("draft_vocab_size", "vocab_size", "block_size", "eagle_aux_hidden_state_layer_ids")
+    norms = ("fc_norm", "norm_output")
     text = CARD.format(
         title=TITLES[trained.kind],
         target=Path(trained.arguments.model).name,
         about=ABOUT[trained.kind],
         how=HOW[trained.kind].format(arguments=trained.arguments),
-        sizes="\n".join(f"| `{key}` | {config[key]} |" for key in (*keys, *more) if key in config),
+        sizes="\n".join(f"| `{key}` | {config[key]} |" for key in (*keys, *more, *norms) if key in config),
         answers=trained.answers,
         held_out=trained.held_out,
         prompts=BUNDLED_PROMPTS if trained.arguments.model == "bundled" else "",

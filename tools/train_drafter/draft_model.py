@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from tools.train_drafter.features import Batch
-from tools.train_drafter.parts import RMSNorm, SwiGLU, attend, rotate, rotations
+from tools.train_drafter.parts import RMSNorm, SwiGLU, attend, rotate, rotations, shifted
 from torch import Tensor, nn
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*")
@@ -133,8 +133,8 @@ def matches(model: DraftModel, batch: Batch, steps: int) -> tuple[Tensor, Tensor
     right = model.answers(batch).argmax(dim=-1) == batch.choices[..., 0]
     found, where = [], []
     for step in range(1, steps + 1):
-        found.append(_shifted(right, step))
-        where.append(_shifted(batch.real, step))
+        found.append(shifted(right, step))
+        where.append(shifted(batch.real, step))
     return torch.stack(found), torch.stack(where)
 
 
@@ -154,9 +154,3 @@ def copy_tokenizer(target: Path, out: Path) -> None:
 def target_config(target: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((target / "config.json").read_text(encoding="utf-8"))
     return found
-
-
-def _shifted(x: Tensor, by: int) -> Tensor:
-    """Column ``a`` of the result is column ``a + by`` of ``x [rows, A]``; False comes in at the end."""
-    gone = min(by, x.shape[1])
-    return torch.cat((x[:, gone:], torch.zeros_like(x[:, :gone])), dim=1)

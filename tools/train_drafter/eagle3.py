@@ -6,18 +6,14 @@ of token ``t + 1``, and says what token ``t + 2`` is. Further ahead it reads its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from tools.train_drafter.chains import DraftHead
 from tools.train_drafter.features import Batch
 from tools.train_drafter.parts import RMSNorm, SwiGLU, attend, rotate, rotations
 from torch import Tensor, nn
-
-STEP_WEIGHT = 0.8
-"""Of a step of the training-time test, relative to the step before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +32,10 @@ class Eagle3Sizes:
     max_position_embeddings: int
     taps: tuple[int, ...]
     """Residuals entering these layers of the target, ascending."""
+    fc_norm: bool = False
+    """Each tap passes a norm of its own first (EAGLE 3.1)."""
+    norm_output: bool = False
+    """What a position hands to the next is normed (EAGLE 3.1)."""
 
     def config(self) -> dict[str, Any]:
         """``config.json``. A layer's id there means its output: the residual entering the layer after it."""
@@ -78,32 +78,18 @@ class _MidLayer(nn.Module):
         self.mlp = SwiGLU(hidden, sizes.intermediate_size)
 
 
-class Eagle3(nn.Module):
-    """The names of parameters and buffers are those of the checkpoint."""
-
-    d2t: Tensor
-    t2d: Tensor
+class Eagle3(DraftHead):
+    """See :class:`DraftHead`."""
 
     def __init__(self, sizes: Eagle3Sizes, draft_vocab: Tensor, embedding: Tensor) -> None:
-        """``draft_vocab``: int64, the target's ids that can be drafted, ascending. ``embedding``: the target's, float32
-        ``[vocab_size, hidden_size]``; it stays as it is and is no part of the checkpoint."""
-        super().__init__()
+        super().__init__(draft_vocab, embedding)
         self.sizes = sizes
         self.fc = nn.Linear(len(sizes.taps) * sizes.hidden_size, sizes.hidden_size, bias=False)
+        normed = sizes.taps if sizes.fc_norm else ()
+        self.fc_norm = nn.ModuleList(RMSNorm(sizes.hidden_size, sizes.rms_norm_eps) for _ in normed)
         self.midlayer = _MidLayer(sizes)
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.lm_head = nn.Linear(sizes.hidden_size, sizes.draft_vocab_size, bias=False)
-        draftable = torch.zeros(sizes.vocab_size, dtype=torch.bool)
-        draftable[draft_vocab] = True
-        self.register_buffer("d2t", draft_vocab - torch.arange(len(draft_vocab)))
-        self.register_buffer("t2d", draftable)
-        self.register_buffer("_embedding", embedding, persistent=False)
-        self.register_buffer("_to_draft", draftable.cumsum(0) - 1, persistent=False)
-
-    @property
-    def draft_vocab(self) -> Tensor:
-        """The target's id of each draft id."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @torch.no_grad()
     def start_from(self, head_weight: Tensor) -> None:
@@ -113,13 +99,17 @@ class Eagle3(nn.Module):
         self.fc.weight.mul_(0.1)
         self.fc.weight[:, -self.sizes.hidden_size :] += torch.eye(self.sizes.hidden_size)
 
-    def embed(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self._buffers["_embedding"])  # type: ignore[arg-type]
+    def fuse(self, taps: Tensor) -> Tensor:
+        """``g [..., hidden]`` of taps side by side, ``[..., len(taps) * hidden]``."""
+        taps = taps.to(self.fc.weight.dtype)
+        if self.sizes.fc_norm:
+            parts = taps.chunk(len(self.sizes.taps), dim=-1)
+            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(taps)  # type: ignore[no-any-return]
 
-    def to_draft(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft ids of the target's ids, and which of them there are; the others are 0."""
-        known = self.t2d[ids]
-        return torch.where(known, self._buffers["_to_draft"][ids], 0), known  # type: ignore[index]
+    def handed_on(self, hidden: Tensor) -> Tensor:
+        """What stands for ``g`` one position further."""
+        return self.norm(hidden) if self.sizes.norm_output else hidden  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
@@ -158,7 +148,7 @@ def unrolled(head: Eagle3, batch: Batch, steps: int) -> list[Tensor]:
     """
     ids, starts = batch.ids, batch.starts
     rows, last = torch.arange(len(ids), device=ids.device)[:, None], ids.shape[1] - 1
-    fused = head.fc(batch.taps.to(head.fc.weight.dtype))[:, :-1]
+    fused = head.fuse(batch.taps)[:, :-1]
     pairs = head.paired(ids[:, 1:], fused)
     every = torch.arange(last, device=ids.device).expand(len(ids), -1)
     keys, values = head.keys(pairs, every)
@@ -168,53 +158,10 @@ def unrolled(head: Eagle3, batch: Batch, steps: int) -> list[Tensor]:
     found = []
     for step in range(steps):
         if step:
+            hidden = head.handed_on(hidden)
             x = head.paired(ids[rows, (starts + 1 + step).clamp(max=last)], hidden)
             own.append(head.keys(x, starts + step))
         queries = head.queries(x, starts + step)
         hidden = head.output(hidden, attend(queries, keys, values, visible, own))
         found.append(head.logits(hidden))
     return found
-
-
-def judged(batch: Batch, step: int) -> Tensor:
-    """Chains whose step predicts a token that the target did answer: bool ``[rows, A]``."""
-    return _shifted(batch.real, step + 1)
-
-
-def chain_loss(head: Eagle3, batch: Batch, logits: Sequence[Tensor]) -> Tensor:
-    """Cross entropy to the target's distribution over the draft vocabulary, where the target's first choice can be
-    drafted: the sum over steps, weighted ``STEP_WEIGHT ** step``, of the mean over chains."""
-    total = logits[0].new_zeros(())
-    ids, known = head.to_draft(batch.choices)
-    wanted = batch.probabilities * known
-    wanted = wanted / wanted.sum(dim=-1, keepdim=True).clamp(min=1e-9)
-    for step, found in enumerate(logits):
-        where = judged(batch, step) & _shifted(known[..., 0], step + 1)
-        if not bool(where.any()):
-            continue
-        target_ids, target = (_shifted(x, step + 1)[where] for x in (ids, wanted))
-        likely = found[where].float().log_softmax(dim=-1).gather(-1, target_ids)
-        total = total - STEP_WEIGHT**step * (target * likely).sum(dim=-1).mean()
-    return total
-
-
-def matches(head: Eagle3, batch: Batch, logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Whether the head's first choice is the target's, and where that is judged: bool ``[steps, rows, A]`` each."""
-    right, where = [], []
-    for step, found in enumerate(logits):
-        drafted = head.draft_vocab[found.argmax(dim=-1)]
-        right.append(drafted == _shifted(batch.choices[..., 0], step + 1))
-        where.append(judged(batch, step))
-    return torch.stack(right), torch.stack(where)
-
-
-def checkpoint(head: Eagle3) -> dict[str, Tensor]:
-    """The tensors to save: weights in bfloat16, the vocabulary's two maps as they are."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-    return {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}
-
-
-def _shifted(x: Tensor, by: int) -> Tensor:
-    """Column ``a`` of the result is column ``a + by`` of ``x [rows, A, ...]``; zeros come in at the end."""
-    gone = min(by, x.shape[1])
-    return torch.cat((x[:, gone:], torch.zeros_like(x[:, :gone])), dim=1)

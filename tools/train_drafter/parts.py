@@ -69,3 +69,9 @@ def attend(
     for i, (_, v) in enumerate(own):
         out = out + weights[..., keys.shape[1] + i, None] * v[:, :, :, None, :]
     return out.reshape(rows, columns, heads, dim)
+
+
+def shifted(x: Tensor, by: int) -> Tensor:
+    """Column ``a`` of the result is column ``a + by`` of ``x [rows, A, ...]``; zeros come in at the end."""
+    gone = min(by, x.shape[1])
+    return torch.cat((x[:, gone:], torch.zeros_like(x[:, :gone])), dim=1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tools.train_drafter import draft_model, eagle3
+from tools.train_drafter import chains, draft_model, eagle3, parallel_block
 from tools.train_drafter.acceptance import Matches, measure, table
 from tools.train_drafter.answers import Answered, read_answers
 from tools.train_drafter.card import Trained, write_card
@@ -21,6 +21,7 @@ from tools.train_drafter.draft_model import DraftModel, DraftModelSizes
 from tools.train_drafter.eagle3 import Eagle3, Eagle3Sizes
 from tools.train_drafter.features import Features, token_counts
 from tools.train_drafter.loop import Loss, Recipe, Trainer
+from tools.train_drafter.parallel_block import BlockSizes, ParallelBlock
 from tools.train_drafter.target import Target
 from torch import Tensor, nn
 
@@ -114,20 +115,13 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 def _eagle3(arguments: argparse.Namespace, target: Target, answers: list[Answered]) -> Drafter:
     facts = target.facts
-    taps = tuple(arguments.taps or default_taps(facts.num_layers))
-    if list(taps) != sorted(set(taps)) or not 1 <= taps[0] <= taps[-1] <= facts.num_layers or len(taps) != 3:
-        raise ValueError(f"--taps {taps}: expected three ascending numbers from 1 to {facts.num_layers}")
+    taps = _taps(arguments, facts.num_layers)
     before = _trained_before(arguments.start_from)
-    counts = token_counts(answers, facts.vocab_size)
-    size = min(arguments.draft_vocab or facts.vocab_size, facts.vocab_size)
-    draft_vocab = counts.topk(size).indices.sort().values
-    if before:
-        draft_vocab, size = before["t2d"].nonzero()[:, 0], int(before["t2d"].sum())
-    print(f"draft vocabulary: {size} tokens, {counts[draft_vocab].sum() / counts.sum():.2%} of the answers", flush=True)
+    draft_vocab = _draft_vocab(arguments, facts.vocab_size, answers, before)
     sizes = Eagle3Sizes(
         hidden_size=facts.hidden_size,
         vocab_size=facts.vocab_size,
-        draft_vocab_size=size,
+        draft_vocab_size=len(draft_vocab),
         num_attention_heads=arguments.heads or facts.num_heads,
         num_key_value_heads=arguments.kv_heads or facts.num_kv_heads,
         head_dim=arguments.head_dim or facts.head_dim,
@@ -136,23 +130,88 @@ def _eagle3(arguments: argparse.Namespace, target: Target, answers: list[Answere
         rope_theta=facts.rope.theta,
         max_position_embeddings=facts.max_position,
         taps=taps,
+        fc_norm=arguments.fc_norm,
+        norm_output=arguments.norm_output,
     )
     embedding = target.embedding().clone()
     head = Eagle3(sizes, draft_vocab.to(embedding.device), embedding).to(target.device)
+    _start(head, arguments, target, before)
+    return Drafter(
+        kind="eagle3",
+        module=head,
+        loss=lambda batch: chains.chain_loss(head, batch, eagle3.unrolled(head, batch, arguments.ttt_steps)),
+        matches=lambda batch: chains.matches(head, batch, eagle3.unrolled(head, batch, MEASURED_STEPS)),
+        config=sizes.config(),
+        tensors=partial(chains.checkpoint, head),
+        taps=taps,
+    )
+
+
+def _parallel_block(arguments: argparse.Namespace, target: Target, answers: list[Answered]) -> Drafter:
+    facts = target.facts
+    taps = _taps(arguments, facts.num_layers)
+    before = _trained_before(arguments.start_from)
+    draft_vocab = _draft_vocab(arguments, facts.vocab_size, answers, before)
+    mask = arguments.mask_token
+    if mask is None or not 0 <= mask < facts.vocab_size:
+        raise ValueError(f"--mask-token {mask}: expected a token that texts do not have, 0 to {facts.vocab_size - 1}")
+    sizes = BlockSizes(
+        hidden_size=facts.hidden_size,
+        vocab_size=facts.vocab_size,
+        draft_vocab_size=len(draft_vocab),
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads or facts.num_heads,
+        num_key_value_heads=arguments.kv_heads or facts.num_kv_heads,
+        head_dim=arguments.head_dim or facts.head_dim,
+        intermediate_size=arguments.intermediate or facts.intermediate_size,
+        rms_norm_eps=facts.rms_norm_eps,
+        rope_theta=facts.rope.theta,
+        max_position_embeddings=facts.max_position,
+        block_size=arguments.block_size,
+        mask_token=mask,
+        taps=taps,
+    )
+    embedding = target.embedding().clone()
+    head = ParallelBlock(sizes, draft_vocab.to(embedding.device), embedding).to(target.device)
+    _start(head, arguments, target, before)
+    return Drafter(
+        kind="parallel_block",
+        module=head,
+        loss=lambda batch: chains.chain_loss(head, batch, parallel_block.filled(head, batch)),
+        matches=lambda batch: chains.matches(head, batch, parallel_block.filled(head, batch)),
+        config=sizes.config(),
+        tensors=partial(chains.checkpoint, head),
+        taps=taps,
+    )
+
+
+def _taps(arguments: argparse.Namespace, num_layers: int) -> tuple[int, ...]:
+    taps = tuple(arguments.taps or default_taps(num_layers))
+    if list(taps) != sorted(set(taps)) or not 1 <= taps[0] <= taps[-1] <= num_layers:
+        raise ValueError(f"--taps {taps}: expected ascending numbers from 1 to {num_layers}")
+    return taps
+
+
+def _draft_vocab(
+    arguments: argparse.Namespace, vocab_size: int, answers: list[Answered], before: Mapping[str, Tensor]
+) -> Tensor:
+    """The most frequent tokens, or those of ``before``: int64, ascending."""
+    counts = token_counts(answers, vocab_size)
+    found = counts.topk(min(arguments.draft_vocab or vocab_size, vocab_size)).indices.sort().values
+    if before:
+        found = before["t2d"].nonzero()[:, 0]
+    print(f"draft vocabulary: {len(found)} tokens, {counts[found].sum() / counts.sum():.2%} of the answers", flush=True)
+    return found
+
+
+def _start(
+    head: Eagle3 | ParallelBlock, arguments: argparse.Namespace, target: Target, before: Mapping[str, Tensor]
+) -> None:
     weight = target.head_weight()
     if before:
         _take(head, before, arguments.start_from)
     elif weight is not None:
         head.start_from(weight.to(target.device))
-    return Drafter(
-        kind="eagle3",
-        module=head,
-        loss=lambda batch: eagle3.chain_loss(head, batch, eagle3.unrolled(head, batch, arguments.ttt_steps)),
-        matches=lambda batch: eagle3.matches(head, batch, eagle3.unrolled(head, batch, MEASURED_STEPS)),
-        config=sizes.config(),
-        tensors=partial(eagle3.checkpoint, head),
-        taps=taps,
-    )
 
 
 def _draft_model(arguments: argparse.Namespace, target: Target, answers: list[Answered]) -> Drafter:
@@ -206,5 +265,6 @@ def _take(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> Non
 
 MAKERS: Mapping[str, Callable[[argparse.Namespace, Target, list[Answered]], Drafter]] = {
     "eagle3": _eagle3,
+    "parallel_block": _parallel_block,
     "draft_model": _draft_model,
 }
