@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from engine.benchmark.record import Drafting
 from engine.benchmark.stream import StreamResult, read_stream
 
 
@@ -18,6 +19,7 @@ def text(content: str | None, finish: str | None = None) -> str:
 
 
 DONE = "data: [DONE]\n\n"
+TIMINGS = {"drafted_tokens": 6, "accepted_tokens": 3, "draft_chains": 2, "draft_ms": 1.0, "decode_ms": 20.0}
 
 
 def read(*script: tuple[float, str | bytes]) -> StreamResult:
@@ -90,3 +92,22 @@ def test_garbage_is_a_failure_that_quotes_it():
     result = read((1, "data: {oops\n\n"), (2, DONE))
     assert result.error == "bad_json"
     assert "{oops" in result.detail
+
+
+def test_what_the_server_says_of_drafts_is_read_from_its_timings():
+    found = read((1, text("a")), (2, chat(choices=[], timings=TIMINGS)), (3, text(None, "stop")), (4, DONE))
+    assert found.drafting == Drafting(6, 3, 2, 1.0, 20.0)
+
+
+@pytest.mark.parametrize("timings", [{"predicted_ms": 3.5}, [1], {**TIMINGS, "draft_chains": None}])
+def test_timings_of_another_server_say_nothing_of_drafts(timings):
+    assert read((1, text("a", "stop")), (2, chat(choices=[], timings=timings)), (3, DONE)).drafting is None
+
+
+def test_with_usage_in_every_chunk_tokens_are_known_chunk_by_chunk():
+    def piece(content, count):
+        return chat(choices=[{"delta": {"content": content}}], usage={"completion_tokens": count})
+
+    found = read((1, piece("a", 1)), (2, piece("bcd", 4)), (3, piece("", 4)), (4, text(None, "stop")), (5, DONE))
+    assert found.chunk_tokens == [1, 4] and found.output_tokens == 4
+    assert read((1, text("a")), (2, piece("b", 2)), (3, text(None, "stop"))).chunk_tokens == [2]

@@ -6,12 +6,12 @@ from engine.cli.main import main
 
 def test_flags_and_overrides_complete():
     assert "eval" in candidates("engine e")
-    assert candidates("engine eval --max-") == ["--max-perplexity-increase", "--max-kl"]
+    assert candidates("engine eval --max-") == ["--max-perplexity-increase", "--max-kl", "--max-slowdown"]
     assert "quantizer=int4" in candidates("engine eval quantizer=i")
 
 
 def test_help_groups_the_flags(capsys):
     assert main(["eval", "--help"]) == 0
     shown = capsys.readouterr().out
-    for group in ("what is compared", "on what", "tolerances", "capacity", "overrides"):
+    for group in ("what is compared", "on what", "tolerances", "capacity", "drafters", "overrides"):
         assert group in shown

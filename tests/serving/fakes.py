@@ -219,7 +219,17 @@ class ScriptedClient(ClientBase):
         self.deliver(StepOutputs((output,), (), EngineStats(step=self.stats.step + 1)))
 
 
-TIMINGS = Timings(queue_ms=0.25, prefill_ms=0.5, decode_ms=0.125, cached_tokens=4, drafted_tokens=3, accepted_tokens=2)
+TIMINGS = Timings(
+    queue_ms=0.25,
+    prefill_ms=0.5,
+    decode_ms=0.125,
+    cached_tokens=4,
+    drafted_tokens=3,
+    accepted_tokens=2,
+    rounds=2,
+    draft_chains=1,
+    draft_ms=0.05,
+)
 
 
 def _logprobs(tokens: tuple[int, ...], k: int | None) -> tuple[TokenLogprobs, ...]:

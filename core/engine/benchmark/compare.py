@@ -41,6 +41,11 @@ def rows(a: Result, b: Result) -> list[tuple[str, float | None, float | None, fl
         ("requests_per_s", "requests/s"),
     ):
         figures.append((label, a["throughput"][key], b["throughput"][key]))
+    drafts = [r.get("drafting") or {} for r in (a, b)]
+    for key, label in (("acceptance_rate", "drafts accepted"), ("mean_accepted_length", "mean accepted length")):
+        x, y = (one.get(key) for one in drafts)
+        if x is not None and y is not None:
+            figures.append((label, x, y))
     if a["goodput"] and b["goodput"]:
         figures.append(("goodput (requests/s)", a["goodput"]["requests_per_s"], b["goodput"]["requests_per_s"]))
     return [(what, x, y, y / x if x and y is not None else None) for what, x, y in figures]

@@ -67,7 +67,15 @@ async def measure(options: BenchOptions) -> Result:
     text = read_text(options.text_file) if options.text_file else random_text(options.seed)
     async with open_session(options.timeout_s) as session:
         model = options.model or await find_model(session, options.url, options.api_key)
-        target = Target(options.url, model, options.endpoint, options.api_key, options.temperature, options.ignore_eos)
+        target = Target(
+            options.url,
+            model,
+            options.endpoint,
+            options.api_key,
+            options.temperature,
+            options.ignore_eos,
+            options.usage_per_chunk,
+        )
         if options.prompt_ids is not None:
             calibration = Calibration(1.0, "exact token ids")
         else:
@@ -195,6 +203,7 @@ def describe_run(options: BenchOptions, model: str, workload: Workload, calibrat
         "endpoint": options.endpoint,
         "temperature": options.temperature,
         "ignore_eos": options.ignore_eos,
+        "usage_per_chunk": options.usage_per_chunk,
         "warmup": options.warmup,
         "seed": options.seed,
         "nonce": workload.nonce,

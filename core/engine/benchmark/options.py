@@ -36,6 +36,7 @@ class BenchOptions:
     endpoint: str
     temperature: float
     ignore_eos: bool
+    usage_per_chunk: bool
     slo: Slo | None
     json_file: str | None
     seed: int
@@ -78,6 +79,7 @@ def options_of(flags: argparse.Namespace) -> BenchOptions:
         endpoint=flags.endpoint or ("chat" if flags.prompt_ids is None else "completions"),
         temperature=flags.temperature,
         ignore_eos=flags.ignore_eos,
+        usage_per_chunk=flags.usage_per_chunk,
         slo=flags.slo,
         json_file=flags.json,
         seed=flags.seed,
@@ -139,6 +141,7 @@ def _add_request_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--temperature", type=number(0.0), default=0.0, metavar="T", help="sampling temperature (%(default)g)")
     add("--ignore-eos", action="store_true", help="ask for outputs of full length")
+    add("--usage-per-chunk", action="store_true", help="ask how many tokens each chunk carries: exact ITL per token")
     add("--seed", type=int, default=0, metavar="N", help="seeds lengths, texts and arrival times (%(default)s)")
     add("--nonce", metavar="WORD", help="put into every prompt to keep runs out of each other's cache (random)")
     add("--tokenizer", metavar="PATH", help="tokenizer.json, for servers that report no usage")

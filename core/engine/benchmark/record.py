@@ -8,6 +8,19 @@ from engine.serving.latency import Sample, percentiles
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """What speculative decoding came to for one request, in the server's own words (``timings``)."""
+
+    drafted: int
+    accepted: int
+    chains: int
+    """Model passes in which drafts were verified."""
+    draft_ms: float
+    decode_ms: float
+    """From the first output token to the last, time in the drafter included."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRecord:
     """Times in seconds of the client's monotonic clock.
 
@@ -35,6 +48,10 @@ class RequestRecord:
     detail: str = ""
     text: str = ""
     """The output, kept only when the client has to count its tokens."""
+    chunk_tokens: tuple[int, ...] = ()
+    """Output tokens so far at each of ``chunks_s``, where the server says so in every chunk; else empty."""
+    drafting: Drafting | None = None
+    """``None``: the server does not say."""
 
     @property
     def ok(self) -> bool:
@@ -69,14 +86,17 @@ class RequestRecord:
 
     @property
     def itl_samples(self) -> tuple[Sample, ...]:
-        """Gaps between tokens: each gap between chunks, divided by this request's mean tokens per chunk.
+        """Gaps between tokens: each gap between chunks, divided by the tokens of the chunk that ended it, where chunks
+        say how many they carry; else by this request's mean tokens per chunk.
 
-        Exact for servers that send a token a chunk. Chunks do not say how many tokens they carry, so a gap
-        within a stream of larger chunks is spread evenly over that many tokens.
+        Exact for servers that send a token a chunk, too. Otherwise a gap is spread evenly over the mean.
         """
         gaps = self.inter_chunk_ms
         if self.output_tokens is None or self.output_tokens < 2 or not gaps:
             return ()
+        if self.chunk_tokens:
+            carried = [max(1, b - a) for a, b in zip(self.chunk_tokens, self.chunk_tokens[1:])]
+            return tuple((gap / tokens, tokens) for gap, tokens in zip(gaps, carried, strict=True))
         per_chunk = max(1.0, (self.output_tokens - 1) / len(gaps))
         return tuple((gap / per_chunk, max(1, round(per_chunk))) for gap in gaps)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -19,8 +20,8 @@ MAX_LAG_MS = 5.0
 MAX_LAG_SHARE = 0.01
 METRICS = (
     ("ttft_ms", "TTFT"),
-    ("itl_ms", "ITL"),
-    ("inter_chunk_ms", "gap between chunks"),
+    ("itl_ms", "ITL per token"),
+    ("inter_chunk_ms", "ITL per event"),
     ("tpot_ms", "TPOT (decode window)"),
     ("e2e_ms", "E2E"),
 )
@@ -50,6 +51,7 @@ def summarise(
         "metrics": metrics,
         "throughput": throughput(ok, duration_s),
         "tokens": token_counts(ok),
+        "drafting": drafting(ok),
         "goodput": None if slo is None else goodput(records, slo, duration_s),
         "client": client,
         "records": [row(record) for record in sorted(records, key=lambda r: r.index)],
@@ -121,6 +123,24 @@ def token_counts(ok: Sequence[RequestRecord]) -> dict[str, float | None]:
     }
 
 
+def drafting(ok: Sequence[RequestRecord]) -> dict[str, float | None] | None:
+    """Sums over requests and what follows from them; ``None`` where the server does not say."""
+    said = [record.drafting for record in ok]
+    known = [one for one in said if one is not None]
+    if not known or len(known) < len(said):
+        return None
+    drafted, accepted = sum(one.drafted for one in known), sum(one.accepted for one in known)
+    chains, decode_ms = sum(one.chains for one in known), sum(one.decode_ms for one in known)
+    return {
+        "drafted": drafted,
+        "accepted": accepted,
+        "chains": chains,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "mean_accepted_length": 1.0 + accepted / chains if chains else None,
+        "draft_share": sum(one.draft_ms for one in known) / decode_ms if decode_ms > 0.0 else None,
+    }
+
+
 def total(counts: Iterable[int | None]) -> int | None:
     """The sum; ``None`` if any is unknown, or there are none: a part is not the whole."""
     known = list(counts)
@@ -150,6 +170,7 @@ def row(record: RequestRecord) -> dict[str, Any]:
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
         "output_tokens": record.output_tokens,
+        "drafting": None if record.drafting is None else asdict(record.drafting),
         "finish_reason": record.finish_reason,
         "error": record.error,
     }
@@ -182,12 +203,18 @@ def notes(result: Result) -> list[str]:
     lines = [
         f"requests    {requests['ok']} of {requests['sent']} ok in {result['duration_s']:.1f} s, "
         f"{rates['requests_per_s']:.2f}/s",
-        f"tokens      {show(rates['output_tokens_per_s'], 1)} output/s, {show(tokens['per_chunk'])} per chunk",
+        f"tokens      {show(rates['output_tokens_per_s'], 1)} output/s, {show(tokens['per_chunk'])} per event",
         f"prompts     {show(rates['prompt_tokens_per_s'], 1)} tokens/s{mean}{cached}; lengths by "
         f"{result['config']['prompt_length_from']}",
         f"client lag  sending p99 {show(client['send_lag_ms']['p99'])} ms, event loop p99 "
         f"{show(client['loop_lag_ms']['p99'])} ms (limit {client['limit_ms']:.1f} ms)",
     ]
+    if (drafts := result["drafting"]) and drafts["drafted"]:
+        spent = "" if drafts["draft_share"] is None else f", {drafts['draft_share']:.1%} of decoding spent on them"
+        lines.append(
+            f"drafts      {drafts['acceptance_rate']:.1%} of {drafts['drafted']:,} accepted, mean accepted length "
+            f"{drafts['mean_accepted_length']:.2f}{spent}"
+        )
     if (good := result["goodput"]) is not None:
         share = "unknown" if good["share"] is None else f"{good['share']:.1%}"
         lines.append(f"goodput     {show(good['requests_per_s'])} requests/s ({share}) within {good['slo']}")

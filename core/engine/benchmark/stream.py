@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from engine.benchmark.record import Drafting
+
 Clock = Callable[[], float]
 
 
@@ -16,12 +18,15 @@ class StreamResult:
     """What a stream carried. Times in seconds of the given clock."""
 
     chunks_s: list[float] = field(default_factory=list)
+    chunk_tokens: list[int] = field(default_factory=list)
+    """Output tokens so far, at each of those of them that say so."""
     end_s: float = 0.0
     text: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    drafting: Drafting | None = None
     done: bool = False
     """``data: [DONE]`` came."""
     error: str = ""
@@ -58,23 +63,38 @@ def _take(result: StreamResult, data: bytes, now: float) -> None:
     if chunk.get("error"):
         result.error, result.detail = "stream_error", str(chunk["error"])[:300]
         return
-    if usage := chunk.get("usage"):
+    usage = chunk.get("usage")
+    if usage:
         take_usage(result, usage)
+    if timings := chunk.get("timings"):
+        take_timings(result, timings)
     for choice in chunk.get("choices") or ():
-        _take_choice(result, choice, now)
+        _take_choice(result, choice, now, says_tokens=bool(usage))
 
 
-def _take_choice(result: StreamResult, choice: dict[str, Any], now: float) -> None:
+def _take_choice(result: StreamResult, choice: dict[str, Any], now: float, says_tokens: bool) -> None:
     delta = choice.get("delta") or {}
     # Reasoning is output like any other; servers disagree on the name of its field.
     text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
     if text:
         result.chunks_s.append(now)
+        if says_tokens and result.output_tokens is not None:
+            result.chunk_tokens.append(result.output_tokens)
         result.text.append(text)
         result.end_s = now
     if choice.get("finish_reason"):
         result.finish_reason = choice["finish_reason"]
         result.end_s = now
+
+
+def take_timings(result: StreamResult, timings: Any) -> None:
+    """Copy what a ``timings`` object says of drafting, if it says all of it. Other servers have a ``timings``, too."""
+    if not isinstance(timings, dict):
+        return
+    counts = [timings.get(key) for key in ("drafted_tokens", "accepted_tokens", "draft_chains")]
+    times = [timings.get(key) for key in ("draft_ms", "decode_ms")]
+    if all(isinstance(count, int) for count in counts) and all(isinstance(ms, int | float) for ms in times):
+        result.drafting = Drafting(*counts, *times)  # type: ignore[arg-type]
 
 
 def take_usage(result: StreamResult, usage: dict[str, Any]) -> None:

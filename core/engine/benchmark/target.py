@@ -27,6 +27,7 @@ class Target:
     api_key: str | None = None
     temperature: float = 0.0
     ignore_eos: bool = False
+    usage_per_chunk: bool = False
 
     @property
     def url(self) -> str:
@@ -38,8 +39,8 @@ class Target:
         return {"Content-Type": "application/json", **key}
 
     def body(self, request: BenchRequest, stream: bool = True) -> dict[str, Any]:
-        """The request as JSON. ``ignore_eos`` is not part of the OpenAI API, so it is sent only when asked
-        for."""
+        """The request as JSON. ``ignore_eos`` and ``continuous_usage_stats`` are not part of the OpenAI API, so
+        they are sent only when asked for."""
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_tokens,
@@ -51,7 +52,8 @@ class Target:
         else:
             body["prompt"] = request.prompt
         if stream:
-            body["stream_options"] = {"include_usage": True}
+            more = {"continuous_usage_stats": True} if self.usage_per_chunk else {}
+            body["stream_options"] = {"include_usage": True, **more}
         if self.ignore_eos:
             body["ignore_eos"] = True
         return body
@@ -87,10 +89,12 @@ class HttpSender:
             sent_s=sent_s,
             done_s=self._clock(),
             chunks_s=tuple(result.chunks_s),
+            chunk_tokens=tuple(result.chunk_tokens) if len(result.chunk_tokens) == len(result.chunks_s) else (),
             end_s=result.end_s,
             prompt_tokens=result.prompt_tokens,
             cached_tokens=result.cached_tokens,
             output_tokens=result.output_tokens,
+            drafting=result.drafting,
             finish_reason=result.finish_reason,
             error=result.error,
             detail=result.detail,

@@ -1,29 +1,42 @@
-"""``engine eval``: what a configuration costs in quality, and what it saves."""
+"""``engine eval``: what a configuration costs in quality, what it saves, and what drafters bring."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 
 from engine.cli.command import USAGE, Command
-from engine.evaluation.errors import EvalError
-from engine.evaluation.options import add_flags, options_of
+from engine.evaluation.drafting.options import add_flags as add_drafting_flags
+from engine.evaluation.drafting.options import drafting_options_of
+from engine.evaluation.errors import EvalError, complain
+from engine.evaluation.options import add_flags, check_empty, options_of
 
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     from engine.assembly.compose import quoted
 
     model = [] if flags.model is None else [f"model.path={quoted(flags.model)}"]
+    words = [*overrides, *model]
     try:
-        options = options_of(flags, [*overrides, *model])
+        check_empty(flags)
+        drafting = drafting_options_of(flags, words)
+        options = None if drafting is not None else options_of(flags, words)
     except EvalError as error:
-        print(f"engine: {error}", file=sys.stderr)
-        return USAGE
+        return complain(error, USAGE)
+    if drafting is not None:
+        from engine.evaluation.drafting.main import run as run_drafting
+
+        return run_drafting(drafting)
+    assert options is not None
     from engine.evaluation.main import run
 
     return run(options)
 
 
+def _flags(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser)
+    add_drafting_flags(parser)
+
+
 COMMAND = Command(
-    "eval", "Perplexity, KL and recall of a plan beside the same model unquantized; what fits.", _run, add_flags
+    "eval", "Perplexity, KL and recall of a plan beside the same model unquantized; what fits; drafters.", _run, _flags
 )

@@ -93,7 +93,10 @@ class AttentionKernel(Protocol):
 @runtime_checkable
 class RestagingKernel(Protocol):
     """An :class:`AttentionKernel` for the CPU whose layers may be recorded as native calls (:mod:`engine.native`) and
-    made again for another batch."""
+    made again for another batch.
+
+    Such calls read block tables and the lengths of keys where the batch has them as tensors: whoever changes these in
+    place between two calls of a batch needs no :meth:`restage`."""
 
     def restage(self, staged: Any, batch: AttentionBatch) -> None:
         """Make ``staged`` what :meth:`AttentionKernel.stage` returns for ``batch``, in the same memory: calls that

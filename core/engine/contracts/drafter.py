@@ -10,7 +10,7 @@ target's hidden states (``taps``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -156,6 +156,23 @@ class DraftTokens:
     probs: Tensor | None = None
 
 
+ChainStep = Callable[["Tensor", "Tensor | None", Any], "tuple[Tensor, Tensor | None]"]
+"""``(tokens, hidden, place) -> (next_tokens, hidden)``: one more token for each row. ``tokens``: int64 ``[num_rows]``,
+the newest of each row, whose keys go to ``place``; ``hidden``: what the step before returned, ``[num_rows, size]``."""
+ChainFirst = Callable[["Tensor"], "Tensor"]
+"""``hidden -> next_tokens``: what is known without a step."""
+
+
+class DraftChain(Protocol):
+    """Drafts chains, see :meth:`DraftEngine.chain`."""
+
+    def __call__(self, rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
+        """A chain for each row, as wide as the widest wants. ``hidden``: ``[num_tokens, size]`` for the tokens of the
+        last :class:`TargetStep`; that of each row's last settled one is what its chain begins with. The result is
+        good until the next call."""
+        ...
+
+
 class DraftLayers(Protocol):
     """Layers that are ready to run."""
 
@@ -239,6 +256,25 @@ class DraftEngine(Protocol):
         """The :class:`~engine.contracts.ops.ModelOps` of a model, by the plan's architecture plugin."""
         ...
 
+    def chain(self, step: ChainStep, first: ChainFirst | None = None) -> DraftChain:
+        """What drafts token after token with ``step``; with ``first``, that has each chain's first token from the
+        hidden states alone.
+
+        Both must be as :meth:`replayed` wants functions.
+        """
+        ...
+
+    def replayed(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The same function, which takes tensors, ``[num_tokens, ...]`` each, and ``place=``, where these tokens are;
+        its result is good until the next call. It may change its arguments.
+
+        On a CPU the work of few tokens is recorded and made again without Python, if nothing of it is torch's:
+        what this engine lends does without; so do views, ``torch.cat`` of matrices, ``embedding``, ``argmax``,
+        ``float`` and a look-up ``table[index]``. Any other function is simply called. So it must depend on nothing but
+        its arguments and weights, and leave nothing behind but keys, values and its result.
+        """
+        ...
+
     def places(self, slots: Tensor, lengths: Sequence[int], steps: int) -> Sequence[Any]:
         """Where the next ``steps`` tokens of each row go, for :meth:`DraftLayers.run`: place ``j`` is one token a row
         at position ``lengths[row] + j``, attending to everything before it."""
@@ -262,9 +298,10 @@ class DraftEngine(Protocol):
 class DeviceDrafter(Drafter, Protocol):
     """A drafter that runs behind the target's forward pass.
 
-    Per step the core calls :meth:`extend`, for every target forward pass, prefill chunks and width 0 included, and
-    then :meth:`propose`, perhaps with no rows. A request's keys at positions that are settled must be right by then:
-    a later request may start from them.
+    The core calls :meth:`extend` for every target forward pass, prefill chunks and width 0 included, and then
+    :meth:`propose`, perhaps with no rows. Decode steps that nobody drafts behind may come late and several as one, and
+    then nothing is proposed; they come before any of their blocks is shared or given to somebody else. A request's keys
+    at positions that are settled must be right behind :meth:`extend`: a later request may start from them.
     """
 
     taps: tuple[int, ...]
@@ -285,7 +322,7 @@ class DeviceDrafter(Drafter, Protocol):
         ...
 
     def propose(self, rows: DraftRows) -> DraftTokens:
-        """Propose continuations. Called after every :meth:`extend`; ``rows`` may be empty."""
+        """Propose continuations, behind :meth:`extend`; ``rows`` may be empty."""
         ...
 
 

@@ -34,7 +34,11 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     draft_chains: int = 0
     """Requests of which drafts were verified: ``1 + accepted / draft_chains`` is the mean accepted length."""
     draft_ms: float = 0.0
-    """A drafter on the device, behind this step: keeping up with it, and proposing."""
+    """A drafter on the device, behind this step: keeping up with it, and proposing. One on the host: before it."""
+    drafts_tried: tuple[int, ...] = ()
+    """By position in a chain, from its first draft on: drafts all of whose predecessors stood."""
+    drafts_stood: tuple[int, ...] = ()
+    """Those of them that stood as well. The sum is ``accepted``."""
 
 
 class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):
@@ -88,6 +92,12 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     accepted_tokens: int
     preemptions: int
     max_tokens: int = 0
+    rounds: int = 0
+    """Steps that brought its tokens after the first."""
+    draft_chains: int = 0
+    """Those of them in which drafts were verified."""
+    draft_ms: float = 0.0
+    """Of ``decode_ms``: the drafter's, which all requests of a step wait for together."""
 
 
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):

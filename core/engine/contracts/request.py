@@ -80,6 +80,12 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
+    rounds: int = 0
+    """Steps that brought its tokens after the first."""
+    draft_chains: int = 0
+    """Those of them in which drafts were verified."""
+    draft_ms: float = 0.0
+    """Of ``decode_ms``: time in the drafter, which all requests of a step wait for together."""
 
 
 class TokensOut(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,12 @@ class EvalError(ValueError):
 
 class EvalFailed(RuntimeError):
     """A plan or the system broke while everything was as it should be. Exit status 1."""
+
+
+def complain(error: object, status: int) -> int:
+    """Print what was wrong, in one line; returns the exit status."""
+    print(f"engine: {error}", file=sys.stderr)
+    return status
 
 
 @contextmanager

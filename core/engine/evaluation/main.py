@@ -6,21 +6,19 @@ import gc
 import math
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.assembly.plan import EnginePlan
-from engine.evaluation.errors import EvalError, EvalFailed, explained
+from engine.evaluation.errors import EvalError, EvalFailed, complain, explained
 from engine.evaluation.material import Material, read_material
 from engine.evaluation.options import DEFAULT_REQUEST, EvalOptions
 from engine.evaluation.output import check_writable, write_json
 from engine.evaluation.plans import Contestant, check_vocabulary, contestants, reference_of
+from engine.evaluation.progress import progress
 from engine.evaluation.report import Report, Row, failures, render
 from engine.loop.environment import with_defaults
 from engine.serving.tokenizer import TokenizerError
@@ -38,22 +36,17 @@ def run(options: EvalOptions) -> int:
             check_writable(options.json_file, options.files)
         report = evaluate(options)
     except (EvalError, TokenizerError) as error:
-        return _complain(error, USAGE)
+        return complain(error, USAGE)
     except EvalFailed as error:
-        return _complain(error, FAILED)
+        return complain(error, FAILED)
     Console(width=shutil.get_terminal_size((120, 24)).columns).print(render(report))
     outside = failures(report)
     if options.json_file is not None:
         try:
             write_json(options.json_file, msgspec.to_builtins(report) | {"outside": outside})
         except OSError as error:
-            return _complain(f"--json {options.json_file}: {error.strerror or error}", FAILED)
+            return complain(f"--json {options.json_file}: {error.strerror or error}", FAILED)
     return FAILED if outside else OK
-
-
-def _complain(error: object, status: int) -> int:
-    print(f"engine: {error}", file=sys.stderr)
-    return status
 
 
 def evaluate(options: EvalOptions) -> Report:
@@ -132,11 +125,11 @@ def _scored(options: EvalOptions, plans: Sequence[Contestant], rows: Sequence[Ro
 
     _check_room(plans[0].plan, rows)
     loaded = []
-    with _progress("load", len(plans)) as done, explained():
+    with progress("load", len(plans)) as done, explained():
         for one in plans:
             loaded.append(LoadedPlan(one.plan, bind(one.plan), options.context, options.chunk, one.label))
             done()
-    with _progress("windows", len(material.windows)) as done, explained():
+    with progress("windows", len(material.windows)) as done, explained():
         own, scores = score_windows(loaded[0], loaded[1:], material.windows, done)
     del loaded
     gc.collect()
@@ -180,19 +173,10 @@ def _asked(options: EvalOptions, plans: Sequence[Contestant], rows: Sequence[Row
     from engine.evaluation.questions import ask
 
     found = []
-    with _progress("questions", len(plans)) as done, explained():
+    with progress("questions", len(plans)) as done, explained():
         for one, row in zip(plans, rows, strict=True):
             answers = ask(one, material.questions, material.match, options.answer_tokens, options.config_dirs)
             found.append(replace(row, exact=answers.share, questions=answers.total))
             gc.collect()  # the next engine takes the memory of this one
             done()
     return found
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)

@@ -78,7 +78,6 @@ class EvalOptions:
 
 def options_of(flags: argparse.Namespace, overrides: list[str]) -> EvalOptions:
     """The evaluation that the parsed flags ask for. Raises :class:`EvalError` when they contradict each other."""
-    _check_empty(flags)
     if flags.text and flags.jsonl:
         raise EvalError("--text and --jsonl exclude each other: one text is scored")
     stride = flags.context if flags.stride is None else flags.stride
@@ -90,7 +89,7 @@ def options_of(flags: argparse.Namespace, overrides: list[str]) -> EvalOptions:
     limits = Limits(flags.max_perplexity_increase, flags.max_kl, flags.min_agreement, flags.min_exact)
     return EvalOptions(
         overrides=tuple(overrides),
-        compare=tuple(_words(text) for text in flags.compare),
+        compare=tuple(overrides_of("--compare", text) for text in flags.compare),
         config_dirs=tuple(flags.config_dir),
         reference=flags.reference,
         reference_dtype=flags.reference_dtype,
@@ -112,22 +111,22 @@ def options_of(flags: argparse.Namespace, overrides: list[str]) -> EvalOptions:
     )
 
 
-def _words(text: str) -> tuple[str, ...]:
-    """Overrides as a shell would take them apart."""
+def overrides_of(flag: str, text: str) -> tuple[str, ...]:
+    """The overrides in the value of ``flag``, as a shell would take them apart. Raises :class:`EvalError`."""
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise EvalError(f"--compare {text!r}: expected overrides ({error})") from error
+        raise EvalError(f"{flag} {text!r}: expected overrides ({error})") from error
     flags = [word for word in words if word.startswith("-")]
     if flags:
-        raise EvalError(f"--compare {text!r}: {flags[0]} is a flag, expected overrides alone")
+        raise EvalError(f"{flag} {text!r}: {flags[0]} is a flag, expected overrides alone")
     return words
 
 
-def _check_empty(flags: argparse.Namespace) -> None:
+def check_empty(flags: argparse.Namespace) -> None:
     """Raise :class:`EvalError` for a name that is empty, as an unset variable of a shell makes it: it would count as
     not given."""
-    for name in ("model", "reference", "text", "jsonl", "questions", "json"):
+    for name in ("model", "reference", "text", "jsonl", "questions", "prompts", "json"):
         if getattr(flags, name) == "":
             raise EvalError(f"--{name} is empty; expected a name, or leave the flag out")
 

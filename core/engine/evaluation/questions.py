@@ -50,11 +50,12 @@ def read_questions(path: str) -> list[Question]:
             raise EvalError(f"{where}: expected either question or messages")
         if not isinstance(line.get("answer"), str) or not line["answer"].strip():
             raise EvalError(f"{where}: expected the text of an answer")
-        found.append(Question(_messages(where, line), line["answer"]))
+        found.append(Question(messages_of(where, line), line["answer"]))
     return found
 
 
-def _messages(where: str, line: dict[str, Any]) -> tuple[dict[str, str], ...]:
+def messages_of(where: str, line: dict[str, Any]) -> tuple[dict[str, str], ...]:
+    """The conversation of a line with either ``question`` or ``messages``. Raises :class:`EvalError`."""
     if "question" in line:
         if not isinstance(line["question"], str):
             raise EvalError(f"{where}: question is a {type(line['question']).__name__}, expected text")

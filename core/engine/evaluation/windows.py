@@ -90,7 +90,7 @@ def json_lines(path: str, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where each object of a file of JSON lines is, and the object. Raises :class:`EvalError` for anything else."""
     found = False
     # Not splitlines(): a string in JSON may hold what that takes for the end of a line (U+2028, U+0085).
-    for number, text in enumerate(_read(path, flag).split("\n"), 1):
+    for number, text in enumerate(read_lines(path, flag), 1):
         if not text.strip():
             continue
         where = f"{flag} {path}, line {number}"
@@ -117,6 +117,11 @@ def check_keys(where: str, line: dict[str, Any], required: Sequence[str], option
     for key, value in line.items():
         if not isinstance(value, str):
             raise EvalError(f"{where}: {key} is a {type(value).__name__}, expected text")
+
+
+def read_lines(path: str, flag: str) -> list[str]:
+    """A file's lines, which only a line feed ends. Raises :class:`EvalError` for what is no text or empty."""
+    return _read(path, flag).split("\n")
 
 
 def _read(path: str, flag: str) -> str:

@@ -6,38 +6,38 @@ Fulfils :class:`engine.contracts.drafter.DraftEngine`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
+from engine.contracts.drafter import ChainFirst, ChainStep, DraftChain, DraftRows, DraftTokens
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LayerOp, LinearSpec, LMHead, ModelOps, NormSpec
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
+from engine.execution.draft_layers import Layers
+from engine.execution.draft_replay import ReplayedChain, ReplayedFunction, Replaying
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import Loader, linear_names, linear_of
 from engine.execution.lowering import (
     Kernels,
     Lowering,
-    ReplayedLayers,
-    Where,
+    RotationTables,
     can_replay,
     lower_head,
     lower_rotations,
     op_norms,
     rope_kinds,
 )
-from engine.execution.model import LoweredModel, LoweredOp, StepContext
+from engine.execution.model import LoweredModel
+from engine.execution.places import Chained, Place, Rotate
 from engine.execution.tables import DeviceTables
 from engine.execution.transfer import upload
-
-Rotate = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,83 +56,6 @@ class DraftLoading:
     """The plan's quantizer, built for another checkpoint."""
 
 
-@dataclass(slots=True)
-class Place:
-    """Where some tokens are: what layers need beside the tokens themselves."""
-
-    positions: Tensor
-    """int64 ``[num_tokens]``"""
-    slot_mapping: Tensor
-    attention: AttentionBatch
-    staged: Any = None
-    """By the attention kernel, when it is first needed."""
-    chain: _Chain | None = None
-    """The places this one was made with, and which of them it is."""
-    index: int = 0
-
-    def context(self, rotate: Rotate, attention: AttentionKernel, kv: KVCache) -> StepContext:
-        if self.staged is None:
-            self.staged = attention.stage(self.attention)
-        return StepContext(self.rotations(rotate), self.slot_mapping, self.staged, kv)
-
-    def rotations(self, rotate: Rotate) -> tuple[tuple[Tensor, Tensor], ...]:
-        return rotate(self.positions) if self.chain is None else self.chain.rotations(rotate)[self.index]
-
-
-@dataclass(slots=True)
-class _Chain:
-    """Places one behind the other share the tables of their rotations."""
-
-    positions: Tensor
-    """int64 ``[steps, num_rows]``"""
-    _by_layers: dict[int, list[tuple[tuple[Tensor, Tensor], ...]]] = field(default_factory=dict)
-
-    def rotations(self, rotate: Rotate) -> list[tuple[tuple[Tensor, Tensor], ...]]:
-        """Tables by step."""
-        found = self._by_layers.get(id(rotate))
-        if found is None:
-            steps, rows = self.positions.shape
-            tables = rotate(self.positions.flatten())
-            cuts = [slice(step * rows, (step + 1) * rows) for step in range(steps)]
-            found = [tuple((cos[cut], sin[cut]) for cos, sin in tables) for cut in cuts]
-            self._by_layers[id(rotate)] = found
-        return found
-
-
-class Layers:
-    """Layers on the cache. Fulfils :class:`engine.contracts.drafter.DraftLayers`."""
-
-    def __init__(
-        self,
-        layers: Sequence[Sequence[LoweredOp]],
-        rotate: Rotate,
-        attention: AttentionKernel,
-        kv: KVCache,
-        replayed: bool,
-    ) -> None:
-        """``replayed``: few tokens take all layers at once, see :class:`engine.execution.lowering.ReplayedLayers`."""
-        self._layers = layers
-        self._rotate = rotate
-        self._attention = attention
-        self._kv = kv
-        self._replayed = ReplayedLayers(layers, attention) if replayed else None
-
-    def run(self, residual: Tensor, carry: Tensor, place: Place) -> Tensor:
-        if self._replayed is not None and self._replayed.can_run(residual.shape[0], self._kv):
-            where = Where(place.rotations(self._rotate), place.slot_mapping, place.attention)
-            return self._replayed.run(residual, carry, where, self._kv)[0]
-        context = place.context(self._rotate, self._attention, self._kv)
-        for layer in self._layers:
-            for op in layer:
-                residual, carry = op(residual, carry, context)
-            carry = residual
-        return residual
-
-    def write(self, carry: Tensor, place: Place) -> None:
-        context = place.context(self._rotate, self._attention, self._kv)
-        self._layers[0][0](carry, carry, context)
-
-
 class DraftEngine:
     """See the contract. Everything here runs on the device's thread."""
 
@@ -147,13 +70,48 @@ class DraftEngine:
         self._kv = kv
         self._tables = tables
         self._loading = loading
+        self._rotations: list[RotationTables] = []
+        self._replaying: Replaying | None = None
+        if target.small_steps is not None:
+            self._replaying = Replaying(tables, target.attention, self._rotations)
 
     def target_layers(self, count: int) -> Layers:
-        target, replayed = self._target, self._target.small_steps is not None
-        return Layers(target.layers[:count], target.rotate, target.attention, self._kv, replayed)
+        target = self._target
+        tables = None if target.small_steps is None else self._keep_rotations(target.rotate)
+        return Layers(target.layers[:count], target.rotate, target.attention, self._kv, tables)
 
     def open(self, model: ModelFacts) -> Weights:
-        return Weights(model, self._loading, self._kv, self.device)
+        return Weights(model, self._loading, self._kv, self.device, self._keep_rotations)
+
+    def replayed(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return function if self._replaying is None else ReplayedFunction(function, self._replaying)
+
+    def chain(self, step: ChainStep, first: ChainFirst | None = None) -> DraftChain:
+        def plain(rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
+            return self._chain(step, first, rows, hidden)
+
+        return plain if self._replaying is None else ReplayedChain(step, first, plain, self._replaying)
+
+    def _chain(
+        self, step: ChainStep, first: ChainFirst | None, rows: DraftRows, hidden: Tensor | None
+    ) -> DraftTokens:
+        if not rows.index:
+            return DraftTokens(rows.tokens[:, None])
+        state = None if hidden is None else hidden[rows.last]
+        tokens, drafts = rows.tokens, []
+        if first is not None:
+            assert state is not None, "what comes first is told from hidden states"
+            tokens = first(state)
+            drafts.append(tokens)
+        for place in self.places(rows.slots, rows.lengths, rows.width - len(drafts)):
+            tokens, state = step(tokens, state, place)
+            drafts.append(tokens)
+        return DraftTokens(torch.stack(drafts, dim=1))
+
+    def _keep_rotations(self, rotate: Rotate) -> RotationTables:
+        tables = RotationTables(rotate, self._tables.tokens.shape[1])
+        self._rotations.append(tables)
+        return tables
 
     def places(self, slots: Tensor, lengths: Sequence[int], steps: int) -> list[Place]:
         starts = upload(lengths, torch.int64, self.device)
@@ -162,7 +120,7 @@ class DraftEngine:
         kv_lens = (positions + 1).to(torch.int32)
         tables = self._block_tables(slots, max(lengths, default=0) + steps)
         q_starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=self.device)
-        ones, chain = (1,) * len(lengths), _Chain(positions)
+        ones, chain = (1,) * len(lengths), Chained(positions)
         return [
             Place(
                 positions[j],
@@ -227,11 +185,19 @@ class DraftEngine:
 class Weights:
     """See :class:`engine.contracts.drafter.DraftWeights`."""
 
-    def __init__(self, model: ModelFacts, loading: DraftLoading, kv: KVCache, device: str) -> None:
+    def __init__(
+        self,
+        model: ModelFacts,
+        loading: DraftLoading,
+        kv: KVCache,
+        device: str,
+        keep_rotations: Callable[[Rotate], RotationTables],
+    ) -> None:
         self._model = model
         self._loading = loading
         self._kv = kv
         self._device = device
+        self._keep_rotations = keep_rotations
         self._checkpoint: Checkpoint = open_checkpoint(model.path)
         self._quantizer = loading.quantizer(model)
         self._used: set[str] = set()
@@ -266,7 +232,8 @@ class Weights:
         loader = self._loader(ops)
         layers = [loader.layer(first + i, layer) for i, layer in enumerate(ops)]
         rotate = lower_rotations(loader.lowering, self._model.head_dim, self._loading.max_len)
-        return Layers(layers, rotate, self._loading.attention, self._kv, can_replay(loader.lowering))
+        tables = self._keep_rotations(rotate) if can_replay(loader.lowering) else None
+        return Layers(layers, rotate, self._loading.attention, self._kv, tables)
 
     def head(self, op: LMHead) -> Callable[[Tensor], Tensor]:
         needed = set() if op.tied else linear_names(op.head, self._quantizer)[0]

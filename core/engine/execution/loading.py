@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from engine.contracts.quantizer import (
     StoredHeader,
     StoredTensor,
 )
-from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
+from engine.execution.checkpoint import Checkpoint, CheckpointError, TensorEntry, name_list, open_checkpoint
 from engine.execution.cpu_memory import keep_freed_memory
 from engine.execution.lowering import (
     Kernels,
@@ -48,6 +49,7 @@ from engine.execution.lowering import (
     rope_kinds,
 )
 from engine.execution.model import LoweredModel, LoweredOp
+from engine.execution.parts import Origin, StoredPart, joined_origins, origin_of_tensor
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Tensors old checkpoints carry although they follow from the configuration."""
@@ -134,7 +136,7 @@ class Loader:
             layers.append(self.layer(index, layer_ops))
             self._report(f"layer {index + 1}/{len(ops.layers)}")
         tied = table if ops.head.tied else None
-        head = self.pack("LMHead", ops.head.head, tied)
+        head = self.pack("LMHead", ops.head.head, tied, self._table_origin(ops) if ops.head.tied else None)
         lowered_head = lower_head(lowering, ops.head, self.norm(ops.head.norm, ops.embed.hidden_size), head)
         self._report("head")
         embed = lower_embed(lowering, ops.embed, table)
@@ -166,8 +168,15 @@ class Loader:
             lowered.append(lower_layer_op(self.lowering, op, self._first_layer + index, norms, packed))
         return tuple(lowered)
 
-    def pack(self, kind: str, spec: LinearSpec, tied: Tensor | None = None) -> PackedLinear:
-        parts = [{"weight": tied}] if tied is not None else [self._part(spec, part) for part in spec.parts]
+    def pack(
+        self, kind: str, spec: LinearSpec, tied: Tensor | None = None, origin: Origin | None = None
+    ) -> PackedLinear:
+        """``tied``: the weight, where it is the embedding's; ``origin``: of it, if known."""
+        parts: list[Mapping[str, Tensor]]
+        if tied is None:
+            parts = [self._part(spec, part) for part in spec.parts]
+        else:
+            parts = [{"weight": tied} if origin is None else StoredPart({"weight": lambda: tied}, origin)]
         packed = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
         for tensor in packed.tensors.values():
             self.hold(tensor)
@@ -210,21 +219,31 @@ class Loader:
         self.hold(mine)
         return mine
 
-    def _part(self, spec: LinearSpec, part: LinearPart) -> dict[str, Tensor]:
+    def _table_origin(self, ops: ModelOps) -> Origin:
+        """Of the embedding as it is on the device."""
+        name = f"{ops.embed.name}.weight"
+        return origin_of_tensor(name, self._checkpoint.entry(name), f"as {self.lowering.dtype}")
+
+    def _part(self, spec: LinearSpec, part: LinearPart) -> StoredPart:
         """This rank's cut of one part's tensors, by suffix."""
         index, count = self.lowering.parallelism.shard(spec)
-        tensors: dict[str, Tensor] = {}
+        readers: dict[str, Callable[[], Tensor]] = {}
+        origins = []
         for stored in self._quantizer.stored(spec):
             name = f"{part.name}.{stored.suffix}"
             if not is_stored(stored, part):
                 continue
             if name not in self._checkpoint.names:
                 continue
-            tensor = self.tensor(name, _plain_shape(part, spec, stored))
+            entry = self._claim(name, _plain_shape(part, spec, stored))
             if stored.suffix == "bias" and spec.shard == "in" and index > 0:
                 continue  # partial sums are added up: only one rank may bring the bias
-            tensors[stored.suffix] = cut(tensor, name, spec, stored, index, count)
-        return tensors
+            readers[stored.suffix] = partial(self._read_cut, name, spec, stored, index, count)
+            origins.append(origin_of_tensor(name, entry, f"{spec.shard} {index}/{count}"))
+        return StoredPart(readers, joined_origins(origins))
+
+    def _read_cut(self, name: str, spec: LinearSpec, stored: StoredTensor, index: int, count: int) -> Tensor:
+        return cut(self._checkpoint.read(name), name, spec, stored, index, count)
 
     def norm(self, norm: NormSpec, size: int) -> Tensor:
         weight = self.tensor(f"{norm.name}.weight", (size,)).float().to(self.lowering.device)
@@ -234,6 +253,11 @@ class Loader:
         return weight
 
     def tensor(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        self._claim(name, shape)
+        return self._checkpoint.read(name)
+
+    def _claim(self, name: str, shape: tuple[int, ...] | None) -> TensorEntry:
+        """Count a tensor as used and check its shape."""
         entry = self._checkpoint.entry(name)
         if shape is not None and entry.shape != shape:
             raise CheckpointError(
@@ -241,7 +265,7 @@ class Loader:
             )
         self._read += entry.num_bytes
         self._used.add(name)
-        return self._checkpoint.read(name)
+        return entry
 
     def hold(self, tensor: Tensor) -> None:
         # An opaque oneDNN tensor has no storage to tell apart; it is never shared.

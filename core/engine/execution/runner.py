@@ -13,11 +13,12 @@ from torch import Tensor
 
 from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
 from engine.execution.adjust import adjusts
-from engine.execution.drafting import Place
+from engine.execution.backlog import Backlog
 from engine.execution.graphs import Recorded, StepGraphs
 from engine.execution.kv_cache import KVCache
 from engine.execution.logprobs import Ranked, rank_prompt
 from engine.execution.model import ForwardBatch, LoweredModel
+from engine.execution.places import Place
 from engine.execution.positions import TableRow
 from engine.execution.running import RunningStep, Sampled
 from engine.execution.step import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
@@ -51,6 +52,7 @@ class ModelRunner:
         self.tables = tables
         self.drafter = drafter
         self.graphs = graphs
+        self._backlog = Backlog()
         self._last: Mark | None = None
         """When the last step was done."""
 
@@ -61,6 +63,7 @@ class ModelRunner:
         On a GPU this returns while the device works, unless a row uses rejection sampling or a drafter lives on the
         device.
         """
+        late_ms = self._catch_up(plan)
         started = mark(self.tables.device)
         bucket = None if self.graphs is None else self.graphs.find(plan.rows)
         sampled: Sampled | None
@@ -79,8 +82,19 @@ class ModelRunner:
         self._last = ended
         if self.drafter is not None:
             self._draft(self.drafter, plan, batch, staged, taps, step)
+            step.draft_ms += late_ms
             self._last = mark(self.tables.device)
         return step
+
+    def _catch_up(self, plan: StepPlan) -> float:
+        """Tell the drafter of the steps that waited, unless this one may wait with them. Returns the milliseconds."""
+        late = None if self.drafter is None or self._backlog.takes(plan) else self._backlog.whole
+        if self.drafter is None or late is None:
+            return 0.0
+        started = time.perf_counter()
+        self.drafter.extend(late)
+        self._backlog.clear()
+        return (time.perf_counter() - started) * 1e3
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -167,26 +181,36 @@ class ModelRunner:
         taps: Sequence[Tensor],
         step: RunningStep,
     ) -> None:
-        """Keep a drafter in step with the target, and let it propose. Waits for the verdicts."""
+        """Keep a drafter in step with the target, and let it propose; then this waits for the verdicts."""
         started = time.perf_counter()
-        drafter.extend(
-            TargetStep(
-                tokens=batch.token_ids,
-                next_tokens=self.tables.tokens[batch.slots, batch.positions + 1],
-                positions=batch.positions,
-                q_lens=batch.attention.q_lens,
-                slots=batch.slots,
-                taps=tuple(taps),
-                place=Place(batch.positions, batch.slot_mapping, batch.attention, staged),
-            )
+        place = Place(batch.positions, batch.slot_mapping, batch.attention, staged)
+        target = TargetStep(
+            tokens=batch.token_ids,
+            next_tokens=self._next_tokens(batch, step.sampled),
+            positions=batch.positions,
+            q_lens=batch.attention.q_lens,
+            slots=batch.slots,
+            taps=tuple(taps),
+            place=place,
         )
-        rows = self._draft_rows(plan, batch.attention.q_lens, step.verified())
-        proposed = drafter.propose(rows)
-        step.propose(rows, proposed, (time.perf_counter() - started) * 1e3)
+        # What a graph leaves is overwritten by the next replay.
+        if staged is None and self._backlog.takes(plan):
+            self._backlog.add(plan, target, place)
+        else:
+            drafter.extend(target)
+            rows = self._draft_rows(plan, batch.attention.q_lens, step.verified())
+            step.propose(rows, drafter.propose(rows))
+        step.draft_ms = (time.perf_counter() - started) * 1e3
+
+    def _next_tokens(self, batch: ForwardBatch, sampled: Sampled | None) -> Tensor:
+        """What follows each token of a batch."""
+        if sampled is not None and sampled.choice.tokens.shape == batch.token_ids.shape:
+            return sampled.choice.tokens.clamp(min=0)  # as the table has them
+        return self.tables.tokens[batch.slots, batch.positions + 1]
 
     def _draft_rows(self, plan: StepPlan, q_lens: Sequence[int], verified: list[Verified]) -> DraftRows:
         """The rows that want drafts and got a token."""
-        wanting, slots, last, lengths, widths = [], [], [], [], []
+        wanting, slots, last, lengths, newest, widths = [], [], [], [], [], []
         begin = 0
         for i, (row, verdict) in enumerate(zip(plan.rows, verified, strict=True)):
             if row.wants_drafts > 0 and verdict.tokens:
@@ -195,15 +219,16 @@ class ModelRunner:
                 slots.append(row.slot)
                 last.append(begin + settled - 1)
                 lengths.append(row.start + settled)
+                newest.append(verdict.tokens[-1])
                 widths.append(row.wants_drafts)
             begin += q_lens[i]
-        on_device = [upload(column, torch.int64, self.tables.device) for column in (slots, last, lengths)]
+        columns = upload([*slots, *last, *lengths, *newest], torch.int64, self.tables.device).view(4, len(wanting))
         return DraftRows(
             index=tuple(wanting),
-            slots=on_device[0],
-            last=on_device[1],
-            tokens=self.tables.tokens[on_device[0], on_device[2]],
-            positions=on_device[2],
+            slots=columns[0],
+            last=columns[1],
+            tokens=columns[3],
+            positions=columns[2],
             lengths=tuple(lengths),
             widths=tuple(widths),
         )

@@ -39,7 +39,8 @@ class RunningStep:
         self._times = times
         self._verified: list[Verified] | None = None
         self._drafts: dict[int, tuple[tuple[int, ...], Tensor | None]] = {}
-        self._draft_ms = 0.0
+        self.draft_ms = 0.0
+        """Milliseconds in a drafter on the device."""
         choice = () if sampled is None else tensors_of(sampled.choice)
         ranked = (tensor for parts in prompts.values() for part in parts for tensor in part)
         self._arriving = download((*choice, *ranked))
@@ -57,9 +58,8 @@ class RunningStep:
             self._verified = found
         return self._verified
 
-    def propose(self, rows: DraftRows, proposed: DraftTokens, draft_ms: float) -> None:
+    def propose(self, rows: DraftRows, proposed: DraftTokens) -> None:
         """Add what a drafter on the device proposed for some rows of the plan. Waits for the device."""
-        self._draft_ms = draft_ms
         if not rows.index:
             return
         tokens: list[list[int]] = proposed.tokens.tolist()
@@ -94,6 +94,6 @@ class RunningStep:
             self._plan.plan_id,
             tuple(rows),
             device_ms=elapsed_ms(started, ended),
-            draft_ms=self._draft_ms,
+            draft_ms=self.draft_ms,
             idle_ms=0.0 if before is None else elapsed_ms(before, started),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from engine.contracts.request import FinishReason, TokenLogprobs, TokensOut
 from engine.execution.step import RowResult, StepResult, StepRow
@@ -12,6 +13,31 @@ from engine.loop.ledger import InFlight
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
+
+
+@dataclass(slots=True)
+class Drafted:
+    """What the drafts of a step came to."""
+
+    tried: list[int] = field(default_factory=list)
+    """By position in a chain: drafts all of whose predecessors stood."""
+    stood: list[int] = field(default_factory=list)
+    """Those that stood as well."""
+    drafted: int = 0
+    chains: int = 0
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.stood)
+
+    def add(self, width: int, accepted: int) -> None:
+        """A chain of ``width`` drafts, of which the first ``accepted`` stood."""
+        self.drafted += width
+        self.chains += 1
+        for counts, upto in ((self.tried, min(width, accepted + 1)), (self.stood, accepted)):
+            counts.extend([0] * (upto - len(counts)))
+            for position in range(upto):
+                counts[position] += 1
 
 
 class Committer:
@@ -23,17 +49,20 @@ class Committer:
         self._drafting = drafting
         self._publish = publish
 
-    def commit(self, step: InFlight, result: StepResult) -> tuple[int, int]:
-        """Apply a step's results. Returns (drafted, accepted) tokens of its live rows."""
+    def commit(self, step: InFlight, result: StepResult) -> Drafted:
+        """Apply a step's results. Returns what became of the drafts of its live rows."""
         now = time.monotonic()
-        drafted = accepted = 0
+        drafted = Drafted()
+        draft_ms = step.draft_ms + result.draft_ms
         for (sequence, epoch), row, outcome in zip(step.owners, step.plan.rows, result.rows, strict=True):
             if sequence.epoch != epoch or sequence.status is Status.FINISHED:
                 continue
-            drafted += len(row.drafts)
-            accepted += outcome.num_accepted
+            if row.drafts:
+                drafted.add(len(row.drafts), outcome.num_accepted)
+            if sequence.first_token_s > 0.0:
+                sequence.draft_ms += draft_ms
             self._apply(sequence, row, outcome, now)
-        return drafted, accepted
+        return drafted
 
     def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
         """End a sequence outside a step: aborted, refused or failed."""
@@ -60,6 +89,8 @@ class Committer:
         s.pending -= 1
         s.num_drafted += len(row.drafts)
         s.num_accepted += outcome.num_accepted
+        s.num_rounds += s.first_token_s > 0.0
+        s.num_chains += bool(row.drafts)
         taken, reason = self._stop(s, outcome.tokens)
         s.tokens.extend(outcome.tokens[:taken])
         s.computed = row.start + row.num_tokens + min(outcome.num_accepted, taken)

@@ -17,7 +17,7 @@ from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.execution.runner import DeviceQueue
 from engine.execution.step import DeviceBroken, StepResult
 from engine.loop.block_keys import BlockKeys
-from engine.loop.commit import Committer
+from engine.loop.commit import Committer, Drafted
 from engine.loop.drafting import Drafting
 from engine.loop.ledger import InFlight, Ledger
 from engine.loop.messages import EngineStats, StepOutputs
@@ -84,6 +84,7 @@ class EngineCore:
         width = WidthController(min(max_width, bound.drafter.max_width), adaptive_width)
         drafting = Drafting(bound.drafter, bound.plan.choice("drafter").name, width, vocab_size)
         self._drafting = drafting
+        self._drafts_on_host = device_drafter is None and drafting.enabled
         self._planner = Planner(
             bound.scheduler,
             bound.plan.choice("scheduler").name,
@@ -158,6 +159,7 @@ class EngineCore:
                 plan=planned.plan,
                 owners=planned.owners,
                 planning_ms=(time.monotonic() - started) * 1e3,
+                draft_ms=planned.draft_ms if self._drafts_on_host else 0.0,
                 wait=self._device.launch(planned.plan),
                 started_s=started,
                 preemptions=planned.preemptions,
@@ -175,17 +177,17 @@ class EngineCore:
             return
         self._steps += 1
         started = time.monotonic()
-        drafted, accepted = self._committer.commit(step, result)
+        drafted = self._committer.commit(step, result)
         self._ledger.retire()
         self._absolve(step)
         self._cost.observe(step.plan.num_tokens, result.device_ms)
         gap_ms = result.idle_ms if step.follows_on else None
-        self._drafting.observe(step.plan, drafted, accepted, result.draft_ms, gap_ms)
+        self._drafting.observe(step.plan, drafted.drafted, drafted.accepted, result.draft_ms, gap_ms)
         now = time.monotonic()
-        self._events.append(self._step_event(step, result, now, (now - started) * 1e3, drafted, accepted))
+        self._events.append(self._step_event(step, result, now, (now - started) * 1e3, drafted))
 
     def _step_event(
-        self, step: InFlight, result: StepResult, now: float, commit_ms: float, drafted: int, accepted: int
+        self, step: InFlight, result: StepResult, now: float, commit_ms: float, drafted: Drafted
     ) -> StepEvent:
         plan = step.plan
         decode = sum(row.num_queries for row in plan.rows if row.num_tokens == 1 and row.samples)
@@ -203,11 +205,13 @@ class EngineCore:
             running=len(self._queues.running),
             waiting=len(self._queues.waiting),
             kv_used=usage.leased / max(usage.total, 1),
-            drafted=drafted,
-            accepted=accepted,
+            drafted=drafted.drafted,
+            accepted=drafted.accepted,
             draft_width=max((len(row.drafts) for row in plan.rows), default=0),
-            draft_chains=sum(bool(row.drafts) for row in plan.rows),
-            draft_ms=result.draft_ms,
+            draft_chains=drafted.chains,
+            draft_ms=step.draft_ms + result.draft_ms,
+            drafts_tried=tuple(drafted.tried),
+            drafts_stood=tuple(drafted.stood),
             preemptions=step.preemptions,
         )
 

@@ -22,6 +22,8 @@ class InFlight:
     preemptions: int
     follows_on: bool
     """Requests were running when this step was planned: time the device waited for it was lost."""
+    draft_ms: float = 0.0
+    """Of ``planning_ms``: in a drafter on the host."""
 
 
 class Ledger:

@@ -63,6 +63,8 @@ class Planned:
     plan: StepPlan
     owners: tuple[tuple[Sequence, int], ...]
     preemptions: int
+    draft_ms: float
+    """Choosing draft widths, and asking a drafter on the host."""
 
 
 class Planner:
@@ -90,6 +92,8 @@ class Planner:
         self._next_id = 0
         self._preempted = 0
         """Preemptions since the last plan."""
+        self._draft_ms = 0.0
+        """Spent on drafts since the last plan."""
         self._hits: dict[Sequence, int] = {}
         """Prefix hits of the waiting requests in the current view."""
         self.suspects: deque[Sequence] = deque()
@@ -100,7 +104,9 @@ class Planner:
         if self.suspects:
             return None if something_in_flight else self._plan_suspect()
         cost = self._step_cost()
+        started = time.monotonic()
         widths = self._drafting.prepare(self._queues.running, cost)
+        self._draft_ms += (time.monotonic() - started) * 1e3
         sketch = self._sketch(cost, widths, admitting=True)
         if sketch is None:
             return None
@@ -306,7 +312,8 @@ class Planner:
         plan = StepPlan(self._next_id, tuple(sketch.admits), rows)
         self._next_id += 1
         preempted, self._preempted = self._preempted, 0
-        return Planned(plan, owners, preempted)
+        draft_ms, self._draft_ms = self._draft_ms, 0.0
+        return Planned(plan, owners, preempted, draft_ms)
 
     def _row(self, placed: Placed) -> StepRow:
         """The row's place in the plan; from here on the sequence counts it as scheduled."""

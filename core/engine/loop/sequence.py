@@ -63,6 +63,12 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     num_preemptions: int = 0
+    num_rounds: int = 0
+    """Steps that brought tokens after the first."""
+    num_chains: int = 0
+    """Those of them with drafts."""
+    draft_ms: float = 0.0
+    """Time in the drafter since the first token."""
 
     @property
     def request_id(self) -> str:
@@ -104,4 +110,7 @@ class Sequence:
             drafted_tokens=self.num_drafted,
             accepted_tokens=self.num_accepted,
             preemptions=self.num_preemptions,
+            rounds=self.num_rounds,
+            draft_chains=self.num_chains,
+            draft_ms=self.draft_ms,
         )

@@ -9,7 +9,6 @@ import platform
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from engine.native.folder import unusable, user_folder
 
 NAMES = ("c++", "g++")
 """Not clang++: it brings an OpenMP library of its own, and two teams of threads would fight for the same cores."""
@@ -112,19 +113,8 @@ def cache_folder() -> Path:
 
     Where that cannot be, a temporary folder of this process, with a warning.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "engine" / "native"
-    if not folder.is_absolute():
-        return _temporary_folder(folder)
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        writable_by_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if status.st_uid == os.getuid() and not writable_by_others and os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return _temporary_folder(folder)
+    folder = user_folder("native")
+    return folder if unusable(folder) is None else _temporary_folder(folder)
 
 
 @cache

@@ -64,6 +64,9 @@ class Account:
             accepted_tokens=self.engine.accepted_tokens,
             preemptions=self.engine.preemptions,
             max_tokens=limit,
+            rounds=self.engine.rounds,
+            draft_chains=self.engine.draft_chains,
+            draft_ms=round(self.engine.draft_ms, 3),
         )
 
     def public(self) -> dict[str, Any]:
@@ -82,6 +85,7 @@ class Account:
             "drafted_tokens": self.engine.drafted_tokens,
             "accepted_tokens": self.engine.accepted_tokens,
             "preemptions": self.engine.preemptions,
+            **drafting_summary(self.engine),
         }
 
 
@@ -109,6 +113,18 @@ def make_account(
         engine=engine,
         output_tokens=output_tokens,
     )
+
+
+def drafting_summary(engine: Timings) -> dict[str, float | int]:
+    """What drafting came to for one sequence, beside the counts of drafted and accepted tokens. The mean width counts
+    rounds without drafts as 0; shares and means of nothing are 0."""
+    return {
+        "rounds": engine.rounds,
+        "draft_chains": engine.draft_chains,
+        "draft_width": round(engine.drafted_tokens / max(engine.rounds, 1), 3),
+        "draft_ms": round(engine.draft_ms, 3),
+        "draft_share": round(engine.draft_ms / engine.decode_ms, 4) if engine.decode_ms > 0.0 else 0.0,
+    }
 
 
 def itl_summary(samples: Sequence[tuple[float, int]]) -> dict[str, float | int]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import torch
+from torch import Tensor
 
 from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
 from engine.contracts.model import ModelFacts
@@ -47,18 +47,21 @@ class DraftModelDrafter:
         self._head = weights.head(ops.head)
         weights.finish(ignored=("rotary_emb.inv_freq", "lm_head.weight") if ops.head.tied else ("rotary_emb.inv_freq",))
 
+        self._follow, self._chain = engine.replayed(self._run), engine.chain(self._next)
+
     def extend(self, step: TargetStep) -> None:
         """Computes the step's tokens, rejected drafts too: one pass over a few rows more costs next to nothing."""
-        residual = self._embed(step.tokens)
-        self._layers.run(residual, residual, step.place)
+        self._follow(step.tokens, place=step.place)
 
     def propose(self, rows: DraftRows) -> DraftTokens:
-        tokens, drafts = rows.tokens, []
-        for place in self._engine.places(rows.slots, rows.lengths, rows.width):
-            residual = self._embed(tokens)
-            tokens = self._head(self._layers.run(residual, residual, place)).argmax(dim=-1)
-            drafts.append(tokens)
-        return DraftTokens(torch.stack(drafts, dim=1) if drafts else tokens[:, None])
+        return self._chain(rows)
+
+    def _run(self, tokens: Tensor, place: Any) -> Tensor:
+        residual: Tensor = self._embed(tokens)
+        return self._layers.run(residual, residual, place)
+
+    def _next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, None]:
+        return self._head(self._run(tokens, place)).argmax(dim=-1), None
 
     def release(self, slot: int) -> None:
         """Nothing is kept beside the cache."""

@@ -7,9 +7,9 @@ same ones again. How well it drafts depends on how early the model has made up i
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-import torch
+from torch import Tensor
 
 from engine.contracts.drafter import DraftEngine, DrafterKV, DraftLayers, DraftRows, DraftTokens, TargetStep
 from engine.contracts.provider import BuildContext
@@ -36,17 +36,18 @@ class EarlyExitDrafter:
     def start(self, engine: DraftEngine) -> None:
         self._engine = engine
         self._layers: DraftLayers = engine.target_layers(self._num_layers)
+        self._chain = engine.chain(self._next)
 
     def extend(self, step: TargetStep) -> None:
         """The target has written these layers' keys."""
 
     def propose(self, rows: DraftRows) -> DraftTokens:
-        tokens, drafts = rows.tokens, []
-        for place in self._engine.places(rows.slots, rows.lengths, rows.width):
-            residual = self._engine.embed(tokens)
-            tokens = self._engine.head(self._layers.run(residual, residual, place)).argmax(dim=-1)
-            drafts.append(tokens)
-        return DraftTokens(torch.stack(drafts, dim=1) if drafts else tokens[:, None])
+        return self._chain(rows)
+
+    def _next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, None]:
+        residual = self._engine.embed(tokens)
+        logits = self._engine.head(self._layers.run(residual, residual, place))
+        return logits.argmax(dim=-1), None
 
     def release(self, slot: int) -> None:
         """Nothing is kept."""

@@ -168,11 +168,17 @@ class ParallelBlockDrafter:
             offsets = weights.tensor("d2t", (facts.draft_vocab,)).to(torch.int64)
             self._to_target = (offsets + torch.arange(facts.draft_vocab)).to(engine.device)
         weights.finish(ignored=("t2d", "rotary_emb.inv_freq"))
+        self._follow = engine.replayed(self._write)
 
     def extend(self, step: TargetStep) -> None:
-        fused = self._fused_norm(self._fc(torch.cat(step.taps, dim=-1)))
+        self._follow(*step.taps, place=step.place)
+
+    def _write(self, *taps: Tensor, place: Any) -> Tensor:
+        """Keys and values of what the target's hidden states are fused to."""
+        fused: Tensor = self._fused_norm(self._fc(torch.cat(taps, dim=-1)))
         for layer in self._layers:
-            layer.write(fused, step.place)
+            layer.write(fused, place)
+        return fused
 
     def propose(self, rows: DraftRows) -> DraftTokens:
         if not rows.index:

@@ -282,10 +282,7 @@ struct PairOfPanels {
         if constexpr (ROWS > 1) add_rows<ROWS - 1>(layer, rows, stretch, row, count, pair, begin, end, sums);
     }
 
-    // Two blocks of about the same size rather than a full one and a small one.
-    static int64_t block(int64_t rows) {
-        return rows > BLOCK_ROWS && rows < 2 * BLOCK_ROWS ? (rows + 1) / 2 : std::min(rows, BLOCK_ROWS);
-    }
+    static int64_t block(int64_t rows) { return block_of<BLOCK_ROWS>(rows); }
 };
 
 }  // namespace

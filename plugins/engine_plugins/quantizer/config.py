@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from engine.contracts.config import QuantizerConfig, one_of
@@ -23,10 +24,19 @@ class OnLoadConfig(QuantizerConfig):
     head: str = "int8"
     """``int8``: the vocabulary projection too, one scale per token of the vocabulary; ``none``: it keeps the compute
     dtype."""
+    cache: str = "auto"
+    """Where rounded weights are kept for the next start: ``auto``: ``~/.cache/engine/weights`` (below
+    ``$XDG_CACHE_HOME``, where that is set); ``none``: nowhere; or the path of a folder."""
+    cache_gib: float = 100.0
+    """Most that all models' rounded weights may take there; those that were not used for longest are removed."""
     heads: ClassVar[tuple[str, ...]] = ("int8", "none")
 
     def __post_init__(self) -> None:
         one_of("quantizer.head", self.head, self.heads)
+        if self.cache not in ("auto", "none") and not Path(self.cache).is_absolute():
+            raise ValueError(f"quantizer.cache={self.cache}: expected auto, none or an absolute path")
+        if not self.cache_gib > 0:
+            raise ValueError(f"quantizer.cache_gib={self.cache_gib}: expected more than 0 (or quantizer.cache=none)")
 
 
 @dataclass(frozen=True)

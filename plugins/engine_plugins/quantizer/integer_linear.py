@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
 from engine.native import ACTIVATIONS, INT32, INT64, POINTER
-from engine_plugins.quantizer.bf16_linear import PANEL, interleaved, separated
+from engine_plugins.quantizer.float_linear import PANEL, interleaved, separated
 from engine_plugins.quantizer.weights import QuantizedWeight, multiplied, rounded_rows
 
 PAIR = 2 * PANEL
@@ -99,6 +100,80 @@ def can_pack(weight: QuantizedWeight) -> bool:
     return in_range and stretch_of(weight.in_features, weight.group_size) > 0
 
 
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A weight as the kernels read it. A gate and up projection has its two halves in turns of 16 outputs.
+
+    ``weight``: uint8 ``[pairs, in * bits / 32, 32, 4]``; ``scale``: float32 and ``zero``: uint8 ``[pairs, groups,
+    32]``; ``order``: int64 ``[in]``; ``bias``: float32 ``[pairs * 32]``. ``group``, ``bits``, ``floating`` as in
+    :class:`~engine_plugins.quantizer.weights.Format`. The same for all processors.
+
+    Raises ``ValueError`` where these do not fit together: kernels would read other memory.
+    """
+
+    out_features: int
+    in_features: int
+    group: int
+    bits: int
+    floating: bool
+    gated: bool
+    weight: Tensor
+    scale: Tensor
+    zero: Tensor | None = None
+    order: Tensor | None = None
+    bias: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        pairs = _outputs(self.out_features, self.gated) // PAIR
+        by_group = (pairs, -(-self.in_features // self.group), PAIR)
+        words = _padded(self.in_features) * self.bits // 32
+        for name, tensor, dtype, shape in (
+            ("weight", self.weight, torch.uint8, (pairs, words, PAIR, 4)),
+            ("scale", self.scale, torch.float32, by_group),
+            ("zero", self.zero, torch.uint8, by_group),
+            ("order", self.order, torch.int64, (self.in_features,)),
+            ("bias", self.bias, torch.float32, (pairs * PAIR,)),
+        ):
+            if tensor is None:
+                continue
+            if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+                raise ValueError(f"{name} {tensor.dtype} {list(tensor.shape)}, expected {dtype} {list(shape)}")
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        names = ("weight", "scale", "zero", "order", "bias")
+        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+
+
+def laid_out(weight: QuantizedWeight, gated: bool) -> Panels:
+    """``weight`` in panels."""
+
+    def outputs(tensor: Tensor) -> Tensor:
+        """``[out, ...]``, gates and ups in turns, filled with zeros to whole pairs of panels."""
+        tensor = interleaved(tensor) if gated else tensor
+        pad = (0, 0) * (tensor.dim() - 1) + (0, -tensor.shape[0] % PAIR)
+        return F.pad(tensor, pad).contiguous()
+
+    def by_panel(tensor: Tensor) -> Tensor:
+        """``[out, groups] -> [pairs, groups, 32]``"""
+        padded = outputs(tensor)
+        return padded.view(-1, PAIR, padded.shape[1]).transpose(1, 2).contiguous()
+
+    return Panels(
+        weight.out_features,
+        weight.in_features,
+        weight.group_size,
+        weight.bits,
+        weight.codes.is_floating_point(),
+        gated,
+        weight=to_panels(outputs(_unsigned(weight)), weight.bits),
+        scale=by_panel(_scale(weight)),
+        zero=None if weight.zero is None else by_panel((weight.zero.int() + _offset(weight)).byte()),
+        order=weight.order,
+        bias=None if weight.bias is None else outputs(weight.bias.float()),
+    )
+
+
 def pack_integer(
     spec: LinearSpec, weight: QuantizedWeight, activations: str, instructions: str | None = None
 ) -> PackedLinear:
@@ -106,7 +181,12 @@ def pack_integer(
 
     ``instructions``: one of :data:`INSTRUCTIONS`, by default the best there are.
     """
-    layer = _Layer(weight, activations, spec.kind == "gate_up", instructions or INSTRUCTIONS[_best()])
+    return pack_panels(laid_out(weight, spec.kind == "gate_up"), activations, instructions)
+
+
+def pack_panels(panels: Panels, activations: str, instructions: str | None = None) -> PackedLinear:
+    """As :func:`pack_integer`, of weights that lie in panels already."""
+    layer = _Layer(panels, activations, instructions or INSTRUCTIONS[_best()])
     return PackedLinear(
         layer.tensors,
         reference=layer.reference,
@@ -120,9 +200,7 @@ def pack_integer(
 
 def packed_bytes(spec: LinearSpec, bits: int, group_size: int, has_zeros: bool, has_bias: bool) -> int:
     """Bytes of what :func:`pack_integer` keeps: whole pairs of panels, float32 scales and bias."""
-    halves = 2 if spec.kind == "gate_up" else 1  # each of them in whole panels
-    panels = halves * -(-spec.out_features // (halves * PANEL))
-    outputs = -(-panels // 2) * PAIR
+    outputs = _outputs(spec.out_features, spec.kind == "gate_up")
     groups = -(-spec.in_features // group_size)
     inputs = _padded(spec.in_features)
     return outputs * (inputs * bits // 8 + groups * (torch.float32.itemsize + has_zeros) + 4 * has_bias)
@@ -146,20 +224,14 @@ def from_panels(panels: Tensor, bits: int) -> Tensor:
 
 
 class _Layer:
-    """Weights in panels and the calls on them. A gate and up projection keeps its two halves in turns of 16 outputs."""
+    """Weights in panels and the calls on them."""
 
-    def __init__(self, weight: QuantizedWeight, activations: str, gated: bool, instructions: str) -> None:
-        self.out_features, self._inputs = weight.out_features, weight.in_features
-        self.gated = gated
-        self._activations, self._bits, self._group = activations, weight.bits, weight.group_size
-        self._offset, self._instructions = _offset(weight), INSTRUCTIONS.index(instructions)
-        self._floating = weight.codes.is_floating_point()
-        self._panels = to_panels(self._outputs(_unsigned(weight)), weight.bits)
-        self._columns = 2 * (-(-self.out_features // PAIR) * PANEL) if gated else self.out_features
-        self._scale = self._by_panel(_scale(weight))
-        self._zero = None if weight.zero is None else self._by_panel((weight.zero.int() + self._offset).byte())
-        self._order = weight.order
-        self._bias = None if weight.bias is None else self._outputs(weight.bias.float())
+    def __init__(self, panels: Panels, activations: str, instructions: str) -> None:
+        self.out_features, self._inputs = panels.out_features, panels.in_features
+        self.gated, self.tensors = panels.gated, panels.tensors
+        self._panels, self._activations = panels, activations
+        self._offset, self._instructions = _offset_of(panels.bits, panels.floating), INSTRUCTIONS.index(instructions)
+        self._columns = 2 * (-(-self.out_features // PAIR) * PANEL) if panels.gated else self.out_features
         self._structures: list[_Linear] = []  # addressed by the calls
         functions = {torch.float32: kernels().linear_float32, torch.bfloat16: kernels().linear_bfloat16}
         self._taken = () if activations == "fp8" else tuple(functions)  # others are turned into float32 by torch
@@ -170,20 +242,9 @@ class _Layer:
         }
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
-        named = {
-            "weight": self._panels,
-            "scale": self._scale,
-            "zero": self._zero,
-            "order": self._order,
-            "bias": self._bias,
-        }
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
-
-    @property
     def label(self) -> str:
-        groups = f" (groups of {self._group})" if self._scale.shape[1] > 1 else ""
-        kind = "fp8" if self._floating else f"int{self._bits}"
+        groups = f" (groups of {self._panels.group})" if self._panels.scale.shape[1] > 1 else ""
+        kind = "fp8" if self._panels.floating else f"int{self._panels.bits}"
         rounded = "" if self._activations == "bf16" else f", {self._activations} activations"
         return f"{kind} panels{groups}, {INSTRUCTIONS[self._instructions]}{rounded}"
 
@@ -227,38 +288,28 @@ class _Layer:
         arithmetic = INTEGERS_16 if dtype == torch.bfloat16 else FLOATS
         if self._activations == "int8":
             arithmetic = INTEGERS_8
+        panels = self._panels
         in_features = _padded(self._inputs)
-        grouped = self._scale.shape[1] > 1
+        grouped = panels.scale.shape[1] > 1
         long = arithmetic == INTEGERS_8 and not grouped
-        name = "e4m3" if self._floating else "bytes" if self._bits == 8 else "nibbles"
+        name = "e4m3" if panels.floating else "bytes" if panels.bits == 8 else "nibbles"
         return _Linear(
             self._inputs,
             in_features,
             columns,
-            self._group if grouped else in_features,
-            bytes_stretch_of(self._inputs) if long else stretch_of(self._inputs, self._group),
-            self._panels.data_ptr(),
-            self._scale.data_ptr(),
-            native.pointer(self._zero),
-            native.pointer(self._bias),
-            native.pointer(self._order),
+            panels.group if grouped else in_features,
+            bytes_stretch_of(self._inputs) if long else stretch_of(self._inputs, panels.group),
+            panels.weight.data_ptr(),
+            panels.scale.data_ptr(),
+            native.pointer(panels.zero),
+            native.pointer(panels.bias),
+            native.pointer(panels.order),
             self._offset,
             FORMATS.index(name),
-            FLOATS if self._floating else arithmetic,
+            FLOATS if panels.floating else arithmetic,
             activation,
             self._instructions,
         )
-
-    def _outputs(self, tensor: Tensor) -> Tensor:
-        """``[out, ...]``, gates and ups in turns, filled with zeros to whole pairs of panels."""
-        tensor = interleaved(tensor) if self.gated else tensor
-        pad = (0, 0) * (tensor.dim() - 1) + (0, -tensor.shape[0] % PAIR)
-        return F.pad(tensor, pad).contiguous()
-
-    def _by_panel(self, tensor: Tensor) -> Tensor:
-        """``[out, groups] -> [pairs, groups, 32]``"""
-        outputs = self._outputs(tensor)
-        return outputs.view(-1, PAIR, outputs.shape[1]).transpose(1, 2).contiguous()
 
     def _unpacked(self) -> QuantizedWeight:
         def restored(outputs: Tensor) -> Tensor:
@@ -267,12 +318,13 @@ class _Layer:
         def grouped(panels: Tensor) -> Tensor:
             return restored(panels.transpose(1, 2).flatten(0, 1)).contiguous()
 
-        codes = restored(from_panels(self._panels, self._bits)[:, : self._inputs])
-        signed = codes.view(torch.float8_e4m3fn) if self._floating else (codes.int() - self._offset).to(torch.int8)
-        zero = None if self._zero is None else (grouped(self._zero).int() - self._offset).to(torch.int8)
-        bias = None if self._bias is None else restored(self._bias)
+        panels = self._panels
+        codes = restored(from_panels(panels.weight, panels.bits)[:, : self._inputs])
+        signed = codes.view(torch.float8_e4m3fn) if panels.floating else (codes.int() - self._offset).to(torch.int8)
+        zero = None if panels.zero is None else (grouped(panels.zero).int() - self._offset).to(torch.int8)
+        bias = None if panels.bias is None else restored(panels.bias)
         return QuantizedWeight(
-            signed.contiguous(), grouped(self._scale), self._group, self._bits, zero, self._order, bias
+            signed.contiguous(), grouped(panels.scale), panels.group, panels.bits, zero, panels.order, bias
         )
 
 
@@ -284,9 +336,20 @@ def _padded(in_features: int) -> int:
     return -(-in_features // INPUT_MULTIPLE) * INPUT_MULTIPLE
 
 
+def _outputs(out_features: int, gated: bool) -> int:
+    """In whole pairs of panels, each half of gated ones in whole panels."""
+    halves = 2 if gated else 1
+    panels = halves * -(-out_features // (halves * PANEL))
+    return -(-panels // 2) * PAIR
+
+
 def _offset(weight: QuantizedWeight) -> int:
+    return _offset_of(weight.bits, weight.codes.is_floating_point())
+
+
+def _offset_of(bits: int, floating: bool) -> int:
     """What is added to codes and zeros, so that codes are unsigned."""
-    return 0 if weight.codes.is_floating_point() else 1 << (weight.bits - 1)
+    return 0 if floating else 1 << (bits - 1)
 
 
 def _unsigned(weight: QuantizedWeight) -> Tensor:

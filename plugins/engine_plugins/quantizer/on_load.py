@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -12,80 +13,88 @@ from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor
 from engine_plugins.quantizer import packing
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
-from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
+from engine_plugins.quantizer.kept_weights import KeptWeights
+from engine_plugins.quantizer.rounding import rounded
 from engine_plugins.quantizer.unquantized import STORED, Unquantized, joined_bias, joined_weight
-from engine_plugins.quantizer.weights import QuantizedWeight
+from engine_plugins.quantizer.weights import Format
 
 
 class OnLoad:
-    """See :class:`engine.contracts.quantizer.Quantizer`. Formats differ in how they round."""
+    """See :class:`engine.contracts.quantizer.Quantizer`. Formats differ in how they round.
+
+    Large layers are kept on disk as they are packed: the next start reads them, and nothing of the checkpoint for them.
+    """
 
     lossless = False
-    bits = 8
 
     def __init__(self, config: Int8Config | Int4Config | FP8Config, context: BuildContext) -> None:
         self._activations = config.activations
         self._head = config.head
         self._context = context
         self._plain = Unquantized(UnquantizedConfig(), context)
+        self._kept = KeptWeights(config, context)
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return STORED
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        if spec.kind == "head" and self._head == "none":
+        if self._is_plain(spec):
             return self._plain.pack(spec, parts, dtype, device)
-        weight, bias = joined_weight(parts).cpu(), joined_bias(parts)
-        rounded = to_int8(weight, bias) if self._in_bytes(spec) else self._round(weight, bias)
-        return packing.pack_quantized(spec, rounded, self._activations_of(spec), dtype, device, self._context)
+        form, activations = self._form_of(spec), self._activations_of(spec)
+        place = self._kept.place(spec, form, parts)
+        kept = None if place is None else self._kept.read(place)
+        if kept is not None:
+            packed = packing.pack_kept(spec, kept, activations, dtype, device, self._context)
+            return replace(packed, label=f"{packed.label}, read as kept on disk")
+        weight = rounded(joined_weight(parts).cpu(), joined_bias(parts), form)
+        packed = packing.pack_quantized(spec, weight, activations, dtype, device, self._context)
+        if place is None or not self._kept.write(place, packing.to_keep(spec, weight, packed, self._context)):
+            return packed
+        return replace(packed, label=f"{packed.label}, rounded now and kept on disk")
 
     def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        if spec.kind == "head" and self._head == "none":
+        if self._is_plain(spec):
             return self._plain.packed_bytes(spec, dtype, device, tied)
-        bits, group_size = (8, spec.in_features) if self._in_bytes(spec) else (self.bits, self._group_size(spec))
-        has_bias = any(part.bias for part in spec.parts)
-        return packing.packed_bytes(spec, bits, group_size, False, has_bias, self._context)
+        form, has_bias = self._form_of(spec), any(part.bias for part in spec.parts)
+        group_size = min(form.group_size, spec.in_features)
+        return packing.packed_bytes(spec, form.bits, group_size, False, has_bias, self._context)
 
-    def _in_bytes(self, spec: LinearSpec) -> bool:
-        """Whether a layer is rounded to int8 whatever the others are."""
-        return spec.kind == "head" and self._head == "int8"
+    def _is_plain(self, spec: LinearSpec) -> bool:
+        """Whether a layer keeps the compute dtype."""
+        return spec.kind == "head" and self._head == "none"
+
+    def _form_of(self, spec: LinearSpec) -> Format:
+        in_bytes = spec.kind == "head" and self._head == "int8"
+        return Format(8, spec.in_features) if in_bytes else self._form(spec)
 
     def _activations_of(self, spec: LinearSpec) -> str:
         # An int8 head takes no fp8 activations; and errors of the head show in every token.
         return "bf16" if spec.kind == "head" and self._activations == "fp8" else self._activations
 
-    def _round(self, weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
+    def _form(self, spec: LinearSpec) -> Format:
         raise NotImplementedError
-
-    def _group_size(self, spec: LinearSpec) -> int:
-        return spec.in_features
 
 
 class Int8(OnLoad):
     """One scale per output channel."""
 
-    def _round(self, weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
-        return to_int8(weight, bias)
+    def _form(self, spec: LinearSpec) -> Format:
+        return Format(8, spec.in_features)
 
 
 class FP8(OnLoad):
     """e4m3, one scale per output channel."""
 
-    def _round(self, weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
-        return to_fp8(weight, bias)
+    def _form(self, spec: LinearSpec) -> Format:
+        return Format(8, spec.in_features, floating=True)
 
 
 class Int4(OnLoad):
     """A scale for every ``group_size`` inputs of an output channel."""
 
-    bits = 4
-
     def __init__(self, config: Int4Config, context: BuildContext) -> None:
         super().__init__(config, context)
-        self._config_group = config.group_size
+        self._group_size = config.group_size
 
-    def _round(self, weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
-        return to_int4(weight, bias, min(self._config_group, weight.shape[1]))
-
-    def _group_size(self, spec: LinearSpec) -> int:
-        return min(self._config_group, spec.in_features)
+    def _form(self, spec: LinearSpec) -> Format:
+        return Format(4, self._group_size)

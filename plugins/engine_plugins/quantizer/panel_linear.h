@@ -94,6 +94,12 @@ struct Unprepared {
     Unprepared(const C&, int64_t) {}
 };
 
+// Two blocks of about the same size rather than a full one and a small one.
+template <int64_t BLOCK_ROWS>
+int64_t block_of(int64_t rows) {
+    return rows > BLOCK_ROWS && rows < 2 * BLOCK_ROWS ? (rows + 1) / 2 : std::min(rows, BLOCK_ROWS);
+}
+
 constexpr int64_t GROUP_ROWS = 512;
 
 // Rows first .. last of one pair of panels. A pair's stretch stays in the first-level cache while the rows pass by.

@@ -13,7 +13,7 @@ from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor, TileLoader
 from engine.execution.triton_ops.device import runs_triton
-from engine_plugins.quantizer import bf16_linear
+from engine_plugins.quantizer import float_linear
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.cpu_linear import (
     MANY_ROWS,
@@ -36,23 +36,23 @@ class Unquantized:
     lossless = True
 
     def __init__(self, config: UnquantizedConfig, context: BuildContext) -> None:
-        self._in_panels = bf16_linear.wanted(context)
+        self._in_panels = float_linear.wanted(context)
         if self._in_panels:
-            bf16_linear.kernels()  # compiled here, so that a failure names this plugin
+            float_linear.kernels()  # compiled here, so that a failure names this plugin
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return STORED
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        if self._in_panels and spec.in_features % bf16_linear.INPUT_MULTIPLE == 0:
+        if self._in_panels and float_linear.can_pack(spec, dtype):
             bias = joined_bias(parts)
             bias = None if bias is None else bias.to(dtype)
-            return bf16_linear.pack_bf16(spec, joined_weight(parts).to(dtype), bias)
+            return float_linear.pack_float(spec, joined_weight(parts).to(dtype), bias)
         return pack_plain(spec, parts, dtype, device)
 
     def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
-        if self._in_panels and spec.in_features % bf16_linear.INPUT_MULTIPLE == 0:
-            return bf16_linear.packed_bytes(spec)
+        if self._in_panels and float_linear.can_pack(spec, dtype):
+            return float_linear.packed_bytes(spec, dtype)
         return plain_bytes(spec, dtype, device, tied)
 
 

@@ -96,6 +96,16 @@ class QuantizedWeight:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How weights are stored: ``floating`` (e4m3) or integer codes of ``bits``, a scale for ``group_size`` inputs (all
+    of them, where there are fewer)."""
+
+    bits: int
+    group_size: int
+    floating: bool = False
+
+
 def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Parts of one layer (q, k, v; gate, up) as one weight, output channels one part after another.
 
@@ -145,6 +155,18 @@ def _filled(
     if all(tensor is None for tensor in found):
         return None
     return torch.cat([default(part) if tensor is None else tensor for part, tensor in zip(parts, found, strict=True)])
+
+
+def paired(codes: Tensor) -> Tensor:
+    """4-bit codes, int8 ``[out, in]`` -> uint8 ``[out, ceil(in / 2)]``, the even input feature in the low half."""
+    unsigned = F.pad(codes, (0, codes.shape[1] % 2)).view(torch.uint8)
+    return unsigned[:, 0::2] & 15 | unsigned[:, 1::2] << 4
+
+
+def unpaired(pairs: Tensor, in_features: int) -> Tensor:
+    """The inverse of :func:`paired`."""
+    halves = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)[:, :in_features]
+    return ((halves ^ 8).to(torch.int8) - 8).contiguous()
 
 
 def rounded_rows(x: Tensor, activations: str) -> Tensor:

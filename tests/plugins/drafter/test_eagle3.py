@@ -240,9 +240,11 @@ def test_draft_logits_are_those_of_the_paper(
         seen[-1][1].append(self._logits(hidden)[0].clone())
         return most_likely(self, hidden)
 
-    engine = build_engine(plan)
+    # The copies are torch's work, so chains are not replayed here: test_replayed_drafts.py compares these with those.
     monkeypatch.setattr(Eagle3Drafter, "propose", proposing)
     monkeypatch.setattr(Eagle3Head, "most_likely", choosing)
+    engine = build_engine(plan)
+    seen.clear()
     prompt = [(7 * i + 3) % VOCAB for i in range(37)]
     sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     engine.core.submit(EngineRequest("r", tuple(prompt), sampling))

@@ -3,14 +3,18 @@
 from engine.execution.lowering.chain import lower_embed, lower_rotations
 from engine.execution.lowering.dispatch import lower_head, lower_layer_op, op_norms, rope_kinds
 from engine.execution.lowering.labels import describe
+from engine.execution.lowering.recorder import Memory, record
 from engine.execution.lowering.replay import ReplayedLayers, Where, can_replay, lower_replay
+from engine.execution.lowering.rotation_tables import RotationTables
 from engine.execution.lowering.settings import Kernels, LoweredHead, Lowering
 
 __all__ = [
     "Kernels",
     "LoweredHead",
     "Lowering",
+    "Memory",
     "ReplayedLayers",
+    "RotationTables",
     "Where",
     "can_replay",
     "describe",
@@ -20,5 +24,6 @@ __all__ = [
     "lower_replay",
     "lower_rotations",
     "op_norms",
+    "record",
     "rope_kinds",
 ]

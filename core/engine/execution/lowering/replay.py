@@ -1,8 +1,7 @@
 """Small steps on C++ kernels: the calls of all layers, recorded once for each number of tokens, are one call.
 
-A recorded call has its pointers in it, so its memory must stay: what a recorded step allocates comes from buffers of
-the recording, and what differs from step to step (the residual, rotations, slots, the staged batch) is copied to where
-the recorded step had it.
+What differs from step to step (the residual, rotations, slots, the staged batch) is copied to where the recorded step
+had it.
 """
 
 from __future__ import annotations
@@ -15,20 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from engine import native
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, RestagingKernel
 from engine.execution.kv_cache import KVCache
+from engine.execution.lowering.recorder import POISON, Memory
 from engine.execution.lowering.settings import Lowering, Rotations
 from engine.execution.model import ForwardBatch, LoweredOp, SmallSteps, StepContext
 
 MOST_TOKENS = 16
 """Of a step that is replayed: with more, what Python adds is lost in what the kernels take."""
-POISON = 0xFF
-"""Of bytes: as floats they are NaN."""
-
-
 Layers = Sequence[Sequence[LoweredOp]]
 
 
@@ -147,16 +142,16 @@ class ReplayedLayers:
         tables = tuple((cos.clone(), sin.clone()) for cos, sin in where.rotations)
         kept = Where(tables, where.slots.clone(), where.attention)
         context = StepContext(kept.rotations, kept.slots, self._stage(where.attention), kv)
-        memory, recordings = _LayerMemory(), []
+        memory, recordings = Memory(), []
         states: dict[int, Tensor] = {}
         current, handed = own, own_carry
         for first, end in self._ranges(taps):
             states[first] = current.clone()
             with native.recording() as recording, memory:
                 for layer in self._layers[first:end]:
-                    memory.begin_layer()
-                    for op in layer:
-                        current, handed = op(current, handed, context)
+                    with memory.scratch():  # nothing but the residual outlives its layer
+                        for op in layer:
+                            current, handed = op(current, handed, context)
                     handed = current
                     if current.data_ptr() != own.data_ptr():
                         memory.reason = "an op that moves the residual"
@@ -178,63 +173,3 @@ def _computes(step: _Recorded, residual: Tensor, carry: Tensor, after: Tensor) -
     for replay in step.replays:
         replay()
     return torch.equal(step.residual.view(torch.uint8), after.view(torch.uint8))
-
-
-READS = {
-    "__get__", "__len__", "data_ptr", "dim", "element_size", "is_contiguous", "is_floating_point", "ndimension",
-    "nelement", "numel", "size", "stride", "storage_offset",
-}  # fmt: skip
-"""Of a tensor's form, never of what is in it."""
-VIEWS = {
-    "__getitem__", "chunk", "detach", "expand", "flatten", "narrow", "reshape", "select", "split", "squeeze", "t",
-    "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
-}  # fmt: skip
-
-
-class _LayerMemory(TorchFunctionMode):
-    """Where ops of a recorded step allocate: the n-th allocation of a layer is the same memory in every layer. Nothing
-    but the residual outlives its layer.
-
-    It sees the calls that Python makes of torch. (A dispatch mode sees more, and imports torch's compiler: two seconds
-    and 80 MiB.)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reason: str | None = None
-        """What an op did besides allocating, viewing and calling native functions; ``None``: nothing."""
-        self._buffers: dict[tuple[int, int], Tensor] = {}
-        self._next = 0
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        return list(self._buffers.values())
-
-    def begin_layer(self) -> None:
-        self._next = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if self.reason is not None:
-            return result
-        name = getattr(func, "__name__", str(func))
-        if name == "new_empty":
-            return self._buffer(result)
-        if name not in READS and not (name in VIEWS and _share_memory(args[0], result)):
-            self.reason = f"{name} in an op"
-        return result
-
-    def _buffer(self, like: Tensor) -> Tensor:
-        """Memory of this recording for a contiguous tensor."""
-        key = self._next, like.nbytes
-        self._next += 1
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty(like.nbytes, dtype=torch.uint8)
-        return self._buffers[key].view(like.dtype).view(like.shape)
-
-
-def _share_memory(source: Tensor, results: Tensor | Sequence[Tensor]) -> bool:
-    """Whether all of these are views."""
-    found = [results] if isinstance(results, Tensor) else results
-    memory = source.untyped_storage().data_ptr()
-    return all(result.untyped_storage().data_ptr() == memory for result in found)

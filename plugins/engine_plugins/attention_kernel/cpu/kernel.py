@@ -146,12 +146,13 @@ class CpuAttention:
         assert all(q <= kv for q, kv in zip(batch.q_lens, batch.kv_lens, strict=True)), "new tokens are keys, too"
         tables, num_rows = batch.block_tables, len(batch.q_lens)
         assert tables.dtype == torch.int32 and tables.stride(1) == 1, "block tables are rows of int32"
-        lengths = (ctypes.c_int32 * num_rows)(*batch.q_lens), (ctypes.c_int32 * num_rows)(*batch.kv_lens)
-        step = staged.step
-        step.q_lens, step.kv_lens = map(ctypes.addressof, lengths)
+        kv_lens = batch.kv_lens_device
+        assert kv_lens.dtype == torch.int32 and kv_lens.is_contiguous(), "lengths are a vector of int32"
+        q_lens, step = (ctypes.c_int32 * num_rows)(*batch.q_lens), staged.step
+        step.q_lens, step.kv_lens = ctypes.addressof(q_lens), kv_lens.data_ptr()
         step.block_tables, step.table_stride = tables.data_ptr(), tables.stride(0)
         step.num_rows, step.block_size = num_rows, batch.block_size
-        staged.batch, staged.held, staged.for_torch = batch, (*lengths, tables), None
+        staged.batch, staged.held, staged.for_torch = batch, (q_lens, kv_lens, tables), None
 
     def record(
         self,

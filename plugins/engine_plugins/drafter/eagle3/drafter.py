@@ -50,22 +50,15 @@ class Eagle3Drafter:
         """Behind the last layer, for every token of the last step."""
 
     def start(self, engine: DraftEngine) -> None:
-        self._engine = engine
-        self._head = Eagle3Head(self._facts, engine.open(self._model), engine)
+        head = Eagle3Head(self._facts, self._model.vocab_size, engine.open(self._model), engine)
+        self._follow = engine.replayed(head.follow)
+        self._chain = engine.chain(head.next, first=head.most_likely)
 
     def extend(self, step: TargetStep) -> None:
-        features = self._head.fuse(step.taps)
-        self._hidden = self._head.run(step.next_tokens, features, step.place)
+        self._hidden = self._follow(step.next_tokens, *step.taps, place=step.place)
 
     def propose(self, rows: DraftRows) -> DraftTokens:
-        if not rows.index:
-            return DraftTokens(rows.tokens[:, None])
-        hidden = self._hidden[rows.last]
-        drafts = [self._head.most_likely(hidden)]
-        for place in self._engine.places(rows.slots, rows.lengths, rows.width - 1):
-            hidden = self._head.run(drafts[-1], self._head.carried(hidden), place)
-            drafts.append(self._head.most_likely(hidden))
-        return DraftTokens(torch.stack(drafts, dim=1))
+        return self._chain(rows, self._hidden)
 
     def release(self, slot: int) -> None:
         """Nothing is kept beside the cache."""
@@ -74,7 +67,7 @@ class Eagle3Drafter:
 class Eagle3Head:
     """The computation itself. Hidden states are ``[num_tokens, hidden_size]``."""
 
-    def __init__(self, facts: Eagle3Facts, weights: DraftWeights, engine: DraftEngine) -> None:
+    def __init__(self, facts: Eagle3Facts, target_vocab: int, weights: DraftWeights, engine: DraftEngine) -> None:
         size, target_size, eps = facts.hidden_size, facts.hidden_size, facts.eps
         self._embed = engine.embed
         if "embed_tokens.weight" in weights.names:
@@ -93,7 +86,13 @@ class Eagle3Head:
         self._to_target: Tensor | None = None
         if "d2t" in weights.names:
             offsets = weights.tensor("d2t", (facts.draft_vocab,)).to(torch.int64)
-            self._to_target = (offsets + torch.arange(facts.draft_vocab)).to(engine.device)
+            to_target = offsets + torch.arange(facts.draft_vocab)
+            if int(to_target.min()) < 0 or int(to_target.max()) >= target_vocab:
+                raise ValueError(
+                    f"drafter.path={facts.path}: d2t maps to tokens {int(to_target.min())} to {int(to_target.max())}, "
+                    f"expected 0 to {target_vocab - 1}"
+                )
+            self._to_target = to_target.to(engine.device)
         weights.finish(ignored=("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight"))
 
     def fuse(self, taps: tuple[Tensor, ...]) -> Tensor:
@@ -103,6 +102,16 @@ class Eagle3Head:
         together = torch.cat(taps, dim=-1)
         fused: Tensor = self._fc(together if self._norm_before is None else self._norm_before(together))
         return fused
+
+    def follow(self, next_tokens: Tensor, *taps: Tensor, place: Any) -> Tensor:
+        """Where the target has been."""
+        return self.run(next_tokens, self.fuse(taps), place)
+
+    def next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, Tensor]:
+        """One step of a chain."""
+        assert hidden is not None
+        hidden = self.run(tokens, self.carried(hidden), place)
+        return self.most_likely(hidden), hidden
 
     def run(self, next_tokens: Tensor, g: Tensor, place: Any) -> Tensor:
         """The layers: what the head knows at each position, and the ``g`` of the next. Overwrites ``g``."""

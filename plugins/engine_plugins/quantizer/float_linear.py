@@ -1,8 +1,9 @@
-"""bfloat16 linear layers on CPUs: one layout of the weights for every number of rows, read once from end to end."""
+"""float32 and bfloat16 linear layers on CPUs: one layout of the weights for every number of rows, each read once."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -14,20 +15,20 @@ from engine import native
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
+from engine.execution.triton_ops.device import runs_triton
 from engine.native import ACTIVATIONS, INT32, INT64, POINTER
 
 PANEL = 16
 """Outputs whose weights lie together."""
-INPUT_MULTIPLE = 32
-"""``in_features`` must be one: the inputs an AMX tile takes at once."""
-
-
-INSTRUCTIONS = ("plain C++", "AVX2", "AVX512-BF16", "AMX-BF16")
-"""By the numbers ``bf16_linear.cpp`` gives them."""
+INPUT_MULTIPLES = {torch.float32: 1, torch.bfloat16: 32}
+"""``in_features`` must be a multiple of it, by dtype. 32: the inputs an AMX tile takes at once."""
+DTYPES = tuple(INPUT_MULTIPLES)
+INSTRUCTIONS = ("plain C++", "AVX2", "AVX512", "AVX512-BF16", "AMX-BF16")
+"""By the numbers ``float_linear.cpp`` gives them."""
 
 
 class _Linear(ctypes.Structure):
-    """``Linear`` of ``bf16_linear.cpp``."""
+    """``Linear`` of ``float_linear.cpp``."""
 
     _fields_ = (
         ("in_features", INT64),
@@ -43,24 +44,37 @@ class _Linear(ctypes.Structure):
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
     arguments = (POINTER, INT64, POINTER, INT64, POINTER, INT64, POINTER)
-    return native.load(Path(__file__).with_suffix(".cpp"), {"linear": arguments})
+    return native.load(Path(__file__).with_suffix(".cpp"), {f"linear_{_short(dtype)}": arguments for dtype in DTYPES})
+
+
+def best_instructions(dtype: torch.dtype) -> str:
+    """Of :data:`INSTRUCTIONS`, for weights of this type on this machine."""
+    return INSTRUCTIONS[getattr(kernels(), f"best_instructions_{_short(dtype)}")()]
 
 
 def wanted(context: BuildContext) -> bool:
-    """Whether a plan computes its linear layers here."""
-    return context.device.kind == "cpu" and context.execution == "compile" and context.dtype == "bfloat16"
+    """Whether a plan computes its linear layers here: not where Triton's interpreter does."""
+    on_cpu = context.device.kind == "cpu" and not runs_triton(context.device.kind)
+    return on_cpu and context.execution == "compile" and context.dtype in map(_short, DTYPES)
+
+
+def can_pack(spec: LinearSpec, dtype: torch.dtype) -> bool:
+    """Whether :func:`pack_float` takes a layer."""
+    return dtype in DTYPES and spec.in_features % INPUT_MULTIPLES[dtype] == 0
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """``[out, in]`` -> ``[panels, in / 2, 16, 2]``, an even number of panels, zeros beyond ``out``."""
+    """``[out, in]`` -> ``[panels, in / n, 16, n]``, an even number of panels, zeros beyond ``out``. ``n``: inputs in 32
+    bits."""
     out, inputs = weight.shape
+    each = 4 // weight.itemsize
     padded = F.pad(weight, (0, 0, 0, -out % (2 * PANEL)))
-    return padded.view(-1, PANEL, inputs // 2, 2).transpose(1, 2).contiguous()
+    return padded.view(-1, PANEL, inputs // each, each).transpose(1, 2).contiguous()
 
 
 def from_panels(panels: Tensor, out_features: int) -> Tensor:
     """The inverse of :func:`to_panels`."""
-    return panels.transpose(1, 2).reshape(-1, 2 * panels.shape[1])[:out_features]
+    return panels.transpose(1, 2).flatten(2).flatten(0, 1)[:out_features]
 
 
 def interleaved(gate_up: Tensor) -> Tensor:
@@ -78,12 +92,13 @@ def separated(turns: Tensor, size: int) -> Tensor:
     return torch.cat((pairs[:, 0].flatten(0, 1)[:size], pairs[:, 1].flatten(0, 1)[:size]))
 
 
-def pack_bf16(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructions: str | None = None) -> PackedLinear:
-    """``weight``: bfloat16 ``[out, in]``; ``bias``: ``[out]`` in any float type, or ``None``.
+def pack_float(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructions: str | None = None) -> PackedLinear:
+    """``weight``: float32 or bfloat16 ``[out, in]``, as x and results are; ``bias``: ``[out]`` in any float type, or
+    ``None``.
 
     ``instructions``: one of :data:`INSTRUCTIONS`, by default the best there are.
     """
-    instructions = instructions or INSTRUCTIONS[kernels().best_instructions()]
+    instructions = instructions or best_instructions(weight.dtype)
     layer = _Layer(weight, bias, spec.kind == "gate_up", instructions)
     return PackedLinear(
         layer.tensors,
@@ -92,17 +107,17 @@ def pack_bf16(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instruction
         out_features=layer.out_features,
         apply_add=None if layer.gated else layer.apply_add,
         apply_gated=layer.apply_gated if layer.gated else None,
-        label=f"bfloat16 panels, {instructions}",
+        label=f"{_short(weight.dtype)} panels, {instructions}",
     )
 
 
-def packed_bytes(spec: LinearSpec) -> int:
-    """Bytes of what :func:`pack_bf16` keeps: whole pairs of panels, and a float32 bias."""
+def packed_bytes(spec: LinearSpec, dtype: torch.dtype) -> int:
+    """Bytes of what :func:`pack_float` keeps: whole pairs of panels, and a float32 bias."""
     halves = 2 if spec.kind == "gate_up" else 1  # each of them in whole panels
     panels = halves * -(-spec.out_features // (halves * PANEL))
     padded = -(-panels // 2) * 2 * PANEL
     bias = padded * torch.float32.itemsize if any(part.bias for part in spec.parts) else 0
-    return padded * spec.in_features * torch.bfloat16.itemsize + bias
+    return padded * spec.in_features * dtype.itemsize + bias
 
 
 class _Layer:
@@ -116,6 +131,7 @@ class _Layer:
             weight = interleaved(weight)
             bias = None if bias is None else interleaved(bias)
         self._panels = to_panels(weight)
+        self._kernel: Callable[..., None] = getattr(kernels(), f"linear_{_short(weight.dtype)}")
         self._columns = weight.shape[0]
         self._bias = None if bias is None else F.pad(bias.float(), (0, -bias.shape[0] % (2 * PANEL)))
         self._plain = self._structure(self._columns, 0)
@@ -137,22 +153,25 @@ class _Layer:
 
     def apply(self, x: Tensor) -> Tensor:
         y = x.new_empty(x.shape[0], self._columns)
-        return self._in_order(_call(self._plain, x, y, None))
+        return self._in_order(self._call(self._plain, x, y, None))
 
     def apply_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return _call(self._plain, x, residual, residual)
+        return self._call(self._plain, x, residual, residual)
 
     def apply_gated(self, x: Tensor, act: str) -> Tensor:
-        return _call(self._activated[act], x, x.new_empty(x.shape[0], self.out_features // 2), None)
+        return self._call(self._activated[act], x, x.new_empty(x.shape[0], self.out_features // 2), None)
 
     def _in_order(self, y: Tensor) -> Tensor:
         return separated(y.T, self.out_features // 2).T.contiguous() if self.gated else y
 
+    def _call(self, layer: _Linear, x: Tensor, y: Tensor, residual: Tensor | None) -> Tensor:
+        assert x.dtype == self._panels.dtype and x.stride(1) == 1
+        self._kernel(
+            ctypes.addressof(layer), x.shape[0], x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
+            native.pointer(residual),
+        )  # fmt: skip
+        return y
 
-def _call(layer: _Linear, x: Tensor, y: Tensor, residual: Tensor | None) -> Tensor:
-    assert x.dtype == torch.bfloat16 and x.stride(1) == 1
-    kernels().linear(
-        ctypes.addressof(layer), x.shape[0], x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
-        native.pointer(residual),
-    )  # fmt: skip
-    return y
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,17 +1,20 @@
-// y = x @ W.T (+ bias) (+ residual), or act(gate) * up, in bfloat16 with float32 sums, at any number of rows.
+// y = x @ W.T (+ bias) (+ residual), or act(gate) * up, in float32, or in bfloat16 with float32 sums, at any number of
+// rows.
 //
-// Weights lie in panels of 16 outputs: [out / 16][in / 2][16][2]. One panel row of 64 bytes holds two consecutive
-// inputs of 16 outputs: what AVX512-BF16 multiplies with a broadcast pair of x, what 16 of make an AMX tile, and what
-// AVX2 widens into four vectors. A matrix is read once from front to back, which is all that counts at few rows.
+// Weights lie in panels of 16 outputs. A matrix is read once from front to back, which is all that counts at few rows.
+// bfloat16: [out / 16][in / 2][16][2]. One panel row of 64 bytes holds two consecutive inputs of 16 outputs: what
+// AVX512-BF16 multiplies with a broadcast pair of x, what 16 of make an AMX tile, and what AVX2 widens into four
+// vectors. float32: [out / 16][in][16], one input a row.
 //
-// With AMX and AVX2 each output is summed over its inputs in one order whatever the number of rows: a row's result does
-// not depend on its neighbours.
+// In float32, and in bfloat16 with AMX and AVX2, each output is summed over its inputs in one order whatever the number
+// of rows: a row's result does not depend on its neighbours.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 #include "amx.h"
+#include "float_panels.h"
 #include "panel_linear.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
@@ -28,26 +31,64 @@
 #define HAS_AVX2 0
 #endif
 
-enum Instructions : int32_t { PLAIN = 0, AVX2 = 1, AVX512_BF16 = 2, AMX = 3 };
+#if defined(__AVX512F__)
+#define HAS_AVX512F 1
+#else
+#define HAS_AVX512F 0
+#endif
+
+enum Instructions : int32_t { PLAIN = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, AMX = 4 };
 
 // What stays the same from call to call; mirrored by a ctypes structure.
 struct Linear {
-    int64_t in_features;   // a multiple of 32
+    int64_t in_features;   // in bfloat16 a multiple of 32
     int64_t out_features;  // columns of y
-    const bfloat16* weight;
+    const void* weight;
     const float* bias;  // by panel, padded with zeros; null: none
     Activation activation;
     Instructions instructions;
 };
 
-// The best instructions this process may use.
-extern "C" int32_t best_instructions() {
+// The best instructions this process may use for each type of weights.
+extern "C" int32_t best_instructions_float32() { return HAS_AVX512F ? AVX512 : HAS_AVX2 ? AVX2 : PLAIN; }
+
+extern "C" int32_t best_instructions_bfloat16() {
     return request_amx() ? AMX : HAS_AVX512_BF16 ? AVX512_BF16 : HAS_AVX2 ? AVX2 : PLAIN;
 }
 
 namespace {
 
 using Bf16Call = Call<Linear, bfloat16>;
+
+// --- float32 --------------------------------------------------------------------------------------------------------
+
+template <int LANES>
+struct Floats {
+    using Inputs = Unprepared;
+    using Panels = FloatPanels<LANES>;
+    static constexpr int64_t BLOCK_ROWS = Panels::BLOCK_ROWS;
+    static constexpr int64_t GROUP_BYTES = 256 << 10;  // of x: half of a usual second-level cache
+    static constexpr int64_t INPUT_BYTES = sizeof(float);
+
+    const Call<Linear, float>& call;
+    Panels panels{static_cast<const float*>(call.linear.weight), call.linear.in_features};
+
+    Floats(const Call<Linear, float>& call, const Unprepared&) : call(call) {}
+    static void prepare(int64_t, int64_t) {}
+    static int64_t stretch() { return Panels::STRETCH; }
+
+    // No four rows beside others: with AVX2 they are too few sums to hide the latency of additions.
+    static int64_t block(int64_t rows) {
+        const int64_t half = block_of<BLOCK_ROWS>(rows);
+        return half < BLOCK_ROWS && half < rows && (half == 4 || rows - half == 4) ? half + 1 : half;
+    }
+
+    void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) const {
+        panels.add_rows(call.x + row * call.x_stride, call.x_stride, rows, pair, begin, end, sums);
+    }
+};
+
+// --- bfloat16 -------------------------------------------------------------------------------------------------------
 
 constexpr int64_t STRETCH = 256;  // inputs for which a pair of panels stays in the first-level cache
 
@@ -62,10 +103,12 @@ struct Direct {
     Direct(const Bf16Call& call, const Unprepared&) : call(call) {}
     static void prepare(int64_t, int64_t) {}
     static int64_t stretch() { return STRETCH; }
-    const bfloat16* panel(int64_t index) const { return call.linear.weight + index * PANEL * call.linear.in_features; }
+    const bfloat16* panel(int64_t index) const {
+        return static_cast<const bfloat16*>(call.linear.weight) + index * PANEL * call.linear.in_features;
+    }
 };
 
-// --- Any processor --------------------------------------------------------------------------------------------------
+// --- bfloat16 on any processor --------------------------------------------------------------------------------------
 
 struct Plain : Direct {
     static constexpr int64_t BLOCK_ROWS = 4;
@@ -145,7 +188,7 @@ public:
     }
 
     const uint8_t* panel(int64_t index) const {
-        return reinterpret_cast<const uint8_t*>(call_.linear.weight + index * PANEL * call_.linear.in_features);
+        return static_cast<const uint8_t*>(call_.linear.weight) + index * PANEL * call_.linear.in_features * 2;
     }
     static GroupScales scales(int64_t, int64_t) { return {}; }
 
@@ -307,8 +350,18 @@ private:
 }  // namespace
 
 // x: [rows, in_features], y and residual: [rows, out_features]; strides in elements. y may be the residual itself.
-extern "C" void linear(const Linear* linear, int64_t rows, const bfloat16* x, int64_t x_stride, bfloat16* y,
-                       int64_t y_stride, const bfloat16* residual) {
+extern "C" void linear_float32(const Linear* linear, int64_t rows, const float* x, int64_t x_stride, float* y,
+                               int64_t y_stride, const float* residual) {
+    const Call<Linear, float> call{*linear, rows, x, x_stride, y, y_stride, residual};
+    switch (linear->instructions) {  // all are there on every processor
+        case PLAIN: return multiply<Floats<4>>(call);
+        case AVX2: return multiply<Floats<8>>(call);
+        default: return multiply<Floats<16>>(call);
+    }
+}
+
+extern "C" void linear_bfloat16(const Linear* linear, int64_t rows, const bfloat16* x, int64_t x_stride, bfloat16* y,
+                                int64_t y_stride, const bfloat16* residual) {
     const Bf16Call call{*linear, rows, x, x_stride, y, y_stride, residual};
     switch (linear->instructions) {
 #if HAS_AMX

@@ -1,0 +1,61 @@
+"""Where tokens are in the cache: what layers need beside the tokens themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
+from engine.execution.kv_cache import KVCache
+from engine.execution.lowering import Memory
+from engine.execution.model import StepContext
+
+Rotate = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
+
+
+@dataclass(slots=True)
+class Place:
+    """The place of some tokens."""
+
+    positions: Tensor
+    """int64 ``[num_tokens]``"""
+    slot_mapping: Tensor
+    attention: AttentionBatch
+    staged: Any = None
+    """By the attention kernel, when it is first needed."""
+    chain: Chained | None = None
+    """The places this one was made with, and which of them it is."""
+    index: int = 0
+    memory: Memory | None = None
+    """Of the recording that is being made of functions at this place."""
+
+    def context(self, rotate: Rotate, attention: AttentionKernel, kv: KVCache) -> StepContext:
+        if self.staged is None:
+            self.staged = attention.stage(self.attention)
+        return StepContext(self.rotations(rotate), self.slot_mapping, self.staged, kv)
+
+    def rotations(self, rotate: Rotate) -> tuple[tuple[Tensor, Tensor], ...]:
+        return rotate(self.positions) if self.chain is None else self.chain.rotations(rotate)[self.index]
+
+
+@dataclass(slots=True)
+class Chained:
+    """Places one behind the other share the tables of their rotations."""
+
+    positions: Tensor
+    """int64 ``[steps, num_rows]``"""
+    _by_layers: dict[int, list[tuple[tuple[Tensor, Tensor], ...]]] = field(default_factory=dict)
+
+    def rotations(self, rotate: Rotate) -> list[tuple[tuple[Tensor, Tensor], ...]]:
+        """Tables by step."""
+        found = self._by_layers.get(id(rotate))
+        if found is None:
+            steps, rows = self.positions.shape
+            tables = rotate(self.positions.flatten())
+            cuts = [slice(step * rows, (step + 1) * rows) for step in range(steps)]
+            found = [tuple((cos[cut], sin[cut]) for cos, sin in tables) for cut in cuts]
+            self._by_layers[id(rotate)] = found
+        return found

@@ -1,0 +1,84 @@
+"""What rounded weights are kept under on disk: everything that they follow from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.contracts.ops import LinearSpec
+from engine.contracts.provider import BuildContext
+from engine.execution.parts import origin_of
+from engine.native.folder import user_folder
+from engine_plugins.quantizer import integer_linear
+from engine_plugins.quantizer.config import OnLoadConfig
+from engine_plugins.quantizer.disk_cache import GIB, DiskCache, Kept, digest
+from engine_plugins.quantizer.weights import Format
+
+SMALLEST = 1 << 19
+"""Weights of a layer from which on it is kept: fewer are rounded as fast as a file is opened and read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """``name`` says which layer it is and in what form, ``key`` also what it was made of."""
+
+    name: str
+    key: str
+
+
+class KeptWeights:
+    """Rounded weights of one model on disk. Nothing is touched there before the first layer is asked for."""
+
+    def __init__(self, config: OnLoadConfig, context: BuildContext) -> None:
+        self._config, self._context = config, context
+        self._opened: DiskCache | None = None
+
+    def place(self, spec: LinearSpec, form: Format, parts: Sequence[Mapping[str, Tensor]]) -> Place | None:
+        """``None``: this layer is not kept."""
+        if self._config.cache == "none" or spec.out_features * spec.in_features < SMALLEST:
+            return None
+        origin = origin_of(parts)
+        if origin is None:
+            return None
+        what = json.dumps([spec.kind, [part.out_features for part in spec.parts], spec.in_features, astuple(form)])
+        name = f"{spec.parts[0].name}\n{what}\n{origin.place}"
+        made_of = "\n".join((self._maker, name, origin.state))
+        return Place(name, hashlib.sha256(made_of.encode()).hexdigest())
+
+    def read(self, place: Place) -> Kept | None:
+        return self._cache.read(place.name, place.key)
+
+    def write(self, place: Place, kept: Kept) -> bool:
+        """Whether it is there for the next start."""
+        return self._cache.write(place.name, place.key, kept)
+
+    @property
+    def _maker(self) -> str:
+        """What turns weights as they are stored into weights as they are kept."""
+        in_panels = integer_linear.wanted(self._context)
+        return f"{_code()} {torch.__version__} {'panels' if in_panels else 'codes'}"
+
+    @property
+    def _cache(self) -> DiskCache:
+        if self._opened is None:
+            root = user_folder("weights") if self._config.cache == "auto" else Path(self._config.cache)
+            model, kind = self._context.model, type(self._config).__name__.removesuffix("Config").lower()
+            readable = re.sub(r"[^\w.-]", "_", model.name)[-60:].lstrip(".")
+            folder = f"{readable}-{kind}-{digest(f'{model.path} {kind} {self._maker}')}"
+            self._opened = DiskCache(root, folder, int(self._config.cache_gib * GIB))
+        return self._opened
+
+
+@cache
+def _code() -> str:
+    """Of the code that rounds and lays out: a number that is to be raised with every change would be forgotten."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()

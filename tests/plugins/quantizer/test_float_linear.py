@@ -1,0 +1,194 @@
+"""Linear layers in panels: both dtypes, every instruction set, odd sizes, and rows that do not notice each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.native import needs_compiler
+
+from engine.contracts.model import DeviceFacts
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.quantizer import PackedLinear
+from engine.testing.context import build_context
+from engine_plugins.quantizer import float_linear
+from engine_plugins.quantizer.config import UnquantizedConfig
+from engine_plugins.quantizer.float_linear import (
+    INSTRUCTIONS,
+    can_pack,
+    from_panels,
+    interleaved,
+    pack_float,
+    separated,
+    to_panels,
+)
+from engine_plugins.quantizer.unquantized import Unquantized
+
+SIZES = [(32, 32), (96, 896), (1152, 320), (50, 64), (33, 2080), (7, 45), (65, 129)]
+CASES = [
+    ("float32", "plain C++"), ("float32", "AVX2"), ("float32", "AVX512"), ("bfloat16", "plain C++"),
+    ("bfloat16", "AVX2"), ("bfloat16", "AVX512-BF16"), ("bfloat16", "AMX-BF16"),
+]  # fmt: skip
+EXACT = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8}
+"""Largest error, in units of the largest result."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Weights of a type on some instructions."""
+
+    dtype: torch.dtype
+    instructions: str
+
+    def pack(self, spec: LinearSpec, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        return pack_float(spec, weight.to(self.dtype), bias, self.instructions)
+
+    def random(self, *shape: int, seed: int = 0) -> torch.Tensor:
+        return random(*shape, seed=seed).to(self.dtype)
+
+
+@pytest.fixture(params=CASES, ids="-".join)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Float32 kernels compile to what any processor has; others are there where their instructions are."""
+    dtype, instructions = getattr(torch, request.param[0]), str(request.param[1])
+    best = float_linear.best_instructions(torch.bfloat16)
+    if dtype == torch.bfloat16 and INSTRUCTIONS.index(instructions) > INSTRUCTIONS.index(best):
+        pytest.skip(f"CPU, compiler or system has no {instructions}")
+    return Kind(dtype, instructions)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("out", [16, 32, 40, 1, 95])
+def test_panels_hold_the_weight_and_zeros(out: int, dtype: torch.dtype) -> None:
+    weight = random(out, 64).to(dtype)
+    panels = to_panels(weight)
+    assert panels.shape[0] % 2 == 0 and panels.is_contiguous()
+    assert torch.equal(from_panels(panels, out), weight)
+    assert not from_panels(panels, panels.shape[0] * 16)[out:].any()
+
+
+@pytest.mark.parametrize("size", [16, 48, 40, 1])
+def test_a_pair_of_panels_has_gates_and_ups_of_the_same_outputs(size: int) -> None:
+    weight = random(2 * size, 8)
+    turns = interleaved(weight)
+    assert torch.equal(separated(turns, size), weight)
+    assert torch.equal(turns[0], weight[0]) and torch.equal(turns[16], weight[size])
+
+
+@needs_compiler
+@pytest.mark.parametrize(("out", "inputs"), SIZES)
+def test_any_size_and_any_number_of_rows(out: int, inputs: int, kind: Kind) -> None:
+    weight, bias = kind.random(out, inputs) * 0.1, kind.random(out, seed=1)
+    spec = LinearSpec((LinearPart("w", out, True),), inputs)
+    if not can_pack(spec, kind.dtype):
+        pytest.skip("refused: packed otherwise")
+    packed = kind.pack(spec, weight, bias)
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 31, 32, 33, 48, 64, 511, 513, 1100):
+        x = kind.random(rows, inputs, seed=rows)
+        want = F.linear(x.double(), weight.double(), bias.double())
+        assert float((packed.apply(x).double() - want).abs().max()) <= EXACT[kind.dtype] * float(want.abs().max()), rows
+
+
+def test_only_bfloat16_asks_for_whole_tiles_of_inputs() -> None:
+    odd, whole = LinearSpec((LinearPart("w", 8),), 45), LinearSpec((LinearPart("w", 8),), 64)
+    assert can_pack(odd, torch.float32) and not can_pack(odd, torch.bfloat16) and can_pack(whole, torch.bfloat16)
+    assert not can_pack(whole, torch.float16)
+
+
+@needs_compiler
+def test_the_input_may_be_a_view_and_the_sum_may_replace_the_residual(kind: Kind) -> None:
+    weight = kind.random(48, 64)
+    packed = kind.pack(LinearSpec((LinearPart("w", 48),), 64), weight)
+    wide = kind.random(5, 200)
+    before = wide.clone()
+    x, residual = wide[:, 100:164], kind.random(5, 48, seed=2)
+    want = F.linear(x.double(), weight.double()) + residual.double()
+    assert packed.apply_add is not None
+    got = packed.apply_add(x, residual)
+    assert float((got.double() - want).abs().max()) <= EXACT[kind.dtype] * float(want.abs().max())
+    assert got.data_ptr() == residual.data_ptr() and torch.equal(wide, before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("inputs", [1024, 300])
+def test_a_row_does_not_depend_on_its_neighbours(inputs: int, kind: Kind) -> None:
+    if kind.dtype == torch.bfloat16 and kind.instructions not in ("AVX2", "AMX-BF16"):
+        pytest.skip("promised with AVX2 and AMX only")
+    spec = LinearSpec((LinearPart("w", 96),), inputs)
+    if not can_pack(spec, kind.dtype):
+        pytest.skip("refused: packed otherwise")
+    packed = kind.pack(spec, kind.random(96, inputs))
+    x = kind.random(700, inputs)
+    whole = packed.apply(x)
+    for rows in (1, 2, 3, 4, 5, 6, 8, 11, 16, 33, 64, 600):
+        assert torch.equal(packed.apply(x[:rows]), whole[:rows])
+        assert torch.equal(packed.apply(x[-rows:]), whole[-rows:])
+
+
+@needs_compiler
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+def test_a_gate_and_up_projection_of_any_size_is_gated(act: str, kind: Kind) -> None:
+    size = 43
+    spec = LinearSpec((LinearPart("gate", size, True), LinearPart("up", size, True)), 64, kind="gate_up")
+    weight, bias = kind.random(2 * size, 64) * 0.1, kind.random(2 * size, seed=1)
+    packed = kind.pack(spec, weight, bias)
+    assert packed.apply_gated is not None
+    for rows in (1, 5, 40):
+        x = kind.random(rows, 64, seed=rows)
+        gate, up = F.linear(x.double(), weight.double(), bias.double()).chunk(2, dim=1)
+        want = (F.silu(gate) if act == "silu" else F.gelu(gate, approximate="tanh")) * up
+        got = packed.apply_gated(x, act).double()
+        assert float((got - want).abs().max()) <= EXACT[kind.dtype] * float(want.abs().max())
+
+
+@needs_compiler
+def test_the_gate_saturates_and_does_not_overflow(kind: Kind) -> None:
+    weight = torch.zeros(32, 32, dtype=kind.dtype)
+    weight[:16] = torch.eye(32, dtype=kind.dtype)[:16] * 1000
+    weight[16:] = weight[:16]
+    spec = LinearSpec((LinearPart("gate", 16), LinearPart("up", 16)), 32, kind="gate_up")
+    packed = kind.pack(spec, weight)
+    x = torch.zeros(1, 32, dtype=kind.dtype)
+    x[0, :5] = torch.tensor([1.0, -1.0, 0.001, 3e35, 3e4])
+    assert packed.apply_gated is not None
+    got = packed.apply_gated(x, "silu")[0].float()
+    assert got[0] == pytest.approx(1e6, rel=0.01) and abs(float(got[1])) < 1e-6
+    assert got[2] == pytest.approx(1 / (1 + 2.718281828**-1), rel=0.01)
+    assert float(got[3]) == float("inf")
+    assert got[4] == pytest.approx(9e14, rel=0.01)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("parts", [(33,), (16, 16), (40, 40)])
+def test_what_is_kept_has_the_bytes_that_were_announced(parts: tuple[int, ...], dtype: torch.dtype) -> None:
+    spec = LinearSpec(
+        tuple(LinearPart(f"w{i}", out, i == 0) for i, out in enumerate(parts)), 64,
+        kind="gate_up" if len(parts) == 2 else "linear",
+    )  # fmt: skip
+    packed = pack_float(spec, random(sum(parts), 64).to(dtype), random(sum(parts)))
+    assert sum(tensor.nbytes for tensor in packed.tensors.values()) == float_linear.packed_bytes(spec, dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_unquantized_weights_are_in_panels_where_steps_are_compiled(dtype: str) -> None:
+    def label(execution: str) -> str:
+        quantizer = Unquantized(UnquantizedConfig(), build_context(dtype=dtype, execution=execution))
+        spec = LinearSpec((LinearPart("w", 32),), 64)
+        return quantizer.pack(spec, [{"weight": random(32, 64)}], getattr(torch, dtype), "cpu").label
+
+    assert label("compile") == f"{dtype} panels, {float_linear.best_instructions(getattr(torch, dtype))}"
+    assert "panels" not in label("eager")
+
+
+@pytest.mark.parametrize("execution", ["compile", "graphs"])
+def test_a_gpu_gets_no_weights_in_panels(execution: str) -> None:
+    on_gpu = build_context(device=DeviceFacts("cuda", "a GPU", (9, 0)), dtype="bfloat16", execution=execution)
+    assert not float_linear.wanted(on_gpu)
