@@ -19,8 +19,8 @@ from engine.contracts.drafter import TargetStep
 from engine.execution.places import Place
 from engine.execution.step import StepPlan
 
-MOST_TOKENS = 16
-"""Kept at once: as many as drafters replay."""
+MOST_TOKENS = 64
+"""Kept at once: bounds memory, and how long the first drafts wait."""
 
 
 @dataclass(slots=True)
@@ -39,9 +39,12 @@ class Backlog:
         self._kept: list[_Kept] = []
 
     def takes(self, plan: StepPlan) -> bool:
-        """Whether a plan's step may wait with those kept already; if not, they come first (:meth:`take`)."""
+        """Whether a plan's step may wait with those kept already; if not, they come first (:attr:`whole`).
+
+        A block can only be given away or shared by a request that is no row any more, or to one that is admitted.
+        """
         quiet = not plan.admits and all(
-            row.num_queries == 1 and row.samples and row.wants_drafts == 0 and not row.new_blocks for row in plan.rows
+            row.num_queries == 1 and row.samples and row.wants_drafts == 0 for row in plan.rows
         )
         fits = (len(self._kept) + 1) * len(plan.rows) <= MOST_TOKENS
         return quiet and fits and (not self._kept or self._next == tuple((row.slot, row.start) for row in plan.rows))

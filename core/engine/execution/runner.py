@@ -223,12 +223,13 @@ class ModelRunner:
                 widths.append(row.wants_drafts)
             begin += q_lens[i]
         columns = upload([*slots, *last, *lengths, *newest], torch.int64, self.tables.device).view(4, len(wanting))
+        slots_there, last_there, positions, tokens = columns.unbind()
         return DraftRows(
             index=tuple(wanting),
-            slots=columns[0],
-            last=columns[1],
-            tokens=columns[3],
-            positions=columns[2],
+            slots=slots_there,
+            last=last_there,
+            tokens=tokens,
+            positions=positions,
             lengths=tuple(lengths),
             widths=tuple(widths),
         )

@@ -6,6 +6,7 @@ so a slot or block that was freed and reused is always written after its former 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -124,8 +125,16 @@ class DeviceTables:
 
 
 def _scatter(table: Tensor, entries: list[tuple[int, int]]) -> None:
-    """``table.flatten()[index] = value`` for each ``(index, value)``."""
-    if entries:
+    """``table.flatten()[index] = value`` for each ``(index, value)``. ``table``: int32 or int64, contiguous."""
+    if not entries:
+        return
+    if table.device.type == "cpu":
+        # A few numbers a step, written in a tenth of the time that torch takes.
+        number = ctypes.c_int64 if table.dtype == torch.int64 else ctypes.c_int32
+        numbers = (number * table.numel()).from_address(table.data_ptr())
+        for at, value in entries:
+            numbers[at] = value
+    else:
         index, values = _upload_parts(tuple(zip(*entries, strict=True)), str(table.device))
         table.view(-1)[index] = values.to(table.dtype)
 

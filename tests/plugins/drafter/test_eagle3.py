@@ -284,19 +284,21 @@ def test_a_head_for_another_model_is_refused_saying_why(
         read_facts(str(tmp_path), facts_of(target))
 
 
-@pytest.mark.parametrize("change", ["missing", "leftover", "shape"])
+@pytest.mark.parametrize("change", ["missing", "leftover", "shape", "tokens"])
 def test_tensors_that_do_not_fit_stop_the_start(change: str, target: Path, tmp_path: Path) -> None:
     tensors = head_tensors("authors")
     if change == "missing":
         del tensors["midlayer.mlp.up_proj.weight"]
     elif change == "leftover":
         tensors["midlayer.surplus.weight"] = torch.ones(3)
+    elif change == "tokens":
+        tensors["d2t"] = tensors["d2t"] + VOCAB
     else:
         tensors["fc.weight"] = torch.ones(HIDDEN, HIDDEN)
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
     save_file(tensors, tmp_path / "model.safetensors")
     plan = assemble([f"model.path={target}", "device=cpu", "drafter=eagle3", f"drafter.path={tmp_path}"])
-    with pytest.raises(DoesNotFit, match=r"drafter=eagle3: .*(up_proj|surplus|fc)"):
+    with pytest.raises(DoesNotFit, match=r"drafter=eagle3: .*(up_proj|surplus|fc|d2t maps to tokens)"):
         build_engine(plan)
 
 

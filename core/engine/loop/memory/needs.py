@@ -19,7 +19,7 @@ from engine.loop.memory.weights import WeightSizes, weight_sizes
 GRAPHS_BYTES = 512 * 2**20
 """Reckoned for recorded steps before anything is loaded; what they really take is measured after loading (see
 ``rehearsal.py``)."""
-HOST_BYTES = 20 * 2**20
+HOST_BYTES = 10 * 2**20
 """On a CPU, beside tensors: objects of requests and steps, buffers of libraries, holes in the heap. Measured with
 ``benchmarks/memory_peak.py``."""
 HEAP_SLACK = 1.5
@@ -125,7 +125,8 @@ def _workspace(plan: EnginePlan, tokens: int, rows: int) -> int:
     # Outside compiled kernels, norm and rotation go through float32 copies.
     wide = 0 if plan.execution != "eager" else tokens * max(model.hidden_size, query + key) * torch.float32.itemsize
     attention = tokens * (query + 2 * key + query) * item
-    mlp = tokens * 3 * model.intermediate_size * item  # gate and up, and their product
+    # Gate, up and their product, or only that where one kernel makes it.
+    mlp = tokens * (3 if plan.execution == "eager" else 1) * model.intermediate_size * item
     logits = _logits(plan, min(rows, tokens), SAMPLING_COPIES)
     prompt_logprobs = _logits(plan, min(PROMPT_LOGPROB_ROWS, tokens), PROMPT_COPIES)
     alive = 2 * stream + rotation + wide + max(attention, mlp, logits, prompt_logprobs)
