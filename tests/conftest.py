@@ -1,11 +1,34 @@
 """Settings all tests share."""
 
+import contextlib
 import os
+import tempfile
 
 import pytest
 
 # Tests run tiny models: threads would only wait for each other. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _cache_of_their_own() -> tempfile.TemporaryDirectory[str]:
+    """Point this process and those it starts at a cache folder that lasts as long as the tests, with the user's
+    compiled kernels in it: what tests round is nothing to keep, what they compile is."""
+    from engine.native.folder import user_folder
+
+    compiled = user_folder("native")
+    folder = tempfile.TemporaryDirectory(prefix="engine-tests-")
+    os.environ["XDG_CACHE_HOME"] = folder.name
+    linked = user_folder("native")
+    linked.parent.mkdir(mode=0o700)
+    with contextlib.suppress(OSError):  # where nothing can be kept, kernels are compiled for these tests
+        compiled.mkdir(mode=0o700, parents=True, exist_ok=True)
+        linked.symlink_to(compiled, target_is_directory=True)
+    return folder
+
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent's
+    CACHE = _cache_of_their_own()
+    """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
     "execution/triton_ops/test_interpreter.py", "quantizer/test_integer_linear.py", "laws/test_lossy_formats.py",

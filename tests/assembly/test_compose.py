@@ -66,7 +66,7 @@ def test_every_way_to_write_a_preset_means_the_same(form, builtins):
     composed = compose([form], builtins)
     assert composed.presets == ("latency",)
     assert picked(composed, "scheduler").requested == "chunked_prefill_latency"
-    assert picked(composed, "drafter").plugin == "ngram"
+    assert picked(composed, "drafter").plugin == "auto"
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.contracts.drafter import DraftRows, TargetStep
+from engine.assembly.assemble import assemble
+from engine.contracts.drafter import DraftRows, DraftTokens, TargetStep
 from engine.contracts.request import SamplingParams
 from engine.contracts.scheduler import StepCost
 from engine.execution import backlog
 from engine.execution.backlog import Backlog
 from engine.execution.runner import ModelRunner
+from engine.loop.build import build_engine
 from engine.loop.width import WidthController
-from engine_plugins.drafter.eagle3.drafter import Eagle3Drafter
+from engine_plugins.drafter.eagle3.drafter import Eagle3Drafter, Eagle3Head
 
 from ..laws.drafted import DRAFTERS, Answer, Models, answers, engine, prompts, requests_for
 
@@ -103,7 +105,7 @@ def test_steps_that_waited_are_told_as_one_in_their_order(models: Models, monkey
         return found
 
     monkeypatch.setattr(Eagle3Drafter, "extend", extending)
-    monkeypatch.setattr(backlog, "MOST_TOKENS", 16)
+    monkeypatch.setattr(backlog, "MOST_WAITING", 16)
     monkeypatch.setattr(WidthController, "width", lambda self, batch, cost, remaining: 0)
     late = seen(waiting=True)
     at_once = seen(waiting=False)
@@ -133,3 +135,64 @@ def test_while_nobody_wants_drafts_nothing_is_proposed(models: Models, monkeypat
     answers(core, requests_for(prompts(models, NAME, 1), [GREEDY]), 1)
     core.close()
     assert calls["steps"] > 50 and calls["proposals"] < 12
+
+
+def test_a_drafter_that_fails_once_over_steps_that_waited_fails_one_request_at_most(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, failed = prompts(models, NAME, 3), Counter[str]()
+    extend = Eagle3Drafter.extend
+
+    def failing(self: Eagle3Drafter, step: TargetStep) -> None:
+        if min(step.q_lens) > 1 and 0 not in step.positions.tolist() and not failed["steps"]:
+            failed["steps"] += 1
+            raise RuntimeError("no room")
+        extend(self, step)
+
+    monkeypatch.setattr(WidthController, "width", lambda self, batch, cost, remaining: 0)
+    core = engine(models, NAME, *DRAFTERS["eagle3"](models, NAME), "drafter.max_width=3")
+    wanted = [a.tokens for a in answers(core, requests_for(texts, [GREEDY]), 1)]
+    monkeypatch.setattr(Eagle3Drafter, "extend", failing)
+    reasons, tokens = [], []
+    for request in requests_for(texts, [GREEDY]):
+        core.submit(request)
+        outputs = []
+        while core.has_work:
+            outputs += core.step().outputs
+        reasons.append(outputs[-1].finish_reason)
+        tokens.append(tuple(token for output in outputs for token in output.tokens))
+    core.close()
+    assert failed["steps"] == 1 and reasons.count("error") <= 1
+    assert all(a == b for a, b, reason in zip(tokens, wanted, reasons, strict=True) if reason != "error")
+
+
+def test_a_head_drafts_the_same_behind_tokens_of_which_it_only_noted_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head that comes with the bundled model, which is right often enough to show what it knows."""
+    propose, noted = Eagle3Drafter.propose, Counter[str]()
+    drafts: list[list[list[int]]] = []
+
+    def proposing(self: Eagle3Drafter, rows: DraftRows) -> DraftTokens:
+        found = propose(self, rows)
+        drafts[-1].extend(row[:width] for row, width in zip(found.tokens.tolist(), rows.widths, strict=False))
+        return found
+
+    def noting(self: Eagle3Head, *arguments: torch.Tensor, place: object) -> None:
+        noted["steps"] += 1
+        note(self, *arguments, place=place)
+
+    def in_full(self: Eagle3Head, *arguments: torch.Tensor, place: object) -> None:
+        self.follow(*arguments, place=place)
+
+    note = Eagle3Head.note
+    texts = [tuple(range(5 + i, 60)) for i in range(3)]
+    for way in (noting, in_full):
+        drafts.append([])
+        monkeypatch.setattr(Eagle3Head, "note", way)
+        monkeypatch.setattr(Eagle3Drafter, "propose", proposing)
+        Bursts(monkeypatch, 40)
+        core = build_engine(assemble(["drafter=eagle3", "device=cpu", "threads=1", "exporter=[]"])).core
+        drafts[-1].clear()
+        answers(core, requests_for(texts, [GREEDY]), 3)
+        core.close()
+    assert noted["steps"] > 3 and len(drafts[0]) > 20
+    assert drafts[0] == drafts[1]

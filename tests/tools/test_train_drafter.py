@@ -428,6 +428,27 @@ def test_a_round_ends_with_the_first_draft_that_falls():
     assert counts.by_position == [1.0, 0.5] and counts.tokens == 4
 
 
+def test_every_draft_of_a_block_may_stand():
+    counts = Counts(steps=2)
+    counts.add(torch.ones(2, 6, dtype=torch.bool), torch.ones(2, 6, dtype=torch.bool))
+    assert counts.right == counts.tried == [2, 2] and counts.tokens_per_round == 3.0
+
+
+@pytest.mark.parametrize("block_size", [2, 6, 10])
+def test_acceptance_is_counted_for_as_many_drafts_as_a_block_has(block_size, folder, tmp_path, monkeypatch):
+    """Also where all of them stand."""
+
+    def right(head, batch, logits):
+        matches = torch.ones(len(logits), *batch.real.shape, dtype=torch.bool)
+        return matches, torch.stack([chains.judged(batch, step) for step in range(len(logits))])
+
+    monkeypatch.setattr(chains, "matches", right)
+    flags = ["--layers", "1", "--mask-token", "119", "--block-size", str(block_size), *HEAD_FLAGS]
+    assert run("parallel_block", folder, tmp_path, "--steps", "1", *flags) == 0
+    header = (tmp_path / "out" / "MODEL_CARD.md").read_text().split("| prompts |")[1].splitlines()[0]
+    assert header.count("|") == block_size
+
+
 def test_taps_are_where_eagle3_has_them_or_else_distinct():
     assert default_taps(32) == (2, 16, 29)
     for layers in range(3, 12):

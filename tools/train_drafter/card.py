@@ -154,7 +154,7 @@ def command(arguments: argparse.Namespace) -> str:
     for name, value in vars(arguments).items():
         if name in left_out or value in (None, False, "auto") or isinstance(value, Path):
             continue
-        values = value if isinstance(value, list) else [value]
+        values = value if isinstance(value, list) else [] if value is True else [value]
         words += [
             f"--{name.replace('_', '-')}",
             *(f"{each:g}" if isinstance(each, float) else str(each) for each in values),

@@ -26,7 +26,7 @@ from tools.train_drafter.target import Target
 from torch import Tensor, nn
 
 MEASURED_STEPS = 7
-"""Positions of a chain that acceptance is reported for."""
+"""Drafts of a round that acceptance is reported for, where the drafter has no bound of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Drafter:
     config: dict[str, Any]
     tensors: Callable[[], Mapping[str, Tensor]]
     taps: tuple[int, ...]
+    steps: int = MEASURED_STEPS
+    """Drafts of a round."""
 
 
 def train(arguments: argparse.Namespace) -> str:
@@ -67,7 +69,7 @@ def train(arguments: argparse.Namespace) -> str:
         return f"stopped at step {trainer.progress.step}; go on with --resume"
     round_as_stored(drafter.module)
     judged = Features(target, held_out, drafter.taps, *batches, None if keep is None else keep / "held-out")
-    found = measure((judged[i] for i in range(len(judged))), drafter.matches, MEASURED_STEPS)
+    found = measure((judged[i] for i in range(len(judged))), drafter.matches, drafter.steps)
     passes = trainer.progress.number + trainer.progress.taken / len(features)
     trained = Trained(
         drafter.kind,
@@ -153,8 +155,8 @@ def _parallel_block(arguments: argparse.Namespace, target: Target, answers: list
     before = _trained_before(arguments.start_from)
     draft_vocab = _draft_vocab(arguments, facts.vocab_size, answers, before)
     mask = arguments.mask_token
-    if mask is None or not 0 <= mask < facts.vocab_size:
-        raise ValueError(f"--mask-token {mask}: expected a token that texts do not have, 0 to {facts.vocab_size - 1}")
+    if not 0 <= mask < facts.vocab_size or token_counts(answers, facts.vocab_size)[mask]:
+        raise ValueError(f"--mask-token {mask}: expected a token that no answer has, 0 to {facts.vocab_size - 1}")
     sizes = BlockSizes(
         hidden_size=facts.hidden_size,
         vocab_size=facts.vocab_size,
@@ -182,6 +184,7 @@ def _parallel_block(arguments: argparse.Namespace, target: Target, answers: list
         config=sizes.config(),
         tensors=partial(chains.checkpoint, head),
         taps=taps,
+        steps=sizes.block_size - 1,
     )
 
 

@@ -117,6 +117,9 @@ class TargetStep:
     """The hidden states asked for, ``[num_tokens, hidden_size]`` each."""
     place: Any
     """Where these tokens are in the cache: for :meth:`DraftLayers.run`."""
+    drafts_follow: bool = True
+    """Drafts may be wanted behind this step. ``False``: all that is needed of it is what later steps read in the
+    cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from engine.contracts.drafter import TargetStep
 from engine.execution.places import Place
 from engine.execution.step import StepPlan
 
-MOST_TOKENS = 64
-"""Kept at once: bounds memory, and how long the first drafts wait."""
+MOST_WAITING = 64
+"""Tokens kept at once: bounds memory, and how long the first drafts wait."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Backlog:
         quiet = not plan.admits and all(
             row.num_queries == 1 and row.samples and row.wants_drafts == 0 for row in plan.rows
         )
-        fits = (len(self._kept) + 1) * len(plan.rows) <= MOST_TOKENS
+        fits = (len(self._kept) + 1) * len(plan.rows) <= MOST_WAITING
         return quiet and fits and (not self._kept or self._next == tuple((row.slot, row.start) for row in plan.rows))
 
     def add(self, plan: StepPlan, step: TargetStep, place: Place) -> None:
@@ -74,7 +74,12 @@ class Backlog:
             slots=_by_request([step.slots for step in steps]),
             taps=tuple(_by_request(taps) for taps in zip(*(step.taps for step in steps), strict=True)),
             place=Place(positions, _by_request([kept.slot_mapping for kept in self._kept]), attention),
+            drafts_follow=False,
         )
+
+    def __len__(self) -> int:
+        """Steps."""
+        return len(self._kept)
 
     def clear(self) -> None:
         self._kept.clear()

@@ -16,12 +16,10 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, RestagingKernel
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftRows, DraftTokens
 from engine.execution import row_ops
-from engine.execution.lowering import Memory, RotationTables, record
+from engine.execution.lowering import MOST_TOKENS, Memory, RotationTables, record
 from engine.execution.places import Place
 from engine.execution.tables import DeviceTables
 
-MOST_TOKENS = 16
-"""As of a target's step: with more, what Python adds is lost in what the kernels take."""
 MOST_DRAFTS = 64
 """Of a chain."""
 

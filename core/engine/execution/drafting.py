@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftChain, DraftRows, DraftTokens
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.model import ModelFacts
+from engine.contracts.model import ModelFacts, RopeFacts
 from engine.contracts.ops import LayerOp, LinearSpec, LMHead, ModelOps, NormSpec
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
@@ -202,6 +202,7 @@ class Weights:
         self._quantizer = loading.quantizer(model)
         self._used: set[str] = set()
         self._table: Tensor | None = None
+        self._rotations: list[tuple[tuple[RopeFacts, ...], Rotate, RotationTables | None]] = []
         self.names = frozenset(self._checkpoint.names)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -231,9 +232,18 @@ class Weights:
             self._require(norms if spec is None else norms | linear_names(spec, self._quantizer)[0])
         loader = self._loader(ops)
         layers = [loader.layer(first + i, layer) for i, layer in enumerate(ops)]
-        rotate = lower_rotations(loader.lowering, self._model.head_dim, self._loading.max_len)
-        tables = self._keep_rotations(rotate) if can_replay(loader.lowering) else None
+        rotate, tables = self._rotations_of(loader.lowering)
         return Layers(layers, rotate, self._loading.attention, self._kv, tables)
+
+    def _rotations_of(self, lowering: Lowering) -> tuple[Rotate, RotationTables | None]:
+        """Layers that rotate alike share their tables."""
+        for kinds, rotate, tables in self._rotations:
+            if kinds == lowering.rope_kinds:
+                return rotate, tables
+        rotate = lower_rotations(lowering, self._model.head_dim, self._loading.max_len)
+        tables = self._keep_rotations(rotate) if can_replay(lowering) else None
+        self._rotations.append((lowering.rope_kinds, rotate, tables))
+        return rotate, tables
 
     def head(self, op: LMHead) -> Callable[[Tensor], Tensor]:
         needed = set() if op.tied else linear_names(op.head, self._quantizer)[0]

@@ -15,12 +15,12 @@ from engine.execution.checkpoint import TensorEntry
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where tensors come from. Equal origins: equal tensors, unless somebody changed a file and set its time back."""
+    """Where tensors come from. Equal origins: equal tensors."""
 
     place: str
     """Files, names of tensors, and what is cut out of them."""
     state: str
-    """Of the files at this moment: size and time of the last change; and where in them the tensors lie."""
+    """Of the files at this moment: size and times of the last change; and where in them the tensors lie."""
 
 
 class StoredPart(Mapping[str, Tensor]):
@@ -50,8 +50,9 @@ def origin_of_tensor(name: str, entry: TensorEntry, cut: str = "") -> Origin:
     """``cut``: what of the tensor is taken, or how it is converted. Raises ``OSError`` for a file that is gone."""
     file = entry.file.resolve()
     status = file.stat()
-    state = f"{status.st_size} {status.st_mtime_ns} {entry.offset} {entry.dtype} {list(entry.shape)}"
-    return Origin(f"{file} {name} {cut}", state)
+    # st_mtime is what an archive or a copy sets, perhaps to the same for two models; nobody sets st_ctime.
+    state = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    return Origin(f"{file} {name} {cut}", f"{state} {entry.offset} {entry.dtype} {list(entry.shape)}")
 
 
 def joined_origins(origins: Sequence[Origin]) -> Origin:

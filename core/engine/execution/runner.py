@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from engine import native
 from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
 from engine.execution.adjust import adjusts
 from engine.execution.backlog import Backlog
@@ -63,7 +64,8 @@ class ModelRunner:
         On a GPU this returns while the device works, unless a row uses rejection sampling or a drafter lives on the
         device.
         """
-        late_ms = self._catch_up(plan)
+        recordings = native.recordings_made()
+        late_ms, late_steps = self._catch_up(plan)
         started = mark(self.tables.device)
         bucket = None if self.graphs is None else self.graphs.find(plan.rows)
         sampled: Sampled | None
@@ -82,19 +84,23 @@ class ModelRunner:
         self._last = ended
         if self.drafter is not None:
             self._draft(self.drafter, plan, batch, staged, taps, step)
-            step.draft_ms += late_ms
+            step.late_ms, step.late_steps = late_ms, late_steps
             self._last = mark(self.tables.device)
+        step.recorded = native.recordings_made() != recordings
         return step
 
-    def _catch_up(self, plan: StepPlan) -> float:
-        """Tell the drafter of the steps that waited, unless this one may wait with them. Returns the milliseconds."""
+    def _catch_up(self, plan: StepPlan) -> tuple[float, int]:
+        """Tell the drafter of the steps that waited, unless this one may wait with them. Returns the milliseconds and
+        how many steps."""
         late = None if self.drafter is None or self._backlog.takes(plan) else self._backlog.whole
         if self.drafter is None or late is None:
-            return 0.0
-        started = time.perf_counter()
-        self.drafter.extend(late)
+            return 0.0, 0
+        count, started = len(self._backlog), time.perf_counter()
+        # A drafter that fails now has a gap in its keys, which costs acceptance; it must not fail the next step, too.
         self._backlog.clear()
-        return (time.perf_counter() - started) * 1e3
+        self.drafter.extend(late)
+        self._last = mark(self.tables.device)
+        return (time.perf_counter() - started) * 1e3, count
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -192,6 +198,7 @@ class ModelRunner:
             slots=batch.slots,
             taps=tuple(taps),
             place=place,
+            drafts_follow=any(row.wants_drafts > 0 for row in plan.rows),
         )
         # What a graph leaves is overwritten by the next replay.
         if staged is None and self._backlog.takes(plan):

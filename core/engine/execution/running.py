@@ -41,6 +41,10 @@ class RunningStep:
         self._drafts: dict[int, tuple[tuple[int, ...], Tensor | None]] = {}
         self.draft_ms = 0.0
         """Milliseconds in a drafter on the device."""
+        self.late_ms, self.late_steps = 0.0, 0
+        """See :attr:`StepResult.late_ms`."""
+        self.recorded = False
+        """See :attr:`StepResult.recorded`."""
         choice = () if sampled is None else tensors_of(sampled.choice)
         ranked = (tensor for parts in prompts.values() for part in parts for tensor in part)
         self._arriving = download((*choice, *ranked))
@@ -96,4 +100,7 @@ class RunningStep:
             device_ms=elapsed_ms(started, ended),
             draft_ms=self.draft_ms,
             idle_ms=0.0 if before is None else elapsed_ms(before, started),
+            late_ms=self.late_ms,
+            late_steps=self.late_steps,
+            recorded=self.recorded,
         )

@@ -98,9 +98,14 @@ class StepResult:
     device_ms: float
     """Forward, sample and verify, by the device's clock."""
     draft_ms: float = 0.0
-    """Time in a device drafter."""
+    """Time in a device drafter behind this step."""
     idle_ms: float = 0.0
     """How long the device had nothing to do before this step."""
+    late_ms: float = 0.0
+    """Time in a device drafter, before this step, for ``late_steps`` earlier ones that nobody drafted behind."""
+    late_steps: int = 0
+    recorded: bool = False
+    """Calls were recorded on the way, so that these times say nothing of later steps."""
 
 
 class StepSkipped(RuntimeError):

@@ -53,7 +53,7 @@ class Committer:
         """Apply a step's results. Returns what became of the drafts of its live rows."""
         now = time.monotonic()
         drafted = Drafted()
-        draft_ms = step.draft_ms + result.draft_ms
+        draft_ms = step.draft_ms + result.draft_ms + result.late_ms
         for (sequence, epoch), row, outcome in zip(step.owners, step.plan.rows, result.rows, strict=True):
             if sequence.epoch != epoch or sequence.status is Status.FINISHED:
                 continue

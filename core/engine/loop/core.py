@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
 from engine.assembly.bind import BoundEngine
@@ -92,10 +93,21 @@ class EngineCore:
             self._pool,
             drafting,
             limits,
-            self._cost.cost,
+            lambda: self._cost.cost(),
             self._events.append,
         )
         self._committer = Committer(self._queues, self._pool, drafting, self._outputs.append)
+
+    @property
+    def max_draft_width(self) -> int:
+        return self._drafting.max_width
+
+    @contextlib.contextmanager
+    def warming_up(self) -> Iterator[None]:
+        """Meanwhile a drafter always drafts as far as it may; what steps cost is forgotten at the end."""
+        with self._drafting.always():
+            yield
+        self._cost = StepCostModel()
 
     # Requests ---------------------------------------------------------------------------------------------------
 
@@ -180,9 +192,10 @@ class EngineCore:
         drafted = self._committer.commit(step, result)
         self._ledger.retire()
         self._absolve(step)
-        self._cost.observe(step.plan.num_tokens, result.device_ms)
-        gap_ms = result.idle_ms if step.follows_on else None
-        self._drafting.observe(step.plan, drafted.drafted, drafted.accepted, result.draft_ms, gap_ms)
+        if not result.recorded:
+            self._cost.observe(step.plan.num_tokens, result.device_ms)
+        gap_ms = result.idle_ms if step.follows_on and not result.recorded else None
+        self._drafting.observe(step.plan, drafted.drafted, drafted.accepted, result, gap_ms)
         now = time.monotonic()
         self._events.append(self._step_event(step, result, now, (now - started) * 1e3, drafted))
 
@@ -209,7 +222,7 @@ class EngineCore:
             accepted=drafted.accepted,
             draft_width=max((len(row.drafts) for row in plan.rows), default=0),
             draft_chains=drafted.chains,
-            draft_ms=step.draft_ms + result.draft_ms,
+            draft_ms=step.draft_ms + result.draft_ms + result.late_ms,
             drafts_tried=tuple(drafted.tried),
             drafts_stood=tuple(drafted.stood),
             preemptions=step.preemptions,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from engine.contracts.drafter import Drafter, DraftRow, HostDrafter
 from engine.contracts.scheduler import StepCost
-from engine.execution.step import StepPlan
+from engine.execution.step import StepPlan, StepResult
 from engine.loop.sequence import Sequence
 from engine.loop.width import WidthController
 
@@ -24,6 +27,19 @@ class Drafting:
         self.enabled = drafter.max_width > 0
         self._asked = 0
         """The widest drafts that a drafter on the host was asked for since the last step was observed."""
+
+    @property
+    def max_width(self) -> int:
+        return self._width.max_width
+
+    @contextmanager
+    def always(self) -> Iterator[None]:
+        """Meanwhile all drafts are wanted that are allowed, and nothing is learnt from them."""
+        kept, self._width = self._width, WidthController(self._width.max_width, adaptive=False)
+        try:
+            yield
+        finally:
+            self._width = kept
 
     def prepare(self, running: list[Sequence], cost: StepCost) -> dict[Sequence, int]:
         """Widths of the requests that decode; those on the host also get their drafts, if their tokens are known."""
@@ -47,10 +63,9 @@ class Drafting:
             return max(0, min(widths[sequence], remaining - 1))
         return self._width.width(len(widths) + 1, cost, remaining)
 
-    def observe(self, plan: StepPlan, drafted: int, accepted: int, draft_ms: float, gap_ms: float | None) -> None:
-        """What a step came to: tokens drafted and accepted in it, milliseconds in a drafter on the device behind it,
-        and how long the device had waited before it, for a drafter on the host among others (``None``: nobody waited,
-        no request was running)."""
+    def observe(self, plan: StepPlan, drafted: int, accepted: int, result: StepResult, gap_ms: float | None) -> None:
+        """What a step came to: tokens drafted and accepted in it, its times, and how long the device had waited before
+        it, for a drafter on the host among others (``None``: nobody waited, no request was running)."""
         if not self.enabled:
             return
         decoding = sum(row.num_tokens == 1 and row.samples for row in plan.rows)
@@ -59,8 +74,13 @@ class Drafting:
         width = self._asked if self._host is not None else max(row.wants_drafts for row in plan.rows)
         self._asked = 0
         # Keeping up with a prompt is not a cost of decoding.
-        if decoding == len(plan.rows) and gap_ms is not None:
-            self._width.observe_cost(decoding, width, gap_ms + draft_ms)
+        if decoding != len(plan.rows) or gap_ms is None:
+            return
+        for _ in range(result.late_steps):
+            self._width.observe_cost(decoding, 0, result.late_ms / result.late_steps)
+        # A drafter on the device may be told of a step without drafts later.
+        if self._host is not None or width > 0 or result.draft_ms > 0.0:
+            self._width.observe_cost(decoding, width, gap_ms + result.draft_ms)
 
     def _propose(
         self, drafter: HostDrafter, sequences: list[Sequence], widths: dict[Sequence, int], batch_size: int

@@ -17,11 +17,13 @@ HEAD_ROWS = (1, 2, 9, 17)
 
 
 def warm_up(core: EngineCore, max_len: int) -> None:
-    """Run requests of different shapes, so that the first real one meets warm kernels."""
+    """Run requests of different shapes, so that the first real one meets warm kernels: of one request, drafts of every
+    width among them."""
     greedy = {"temperature": 0.0}
-    _run_together(core, [max(min(max_len - 8, 256), 1)], 2, greedy)
-    for _ in range(2):
-        _run_together(core, [1], 4, greedy)
+    with core.warming_up():
+        _run_together(core, [max(min(max_len - 8, 256), 1)], 2, greedy)
+        for outputs in (4, 4, *range(3, core.max_draft_width + 3)):
+            _run_together(core, [1], max(1, min(outputs, max_len - 2)), greedy)
 
 
 def warm_up_launches(core: EngineCore, runner: ModelRunner, max_len: int, token_budget: int) -> None:

@@ -99,6 +99,8 @@ class _Bucket:
         self.answered = 1.0
         """Share of the requests asked about for which the drafter had something to say."""
         self.width: int | None = None
+        self.chosen_for: tuple[int, StepCost] | None = None
+        """Batch size and cost that ``width`` was chosen for; ``None`` when something was learnt since."""
         self.idle_calls = 0
         """Calls answered with 0 since the last probe."""
         self.probe_every = _FIRST_PROBE
@@ -112,7 +114,7 @@ class WidthController:
     """Chooses draft widths per batch-size bucket (1, 2, 4, 8, 16, 32 and more). Deterministic."""
 
     def __init__(self, max_width: int, adaptive: bool = True) -> None:
-        self._max_width = max_width
+        self.max_width = max_width
         self._adaptive = adaptive
         self._overall = AcceptanceRate()
         self._buckets = [_Bucket() for _ in _BUCKETS]
@@ -123,11 +125,13 @@ class WidthController:
         ``batch_size``: requests decoding together; ``remaining``: tokens the request may still produce. The last
         of these is always the target's own, so at most ``remaining - 1`` are drafted.
         """
-        limit = max(0, min(self._max_width, remaining - 1))
+        limit = max(0, min(self.max_width, remaining - 1))
         if not self._adaptive or limit == 0:
             return limit
         bucket = self._buckets[_bucket_index(batch_size)]
-        bucket.width = self._best(bucket, batch_size, cost)
+        if bucket.chosen_for != (batch_size, cost):  # the same for all requests of a step
+            bucket.width, bucket.chosen_for = self._best(bucket, batch_size, cost), (batch_size, cost)
+        assert bucket.width is not None
         if bucket.width > 0:
             bucket.idle_calls = 0
             return min(limit, bucket.width)
@@ -141,9 +145,9 @@ class WidthController:
     def observe(self, batch_size: int, chains: int, drafted: int, accepted: int) -> None:
         """What one step's drafts came to: ``accepted`` of ``drafted`` tokens in ``chains`` requests stood. A step
         without drafts says nothing about acceptance."""
-        if drafted <= 0 or self._max_width == 0:
+        if drafted <= 0 or self.max_width == 0:
             return
-        bucket = self._buckets[_bucket_index(batch_size)]
+        bucket = self._learning(batch_size)
         probe = self._adaptive and bucket.width == 0
         forget = _FORGET_PROBING if probe else _FORGET
         bucket.acceptance.observe(chains, drafted, accepted, forget)
@@ -157,7 +161,7 @@ class WidthController:
         """A drafter was asked about ``asked`` requests and drafted for ``answered`` of them."""
         if asked <= 0:
             return
-        bucket = self._buckets[_bucket_index(batch_size)]
+        bucket = self._learning(batch_size)
         probe = self._adaptive and bucket.width == 0
         keep = _FORGET_PROBING if probe else _FORGET**asked
         bucket.answered += (1.0 - keep) * (answered / asked - bucket.answered)
@@ -167,15 +171,21 @@ class WidthController:
     def observe_cost(self, batch_size: int, width: int, ms: float) -> None:
         """What drafting up to ``width`` tokens for each of a batch added to a round of decoding, in milliseconds;
         also for rounds of width 0, whose cost is the one that drafting always has."""
-        if self._max_width > 0:
-            self._buckets[_bucket_index(batch_size)].cost.observe(width, ms)
+        if self.max_width > 0:
+            self._learning(batch_size).cost.observe(width, ms)
+
+    def _learning(self, batch_size: int) -> _Bucket:
+        """The bucket of a batch size, about to learn something, which all others may profit from."""
+        for bucket in self._buckets:
+            bucket.chosen_for = None
+        return self._buckets[_bucket_index(batch_size)]
 
     def _best(self, bucket: _Bucket, batch_size: int, cost: StepCost) -> int:
         """The width of highest rate, unless the present one is almost as good."""
         rate = bucket.acceptance.rate(self._overall.rate(_PRIOR_RATE))
         speeds: list[float] = []
         expected, chain = 1.0, bucket.answered
-        for width in range(self._max_width + 1):
+        for width in range(self.max_width + 1):
             if width:
                 chain *= rate
                 expected += chain

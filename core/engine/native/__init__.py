@@ -12,9 +12,9 @@ A source is compiled for exactly this processor (``-march=native``), so its macr
 
 from engine.native.compiler import Compiler, NativeError, find_compiler
 from engine.native.loader import ACTIVATIONS, FLOAT, INT32, INT64, POINTER, load, pointer
-from engine.native.recording import Recording, recording
+from engine.native.recording import Recording, recording, recordings_made
 
 __all__ = [
     "ACTIVATIONS", "FLOAT", "INT32", "INT64", "POINTER", "Compiler", "NativeError", "Recording", "find_compiler",
-    "load", "pointer", "recording",
+    "load", "pointer", "recording", "recordings_made",
 ]  # fmt: skip

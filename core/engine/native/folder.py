@@ -26,6 +26,6 @@ def unusable(folder: Path) -> str | None:
     except OSError as error:
         return f"{folder} cannot be made: {error}"
     writable_by_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if status.st_uid != os.getuid() or writable_by_others or not os.access(folder, os.W_OK):
+    if status.st_uid != os.getuid() or writable_by_others or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return f"{folder} is not a folder that only this user can write to"
     return None

@@ -77,11 +77,19 @@ class Recording:
 
 
 _OPEN: ContextVar[Recording | None] = ContextVar("open native recording", default=None)
+_made = 0
+
+
+def recordings_made() -> int:
+    """How many have been opened in this process."""
+    return _made
 
 
 @contextmanager
 def recording() -> Iterator[Recording]:
     """Open a recording for the calls of this thread."""
+    global _made
+    _made += 1
     opened = Recording()
     token = _OPEN.set(opened)
     try:

@@ -72,6 +72,8 @@ class EarlyExitConfig(DrafterConfig):
 class DraftModelConfig(DrafterConfig):
     """A smaller model with the same tokenizer, at ``drafter.path``."""
 
+    max_width: int = 6
+
     def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         return not_shipped("draft_model", self.path, model)
 
@@ -79,6 +81,8 @@ class DraftModelConfig(DrafterConfig):
 @dataclass(frozen=True)
 class Eagle3Config(DrafterConfig):
     """An EAGLE3 head for this model, at ``drafter.path``."""
+
+    max_width: int = 6
 
     def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         return not_shipped("eagle3", self.path, model)

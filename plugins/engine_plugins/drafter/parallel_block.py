@@ -37,6 +37,7 @@ from engine.contracts.provider import BuildContext
 from engine.execution.checkpoint import open_checkpoint
 from engine_plugins.drafter.config import ParallelBlockConfig
 from engine_plugins.drafter.shipped import find_checkpoint
+from engine_plugins.drafter.vocabulary import target_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,8 @@ class ParallelBlockDrafter:
         if facts.draft_vocab is not None:
             part = LinearPart("lm_head", facts.draft_vocab)
             self._unembed = weights.linear(LinearSpec((part,), size, "out", "head"))
-            offsets = weights.tensor("d2t", (facts.draft_vocab,)).to(torch.int64)
-            self._to_target = (offsets + torch.arange(facts.draft_vocab)).to(engine.device)
+            found = target_ids(weights, facts.draft_vocab, self._model.vocab_size, facts.path)
+            self._to_target = found.to(engine.device)
         weights.finish(ignored=("t2d", "rotary_emb.inv_freq"))
         self._follow = engine.replayed(self._write)
 

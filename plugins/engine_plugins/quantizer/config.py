@@ -35,8 +35,10 @@ class OnLoadConfig(QuantizerConfig):
         one_of("quantizer.head", self.head, self.heads)
         if self.cache not in ("auto", "none") and not Path(self.cache).is_absolute():
             raise ValueError(f"quantizer.cache={self.cache}: expected auto, none or an absolute path")
-        if not self.cache_gib > 0:
-            raise ValueError(f"quantizer.cache_gib={self.cache_gib}: expected more than 0 (or quantizer.cache=none)")
+        if not 0 < self.cache_gib < float("inf"):
+            raise ValueError(
+                f"quantizer.cache_gib={self.cache_gib}: expected a number above 0 (or quantizer.cache=none)"
+            )
 
 
 @dataclass(frozen=True)

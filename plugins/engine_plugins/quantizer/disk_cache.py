@@ -1,8 +1,8 @@
 """Weights in the form that kernels read, kept on disk from one start to the next.
 
 A folder per model and way of rounding, in it a safetensors file per layer, whose metadata say what it was made of and
-the CRC-32 of what is in it. A file that is not exactly what is asked for is not used. Nothing here fails a start: what
-cannot be kept is made again, and a warning says why.
+the CRC-32 of everything else in it. A file that is not exactly what is asked for is not used. Nothing here fails a
+start: what cannot be kept is made again, and a warning says why.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class DiskCache:
         self.why_not: str | None = None
         """Why nothing (more) is written; ``None``: it is."""
         reason = unusable(root)
+        if reason is None and self._folder.is_dir():
+            reason = unusable(self._folder)
         self._is_ours = reason is None
         if reason is not None:
             self._give_up(reason)
@@ -71,9 +73,9 @@ class DiskCache:
     def read(self, name: str, key: str) -> Kept | None:
         """What was written under ``name``, if it was made of ``key``."""
         file = self._file(name)
-        if not self._is_ours or not file.is_file():
-            return None
         try:
+            if not self._is_ours or not file.is_file():
+                return None
             kept = _read(file, key)
         except (OSError, ValueError, CheckpointError) as error:
             warnings.warn(f"kept weights cannot be used and are made again: {file}: {error}", stacklevel=2)
@@ -87,7 +89,7 @@ class DiskCache:
         if self.why_not is not None:
             return False
         try:
-            self._make_room(sum(tensor.nbytes for tensor in kept.tensors.values()))
+            self._make_room(sum(tensor.nbytes for tensor in kept.tensors.values()), self._file(name))
             if self.why_not is None:
                 self._folder.mkdir(mode=0o700, exist_ok=True)
                 _write(self._file(name), key, kept)
@@ -106,18 +108,19 @@ class DiskCache:
         except OSError:  # removed by another process
             return
 
-    def _make_room(self, num_bytes: int) -> None:
-        """For a file of ``num_bytes``, or give up."""
+    def _make_room(self, num_bytes: int, target: Path) -> None:
+        """For ``num_bytes`` in place of ``target``, or give up."""
         if self._others is None:
             self._others = sorted(_folders(self._root, but=self._folder), key=lambda one: one.used)
-        own = sum(status.st_size for _, status in _files(self._folder))
-        while self._others:
+        own = sum(status.st_size for path, status in _files(self._folder) if path != target)
+        fits = own + num_bytes <= self._limit  # if not: nothing is gained by removing others'
+        while fits and self._others:
             oldest = self._others[0]
             needed = own + num_bytes + sum(one.num_bytes for one in self._others)
             if needed <= self._limit and time.time() - oldest.used < KEEP_S:
                 break
             _remove(self._others.pop(0).path)
-        if own + num_bytes > self._limit:
+        if not fits:
             self._give_up(
                 f"quantizer.cache_gib={self._limit / GIB:g} is less than this model's weights take; set it higher, or "
                 "quantizer.cache=none"
@@ -181,10 +184,12 @@ def _write(target: Path, key: str, kept: Kept) -> None:
     tensors = {name: tensor.cpu().contiguous() for name, tensor in kept.tensors.items()}
     sizes = json.dumps(dict(kept.sizes))
     header: dict[str, object] = {}
-    end, crc = 0, zlib.crc32(sizes.encode())
+    end = 0
     for name, tensor in tensors.items():
         offsets = [end, end := end + tensor.nbytes]
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+    crc = _crc(sizes, header)
+    for tensor in tensors.values():
         crc = zlib.crc32(_bytes(tensor), crc)
     metadata = {"made_of": key, "crc32": str(crc), "sizes": sizes}
     text = json.dumps({"__metadata__": metadata, **header}).encode()
@@ -205,12 +210,13 @@ def _read(file: Path, key: str) -> Kept | None:
     """``None`` if it was made of something else. Raises ``ValueError`` for a damaged file, ``OSError``."""
     entries = read_header(file)
     with file.open("rb") as stream:
-        metadata = json.loads(stream.read(int.from_bytes(stream.read(8), "little"))).get("__metadata__")
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        metadata = header.pop("__metadata__", None)
         if not isinstance(metadata, dict) or metadata.keys() != {"made_of", "crc32", "sizes"}:
             raise ValueError("its metadata are not what an engine writes")
         if metadata["made_of"] != key:
             return None
-        tensors, crc = {}, zlib.crc32(metadata["sizes"].encode())
+        tensors, crc = {}, _crc(str(metadata["sizes"]), header)
         for name, entry in sorted(entries.items(), key=lambda item: item[1].offset):
             stream.seek(entry.offset)
             tensor = torch.empty(entry.shape, dtype=entry.dtype)  # kernels like it aligned, as a mapped file is not
@@ -221,6 +227,11 @@ def _read(file: Path, key: str) -> Kept | None:
     if str(crc) != metadata["crc32"]:
         raise ValueError(f"CRC-32 {crc}, expected {metadata['crc32']}")
     return Kept(tensors, json.loads(metadata["sizes"]))
+
+
+def _crc(sizes: str, header: Mapping[str, object]) -> int:
+    """Of what says how the tensors are to be read; ``header``: their entries, in the order of the file."""
+    return zlib.crc32(json.dumps([sizes, header]).encode())
 
 
 def _bytes(tensor: Tensor) -> memoryview:

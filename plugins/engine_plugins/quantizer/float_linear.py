@@ -68,7 +68,8 @@ def to_panels(weight: Tensor) -> Tensor:
     bits."""
     out, inputs = weight.shape
     each = 4 // weight.itemsize
-    padded = F.pad(weight, (0, 0, 0, -out % (2 * PANEL)))
+    missing = -out % (2 * PANEL)
+    padded = F.pad(weight, (0, 0, 0, missing)) if missing else weight  # padding copies
     return padded.view(-1, PANEL, inputs // each, each).transpose(1, 2).contiguous()
 
 

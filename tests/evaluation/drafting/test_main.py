@@ -115,7 +115,18 @@ def test_lines_that_are_no_prompts_are_named(tmp_path, capsys, text, says):
     assert f"--prompts {file}" in shown and says in shown
 
 
+def test_an_engine_that_dies_in_the_middle_of_an_answer_is_named_with_its_signal(
+    prompts, tmp_path, monkeypatch, capsys
+):
+    dying = tmp_path / "dying"
+    dying.write_text("#!/bin/sh\nprintf '{\"run\"'\nkill -9 $$\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", str(dying))
+    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts]) == 1
+    assert "engine: drafter=none: the engine ended by signal 9. It said nothing" in capsys.readouterr().err
+
+
 def test_an_engine_that_dies_is_named_and_is_exit_code_1(prompts, monkeypatch, capsys):
     monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", "/bin/false")
     assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts]) == 1
-    assert "engine: drafter=none: the engine ended. It said nothing" in capsys.readouterr().err
+    assert "engine: drafter=none: the engine ended with status 1. It said nothing" in capsys.readouterr().err

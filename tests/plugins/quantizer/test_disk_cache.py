@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +25,7 @@ from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
 from engine.execution.checkpoint import open_checkpoint
 from engine.execution.parts import StoredPart, joined_origins, origin_of_tensor
+from engine.native.folder import user_folder
 from engine.testing.context import build_context
 from engine_plugins.quantizer import disk_cache, kept_weights
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
@@ -169,6 +172,19 @@ def test_other_settings_ranks_and_code_have_files_of_their_own(
     assert len(files(cache)) == 6
 
 
+def test_a_checkpoint_that_was_replaced_by_one_of_the_same_size_and_time_is_rounded_again(
+    model: Model, tmp_path: Path
+) -> None:
+    os.utime(model.file, ns=(0, 0))
+    old = pack(int4(tmp_path / "cache"), model)
+    replacement = Model(tmp_path / "other", seed=1).file
+    os.utime(replacement, ns=(0, 0))
+    assert replacement.stat().st_size == model.file.stat().st_size
+    os.replace(replacement, model.file)
+    new = pack(int4(tmp_path / "cache"), model)
+    assert new.label.endswith(WRITTEN) and not same(old, new)
+
+
 def damage_data(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
@@ -183,6 +199,22 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
+def another_name(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b'"scale"', b'"spale"', 1))
+
+
+def another_dtype(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b'"F32"', b'"I32"', 1))
+
+
+def another_shape(file: Path) -> None:
+    data = file.read_bytes()
+    shape = re.search(rb'"shape": \[(\d+), (\d+)', data)
+    assert shape is not None and shape[1] != shape[2]
+    swapped = b'"shape": [' + shape[2] + b", " + shape[1]
+    file.write_bytes(data[: shape.start()] + swapped + data[shape.end() :])
+
+
 def not_json(file: Path) -> None:
     file.write_bytes(b"\x02" + bytes(7) + b"{[" + bytes(50))
 
@@ -191,7 +223,10 @@ def foreign(file: Path) -> None:
     save_file({"weight": torch.zeros(3)}, file)
 
 
-@pytest.mark.parametrize("spoil", [damage_data, shorten, empty, not_json, foreign])
+SPOILED = (damage_data, shorten, empty, another_name, another_dtype, another_shape, not_json, foreign)
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
 def test_a_damaged_or_foreign_file_is_made_again(spoil: Callable[[Path], None], model: Model, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     right = pack(int4(cache), model)
@@ -211,6 +246,25 @@ def test_a_file_of_another_layer_is_not_taken(model: Model, tmp_path: Path) -> N
     shutil.copy(one, other)
     labels = {pack(int4(cache), model, f"out {rank}/2").label.rpartition(", ")[2] for rank in (0, 1)}
     assert labels == {READ, WRITTEN}
+
+
+def test_a_models_folder_that_others_may_write_to_is_neither_read_nor_written(model: Model, tmp_path: Path) -> None:
+    pack(int4(tmp_path / "cache"), model)
+    (folder,) = (tmp_path / "cache").iterdir()
+    folder.chmod(0o777)
+    with pytest.warns(UserWarning, match=f"rounded anew at every start: {folder}"):
+        packed = pack(int4(tmp_path / "cache"), model)
+    assert "disk" not in packed.label
+
+
+def test_a_folder_that_cannot_be_looked_into_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    cache = DiskCache(tmp_path / "cache", f"model-{'0' * 16}", 10**6)
+    with pytest.warns(UserWarning, match="cannot be used and are made again.*Permission denied"):
+        assert cache.read("layer", "key") is None
 
 
 @pytest.mark.parametrize("why", ["others may write", "a file", "below a file"])
@@ -281,6 +335,24 @@ def test_a_model_larger_than_the_bound_is_told_which_setting_to_raise(tmp_path: 
     assert len(files(tmp_path)) == 1
 
 
+def test_a_layer_that_does_not_fit_removes_no_other_model(tmp_path: Path) -> None:
+    other = DiskCache(tmp_path, f"other-{'0' * 16}", 10**6)
+    assert other.write("layer", "key", kept(10))
+    with pytest.warns(UserWarning, match="quantizer.cache_gib"):
+        assert not DiskCache(tmp_path, f"model-{'0' * 16}", 1500).write("layer", "key", kept(2000))
+    assert other.read("layer", "key") is not None
+
+
+def test_a_replaced_file_is_not_counted_beside_the_new_one(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, f"model-{'0' * 16}", 1500)
+    assert cache.write("layer", "old", kept(1000)) and cache.write("layer", "new", kept(1000))
+
+
+def test_tests_leave_nothing_in_the_users_folder_of_weights_and_share_the_one_of_kernels() -> None:
+    assert user_folder("weights").resolve().is_relative_to(Path(tempfile.gettempdir()).resolve())
+    assert user_folder("native").is_symlink()
+
+
 def test_processes_that_start_at_once_replace_each_others_files_whole(tmp_path: Path) -> None:
     one, other = (DiskCache(tmp_path, f"model-{'0' * 16}", 10**6) for _ in range(2))
     for cache in (one, other, one):
@@ -303,7 +375,13 @@ def test_4_bit_codes_in_pairs_come_back(inputs: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "key"), [({"cache": "weights"}, "quantizer.cache=weights"), ({"cache_gib": 0}, "quantizer.cache_gib=0")]
+    ("wrong", "key"),
+    [
+        ({"cache": "weights"}, "quantizer.cache=weights"),
+        ({"cache_gib": 0}, "quantizer.cache_gib=0"),
+        ({"cache_gib": float("inf")}, "quantizer.cache_gib=inf"),
+        ({"cache_gib": float("nan")}, "quantizer.cache_gib=nan"),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], key: str) -> None:
     with pytest.raises(ValueError, match=key):

@@ -39,7 +39,7 @@ def settings_of(options: DraftingOptions) -> list[Setting]:
     for words in options.drafters:
         label = " ".join(words)
         setting = _setting((*options.overrides, *words), label, options)
-        if setting.plan.choice("drafter").name == "none" or setting.max_width < 1:
+        if setting.max_width < 1:
             raise EvalError(
                 f"--drafter {label!r}: drafts nothing, as the engine it would be compared with; expected drafter=NAME "
                 "of another drafter, with drafter.max_width of at least 1"

@@ -59,8 +59,8 @@ class Contender:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = b""
-        if not line:
-            raise EvalFailed(f"{self.setting.label}: the engine ended. {self._last_words()}")
+        if not line.endswith(b"\n"):  # it ended, perhaps in the middle of a line
+            raise EvalFailed(f"{self.setting.label}: the engine ended{self._how()}. {self._last_words()}")
         answer = msgspec.json.decode(line, type=Answer)
         if answer.refused is None:
             return answer.run
@@ -68,6 +68,13 @@ class Contender:
         if answer.refused.kind == "assembly":
             raise AssemblyError(problems)
         raise (EvalError if answer.refused.kind == "usage" else EvalFailed)("; ".join(problems))
+
+    def _how(self) -> str:
+        try:
+            status = self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f" by signal {-status}" if status < 0 else f" with status {status}"
 
     def _last_words(self) -> str:
         self._said.seek(0)
@@ -83,10 +90,12 @@ class Contender:
         try:
             self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
+            pass
+        finally:  # a second Ctrl-C included
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
-        self._said.close()
+            self._process.stdout.close()
+            self._said.close()
 
 
 @contextmanager

@@ -4,11 +4,12 @@ from engine.execution.lowering.chain import lower_embed, lower_rotations
 from engine.execution.lowering.dispatch import lower_head, lower_layer_op, op_norms, rope_kinds
 from engine.execution.lowering.labels import describe
 from engine.execution.lowering.recorder import Memory, record
-from engine.execution.lowering.replay import ReplayedLayers, Where, can_replay, lower_replay
+from engine.execution.lowering.replay import MOST_TOKENS, ReplayedLayers, Where, can_replay, lower_replay
 from engine.execution.lowering.rotation_tables import RotationTables
 from engine.execution.lowering.settings import Kernels, LoweredHead, Lowering
 
 __all__ = [
+    "MOST_TOKENS",
     "Kernels",
     "LoweredHead",
     "Lowering",

@@ -7,6 +7,7 @@ other work that torch does would be missing when the calls are made again, so su
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -101,7 +102,10 @@ def record(
     if memory.reason is not None or recording.reason is not None:
         return results, None
     replay = recording.replay()
-    return results, replay if _computes(replay, results, inputs, given, memory) else None
+    if not _computes(replay, results, inputs, given, memory):
+        warnings.warn("a function of a drafter computes something else when replayed: it is not replayed", stacklevel=2)
+        return results, None
+    return results, replay
 
 
 def _computes(

@@ -78,8 +78,9 @@ class _Sizer:
         packed = self._packed(spec, tied) // count
         stored = 0 if tied else self._stored(spec)
         joined = stored // count if len(spec.parts) > 1 else 0
-        # Packing rearranges the weight in at most one further copy.
-        copy = spec.out_features * spec.in_features * self._dtype.itemsize // count
+        # Packing rearranges the weight in at most one further copy, in two where gates and ups take turns.
+        copies = 2 if spec.kind == "gate_up" else 1
+        copy = copies * spec.out_features * spec.in_features * self._dtype.itemsize // count
         return packed, self._on_host(stored + joined + copy)
 
     def _packed(self, spec: LinearSpec, tied: bool) -> int:

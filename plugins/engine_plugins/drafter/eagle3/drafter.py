@@ -29,6 +29,7 @@ from engine.execution.checkpoint import open_checkpoint
 from engine_plugins.drafter.config import Eagle3Config
 from engine_plugins.drafter.eagle3.checkpoint import NUM_TAPS, Eagle3Facts, read_facts
 from engine_plugins.drafter.shipped import find_checkpoint
+from engine_plugins.drafter.vocabulary import target_ids
 
 
 class Eagle3Drafter:
@@ -52,10 +53,14 @@ class Eagle3Drafter:
     def start(self, engine: DraftEngine) -> None:
         head = Eagle3Head(self._facts, self._model.vocab_size, engine.open(self._model), engine)
         self._follow = engine.replayed(head.follow)
+        self._note = head.note
         self._chain = engine.chain(head.next, first=head.most_likely)
 
     def extend(self, step: TargetStep) -> None:
-        self._hidden = self._follow(step.next_tokens, *step.taps, place=step.place)
+        if step.drafts_follow or self._facts.num_layers > 1:  # what layers behind the first keep is made of its output
+            self._hidden = self._follow(step.next_tokens, *step.taps, place=step.place)
+        else:
+            self._note(step.next_tokens, *step.taps, place=step.place)
 
     def propose(self, rows: DraftRows) -> DraftTokens:
         return self._chain(rows, self._hidden)
@@ -85,14 +90,7 @@ class Eagle3Head:
         self._final_norm = weights.norm(facts.final_norm, size) if facts.norm_output else None
         self._to_target: Tensor | None = None
         if "d2t" in weights.names:
-            offsets = weights.tensor("d2t", (facts.draft_vocab,)).to(torch.int64)
-            to_target = offsets + torch.arange(facts.draft_vocab)
-            if int(to_target.min()) < 0 or int(to_target.max()) >= target_vocab:
-                raise ValueError(
-                    f"drafter.path={facts.path}: d2t maps to tokens {int(to_target.min())} to {int(to_target.max())}, "
-                    f"expected 0 to {target_vocab - 1}"
-                )
-            self._to_target = to_target.to(engine.device)
+            self._to_target = target_ids(weights, facts.draft_vocab, target_vocab, facts.path).to(engine.device)
         weights.finish(ignored=("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight"))
 
     def fuse(self, taps: tuple[Tensor, ...]) -> Tensor:
@@ -107,6 +105,10 @@ class Eagle3Head:
         """Where the target has been."""
         return self.run(next_tokens, self.fuse(taps), place)
 
+    def note(self, next_tokens: Tensor, *taps: Tensor, place: Any) -> None:
+        """Where the target has been and nobody drafts: the keys and values of the first layer."""
+        self._layers.write(self._read(next_tokens, self._hidden_norm(self.fuse(taps))), place)
+
     def next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, Tensor]:
         """One step of a chain."""
         assert hidden is not None
@@ -116,8 +118,11 @@ class Eagle3Head:
     def run(self, next_tokens: Tensor, g: Tensor, place: Any) -> Tensor:
         """The layers: what the head knows at each position, and the ``g`` of the next. Overwrites ``g``."""
         normed = self._hidden_norm(g)
-        carry = torch.cat((self._embedding_norm(self._embed(next_tokens)), normed), dim=-1)
-        return self._layers.run(normed if self._residual_is_normed else g, carry, place)
+        return self._layers.run(normed if self._residual_is_normed else g, self._read(next_tokens, normed), place)
+
+    def _read(self, next_tokens: Tensor, normed: Tensor) -> Tensor:
+        """What queries, keys and values are made of."""
+        return torch.cat((self._embedding_norm(self._embed(next_tokens)), normed), dim=-1)
 
     def carried(self, hidden: Tensor) -> Tensor:
         """What the next position is handed."""
