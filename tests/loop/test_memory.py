@@ -366,4 +366,4 @@ def test_the_meter_sees_memory_that_is_written_and_forgets_peaks() -> None:
     assert held >= 30 * 2**20 and meter.peak() >= meter.used() - 2**20
     del block
     if meter.reset_peak():
-        assert meter.peak() <= meter.start + held
+        assert meter.peak() <= meter.start + held // 2
