@@ -33,9 +33,9 @@ class Bursts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
         self.calls = 0
 
-        def width(controller: WidthController, batch_size: int, cost: StepCost, remaining: int) -> int:
+        def width(controller: WidthController, batch_size: int, cost: StepCost) -> int:
             self.calls += 1
-            return max(0, min(3, remaining - 1)) if self.calls % every < every // 2 else 0
+            return 3 if self.calls % every < every // 2 else 0
 
         monkeypatch.setattr(WidthController, "width", width)
 
@@ -106,7 +106,7 @@ def test_steps_that_waited_are_told_as_one_in_their_order(models: Models, monkey
 
     monkeypatch.setattr(Eagle3Drafter, "extend", extending)
     monkeypatch.setattr(backlog, "MOST_WAITING", 16)
-    monkeypatch.setattr(WidthController, "width", lambda self, batch, cost, remaining: 0)
+    monkeypatch.setattr(WidthController, "width", lambda self, batch, cost: 0)
     late = seen(waiting=True)
     at_once = seen(waiting=False)
     for a, b in zip(late, at_once, strict=True):
@@ -128,7 +128,7 @@ def test_while_nobody_wants_drafts_nothing_is_proposed(models: Models, monkeypat
         calls["steps"] += 1
         return launch(self, plan)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WidthController, "width", lambda self, batch, cost, remaining: 0)
+    monkeypatch.setattr(WidthController, "width", lambda self, batch, cost: 0)
     core = engine(models, NAME, *DRAFTERS["eagle3"](models, NAME), "kv_allocator.block_size=32")
     monkeypatch.setattr(Eagle3Drafter, "propose", proposing)
     monkeypatch.setattr(ModelRunner, "launch", launching)
@@ -149,7 +149,7 @@ def test_a_drafter_that_fails_once_over_steps_that_waited_fails_one_request_at_m
             raise RuntimeError("no room")
         extend(self, step)
 
-    monkeypatch.setattr(WidthController, "width", lambda self, batch, cost, remaining: 0)
+    monkeypatch.setattr(WidthController, "width", lambda self, batch, cost: 0)
     core = engine(models, NAME, *DRAFTERS["eagle3"](models, NAME), "drafter.max_width=3")
     wanted = [a.tokens for a in answers(core, requests_for(texts, [GREEDY]), 1)]
     monkeypatch.setattr(Eagle3Drafter, "extend", failing)

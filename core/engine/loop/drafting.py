@@ -46,7 +46,8 @@ class Drafting:
         if not self.enabled:
             return {}
         decoding = [s for s in running if s.decodes]
-        widths = {s: self._width.width(len(decoding), cost, s.max_total - s.known) for s in decoding}
+        width = self._width.width(len(decoding), cost) if decoding else 0
+        widths = {s: _at_most(width, s.max_total - s.known) for s in decoding}
         if self._host is not None:
             settled = [s for s in decoding if s.pending == 0 and s.proposed_at != len(s.tokens)]
             self._propose(self._host, settled, widths, len(decoding))
@@ -59,9 +60,11 @@ class Drafting:
             return 0
         # Of what remains, that step takes one token at least, and the last one is the target's own.
         remaining = sequence.max_total - sequence.known - 1
-        if sequence in widths:
-            return max(0, min(widths[sequence], remaining - 1))
-        return self._width.width(len(widths) + 1, cost, remaining)
+        if sequence not in widths:
+            return _at_most(self._width.width(len(widths) + 1, cost), remaining)
+        if sequence.drafts and self._width.probes(len(widths)):
+            return 0  # these will tell
+        return _at_most(widths[sequence], remaining)
 
     def observe(self, plan: StepPlan, drafted: int, accepted: int, result: StepResult, gap_ms: float | None) -> None:
         """What a step came to: tokens drafted and accepted in it, its times, and how long the device had waited before
@@ -69,7 +72,7 @@ class Drafting:
         if not self.enabled:
             return
         decoding = sum(row.num_tokens == 1 and row.samples for row in plan.rows)
-        if drafted:
+        if decoding:
             self._width.observe(decoding, sum(bool(row.drafts) for row in plan.rows), drafted, accepted)
         width = self._asked if self._host is not None else max(row.wants_drafts for row in plan.rows)
         self._asked = 0
@@ -113,3 +116,8 @@ class Drafting:
                 raise DrafterBroken(
                     f"drafter={self._name} proposed token {token}, expected 0 to {self._vocab_size - 1}"
                 )
+
+
+def _at_most(width: int, remaining: int) -> int:
+    """Drafts for a request that may produce ``remaining`` more tokens: the last of these is always the target's own."""
+    return max(0, min(width, remaining - 1))

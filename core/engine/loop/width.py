@@ -15,8 +15,9 @@ from engine.contracts.scheduler import StepCost
 _BUCKETS = (1, 2, 4, 8, 16, 32)
 _FORGET = 0.97
 """What a chain's evidence keeps of its weight when the next chain comes."""
-_FORGET_PROBING = 0.8
-"""The same while drafting is off: probes are rare, so each must count for more."""
+_FORGET_PROBING, _MOST_PROBED = 0.8, 4
+"""The same while drafting is off: probes are rare, so each must count for more. Of its chains, so many forget: however
+many are probed at once, two probes before this one still count."""
 _PRIOR_RATE = 0.6
 _PRIOR_TRIALS = 2.0
 _GAIN_TO_WIDEN, _GAIN_TO_NARROW = 1.05, 1.01
@@ -29,7 +30,11 @@ _ROUNDS_BELIEVED, _OUTLIER = 8.0, 4.0
 _MIN_VARIANCE = 0.01
 """Variance of widths below which the recent rounds say nothing about the cost per token."""
 _FIRST_PROBE, _SOONEST_PROBE, _LATEST_PROBE = 16, 4, 256
-"""Steps between probes: sooner after a probe that paid, later after one that did not."""
+"""Steps between probes: sooner after a promising one, later after others."""
+_SOONER = 4
+"""How many times sooner."""
+_PATIENCE = 8
+"""Steps after which a probe ends that nobody could take part in."""
 
 
 class AcceptanceRate:
@@ -39,11 +44,12 @@ class AcceptanceRate:
         self._trials = 0.0
         self._hits = 0.0
 
-    def observe(self, chains: int, drafted: int, accepted: int, forget: float) -> None:
-        """``accepted`` of ``drafted`` tokens stood, in ``chains`` chains together."""
+    def observe(self, chains: int, drafted: int, accepted: int, forget: float, times: int) -> None:
+        """``accepted`` of ``drafted`` tokens stood, in ``chains`` chains together. Before, everything is forgotten to
+        ``forget``, so many ``times``."""
         rate = _rate_of_mean(accepted / chains, drafted / chains)
         falls = chains * (1.0 - rate ** (drafted / chains))
-        keep = forget**chains
+        keep = forget**times
         self._hits = keep * self._hits + accepted
         self._trials = keep * self._trials + accepted + falls
 
@@ -101,13 +107,25 @@ class _Bucket:
         self.width: int | None = None
         self.chosen_for: tuple[int, StepCost] | None = None
         """Batch size and cost that ``width`` was chosen for; ``None`` when something was learnt since."""
-        self.idle_calls = 0
-        """Calls answered with 0 since the last probe."""
+        self.probing = False
+        """Drafting is off, and one token is drafted for each request until it is known what comes of it."""
+        self.idle_steps = 0
+        """Since the last probe, or since this one began."""
         self.probe_every = _FIRST_PROBE
 
-    def probed(self, paid: bool) -> None:
-        """While drafting is off, a probe showed whether it would pay."""
-        self.probe_every = _SOONEST_PROBE if paid else min(_LATEST_PROBE, 2 * self.probe_every)
+    def idle(self) -> None:
+        """A step without drafts."""
+        self.idle_steps += 1
+        if self.idle_steps >= (_PATIENCE if self.probing else self.probe_every):
+            self.probing, self.idle_steps = not self.probing, 0
+
+    def probed(self, promising: bool) -> None:
+        """The probe is over."""
+        self.probing, self.idle_steps = False, 0
+        if promising:
+            self.probe_every = max(_SOONEST_PROBE, self.probe_every // _SOONER)
+        else:
+            self.probe_every = min(_LATEST_PROBE, 2 * self.probe_every)
 
 
 class WidthController:
@@ -118,44 +136,47 @@ class WidthController:
         self._adaptive = adaptive
         self._overall = AcceptanceRate()
         self._buckets = [_Bucket() for _ in _BUCKETS]
+        self._cost = StepCost(0.0, 0.0, 0)
+        """As it was last."""
 
-    def width(self, batch_size: int, cost: StepCost, remaining: int) -> int:
-        """Draft tokens wanted for one request: 0 .. ``max_width``. Called once per decoding request and step.
+    def width(self, batch_size: int, cost: StepCost) -> int:
+        """Draft tokens wanted for each request of the next step: 0 .. ``max_width``.
 
-        ``batch_size``: requests decoding together; ``remaining``: tokens the request may still produce. The last
-        of these is always the target's own, so at most ``remaining - 1`` are drafted.
+        ``batch_size``: requests decoding together.
         """
-        limit = max(0, min(self.max_width, remaining - 1))
-        if not self._adaptive or limit == 0:
-            return limit
+        if not self._adaptive or self.max_width == 0:
+            return self.max_width
+        self._cost = cost
         bucket = self._buckets[_bucket_index(batch_size)]
-        if bucket.chosen_for != (batch_size, cost):  # the same for all requests of a step
+        if bucket.chosen_for != (batch_size, cost):
             bucket.width, bucket.chosen_for = self._best(bucket, batch_size, cost), (batch_size, cost)
         assert bucket.width is not None
-        if bucket.width > 0:
-            bucket.idle_calls = 0
-            return min(limit, bucket.width)
-        bucket.idle_calls += 1
-        if bucket.idle_calls < bucket.probe_every * max(1, batch_size):
-            return 0
-        # One token for one request, so that better times are noticed.
-        bucket.idle_calls = 0
-        return 1
+        return bucket.width or int(bucket.probing)
+
+    def probes(self, batch_size: int) -> bool:
+        """Whether what is drafted at this batch size is only to see how it would fare."""
+        bucket = self._buckets[_bucket_index(batch_size)]
+        return bucket.probing and bucket.width == 0
 
     def observe(self, batch_size: int, chains: int, drafted: int, accepted: int) -> None:
         """What one step's drafts came to: ``accepted`` of ``drafted`` tokens in ``chains`` requests stood. A step
-        without drafts says nothing about acceptance."""
-        if drafted <= 0 or self.max_width == 0:
+        without drafts says nothing about acceptance, but is to be told of, too."""
+        if self.max_width == 0 or not self._adaptive:
+            return
+        if drafted <= 0:
+            bucket = self._buckets[_bucket_index(batch_size)]
+            if bucket.width == 0:
+                bucket.idle()
             return
         bucket = self._learning(batch_size)
-        probe = self._adaptive and bucket.width == 0
+        probe = bucket.width == 0
         forget = _FORGET_PROBING if probe else _FORGET
-        bucket.acceptance.observe(chains, drafted, accepted, forget)
-        self._overall.observe(chains, drafted, accepted, forget)
+        for acceptance in (bucket.acceptance, self._overall):
+            acceptance.observe(chains, drafted, accepted, forget, min(chains, _MOST_PROBED) if probe else chains)
         if probe:
-            bucket.probed(paid=accepted == drafted)
+            bucket.probed(self._would_draft(bucket, batch_size, accepted / drafted))
         else:
-            bucket.probe_every = _FIRST_PROBE
+            bucket.probing, bucket.probe_every = False, _FIRST_PROBE
 
     def observe_answers(self, batch_size: int, asked: int, answered: int) -> None:
         """A drafter was asked about ``asked`` requests and drafted for ``answered`` of them."""
@@ -166,7 +187,7 @@ class WidthController:
         keep = _FORGET_PROBING if probe else _FORGET**asked
         bucket.answered += (1.0 - keep) * (answered / asked - bucket.answered)
         if probe and answered == 0:
-            bucket.probed(paid=False)
+            bucket.probed(promising=False)
 
     def observe_cost(self, batch_size: int, width: int, ms: float) -> None:
         """What drafting up to ``width`` tokens for each of a batch added to a round of decoding, in milliseconds;
@@ -183,6 +204,21 @@ class WidthController:
     def _best(self, bucket: _Bucket, batch_size: int, cost: StepCost) -> int:
         """The width of highest rate, unless the present one is almost as good."""
         rate = bucket.acceptance.rate(self._overall.rate(_PRIOR_RATE))
+        speeds = self._speeds(bucket, batch_size, cost, rate)
+        best = max(range(len(speeds)), key=speeds.__getitem__)
+        present = bucket.width
+        if present is None or best == present:
+            return best
+        gain = _GAIN_TO_WIDEN if best > present else _GAIN_TO_NARROW
+        return best if speeds[best] >= gain * speeds[present] else present
+
+    def _would_draft(self, bucket: _Bucket, batch_size: int, rate: float) -> bool:
+        """Whether it would pay if drafts stood with this rate."""
+        speeds = self._speeds(bucket, batch_size, self._cost, rate)
+        return max(speeds) > speeds[0]
+
+    def _speeds(self, bucket: _Bucket, batch_size: int, cost: StepCost, rate: float) -> list[float]:
+        """Expected tokens per millisecond at each width, ``rate`` being that of drafts that stand."""
         speeds: list[float] = []
         expected, chain = 1.0, bucket.answered
         for width in range(self.max_width + 1):
@@ -191,12 +227,7 @@ class WidthController:
                 expected += chain
             ms = cost.ms(round(batch_size * (1 + bucket.answered * width))) + bucket.cost.ms(width)
             speeds.append(expected / ms if cost.num_samples and ms > 0.0 else expected)
-        best = max(range(len(speeds)), key=speeds.__getitem__)
-        present = bucket.width
-        if present is None or best == present:
-            return best
-        gain = _GAIN_TO_WIDEN if best > present else _GAIN_TO_NARROW
-        return best if speeds[best] >= gain * speeds[present] else present
+        return speeds
 
 
 def _bucket_index(batch_size: int) -> int:

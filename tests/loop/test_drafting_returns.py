@@ -1,0 +1,117 @@
+"""Drafting that was switched off is tried again: in the engine, drafts of a probe must come to be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.assembly.assemble import assemble
+from engine.contracts.drafter import Draft, DraftRow, DraftRows, DraftTokens
+from engine.contracts.events import StepEvent
+from engine.contracts.request import EngineRequest, SamplingParams
+from engine.contracts.scheduler import StepCost
+from engine.loop.build import build_engine
+from engine.loop.core import EngineCore
+from engine.loop.step_cost import StepCostModel
+from engine.loop.width import DraftCost
+from engine_plugins.drafter.draft_model import DraftModelDrafter
+from engine_plugins.drafter.ngram import NgramDrafter
+
+from ..execution import tiny
+
+PROMPTS = [(3 + i, 5, 7, 11 + i) for i in range(5)]
+STEPS = SamplingParams(max_tokens=230, temperature=0.0, ignore_eos=True)
+COMMON = ("device=cpu", "threads=1", "model.dtype=float32", "model.max_len=256", "exporter=[]")
+
+
+class Moody:
+    """Turns good drafts into ones that never stand, as long as it lies."""
+
+    lies = True
+
+    def says(self, token: int) -> int:
+        return (token + 1) % tiny.CONFIG["vocab_size"] if self.lies else token
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tiny.write(path, tiny.weights(1))
+    return path
+
+
+@pytest.fixture
+def costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What steps and drafts cost, whatever the machine does meanwhile."""
+    monkeypatch.setattr(StepCostModel, "cost", lambda self: StepCost(1.0, 0.2, 100))
+    monkeypatch.setattr(DraftCost, "ms", lambda self, width: 0.1 * width)
+
+
+def on_the_host(monkeypatch: pytest.MonkeyPatch, model: Path, moody: Moody) -> list[str]:
+    """A drafter that has seen every answer."""
+    core = build_engine(assemble([f"model.path={model}", *COMMON, "drafter=none"])).core
+    seen = {prompt: answers(core, prompt) for prompt in PROMPTS}
+    core.close()
+
+    def propose(self: NgramDrafter, rows: list[DraftRow]) -> Draft:
+        found = []
+        for row in rows:
+            answer, at = seen.get(tuple(row.tokens[: row.prompt_len]), ()), len(row.tokens) - row.prompt_len
+            found.append(tuple(moody.says(token) for token in answer[at : at + row.width]))
+        return Draft(tuple(found))
+
+    monkeypatch.setattr(NgramDrafter, "propose", propose)
+    return ["drafter=ngram"]
+
+
+def answers(core: EngineCore, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    core.submit(EngineRequest("plain", prompt, STEPS))
+    found: tuple[int, ...] = ()
+    while core.has_work:
+        found += tuple(token for out in core.step().outputs for token in out.tokens)
+    return found
+
+
+def on_the_device(monkeypatch: pytest.MonkeyPatch, model: Path, moody: Moody) -> list[str]:
+    """A drafter that is the target itself."""
+    propose = DraftModelDrafter.propose
+
+    def proposing(self: DraftModelDrafter, rows: DraftRows) -> DraftTokens:
+        return DraftTokens(propose(self, rows).tokens.clone().apply_(moody.says))
+
+    monkeypatch.setattr(DraftModelDrafter, "propose", proposing)
+    return ["drafter=draft_model", f"drafter.path={model}"]
+
+
+def widths(core: EngineCore, batch: int) -> list[int]:
+    """Of every step while so many answers are given at once."""
+    for prompt in PROMPTS[:batch]:
+        core.submit(EngineRequest(str(prompt), prompt, STEPS))
+    found = []
+    while core.has_work:
+        found += [event.draft_width for event in core.step().events if isinstance(event, StepEvent)]
+    return found
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("overlap", ["overlap=true", "overlap=false"])
+@pytest.mark.parametrize("drafter", [on_the_host, on_the_device])
+def test_useless_drafts_end_and_good_ones_come_back(
+    drafter: Callable[[pytest.MonkeyPatch, Path, Moody], list[str]],
+    overlap: str,
+    batch: int,
+    model: Path,
+    costs: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moody = Moody()
+    which = drafter(monkeypatch, model, moody)
+    core = build_engine(assemble([f"model.path={model}", *COMMON, *which, "drafter.max_width=4", overlap])).core
+    useless = [width for _ in range(3) for width in widths(core, batch)][50:]
+    moody.lies = False
+    good = [width for _ in range(3) for width in widths(core, batch)]
+    core.close()
+    assert set(useless) == {0, 1} and sum(useless) < len(useless) / 16
+    assert sum(width == 4 for width in good) > len(good) / 4
