@@ -27,6 +27,8 @@ MAY_IMPORT = {
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
 
+SHOWS_PLUGINS = ("cli/", "testing/")
+"""Whose help shows what one may choose; whose suites run whole engines."""
 HYDRA_ONLY_IN = "assembly/compose/"
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
 TORCH_FREE = ("contracts", "native", "assembly", "cli", "serving")
@@ -143,6 +145,21 @@ def test_the_core_knows_no_plugin_by_name():
                 found = {value for value in constants if isinstance(value, str)} & (names - common)
                 wrong += [f"{relative(file)}:{node.lineno} compares with {name!r}" for name in found]
     assert names > common and wrong == []
+
+
+def test_the_core_proposes_no_plugin_by_name():
+    """No string in the core, be it an error or a docstring, has ``slot=name`` of a built-in plugin."""
+    offers = discover(PluginSettings(third_party=False)).offers
+    chosen = re.compile("|".join(rf"\b{offer.slot}={offer.name}\b" for offer in offers))
+    assert len(offers) > 20 and chosen.search("take drafter=none or kv_format=int8")
+    wrong = []
+    for file in sources(CORE):
+        if relative(file).startswith(SHOWS_PLUGINS):
+            continue
+        for node in ast.walk(parsed(file)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                wrong += [f"{relative(file)}:{node.lineno} says {found}" for found in chosen.findall(node.value)]
+    assert wrong == []
 
 
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}

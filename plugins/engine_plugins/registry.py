@@ -147,6 +147,7 @@ def engine_quantizer() -> list[Provider]:
             "none",
             "engine_plugins.quantizer.unquantized:Unquantized",
             config=UnquantizedConfig,
+            provides=("lossless",),
             unsupported=only_plain_checkpoints,
             doc="Weights in the compute dtype.",
         ),

@@ -99,7 +99,17 @@ def test_what_the_server_says_of_drafts_is_read_from_its_timings():
     assert found.drafting == Drafting(6, 3, 2, 1.0, 20.0)
 
 
-@pytest.mark.parametrize("timings", [{"predicted_ms": 3.5}, [1], {**TIMINGS, "draft_chains": None}])
+@pytest.mark.parametrize(
+    "timings",
+    [
+        {"predicted_ms": 3.5},
+        [1],
+        {**TIMINGS, "draft_chains": None},
+        {**TIMINGS, "draft_chains": True},
+        {**TIMINGS, "drafted_tokens": 1.5},
+        {**TIMINGS, "draft_ms": "3"},
+    ],
+)
 def test_timings_of_another_server_say_nothing_of_drafts(timings):
     assert read((1, text("a", "stop")), (2, chat(choices=[], timings=timings)), (3, DONE)).drafting is None
 

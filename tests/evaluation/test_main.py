@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.assembly.model_facts import bundled_dir
 from engine.cli.main import main
-from engine.evaluation.options import num_bytes
+from engine.evaluation.flags import num_bytes
 from tests.execution import tiny
 
 TEXT = "def read(path):\n    with open(path) as file:\n        return file.read()\n" * 3

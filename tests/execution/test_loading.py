@@ -10,7 +10,7 @@ import torch
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import StoredTensor
 from engine.execution.checkpoint import CheckpointError
-from engine.execution.loading import cut
+from engine.execution.sharding import cut
 from tests.execution import tiny
 from tests.execution.paged_loop import PagedLoop, load
 

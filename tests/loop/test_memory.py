@@ -17,6 +17,7 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import QuantizerConfig
 from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution.checkpoint import CheckpointError, open_checkpoint
 from engine.execution.cpu_memory import give_back_freed_memory
 from engine.loop.build import build_engine, load_plan
@@ -28,6 +29,7 @@ from engine.loop.memory.room import DoesNotFit, Meter, Room, free_memory
 from engine.loop.memory.text import size
 from engine_plugins.quantizer.config import Int8Config
 from tests.execution import tiny
+from tests.native import needs_compiler
 
 GIB = 2**30
 QUIET = ("device=cpu", "threads=1", "exporter=[]")
@@ -350,6 +352,34 @@ def test_the_ledger_holds_estimate_and_measurement_and_adds_up(heavy: Path) -> N
         assert all(line.name in text for line in ledger.lines if line.planned_bytes)
     finally:
         engine.core.close()
+
+
+@needs_compiler
+@pytest.mark.parametrize("drafter", ["none", "early_exit"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_estimate_covers_recordings_of_all_numbers_of_tokens(heavy: Path, drafter: str, dtype: str) -> None:
+    """One line of the ledger, whose measurement at start-up is of few numbers of tokens."""
+    plan = plan_of(heavy, *LONG[:2], f"model.dtype={dtype}", f"drafter={drafter}", "execution=compile")
+    engine = build_engine(plan)
+    try:
+        assert engine.info.ledger is not None
+        (line,) = (line for line in engine.info.ledger.lines if line.name == "recordings")
+        assert line.measured_bytes is not None and 0 < line.measured_bytes < line.planned_bytes
+        for batch in range(1, 17):
+            for i in range(batch):
+                sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+                engine.core.submit(EngineRequest(f"{batch}-{i}", (1, 2, 3), sampling))
+            while engine.core.has_work:
+                engine.core.step()
+        steps = engine.core._device._runner.model.small_steps
+        assert steps is not None and line.measured_bytes < steps.recordings.num_bytes <= line.planned_bytes
+    finally:
+        engine.core.close()
+
+
+@pytest.mark.parametrize("override", ["execution=eager", "kv_format=int8"])
+def test_where_nothing_is_replayed_no_memory_is_set_aside_for_it(model: Path, override: str) -> None:
+    assert planned(plan_of(model, override)).needs.recordings == 0 < planned(plan_of(model)).needs.recordings
 
 
 def test_free_memory_is_no_more_than_the_device_has(model: Path) -> None:

@@ -15,12 +15,26 @@ import pytest
 import torch
 import triton
 
+from engine.contracts.events import StepEvent
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "gpu_check"
 sys.path.append(str(ROOT / "tools"))
 
-from gpu_check import dependent_launch, kernel_tests, laws, machine_code, mixed, registry, report, standalone  # noqa: E402
+from gpu_check import (  # noqa: E402
+    dependent_launch,
+    drafting,
+    kernel_tests,
+    laws,
+    machine_code,
+    mixed,
+    registry,
+    report,
+    standalone,
+)
 from gpu_check.conductor import Outcome, conduct, run_section  # noqa: E402
+from gpu_check.draft_head import HeadShape  # noqa: E402
+from gpu_check.engine_run import DecodeStep  # noqa: E402
 from gpu_check.section import Context, Row, read_rows, rows_file, time_row  # noqa: E402
 from gpu_check.shapes import SHAPES, TINY  # noqa: E402
 
@@ -145,6 +159,57 @@ def test_true_shapes_read_the_bytes_these_models_are_known_to_read() -> None:
         shape = SHAPES[name]
         assert shape.decode_bytes(3, 7, 2) - shape.decode_bytes(1, 0, 2) == 3 * 7 * kib * 1024
     assert TINY.prefill_flops(1) == 2 * (TINY.body + TINY.head) + 4 * TINY.num_attention_heads * TINY.head_dim * 2
+
+
+def test_a_head_of_the_public_sizes_reads_the_bytes_it_is_known_to_read() -> None:
+    """243 million weights of the layer, 131 million of 32,000 tokens: 0.75 GB a draft in bfloat16."""
+    head = HeadShape(SHAPES["8b"])
+    assert (head.layer / 1e6, head.lm_head / 1e6) == pytest.approx((243.3, 131.1), abs=0.1)
+    assert (head.drafting_bytes(4, 2.0) - head.drafting_bytes(3, 2.0)) / 1e9 == pytest.approx(0.75, abs=0.01)
+    assert head.drafting_bytes(0, 2.0) == 2 * (head.layer + 3 * 4096**2) and head.tapped == (1, 15, 28)
+
+
+def test_drafting_asked_for_by_name_is_rehearsed_with_a_round_of_every_width(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOL), "--rehearse", "--only", "drafting", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.json")
+    rows = {row["metric"]: row for row in json.loads(file.read_text())["sections"]["drafting"]["rows"]}
+    for title in ("1b float32", "1b int8"):
+        for batch in (1, 2):
+            assert rows[f"{title}: batch {batch}, plain step"]["measured"] > 0
+            for what in ("no drafts, the head keeps up", "1 drafts", "4 drafts"):
+                detail = rows[f"{title}: batch {batch}, round of {what}"]["detail"]
+                parts = [detail[f"{part}_ms"] for part in ("verify", "draft", "rest")]
+                assert sum(parts) == pytest.approx(detail["round_ms"]) and detail["v"] > 0
+            for length in drafting.LENGTHS:
+                row = rows[f"{title}: batch {batch}, 4 drafts, acceptance length {length} (simulated)"]
+                assert row["measured"] == pytest.approx(detail["round_ms"] / length, rel=1e-3)
+
+
+def drafted(wall_ms: float, device_ms: float, draft_ms: float) -> DecodeStep:
+    """A round as an engine reports it."""
+    event = StepEvent(
+        at_s=0.0, step=1, duration_ms=wall_ms, host_ms=0.1, device_ms=device_ms, gap_ms=0.0, num_requests=1,
+        num_prefill_tokens=0, num_decode_tokens=5, running=1, waiting=0, kv_used=0.1, drafted=4, draft_width=4,
+        draft_ms=draft_ms,
+    )  # fmt: skip
+    return DecodeStep(wall_ms, event)
+
+
+def test_costs_of_drafting_are_counted_in_plain_steps_of_the_device() -> None:
+    found = drafting.summed_up([drafted(7.0, 5.0, 1.6)] * 3, 4)
+    context = Context(registry.BY_NAME["drafting"], Path(), rehearse=True)
+    subject = drafting.Subject("8b bf16", context, SHAPES["8b"], 2.0)
+    row = drafting.round_row(subject, found, 1, drafted(4.2, 4.0, 0.0), limit_ms=3.5)
+    assert row.detail["c"] == pytest.approx(0.1) and row.detail["v"] == pytest.approx(1.25)
+    assert row.detail["rest_ms"] == pytest.approx(0.4) and row.share == 0.5 and not row.failed
+
+
+def test_drafting_timed_while_the_model_is_still_at_work_is_not_counted_twice() -> None:
+    """A host that waits for the model inside a drafter's call sees both times; a round has no more than its own."""
+    found = drafting.summed_up([drafted(7.0, 5.0, 6.9)] * 3, 4)
+    assert found.draft == pytest.approx(2.0) and found.rest == pytest.approx(0.0)
 
 
 SASS = """

@@ -69,10 +69,26 @@ def features_of(target, taps=TAPS, answers=None, folder=None):
     return Features(target, answers or some_answers(), taps, batch_tokens=64, choices=16, folder=folder)
 
 
+def sizes_of(hidden, heads, kv_heads, head_dim, intermediate, theta=10000.0):
+    """What every kind of drafter for the tiny target has."""
+    return {
+        "hidden_size": hidden,
+        "vocab_size": 120,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": theta,
+        "max_position_embeddings": 256,
+    }
+
+
 def new_head(target, draft_vocab=None, **norms):
     torch.manual_seed(3)
     ids = torch.arange(120) if draft_vocab is None else draft_vocab
-    sizes = Eagle3Sizes(64, 120, len(ids), HEADS, KV_HEADS, DIM, 48, 1e-5, 10000.0, 256, TAPS, **norms)
+    shared = sizes_of(64, HEADS, KV_HEADS, DIM, 48)
+    sizes = Eagle3Sizes(**shared, draft_vocab_size=len(ids), taps=TAPS, **norms)
     head = Eagle3(sizes, ids, target.embedding().clone())
     with torch.no_grad():  # norms that do something
         for parameter in head.parameters():
@@ -83,10 +99,10 @@ def new_head(target, draft_vocab=None, **norms):
 
 def new_block_head(target):
     """As in the test of the server's drafter, which computes it from the format's description."""
+    shared = sizes_of(64, block.HEADS, block.KV_HEADS, block.DIM, block.MLP, block.THETA) | {"rms_norm_eps": block.EPS}
     sizes = BlockSizes(
-        64, 120, 50, block.LAYERS, block.HEADS, block.KV_HEADS, block.DIM, block.MLP, block.EPS, block.THETA, 256, 6,
-        block.MASK, (1, 3),
-    )  # fmt: skip
+        **shared, draft_vocab_size=50, num_hidden_layers=block.LAYERS, block_size=6, mask_token=block.MASK, taps=(1, 3)
+    )
     tensors = block.head_tensors(50)
     head = ParallelBlock(sizes, tensors["d2t"] + torch.arange(50), target.embedding().clone())
     head.load_state_dict(tensors, strict=False)
@@ -104,7 +120,7 @@ def trained(kind, target, folder, steps, resume=False, stop_at=None):
         module, loss = head, lambda batch: chains.chain_loss(head, batch, eagle3.unrolled(head, batch, STEPS))
     else:
         torch.manual_seed(3)
-        model = DraftModel(DraftModelSizes(32, 120, 1, 2, 1, 16, 48, 1e-5, 10000.0, 256))
+        model = DraftModel(DraftModelSizes(**sizes_of(32, 2, 1, 16, 48), num_hidden_layers=1))
         module, loss = model, lambda batch: draft_model.distillation_loss(model, batch)
     if stop_at is not None:
         loss = dying(loss, stop_at)
@@ -282,7 +298,7 @@ def test_no_step_learns_from_what_follows_the_token_it_predicts(target):
 def test_a_draft_model_with_the_targets_weights_is_always_right(tmp_path):
     folder = tiny.write(tmp_path, tied_weights(), head_dim=16, tie_word_embeddings=True)
     same = Target(str(folder), "cpu", "float32")
-    model = DraftModel(DraftModelSizes(64, 120, 3, 4, 2, 16, 96, 1e-5, 10000.0, 256))
+    model = DraftModel(DraftModelSizes(**sizes_of(64, 4, 2, 16, 96), num_hidden_layers=3))
     model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tied_weights().items()})
     features = features_of(same, ())
     for number in range(len(features)):
@@ -370,7 +386,7 @@ def test_the_exported_draft_model_is_one_that_the_engine_loads(folder, tmp_path)
     flags = ["--hidden", "32", "--layers", "2", "--heads", "2", "--kv-heads", "1", "--head-dim", "16"]
     assert run("draft_model", folder, tmp_path, "--steps", "2", *flags) == 0
     loaded = Target(str(tmp_path / "out"), "cpu", "float32")
-    model = DraftModel(DraftModelSizes(32, 120, 2, 2, 1, 16, 96, 1e-5, 10000.0, 256))
+    model = DraftModel(DraftModelSizes(**sizes_of(32, 2, 1, 16, 96), num_hidden_layers=2))
     stored = load_file(tmp_path / "out" / "model.safetensors")
     model.load_state_dict({name.removeprefix("model."): tensor.float() for name, tensor in stored.items()})
     ids = torch.randint(0, 120, (1, 9), generator=torch.Generator().manual_seed(2))

@@ -21,7 +21,7 @@ from gpu_check.standalone import REPOSITORY, source_paths
 
 PASSED, FAILED, NO_DEVICE = 0, 1, 2
 ROOM = 24 << 30
-"""Bytes the scratch folder must have for the weights of both models; less is looked for elsewhere."""
+"""Bytes the scratch folder must have for the weights of both models and a head; less is looked for elsewhere."""
 
 
 def main(doc: str, arguments: list[str] | None = None) -> int:

@@ -6,8 +6,11 @@ import time
 
 import torch
 
+from gpu_check.draft_head import HeadShape, write_head
 from gpu_check.section import Context, Row
-from gpu_check.shapes import SHAPES, folder_of, shape_of, write
+from gpu_check.shapes import SHAPES, folder_of, head_folder_of, shape_of, write
+
+WITH_HEAD = "8b"
 
 
 def run(context: Context) -> None:
@@ -15,4 +18,7 @@ def run(context: Context) -> None:
     for name in ["1b"] if context.rehearse else list(SHAPES):
         started = time.monotonic()
         write(shape_of(name, context.rehearse), folder_of(name, context.scratch), dtype, context.device)
+        if context.rehearse or name == WITH_HEAD:
+            head = HeadShape(shape_of(name, context.rehearse))
+            write_head(head, head_folder_of(name, context.scratch), dtype, context.device)
         context.emit(Row(f"{name}: weights made and written", round(time.monotonic() - started, 1), "s"))

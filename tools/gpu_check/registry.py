@@ -44,6 +44,8 @@ ON_REQUEST: tuple[Section, ...] = (
             alone=True, needs=("rates",), gpu_only=True),
     Section("speed_8b_formats", "speed_formats", "Llama-3.1-8B: decode in fp8, int8 and int4, rounded while loading",
             300, alone=True, needs=("rates", "prepare"), argument="8b", gpu_only=True),
+    Section("drafting", "drafting", "Llama-3.1-8B with an EAGLE3 head: what a round costs by width, bf16 and fp8", 400,
+            alone=True, needs=("rates", "prepare"), argument="8b"),
 )  # fmt: skip
 """What takes too long for every run (many kernels to compile, all weights of an 8B model to round): asked for by
 name."""

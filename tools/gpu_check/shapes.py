@@ -71,6 +71,11 @@ def folder_of(name: str, scratch: Path) -> Path:
     return scratch / f"model-{name}"
 
 
+def head_folder_of(name: str, scratch: Path) -> Path:
+    """Where the EAGLE3 head of this model is put."""
+    return scratch / f"head-{name}"
+
+
 def config(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
     """``config.json``"""
     return {

@@ -23,9 +23,10 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.ops import LayerOp, ModelOps
 from engine.evaluation.windows import read_prompts, read_text
 from engine.execution.checkpoint import Checkpoint, open_checkpoint
-from engine.execution.loading import linear_of, load_model
+from engine.execution.loading import load_model
 from engine.execution.lowering import op_norms
 from engine.execution.model import LoweredModel
+from engine.execution.required_tensors import linear_of
 from engine.serving.tokenizer import Tokenizer
 from engine_plugins.quantizer.weights import QuantizedWeight
 

@@ -4,15 +4,30 @@ many of them the target says, too."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from tools.train_drafter.features import Batch
-from tools.train_drafter.parts import shifted
+from tools.train_drafter.parts import Sizes, shifted
 from torch import Tensor, nn
 
 STEP_WEIGHT = 0.8
 """Of a step, relative to the step before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSizes(Sizes):
+    """What every head has."""
+
+    draft_vocab_size: int
+    taps: tuple[int, ...]
+    """Residuals entering these layers of the target, ascending."""
+
+    @property
+    def tapped_outputs(self) -> list[int]:
+        """The taps as ``config.json`` has them: a layer's id there means its output, the residual entering the next."""
+        return [tap - 1 for tap in self.taps]
 
 
 class DraftHead(nn.Module):

@@ -5,82 +5,37 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tools.train_drafter.features import Batch
-from tools.train_drafter.parts import RMSNorm, SwiGLU, attend, rotate, rotations, shifted
+from tools.train_drafter.parts import Layer, RMSNorm, Sizes, attend, shifted
 from torch import Tensor, nn
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*")
 
 
-@dataclass(frozen=True, slots=True)
-class DraftModelSizes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelSizes(Sizes):
     """Names as in ``config.json``."""
 
-    hidden_size: int
-    vocab_size: int
     num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
 
     def config(self, target: dict[str, Any]) -> dict[str, Any]:
         """``config.json`` of a Hugging Face Llama; ``target``: the target's, for its special tokens."""
         special: dict[str, Any] = {
             key: target[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in target
         }
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            **asdict(self),
+        return self.llama_config(
+            "LlamaForCausalLM",
+            "llama",
+            num_hidden_layers=self.num_hidden_layers,
+            tie_word_embeddings=True,
             **special,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "rope_scaling": None,
-            "tie_word_embeddings": True,
-            "torch_dtype": "bfloat16",
-        }
-
-
-class _Attention(nn.Module):
-    def __init__(self, sizes: DraftModelSizes) -> None:
-        super().__init__()
-        self.sizes = sizes
-        hidden, dim = sizes.hidden_size, sizes.head_dim
-        self.q_proj = nn.Linear(hidden, sizes.num_attention_heads * dim, bias=False)
-        self.k_proj = nn.Linear(hidden, sizes.num_key_value_heads * dim, bias=False)
-        self.v_proj = nn.Linear(hidden, sizes.num_key_value_heads * dim, bias=False)
-        self.o_proj = nn.Linear(sizes.num_attention_heads * dim, hidden, bias=False)
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        q, k, v = (proj(x).unflatten(-1, (-1, self.sizes.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        tables = rotations(positions, self.sizes.head_dim, self.sizes.rope_theta)
-        visible = positions[:, None, :] <= positions[:, :, None]
-        found = attend(rotate(q, tables), rotate(k, tables), v, visible)
-        return self.o_proj(found.flatten(-2))  # type: ignore[no-any-return]
-
-
-class _Layer(nn.Module):
-    def __init__(self, sizes: DraftModelSizes) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
-        self.self_attn = _Attention(sizes)
-        self.post_attention_layernorm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
-        self.mlp = SwiGLU(sizes.hidden_size, sizes.intermediate_size)
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), positions)
-        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+        )
 
 
 class DraftModel(nn.Module):
@@ -90,7 +45,7 @@ class DraftModel(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
-        self.layers = nn.ModuleList(_Layer(sizes) for _ in range(sizes.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.num_hidden_layers))
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -108,9 +63,13 @@ class DraftModel(nn.Module):
     def hidden(self, ids: Tensor) -> Tensor:
         """Normed, ``[rows, T, hidden]``, of ``ids [rows, T]``."""
         positions = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
+        visible = positions[:, None, :] <= positions[:, :, None]
         x = self.embed_tokens(ids)
         for layer in self.layers:
-            x = layer(x, positions)
+            assert isinstance(layer, Layer)
+            normed, attention = layer.input_layernorm(x), layer.self_attn
+            keys, values = attention.keys(normed, positions)
+            x = layer.output(x, attend(attention.queries(normed, positions), keys, values, visible))
         return self.norm(x)  # type: ignore[no-any-return]
 
     def answers(self, batch: Batch) -> Tensor:

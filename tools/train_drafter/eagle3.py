@@ -6,76 +6,37 @@ of token ``t + 1``, and says what token ``t + 2`` is. Further ahead it reads its
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tools.train_drafter.chains import DraftHead
+from tools.train_drafter.chains import DraftHead, HeadSizes
 from tools.train_drafter.features import Batch
-from tools.train_drafter.parts import RMSNorm, SwiGLU, attend, rotate, rotations
+from tools.train_drafter.parts import Layer, RMSNorm, attend
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle3Sizes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Sizes(HeadSizes):
     """Names as in ``config.json``."""
 
-    hidden_size: int
-    vocab_size: int
-    draft_vocab_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
-    taps: tuple[int, ...]
-    """Residuals entering these layers of the target, ascending."""
     fc_norm: bool = False
     """Each tap passes a norm of its own first (EAGLE 3.1)."""
     norm_output: bool = False
     """What a position hands to the next is normed (EAGLE 3.1)."""
 
     def config(self) -> dict[str, Any]:
-        """``config.json``. A layer's id there means its output: the residual entering the layer after it."""
-        sizes = {key: value for key, value in asdict(self).items() if key != "taps"}
-        return {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            **sizes,
-            "num_hidden_layers": 1,
-            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in self.taps],
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "rope_scaling": None,
-            "tie_word_embeddings": False,
-            "torch_dtype": "bfloat16",
-        }
-
-
-class _Attention(nn.Module):
-    """The projections; they read token and hidden state side by side."""
-
-    def __init__(self, sizes: Eagle3Sizes) -> None:
-        super().__init__()
-        read, dim = 2 * sizes.hidden_size, sizes.head_dim
-        self.q_proj = nn.Linear(read, sizes.num_attention_heads * dim, bias=False)
-        self.k_proj = nn.Linear(read, sizes.num_key_value_heads * dim, bias=False)
-        self.v_proj = nn.Linear(read, sizes.num_key_value_heads * dim, bias=False)
-        self.o_proj = nn.Linear(sizes.num_attention_heads * dim, sizes.hidden_size, bias=False)
-
-
-class _MidLayer(nn.Module):
-    def __init__(self, sizes: Eagle3Sizes) -> None:
-        super().__init__()
-        hidden, eps = sizes.hidden_size, sizes.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps)
-        self.hidden_norm = RMSNorm(hidden, eps)
-        self.self_attn = _Attention(sizes)
-        self.post_attention_layernorm = RMSNorm(hidden, eps)
-        self.mlp = SwiGLU(hidden, sizes.intermediate_size)
+        """``config.json``."""
+        return self.llama_config(
+            "LlamaForCausalLMEagle3",
+            "llama",
+            draft_vocab_size=self.draft_vocab_size,
+            num_hidden_layers=1,
+            eagle_aux_hidden_state_layer_ids=self.tapped_outputs,
+            fc_norm=self.fc_norm,
+            norm_output=self.norm_output,
+            tie_word_embeddings=False,
+        )
 
 
 class Eagle3(DraftHead):
@@ -87,7 +48,7 @@ class Eagle3(DraftHead):
         self.fc = nn.Linear(len(sizes.taps) * sizes.hidden_size, sizes.hidden_size, bias=False)
         normed = sizes.taps if sizes.fc_norm else ()
         self.fc_norm = nn.ModuleList(RMSNorm(sizes.hidden_size, sizes.rms_norm_eps) for _ in normed)
-        self.midlayer = _MidLayer(sizes)
+        self.midlayer = Layer(sizes, beside=True)
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.lm_head = nn.Linear(sizes.hidden_size, sizes.draft_vocab_size, bias=False)
 
@@ -109,34 +70,15 @@ class Eagle3(DraftHead):
 
     def handed_on(self, hidden: Tensor) -> Tensor:
         """What stands for ``g`` one position further."""
-        return self.norm(hidden) if self.sizes.norm_output else hidden  # type: ignore[no-any-return]
+        return self.norm(hidden) if self.sizes.norm_output else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
-
-    def keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[rows, n, kv_heads, head_dim]`` of ``x [rows, n, 2 * hidden]`` at positions."""
-        attention, dim = self.midlayer.self_attn, self.sizes.head_dim
-        k = attention.k_proj(x).unflatten(-1, (-1, dim))
-        return rotate(k, self._rotations(positions)), attention.v_proj(x).unflatten(-1, (-1, dim))
-
-    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        q = self.midlayer.self_attn.q_proj(x).unflatten(-1, (-1, self.sizes.head_dim))
-        return rotate(q, self._rotations(positions))
 
     def paired(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """What q, k and v read: ``[..., 2 * hidden]``."""
         layer = self.midlayer
         return torch.cat((layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(hidden)), dim=-1)
-
-    def output(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output from the hidden state that went in and what its heads found."""
-        layer = self.midlayer
-        hidden = hidden + layer.self_attn.o_proj(attended.flatten(-2))
-        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
-
-    def _rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotations(positions, self.sizes.head_dim, self.sizes.rope_theta)
 
 
 def unrolled(head: Eagle3, batch: Batch, steps: int) -> list[Tensor]:
@@ -151,7 +93,8 @@ def unrolled(head: Eagle3, batch: Batch, steps: int) -> list[Tensor]:
     fused = head.fuse(batch.taps)[:, :-1]
     pairs = head.paired(ids[:, 1:], fused)
     every = torch.arange(last, device=ids.device).expand(len(ids), -1)
-    keys, values = head.keys(pairs, every)
+    layer, attention = head.midlayer, head.midlayer.self_attn
+    keys, values = attention.keys(pairs, every)
     visible = every[:, None, :] <= starts[:, :, None]
     own: list[tuple[Tensor, Tensor]] = []
     hidden, x = fused[rows, starts.clamp(max=last - 1)], pairs[rows, starts.clamp(max=last - 1)]
@@ -160,8 +103,8 @@ def unrolled(head: Eagle3, batch: Batch, steps: int) -> list[Tensor]:
         if step:
             hidden = head.handed_on(hidden)
             x = head.paired(ids[rows, (starts + 1 + step).clamp(max=last)], hidden)
-            own.append(head.keys(x, starts + step))
-        queries = head.queries(x, starts + step)
-        hidden = head.output(hidden, attend(queries, keys, values, visible, own))
+            own.append(attention.keys(x, starts + step))
+        queries = attention.queries(x, starts + step)
+        hidden = layer.output(hidden, attend(queries, keys, values, visible, own))
         found.append(head.logits(hidden))
     return found

@@ -6,97 +6,37 @@ Every layer attends to the text, of which it knows ``hidden_norm(fc(taps))`` of 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tools.train_drafter.chains import DraftHead
+from tools.train_drafter.chains import DraftHead, HeadSizes
 from tools.train_drafter.features import Batch
-from tools.train_drafter.parts import RMSNorm, SwiGLU, attend, rotate, rotations
+from tools.train_drafter.parts import Layer, RMSNorm, attend
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True, slots=True)
-class BlockSizes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSizes(HeadSizes):
     """Names as in ``config.json``."""
 
-    hidden_size: int
-    vocab_size: int
-    draft_vocab_size: int
     num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
     block_size: int
     """Tokens of a block, the newest one included."""
     mask_token: int
     """Any token that texts do not have."""
-    taps: tuple[int, ...]
-    """Residuals entering these layers of the target, ascending."""
 
     def config(self) -> dict[str, Any]:
-        """``config.json``. A layer's id there means its output: the residual entering the layer after it."""
-        sizes = {key: value for key, value in asdict(self).items() if key not in ("taps", "mask_token")}
-        return {
-            "architectures": ["DFlashDraftModel"],
-            "model_type": "qwen3",
-            **sizes,
-            "dflash_config": {"mask_token_id": self.mask_token, "target_layer_ids": [tap - 1 for tap in self.taps]},
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "rope_scaling": None,
-            "tie_word_embeddings": False,
-            "torch_dtype": "bfloat16",
-        }
-
-
-class _Attention(nn.Module):
-    def __init__(self, sizes: BlockSizes) -> None:
-        super().__init__()
-        hidden, dim = sizes.hidden_size, sizes.head_dim
-        self._dim, self._theta = dim, sizes.rope_theta
-        self.q_proj = nn.Linear(hidden, sizes.num_attention_heads * dim, bias=False)
-        self.k_proj = nn.Linear(hidden, sizes.num_key_value_heads * dim, bias=False)
-        self.v_proj = nn.Linear(hidden, sizes.num_key_value_heads * dim, bias=False)
-        self.o_proj = nn.Linear(sizes.num_attention_heads * dim, hidden, bias=False)
-        self.q_norm = RMSNorm(dim, sizes.rms_norm_eps)
-        self.k_norm = RMSNorm(dim, sizes.rms_norm_eps)
-
-    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        """``[rows, n, heads, head_dim]`` of ``x [rows, n, hidden]`` at positions ``[rows, n]``."""
-        return rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self._dim))), self._tables(positions))
-
-    def keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, ``[rows, n, kv_heads, head_dim]`` each."""
-        k = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self._dim)))
-        return rotate(k, self._tables(positions)), self.v_proj(x).unflatten(-1, (-1, self._dim))
-
-    def _tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotations(positions, self._dim, self._theta)
-
-
-class _Layer(nn.Module):
-    def __init__(self, sizes: BlockSizes) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
-        self.self_attn = _Attention(sizes)
-        self.post_attention_layernorm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
-        self.mlp = SwiGLU(sizes.hidden_size, sizes.intermediate_size)
-
-    def forward(self, x: Tensor, block: _Places, text: Tensor) -> Tensor:
-        """``x [rows, A * W, hidden]``; ``text [rows, T, hidden]``, what the head knows of it."""
-        normed = self.input_layernorm(x)
-        k, v = self.self_attn.keys(normed, block.positions)
-        own = [(block.of_all(k, place), block.of_all(v, place)) for place in range(block.width)]
-        shared = self.self_attn.keys(text, block.text)
-        found = attend(self.self_attn.queries(normed, block.positions), *shared, block.visible, own)
-        x = x + self.self_attn.o_proj(found.flatten(-2))
-        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+        """``config.json``."""
+        return self.llama_config(
+            "DFlashDraftModel",
+            "qwen3",
+            draft_vocab_size=self.draft_vocab_size,
+            num_hidden_layers=self.num_hidden_layers,
+            block_size=self.block_size,
+            dflash_config={"mask_token_id": self.mask_token, "target_layer_ids": self.tapped_outputs},
+            tie_word_embeddings=False,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +57,17 @@ class _Places:
         return blocks[:, :, place : place + 1].expand_as(blocks).flatten(1, 2)
 
 
+class _BlockLayer(Layer):
+    def forward(self, x: Tensor, block: _Places, text: Tensor) -> Tensor:
+        """``x [rows, A * W, hidden]``; ``text [rows, T, hidden]``, what the head knows of it."""
+        normed = self.input_layernorm(x)
+        k, v = self.self_attn.keys(normed, block.positions)
+        own = [(block.of_all(k, place), block.of_all(v, place)) for place in range(block.width)]
+        shared = self.self_attn.keys(text, block.text)
+        found = attend(self.self_attn.queries(normed, block.positions), *shared, block.visible, own)
+        return self.output(x, found)
+
+
 class ParallelBlock(DraftHead):
     """See :class:`DraftHead`."""
 
@@ -125,7 +76,7 @@ class ParallelBlock(DraftHead):
         self.sizes = sizes
         self.fc = nn.Linear(len(sizes.taps) * sizes.hidden_size, sizes.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
-        self.layers = nn.ModuleList(_Layer(sizes) for _ in range(sizes.num_hidden_layers))
+        self.layers = nn.ModuleList(_BlockLayer(sizes, normed_heads=True) for _ in range(sizes.num_hidden_layers))
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.lm_head = nn.Linear(sizes.hidden_size, sizes.draft_vocab_size, bias=False)
 

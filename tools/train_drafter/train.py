@@ -25,6 +25,8 @@ from tools.train_drafter.parallel_block import BlockSizes, ParallelBlock
 from tools.train_drafter.target import Target
 from torch import Tensor, nn
 
+from engine.contracts.model import ModelFacts
+
 MEASURED_STEPS = 7
 """Drafts of a round that acceptance is reported for, where the drafter has no bound of its own."""
 
@@ -121,16 +123,8 @@ def _eagle3(arguments: argparse.Namespace, target: Target, answers: list[Answere
     before = _trained_before(arguments.start_from)
     draft_vocab = _draft_vocab(arguments, facts.vocab_size, answers, before)
     sizes = Eagle3Sizes(
-        hidden_size=facts.hidden_size,
-        vocab_size=facts.vocab_size,
+        **_shared_sizes(arguments, facts, facts.hidden_size, facts.intermediate_size),
         draft_vocab_size=len(draft_vocab),
-        num_attention_heads=arguments.heads or facts.num_heads,
-        num_key_value_heads=arguments.kv_heads or facts.num_kv_heads,
-        head_dim=arguments.head_dim or facts.head_dim,
-        intermediate_size=arguments.intermediate or facts.intermediate_size,
-        rms_norm_eps=facts.rms_norm_eps,
-        rope_theta=facts.rope.theta,
-        max_position_embeddings=facts.max_position,
         taps=taps,
         fc_norm=arguments.fc_norm,
         norm_output=arguments.norm_output,
@@ -158,17 +152,9 @@ def _parallel_block(arguments: argparse.Namespace, target: Target, answers: list
     if not 0 <= mask < facts.vocab_size or token_counts(answers, facts.vocab_size)[mask]:
         raise ValueError(f"--mask-token {mask}: expected a token that no answer has, 0 to {facts.vocab_size - 1}")
     sizes = BlockSizes(
-        hidden_size=facts.hidden_size,
-        vocab_size=facts.vocab_size,
+        **_shared_sizes(arguments, facts, facts.hidden_size, facts.intermediate_size),
         draft_vocab_size=len(draft_vocab),
         num_hidden_layers=arguments.layers,
-        num_attention_heads=arguments.heads or facts.num_heads,
-        num_key_value_heads=arguments.kv_heads or facts.num_kv_heads,
-        head_dim=arguments.head_dim or facts.head_dim,
-        intermediate_size=arguments.intermediate or facts.intermediate_size,
-        rms_norm_eps=facts.rms_norm_eps,
-        rope_theta=facts.rope.theta,
-        max_position_embeddings=facts.max_position,
         block_size=arguments.block_size,
         mask_token=mask,
         taps=taps,
@@ -186,6 +172,23 @@ def _parallel_block(arguments: argparse.Namespace, target: Target, answers: list
         taps=taps,
         steps=sizes.block_size - 1,
     )
+
+
+def _shared_sizes(
+    arguments: argparse.Namespace, facts: ModelFacts, hidden: int, intermediate: int
+) -> dict[str, Any]:
+    """Fields of :class:`Sizes`: as the command line has them, else as the target. ``intermediate``: by default."""
+    return {
+        "hidden_size": hidden,
+        "vocab_size": facts.vocab_size,
+        "num_attention_heads": arguments.heads or facts.num_heads,
+        "num_key_value_heads": arguments.kv_heads or facts.num_kv_heads,
+        "head_dim": arguments.head_dim or facts.head_dim,
+        "intermediate_size": arguments.intermediate or intermediate,
+        "rms_norm_eps": facts.rms_norm_eps,
+        "rope_theta": facts.rope.theta,
+        "max_position_embeddings": facts.max_position,
+    }
 
 
 def _taps(arguments: argparse.Namespace, num_layers: int) -> tuple[int, ...]:
@@ -220,16 +223,8 @@ def _start(
 def _draft_model(arguments: argparse.Namespace, target: Target, answers: list[Answered]) -> Drafter:
     facts = target.facts
     sizes = DraftModelSizes(
-        hidden_size=arguments.hidden,
-        vocab_size=facts.vocab_size,
+        **_shared_sizes(arguments, facts, arguments.hidden, 3 * arguments.hidden),
         num_hidden_layers=arguments.layers,
-        num_attention_heads=arguments.heads or facts.num_heads,
-        num_key_value_heads=arguments.kv_heads or facts.num_kv_heads,
-        head_dim=arguments.head_dim or facts.head_dim,
-        intermediate_size=arguments.intermediate or 3 * arguments.hidden,
-        rms_norm_eps=facts.rms_norm_eps,
-        rope_theta=facts.rope.theta,
-        max_position_embeddings=facts.max_position,
     )
     model = DraftModel(sizes)
     before = {name.removeprefix("model."): t for name, t in _trained_before(arguments.start_from).items()}

@@ -48,7 +48,7 @@ def plan_for(configured: Configured, *, download: bool = False) -> EnginePlan:
 
 
 def assemble(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (), download: bool = False) -> EnginePlan:
-    """The plan for these overrides (``["+preset=latency", "drafter=none"]``).
+    """The plan for these overrides (``["+preset=latency", "model.path=DIR"]``).
 
     ``download``: a hub id that is not cached may be fetched. Raises :class:`AssemblyError` with every problem.
     """

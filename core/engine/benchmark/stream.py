@@ -33,6 +33,16 @@ class StreamResult:
     detail: str = ""
 
 
+class _DraftTimings(msgspec.Struct):
+    """What of a ``timings`` object is about drafting."""
+
+    drafted_tokens: int
+    accepted_tokens: int
+    draft_chains: int
+    draft_ms: float
+    decode_ms: float
+
+
 async def read_stream(pieces: AsyncIterator[bytes], clock: Clock) -> StreamResult:
     """Read server-sent events until they end. The clock is read once per piece, before any parsing."""
     result = StreamResult()
@@ -89,12 +99,13 @@ def _take_choice(result: StreamResult, choice: dict[str, Any], now: float, says_
 
 def take_timings(result: StreamResult, timings: Any) -> None:
     """Copy what a ``timings`` object says of drafting, if it says all of it. Other servers have a ``timings``, too."""
-    if not isinstance(timings, dict):
+    try:
+        said = msgspec.convert(timings, _DraftTimings)
+    except msgspec.ValidationError:
         return
-    counts = [timings.get(key) for key in ("drafted_tokens", "accepted_tokens", "draft_chains")]
-    times = [timings.get(key) for key in ("draft_ms", "decode_ms")]
-    if all(isinstance(count, int) for count in counts) and all(isinstance(ms, int | float) for ms in times):
-        result.drafting = Drafting(*counts, *times)  # type: ignore[arg-type]
+    result.drafting = Drafting(
+        said.drafted_tokens, said.accepted_tokens, said.draft_chains, said.draft_ms, said.decode_ms
+    )
 
 
 def take_usage(result: StreamResult, usage: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ from engine.cli.command import USAGE, Command
 from engine.evaluation.drafting.options import add_flags as add_drafting_flags
 from engine.evaluation.drafting.options import drafting_options_of
 from engine.evaluation.errors import EvalError, complain
-from engine.evaluation.options import add_flags, check_empty, options_of
+from engine.evaluation.flags import check_empty
+from engine.evaluation.options import add_flags, options_of
 
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:

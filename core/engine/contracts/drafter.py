@@ -137,9 +137,12 @@ class DraftRows:
     positions: Tensor
     """int64 ``[num_rows]``: that token's position."""
     lengths: tuple[int, ...]
-    """The same numbers on the host: how many tokens of each request are computed."""
+    """The same numbers on the host: how many tokens of each request are computed. ``()`` in a recording
+    (:class:`RecordableDrafter`), where only the device knows."""
     widths: tuple[int, ...]
     """Drafts wanted, at least 1 each."""
+    recording: Any = None
+    """The core's own: what the recording that is being made keeps; ``None``: none is."""
 
     @property
     def width(self) -> int:
@@ -278,12 +281,12 @@ class DraftEngine(Protocol):
         """
         ...
 
-    def places(self, slots: Tensor, lengths: Sequence[int], steps: int) -> Sequence[Any]:
+    def places(self, rows: DraftRows, steps: int) -> Sequence[Any]:
         """Where the next ``steps`` tokens of each row go, for :meth:`DraftLayers.run`: place ``j`` is one token a row
-        at position ``lengths[row] + j``, attending to everything before it."""
+        at position ``rows.positions[row] + j``, attending to everything before it."""
         ...
 
-    def block(self, slots: Tensor, lengths: Sequence[int], width: int) -> Any:
+    def block(self, rows: DraftRows, width: int) -> Any:
         """Where the next ``width`` tokens of each row go, all at once and each attending to all of them: no mask within
         the block."""
         ...
@@ -327,6 +330,28 @@ class DeviceDrafter(Drafter, Protocol):
     def propose(self, rows: DraftRows) -> DraftTokens:
         """Propose continuations, behind :meth:`extend`; ``rows`` may be empty."""
         ...
+
+
+@runtime_checkable
+class RecordableDrafter(DeviceDrafter, Protocol):
+    """A drafter whose :meth:`~DeviceDrafter.extend` and :meth:`~DeviceDrafter.propose` may be recorded behind the
+    target's recorded steps, as a CUDA graph, and made again without Python.
+
+    In a recording the rows of a step are all of a batch shape, some of them nobody's, and all have the shape's number
+    of tokens and drafts; a row's tokens beyond its last settled one mean nothing. What both do may depend on shapes
+    and on tensors only. So they must not read a tensor on the host (``item``, ``tolist``, a mask as an index), nor
+    bring host values to the device, nor use :attr:`DraftRows.lengths`, :meth:`DraftEngine.place` or
+    :meth:`DraftEngine.tokens`; what they keep in Python must be the same after every step of a shape. They run at
+    least once before they are recorded. Recorded drafts come without probabilities.
+    """
+
+    recordable: bool
+    """Whether this one is all that."""
+
+
+def may_be_recorded(drafter: DeviceDrafter) -> bool:
+    """Whether what a drafter does behind a recorded step may be recorded, too."""
+    return isinstance(drafter, RecordableDrafter) and drafter.recordable and not drafter.returns_probs
 
 
 def on_device(drafter: Drafter) -> DeviceDrafter | None:

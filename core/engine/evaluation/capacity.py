@@ -16,7 +16,7 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.evaluation.errors import EvalError
 from engine.execution.checkpoint import Checkpoint, TensorEntry, open_checkpoint
-from engine.execution.loading import linear_of
+from engine.execution.required_tensors import linear_of
 from engine.loop.memory.judge import Judge
 from engine.loop.memory.needs import Needs
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import re
-import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 
 from engine.evaluation.errors import EvalError
+from engine.evaluation.flags import amount, at_least, capability, given, num_bytes, overrides_of, share
 
 DEFAULT_CONTEXT = 1024
 DEFAULT_REQUEST = 4096
 DEFAULT_ANSWER_TOKENS = 64
 MATCHES = ("exact", "begins")
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-"""Decimal and binary multiples of a byte."""
-MOST_BYTES = 2**60
-
-
+TEXTS = ("text", "jsonl")
+"""Flags that bring what is scored, token by token."""
+MATERIAL = (*TEXTS, "questions")
+OF_TEXT = ("max_perplexity_increase", "max_kl", "min_agreement")
+"""Tolerances on what text shows."""
+OF_QUESTIONS = ("min_exact",)
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a plan may lose; ``None``: anything."""
@@ -111,42 +109,20 @@ def options_of(flags: argparse.Namespace, overrides: list[str]) -> EvalOptions:
     )
 
 
-def overrides_of(flag: str, text: str) -> tuple[str, ...]:
-    """The overrides in the value of ``flag``, as a shell would take them apart. Raises :class:`EvalError`."""
-    try:
-        words = tuple(shlex.split(text))
-    except ValueError as error:
-        raise EvalError(f"{flag} {text!r}: expected overrides ({error})") from error
-    flags = [word for word in words if word.startswith("-")]
-    if flags:
-        raise EvalError(f"{flag} {text!r}: {flags[0]} is a flag, expected overrides alone")
-    return words
-
-
-def check_empty(flags: argparse.Namespace) -> None:
-    """Raise :class:`EvalError` for a name that is empty, as an unset variable of a shell makes it: it would count as
-    not given."""
-    for name in ("model", "reference", "text", "jsonl", "questions", "prompts", "json"):
-        if getattr(flags, name) == "":
-            raise EvalError(f"--{name} is empty; expected a name, or leave the flag out")
-
-
 def _check_measured(flags: argparse.Namespace) -> None:
     """Raise :class:`EvalError` for a tolerance on what nothing measures here, which would always be met, and for text
     that nothing would score."""
-    given = ", ".join(f"--{name}" for name in ("text", "jsonl", "questions", "reference") if getattr(flags, name))
-    if given and flags.capacity_only:
-        raise EvalError(f"{given}: --capacity-only reads no text and loads no model; leave one of them out")
-    text, has_own = flags.text or flags.jsonl, flags.text or flags.jsonl or flags.questions
-    for names, is_measured, needed in (
-        (("max_perplexity_increase", "max_kl", "min_agreement"), text or not has_own, "give --text or --jsonl"),
-        (("min_exact",), flags.questions or not has_own, "give --questions"),
-    ):
-        stated = ", ".join(f"--{name.replace('_', '-')}" for name in names if getattr(flags, name) is not None)
-        if stated and flags.capacity_only:
+    if flags.capacity_only:
+        if stated := given(flags, (*MATERIAL, "reference")):
+            raise EvalError(f"{stated}: --capacity-only reads no text and loads no model; leave one of them out")
+        if stated := given(flags, (*OF_TEXT, *OF_QUESTIONS)):
             raise EvalError(f"{stated}: --capacity-only measures no quality; leave one of them out")
-        if stated and not is_measured:
-            raise EvalError(f"{stated}: nothing here measures that; {needed}")
+    if not given(flags, MATERIAL):
+        return  # the bundled model's own suite has all of it
+    if (stated := given(flags, OF_TEXT)) and not given(flags, TEXTS):
+        raise EvalError(f"{stated}: nothing here measures that; give --text or --jsonl")
+    if (stated := given(flags, OF_QUESTIONS)) and not flags.questions:
+        raise EvalError(f"{stated}: nothing here measures that; give --questions")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -203,52 +179,3 @@ def _add_capacity(parser: argparse.ArgumentParser) -> None:
     add("--memory", type=num_bytes, metavar="SIZE", help="80GiB, 80GB, ...: instead of the device's")
     add("--capacity-only", action="store_true", help="load nothing: only reckon from shapes (config.json will do)")
     add("--as-cuda", type=capability, metavar="X.Y", help="with it: for a CUDA card of this compute capability")
-
-
-def at_least(lowest: int) -> Callable[[str], int]:
-    """A parser of whole numbers from ``lowest`` on."""
-
-    def integer(text: str) -> int:
-        if not re.fullmatch(r"\d+", text) or int(text) < lowest:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {lowest}")
-        return int(text)
-
-    return integer
-
-
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    value = amount(text)
-    if value > 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a share from 0 to 1, such as 0.99")
-    return value
-
-
-def amount(text: str) -> float:
-    """A finite number from 0 on."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 on")
-    return value
-
-
-def num_bytes(text: str) -> int:
-    """``80GiB`` or ``85899345920`` as bytes; at least one."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
-    if found is None or found.group(2).upper() not in UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 80GiB or 80GB")
-    value = int(Decimal(found.group(1)) * UNITS[found.group(2).upper()])
-    if not 1 <= value <= MOST_BYTES:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r}: expected at least one byte and at most {MOST_BYTES}")
-    return value
-
-
-def capability(text: str) -> tuple[int, int]:
-    """``9.0`` as ``(9, 0)``."""
-    found = re.fullmatch(r"(\d+)\.(\d)", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a compute capability such as 9.0")
-    return int(found.group(1)), int(found.group(2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from engine.assembly.assemble import assemble, configure
 from engine.assembly.compose import quoted
@@ -13,15 +12,17 @@ from engine.assembly.model_facts import model_facts
 from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
 from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.evaluation.baseline import lossless_override
 from engine.evaluation.errors import EvalError
 from engine.evaluation.options import EvalOptions
 
 LOSSY_SLOTS = ("quantizer", "kv_format")
 """Slots in which the reference differs from the plans."""
 REFERENCE_NOTE = (
-    "in the reference, which is the same with quantizer=none kv_format=native; what belongs to the plans alone, as a "
-    "preset that sets values of these, goes into --compare"
+    "in the reference, which is the same with {}; what belongs to the plans alone, as a preset that sets values of "
+    "these, goes into --compare"
 )
+"""``{}``: overrides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,15 @@ def contestants(options: EvalOptions) -> list[Contestant]:
 
 
 def reference_of(options: EvalOptions) -> Contestant:
-    """The unquantized model. Raises :class:`AssemblyError`, also where it must be named and is not."""
+    """The unquantized model. Raises :class:`AssemblyError`, also where it must be named and is not, and
+    :class:`EvalError` where no plugin is lossless."""
     overrides = [word for word in options.overrides if not _is_lossy(word)]
     if options.reference is not None:
         overrides.append(f"model.path={quoted(options.reference)}")
     if options.reference_dtype is not None:
         overrides.append(f"model.dtype={options.reference_dtype}")
-    given = _model_of(overrides, options.config_dirs)
+    configured = configure(overrides, options.config_dirs)
+    given = configured.composed.settings.model.path
     facts = _facts(given, options.reference is not None)
     if facts.quantization is not None:
         flag = "model.path" if options.reference is None else "--reference"
@@ -62,12 +65,13 @@ def reference_of(options: EvalOptions) -> Contestant:
                 "the checkpoint it was made from with --reference DIR"
             ]
         )
-    lossless = [f"{slot}={name}" for slot, name in zip(LOSSY_SLOTS, ("none", "native"), strict=True)]
+    lossless = [lossless_override(slot, configured.discovered) for slot in LOSSY_SLOTS]
     overrides += lossless
     try:
         plan = _plan(overrides, options)
     except AssemblyError as error:
-        raise AssemblyError([f"{problem} ({REFERENCE_NOTE})" for problem in error.problems]) from error
+        note = REFERENCE_NOTE.format(" ".join(lossless))
+        raise AssemblyError([f"{problem} ({note})" for problem in error.problems]) from error
     return Contestant(" ".join(lossless), tuple(overrides), plan)
 
 
@@ -100,10 +104,6 @@ def _plan(overrides: Sequence[str], options: EvalOptions) -> EnginePlan:
     settings = configured.composed.settings
     model = model_facts(settings.model.path, settings.model.name)
     return resolve(configured.composed, configured.discovered, model, device)
-
-
-def _model_of(overrides: Sequence[str], config_dirs: Sequence[Path]) -> str:
-    return configure(overrides, config_dirs).composed.settings.model.path
 
 
 def _is_lossy(word: str) -> bool:

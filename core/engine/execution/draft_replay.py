@@ -2,13 +2,14 @@
 once for each number of tokens.
 
 Python and torch add some ten microseconds to each op of a drafter, which reads a tenth of the weights that the target
-does: in a step of the bundled model's EAGLE3 head that was three quarters of the time.
+does: in a step of a one-layer head of the bundled model that was three quarters of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, RestagingKernel
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftRows, DraftTokens
 from engine.execution import row_ops
-from engine.execution.lowering import MOST_TOKENS, Memory, RotationTables, record
+from engine.execution.lowering import MOST_TOKENS, Memory, Recordings, Table, record
 from engine.execution.places import Place
 from engine.execution.tables import DeviceTables
 
@@ -32,12 +33,11 @@ class Replaying:
 
     tables: DeviceTables
     attention: AttentionKernel
-    rotations: Sequence[RotationTables]
-    """Of all layers that drafters run."""
+    recordings: Recordings
 
     def reach(self, longest: int) -> bool:
         """Have the rotations of so many tokens ready; ``False`` if there is no room for them."""
-        for tables in self.rotations:
+        for tables in self.recordings.rotations:
             if longest > tables.capacity:
                 return False
             tables.reach(longest)
@@ -49,9 +49,8 @@ class Replaying:
 
     def keep(self, place: Place) -> Place:
         """A place like this one in memory of its own, staged."""
-        kept = Place(place.positions.clone(), place.slot_mapping.clone(), place.attention, memory=Memory())
-        kept.staged = self.attention.stage(place.attention)
-        return kept
+        staged, memory = self.attention.stage(place.attention), Memory(self.recordings.arena)
+        return Place(place.positions.clone(), place.slot_mapping.clone(), place.attention, staged, memory=memory)
 
 
 # Functions -------------------------------------------------------------------------------------------------------
@@ -64,6 +63,7 @@ class _RecordedFunction:
     place: Place
     replay: Callable[[], None]
     result: Tensor
+    held: Sequence[Tensor]
 
 
 class ReplayedFunction:
@@ -72,16 +72,15 @@ class ReplayedFunction:
     def __init__(self, function: Callable[..., Tensor], replaying: Replaying) -> None:
         self._function = function
         self._replaying = replaying
-        self._recorded: dict[int, _RecordedFunction | None] = {}
-        """By number of tokens; ``None``: cannot be recorded."""
+        self._recorded: Table[int, _RecordedFunction] = replaying.recordings.table(_name(function))
+        """By number of tokens."""
 
     def __call__(self, *arguments: Tensor, place: Place) -> Tensor:
         count = place.positions.shape[0]
-        if not 0 < count <= MOST_TOKENS or not self._replaying.reach(max(place.attention.kv_lens)):
-            return self._function(*arguments, place=place)
-        if count not in self._recorded:
-            self._recorded[count] = self._record(arguments, place)
-        recorded = self._recorded[count]
+        recorded = None
+        # What calls this may be on its way into a recording itself.
+        if place.memory is None and _fits(count) and self._replaying.reach(max(place.attention.kv_lens)):
+            recorded = self._recorded.find(count, partial(self._record, arguments, place))
         if recorded is None:
             return self._function(*arguments, place=place)
         recorded.fill((*arguments, place.positions, place.slot_mapping))
@@ -89,23 +88,29 @@ class ReplayedFunction:
         recorded.replay()
         return recorded.result
 
-    def _record(self, arguments: Sequence[Tensor], place: Place) -> _RecordedFunction | None:
+    def _record(self, arguments: Sequence[Tensor], place: Place) -> _RecordedFunction:
         kept = self._replaying.keep(place)
         own = [argument.clone(memory_format=torch.contiguous_format) for argument in arguments]
-        inputs = (*own, kept.positions, kept.slot_mapping)
-        assert kept.memory is not None
-        results, replay = record(lambda: (self._function(*own, place=kept),), inputs, kept.memory)
-        return None if replay is None else _RecordedFunction(row_ops.Copies(inputs), kept, replay, results[0])
+        inputs, memory = (*own, kept.positions, kept.slot_mapping), kept.memory
+        assert memory is not None
+
+        def call() -> Sequence[Tensor]:
+            return (memory.kept(self._function(*own, place=kept)),)
+
+        (result,), replay = record(call, inputs, memory)
+        return _RecordedFunction(row_ops.Copies(inputs), kept, replay, result, (*inputs, result))
 
 
 # Chains ----------------------------------------------------------------------------------------------------------
 
 
 class _RecordedChain:
-    """Chains of a number of requests, in memory that stays."""
+    """Chains of a number of requests. What they are told from step to step, and the drafts, are in memory of their own.
+    """
 
-    def __init__(self, rows: DraftRows, state: Tensor | None, tables: DeviceTables, attention: AttentionKernel) -> None:
+    def __init__(self, rows: DraftRows, state: Tensor | None, replaying: Replaying) -> None:
         """``state``: what the first step is handed of each request."""
+        tables = replaying.tables
         count, blocks = len(rows.index), tables.block_tables
         self.slots, self.lengths, self.tokens = rows.slots.clone(), rows.positions.clone(), rows.tokens.clone()
         self.state = None if state is None else state.clone()
@@ -120,7 +125,8 @@ class _RecordedChain:
             block_size=tables.block_size,
         )
         positions, mapping = torch.empty_like(self.lengths), torch.empty_like(self.lengths)
-        self.place = Place(positions, mapping, batch, attention.stage(batch), memory=Memory())
+        memory = Memory(replaying.recordings.arena)
+        self.place = Place(positions, mapping, batch, replaying.attention.stage(batch), memory=memory)
         self.fill = row_ops.Copies((self.slots, self.lengths, self.tokens))
         self.chains = row_ops.Chains(
             blocks.data_ptr(), blocks.stride(0), tables.block_size, count, self.slots.data_ptr(),
@@ -129,6 +135,12 @@ class _RecordedChain:
         )  # fmt: skip
         self.first: Callable[[], None] | None = None
         self.step: Callable[[], None] | None = None
+
+    @property
+    def held(self) -> Sequence[Tensor]:
+        place, batch = self.place, self.place.attention
+        own = (self.slots, self.drafts, place.positions, place.slot_mapping, batch.block_tables, batch.kv_lens_device)
+        return (*self.changed, *own)
 
     @property
     def changed(self) -> list[Tensor]:
@@ -159,17 +171,14 @@ class ReplayedChain:
         self._step, self._first = step, first
         self._plain = plain
         self._replaying = replaying
-        self._recorded: dict[int, _RecordedChain | None] = {}
-        """By number of requests; ``None``: cannot be recorded."""
+        self._recorded: Table[int, _RecordedChain] = replaying.recordings.table(_name(step))
+        """By number of requests."""
 
     def __call__(self, rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
         count, width = len(rows.index), rows.width
-        fits = 0 < count <= MOST_TOKENS and width <= MOST_DRAFTS
-        if not fits or not self._replaying.reach(max(rows.lengths) + width):
-            return self._plain(rows, hidden)
-        if count not in self._recorded:
-            self._recorded[count] = self._record(rows, hidden)
-        chain = self._recorded[count]
+        chain = None
+        if _fits(count) and width <= MOST_DRAFTS and self._replaying.reach(max(rows.lengths) + width):
+            chain = self._recorded.find(count, partial(self._record, rows, hidden))
         if chain is None:
             return self._plain(rows, hidden)
         assert chain.step is not None
@@ -180,9 +189,8 @@ class ReplayedChain:
             chain.step()
         return DraftTokens(chain.drafts[:, :width])
 
-    def _record(self, rows: DraftRows, hidden: Tensor | None) -> _RecordedChain | None:
-        state = None if hidden is None else hidden[rows.last]
-        chain = _RecordedChain(rows, state, self._replaying.tables, self._replaying.attention)
+    def _record(self, rows: DraftRows, hidden: Tensor | None) -> _RecordedChain:
+        chain = _RecordedChain(rows, None if hidden is None else hidden[rows.last], self._replaying)
         memory, first = chain.place.memory, self._first
         assert memory is not None
 
@@ -200,7 +208,14 @@ class ReplayedChain:
 
         if first is not None:
             _, chain.first = record(begin, chain.changed, memory)
-            if chain.first is None:
-                return None
         _, chain.step = record(step, chain.changed, memory)
-        return None if chain.step is None else chain
+        return chain
+
+
+def _fits(count: int) -> bool:
+    """Whether so many tokens are replayed."""
+    return 0 < count <= MOST_TOKENS
+
+
+def _name(function: Callable[..., object]) -> str:
+    return str(getattr(function, "__qualname__", function))

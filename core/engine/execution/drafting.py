@@ -23,10 +23,11 @@ from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, 
 from engine.execution.draft_layers import Layers
 from engine.execution.draft_replay import ReplayedChain, ReplayedFunction, Replaying
 from engine.execution.kv_cache import KVCache
-from engine.execution.loading import Loader, linear_names, linear_of
+from engine.execution.loading import Loader
 from engine.execution.lowering import (
     Kernels,
     Lowering,
+    Recordings,
     RotationTables,
     can_replay,
     lower_head,
@@ -35,7 +36,8 @@ from engine.execution.lowering import (
     rope_kinds,
 )
 from engine.execution.model import LoweredModel
-from engine.execution.places import Chained, Place, Rotate
+from engine.execution.places import Chained, Place, RecordedPlaces, Rotate
+from engine.execution.required_tensors import linear_names, linear_of
 from engine.execution.tables import DeviceTables
 from engine.execution.transfer import upload
 
@@ -70,18 +72,21 @@ class DraftEngine:
         self._kv = kv
         self._tables = tables
         self._loading = loading
-        self._rotations: list[RotationTables] = []
         self._replaying: Replaying | None = None
         if target.small_steps is not None:
-            self._replaying = Replaying(tables, target.attention, self._rotations)
+            self._replaying = Replaying(tables, target.attention, target.small_steps.recordings)
 
     def target_layers(self, count: int) -> Layers:
         target = self._target
         tables = None if target.small_steps is None else self._keep_rotations(target.rotate)
-        return Layers(target.layers[:count], target.rotate, target.attention, self._kv, tables)
+        return Layers(target.layers[:count], target.rotate, target.attention, self._kv, tables, self._recordings)
 
     def open(self, model: ModelFacts) -> Weights:
-        return Weights(model, self._loading, self._kv, self.device, self._keep_rotations)
+        return Weights(model, self._loading, self._kv, self.device, self._keep_rotations, self._recordings)
+
+    @property
+    def _recordings(self) -> Recordings | None:
+        return None if self._replaying is None else self._replaying.recordings
 
     def replayed(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return function if self._replaying is None else ReplayedFunction(function, self._replaying)
@@ -103,19 +108,23 @@ class DraftEngine:
             assert state is not None, "what comes first is told from hidden states"
             tokens = first(state)
             drafts.append(tokens)
-        for place in self.places(rows.slots, rows.lengths, rows.width - len(drafts)):
+        for place in self.places(rows, rows.width - len(drafts)):
             tokens, state = step(tokens, state, place)
             drafts.append(tokens)
         return DraftTokens(torch.stack(drafts, dim=1))
 
     def _keep_rotations(self, rotate: Rotate) -> RotationTables:
         tables = RotationTables(rotate, self._tables.tokens.shape[1])
-        self._rotations.append(tables)
+        if self._replaying is not None:
+            self._replaying.recordings.rotations.append(tables)
         return tables
 
-    def places(self, slots: Tensor, lengths: Sequence[int], steps: int) -> list[Place]:
-        starts = upload(lengths, torch.int64, self.device)
-        positions = starts + torch.arange(steps, device=self.device)[:, None]
+    def places(self, rows: DraftRows, steps: int) -> list[Place]:
+        recording: RecordedPlaces | None = rows.recording
+        if recording is not None:
+            return recording.places(rows, steps)
+        slots, lengths = rows.slots, rows.lengths
+        positions = rows.positions + torch.arange(steps, device=self.device)[:, None]
         mapping = self._tables.slot_mapping(slots.expand_as(positions), positions)
         kv_lens = (positions + 1).to(torch.int32)
         tables = self._block_tables(slots, max(lengths, default=0) + steps)
@@ -139,18 +148,19 @@ class DraftEngine:
             for j in range(steps)
         ]
 
-    def block(self, slots: Tensor, lengths: Sequence[int], width: int) -> Place:
-        rows = len(lengths)
-        starts = upload(lengths, torch.int64, self.device)[:, None]
-        positions = (starts + torch.arange(width, device=self.device)).flatten()
-        flat = slots.repeat_interleave(width)
-        ends = tuple(length + width for length in lengths for _ in range(width))
+    def block(self, rows: DraftRows, width: int) -> Place:
+        recording: RecordedPlaces | None = rows.recording
+        if recording is not None:
+            return recording.block(rows, width)
+        positions = (rows.positions[:, None] + torch.arange(width, device=self.device)).flatten()
+        flat = rows.slots.repeat_interleave(width)
+        ends = tuple(length + width for length in rows.lengths for _ in range(width))
         # Every token is a row of its own, so that it sees the keys behind it, too: all are written before any is read.
         attention = AttentionBatch(
-            q_lens=(1,) * (rows * width),
+            q_lens=(1,) * len(ends),
             kv_lens=ends,
             block_tables=self._block_tables(flat, max(ends, default=0)),
-            q_starts=torch.arange(rows * width + 1, dtype=torch.int32, device=self.device),
+            q_starts=torch.arange(len(ends) + 1, dtype=torch.int32, device=self.device),
             kv_lens_device=upload(ends, torch.int32, self.device),
             block_size=self._tables.block_size,
         )
@@ -192,12 +202,14 @@ class Weights:
         kv: KVCache,
         device: str,
         keep_rotations: Callable[[Rotate], RotationTables],
+        recordings: Recordings | None,
     ) -> None:
         self._model = model
         self._loading = loading
         self._kv = kv
         self._device = device
         self._keep_rotations = keep_rotations
+        self._recordings = recordings
         self._checkpoint: Checkpoint = open_checkpoint(model.path)
         self._quantizer = loading.quantizer(model)
         self._used: set[str] = set()
@@ -233,7 +245,7 @@ class Weights:
         loader = self._loader(ops)
         layers = [loader.layer(first + i, layer) for i, layer in enumerate(ops)]
         rotate, tables = self._rotations_of(loader.lowering)
-        return Layers(layers, rotate, self._loading.attention, self._kv, tables)
+        return Layers(layers, rotate, self._loading.attention, self._kv, tables, self._recordings)
 
     def _rotations_of(self, lowering: Lowering) -> tuple[Rotate, RotationTables | None]:
         """Layers that rotate alike share their tables."""

@@ -3,8 +3,8 @@
 A graph is captured for ``rows`` requests of ``queries`` tokens each. A smaller batch is padded: rows that belong to
 nobody read and write the table row and the KV block that are nobody's, and queries a row does not have write keys
 behind its last one, where the next step overwrites them before anything reads them. What changes from step to step is
-two integers per row, copied in front of the replay; lengths, positions, inputs and block tables follow from them on
-the device.
+three integers per row, copied in front of the replay; lengths, positions, inputs and block tables follow from them on
+the device. What a drafter on the device does behind a step is recorded apart (:mod:`engine.execution.draft_graphs`).
 
 Buckets are captured from the largest to the smallest into one memory pool, so that the smaller ones live in the memory
 of the larger. Capturing after :meth:`StepGraphs.capture` has returned is impossible.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import ForwardBatch, LoweredModel
 from engine.execution.step import StepRow
@@ -50,6 +50,8 @@ class Recorded:
     """What a replay leaves behind, in the same memory every time. Rows of ``bucket.queries`` entries each."""
 
     bucket: Bucket
+    inputs: Tensor
+    """int64 ``[3, bucket.rows]``: each row's slot, first position and number of drafts."""
     batch: ForwardBatch
     logits: Tensor
     """float32 ``[bucket.tokens, vocab]``"""
@@ -67,8 +69,6 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    inputs: Tensor
-    """int64 ``[2, rows]``: each row's slot and first position."""
     replay: Replay
     recorded: Recorded
 
@@ -105,7 +105,7 @@ class StepGraphs:
     ) -> None:
         self._model = model
         self._kv = kv
-        self._tables = tables
+        self.tables = tables
         self._taps = tuple(taps)
         self._capture: Capture | None = capture
         self._todo = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
@@ -114,6 +114,10 @@ class StepGraphs:
         self._tokens = torch.zeros(most, dtype=torch.int64, device=tables.device)
         self._logits: Tensor | None = None
         self._tapped: tuple[Tensor, ...] | None = None
+
+    @property
+    def attention(self) -> AttentionKernel:
+        return self._model.attention
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -141,33 +145,40 @@ class StepGraphs:
         """Run a batch that :meth:`find` found the bucket for. Nothing here waits for the device."""
         graph = self._graphs[bucket]
         idle = bucket.rows - len(rows)
-        values = [row.slot for row in rows] + [self._tables.nobody] * idle + [row.start for row in rows] + [0] * idle
-        refill(graph.inputs, values)
+        slots = [row.slot for row in rows] + [self.tables.nobody] * idle
+        starts = [row.start for row in rows] + [0] * idle
+        num_drafts = [len(row.drafts) for row in rows] + [0] * idle
+        refill(graph.recorded.inputs, slots + starts + num_drafts)
         graph.replay()
         return graph.recorded
 
+    def recorded(self, bucket: Bucket) -> Recorded:
+        """What a replay of a captured bucket leaves."""
+        return self._graphs[bucket].recorded
+
     def _record(self, bucket: Bucket, capture: Capture) -> _Graph:
-        device = self._tables.device
-        inputs = torch.zeros(2, bucket.rows, dtype=torch.int64, device=device)
-        inputs[0] = self._tables.nobody
+        device = self.tables.device
+        inputs = torch.zeros(3, bucket.rows, dtype=torch.int64, device=device)
+        inputs[0] = self.tables.nobody
         batch = self._static_batch(bucket)
         staged = self._model.attention.stage(batch.attention)
         found: list[Recorded] = []
 
         def step() -> None:
-            fill(batch, inputs, self._tables)
+            fill(batch, inputs, self.tables)
             hidden, taps = self._model.run(batch, self._kv, staged, self._taps)
             logits, tokens = self._model.greedy(hidden)
-            self._tables.write(batch.slots, batch.positions + 1, tokens)
-            found[:] = [self._keep(bucket, batch, staged, logits, tokens, taps)]
+            self.tables.write(batch.slots, batch.positions + 1, tokens)
+            found[:] = [self._keep(bucket, inputs, batch, staged, logits, tokens, taps)]
 
         with torch.inference_mode():
             replay = capture(step)
-        return _Graph(inputs, replay, found[0])
+        return _Graph(replay, found[0])
 
     def _keep(
         self,
         bucket: Bucket,
+        inputs: Tensor,
         batch: ForwardBatch,
         staged: Any,
         logits: Tensor,
@@ -182,6 +193,7 @@ class StepGraphs:
         count = bucket.tokens
         kept = Recorded(
             bucket,
+            inputs,
             batch,
             self._logits[:count],
             self._tokens[:count],
@@ -193,7 +205,7 @@ class StepGraphs:
         return kept
 
     def _static_batch(self, bucket: Bucket) -> ForwardBatch:
-        tables, device = self._tables, self._tables.device
+        tables, device = self.tables, self.tables.device
         flat = [torch.zeros(bucket.tokens, dtype=torch.int64, device=device) for _ in range(4)]
         token_ids, positions, slot_mapping, slots = flat
         q_lens = (bucket.queries,) * bucket.rows
@@ -210,7 +222,8 @@ class StepGraphs:
 
 
 def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
-    """Everything a recorded step reads, from each row's slot and first position (``inputs``, int64 ``[2, rows]``)."""
+    """Everything a recorded step reads, from each row's slot and first position (``inputs``, int64 ``[2 or more,
+    rows]``)."""
     if runs_triton(tables.device):
         from engine.execution.triton_ops.step_inputs import fill_step  # Triton is imported only where it runs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,29 +12,10 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import (
-    Attention,
-    DownResidual,
-    LayerOp,
-    LinearPart,
-    LinearSpec,
-    ModelOps,
-    NormGateUpAct,
-    NormQKVRopeWrite,
-    NormSpec,
-    OutResidual,
-)
+from engine.contracts.ops import LayerOp, LinearPart, LinearSpec, ModelOps, NormQKVRopeWrite, NormSpec
 from engine.contracts.parallelism import Parallelism
-from engine.contracts.quantizer import (
-    CheckingQuantizer,
-    KVScaleNames,
-    KVScaleReader,
-    PackedLinear,
-    Quantizer,
-    StoredHeader,
-    StoredTensor,
-)
-from engine.execution.checkpoint import Checkpoint, CheckpointError, TensorEntry, name_list, open_checkpoint
+from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
+from engine.execution.checkpoint import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
 from engine.execution.cpu_memory import keep_freed_memory
 from engine.execution.lowering import (
     Kernels,
@@ -50,11 +31,17 @@ from engine.execution.lowering import (
 )
 from engine.execution.model import LoweredModel, LoweredOp
 from engine.execution.parts import Origin, StoredPart, joined_origins, origin_of_tensor
+from engine.execution.required_tensors import (
+    check_names,
+    check_readable,
+    is_stored,
+    kv_scale_names,
+    linear_of,
+    plain_shape,
+)
+from engine.execution.sharding import check_heads, cut
 
-IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-"""Tensors old checkpoints carry although they follow from the configuration."""
-
-_WITHOUT_SCALES = "kv_format=int8 and native need none"
+_WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
 
 Progress = Callable[[float, str], None]
 
@@ -77,8 +64,8 @@ def load_model(
 
     ``dtype``: ``float32``, ``bfloat16`` or ``float16``; ``on_progress(fraction, what)`` is called after every layer.
     ``kernels`` as in :class:`~engine.execution.lowering.Lowering`; ``first_layer``: where in the cache the model's
-    layers begin. Raises :class:`CheckpointError` for a checkpoint
-    that is damaged or does not fit ``ops``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
+    layers begin. Raises :class:`CheckpointError` for a checkpoint that is damaged or does not fit ``ops``,
+    ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
     """
     lowering = Lowering(
         device=device,
@@ -93,7 +80,7 @@ def load_model(
         keep_freed_memory()
     checkpoint = open_checkpoint(model.path)
     check_readable(checkpoint, ops, quantizer, model.path)
-    _check_names(checkpoint, ops, quantizer, model.path)
+    check_names(checkpoint, ops, quantizer, model.path)
     loader = Loader(checkpoint, quantizer, lowering, on_progress, first_layer)
     with torch.inference_mode():
         return loader.load(model, ops)
@@ -163,7 +150,7 @@ class Loader:
             spec = linear_of(op)
             packed = None if spec is None else self.pack(type(op).__name__, spec)
             if isinstance(op, NormQKVRopeWrite):
-                _check_heads(op, self.lowering.tp)
+                check_heads(op, self.lowering.tp)
                 self._kv_scales.append(self._scales_of(op))
             lowered.append(lower_layer_op(self.lowering, op, self._first_layer + index, norms, packed))
         return tuple(lowered)
@@ -235,7 +222,7 @@ class Loader:
                 continue
             if name not in self._checkpoint.names:
                 continue
-            entry = self._claim(name, _plain_shape(part, spec, stored))
+            entry = self._claim(name, plain_shape(part, spec, stored))
             if stored.suffix == "bias" and spec.shard == "in" and index > 0:
                 continue  # partial sums are added up: only one rank may bring the bias
             readers[stored.suffix] = partial(self._read_cut, name, spec, stored, index, count)
@@ -275,129 +262,6 @@ class Loader:
     def _report(self, what: str) -> None:
         if self._on_progress is not None:
             self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
-
-
-def linear_of(op: LayerOp) -> LinearSpec | None:
-    """The linear layer of an op."""
-    if isinstance(op, NormQKVRopeWrite):
-        return op.qkv
-    if isinstance(op, OutResidual):
-        return op.out
-    if isinstance(op, NormGateUpAct):
-        return op.gate_up
-    if isinstance(op, DownResidual):
-        return op.down
-    assert isinstance(op, Attention)
-    return None
-
-
-def cut(tensor: Tensor, name: str, spec: LinearSpec, stored: StoredTensor, index: int, count: int) -> Tensor:
-    """Cut ``index`` of ``count`` of a stored tensor. Raises ``ValueError`` if this axis cannot be cut so."""
-    if count == 1 or spec.shard == "none" or tensor.dim() == 0:
-        return tensor
-    if stored.suffix == "bias" and spec.shard == "in":
-        return tensor
-    if spec.shard in stored.replicated:
-        return tensor
-    axis = stored.shard_axes.get(spec.shard)
-    if axis is None:
-        why = f": {stored.uncuttable}" if stored.uncuttable else ""
-        raise ValueError(f"parallelism.tp={count}: {name} cannot be cut along its {spec.shard}put axis{why}")
-    size = tensor.shape[axis]
-    if size % (count * stored.quantum):
-        raise ValueError(
-            f"parallelism.tp={count}: {name} has {size} entries along its {spec.shard}put axis, which is not a "
-            f"multiple of {count} x {stored.quantum}"
-        )
-    return tensor.narrow(axis, index * (size // count), size // count).contiguous()
-
-
-def _check_heads(op: NormQKVRopeWrite, tp: int) -> None:
-    if op.num_heads % tp or op.num_kv_heads % tp:
-        raise ValueError(
-            f"parallelism.tp={tp}: does not divide the model's {op.num_heads} heads and {op.num_kv_heads} KV heads"
-        )
-
-
-def _plain_shape(part: LinearPart, spec: LinearSpec, stored: StoredTensor) -> tuple[int, ...] | None:
-    """The shape an unquantized tensor must have; quantizers judge their own."""
-    if stored.suffix == "bias":
-        return (part.out_features,)
-    is_plain = stored.suffix == "weight" and stored.quantum == 1
-    return (part.out_features, spec.in_features) if is_plain else None
-
-
-def check_readable(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, path: str) -> None:
-    """Raise :class:`CheckpointError` with everything that headers show the quantizer cannot read."""
-    if not isinstance(quantizer, CheckingQuantizer):
-        return
-    entries = ((name, checkpoint.entry(name)) for name in checkpoint.names)
-    headers = {name: StoredHeader(str(entry.dtype).removeprefix("torch."), entry.shape) for name, entry in entries}
-    problems = quantizer.problems(list(_read_specs(ops)), headers)
-    if problems:
-        raise CheckpointError("\n  ".join((f"model.path={path}: the checkpoint cannot be read:", *problems)))
-
-
-def kv_scale_names(quantizer: Quantizer, op: NormQKVRopeWrite) -> KVScaleNames:
-    """Where the checkpoint may have scales for the cache of this layer."""
-    return quantizer.kv_scale_names(op.qkv) if isinstance(quantizer, KVScaleReader) else KVScaleNames()
-
-
-def is_stored(stored: StoredTensor, part: LinearPart) -> bool:
-    """Whether this part has such a tensor: a bias only where the architecture says so, or the format allows it."""
-    return stored.suffix != "bias" or part.bias or stored.extra
-
-
-def _check_names(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, path: str) -> None:
-    """Every tensor the ops need is there, and none is left over: a leftover is a weight we would silently drop."""
-    required, optional = _expected_names(ops, quantizer)
-    missing = required - checkpoint.names
-    if missing:
-        raise CheckpointError(f"model.path={path}: tensors missing from the checkpoint: {name_list(missing)}")
-    leftover = {name for name in checkpoint.names - required - optional if not name.endswith(IGNORED_SUFFIXES)}
-    if leftover:
-        raise CheckpointError(
-            f"model.path={path}: the checkpoint has tensors this architecture does not use: {name_list(leftover)}"
-        )
-
-
-def _expected_names(ops: ModelOps, quantizer: Quantizer) -> tuple[set[str], set[str]]:
-    required = {f"{ops.embed.name}.weight", f"{ops.head.norm.name}.weight"}
-    optional: set[str] = set()
-    for layer in ops.layers:
-        required |= {f"{norm.name}.weight" for op in layer for norm, _ in op_norms(op)}
-    if ops.head.tied:
-        # Some checkpoints store the tied weight twice.
-        optional |= {f"{part.name}.weight" for part in ops.head.head.parts}
-    for spec in _read_specs(ops):
-        of_linear = linear_names(spec, quantizer)
-        required |= of_linear[0]
-        optional |= of_linear[1]
-    for layer in ops.layers:
-        for op in layer:
-            if isinstance(op, NormQKVRopeWrite):
-                optional |= set(kv_scale_names(quantizer, op).all)
-    return required, optional
-
-
-def linear_names(spec: LinearSpec, quantizer: Quantizer) -> tuple[set[str], set[str]]:
-    """The tensors a linear layer must have, and those it may have."""
-    required: set[str] = set()
-    optional: set[str] = set()
-    for stored in quantizer.stored(spec):
-        for part in spec.parts:
-            if is_stored(stored, part):
-                is_required = part.bias if stored.suffix == "bias" else not stored.optional
-                (required if is_required else optional).add(f"{part.name}.{stored.suffix}")
-    return required, optional
-
-
-def _read_specs(ops: ModelOps) -> Iterator[LinearSpec]:
-    """Every linear layer that is read from the checkpoint: a tied head is the embedding."""
-    for layer in ops.layers:
-        yield from (spec for op in layer if (spec := linear_of(op)) is not None)
-    if not ops.head.tied:
-        yield ops.head.head
 
 
 def _also(first: PackedLinear | None, packed: PackedLinear) -> PackedLinear:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.execution.kv_cache import KVCache
 from engine.execution.sampling import most_likely
+
+if TYPE_CHECKING:
+    from engine.execution.lowering.recordings import Recordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,15 @@ LoweredOp = Callable[[Tensor, Tensor, StepContext], tuple[Tensor, Tensor]]
 attention output, the activated gate. An op may change the residual in place."""
 
 
-SmallSteps = Callable[[ForwardBatch, KVCache, Sequence[int]], tuple[Tensor, list[Tensor]] | None]
-"""As :meth:`LoweredModel.forward`, or ``None`` for a step that has to run op by op."""
+class SmallSteps(Protocol):
+    """Takes steps of few tokens through all layers at once."""
+
+    recordings: Recordings
+    """Everything that is recorded for this model and its drafter."""
+
+    def __call__(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]] | None:
+        """As :meth:`LoweredModel.forward`, or ``None`` for a step that has to run op by op."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,6 @@ class LoweredModel:
     project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """:attr:`project` and the most likely tokens as :meth:`greedy` has them, where a kernel finds both at once."""
     small_steps: SmallSteps | None = None
-    """What takes steps of few tokens through all layers at once."""
     kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()
     """By layer, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
     ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""

@@ -15,13 +15,14 @@ from engine import native
 from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
 from engine.execution.adjust import adjusts
 from engine.execution.backlog import Backlog
+from engine.execution.draft_graphs import DraftGraphs
 from engine.execution.graphs import Recorded, StepGraphs
 from engine.execution.kv_cache import KVCache
 from engine.execution.logprobs import Ranked, rank_prompt
 from engine.execution.model import ForwardBatch, LoweredModel
 from engine.execution.places import Place
 from engine.execution.positions import TableRow
-from engine.execution.running import RunningStep, Sampled
+from engine.execution.running import RecordedDrafts, RunningStep, Sampled
 from engine.execution.step import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
 from engine.execution.tables import DeviceTables
 from engine.execution.transfer import Mark, mark, upload
@@ -46,13 +47,15 @@ class ModelRunner:
         tables: DeviceTables,
         drafter: DeviceDrafter | None = None,
         graphs: StepGraphs | None = None,
+        draft_graphs: DraftGraphs | None = None,
     ) -> None:
-        """``drafter``: one on the device, already started."""
+        """``drafter``: one on the device, already started. ``draft_graphs``: of it, behind ``graphs``."""
         self.model = model
         self.kv = kv
         self.tables = tables
         self.drafter = drafter
         self.graphs = graphs
+        self.draft_graphs = draft_graphs
         self._backlog = Backlog()
         self._last: Mark | None = None
         """When the last step was done."""
@@ -61,14 +64,15 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> RunningStep:
         """Hand one plan to the device. ``apply`` happened before (see :class:`DeviceQueue`).
 
-        On a GPU this returns while the device works, unless a row uses rejection sampling or a drafter lives on the
-        device.
+        On a GPU this returns while the device works, unless a row uses rejection sampling or a drafter on the device
+        drafts unrecorded.
         """
         recordings = native.recordings_made()
         late_ms, late_steps = self._catch_up(plan)
         started = mark(self.tables.device)
         bucket = None if self.graphs is None else self.graphs.find(plan.rows)
         sampled: Sampled | None
+        recorded: Recorded | None = None
         if self.graphs is not None and bucket is not None:
             recorded = self.graphs.replay(bucket, plan.rows)
             batch, staged, taps = recorded.batch, recorded.staged, recorded.taps
@@ -80,12 +84,14 @@ class ModelRunner:
             sampled = self._sample(plan, batch, hidden)
             prompts = self._prompt_logprobs(plan, hidden)
         ended = mark(self.tables.device)
-        step = RunningStep(plan, sampled, prompts, (self._last, started, ended))
-        self._last = ended
+        drafts = None if recorded is None else self._replay_drafts(plan, recorded)
+        step = RunningStep(plan, sampled, prompts, (self._last, started, ended), drafts)
+        self._last = ended if drafts is None else drafts.ended
         if self.drafter is not None:
-            self._draft(self.drafter, plan, batch, staged, taps, step)
+            if drafts is None:
+                self._draft(self.drafter, plan, batch, staged, taps, step)
+                self._last = mark(self.tables.device)
             step.late_ms, step.late_steps = late_ms, late_steps
-            self._last = mark(self.tables.device)
         step.recorded = native.recordings_made() != recordings
         return step
 
@@ -120,7 +126,18 @@ class ModelRunner:
             self.tables.write_drafts(plan.rows)
             choice = choose_tokens(recorded.logits[places], rows, on_triton=self.model.on_triton)
             self.tables.write(recorded.batch.slots[places], recorded.batch.positions[places] + 1, choice.tokens)
+            if self.draft_graphs is not None:
+                recorded.tokens[places] = choice.tokens
         return Sampled(tuple(range(len(rows))), choice)
+
+    def _replay_drafts(self, plan: StepPlan, recorded: Recorded) -> RecordedDrafts | None:
+        """Have the drafter follow a replayed step, if that is recorded, too. Nothing here waits for the device."""
+        if self.draft_graphs is None:
+            return None
+        bucket = self.draft_graphs.find(recorded.bucket, plan.rows)
+        if bucket is None:
+            return None
+        return RecordedDrafts(self.draft_graphs.replay(bucket), mark(self.tables.device))
 
     def _sample(self, plan: StepPlan, batch: ForwardBatch, hidden: Tensor) -> Sampled | None:
         """Sample every row that has all its tokens."""

@@ -23,6 +23,15 @@ class Sampled:
     choice: Choice
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedDrafts:
+    """What a replayed drafter proposed."""
+
+    tokens: Tensor
+    """int64 ``[>= num_rows, width]``, on the device: for each row of the plan, whether it wants drafts or not."""
+    ended: Mark
+
+
 class RunningStep:
     """A step that was handed to the device."""
 
@@ -32,6 +41,7 @@ class RunningStep:
         sampled: Sampled | None,
         prompts: Mapping[int, tuple[Ranked, ...]],
         times: tuple[Mark | None, Mark, Mark],
+        drafts: RecordedDrafts | None = None,
     ) -> None:
         self._plan = plan
         self.sampled = sampled
@@ -39,15 +49,17 @@ class RunningStep:
         self._times = times
         self._verified: list[Verified] | None = None
         self._drafts: dict[int, tuple[tuple[int, ...], Tensor | None]] = {}
+        self._recorded_drafts = drafts
         self.draft_ms = 0.0
-        """Milliseconds in a drafter on the device."""
+        """Milliseconds in a drafter on the device, by the host's clock; a replayed one's are between marks."""
         self.late_ms, self.late_steps = 0.0, 0
         """See :attr:`StepResult.late_ms`."""
         self.recorded = False
         """See :attr:`StepResult.recorded`."""
         choice = () if sampled is None else tensors_of(sampled.choice)
         ranked = (tensor for parts in prompts.values() for part in parts for tensor in part)
-        self._arriving = download((*choice, *ranked))
+        proposed = () if drafts is None else (drafts.tokens,)
+        self._arriving = download((*choice, *ranked, *proposed))
         self._num_choice = len(choice)
 
     def verified(self) -> list[Verified]:
@@ -71,9 +83,19 @@ class RunningStep:
             probs = None if proposed.probs is None else proposed.probs[at, :width]
             self._drafts[i] = (tuple(tokens[at][:width]), probs)
 
+    def _take_recorded(self, verified: list[Verified], drafts: RecordedDrafts) -> None:
+        """What a replay proposed for the rows that want drafts and got a token."""
+        tokens: list[list[int]] = self._arriving.wait()[-1].tolist()
+        for i, (row, verdict) in enumerate(zip(self._plan.rows, verified, strict=True)):
+            if row.wants_drafts > 0 and verdict.tokens:
+                self._drafts[i] = (tuple(tokens[i][: row.wants_drafts]), None)
+        self.draft_ms = elapsed_ms(self._times[2], drafts.ended)
+
     def result(self) -> StepResult:
         """Everything the step came to; waits for the device."""
         verified = self.verified()
+        if self._recorded_drafts is not None:
+            self._take_recorded(verified, self._recorded_drafts)
         tensors = iter(self._arriving.wait()[self._num_choice :])
         prompts = {
             i: tuple(entry for _ in parts for entry in listed(*(next(tensors) for _ in range(4))))

@@ -141,6 +141,17 @@ def _standing(drafts: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
     return tuple(target[: accepted + 1])
 
 
+def standing_drafts(inputs: Tensor, tokens: Tensor, num_drafts: Tensor) -> Tensor:
+    """How many drafts of each row stand, as :func:`judge` finds by comparing tokens: int64 ``[rows]``, on the device.
+
+    ``inputs``: int64 ``[rows, queries]``, each row's last token and its drafts, of which it has ``num_drafts [rows]``;
+    ``tokens``: the target's token after each, of the same shape.
+    """
+    position = torch.arange(1, inputs.shape[1], device=inputs.device)
+    stands = (inputs[:, 1:] == tokens[:, :-1]) & (position <= num_drafts[:, None])
+    return stands.to(torch.int64).cumprod(dim=1).sum(dim=1)
+
+
 def verify(logits: Tensor, rows: Sequence[VerifyRow]) -> list[Verified]:
     """Judge the drafts of every row and sample the token after the last accepted one.
 

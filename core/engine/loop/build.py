@@ -16,14 +16,15 @@ from engine.assembly.bind import BoundEngine, bind, build_slots, config_of
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import DrafterConfig, SchedulerConfig
-from engine.contracts.drafter import DeviceDrafter, cached_by, on_device, taps_of
+from engine.contracts.drafter import DeviceDrafter, cached_by, may_be_recorded, on_device, taps_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.quantizer import Quantizer
 from engine.execution import cpu_ops
 from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
+from engine.execution.draft_graphs import DraftGraphs, NotRecordable
 from engine.execution.drafting import DraftEngine, DraftLoading
-from engine.execution.graphs import Bucket, StepGraphs, cuda_capture, query_buckets, row_buckets
+from engine.execution.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
 from engine.execution.lowering import Kernels
@@ -113,7 +114,7 @@ def build_engine(
             worker.start(partial(start_drafter, plan, bound, runner.drafter, runner))()
     if plan.execution == "graphs":
         with phase("capture graphs"):
-            runner.graphs = _capture(runner, bound, on_progress)
+            capture_graphs(runner, bound, cuda_capture(), on_progress)
     core = make_core(plan, bound, DeviceQueue(runner, worker), max_len)
     with phase("warm up"):
         if plan.device.kind == "cuda":
@@ -127,6 +128,7 @@ def _describe(
     model: LoweredModel, runner: ModelRunner, memory: MemoryPlan, pool: Pool, phases: Sequence[Phase]
 ) -> EngineInfo:
     kv, tables = runner.kv, runner.tables
+    recordings = None if model.small_steps is None else model.small_steps.recordings
     return EngineInfo(
         pid=os.getpid(),
         num_blocks=pool.blocks,
@@ -136,16 +138,17 @@ def _describe(
         weights_bytes=model.weights_bytes,
         kv_bytes=kv.num_bytes,
         phases=tuple(phases),
-        lowering=model.lowering,
+        lowering=(*model.lowering, *describe_drafting(runner)),
         ledger=make_ledger(
             memory,
             pool,
             weights=model.weights_bytes,
             kv=kv.num_bytes,
             tables=tables.tokens.nbytes + tables.block_tables.nbytes,
+            recordings=0 if recordings is None else recordings.num_bytes,
             phases=phases,
         ),
-        notes=pool.notes,
+        notes=pool.notes if recordings is None else (*pool.notes, *recordings.notes()),
     )
 
 
@@ -217,11 +220,36 @@ def _quantizer_for(plan: EnginePlan, bound: BoundEngine, model: ModelFacts) -> Q
     return quantizer
 
 
-def _capture(runner: ModelRunner, bound: BoundEngine, on_progress: OnProgress) -> StepGraphs:
-    taps, buckets = taps_of(bound.drafter), graph_buckets(bound)
-    graphs = StepGraphs(runner.model, runner.kv, runner.tables, taps, buckets, cuda_capture())
-    graphs.capture(lambda fraction, what: on_progress(Progress("capture graphs", fraction, what)))
-    return graphs
+def capture_graphs(
+    runner: ModelRunner, bound: BoundEngine, capture: Capture, on_progress: OnProgress = lambda progress: None
+) -> None:
+    """Record decode steps, and behind them what a drafter on the device does that may be recorded. Raises
+    :class:`DoesNotFit` for a drafter that says so and cannot be."""
+
+    def captured(fraction: float, what: str) -> None:
+        on_progress(Progress("capture graphs", fraction, what))
+
+    taps, buckets, drafter = taps_of(bound.drafter), graph_buckets(bound), runner.drafter
+    runner.graphs = StepGraphs(runner.model, runner.kv, runner.tables, taps, buckets, capture)
+    runner.graphs.capture(captured)
+    if drafter is None or not may_be_recorded(drafter):
+        return
+    drafts = DraftGraphs(drafter, runner.graphs, capture)
+    try:
+        drafts.capture(captured)
+    except NotRecordable as error:
+        name = bound.plan.choice("drafter").name
+        raise DoesNotFit(f"drafter={name} {error}; execution=compile records nothing") from error
+    runner.draft_graphs = drafts
+
+
+def describe_drafting(runner: ModelRunner) -> tuple[str, ...]:
+    """How a drafter on the device runs behind recorded steps, for the plan."""
+    if runner.graphs is None or runner.drafter is None:
+        return ()
+    if runner.draft_graphs is None:
+        return ("Drafts: op by op behind every step, which waits for its tokens (the drafter cannot be recorded)",)
+    return (f"Drafts: recorded, {len(runner.draft_graphs.buckets)} graphs; op by op behind prompts",)
 
 
 def graph_buckets(bound: BoundEngine) -> list[Bucket]:

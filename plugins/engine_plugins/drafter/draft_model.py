@@ -27,6 +27,7 @@ class DraftModelDrafter:
 
     placement: Literal["host", "device"] = "device"
     returns_probs = False
+    recordable = True
     taps: tuple[int, ...] = ()
     kv_lookahead = 0
 

@@ -21,6 +21,7 @@ class EarlyExitDrafter:
 
     placement: Literal["host", "device"] = "device"
     returns_probs = False
+    recordable = True
     taps: tuple[int, ...] = ()
     kv_lookahead = 0
     weights_bytes = 0

@@ -141,6 +141,7 @@ class ParallelBlockDrafter:
 
     placement: Literal["host", "device"] = "device"
     returns_probs = False
+    recordable = True
     kv_lookahead = 0
 
     def __init__(self, config: ParallelBlockConfig, context: BuildContext) -> None:
@@ -187,7 +188,7 @@ class ParallelBlockDrafter:
         width = rows.width + 1
         tokens = torch.full((len(rows.index), width), self._facts.mask_token, device=self._engine.device)
         tokens[:, 0] = rows.tokens
-        place = self._engine.block(rows.slots, rows.lengths, width)
+        place = self._engine.block(rows, width)
         residual = self._engine.embed(tokens.flatten())
         for norm, layer in zip(self._norms, self._layers, strict=True):
             residual = layer.run(residual, norm(residual), place)

@@ -43,9 +43,11 @@ class Observer(Protocol):
 class EngineMetrics:
     """The engine's own names, ``engine_*``."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, max_draft_width: int) -> None:
+        """``max_draft_width``: drafts of one request in one step that there are counters for."""
         page = self.page = Page({"model": model})
         seconds, counter, gauge = self._seconds, page.counter, page.gauge
+        positions = ("position", [str(1 + at) for at in range(max_draft_width)])
         self.ttft = seconds("ttft", "Arrival at the server to the first token leaving for the client.")
         self.itl = seconds("itl", "Time between consecutive output tokens, one observation per token.")
         self.tpot = seconds("tpot", "(e2e - ttft) / (output tokens - 1), per completed sequence.")
@@ -66,6 +68,8 @@ class EngineMetrics:
         self.drafted = counter("engine_drafted_tokens_total", "Draft tokens verified.")
         self.accepted = counter("engine_accepted_tokens_total", "Draft tokens accepted.")
         self.chains = counter("engine_draft_chains_total", "Drafts of one request in one step, verified.")
+        self.tried = counter("engine_draft_position_tried_total", "Drafts whose predecessors all stood.", *positions)
+        self.stood = counter("engine_draft_position_stood_total", "Those of them that stood as well.", *positions)
         self.drafting = counter("engine_draft_seconds_total", "Time in a drafter on the device.")
         self.preemptions = counter("engine_preemptions_total", "Requests that lost their KV blocks.")
         self.aborts = counter("engine_aborts_total", "Sequences aborted.")
@@ -111,6 +115,9 @@ class EngineMetrics:
         self.accepted.add(event.accepted)
         self.chains.add(event.draft_chains)
         self.drafting.add(event.draft_ms / 1e3)
+        for counter, drafts in ((self.tried, event.drafts_tried), (self.stood, event.drafts_stood)):
+            for position, count in enumerate(drafts, start=1):
+                counter.add(count, str(position))
         self.preemptions.add(event.preemptions)
         self.computed.add(event.num_prefill_tokens, "prefill")
         self.computed.add(event.num_decode_tokens, "decode")
@@ -136,7 +143,7 @@ class PrometheusExporter:
     """The plugin: a :class:`~engine.contracts.exporter.ScrapedExporter`."""
 
     def __init__(self, config: PrometheusConfig, context: BuildContext) -> None:
-        self._observers: list[Observer] = [EngineMetrics(context.model.name)]
+        self._observers: list[Observer] = [EngineMetrics(context.model.name, context.max_draft_width)]
         if config.compat == "vllm":
             self._observers.append(VllmMetrics(context.model.name, context.block_size))
         # A scrape may come from another thread than the batches.

@@ -39,15 +39,7 @@
 
 enum Instructions : int32_t { PLAIN = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, AMX = 4 };
 
-// What stays the same from call to call; mirrored by a ctypes structure.
-struct Linear {
-    int64_t in_features;   // in bfloat16 a multiple of 32
-    int64_t out_features;  // columns of y
-    const void* weight;
-    const float* bias;  // by panel, padded with zeros; null: none
-    Activation activation;
-    Instructions instructions;
-};
+using Linear = PanelLinear;  // in_features: in bfloat16 a multiple of 32
 
 // The best instructions this process may use for each type of weights.
 extern "C" int32_t best_instructions_float32() { return HAS_AVX512F ? AVX512 : HAS_AVX2 ? AVX2 : PLAIN; }

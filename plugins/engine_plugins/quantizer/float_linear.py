@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,10 +15,18 @@ from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
 from engine.execution.triton_ops.device import runs_triton
-from engine.native import ACTIVATIONS, INT32, INT64, POINTER
+from engine.native import ACTIVATIONS
+from engine_plugins.quantizer.panel_linear import (
+    PAIR,
+    PANEL,
+    PanelCall,
+    PanelLinear,
+    interleaved,
+    load_linears,
+    separated,
+    whole_pairs,
+)
 
-PANEL = 16
-"""Outputs whose weights lie together."""
 INPUT_MULTIPLES = {torch.float32: 1, torch.bfloat16: 32}
 """``in_features`` must be a multiple of it, by dtype. 32: the inputs an AMX tile takes at once."""
 DTYPES = tuple(INPUT_MULTIPLES)
@@ -27,24 +34,10 @@ INSTRUCTIONS = ("plain C++", "AVX2", "AVX512", "AVX512-BF16", "AMX-BF16")
 """By the numbers ``float_linear.cpp`` gives them."""
 
 
-class _Linear(ctypes.Structure):
-    """``Linear`` of ``float_linear.cpp``."""
-
-    _fields_ = (
-        ("in_features", INT64),
-        ("out_features", INT64),
-        ("weight", POINTER),
-        ("bias", POINTER),
-        ("activation", INT32),
-        ("instructions", INT32),
-    )
-
-
 @cache
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    arguments = (POINTER, INT64, POINTER, INT64, POINTER, INT64, POINTER)
-    return native.load(Path(__file__).with_suffix(".cpp"), {f"linear_{_short(dtype)}": arguments for dtype in DTYPES})
+    return load_linears(Path(__file__).with_suffix(".cpp"), *(f"linear_{_short(dtype)}" for dtype in DTYPES))
 
 
 def best_instructions(dtype: torch.dtype) -> str:
@@ -68,7 +61,7 @@ def to_panels(weight: Tensor) -> Tensor:
     bits."""
     out, inputs = weight.shape
     each = 4 // weight.itemsize
-    missing = -out % (2 * PANEL)
+    missing = -out % PAIR
     padded = F.pad(weight, (0, 0, 0, missing)) if missing else weight  # padding copies
     return padded.view(-1, PANEL, inputs // each, each).transpose(1, 2).contiguous()
 
@@ -76,21 +69,6 @@ def to_panels(weight: Tensor) -> Tensor:
 def from_panels(panels: Tensor, out_features: int) -> Tensor:
     """The inverse of :func:`to_panels`."""
     return panels.transpose(1, 2).flatten(2).flatten(0, 1)[:out_features]
-
-
-def interleaved(gate_up: Tensor) -> Tensor:
-    """Rows of ``[gate, up]`` in turns of 16, each half padded to whole panels: one pair of panels then has the gates
-    and the ups of the same 16 outputs. ``[2 * size, ...] -> [2 * padded, ...]``."""
-    gate, up = gate_up.chunk(2)
-    pad = (0, 0) * (gate_up.dim() - 1) + (0, -gate.shape[0] % PANEL)
-    turns = [F.pad(half, pad).reshape(-1, PANEL, *half.shape[1:]) for half in (gate, up)]
-    return torch.stack(turns, dim=1).flatten(0, 2)
-
-
-def separated(turns: Tensor, size: int) -> Tensor:
-    """The inverse of :func:`interleaved`."""
-    pairs = turns.reshape(-1, 2, PANEL, *turns.shape[1:])
-    return torch.cat((pairs[:, 0].flatten(0, 1)[:size], pairs[:, 1].flatten(0, 1)[:size]))
 
 
 def pack_float(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructions: str | None = None) -> PackedLinear:
@@ -114,9 +92,7 @@ def pack_float(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructio
 
 def packed_bytes(spec: LinearSpec, dtype: torch.dtype) -> int:
     """Bytes of what :func:`pack_float` keeps: whole pairs of panels, and a float32 bias."""
-    halves = 2 if spec.kind == "gate_up" else 1  # each of them in whole panels
-    panels = halves * -(-spec.out_features // (halves * PANEL))
-    padded = -(-panels // 2) * 2 * PANEL
+    padded = whole_pairs(spec.out_features, spec.kind == "gate_up")
     bias = padded * torch.float32.itemsize if any(part.bias for part in spec.parts) else 0
     return padded * spec.in_features * dtype.itemsize + bias
 
@@ -132,20 +108,20 @@ class _Layer:
             weight = interleaved(weight)
             bias = None if bias is None else interleaved(bias)
         self._panels = to_panels(weight)
-        self._kernel: Callable[..., None] = getattr(kernels(), f"linear_{_short(weight.dtype)}")
         self._columns = weight.shape[0]
-        self._bias = None if bias is None else F.pad(bias.float(), (0, -bias.shape[0] % (2 * PANEL)))
-        self._plain = self._structure(self._columns, 0)
-        self._activated = {name: self._structure(self.out_features // 2, code) for name, code in ACTIVATIONS.items()}
+        self._bias = None if bias is None else F.pad(bias.float(), (0, -bias.shape[0] % PAIR))
+        self._plain = self._call(self._columns, 0)
+        self._activated = {name: self._call(self.out_features // 2, code) for name, code in ACTIVATIONS.items()}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         bias = {} if self._bias is None else {"bias": self._bias}
         return {"weight": self._panels} | bias
 
-    def _structure(self, columns: int, activation: int) -> _Linear:
-        bias = native.pointer(self._bias)
-        return _Linear(self.in_features, columns, self._panels.data_ptr(), bias, activation, self._instructions)
+    def _call(self, columns: int, activation: int) -> PanelCall:
+        weight, bias = self._panels.data_ptr(), native.pointer(self._bias)
+        linear = PanelLinear(self.in_features, columns, weight, bias, activation, self._instructions)
+        return PanelCall(getattr(kernels(), f"linear_{_short(self._panels.dtype)}"), linear)
 
     def reference(self, x: Tensor) -> Tensor:
         """Plain ``F.linear`` on the weights taken back out of their layout; keeps no second copy."""
@@ -153,25 +129,20 @@ class _Layer:
         return self._in_order(F.linear(x, from_panels(self._panels, self._columns), bias))
 
     def apply(self, x: Tensor) -> Tensor:
-        y = x.new_empty(x.shape[0], self._columns)
-        return self._in_order(self._call(self._plain, x, y, None))
+        return self._in_order(self._run(self._plain, x, x.new_empty(x.shape[0], self._columns)))
 
     def apply_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._call(self._plain, x, residual, residual)
+        return self._run(self._plain, x, residual, residual)
 
     def apply_gated(self, x: Tensor, act: str) -> Tensor:
-        return self._call(self._activated[act], x, x.new_empty(x.shape[0], self.out_features // 2), None)
+        return self._run(self._activated[act], x, x.new_empty(x.shape[0], self.out_features // 2))
+
+    def _run(self, call: PanelCall, x: Tensor, y: Tensor, residual: Tensor | None = None) -> Tensor:
+        assert x.dtype == self._panels.dtype
+        return call(x, y, residual)
 
     def _in_order(self, y: Tensor) -> Tensor:
         return separated(y.T, self.out_features // 2).T.contiguous() if self.gated else y
-
-    def _call(self, layer: _Linear, x: Tensor, y: Tensor, residual: Tensor | None) -> Tensor:
-        assert x.dtype == self._panels.dtype and x.stride(1) == 1
-        self._kernel(
-            ctypes.addressof(layer), x.shape[0], x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
-            native.pointer(residual),
-        )  # fmt: skip
-        return y
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -37,24 +37,18 @@ enum Format : int32_t { BYTES = 0, NIBBLES = 1, E4M3 = 2 };
 // What x is multiplied as: float32; integers of 16 bits that hold what bfloat16 does; integers of 8 bits.
 enum Arithmetic : int32_t { FLOATS = 0, INTEGERS_16 = 1, INTEGERS_8 = 2 };
 
-// What stays the same from call to call; mirrored by a ctypes structure.
-struct Linear {
-    int64_t inputs;        // elements of a row of x
-    int64_t in_features;   // the same with padding: a multiple of 64
-    int64_t out_features;  // columns of y
-    int64_t group;         // inputs that share a scale: a multiple of `stretch`, or in_features
+// Mirrored in integer_linear.py. in_features: `inputs` with padding, a multiple of 64.
+struct Linear : PanelLinear {
+    int64_t inputs;  // elements of a row of x
+    int64_t group;   // inputs that share a scale: a multiple of `stretch`, or in_features
     // Inputs whose products are added before they are scaled: a multiple of 32; at most 256 of 16 bits, CACHED of 8.
     int64_t stretch;
-    const uint8_t* weight;
     const float* scale;
     const uint8_t* zero;   // null: all are `offset`
-    const float* bias;     // padded with zeros; null: none
     const int64_t* order;  // [inputs]: which element of x each input is; null: in order
     int32_t offset;
     Format format;
     Arithmetic arithmetic;
-    Activation activation;
-    Instructions instructions;
 };
 
 // The best instructions this process may use.
@@ -77,7 +71,7 @@ struct Layer {
 
     const uint8_t* panel(int64_t index) const {
         const int64_t pair_bytes = linear.in_features / Format::INPUTS * Format::ROW_STRIDE;
-        return linear.weight + index / 2 * pair_bytes + index % 2 * PANEL_ROW;
+        return static_cast<const uint8_t*>(linear.weight) + index / 2 * pair_bytes + index % 2 * PANEL_ROW;
     }
 
     GroupScales scales(int64_t panel, int64_t begin) const {

@@ -8,11 +8,9 @@ with integer codes are exact. Activations in float32, and weights in e4m3, are m
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +21,18 @@ from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
 from engine.native import ACTIVATIONS, INT32, INT64, POINTER
-from engine_plugins.quantizer.float_linear import PANEL, interleaved, separated
+from engine_plugins.quantizer.panel_linear import (
+    PAIR,
+    PANEL,
+    PanelCall,
+    PanelLinear,
+    interleaved,
+    load_linears,
+    separated,
+    whole_pairs,
+)
 from engine_plugins.quantizer.weights import QuantizedWeight, multiplied, rounded_rows
 
-PAIR = 2 * PANEL
-"""Outputs that are computed together."""
 INPUT_MULTIPLE = 64
 """Inputs are filled up to one with zeros."""
 STRETCH = 256
@@ -45,33 +50,26 @@ E4M3_NAN = 0x7F
 """Without its sign."""
 
 
-class _Linear(ctypes.Structure):
+class _Linear(PanelLinear):
     """``Linear`` of ``integer_linear.cpp``."""
 
     _fields_ = (
         ("inputs", INT64),
-        ("in_features", INT64),
-        ("out_features", INT64),
         ("group", INT64),
         ("stretch", INT64),
-        ("weight", POINTER),
         ("scale", POINTER),
         ("zero", POINTER),
-        ("bias", POINTER),
         ("order", POINTER),
         ("offset", INT32),
         ("format", INT32),
         ("arithmetic", INT32),
-        ("activation", INT32),
-        ("instructions", INT32),
     )
 
 
 @cache
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    arguments = (POINTER, INT64, POINTER, INT64, POINTER, INT64, POINTER)
-    return native.load(Path(__file__).with_suffix(".cpp"), {"linear_float32": arguments, "linear_bfloat16": arguments})
+    return load_linears(Path(__file__).with_suffix(".cpp"), "linear_float32", "linear_bfloat16")
 
 
 def wanted(context: BuildContext) -> bool:
@@ -124,7 +122,7 @@ class Panels:
     bias: Tensor | None = None
 
     def __post_init__(self) -> None:
-        pairs = _outputs(self.out_features, self.gated) // PAIR
+        pairs = whole_pairs(self.out_features, self.gated) // PAIR
         by_group = (pairs, -(-self.in_features // self.group), PAIR)
         words = _padded(self.in_features) * self.bits // 32
         for name, tensor, dtype, shape in (
@@ -200,7 +198,7 @@ def pack_panels(panels: Panels, activations: str, instructions: str | None = Non
 
 def packed_bytes(spec: LinearSpec, bits: int, group_size: int, has_zeros: bool, has_bias: bool) -> int:
     """Bytes of what :func:`pack_integer` keeps: whole pairs of panels, float32 scales and bias."""
-    outputs = _outputs(spec.out_features, spec.kind == "gate_up")
+    outputs = whole_pairs(spec.out_features, spec.kind == "gate_up")
     groups = -(-spec.in_features // group_size)
     inputs = _padded(spec.in_features)
     return outputs * (inputs * bits // 8 + groups * (torch.float32.itemsize + has_zeros) + 4 * has_bias)
@@ -232,11 +230,10 @@ class _Layer:
         self._panels, self._activations = panels, activations
         self._offset, self._instructions = _offset_of(panels.bits, panels.floating), INSTRUCTIONS.index(instructions)
         self._columns = 2 * (-(-self.out_features // PAIR) * PANEL) if panels.gated else self.out_features
-        self._structures: list[_Linear] = []  # addressed by the calls
         functions = {torch.float32: kernels().linear_float32, torch.bfloat16: kernels().linear_bfloat16}
         self._taken = () if activations == "fp8" else tuple(functions)  # others are turned into float32 by torch
         self._calls = {
-            (dtype, name): self._bound(function, dtype, code)
+            (dtype, name): PanelCall(function, self._linear(dtype, code))
             for dtype, function in functions.items()
             for name, code in {"": 0, **ACTIVATIONS}.items()
         }
@@ -259,32 +256,18 @@ class _Layer:
     def apply_add(self, x: Tensor, residual: Tensor) -> Tensor:
         if x.dtype not in self._taken:
             return residual.add_(self.apply(x))
-        return self._call("", x, residual, residual)
+        return self._calls[x.dtype, ""](x, residual, residual)
 
     def apply_gated(self, x: Tensor, act: str) -> Tensor:
         return self._product(x, self.out_features // 2, act)
 
     def _product(self, x: Tensor, columns: int, act: str) -> Tensor:
         if x.dtype in self._taken:
-            return self._call(act, x, x.new_empty((len(x), columns)), None)
+            return self._calls[x.dtype, act](x, x.new_empty((len(x), columns)))
         wide = rounded_rows(x, "fp8" if self._activations == "fp8" else "bf16")
-        return self._call(act, wide, wide.new_empty((len(x), columns)), None).to(x.dtype)
+        return self._calls[wide.dtype, act](wide, wide.new_empty((len(x), columns))).to(x.dtype)
 
-    def _call(self, act: str, x: Tensor, y: Tensor, residual: Tensor | None) -> Tensor:
-        (x_stride, x_last), (y_stride, y_last) = x.stride(), y.stride()
-        assert x_last == y_last == 1
-        to = y.data_ptr()
-        self._calls[x.dtype, act](len(x), x.data_ptr(), x_stride, to, y_stride, None if residual is None else to)
-        return y
-
-    def _bound(self, function: Any, dtype: torch.dtype, activation: int) -> Callable[..., None]:
-        """``function`` with what stays the same from call to call."""
-        columns = self.out_features // 2 if activation else self._columns
-        structure = self._structure(dtype, columns, activation)
-        self._structures.append(structure)
-        return partial(function, ctypes.addressof(structure))
-
-    def _structure(self, dtype: torch.dtype, columns: int, activation: int) -> _Linear:
+    def _linear(self, dtype: torch.dtype, activation: int) -> _Linear:
         arithmetic = INTEGERS_16 if dtype == torch.bfloat16 else FLOATS
         if self._activations == "int8":
             arithmetic = INTEGERS_8
@@ -294,21 +277,21 @@ class _Layer:
         long = arithmetic == INTEGERS_8 and not grouped
         name = "e4m3" if panels.floating else "bytes" if panels.bits == 8 else "nibbles"
         return _Linear(
-            self._inputs,
-            in_features,
-            columns,
-            panels.group if grouped else in_features,
-            bytes_stretch_of(self._inputs) if long else stretch_of(self._inputs, panels.group),
-            panels.weight.data_ptr(),
-            panels.scale.data_ptr(),
-            native.pointer(panels.zero),
-            native.pointer(panels.bias),
-            native.pointer(panels.order),
-            self._offset,
-            FORMATS.index(name),
-            FLOATS if panels.floating else arithmetic,
-            activation,
-            self._instructions,
+            in_features=in_features,
+            out_features=self.out_features // 2 if activation else self._columns,
+            weight=panels.weight.data_ptr(),
+            bias=native.pointer(panels.bias),
+            activation=activation,
+            instructions=self._instructions,
+            inputs=self._inputs,
+            group=panels.group if grouped else in_features,
+            stretch=bytes_stretch_of(self._inputs) if long else stretch_of(self._inputs, panels.group),
+            scale=panels.scale.data_ptr(),
+            zero=native.pointer(panels.zero),
+            order=native.pointer(panels.order),
+            offset=self._offset,
+            format=FORMATS.index(name),
+            arithmetic=FLOATS if panels.floating else arithmetic,
         )
 
     def _unpacked(self) -> QuantizedWeight:
@@ -334,13 +317,6 @@ def _best() -> int:
 
 def _padded(in_features: int) -> int:
     return -(-in_features // INPUT_MULTIPLE) * INPUT_MULTIPLE
-
-
-def _outputs(out_features: int, gated: bool) -> int:
-    """In whole pairs of panels, each half of gated ones in whole panels."""
-    halves = 2 if gated else 1
-    panels = halves * -(-out_features // (halves * PANEL))
-    return -(-panels // 2) * PAIR
 
 
 def _offset(weight: QuantizedWeight) -> int:

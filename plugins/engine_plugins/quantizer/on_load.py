@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from engine_plugins.quantizer.unquantized import STORED, Unquantized, joined_bia
 from engine_plugins.quantizer.weights import Format
 
 
-class OnLoad:
+class OnLoad(ABC):
     """See :class:`engine.contracts.quantizer.Quantizer`. Formats differ in how they round.
 
     Large layers are kept on disk as they are packed: the next start reads them, and nothing of the checkpoint for them.
@@ -71,8 +72,9 @@ class OnLoad:
         # An int8 head takes no fp8 activations; and errors of the head show in every token.
         return "bf16" if spec.kind == "head" and self._activations == "fp8" else self._activations
 
+    @abstractmethod
     def _form(self, spec: LinearSpec) -> Format:
-        raise NotImplementedError
+        """What a layer is rounded to that is no head with a form of its own."""
 
 
 class Int8(OnLoad):

@@ -19,8 +19,17 @@ namespace {
 constexpr int PANEL = 16;  // outputs of a panel
 constexpr int PAIR = 2 * PANEL;
 
-// Linear: a structure with in_features, out_features (columns of y), bias (float32 by panel, padded with zeros, or
-// null) and activation. T: elements of x and y. Strides in elements.
+// What stays the same from call to call; mirrored in panel_linear.py. Formats that need more add it behind.
+struct PanelLinear {
+    int64_t in_features;   // of the weight, with its padding
+    int64_t out_features;  // columns of y
+    const void* weight;
+    const float* bias;  // by panel, padded with zeros; null: none
+    Activation activation;
+    int32_t instructions;  // an enum of the source
+};
+
+// Linear: PanelLinear or what is derived from it. T: elements of x and y. Strides in elements.
 template <typename Linear, typename T>
 struct Call {
     const Linear& linear;

@@ -1,14 +1,28 @@
 """``engine eval --drafter`` from its command line to its exit code."""
 
 import json
+import subprocess
+import sys
+from dataclasses import dataclass
 
 import pytest
 
+from engine.assembly.discovery import Discovered, Offer, Origin
 from engine.cli.main import main
+from engine.contracts.config import DrafterConfig
+from engine.contracts.provider import Provider
+from engine.evaluation.baseline import undrafted_override
 from engine.evaluation.drafting.turns import groups_of
+from engine.evaluation.drafting.worker import WHERE
+from engine.evaluation.errors import EvalError
 
 QUESTIONS = ("What does json.dumps do?", "What does math.gcd do?", "What does json.dumps do?")
 NGRAM = ("--drafter", "drafter=ngram drafter.adaptive=false drafter.max_width=3")
+
+
+@dataclass(frozen=True)
+class Silent(DrafterConfig):
+    max_width: int = 0
 
 
 @pytest.fixture
@@ -75,10 +89,12 @@ def test_an_engine_that_does_not_fit_is_named(prompts, capsys):
         ([*NGRAM, "--prompts", "FILE", "--compare", "quantizer=int8"], "--compare: not with --drafter"),
         ([*NGRAM, "--prompts", "FILE", "--max-kl", "0"], "--max-kl: not with --drafter"),
         ([*NGRAM, "--prompts", "FILE", "--batch", "1,0"], "'1,0': expected numbers of at least 1, such as 1,4,16"),
-        ([*NGRAM, "--prompts", "FILE", "--batch", "2,2"], "each batch size once"),
+        ([*NGRAM, "--prompts", "FILE", "--batch", "2,2"], "expected each of them once"),
         ([*NGRAM, "--prompts", "FILE", "--batch", "4"], "3 prompts do not fill a batch of 4"),
         ([*NGRAM, "--prompts", "FILE", "--batch", "64"], "scheduler.max_requests=32 of drafter=none holds no more"),
         ([*NGRAM, "--prompts", "FILE", "--max-slowdown", "0"], "'0': expected a number above 0"),
+        ([*NGRAM, "--prompts", "FILE", "--timeout", "inf"], "'inf': expected a number above 0"),
+        (["--timeout", "5"], "--timeout: these compare drafters"),
         ([*NGRAM, "--prompts", "FILE", "--max-slowdown", "1.1", "--pairs", "1"], "a bound needs at least 2 pairs"),
         ([*NGRAM, "--prompts", "FILE", "--json", "FILE"], "that is what is to be evaluated"),
         (["--drafter", "drafter=ngramm", "--prompts", "FILE"], "ngramm"),
@@ -130,3 +146,75 @@ def test_an_engine_that_dies_is_named_and_is_exit_code_1(prompts, monkeypatch, c
     monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", "/bin/false")
     assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts]) == 1
     assert "engine: drafter=none: the engine ended with status 1. It said nothing" in capsys.readouterr().err
+
+
+HANGS = """#!/bin/sh
+read setup
+STARTED
+echo "where it hangs" >&2
+exec sleep 1000
+"""
+
+
+@pytest.mark.parametrize(
+    ("started", "says"), [(":", "did not start"), ("echo '{}'; read group", "did not answer")], ids=["start", "answer"]
+)
+def test_an_engine_that_hangs_is_ended_and_what_it_said_is_shown(started, says, prompts, tmp_path, monkeypatch, capsys):
+    hanging = tmp_path / "hanging"
+    hanging.write_text(HANGS.replace("STARTED", started))
+    hanging.chmod(0o755)
+    monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", str(hanging))
+    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "1"]) == 1
+    shown = capsys.readouterr().err
+    assert f"engine: drafter=none: the engine {says} within 1 s and was ended; --timeout SECONDS allows" in shown
+    assert "more. where it hangs" in shown and "Traceback" not in shown
+
+
+def test_an_engine_that_ignores_every_signal_but_one_is_ended(prompts, tmp_path, monkeypatch, capsys):
+    stubborn = tmp_path / "stubborn"
+    stubborn.write_text("#!/bin/sh\ntrap '' USR1 TERM INT\nexec sleep 1000\n")
+    stubborn.chmod(0o755)
+    monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", str(stubborn))
+    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "0.5"]) == 1
+    assert "the engine did not start within 0.5 s and was ended" in capsys.readouterr().err
+
+
+def test_an_engine_says_where_it_hangs():
+    code = """
+import sys, time
+from engine.evaluation.drafting import worker
+
+def serve(lines, out):
+    out.write(b"hanging\\n")
+    out.flush()
+    time.sleep(1000)
+
+worker.serve = serve
+worker.main()
+"""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        assert process.stdout.readline() == b"hanging\n"
+        process.send_signal(WHERE)
+        said = [process.stderr.readline().decode() for _ in range(2)]
+    finally:
+        process.kill()
+        process.communicate()
+    assert said[0].startswith(("Current thread", "Thread", "Stack")) and "in serve" in said[1]
+
+
+def test_the_engine_without_drafts_is_one_that_does_not_claim_to_draft():
+    def offer(name, dist, config, *provides):
+        provider = Provider(name, f"{name}:Drafter", config=config, provides=provides)
+        return Offer("drafter", provider, Origin(dist, "1", ""))
+
+    forgetful = offer("forgetful", "engine", DrafterConfig)
+    quiet = offer("quiet", "theirs", Silent)
+    assert undrafted_override(Discovered((offer("a", "engine", DrafterConfig, "drafts"), forgetful, quiet))) == (
+        "drafter=quiet"
+    )
+    own = offer("silent", "engine", Silent)
+    assert undrafted_override(Discovered((quiet, own))) == "drafter=silent"
+    with pytest.raises(EvalError, match="no drafter of width 0 that does not provide 'drafts' is installed"):
+        undrafted_override(Discovered((forgetful, offer("b", "engine", Silent, "drafts"))))

@@ -123,6 +123,23 @@ def test_gauges_hold_the_latest_step_and_counters_the_sum():
     assert value(exporter, "engine_step_requests_count") == 2
 
 
+def test_drafts_are_counted_by_their_position():
+    exporter = make()
+    exporter.export([step_event(drafts_tried=(3, 2, 1), drafts_stood=(2, 1, 0)), step_event()])
+    exporter.export([step_event(drafts_tried=(1, 1), drafts_stood=(1, 0))])
+    tried, stood = (
+        [value(exporter, f"engine_draft_position_{name}_total", position=str(at)) for at in (1, 2, 3, 4)]
+        for name in ("tried", "stood")
+    )
+    assert (tried, stood) == ([4, 3, 1, 0], [3, 1, 0, 0])
+
+
+def test_an_engine_without_drafts_has_no_positions():
+    exporter = PrometheusExporter(PrometheusConfig(), replace(context(), max_draft_width=0))
+    exporter.export(one_of_each())
+    assert families(exporter)["engine_draft_position_tried"].samples == []
+
+
 def test_prefix_cache_and_dropped_events_are_summed():
     exporter = make()
     exporter.export([PrefixCacheEvent(1.0, 100, 80), PrefixCacheEvent(1.0, 20, 0), DroppedEvent(1.0, 7)])

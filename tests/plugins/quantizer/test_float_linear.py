@@ -15,15 +15,8 @@ from engine.contracts.quantizer import PackedLinear
 from engine.testing.context import build_context
 from engine_plugins.quantizer import float_linear
 from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.float_linear import (
-    INSTRUCTIONS,
-    can_pack,
-    from_panels,
-    interleaved,
-    pack_float,
-    separated,
-    to_panels,
-)
+from engine_plugins.quantizer.float_linear import INSTRUCTIONS, can_pack, from_panels, pack_float, to_panels
+from engine_plugins.quantizer.panel_linear import interleaved, separated
 from engine_plugins.quantizer.unquantized import Unquantized
 
 SIZES = [(32, 32), (96, 896), (1152, 320), (50, 64), (33, 2080), (7, 45), (65, 129)]

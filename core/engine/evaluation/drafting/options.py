@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.evaluation.errors import EvalError
-from engine.evaluation.options import at_least, overrides_of
+from engine.evaluation.flags import at_least, counts, given, overrides_of, positive
 
 DEFAULT_BATCHES = (1,)
 DEFAULT_PAIRS = 3
+DEFAULT_TIMEOUT_S = 600.0
 ELSEWHERE = (
     "compare",
     "reference",
@@ -33,7 +33,7 @@ ELSEWHERE = (
     "as_cuda",
 )
 """Flags of the evaluation of quality, which mean nothing here."""
-ONLY_HERE = ("prompts", "batch", "pairs", "max_slowdown")
+ONLY_HERE = ("prompts", "batch", "pairs", "max_slowdown", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ class DraftingOptions:
     """Most tokens of an answer."""
     max_slowdown: float | None
     """Limit of the time per token, as a multiple of that without drafts."""
+    timeout_s: float
+    """Seconds within which an engine must start, and answer a batch."""
     json_file: str | None
 
 
@@ -65,24 +67,28 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OVERRIDES",
-        help='time this drafter next to none, such as "drafter=eagle3 drafter.path=HEAD" (may be repeated)',
+        help='time this drafter next to none, as in "drafter=NAME drafter.max_width=4" (may be repeated)',
     )
     add("--prompts", metavar="FILE", help="a question a line; .jsonl: lines with a question, messages or a prompt")
-    add("--batch", type=batches, metavar="N,...", help="requests that decode together (default 1)")
+    add("--batch", type=counts, metavar="N,...", help="requests that decode together (default 1)")
     add("--pairs", type=at_least(1), metavar="N", help=f"times each is timed next to none (default {DEFAULT_PAIRS})")
-    add("--max-slowdown", type=factor, metavar="X", help="time per token over that of none, upper 95 %% bound")
+    add("--max-slowdown", type=positive, metavar="X", help="time per token over that of none, upper 95 %% bound")
+    add(
+        "--timeout",
+        type=positive,
+        metavar="SECONDS",
+        help=f"give up on an engine that takes longer to start or to answer a batch (default {DEFAULT_TIMEOUT_S:g})",
+    )
 
 
 def drafting_options_of(flags: argparse.Namespace, overrides: Sequence[str]) -> DraftingOptions | None:
     """The comparison that the parsed flags ask for; ``None`` when they ask for none. Raises :class:`EvalError` when
     they contradict each other."""
     if not flags.drafter:
-        stated = _given(flags, ONLY_HERE)
-        if stated:
-            raise EvalError(f"{stated}: these compare drafters; name one, such as --drafter drafter=ngram")
+        if stated := given(flags, ONLY_HERE):
+            raise EvalError(f"{stated}: these compare drafters; name one: --drafter drafter=NAME")
         return None
-    stated = _given(flags, ELSEWHERE)
-    if stated:
+    if stated := given(flags, ELSEWHERE):
         raise EvalError(f"{stated}: not with --drafter, which times drafters; evaluate quality in a run of its own")
     if not flags.prompts:
         raise EvalError("--drafter needs --prompts FILE: what a drafter brings depends on what is asked")
@@ -100,16 +106,9 @@ def drafting_options_of(flags: argparse.Namespace, overrides: Sequence[str]) -> 
         pairs=flags.pairs or DEFAULT_PAIRS,
         answer_tokens=flags.answer_tokens,
         max_slowdown=flags.max_slowdown,
+        timeout_s=flags.timeout or DEFAULT_TIMEOUT_S,
         json_file=flags.json,
     )
-
-
-def _given(flags: argparse.Namespace, names: Sequence[str]) -> str:
-    """Those of the flags that were given, for a message."""
-    # Not by comparing with False: a limit of 0 is a limit.
-    given = [name for name in names if not any(getattr(flags, name) is absent for absent in (None, False))]
-    given = [name for name in given if getattr(flags, name) != []]
-    return ", ".join(f"--{name.replace('_', '-')}" for name in given)
 
 
 def is_about_drafting(word: str) -> bool:
@@ -124,24 +123,3 @@ def _check_about_drafting(words: Sequence[str]) -> None:
             f"--drafter {' '.join(words)!r}: expected drafter=NAME and drafter.KEY=VALUE alone; what holds for every "
             "engine goes beside it, outside the quotes"
         )
-
-
-def batches(text: str) -> tuple[int, ...]:
-    """``1,4,16`` as numbers, each at least 1 and once."""
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers of at least 1, such as 1,4,16")
-    found = tuple(map(int, text.split(",")))
-    if len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected each batch size once")
-    return found
-
-
-def factor(text: str) -> float:
-    """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, such as 1.05")
-    return value

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.assembly.assemble import assemble
+from engine.assembly.assemble import assemble, configure
 from engine.assembly.plan import EnginePlan
+from engine.evaluation.baseline import undrafted_override
 from engine.evaluation.drafting.options import DraftingOptions, is_about_drafting
 from engine.evaluation.errors import EvalError
-
-PLAIN = "drafter=none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,8 @@ def settings_of(options: DraftingOptions) -> list[Setting]:
     """The engine without drafts first. Raises :class:`AssemblyError`, and :class:`EvalError` for a drafter that drafts
     nothing, or a batch that an engine does not hold."""
     shared = tuple(word for word in options.overrides if not is_about_drafting(word))
-    found = [_setting((*shared, PLAIN), PLAIN, options)]
+    plain = undrafted_override(configure(shared, options.config_dirs).discovered)
+    found = [_setting((*shared, plain), plain, options)]
     for words in options.drafters:
         label = " ".join(words)
         setting = _setting((*options.overrides, *words), label, options)

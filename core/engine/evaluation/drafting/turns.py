@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import TIMEOUT_MAX, Timer
 
 import msgspec
 
@@ -15,23 +16,28 @@ from engine.assembly.errors import AssemblyError
 from engine.evaluation.drafting.options import DraftingOptions
 from engine.evaluation.drafting.plans import Setting
 from engine.evaluation.drafting.prompts import Prompt
-from engine.evaluation.drafting.worker import Answer, Group, Run, Setup
+from engine.evaluation.drafting.worker import WHERE, Answer, Group, Run, Setup
 from engine.evaluation.errors import EvalError, EvalFailed
 
 WARM_UP_GROUPS = 4
 """Groups of each batch size that are answered before any is timed: kernels are ready then, and widths were tried."""
-LAST_WORDS = 2000
+LAST_WORDS = 4000
 """Characters of what an engine that ended has said."""
 PATIENCE_S = 10.0
 """How long an engine may take to end."""
+DUMP_S = 1.0
+"""How long it may take to say where it hangs."""
 
 
 class Contender:
     """One engine."""
 
-    def __init__(self, setting: Setting, setup: Setup) -> None:
-        """Raises :class:`AssemblyError`, :class:`EvalError` or :class:`EvalFailed` where it cannot be built."""
+    def __init__(self, setting: Setting, setup: Setup, timeout_s: float) -> None:
+        """``timeout_s``: for it to start, and for each answer. Raises :class:`AssemblyError`, :class:`EvalError` or
+        :class:`EvalFailed` where it cannot be built."""
         self.setting = setting
+        self._timeout_s = timeout_s
+        self._was_ended = False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "engine.evaluation.drafting.worker"],
@@ -54,11 +60,18 @@ class Contender:
     def _ask(self, what: Setup | Group) -> Run | None:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(msgspec.json.encode(what) + b"\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            with self._limited():
+                self._process.stdin.write(msgspec.json.encode(what) + b"\n")
+                self._process.stdin.flush()
+                line = self._process.stdout.readline()
         except BrokenPipeError:
             line = b""
+        if self._was_ended:
+            wanted = "did not start" if isinstance(what, Setup) else "did not answer"
+            raise EvalFailed(
+                f"{self.setting.label}: the engine {wanted} within {self._timeout_s:g} s and was ended; "
+                f"--timeout SECONDS allows more. {self._last_words()}"
+            )
         if not line.endswith(b"\n"):  # it ended, perhaps in the middle of a line
             raise EvalFailed(f"{self.setting.label}: the engine ended{self._how()}. {self._last_words()}")
         answer = msgspec.json.decode(line, type=Answer)
@@ -68,6 +81,26 @@ class Contender:
         if answer.refused.kind == "assembly":
             raise AssemblyError(problems)
         raise (EvalError if answer.refused.kind == "usage" else EvalFailed)("; ".join(problems))
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Ends the engine where what is done here, which may wait for it, takes too long."""
+        timer = Timer(min(self._timeout_s, TIMEOUT_MAX), self._end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+    def _end(self) -> None:
+        self._was_ended = True
+        self._process.send_signal(WHERE)
+        try:
+            self._process.wait(DUMP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
 
     def _how(self) -> str:
         try:
@@ -112,7 +145,7 @@ def contenders(
                 config_dirs=tuple(map(str, options.config_dirs)),
                 answer_tokens=options.answer_tokens,
             )
-            found.append(Contender(setting, setup))
+            found.append(Contender(setting, setup, options.timeout_s))
             stack.callback(found[-1].close)
             started()
         yield found

@@ -1,12 +1,15 @@
 """An engine that answers groups of prompts and says where the time went.
 
 ``python -m engine.evaluation.drafting.worker``: a :class:`Setup` comes in on standard input, then one :class:`Group`
-after the other, each a line of JSON; a line of JSON goes out for each of them. It ends when its input does.
+after the other, each a line of JSON; a line of JSON goes out for each of them. It ends when its input does. At the
+signal :data:`WHERE` it writes on standard error what all its threads are doing.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,6 +23,9 @@ from engine.contracts.request import EngineRequest, SamplingParams
 from engine.evaluation.errors import EvalError, EvalFailed, explained
 from engine.loop.messages import StepOutputs
 from engine.serving.offline import LLM
+
+WHERE = signal.SIGUSR1
+"""For one that seems to hang."""
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -155,6 +161,7 @@ def _say(out: BinaryIO, answer: Answer) -> None:
 def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else prints must not come between the answers
+    faulthandler.register(WHERE)
     try:
         serve(sys.stdin.buffer, out)
     except AssemblyError as error:

@@ -4,7 +4,16 @@ from engine.execution.lowering.chain import lower_embed, lower_rotations
 from engine.execution.lowering.dispatch import lower_head, lower_layer_op, op_norms, rope_kinds
 from engine.execution.lowering.labels import describe
 from engine.execution.lowering.recorder import Memory, record
-from engine.execution.lowering.replay import MOST_TOKENS, ReplayedLayers, Where, can_replay, lower_replay
+from engine.execution.lowering.recordings import NotRecorded, Recordings, Table
+from engine.execution.lowering.replay import (
+    MOST_TOKENS,
+    ReplayedLayers,
+    Where,
+    can_replay,
+    lower_replay,
+    run_layer,
+    run_layers,
+)
 from engine.execution.lowering.rotation_tables import RotationTables
 from engine.execution.lowering.settings import Kernels, LoweredHead, Lowering
 
@@ -14,8 +23,11 @@ __all__ = [
     "LoweredHead",
     "Lowering",
     "Memory",
+    "NotRecorded",
+    "Recordings",
     "ReplayedLayers",
     "RotationTables",
+    "Table",
     "Where",
     "can_replay",
     "describe",
@@ -27,4 +39,6 @@ __all__ = [
     "op_norms",
     "record",
     "rope_kinds",
+    "run_layer",
+    "run_layers",
 ]

@@ -12,17 +12,20 @@ from engine.contracts.ops import (
 )
 from engine.contracts.quantizer import PackedLinear
 from engine.execution.lowering.chain import rotates_whole
+from engine.execution.lowering.replay import MOST_TOKENS, why_not_replayed
 from engine.execution.lowering.settings import Lowering
 
 
 def describe(lowering: Lowering, ops: ModelOps, linears: dict[str, PackedLinear]) -> tuple[str, ...]:
-    """One line for each kind of op. ``linears``: one of its linears, by the op's name."""
+    """One line for each kind of op, and with C++ kernels one for whole steps. ``linears``: one of its linears, by the
+    op's name."""
     kinds = _chains(lowering, ops, linears)
     if lowering.kernels == "triton":
         fused = _fused(lowering, ops)
         kinds = {name: _by_rows(fused.get(name), text, linears.get(name)) for name, text in kinds.items()}
     used = {type(op).__name__ for layer in ops.layers for op in layer} | {"LMHead"}
-    return ("Embed: embedding", *(f"{name}: {text}" for name, text in kinds.items() if name in used))
+    lines = ("Embed: embedding", *(f"{name}: {text}" for name, text in kinds.items() if name in used))
+    return (*lines, _steps_label(lowering)) if lowering.native else lines
 
 
 def _chains(lowering: Lowering, ops: ModelOps, linears: dict[str, PackedLinear]) -> dict[str, str]:
@@ -73,6 +76,13 @@ def _by_rows(fused: str | None, chain: str, packed: PackedLinear | None) -> str:
         why = "no tile loader" if packed.tile_loader is None else f"for {packed.good_m[0]} rows and more"
         return f"unfused (weights: {why}): {chain}"
     return f"{rows[0]} to {rows[1]} rows: {fused}; else: {chain}"
+
+
+def _steps_label(lowering: Lowering) -> str:
+    reason = why_not_replayed(lowering)
+    if reason is not None:
+        return f"Steps: op by op, because {reason}"
+    return f"Steps: up to {MOST_TOKENS} tokens replayed, one call for all layers; else op by op"
 
 
 def _norm_label(lowering: Lowering) -> str:

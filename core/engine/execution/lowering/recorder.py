@@ -1,13 +1,13 @@
 """Python functions as the native calls they make: recorded once, made again by one call into C.
 
-A recorded call has its pointers in it, so its memory must stay: what a recorded function allocates comes from buffers
-of the recording. Of torch it may use views and the few functions in :data:`COMPUTED`, which become native calls; any
-other work that torch does would be missing when the calls are made again, so such a function is not recorded.
+A recorded call has its pointers in it, so its memory must stay: what a recorded function allocates lies in an arena
+(:mod:`engine.execution.lowering.recordings`). Of torch it may use views and the few functions in :data:`COMPUTED`,
+which become native calls; any other work that torch does would be missing when the calls are made again, so such a
+function is not recorded.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,9 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from engine import native
 from engine.execution import row_ops
-
-POISON = 0xFF
-"""Of bytes: as floats they are NaN."""
+from engine.execution.lowering.recordings import Arena, NotRecorded
 
 READS = {
     "__get__", "__len__", "data_ptr", "dim", "element_size", "is_contiguous", "is_floating_point", "ndimension",
@@ -35,22 +33,20 @@ VIEWS = {
 
 
 class Memory(TorchFunctionMode):
-    """Where a recorded function allocates.
+    """Where a function allocates while it is recorded.
 
     It sees the calls that Python makes of torch. (A dispatch mode sees more, and imports torch's compiler: two seconds
     and 80 MiB.)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Arena) -> None:
         super().__init__()
         self.reason: str | None = None
         """What the function did that cannot be made again; ``None``: nothing."""
-        self._buffers: dict[tuple[int, int], Tensor] = {}
+        self._arena = arena
         self._next = 0
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        return list(self._buffers.values())
+        self._end = 0
+        self._lasting = False
 
     @contextmanager
     def scratch(self) -> Iterator[None]:
@@ -61,6 +57,21 @@ class Memory(TorchFunctionMode):
         finally:
             self._next = mark
 
+    def kept(self, tensor: Tensor) -> Tensor:
+        """A copy, made by a native call, in memory of its own: what a caller may read when others use the arena."""
+        self._lasting = True
+        copy = tensor.new_empty(tensor.shape)
+        self._lasting = False
+        if tensor.is_contiguous():
+            row_ops.copy(tensor, copy)
+        else:
+            self.reason = "a result that is not contiguous"
+        return copy
+
+    def poison(self) -> None:
+        """Overwrite what the function allocated."""
+        self._arena.poison(self._end)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         result = func(*args, **options)
@@ -68,7 +79,7 @@ class Memory(TorchFunctionMode):
             return result
         name = getattr(func, "__name__", str(func))
         if name == "new_empty":
-            return self._buffer(result)
+            return result if self._lasting else self._buffer(result)
         if name in READS or (name in VIEWS and _share_memory(args[0], result)):
             return result
         compute = COMPUTED.get(name)
@@ -81,48 +92,34 @@ class Memory(TorchFunctionMode):
 
     def _buffer(self, like: Tensor) -> Tensor:
         """Memory of this recording for a contiguous tensor."""
-        key = self._next, like.nbytes
-        self._next += 1
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty(like.nbytes, dtype=torch.uint8)
-        return self._buffers[key].view(like.dtype).view(like.shape)
+        buffer, self._next = self._arena.take(self._next, like)
+        self._end = max(self._end, self._next)
+        return buffer
 
 
 def record(
     function: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor], memory: Memory
-) -> tuple[Sequence[Tensor], Callable[[], None] | None]:
+) -> tuple[Sequence[Tensor], Callable[[], None]]:
     """Run a function whose work depends on the contents of ``inputs`` and of tensors that never change.
 
-    Returns its results, and what computes them again, in the same memory, from what is in ``inputs`` then; ``None``
-    if the function cannot be recorded. It may change its inputs.
+    Returns its results, and what computes them again, in the same memory, from what is in ``inputs`` then. It may
+    change its inputs. Raises :class:`NotRecorded`.
     """
     given = [tensor.clone() for tensor in inputs]
-    with native.recording() as recording, memory:
+    with native.recording() as recording, memory, memory.scratch():
         results = function()
-    if memory.reason is not None or recording.reason is not None:
-        return results, None
-    replay = recording.replay()
-    if not _computes(replay, results, inputs, given, memory):
-        warnings.warn("a function of a drafter computes something else when replayed: it is not replayed", stacklevel=2)
-        return results, None
-    return results, replay
-
-
-def _computes(
-    replay: Callable[[], None],
-    results: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    given: Sequence[Tensor],
-    memory: Memory,
-) -> bool:
-    """Whether a replay makes ``results`` again, bit for bit: a function may also work where nobody notes it."""
-    expected = [result.clone() for result in results]
-    for buffer in memory.buffers:
-        buffer.fill_(POISON)
+    reason = memory.reason or recording.reason
+    if reason is not None:
+        raise NotRecorded(reason)
+    replay, expected = recording.replay(), [result.clone() for result in results]
+    memory.poison()
     for tensor, value in zip(inputs, given, strict=True):
         tensor.copy_(value)
     replay()
-    return all(torch.equal(bits(a), bits(b)) for a, b in zip(results, expected, strict=True))
+    # Bit for bit: a function may also work where nobody notes it.
+    if not all(torch.equal(bits(a), bits(b)) for a, b in zip(results, expected, strict=True)):
+        raise NotRecorded("replayed, it computes something else: part of its work is neither torch's nor a native call")
+    return results, replay
 
 
 def bits(tensor: Tensor) -> Tensor:

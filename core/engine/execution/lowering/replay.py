@@ -9,18 +9,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine import native
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, RestagingKernel
 from engine.execution.kv_cache import KVCache
-from engine.execution.lowering.recorder import POISON, Memory
+from engine.execution.lowering.recorder import Memory, record
+from engine.execution.lowering.recordings import Recordings, Table
 from engine.execution.lowering.settings import Lowering, Rotations
 from engine.execution.model import ForwardBatch, LoweredOp, SmallSteps, StepContext
+from engine.execution.row_ops import Copies
 
 MOST_TOKENS = 16
 """Of a step that is replayed: with more, what Python adds is lost in what the kernels take."""
@@ -35,8 +37,16 @@ def lower_replay(
 
 
 def can_replay(lowering: Lowering) -> bool:
-    whole = lowering.tp == 1 and lowering.stores_kv_as_is
-    return lowering.native and whole and isinstance(lowering.attention, RestagingKernel)
+    return lowering.native and why_not_replayed(lowering) is None
+
+
+def why_not_replayed(lowering: Lowering) -> str | None:
+    """What layers of C++ kernels do besides calling these; ``None``: nothing, as far as the plan tells."""
+    if lowering.tp > 1:
+        return "ranks exchange their sums"
+    if not lowering.stores_kv_as_is:
+        return f"keys are stored as {lowering.kv_format.storage_dtype(lowering.dtype_name)}"
+    return None if isinstance(lowering.attention, RestagingKernel) else "the attention kernel has no restage()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +57,28 @@ class Where:
     slots: Tensor
     attention: AttentionBatch
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is copied to where a recording reads it."""
+        return (self.slots, *(table for tables in self.rotations for table in tables))
+
+    def clone(self) -> Where:
+        tables = tuple((_own(cos), _own(sin)) for cos, sin in self.rotations)
+        return Where(tables, _own(self.slots), self.attention)
+
 
 class ReplayedSteps:
-    """Whole steps. See :data:`engine.execution.model.SmallSteps`."""
+    """Whole steps. See :class:`engine.execution.model.SmallSteps`."""
 
     def __init__(
         self, embed: Callable[[Tensor], Tensor], layers: Layers, rotate: Rotations, attention: AttentionKernel
     ) -> None:
+        self.recordings = Recordings()
         self._embed, self._rotate = embed, rotate
-        self._layers = ReplayedLayers(layers, attention)
+        self._layers = ReplayedLayers(layers, attention, self.recordings, "a step of few tokens")
 
     def __call__(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]] | None:
-        if not self._layers.can_run(batch.token_ids.shape[0], kv, taps):
+        if not self._layers.may_run(batch.token_ids.shape[0], kv, taps):
             return None
         residual, rotations = self._embed(batch.token_ids), self._rotate(batch.positions)
         return self._layers.run(residual, residual, Where(rotations, batch.slot_mapping, batch.attention), kv, taps)
@@ -66,59 +86,49 @@ class ReplayedSteps:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """Layers on some number of tokens. The tensors are those its calls point at."""
+    """Layers on some number of tokens."""
 
     replays: tuple[Callable[[], None], ...]
     """The calls of all layers, cut where a hidden state is tapped."""
     residual: Tensor
-    carry: Tensor
-    """The residual itself where the layers are handed nothing else."""
-    where: Where
     staged: Any
-    buffers: Sequence[Tensor]
-
-    def fill(self, residual: Tensor, carry: Tensor) -> None:
-        self.residual.copy_(residual)
-        if self.carry is not self.residual:
-            self.carry.copy_(carry)
+    fill: Copies
+    """Of the residual, the carry if that is something else, and the place."""
+    held: Sequence[Tensor]
 
 
 class ReplayedLayers:
     """Runs layers for up to :data:`MOST_TOKENS` tokens on one cache."""
 
-    def __init__(self, layers: Layers, attention: AttentionKernel) -> None:
+    def __init__(self, layers: Layers, attention: AttentionKernel, recordings: Recordings, name: str) -> None:
+        """``name``: what the user calls these layers."""
         assert isinstance(attention, RestagingKernel)
         self._layers = layers
         self._stage, self._restage = attention.stage, attention.restage
-        self._recorded: dict[tuple[int, tuple[int, ...]], _Recorded | None] = {}
-        """By number of tokens and taps; ``None``: these calls cannot be made again."""
+        self._arena = recordings.arena
+        self._recorded: Table[tuple[int, tuple[int, ...]], _Recorded] = recordings.table(name)
+        """By number of tokens and taps."""
         self._cache: Callable[[], KVCache | None] = lambda: None
 
-    def can_run(self, tokens: int, kv: KVCache, taps: Sequence[int] = ()) -> bool:
+    def may_run(self, tokens: int, kv: KVCache, taps: Sequence[int] = ()) -> bool:
         """Whether :meth:`run` takes so many tokens, as far as is known."""
-        if not 0 < tokens <= MOST_TOKENS:
-            return False
-        return self._cache() is not kv or self._recorded.get((tokens, tuple(taps)), True) is not None
+        return 0 < tokens <= MOST_TOKENS and (self._cache() is not kv or self._recorded.may((tokens, tuple(taps))))
 
     def run(
         self, residual: Tensor, carry: Tensor, where: Where, kv: KVCache, taps: Sequence[int] = ()
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, list[Tensor]] | None:
         """The residual behind the layers, and the residuals entering the layers ``taps`` (behind the last one: the one
-        returned). ``carry``: what the first op is handed, perhaps the residual itself. The results are the caller's.
+        returned); ``None`` where these layers cannot be recorded. ``carry``: what the first op is handed, perhaps the
+        residual itself. The results are the caller's, and what it hands over stays as it is.
         """
         if self._cache() is not kv:
             self._recorded.clear()
             self._cache = weakref.ref(kv)
         key = residual.shape[0], tuple(taps)
-        recorded = self._recorded.get(key)
+        recorded = self._recorded.find(key, partial(self._record, residual, carry, where, kv, key[1]))
         if recorded is None:
-            result, self._recorded[key] = self._record(residual, carry, where, kv, key[1])
-            return result
-        recorded.fill(residual, carry)
-        recorded.where.slots.copy_(where.slots)
-        for kept, tables in zip(recorded.where.rotations, where.rotations, strict=True):
-            for to, table in zip(kept, tables, strict=True):
-                to.copy_(table)
+            return None
+        recorded.fill((*_streams(residual, carry), *where.tensors))
         self._restage(recorded.staged, where.attention)
         states: dict[int, Tensor] = {}
         for (first, _), replay in zip(self._ranges(key[1]), recorded.replays, strict=True):
@@ -133,43 +143,45 @@ class ReplayedLayers:
         cuts = sorted({0, len(self._layers), *taps})
         return list(pairwise(cuts))
 
-    def _record(
-        self, residual: Tensor, carry: Tensor, where: Where, kv: KVCache, taps: tuple[int, ...]
-    ) -> tuple[tuple[Tensor, list[Tensor]], _Recorded | None]:
-        """Run the layers and record them."""
-        own = residual.clone()
-        own_carry = own if carry is residual else carry.clone()
-        tables = tuple((cos.clone(), sin.clone()) for cos, sin in where.rotations)
-        kept = Where(tables, where.slots.clone(), where.attention)
-        context = StepContext(kept.rotations, kept.slots, self._stage(where.attention), kv)
-        memory, recordings = Memory(), []
-        states: dict[int, Tensor] = {}
-        current, handed = own, own_carry
+    def _record(self, residual: Tensor, carry: Tensor, where: Where, kv: KVCache, taps: Sequence[int]) -> _Recorded:
+        streams, place = [_own(stream) for stream in _streams(residual, carry)], where.clone()
+        context = StepContext(place.rotations, place.slots, self._stage(where.attention), kv)
+        handed, replays = streams[-1], []
         for first, end in self._ranges(taps):
-            states[first] = current.clone()
-            with native.recording() as recording, memory:
-                for layer in self._layers[first:end]:
-                    with memory.scratch():  # nothing but the residual outlives its layer
-                        for op in layer:
-                            current, handed = op(current, handed, context)
-                    handed = current
-                    if current.data_ptr() != own.data_ptr():
-                        memory.reason = "an op that moves the residual"
-            recordings.append(recording)
-        after = states[len(self._layers)] = current.clone()
-        result = after, [states[tap] for tap in taps]
-        if memory.reason is not None or any(recording.reason is not None for recording in recordings):
-            return result, None
-        replays = tuple(recording.replay() for recording in recordings)
-        step = _Recorded(replays, own, own_carry, kept, context.staged, memory.buffers)
-        return result, step if _computes(step, residual, carry, after) else None
+            memory = Memory(self._arena)
+            stretch = partial(run_layers, self._layers[first:end], streams[0], handed, context, memory)
+            replays.append(record(stretch, streams, memory)[1])
+            handed = streams[0]
+        held = (*streams, *place.tensors)
+        return _Recorded(tuple(replays), streams[0], context.staged, Copies(held), held)
 
 
-def _computes(step: _Recorded, residual: Tensor, carry: Tensor, after: Tensor) -> bool:
-    """Whether a replay makes ``after`` of these, bit for bit: an op may also work where nobody notes it."""
-    for buffer in step.buffers:
-        buffer.fill_(POISON)
-    step.fill(residual, carry)
-    for replay in step.replays:
-        replay()
-    return torch.equal(step.residual.view(torch.uint8), after.view(torch.uint8))
+def run_layers(
+    layers: Layers, residual: Tensor, carry: Tensor, context: StepContext, memory: Memory
+) -> tuple[Tensor, ...]:
+    """The residual behind layers that are being recorded."""
+    for layer in layers:
+        with memory.scratch():  # nothing but the residual outlives its layer
+            after, carry = run_layer(layer, residual, carry, context)
+        if after.data_ptr() != residual.data_ptr():
+            memory.reason = "an op that moves the residual"
+        residual = after
+    return (residual,)
+
+
+def run_layer(
+    layer: Sequence[LoweredOp], residual: Tensor, carry: Tensor, context: StepContext
+) -> tuple[Tensor, Tensor]:
+    """The residual behind a layer, and what the next one is handed: the residual, too."""
+    for op in layer:
+        residual, carry = op(residual, carry, context)
+    return residual, residual
+
+
+def _streams(residual: Tensor, carry: Tensor) -> tuple[Tensor, ...]:
+    """What the first layer is handed, the same tensor once."""
+    return (residual,) if carry is residual else (residual, carry)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -37,6 +37,11 @@ class RotationTables:
                     table[self._filled : self._filled + PAGE] = value
             self._filled += PAGE
 
+    @property
+    def num_bytes(self) -> int:
+        """What has been written of them."""
+        return sum(self._filled * table[0].nbytes for tables in self._tables for table in tables)
+
     def __call__(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """As ``rotate``, by native calls. ``positions``: int64 ``[num_tokens]``, contiguous, within :meth:`reach`."""
         return tuple((self._rows(cos, positions), self._rows(sin, positions)) for cos, sin in self._tables)

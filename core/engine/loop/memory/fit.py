@@ -77,6 +77,7 @@ def _refusal(plan: EnginePlan, needs: Needs, room: Room, found: tuple[Remedy, ..
         ("largest step", needs.workspace, f"scheduler.token_budget={plan.choice('scheduler').config['token_budget']}"),
         ("loading", max(0, needs.loading - needs.workspace), "beside the weights, beyond what the largest step takes"),
         ("tables", needs.tables, f"scheduler.max_requests={plan.choice('scheduler').config['max_requests']}"),
+        ("recordings", needs.recordings, "of small steps and drafts, which are replayed"),
         ("host", needs.host, "what the process takes beside tensors"),
         ("graphs", needs.graphs, "set aside for recorded steps"),
     ]
@@ -112,7 +113,8 @@ def size_pool(memory: MemoryPlan, weights: int, free_now: int) -> Pool:
     """
     needs, room, plan = memory.needs, memory.room, memory.plan
     # Steps reuse what loading needed for a moment, so that part of the workspace is taken already.
-    still = max(0, needs.workspace - needs.loading) + needs.tables + needs.host + needs.graphs + needs.drafter
+    beside = needs.tables + needs.recordings + needs.host + needs.graphs + needs.drafter
+    still = max(0, needs.workspace - needs.loading) + beside
     by_free = free_now - room.headroom - still
     by_budget = room.budget - (needs.fixed - needs.weights) - weights
     fits = min(by_free, by_budget) // needs.block_bytes

@@ -12,9 +12,10 @@ LOADING, CAPTURING, WARMING = "load weights", "capture graphs", "warm up"
 
 
 def make_ledger(
-    memory: MemoryPlan, pool: Pool, *, weights: int, kv: int, tables: int, phases: Sequence[Phase]
+    memory: MemoryPlan, pool: Pool, *, weights: int, kv: int, tables: int, recordings: int, phases: Sequence[Phase]
 ) -> MemoryLedger:
-    """``weights``, ``kv``, ``tables``: bytes of the tensors that were made. ``phases`` with their memory."""
+    """``weights``, ``kv``, ``tables``: bytes of the tensors that were made; ``recordings``: of native calls, so far.
+    ``phases`` with their memory."""
     needs, room = memory.needs, memory.room
     on_cpu = memory.plan.device.kind == "cpu"
     lines = (
@@ -22,6 +23,7 @@ def make_ledger(
         MemoryLine("loading peak", needs.loading, _beside(phases, weights) if on_cpu else None),
         MemoryLine("KV pool", pool.blocks * needs.block_bytes, kv),
         MemoryLine("tables", needs.tables, tables),
+        MemoryLine("recordings", needs.recordings, recordings),
         # On a CPU the heap hides what steps take: they use what loading left.
         MemoryLine("workspace", needs.workspace, None if on_cpu else _growth(phases, WARMING)),
         MemoryLine("host", needs.host),

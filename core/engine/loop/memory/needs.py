@@ -11,8 +11,11 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import Drafter, cached_by, on_device
 from engine.contracts.kv_format import KVFormat
 from engine.execution.checkpoint import Checkpoint
+from engine.execution.draft_replay import MOST_DRAFTS
 from engine.execution.kv_cache import KVCache
-from engine.execution.loading import check_readable
+from engine.execution.lowering import MOST_TOKENS
+from engine.execution.lowering.rotation_tables import PAGE
+from engine.execution.required_tensors import check_readable
 from engine.execution.runner import PROMPT_LOGPROB_ROWS
 from engine.loop.memory.weights import WeightSizes, weight_sizes
 
@@ -27,6 +30,10 @@ HEAP_SLACK = 1.5
 not always hold the next. Measured likewise."""
 SAMPLING_COPIES = 4
 """Float32 ``[rows, vocab]`` at once while sampling: logits, the adjusted copy, the scaled copy, noise."""
+SLOT_BYTES = 8
+"""Of token ids, slots and positions: int64."""
+SMALL_INPUTS = 8
+"""Such numbers for each row of a drafter's recordings."""
 PROMPT_COPIES = 2
 """The same for logprobs of prompt tokens: logits and their logarithms."""
 
@@ -43,6 +50,8 @@ class Needs:
     workspace: int
     """Activations and logits of the largest step. It takes the room that loading left."""
     tables: int
+    recordings: int
+    """Of native calls: see :mod:`engine.execution.lowering.recordings`."""
     host: int
     """What a process takes beside tensors, where that is the same memory."""
     graphs: int
@@ -58,7 +67,8 @@ class Needs:
     @property
     def fixed(self) -> int:
         """Everything but the KV pool."""
-        return self.weights + self.drafter + max(self.loading, self.workspace) + self.tables + self.host + self.graphs
+        steps = max(self.loading, self.workspace) + self.recordings + self.graphs
+        return self.weights + self.drafter + steps + self.tables + self.host
 
     def total(self, blocks: int) -> int:
         """The peak with a pool of ``blocks``."""
@@ -102,6 +112,7 @@ def estimate(plan: EnginePlan, weights: WeightSizes, kv_format: KVFormat, drafte
         loading=weights.loading,
         workspace=_workspace(plan, min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)),
         tables=_tables(max_requests, plan.max_len + max_width + 2, block_size),
+        recordings=_recordings(plan, kv_format, drafter, block_size),
         host=HOST_BYTES if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
         block_bytes=KVCache.block_bytes(plan.model, kv_format, block_size, plan.dtype, cached_by(drafter)),
@@ -114,6 +125,32 @@ def estimate(plan: EnginePlan, weights: WeightSizes, kv_format: KVFormat, drafte
 def _tables(max_requests: int, width: int, block_size: int) -> int:
     """Token history and block ids of :class:`engine.execution.tables.DeviceTables`: int64 and int32."""
     return (max_requests + 1) * (width * 8 + -(-width // block_size) * 4)
+
+
+def _recordings(plan: EnginePlan, kv_format: KVFormat, drafter: Drafter, block_size: int) -> int:
+    """What recordings of steps and drafts of 1 to :data:`MOST_TOKENS` tokens take, all together, at most: one arena of
+    what a layer allocates, and for every number of tokens what is copied in and handed out. With a drafter on the
+    device its logits are in the arena, too, and rotations of all positions are kept."""
+    as_is = kv_format.scale == "none" and kv_format.storage_dtype(plan.dtype) == plan.dtype
+    if plan.device.kind != "cpu" or plan.execution == "eager" or not as_is:
+        return 0
+    model = plan.model
+    item: int = getattr(torch, plan.dtype).itemsize
+    on_its_device = on_device(drafter)
+    query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    rotation = model.head_dim * torch.float32.itemsize
+    layer = (3 * model.hidden_size + 2 * (query + key) + 3 * model.intermediate_size) * item
+    # Of a row: a step's residual, its rotation and slot.
+    kept = model.hidden_size * item + rotation + SLOT_BYTES
+    arena, tables = MOST_TOKENS * layer, 0
+    if on_its_device is not None:
+        # A drafter is handed hidden states and leaves one, a chain carries one on.
+        states = len(on_its_device.taps) + 3
+        blocks = -(-plan.max_len // block_size) * 4
+        kept += states * model.hidden_size * item + blocks + (MOST_DRAFTS + SMALL_INPUTS) * SLOT_BYTES
+        arena += MOST_TOKENS * (states * model.hidden_size * item + rotation) + _logits(plan, MOST_TOKENS, 1)
+        tables = (plan.max_len + PAGE) * rotation
+    return tables + arena + kept * MOST_TOKENS * (MOST_TOKENS + 1) // 2
 
 
 def _workspace(plan: EnginePlan, tokens: int, rows: int) -> int:

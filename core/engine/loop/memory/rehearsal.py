@@ -11,9 +11,10 @@ import torch
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
-from engine.contracts.drafter import cached_by, taps_of
+from engine.contracts.drafter import cached_by, on_device, taps_of
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import SamplingParams
+from engine.execution.draft_graphs import draft_buckets
 from engine.execution.graphs import Bucket, Capture, StepGraphs
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import LoweredModel
@@ -41,8 +42,8 @@ def rehearse(
     """``memory`` after loading, with a measured workspace and measured graphs (``buckets`` empty: none).
 
     Runs a step of ``scheduler.token_budget`` tokens and records the two largest buckets, on a pool of two blocks whose
-    first, nobody's, stands in for all. The second recording says what each further one adds. Raises
-    :class:`DoesNotFit` when the device's memory runs out.
+    first, nobody's, stands in for all. The second recording says what each further one adds, those of a drafter among
+    them, which is not loaded yet. Raises :class:`DoesNotFit` when the device's memory runs out.
     """
     plan = memory.plan
     block_size, device = bound.context.block_size, plan.device.kind
@@ -67,7 +68,8 @@ def rehearse(
             "scheduler.token_budget or scheduler.max_requests"
         ) from error
     taken = [max(0, before - after) for before, after in pairwise(readings)]
-    graphs = sum(taken) + (taken[-1] * (len(buckets) - len(taken)) if taken else 0)
+    further = len(buckets) - len(taken) + len(draft_buckets(on_device(bound.drafter), buckets))
+    graphs = sum(taken) + (taken[-1] * further if taken else 0)
     # Some steps take memory in ways that this one does not: prompt logprobs, for one. The estimate knows of them.
     workspace = max(workspace, memory.needs.workspace)
     del recorded, kv, tables

@@ -11,8 +11,8 @@ from engine.contracts.ops import LinearPart, LinearSpec, ModelOps
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
 from engine.execution.checkpoint import Checkpoint
-from engine.execution.loading import is_stored, linear_of
 from engine.execution.lowering import op_norms
+from engine.execution.required_tensors import is_stored, linear_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class Eagle3Drafter:
 
     placement: Literal["host", "device"] = "device"
     returns_probs = False
+    recordable = True
     kv_lookahead = 1
 
     def __init__(self, config: Eagle3Config, context: BuildContext) -> None:

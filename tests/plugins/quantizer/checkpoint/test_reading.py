@@ -30,7 +30,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.execution.checkpoint import open_checkpoint
-from engine.execution.loading import linear_of
+from engine.execution.required_tensors import linear_of
 from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig

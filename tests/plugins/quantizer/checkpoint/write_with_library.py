@@ -14,6 +14,7 @@ from it: what lies in ``written/`` for ``test_written_by_libraries.py``.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -209,6 +210,7 @@ def _in_order(case: Path, symmetric: bool) -> None:
 
 
 def gptqmodel(folder: Path) -> None:
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # it loads with two, also where there are only two cores
     for bits, group, order, symmetric, form in (
         (4, 128, False, True, "gptq"),
         (4, 128, True, True, "gptq"),

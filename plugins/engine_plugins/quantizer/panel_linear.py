@@ -1,0 +1,81 @@
+"""What CPU linear layers with weights in panels of 16 outputs share: their sizes, gates and ups, the call into C++."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine import native
+from engine.native import INT32, INT64, POINTER
+
+PANEL = 16
+"""Outputs whose weights lie together."""
+PAIR = 2 * PANEL
+"""Outputs that are computed together."""
+
+
+class PanelLinear(ctypes.Structure):
+    """``PanelLinear`` of ``panel_linear.h``. One derived from it adds its fields behind these, as C++ does."""
+
+    _fields_: ClassVar[Sequence[tuple[str, type[Any]]]] = (
+        ("in_features", INT64),
+        ("out_features", INT64),
+        ("weight", POINTER),
+        ("bias", POINTER),
+        ("activation", INT32),
+        ("instructions", INT32),
+    )
+
+
+class PanelCall:
+    """``y = x @ W.T (+ bias) (+ residual)``, or its gated form, by one compiled function over one weight."""
+
+    def __init__(self, function: Any, linear: PanelLinear) -> None:
+        """``function``: of :func:`load_linears`, for the dtype of ``x``. The tensors ``linear`` points to must outlive
+        the call."""
+        self._linear = linear  # read by every call
+        self._run = partial(function, ctypes.addressof(linear))
+
+    def __call__(self, x: Tensor, y: Tensor, residual: Tensor | None = None) -> Tensor:
+        """``x [rows, in]``, ``y`` and ``residual`` ``[rows, out]``, which may be the same -> ``y``, written."""
+        (x_stride, x_last), (y_stride, y_last) = x.stride(), y.stride()
+        assert x_last == y_last == 1 and (residual is None or residual.stride() == y.stride())
+        self._run(len(x), x.data_ptr(), x_stride, y.data_ptr(), y_stride, native.pointer(residual))
+        return y
+
+
+def load_linears(source: Path, *names: str) -> ctypes.CDLL:
+    """``source`` compiled; ``names``: its functions of a :class:`PanelCall`. Raises
+    :class:`engine.native.NativeError`."""
+    # The linear; rows; x and its stride; y and its stride; the residual.
+    arguments = (POINTER, INT64, POINTER, INT64, POINTER, INT64, POINTER)
+    return native.load(source, dict.fromkeys(names, arguments))
+
+
+def whole_pairs(out_features: int, gated: bool) -> int:
+    """Outputs with padding: in whole pairs of panels, each half of gated ones in whole panels."""
+    halves = 2 if gated else 1
+    panels = halves * -(-out_features // (halves * PANEL))
+    return -(-panels // 2) * PAIR
+
+
+def interleaved(gate_up: Tensor) -> Tensor:
+    """Rows of ``[gate, up]`` in turns of 16, each half padded to whole panels: one pair of panels then has the gates
+    and the ups of the same 16 outputs. ``[2 * size, ...] -> [2 * padded, ...]``."""
+    gate, up = gate_up.chunk(2)
+    pad = (0, 0) * (gate_up.dim() - 1) + (0, -gate.shape[0] % PANEL)
+    turns = [F.pad(half, pad).reshape(-1, PANEL, *half.shape[1:]) for half in (gate, up)]
+    return torch.stack(turns, dim=1).flatten(0, 2)
+
+
+def separated(turns: Tensor, size: int) -> Tensor:
+    """The inverse of :func:`interleaved`."""
+    pairs = turns.reshape(-1, 2, PANEL, *turns.shape[1:])
+    return torch.cat((pairs[:, 0].flatten(0, 1)[:size], pairs[:, 1].flatten(0, 1)[:size]))

@@ -1,0 +1,56 @@
+"""Attention that can be recorded on a CPU: every query on all keys of its row's block table, the unseen ones masked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.ops import Attention
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    batch: AttentionBatch
+    rows: Tensor
+    """int64 ``[num_tokens]``: the row of each query."""
+    ahead: Tensor
+    """int64 ``[num_tokens]``: queries of its row behind each."""
+
+
+class DenseAttention:
+    """Full attention over a cache that stores keys and values as they are."""
+
+    capabilities = AttentionCapabilities(None, ("float32",), False, False, max_verify_width=64, recordable=True)
+
+    def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
+        return "DenseAttention"
+
+    def stage(self, batch: AttentionBatch) -> Staged:
+        rows = [row for row, count in enumerate(batch.q_lens) for _ in range(count)]
+        ahead = [count - 1 - j for count in batch.q_lens for j in range(count)]
+        return Staged(batch, torch.tensor(rows), torch.tensor(ahead))
+
+    def record(
+        self,
+        staged: Staged,
+        op: Attention,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        kv_format: KVFormat,
+        k_scale: Tensor | None,
+        v_scale: Tensor | None,
+    ) -> Tensor:
+        batch, group = staged.batch, op.num_heads // op.num_kv_heads
+        keys, values = (cache[batch.block_tables.long()].flatten(1, 2)[staged.rows] for cache in (k_cache, v_cache))
+        end = batch.kv_lens_device.long()[staged.rows] - staged.ahead
+        seen = torch.arange(keys.shape[1])[None] < end[:, None]  # [T, S]
+        grouped = q.reshape(len(q), op.num_kv_heads, group, op.head_dim)
+        scores = torch.einsum("tkgd,tskd->tkgs", grouped, keys) * op.scale
+        weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(dim=-1)
+        values = values.masked_fill(~seen[:, :, None, None], 0.0)
+        return torch.einsum("tkgs,tskd->tkgd", weights, values).reshape(len(q), -1)

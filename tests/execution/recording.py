@@ -1,0 +1,80 @@
+"""An engine whose decode steps and drafts are recorded on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from engine.assembly.assemble import assemble
+from engine.assembly.bind import bind
+from engine.contracts.drafter import on_device
+from engine.contracts.kv_allocator import KVGroup
+from engine.execution import draft_graphs
+from engine.execution.graphs import Capture
+from engine.execution.kv_cache import KVCache
+from engine.execution.loading import load_model
+from engine.execution.lowering import Kernels
+from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
+from engine.execution.tables import DeviceTables
+from engine.loop import build
+from engine.loop.build import capture_graphs, make_core, start_drafter
+from engine.loop.core import EngineCore
+
+from .dense_attention import DenseAttention
+from .frozen import FrozenGraphs
+
+BLOCK = 8
+
+
+@dataclass(slots=True)
+class Recording:
+    """An engine whose decode steps and drafts are recorded."""
+
+    core: EngineCore
+    runner: ModelRunner
+    capture: Capture
+
+
+def recording_engine(
+    *overrides: str,
+    row_shapes: Sequence[int] = (1, 2, 4),
+    query_shapes: Sequence[int] | None = None,
+    blocks: int = 200,
+    drafter: Any = None,
+    kernels: Kernels = "torch",
+    attention: Any = None,
+    capture: Capture | None = None,
+) -> Recording:
+    """Its cache begins as NaN: whatever reads a key that nobody wrote shows up.
+
+    ``row_shapes``, ``query_shapes``: the recorded shapes, ``None``: as in an engine. ``drafter``: instead of the
+    plan's; ``kernels``, ``attention`` (made of a build context) and ``capture``: instead of plain torch,
+    :class:`DenseAttention` and :class:`FrozenGraphs`."""
+    common = ("device=cpu", "threads=1", "model.dtype=float32", "model.max_len=128", "exporter=[]", "execution=eager")
+    plan = assemble([*common, "attention_kernel=torch", f"kv_allocator.block_size={BLOCK}", *overrides])
+    bound = bind(plan)
+    bound = replace(bound, attention_kernel=DenseAttention() if attention is None else attention(bound.context))
+    bound = bound if drafter is None else replace(bound, drafter=drafter)
+    model = load_model(
+        plan.model, bound.architecture.describe(plan.model), bound.quantizer, bound.attention_kernel, bound.kv_format,
+        bound.parallelism, plan.dtype, "cpu", kernels=kernels,
+    )  # fmt: skip
+    drafter, width, capture = on_device(bound.drafter), bound.drafter.max_width, capture or FrozenGraphs()
+    kv = KVCache(plan.model, bound.kv_format, blocks, BLOCK, plan.dtype, "cpu", None if drafter is None else drafter.kv)
+    for tensor in (*kv._keys, *kv._values):
+        tensor.fill_(float("nan"))
+    tables = DeviceTables(bound.context.max_requests, plan.max_len, width, BLOCK, "cpu")
+    bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], blocks)
+    runner = ModelRunner(model, kv, tables, drafter)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_kernels", lambda plan: kernels)
+        patch.setattr(build, "row_buckets", lambda most: row_shapes)
+        for module in (build, draft_graphs) if query_shapes else ():
+            patch.setattr(module, "query_buckets", lambda widest: query_shapes)
+        if drafter is not None:
+            start_drafter(plan, bound, drafter, runner)
+        capture_graphs(runner, bound, capture)
+    return Recording(make_core(plan, bound, DeviceQueue(runner, DeviceWorker(False)), plan.max_len), runner, capture)

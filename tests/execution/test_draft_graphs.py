@@ -1,0 +1,311 @@
+"""Recorded drafting: the drafts are those of drafting op by op, and no token changes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.contracts.drafter import DraftRows, DraftTokens, may_be_recorded
+from engine.contracts.request import EngineRequest, SamplingParams
+from engine.execution.draft_graphs import DraftBucket, DraftGraphs, draft_buckets, draft_widths
+from engine.execution.graphs import Bucket
+from engine.execution.runner import NO_HISTORY, ModelRunner
+from engine.execution.running import RunningStep
+from engine.execution.step import StepPlan, StepResult
+from engine.execution.transfer import Arriving
+from engine.execution.verify import Choice, VerifyRow, judge, standing_drafts
+from engine.loop.build import DoesNotFit, describe_drafting
+from engine.serving.tokenizer import Tokenizer
+
+from ..laws.drafted import DRAFTERS, Models, answers, prompts, requests_for
+from .recording import Recording, recording_engine
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Behind every replayed drafting the same is done op by op and compared; how often, by rows and drafts wanted."""
+    counts: Counter[str] = Counter()
+    launch = ModelRunner.launch
+
+    def launching(self: ModelRunner, plan: StepPlan) -> RunningStep:
+        step = launch(self, plan)
+        if step._recorded_drafts is None:
+            counts["op by op"] += 1
+            return step
+        assert self.graphs is not None and self.drafter is not None
+        bucket = self.graphs.find(plan.rows)
+        assert bucket is not None
+        recorded = self.graphs.recorded(bucket)
+        width = step._recorded_drafts.tokens.shape[1]  # a block is filled according to its size
+        rows = tuple(replace(row, wants_drafts=width if row.wants_drafts else 0) for row in plan.rows)
+        with torch.inference_mode():
+            wide = replace(plan, rows=rows)
+            self._draft(self.drafter, wide, recorded.batch, recorded.staged, recorded.taps, step)
+        expected = {i: drafts[: plan.rows[i].wants_drafts] for i, (drafts, _) in step._drafts.items()}
+        step._drafts = {}
+        result: StepResult = step.result()
+        assert {i: row.drafts for i, row in enumerate(result.rows) if row.drafts} == expected
+        counts[f"{len(plan.rows)} x {max(row.wants_drafts for row in plan.rows)}"] += 1
+        return step
+
+    monkeypatch.setattr(ModelRunner, "launch", launching)
+    return counts
+
+
+GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+MIXED = (
+    GREEDY,
+    SamplingParams(max_tokens=23, temperature=1.0, seed=5, ignore_eos=True),
+    SamplingParams(max_tokens=17, temperature=0.8, top_p=0.9, top_k=30, ignore_eos=True),
+    SamplingParams(max_tokens=26, temperature=0.0, frequency_penalty=1.0, repetition_penalty=1.3, ignore_eos=True),
+    SamplingParams(max_tokens=9, temperature=0.0, logprobs=2, ignore_eos=True),
+)
+"""What a row may want; of different lengths, so that batches shrink and widths differ at the end."""
+DEVICE_DRAFTERS = ("eagle3", "early_exit", "target", "parallel_block")
+
+
+def outputs(engine: Recording, wanted: Sequence[EngineRequest], batch: int) -> list[tuple[int, ...]]:
+    return [answer.tokens for answer in answers(engine.core, wanted, batch)]
+
+
+@pytest.mark.parametrize("drafter", DEVICE_DRAFTERS)
+def test_tokens_are_those_without_drafts_and_drafts_those_made_op_by_op(
+    models: Models, drafter: str, compared: Counter[str]
+) -> None:
+    """Requests of every kind in batches that do not fill the recorded shapes."""
+    model = f"model.path={models.path('Llama')}"
+    options = (*DRAFTERS[drafter](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=3", "seed=3")
+    engine, plain = recording_engine(model, *options), recording_engine(model, "drafter=none", "seed=3")
+    wanted = requests_for(prompts(models, "Llama", 5), MIXED)
+    assert outputs(engine, wanted, 3) == outputs(plain, wanted, 3)
+    assert {"3 x 3", "2 x 3", "1 x 0"} < compared.keys() - {"op by op"}, "and narrower ones at the end"
+
+
+@pytest.mark.parametrize(("drafter", "overlap"), [("eagle3", "true"), ("target", "false")])
+def test_preempted_requests_and_growing_tables_change_nothing(
+    models: Models, drafter: str, overlap: str, compared: Counter[str]
+) -> None:
+    """Too few blocks for all, prompts in chunks, prefixes shared; each request needs several blocks for its output."""
+    model = f"model.path={models.path('Llama')}"
+    tight = ("scheduler=chunked_prefill", "scheduler.token_budget=24", "kv_allocator=prefix_cache")
+    options = (*DRAFTERS[drafter](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=4", *tight, f"overlap={overlap}")
+    engine = recording_engine(model, *options, blocks=22)
+    plain = recording_engine(model, "drafter=none", *tight)
+    wanted = requests_for(prompts(models, "Llama", 6, seed=2), [GREEDY], max_tokens=40)
+    found = answers(engine.core, wanted, 4)
+    assert [answer.tokens for answer in found] == outputs(plain, wanted, 4)
+    assert sum(answer.timings.preemptions for answer in found if answer.timings) > 0
+    assert compared["1 x 4"] > 3 and compared["2 x 4"] > 3
+
+
+def test_a_stop_inside_a_draft_ends_the_request_and_nobody_else(models: Models, compared: Counter[str]) -> None:
+    model = f"model.path={models.path('Llama')}"
+    engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false")
+    texts = prompts(models, "Llama", 3, seed=3)
+    full = outputs(engine, requests_for(texts, [GREEDY]), 3)
+    for place in (2, 3, 4):
+        stops = [tokens[place] for tokens in full]
+        params = [SamplingParams(max_tokens=30, temperature=0.0, stop_token_ids=(stop,)) for stop in stops]
+        wanted = [tokens[: tokens.index(stop) + 1] for tokens, stop in zip(full, stops, strict=True)]
+        assert outputs(engine, requests_for(texts, params), 3) == wanted
+    assert compared["3 x 6"] > 0
+
+
+def test_a_tiny_context_is_filled_to_its_last_token(models: Models, compared: Counter[str]) -> None:
+    """Recorded drafts reach further than a request may, and than its blocks do."""
+    context = (f"model.path={models.path('Llama')}", "model.max_len=20")
+    options = (*DRAFTERS["eagle3"](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=6")
+    engine = recording_engine(*context, *options, row_shapes=(3,))
+    plain = recording_engine(*context, "drafter=none", row_shapes=(3,))
+    wanted = requests_for([tuple(range(n)) for n in (1, 3, 8, 12, 19)], [GREEDY])
+    found = outputs(engine, wanted, 3)
+    assert found == outputs(plain, wanted, 3)
+    assert [len(tokens) for tokens in found] == [19, 17, 12, 8, 1]
+    assert compared["3 x 6"] > 0
+
+
+def test_widths_that_change_are_drafted_recorded_or_op_by_op(models: Models, compared: Counter[str]) -> None:
+    """One that grows is drafted op by op once, for there is no graph for it; the tokens stay the same."""
+    model = f"model.path={models.path('Llama')}"
+    engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(2,))
+    full = outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2)
+    compared.clear()
+    widths = iter(itertools.cycle((1, 1, 3, 3, 3, 2, 0, 0, 6, 5, 2, 1, 0, 4)))
+    ahead = engine.core._drafting.ahead
+
+    def changing(*arguments: Any) -> int:
+        return min(next(widths), ahead(*arguments))
+
+    engine.core._drafting.ahead = changing  # type: ignore[method-assign]
+    assert outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2) == full
+    assert {"2 x 0", "2 x 1", "2 x 3", "2 x 6", "op by op"} <= compared.keys()
+
+
+def test_launching_a_recorded_step_waits_for_nothing(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = f"model.path={models.path('Llama')}"
+    engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(1,))
+    waits: list[bool] = []
+    wait, launch, launching = Arriving.wait, ModelRunner.launch, [False]
+
+    def noted(self: Arriving) -> tuple[Tensor, ...]:
+        waits[-1] |= launching[0]
+        return wait(self)
+
+    def watched(self: ModelRunner, plan: StepPlan) -> RunningStep:
+        waits.append(False)
+        launching[0] = True
+        step = launch(self, plan)
+        launching[0] = False
+        return step
+
+    monkeypatch.setattr(Arriving, "wait", noted)
+    monkeypatch.setattr(ModelRunner, "launch", watched)
+    outputs(engine, [EngineRequest("r", tuple(range(20)), GREEDY)], 1)
+    assert waits[0] and len(waits) > 4 and not any(waits[1:]), "only behind the prompt"
+
+
+def test_the_shipped_head_is_right_as_often_when_recorded(models: Models, compared: Counter[str]) -> None:
+    """Drafts that stand: on the bundled model, whose head knows what it will say."""
+    engine = recording_engine("drafter=eagle3", "drafter.adaptive=false", "drafter.max_width=6", row_shapes=(1,))
+    tokens = question(models)
+    (found,) = answers(engine.core, [EngineRequest("r", tokens, GREEDY)], 1)
+    plain = recording_engine("drafter=none", row_shapes=(1,))
+    (expected,) = answers(plain.core, [EngineRequest("r", tokens, GREEDY)], 1)
+    assert found.tokens == expected.tokens
+    assert found.timings is not None and found.timings.accepted_tokens > 15
+    assert compared["1 x 6"] > 3
+
+
+def question(models: Models) -> tuple[int, ...]:
+    asked = [{"role": "user", "content": "What does json.dumps do?"}]
+    return tuple(Tokenizer.from_directory(str(models.path("bundled"))).encode_chat_now(asked))
+
+
+# Parts --------------------------------------------------------------------------------------------------------------
+
+
+def test_drafts_that_stand_are_those_that_the_host_judges() -> None:
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(200):
+        inputs, tokens = torch.randint(0, 3, (2, 5, 4), generator=generator)
+        num_drafts = torch.randint(0, 4, (5,), generator=generator)
+        rows = [
+            VerifyRow(GREEDY, 0, 0, 1, NO_HISTORY, (), tuple(row[1 : 1 + n].tolist()))
+            for row, n in zip(inputs, num_drafts.tolist(), strict=True)
+        ]
+        real = torch.cat([row[: n + 1] for row, n in zip(tokens, num_drafts.tolist(), strict=True)])
+        wanted = [verdict.num_accepted for verdict in judge(Choice(tuple(rows), real, (), {}))]
+        assert standing_drafts(inputs, tokens, num_drafts).tolist() == wanted
+    assert standing_drafts(inputs[:, :1], tokens[:, :1], torch.zeros(5)).tolist() == [0] * 5
+
+
+def test_graphs_follow_the_widths_that_a_step_leads_to() -> None:
+    assert draft_widths(1, 6) == (0, 1, 3, 6)
+    assert draft_widths(4, 6) == (0, 3)
+    assert draft_widths(7, 6) == (0, 6)
+    assert draft_widths(1, 1) == (0, 1)
+    assert draft_buckets(None, [Bucket(1, 1)]) == []
+    drafter = Toy()
+    assert draft_buckets(drafter, [Bucket(2, 3)]) == [DraftBucket(Bucket(2, 3), 0), DraftBucket(Bucket(2, 3), 2)]
+    drafter.recordable = False
+    assert draft_buckets(drafter, [Bucket(2, 3)]) == [] and not may_be_recorded(drafter)
+    drafter.recordable, drafter.returns_probs = True, True
+    assert not may_be_recorded(drafter), "the host must choose"
+    assert not may_be_recorded(Old()), "a drafter that says nothing of recordings"
+
+
+class Old:
+    """Proposes the newest token again and again."""
+
+    placement, returns_probs, max_width = "device", False, 2
+    taps, kv, kv_lookahead, weights_bytes = (), None, 0, 0
+
+    def start(self, engine: Any) -> None: ...
+
+    def extend(self, step: Any) -> None: ...
+
+    def propose(self, rows: DraftRows) -> DraftTokens:
+        return DraftTokens(rows.tokens[:, None].expand(-1, max(rows.width, 1)))
+
+    def release(self, slot: int) -> None: ...
+
+
+class Toy(Old):
+    recordable = True
+
+
+class Reading(Toy):
+    def propose(self, rows: DraftRows) -> DraftTokens:
+        assert rows.tokens.max().item() >= 0
+        return super().propose(rows)
+
+
+class Listing(Toy):
+    def propose(self, rows: DraftRows) -> DraftTokens:
+        assert min(rows.positions.tolist(), default=0) >= 0
+        return super().propose(rows)
+
+
+class Uploading(Toy):
+    def extend(self, step: Any) -> None:
+        torch.tensor(step.q_lens)
+
+
+class Few(Toy):
+    def propose(self, rows: DraftRows) -> DraftTokens:
+        return DraftTokens(super().propose(rows).tokens[:, :1])
+
+
+def toy_engine(drafter: Any) -> Recording:
+    """The tiny model with a drafter of this file."""
+    return recording_engine("drafter=early_exit", "drafter.adaptive=false", row_shapes=(1, 2), drafter=drafter)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "what"), [(Reading, "_local_scalar_dense|item"), (Listing, "tolist"), (Uploading, "lift_fresh")]
+)
+def test_a_drafter_that_asks_the_host_is_refused_with_what_it_does(drafter: type[Toy], what: str) -> None:
+    with pytest.raises(DoesNotFit, match=f"drafter=early_exit says recordable, .*({what}).* execution=compile"):
+        toy_engine(drafter())
+
+
+def test_a_recorded_drafter_must_draft_as_many_as_are_wanted() -> None:
+    with pytest.raises(DoesNotFit, match=r"proposed tokens \[2, 1\]: expected 2 rows of at least 2 and no prob"):
+        toy_engine(Few())
+
+
+def test_a_drafter_that_cannot_be_recorded_drafts_op_by_op_and_the_plan_says_so(compared: Counter[str]) -> None:
+    tokens = []
+    for drafter in (Old(), Toy()):
+        engine = toy_engine(drafter)
+        compared.clear()
+        tokens.append(outputs(engine, [EngineRequest("r", (5, 9, 5, 9), GREEDY)], 1))
+        recorded = isinstance(drafter, Toy)
+        assert (engine.runner.draft_graphs is not None) is recorded
+        (line,) = describe_drafting(engine.runner)
+        assert line.startswith("Drafts: recorded, 14 graphs" if recorded else "Drafts: op by op behind every step")
+        assert (compared["1 x 2"] > 5) is recorded
+    assert tokens[0] == tokens[1]
+
+
+def test_graphs_are_captured_largest_first_and_once() -> None:
+    engine, order = toy_engine(Toy()), []
+    assert engine.runner.graphs is not None and engine.runner.draft_graphs is not None
+    drafts = DraftGraphs(Toy(), engine.runner.graphs, engine.capture)
+    drafts.capture(lambda fraction, what: order.append(what))
+    assert order[0] == "2 x 3, 2 drafts" and order[-1] == "1 x 1, 0 drafts"
+    assert drafts.buckets == engine.runner.draft_graphs.buckets
+    with pytest.raises(AssertionError, match="once, before the engine is ready"):
+        drafts.capture()
