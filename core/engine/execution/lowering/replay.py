@@ -7,16 +7,17 @@ had it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, RestagingKernel
+from engine.execution import row_ops
 from engine.execution.kv_cache import KVCache
 from engine.execution.lowering.recorder import Memory, record
 from engine.execution.lowering.recordings import Recordings, Table
@@ -27,6 +28,7 @@ from engine.execution.row_ops import Copies
 MOST_TOKENS = 16
 """Of a step that is replayed: with more, what Python adds is lost in what the kernels take."""
 Layers = Sequence[Sequence[LoweredOp]]
+EMPTY: Mapping[int, Tensor] = MappingProxyType({})
 
 
 def lower_replay(
@@ -88,9 +90,9 @@ class ReplayedSteps:
 class _Recorded:
     """Layers on some number of tokens."""
 
-    replays: tuple[Callable[[], None], ...]
-    """The calls of all layers, cut where a hidden state is tapped."""
-    residual: Tensor
+    replay: Callable[[], None]
+    states: Tensor
+    """What :func:`_cuts` says of it, ``[cuts, num_tokens, hidden]``."""
     staged: Any
     fill: Copies
     """Of the residual, the carry if that is something else, and the place."""
@@ -130,43 +132,55 @@ class ReplayedLayers:
             return None
         recorded.fill((*_streams(residual, carry), *where.tensors))
         self._restage(recorded.staged, where.attention)
-        states: dict[int, Tensor] = {}
-        for (first, _), replay in zip(self._ranges(key[1]), recorded.replays, strict=True):
-            if first in key[1]:
-                states[first] = recorded.residual.clone()
-            replay()
-        states[len(self._layers)] = recorded.residual.clone()  # the next step changes it
-        return states[len(self._layers)], [states[tap] for tap in taps]
+        recorded.replay()
+        states = recorded.states.clone()  # the next step changes them
+        cuts = self._cuts(key[1])
+        return states[-1], [states[cuts.index(tap)] for tap in taps]
 
-    def _ranges(self, taps: Sequence[int]) -> list[tuple[int, int]]:
-        """Stretches of layers between the taps."""
-        cuts = sorted({0, len(self._layers), *taps})
-        return list(pairwise(cuts))
+    def _cuts(self, taps: Sequence[int]) -> list[int]:
+        """Layers that are entered with a residual that is wanted; the last one is behind all layers."""
+        return sorted({len(self._layers), *taps})
 
     def _record(self, residual: Tensor, carry: Tensor, where: Where, kv: KVCache, taps: Sequence[int]) -> _Recorded:
         streams, place = [_own(stream) for stream in _streams(residual, carry)], where.clone()
         context = StepContext(place.rotations, place.slots, self._stage(where.attention), kv)
-        handed, replays = streams[-1], []
-        for first, end in self._ranges(taps):
-            memory = Memory(self._arena)
-            stretch = partial(run_layers, self._layers[first:end], streams[0], handed, context, memory)
-            replays.append(record(stretch, streams, memory)[1])
-            handed = streams[0]
+        cuts, memory = self._cuts(taps), Memory(self._arena)
+        states = streams[0][None] if len(cuts) == 1 else streams[0].new_empty(len(cuts), *streams[0].shape)
+
+        def run() -> Sequence[Tensor]:
+            tapped = dict(zip(cuts, states, strict=True))
+            run_layers(self._layers, streams[0], streams[-1], context, memory, tapped)
+            return (streams[0], states)
+
+        replay = record(run, streams, memory)[1]
         held = (*streams, *place.tensors)
-        return _Recorded(tuple(replays), streams[0], context.staged, Copies(held), held)
+        return _Recorded(replay, states, context.staged, Copies(held), held)
 
 
 def run_layers(
-    layers: Layers, residual: Tensor, carry: Tensor, context: StepContext, memory: Memory
-) -> tuple[Tensor, ...]:
-    """The residual behind layers that are being recorded."""
-    for layer in layers:
+    layers: Layers,
+    residual: Tensor,
+    carry: Tensor,
+    context: StepContext,
+    memory: Memory,
+    tapped: Mapping[int, Tensor] = EMPTY,
+) -> Tensor:
+    """The residual behind layers that are being recorded. ``tapped``: where to copy what enters some of them, that
+    which leaves the last one under their number."""
+    for i, layer in enumerate(layers):
+        _keep(residual, tapped.get(i))
         with memory.scratch():  # nothing but the residual outlives its layer
             after, carry = run_layer(layer, residual, carry, context)
         if after.data_ptr() != residual.data_ptr():
             memory.reason = "an op that moves the residual"
         residual = after
-    return (residual,)
+    _keep(residual, tapped.get(len(layers)))
+    return residual
+
+
+def _keep(residual: Tensor, place: Tensor | None) -> None:
+    if place is not None and place.data_ptr() != residual.data_ptr():
+        row_ops.copy(residual, place)
 
 
 def run_layer(

@@ -144,10 +144,11 @@ def _recordings(plan: EnginePlan, kv_format: KVFormat, drafter: Drafter, block_s
     kept = model.hidden_size * item + rotation + SLOT_BYTES
     arena, tables = MOST_TOKENS * layer, 0
     if on_its_device is not None:
-        # A drafter is handed hidden states and leaves one, a chain carries one on.
-        states = len(on_its_device.taps) + 3
+        # A drafter is handed hidden states and leaves one, a chain carries one on; a step leaves them and its own.
+        taps = len(on_its_device.taps)
+        states = taps + 3
         blocks = -(-plan.max_len // block_size) * 4
-        kept += states * model.hidden_size * item + blocks + (MOST_DRAFTS + SMALL_INPUTS) * SLOT_BYTES
+        kept += (states + taps + 1) * model.hidden_size * item + blocks + (MOST_DRAFTS + SMALL_INPUTS) * SLOT_BYTES
         arena += MOST_TOKENS * (states * model.hidden_size * item + rotation) + _logits(plan, MOST_TOKENS, 1)
         tables = (plan.max_len + PAGE) * rotation
     return tables + arena + kept * MOST_TOKENS * (MOST_TOKENS + 1) // 2
