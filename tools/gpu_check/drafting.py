@@ -22,7 +22,6 @@ import torch
 from engine.assembly.compose import quoted
 from engine.contracts.events import StepEvent
 from engine.contracts.request import SamplingParams
-from engine.loop.width import WidthController
 from gpu_check.draft_head import HeadShape
 from gpu_check.engine_run import DecodeStep, EngineRun
 from gpu_check.section import Context, Row, time_row
@@ -161,12 +160,20 @@ def drafted_rounds(
 
 def measure(engine: EngineRun, batch: int, context: int, width: int) -> Round:
     """Rounds in which each of ``batch`` requests verifies ``width`` drafts; 0: the head only keeps up."""
-    # Configuration fixes one width for an engine's life, and to build an engine for each takes minutes.
-    engine.core._drafting._width = WidthController(width, adaptive=False)
     sampling = SamplingParams(max_tokens=8 * (ROUNDS + WARM_UP), temperature=0.0, ignore_eos=True)
     vocab = engine.info.vocab_size - 8
     prompts = [tuple((i * 7919 + j * 31) % vocab + 4 for j in range(context)) for i in range(batch)]
     names = [engine.submit(prompt, sampling) for prompt in prompts]
+    # Configuration fixes one width for an engine's life, and to build an engine for each takes minutes.
+    with engine.core.drafting(width):
+        rounds = run_rounds(engine, names, width)
+    if len(rounds) < ROUNDS + WARM_UP:
+        raise RuntimeError(f"{len(rounds)} rounds of {batch} requests with {width} drafts; expected {ROUNDS + WARM_UP}")
+    return summed_up(rounds[WARM_UP : WARM_UP + ROUNDS], width)
+
+
+def run_rounds(engine: EngineRun, names: Sequence[str], width: int) -> list[DecodeStep]:
+    """Until there are enough, or the requests have ended. Raises ``RuntimeError`` if one fails."""
     rounds: list[DecodeStep] = []
     before = time.perf_counter()
     while engine.core.has_work:
@@ -175,13 +182,11 @@ def measure(engine: EngineRun, batch: int, context: int, width: int) -> Round:
         if errors := [out.error for out in done.outputs if out.error]:
             raise RuntimeError(errors[0])
         events = [event for event in done.events if isinstance(event, StepEvent)]
-        rounds += [DecodeStep((now - before) * 1e3, e) for e in events if is_round(e, batch, width)]
+        rounds += [DecodeStep((now - before) * 1e3, e) for e in events if is_round(e, len(names), width)]
         before = now if events else before
         if len(rounds) >= ROUNDS + WARM_UP:
             engine.core.abort(names)
-    if len(rounds) < ROUNDS + WARM_UP:
-        raise RuntimeError(f"{len(rounds)} rounds of {batch} requests with {width} drafts; expected {ROUNDS + WARM_UP}")
-    return summed_up(rounds[WARM_UP : WARM_UP + ROUNDS], width)
+    return rounds
 
 
 def is_round(event: StepEvent, batch: int, width: int) -> bool:

@@ -105,9 +105,15 @@ class EngineCore:
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
         """Meanwhile a drafter always drafts as far as it may; what steps cost is forgotten at the end."""
-        with self._drafting.always():
+        with self.drafting(self.max_draft_width):
             yield
         self._cost = StepCostModel()
+
+    @contextlib.contextmanager
+    def drafting(self, width: int) -> Iterator[None]:
+        """Meanwhile so many drafts are wanted of each request, as far as it goes on; nothing is learnt from them."""
+        with self._drafting.always(width):
+            yield
 
     # Requests ---------------------------------------------------------------------------------------------------
 

@@ -33,9 +33,9 @@ class Drafting:
         return self._width.max_width
 
     @contextmanager
-    def always(self) -> Iterator[None]:
-        """Meanwhile all drafts are wanted that are allowed, and nothing is learnt from them."""
-        kept, self._width = self._width, WidthController(self._width.max_width, adaptive=False)
+    def always(self, width: int) -> Iterator[None]:
+        """See :meth:`engine.loop.core.EngineCore.drafting`."""
+        kept, self._width = self._width, WidthController(min(width, self._width.max_width), adaptive=False)
         try:
             yield
         finally:

@@ -16,14 +16,20 @@ Drafters on the device are tried in a whole engine, on the bundled model or one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from engine import LLM
+from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
-from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter
+from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter, may_be_recorded, on_device
+from engine.execution.kv_cache import KVCache
+from engine.execution.runner import ModelRunner
+from engine.execution.tables import DeviceTables
+from engine.loop.build import capture_graphs, load_plan, start_drafter
+from engine.testing.no_sync import NoSync
 
 
 class HostDrafterConformance:
@@ -176,6 +182,29 @@ class DeviceDrafterConformance:
         assert first is not None and again is not None and again.cached_tokens > 0 == first.cached_tokens
         assert (again.drafted_tokens, again.accepted_tokens) == (first.drafted_tokens, first.accepted_tokens)
 
+    def test_what_says_recordable_asks_nothing_of_the_host(self) -> None:
+        """What a recording on a GPU would refuse is refused here, too: no host reads, no uploads."""
+        plain = ("execution=eager", "attention_kernel=torch", "scheduler.max_requests=1", "threads=1")
+        plan = assemble([f"model.path={self.model}", *self.settings, *plain, *self.overrides])
+        bound = bind(plan)
+        drafter = on_device(bound.drafter)
+        assert drafter is not None
+        block_size = bound.context.block_size
+        kv = KVCache(plan.model, bound.kv_format, 4, block_size, plan.dtype, plan.device.kind, drafter.kv)
+        tables = DeviceTables(1, plan.max_len, drafter.max_width, block_size, plan.device.kind)
+        runner = ModelRunner(load_plan(plan, bound), kv, tables, drafter)
+        start_drafter(plan, bound, drafter, runner)
+        capture_graphs(runner, bound, _record_without_the_host)
+        assert (runner.draft_graphs is not None) == may_be_recorded(drafter)
+
     def check_nothing_held(self, llm: LLM) -> None:
         stats = llm.core.stats()
         assert (stats.running, stats.waiting, stats.rows_used, stats.blocks_leased) == (0, 0, 0, 0)
+
+
+def _record_without_the_host(step: Callable[[], None]) -> Callable[[], None]:
+    """Runs a function as often as a capture does, the last time refusing what a recording cannot hold."""
+    step()
+    with NoSync():  # type: ignore[no-untyped-call]  # torch's class has no types
+        step()
+    return step
