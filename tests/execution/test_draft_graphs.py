@@ -195,7 +195,6 @@ def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Mo
         done = answers(engine.core, requests_for(texts, [GREEDY], max_tokens=16), 3)
         timings = [answer.timings for answer in done if answer.timings]
         found.append([(a.tokens, t.drafted_tokens, t.accepted_tokens) for a, t in zip(done, timings, strict=True)])
-    print(found)
     assert found[0] == found[1]
     assert sum(accepted for _, _, accepted in found[0]) > 15
 
