@@ -61,6 +61,19 @@ def test_drafting_comes_back_when_it_pays_again():
     assert min(widths[-300:]) >= 4
 
 
+def test_drafts_that_were_on_their_way_when_drafting_went_off_are_no_probe():
+    controller = WidthController(6)
+    serve(controller, 0.6, 100)
+    serve(controller, 0.6, 100, batch=1, cost=COMPUTE_BOUND, seed=1)
+    calm = WidthController(6)
+    serve(calm, 0.6, 100)
+    serve(calm, 0.6, 100, batch=1, cost=COMPUTE_BOUND, seed=1)
+    assert controller.width(1, COMPUTE_BOUND) == 0 and not controller.probes(1)
+    controller.observe(1, 1, 6, 6)
+    until = [sum(1 for _ in range(300) if not (c.observe(1, 0, 0, 0) or c.probes(1))) for c in (controller, calm)]
+    assert until[0] == until[1]
+
+
 def test_good_drafts_get_long_chains_and_poor_ones_short_chains():
     good, poor = WidthController(8), WidthController(8)
     assert serve(good, 0.97, 300)[-1] == 8

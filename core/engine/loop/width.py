@@ -169,13 +169,15 @@ class WidthController:
                 bucket.idle()
             return
         bucket = self._learning(batch_size)
-        probe = bucket.width == 0
+        # Drafts that were asked for before drafting went off are no probe.
+        probe = bucket.probing and bucket.width == 0
         forget = _FORGET_PROBING if probe else _FORGET
         for acceptance in (bucket.acceptance, self._overall):
             acceptance.observe(chains, drafted, accepted, forget, min(chains, _MOST_PROBED) if probe else chains)
         if probe:
-            bucket.probed(self._would_draft(bucket, batch_size, accepted / drafted))
-        else:
+            rate = _rate_of_mean(accepted / chains, drafted / chains)
+            bucket.probed(self._would_draft(bucket, batch_size, rate))
+        elif bucket.width:
             bucket.probing, bucket.probe_every = False, _FIRST_PROBE
 
     def observe_answers(self, batch_size: int, asked: int, answered: int) -> None:
@@ -183,7 +185,7 @@ class WidthController:
         if asked <= 0:
             return
         bucket = self._learning(batch_size)
-        probe = self._adaptive and bucket.width == 0
+        probe = bucket.probing and bucket.width == 0
         keep = _FORGET_PROBING if probe else _FORGET**asked
         bucket.answered += (1.0 - keep) * (answered / asked - bucket.answered)
         if probe and answered == 0:
