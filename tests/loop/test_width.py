@@ -62,16 +62,23 @@ def test_drafting_comes_back_when_it_pays_again():
 
 
 def test_drafts_that_were_on_their_way_when_drafting_went_off_are_no_probe():
-    controller = WidthController(6)
-    serve(controller, 0.6, 100)
-    serve(controller, 0.6, 100, batch=1, cost=COMPUTE_BOUND, seed=1)
-    calm = WidthController(6)
-    serve(calm, 0.6, 100)
-    serve(calm, 0.6, 100, batch=1, cost=COMPUTE_BOUND, seed=1)
-    assert controller.width(1, COMPUTE_BOUND) == 0 and not controller.probes(1)
-    controller.observe(1, 1, 6, 6)
-    until = [sum(1 for _ in range(300) if not (c.observe(1, 0, 0, 0) or c.probes(1))) for c in (controller, calm)]
-    assert until[0] == until[1]
+    late, none = WidthController(6), WidthController(6)
+    for controller in (late, none):
+        serve(controller, 0.0, 300, cost=COMPUTE_BOUND)
+        assert controller.width(1, COMPUTE_BOUND) == 0
+        while controller.probes(1):
+            controller.observe(1, 1, 1, 0)
+    late.observe(1, chains=1, drafted=6, accepted=6)
+    assert steps_to_probe(late) == steps_to_probe(none)
+
+
+def steps_to_probe(controller):
+    for step in range(1000):
+        controller.width(1, COMPUTE_BOUND)
+        if controller.probes(1):
+            return step
+        controller.observe(1, 0, 0, 0)
+    raise AssertionError("no probe")
 
 
 def test_good_drafts_get_long_chains_and_poor_ones_short_chains():
