@@ -120,7 +120,7 @@ def test_one_more_request_than_the_answer_would_not_fit(tmp_path):
         choice = plan.choice("scheduler")
         wider = replace(choice, config={**choice.config, "max_requests": requests})
         variant = replace(plan, max_len=100, slots={**plan.slots, "scheduler": (wider,)})
-        needs = estimate(variant, sizes, bound.kv_format, bound.drafter)
+        needs = estimate(variant, sizes, bound)
         return needs.total(requests * -(-100 // needs.block_size) + 1)
 
     assert peak(found.requests) <= found.budget < peak(found.requests + 1)

@@ -5,26 +5,34 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens, may_be_recorded
 from engine.contracts.request import EngineRequest, SamplingParams
+from engine.execution import graphs
 from engine.execution.draft_graphs import DraftBucket, DraftGraphs, draft_buckets, draft_widths
 from engine.execution.graphs import Bucket
 from engine.execution.runner import NO_HISTORY, ModelRunner
 from engine.execution.running import RunningStep
 from engine.execution.step import StepPlan, StepResult
-from engine.execution.transfer import Arriving
+from engine.execution.transfer import Arriving, refill
 from engine.execution.verify import Choice, VerifyRow, judge, standing_drafts
-from engine.loop.build import DoesNotFit, describe_drafting
+from engine.loop.build import capture_graphs, describe_drafting
+from engine.loop.memory.room import DoesNotFit
+from engine.loop.messages import Progress
 from engine.serving.tokenizer import Tokenizer
+from engine.testing.no_sync import NoSync
 
 from ..laws.drafted import DRAFTERS, Models, answers, prompts, requests_for
+from . import recording
 from .recording import Recording, recording_engine
 
 
@@ -154,6 +162,7 @@ def test_widths_that_change_are_drafted_recorded_or_op_by_op(models: Models, com
 
 
 def test_launching_a_recorded_step_waits_for_nothing(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the host knows, only the integers of each row go to the device, through pinned memory."""
     model = f"model.path={models.path('Llama')}"
     engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(1,))
     waits: list[bool] = []
@@ -166,10 +175,16 @@ def test_launching_a_recorded_step_waits_for_nothing(models: Models, monkeypatch
     def watched(self: ModelRunner, plan: StepPlan) -> RunningStep:
         waits.append(False)
         launching[0] = True
-        step = launch(self, plan)
+        with NoSync() if len(waits) > 1 else nullcontext():  # the prompt comes first
+            step = launch(self, plan)
         launching[0] = False
         return step
 
+    def filled(target: Tensor, values: Sequence[int]) -> None:
+        with _disable_current_modes():
+            refill(target, values)
+
+    monkeypatch.setattr(graphs, "refill", filled)
     monkeypatch.setattr(Arriving, "wait", noted)
     monkeypatch.setattr(ModelRunner, "launch", watched)
     outputs(engine, [EngineRequest("r", tuple(range(20)), GREEDY)], 1)
@@ -283,12 +298,14 @@ def toy_engine(drafter: Any) -> Recording:
     ("drafter", "what"), [(Reading, "_local_scalar_dense|item"), (Listing, "tolist"), (Uploading, "lift_fresh")]
 )
 def test_a_drafter_that_asks_the_host_is_refused_with_what_it_does(drafter: type[Toy], what: str) -> None:
-    with pytest.raises(DoesNotFit, match=f"drafter=early_exit says recordable, .*({what}).* execution=compile"):
+    says = f"drafter=early_exit says recordable, .*({what}).* execution=compile"
+    with pytest.raises(AssemblyError, match=says) as refusal:
         toy_engine(drafter())
+    assert not isinstance(refusal.value, DoesNotFit), "no memory, whatever is freed, would help"
 
 
 def test_a_recorded_drafter_must_draft_as_many_as_are_wanted() -> None:
-    with pytest.raises(DoesNotFit, match=r"proposed tokens \[2, 1\]: expected 2 rows of at least 2 and no prob"):
+    with pytest.raises(AssemblyError, match=r"proposed tokens \[2, 1\]: expected 2 rows of at least 2 and no prob"):
         toy_engine(Few())
 
 
@@ -311,7 +328,21 @@ def test_graphs_are_captured_largest_first_and_once() -> None:
     assert engine.runner.graphs is not None and engine.runner.draft_graphs is not None
     drafts = DraftGraphs(Toy(), engine.runner.graphs, engine.capture)
     drafts.capture(lambda fraction, what: order.append(what))
-    assert order[0] == "2 x 3, 2 drafts" and order[-1] == "1 x 1, 0 drafts"
+    assert order == [
+        "2 x 3, 2 drafts", "2 x 3, 0 drafts", "2 x 1, 2 drafts", "2 x 2, 1 drafts", "2 x 2, 0 drafts",
+        "2 x 1, 1 drafts", "1 x 3, 2 drafts", "1 x 3, 0 drafts", "1 x 1, 2 drafts", "1 x 2, 1 drafts",
+        "1 x 2, 0 drafts", "2 x 1, 0 drafts", "1 x 1, 1 drafts", "1 x 1, 0 drafts",
+    ]  # fmt: skip
     assert drafts.buckets == engine.runner.draft_graphs.buckets
     with pytest.raises(AssertionError, match="once, before the engine is ready"):
         drafts.capture()
+
+
+def test_captures_of_steps_and_drafts_are_one_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Progress] = []
+    monkeypatch.setattr(recording, "capture_graphs", lambda *arguments: capture_graphs(*arguments, seen.append))
+    engine = toy_engine(Toy())
+    assert engine.runner.graphs is not None and engine.runner.draft_graphs is not None
+    count = len(engine.runner.graphs.buckets) + len(engine.runner.draft_graphs.buckets)
+    assert {one.phase for one in seen} == {"capture graphs"}
+    assert [one.fraction for one in seen] == pytest.approx([i / count for i in range(count)])

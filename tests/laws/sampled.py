@@ -52,13 +52,14 @@ class SamplingDrafter(DraftModelDrafter):
 
     def start(self, engine: DraftEngine) -> None:
         super().start(engine)
+        self._places = engine.places
         self._generator = torch.Generator().manual_seed(11)
 
     def propose(self, rows: DraftRows) -> DraftTokens:
         if not rows.index:
             return DraftTokens(rows.tokens[:, None])
         tokens, drafts, probs = rows.tokens, [], []
-        for place in self._engine.places(rows, rows.width):
+        for place in self._places(rows, rows.width):
             q = self._head(self._run(tokens, place)).softmax(dim=-1)
             tokens = torch.multinomial(q, 1, generator=self._generator)[:, 0]
             drafts.append(tokens)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import DrafterKV
-from engine.loop.build import DoesNotFit, check_drafter
+from engine.loop.build import DoesNotFit, build_engine, check_drafter
 from engine_plugins.drafter.early_exit import EarlyExitDrafter
+
+from ..execution import tiny
 
 
 def test_a_drafter_that_asks_for_what_the_model_has_not_is_refused_by_name() -> None:
@@ -27,3 +30,20 @@ def test_a_drafter_that_asks_for_what_the_model_has_not_is_refused_by_name() -> 
     kernel.capabilities = replace(kernel.capabilities, head_dims=(64, 128))
     with pytest.raises(DoesNotFit, match="heads of 48, the attention kernel has 64, 128"):
         check_drafter(plan, bound)
+
+
+def test_a_draft_model_whose_heads_the_attention_kernel_cannot_group_is_refused_by_name(tmp_path: Path) -> None:
+    """Two query heads share a key-value head in both models; the kernel is built for four."""
+    path = tiny.write(tmp_path)
+    model = [f"model.path={path}", "drafter=draft_model", f"drafter.path={path}"]
+    plan = assemble([*model, "device=cpu", "threads=1", "exporter=[]", "attention_kernel=torch", "execution=eager"])
+    kernel = bind(plan).attention_kernel
+    for ratio in (2, 4):
+        able = replace(kernel.capabilities, heads_per_kv_head=ratio)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(kernel), "capabilities", able)
+            if ratio == 2:
+                build_engine(plan).core.close()
+                continue
+            with pytest.raises(DoesNotFit, match=r"drafter=draft_model: drafter.path=\S+: 2 query heads .* expected 4"):
+                build_engine(plan)

@@ -166,7 +166,12 @@ def test_a_head_of_the_public_sizes_reads_the_bytes_it_is_known_to_read() -> Non
     head = HeadShape(SHAPES["8b"])
     assert (head.layer / 1e6, head.lm_head / 1e6) == pytest.approx((243.3, 131.1), abs=0.1)
     assert (head.drafting_bytes(4, 2.0) - head.drafting_bytes(3, 2.0)) / 1e9 == pytest.approx(0.75, abs=0.01)
-    assert head.drafting_bytes(0, 2.0) == 2 * (head.layer + 3 * 4096**2) and head.tapped == (1, 15, 28)
+    assert head.drafting_bytes(1, 2.0) == 2 * (head.layer + 3 * 4096**2 + head.lm_head) and head.tapped == (1, 15, 28)
+
+
+def test_a_head_that_only_keeps_up_reads_what_its_keys_are_made_with() -> None:
+    """50 million weights that take in three hidden states, and as many of queries, keys and values."""
+    assert HeadShape(SHAPES["8b"]).drafting_bytes(0, 2.0) / 1e9 == pytest.approx(0.2013, abs=1e-4)
 
 
 def test_drafting_asked_for_by_name_is_rehearsed_with_a_round_of_every_width(tmp_path: Path) -> None:
@@ -201,9 +206,14 @@ def test_costs_of_drafting_are_counted_in_plain_steps_of_the_device() -> None:
     found = drafting.summed_up([drafted(7.0, 5.0, 1.6)] * 3, 4)
     context = Context(registry.BY_NAME["drafting"], Path(), rehearse=True)
     subject = drafting.Subject("8b bf16", context, SHAPES["8b"], 2.0)
-    row = drafting.round_row(subject, found, 1, drafted(4.2, 4.0, 0.0), limit_ms=3.5)
+    row = drafting.round_row(subject, found, 1, drafting.Plain(4.2, 4.0), limit_ms=3.5)
     assert row.detail["c"] == pytest.approx(0.1) and row.detail["v"] == pytest.approx(1.25)
     assert row.detail["rest_ms"] == pytest.approx(0.4) and row.share == 0.5 and not row.failed
+
+
+def test_a_plain_step_takes_the_median_on_each_clock() -> None:
+    steps = [drafted(wall, device, 0.0) for wall, device in ((4.0, 9.0), (5.0, 3.0), (6.0, 4.0))]
+    assert drafting.medians(steps) == drafting.Plain(5.0, 4.0)
 
 
 def test_drafting_timed_while_the_model_is_still_at_work_is_not_counted_twice() -> None:

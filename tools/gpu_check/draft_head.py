@@ -32,11 +32,16 @@ class HeadShape:
         return 3 * self.target.hidden_size**2
 
     @property
+    def qkv(self) -> int:
+        """Weights of the layer's queries, keys and values, which are made of twice the hidden size."""
+        shape = self.target
+        return 2 * shape.hidden_size * (shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
+
+    @property
     def layer(self) -> int:
         """Weights of the layer's products."""
         shape = self.target
-        q, kv = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        return shape.hidden_size * (2 * q + 4 * kv + q + 3 * shape.intermediate_size)
+        return self.qkv + shape.hidden_size * (shape.num_attention_heads * shape.head_dim + 3 * shape.intermediate_size)
 
     @property
     def lm_head(self) -> int:
@@ -50,9 +55,9 @@ class HeadShape:
 
     def drafting_bytes(self, drafts: int, bytes_per_weight: float) -> float:
         """The least that keeping up and so many drafts must read: for the first draft all of the head, for each other
-        one all but what takes in the model's states. Without keys and values."""
-        weights = self.fc + max(1, drafts) * self.layer + drafts * self.lm_head
-        return bytes_per_weight * weights
+        one all but what takes in the model's states; where nothing is drafted, what the layer's keys are made with.
+        Without keys and values."""
+        return bytes_per_weight * (self.fc + (drafts * (self.layer + self.lm_head) if drafts else self.qkv))
 
 
 def write_head(shape: HeadShape, folder: Path, dtype: torch.dtype, device: str) -> None:

@@ -60,6 +60,14 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Plain:
+    """Medians of steps without a drafter, in milliseconds."""
+
+    wall_ms: float
+    device_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """A model in one weight format, with a head."""
 
@@ -125,24 +133,31 @@ def give_back_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def plain_steps(subject: Subject, folder: Path, asked: Sequence[str]) -> dict[int, DecodeStep]:
+def plain_steps(subject: Subject, folder: Path, asked: Sequence[str]) -> dict[int, Plain]:
     """A step of each batch size without a drafter: the unit of all that follows."""
     rehearse = subject.context.rehearse
     engine = EngineRun(folder, subject.context.device, [*overrides(rehearse), "drafter=none", *asked])
     found = {}
     for batch in batches(rehearse):
         steps = [engine.decode(batch, context_tokens(rehearse), ROUNDS + WARM_UP) for _ in range(2)][-1]
-        found[batch] = step = sorted(steps, key=lambda step: step.wall_ms)[len(steps) // 2]
+        found[batch] = step = medians(steps)
         metric = f"{subject.title}: batch {batch}, plain step"
         target = PUBLISHED_PLAIN if subject.is_published(batch) else ""
-        row = time_row(metric, step.wall_ms, subject.limit_ms(batch), detail={"device_ms": step.event.device_ms})
+        row = time_row(metric, step.wall_ms, subject.limit_ms(batch), detail={"device_ms": step.device_ms})
         subject.context.emit(replace(row, target=target))
     engine.close()
     return found
 
 
+def medians(steps: Sequence[DecodeStep]) -> Plain:
+    """Each of its own: the step of median length on the host's clock may be any on the device's."""
+    return Plain(
+        statistics.median(step.wall_ms for step in steps), statistics.median(step.event.device_ms for step in steps)
+    )
+
+
 def drafted_rounds(
-    subject: Subject, folder: Path, head: Path, asked: Sequence[str], plain: dict[int, DecodeStep]
+    subject: Subject, folder: Path, head: Path, asked: Sequence[str], plain: dict[int, Plain]
 ) -> None:
     """Rounds of every width and batch size with a head, and what they would come to."""
     context, rehearse = subject.context, subject.context.rehearse
@@ -203,9 +218,9 @@ def summed_up(rounds: Sequence[DecodeStep], width: int) -> Round:
     return Round(width, whole, verify, draft, sum(r.event.accepted for r in rounds))
 
 
-def round_row(subject: Subject, found: Round, batch: int, plain: DecodeStep, limit_ms: float) -> Row:
+def round_row(subject: Subject, found: Round, batch: int, plain: Plain, limit_ms: float) -> Row:
     """A round in its parts; ``c``: a draft, keeping up included, ``v``: verifying, in plain steps on the device."""
-    step, width = plain.event.device_ms, found.width
+    step, width = plain.device_ms, found.width
     c, v = found.draft / max(1, width) / step, found.verify / step
     what = f"{width} drafts" if width else "no drafts, the head keeps up"
     parts = f"{found.verify:.3g} verify + {found.draft:.3g} draft + {found.rest:.2g} rest = {found.whole:.4g}"
@@ -219,7 +234,7 @@ def round_row(subject: Subject, found: Round, batch: int, plain: DecodeStep, lim
     )  # fmt: skip
 
 
-def length_row(subject: Subject, found: Round, batch: int, plain: DecodeStep, length: int) -> Row:
+def length_row(subject: Subject, found: Round, batch: int, plain: Plain, length: int) -> Row:
     """Milliseconds per token if every round yielded ``length`` tokens."""
     ms, limit = found.whole / length, subject.limit_ms(batch, found.width) / length
     return Row(

@@ -28,6 +28,8 @@ class AttentionCapabilities:
     max_verify_width: int
     recordable: bool
     """:meth:`AttentionKernel.record` may be captured in a CUDA graph."""
+    heads_per_kv_head: int | None = None
+    """Query heads that share a key-value head, in all layers alike, a drafter's included; ``None``: any."""
 
 
 @dataclass(frozen=True, slots=True)

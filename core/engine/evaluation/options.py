@@ -19,6 +19,9 @@ MATERIAL = (*TEXTS, "questions")
 OF_TEXT = ("max_perplexity_increase", "max_kl", "min_agreement")
 """Tolerances on what text shows."""
 OF_QUESTIONS = ("min_exact",)
+"""Tolerances on what questions show."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a plan may lose; ``None``: anything."""

@@ -71,7 +71,9 @@ class DraftGraphs:
         """Narrowest first."""
         most = max((found.step.rows * found.width for found in todo), default=0)
         self._drafts = torch.zeros(most, dtype=torch.int64, device=steps.tables.device)
-        self._block_tables = steps.tables.block_tables.new_zeros(0, steps.tables.block_tables.shape[1])
+        self._block_tables: dict[int, Tensor] = {}
+        self._places: list[RecordedPlaces] = []
+        """Kept for the graphs, which read their memory."""
 
     @property
     def buckets(self) -> tuple[DraftBucket, ...]:
@@ -106,8 +108,10 @@ class DraftGraphs:
     def _record(self, found: DraftBucket, capture: Capture) -> Replay:
         recorded, drafts, drafter = self._steps.recorded(found.step), self._drafts_of(found), self._drafter
         places = RecordedPlaces(self._steps.tables, recorded.batch.attention, self._steps.attention, self._lend)
+        self._places.append(places)
 
         def follow() -> None:
+            places.begin()
             drafter.extend(target_step(recorded, drafts_follow=found.width > 0))
             if found.width:
                 proposed = drafter.propose(draft_rows(recorded, found.width, places))
@@ -121,11 +125,14 @@ class DraftGraphs:
         except Exception as error:
             raise NotRecordable(f"says recordable, but recording it failed: {error}") from error
 
-    def _lend(self, count: int) -> Tensor:
-        """Block tables for ``count`` rows, in memory that all graphs share: the first to ask wants most."""
-        if len(self._block_tables) < count:
-            self._block_tables = self._block_tables.new_zeros(count, self._block_tables.shape[1])
-        return self._block_tables[:count]
+    def _lend(self, call: int, count: int) -> Tensor:
+        """Block tables for ``count`` rows and the ``call``-th call of a pass, in memory that all graphs share: the
+        first to ask wants most."""
+        found = self._block_tables.get(call)
+        if found is None or len(found) < count:
+            blocks = self._steps.tables.block_tables
+            found = self._block_tables[call] = blocks.new_zeros(count, blocks.shape[1])
+        return found[:count]
 
 
 def target_step(recorded: Recorded, drafts_follow: bool) -> TargetStep:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,9 +44,9 @@ class Replaying:
             tables.reach(longest)
         return True
 
-    def restage(self, place: Place, batch: AttentionBatch) -> None:
+    def restage(self, staged: Any, batch: AttentionBatch) -> None:
         assert isinstance(self.attention, RestagingKernel)
-        self.attention.restage(place.staged, batch)
+        self.attention.restage(staged, batch)
 
     def keep(self, place: Place) -> Place:
         """A place like this one in memory of its own, staged."""
@@ -60,7 +61,8 @@ class Replaying:
 class _RecordedFunction:
     fill: row_ops.Copies
     """Of the arguments, the positions and the slots."""
-    place: Place
+    staged: Any
+    """What attention reads: each call's own batch is staged there. The batch it was recorded with is let go."""
     replay: Callable[[], None]
     result: Tensor
     held: Sequence[Tensor]
@@ -84,7 +86,7 @@ class ReplayedFunction:
         if recorded is None:
             return self._function(*arguments, place=place)
         recorded.fill((*arguments, place.positions, place.slot_mapping))
-        self._replaying.restage(recorded.place, place.attention)
+        self._replaying.restage(recorded.staged, place.attention)
         recorded.replay()
         return recorded.result
 
@@ -98,7 +100,7 @@ class ReplayedFunction:
             return (memory.kept(self._function(*own, place=kept)),)
 
         (result,), replay = record(call, inputs, memory)
-        return _RecordedFunction(row_ops.Copies(inputs), kept, replay, result, (*inputs, result))
+        return _RecordedFunction(row_ops.Copies(inputs), kept.staged, replay, result, (*inputs, result))
 
 
 # Chains ----------------------------------------------------------------------------------------------------------

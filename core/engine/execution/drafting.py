@@ -16,7 +16,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftChain, DraftRows, DraftTokens
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts, RopeFacts
-from engine.contracts.ops import LayerOp, LinearSpec, LMHead, ModelOps, NormSpec
+from engine.contracts.ops import Attention, LayerOp, LinearSpec, LMHead, ModelOps, NormSpec
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
@@ -239,6 +239,8 @@ class Weights:
 
     def layers(self, ops: Sequence[Sequence[LayerOp]], first: int = 0) -> Layers:
         for op in (op for layer in ops for op in layer):
+            if isinstance(op, Attention):
+                self._check_heads(op)
             norms = {f"{norm.name}.weight" for norm, _ in op_norms(op)}
             spec = linear_of(op)
             self._require(norms if spec is None else norms | linear_names(spec, self._quantizer)[0])
@@ -246,6 +248,16 @@ class Weights:
         layers = [loader.layer(first + i, layer) for i, layer in enumerate(ops)]
         rotate, tables = self._rotations_of(loader.lowering)
         return Layers(layers, rotate, self._loading.attention, self._kv, tables, self._recordings)
+
+    def _check_heads(self, op: Attention) -> None:
+        """Raise ``ValueError`` where the attention kernel cannot compute so many heads."""
+        can, heads = self._loading.attention.capabilities.heads_per_kv_head, op.num_heads // op.num_kv_heads
+        if can is not None and heads != can:
+            raise ValueError(
+                f"drafter.path={self._model.path}: {heads} query heads share a key-value head (num_attention_heads="
+                f"{op.num_heads}, num_key_value_heads={op.num_kv_heads}), expected {can}, as in the model the "
+                "attention kernel is built for; choose another drafter.path or attention_kernel"
+            )
 
     def _rotations_of(self, lowering: Lowering) -> tuple[Rotate, RotationTables | None]:
         """Layers that rotate alike share their tables."""

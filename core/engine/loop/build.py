@@ -22,7 +22,7 @@ from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.quantizer import Quantizer
 from engine.execution import cpu_ops
 from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
-from engine.execution.draft_graphs import DraftGraphs, NotRecordable
+from engine.execution.draft_graphs import DraftGraphs, NotRecordable, draft_buckets
 from engine.execution.drafting import DraftEngine, DraftLoading
 from engine.execution.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
 from engine.execution.kv_cache import KVCache
@@ -224,22 +224,24 @@ def capture_graphs(
     runner: ModelRunner, bound: BoundEngine, capture: Capture, on_progress: OnProgress = lambda progress: None
 ) -> None:
     """Record decode steps, and behind them what a drafter on the device does that may be recorded. Raises
-    :class:`DoesNotFit` for a drafter that says so and cannot be."""
-
-    def captured(fraction: float, what: str) -> None:
-        on_progress(Progress("capture graphs", fraction, what))
-
+    :class:`AssemblyError` for a drafter that says so and cannot be."""
     taps, buckets, drafter = taps_of(bound.drafter), graph_buckets(bound), runner.drafter
+    graphs = len(buckets) + len(draft_buckets(drafter, buckets))
+
+    def captured(done: int, count: int, fraction: float, what: str) -> None:
+        """``fraction`` of the ``count`` graphs that follow ``done`` others."""
+        on_progress(Progress("capture graphs", (done + fraction * count) / graphs, what))
+
     runner.graphs = StepGraphs(runner.model, runner.kv, runner.tables, taps, buckets, capture)
-    runner.graphs.capture(captured)
+    runner.graphs.capture(partial(captured, 0, len(buckets)))
     if drafter is None or not may_be_recorded(drafter):
         return
     drafts = DraftGraphs(drafter, runner.graphs, capture)
     try:
-        drafts.capture(captured)
+        drafts.capture(partial(captured, len(buckets), graphs - len(buckets)))
     except NotRecordable as error:
         name = bound.plan.choice("drafter").name
-        raise DoesNotFit(f"drafter={name} {error}; execution=compile records nothing") from error
+        raise AssemblyError([f"drafter={name} {error}; execution=compile records nothing"]) from error
     runner.draft_graphs = drafts
 
 

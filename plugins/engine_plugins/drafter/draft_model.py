@@ -40,7 +40,6 @@ class DraftModelDrafter:
         self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype)
 
     def start(self, engine: DraftEngine) -> None:
-        self._engine = engine
         ops: ModelOps = engine.describe(self._model)
         weights = engine.open(self._model)
         self._embed = weights.embedding(ops.embed.name, ops.embed.vocab_size, ops.embed.hidden_size)

@@ -13,7 +13,7 @@ from engine.contracts.config import DrafterConfig
 from engine.contracts.provider import Provider
 from engine.evaluation.baseline import undrafted_override
 from engine.evaluation.drafting.turns import groups_of
-from engine.evaluation.drafting.worker import WHERE
+from engine.evaluation.drafting.worker import DUMP_SIGNAL
 from engine.evaluation.errors import EvalError
 
 QUESTIONS = ("What does json.dumps do?", "What does math.gcd do?", "What does json.dumps do?")
@@ -164,9 +164,9 @@ def test_an_engine_that_hangs_is_ended_and_what_it_said_is_shown(started, says, 
     hanging.write_text(HANGS.replace("STARTED", started))
     hanging.chmod(0o755)
     monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", str(hanging))
-    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "1"]) == 1
+    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "5"]) == 1
     shown = capsys.readouterr().err
-    assert f"engine: drafter=none: the engine {says} within 1 s and was ended; --timeout SECONDS allows" in shown
+    assert f"engine: drafter=none: the engine {says} within 5 s and was ended; --timeout SECONDS allows" in shown
     assert "more. where it hangs" in shown and "Traceback" not in shown
 
 
@@ -175,8 +175,8 @@ def test_an_engine_that_ignores_every_signal_but_one_is_ended(prompts, tmp_path,
     stubborn.write_text("#!/bin/sh\ntrap '' USR1 TERM INT\nexec sleep 1000\n")
     stubborn.chmod(0o755)
     monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", str(stubborn))
-    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "0.5"]) == 1
-    assert "the engine did not start within 0.5 s and was ended" in capsys.readouterr().err
+    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "5"]) == 1
+    assert "the engine did not start within 5 s and was ended" in capsys.readouterr().err
 
 
 def test_an_engine_says_where_it_hangs():
@@ -196,7 +196,7 @@ worker.main()
     process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         assert process.stdout.readline() == b"hanging\n"
-        process.send_signal(WHERE)
+        process.send_signal(DUMP_SIGNAL)
         said = [process.stderr.readline().decode() for _ in range(2)]
     finally:
         process.kill()

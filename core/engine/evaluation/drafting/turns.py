@@ -16,7 +16,7 @@ from engine.assembly.errors import AssemblyError
 from engine.evaluation.drafting.options import DraftingOptions
 from engine.evaluation.drafting.plans import Setting
 from engine.evaluation.drafting.prompts import Prompt
-from engine.evaluation.drafting.worker import WHERE, Answer, Group, Run, Setup
+from engine.evaluation.drafting.worker import DUMP_SIGNAL, Answer, Group, Run, Setup
 from engine.evaluation.errors import EvalError, EvalFailed
 
 WARM_UP_GROUPS = 4
@@ -38,7 +38,7 @@ class Contender:
         self.setting = setting
         self._timeout_s = timeout_s
         self._was_ended = False
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (it outlives this call: close() closes it)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "engine.evaluation.drafting.worker"],
             stdin=subprocess.PIPE,
@@ -95,8 +95,10 @@ class Contender:
             timer.join()
 
     def _end(self) -> None:
+        if self._process.poll() is not None:
+            return  # it ended by itself meanwhile
         self._was_ended = True
-        self._process.send_signal(WHERE)
+        self._process.send_signal(DUMP_SIGNAL)
         try:
             self._process.wait(DUMP_S)
         except subprocess.TimeoutExpired:

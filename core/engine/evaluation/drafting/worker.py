@@ -2,7 +2,7 @@
 
 ``python -m engine.evaluation.drafting.worker``: a :class:`Setup` comes in on standard input, then one :class:`Group`
 after the other, each a line of JSON; a line of JSON goes out for each of them. It ends when its input does. At the
-signal :data:`WHERE` it writes on standard error what all its threads are doing.
+signal :data:`DUMP_SIGNAL` it writes on standard error what all its threads are doing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.evaluation.errors import EvalError, EvalFailed, explained
 from engine.loop.messages import StepOutputs
 from engine.serving.offline import LLM
 
-WHERE = signal.SIGUSR1
+DUMP_SIGNAL = signal.SIGUSR1
 """For one that seems to hang."""
 
 
@@ -161,7 +161,7 @@ def _say(out: BinaryIO, answer: Answer) -> None:
 def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else prints must not come between the answers
-    faulthandler.register(WHERE)
+    faulthandler.register(DUMP_SIGNAL)
     try:
         serve(sys.stdin.buffer, out)
     except AssemblyError as error:

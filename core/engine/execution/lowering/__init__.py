@@ -11,6 +11,7 @@ from engine.execution.lowering.replay import (
     Where,
     can_replay,
     lower_replay,
+    replay_obstacle,
     run_layer,
     run_layers,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "lower_rotations",
     "op_norms",
     "record",
+    "replay_obstacle",
     "rope_kinds",
     "run_layer",
     "run_layers",

@@ -80,10 +80,10 @@ class Memory(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         if name == "new_empty":
             return result if self._lasting else self._buffer(result)
-        if name in READS or (name in VIEWS and _share_memory(args[0], result)):
+        if name in READS or (name in VIEWS and args and _share_memory(args[0], result)):
             return result
         compute = COMPUTED.get(name)
-        if compute is not None:
+        if compute is not None and args and "out" not in options:
             out = self._buffer(result)
             if compute(args, options, out) and torch.equal(out.view(torch.uint8), result.view(torch.uint8)):
                 return out
@@ -135,14 +135,13 @@ def _share_memory(source: Any, results: Tensor | Sequence[Tensor]) -> bool:
 
 
 # What torch computes, as native calls. Each writes to ``out``, a contiguous tensor of the result's shape and dtype,
-# and returns whether it could.
+# and returns whether it could: what a call works on must be given by position.
 
 Compute = Callable[[Sequence[Any], dict[str, Any], Tensor], bool]
 
 
 def _embedding(args: Sequence[Any], options: dict[str, Any], out: Tensor) -> bool:
-    index, table = args[:2]
-    return _look_up(table, index, out)
+    return len(args) == 2 and _look_up(args[1], args[0], out)
 
 
 def _getitem(args: Sequence[Any], options: dict[str, Any], out: Tensor) -> bool:

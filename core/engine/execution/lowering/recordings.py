@@ -19,7 +19,7 @@ ALIGNMENT = 64
 """Bytes; a cache line."""
 POISON = 0xFF
 """Of bytes: as floats they are NaN."""
-_PLAIN = "is not replayed, so every call costs what Python and torch add"
+_PLAIN = "is not always replayed, and each call that is not costs what Python and torch add"
 
 
 class NotRecorded(Exception):
@@ -92,6 +92,10 @@ class Table(Generic[K, R]):
     def may(self, key: K) -> bool:
         """Whether ``key`` is recorded, or was never tried."""
         return self._found.get(key, True) is not None
+
+    def has(self, key: K) -> bool:
+        """Whether ``key`` is recorded."""
+        return self._found.get(key) is not None
 
     def clear(self) -> None:
         self._found.clear()

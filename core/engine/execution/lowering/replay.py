@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, RestagingKernel
+from engine.contracts.kv_format import KVFormat
 from engine.execution import row_ops
 from engine.execution.kv_cache import KVCache
 from engine.execution.lowering.recorder import Memory, record
 from engine.execution.lowering.recordings import Recordings, Table
-from engine.execution.lowering.settings import Lowering, Rotations
+from engine.execution.lowering.settings import Lowering, Rotations, stores_as_is
 from engine.execution.model import ForwardBatch, LoweredOp, SmallSteps, StepContext
 from engine.execution.row_ops import Copies
 
@@ -43,12 +44,18 @@ def can_replay(lowering: Lowering) -> bool:
 
 
 def why_not_replayed(lowering: Lowering) -> str | None:
-    """What layers of C++ kernels do besides calling these; ``None``: nothing, as far as the plan tells."""
-    if lowering.tp > 1:
+    """See :func:`replay_obstacle`."""
+    return replay_obstacle(lowering.kv_format, lowering.dtype_name, lowering.attention, lowering.tp)
+
+
+def replay_obstacle(kv_format: KVFormat, dtype: str, attention: AttentionKernel, ranks: int) -> str | None:
+    """What layers of C++ kernels do besides calling these; ``None``: nothing, as far as the plan tells. ``ranks``: over
+    which their weights are split."""
+    if ranks > 1:
         return "ranks exchange their sums"
-    if not lowering.stores_kv_as_is:
-        return f"keys are stored as {lowering.kv_format.storage_dtype(lowering.dtype_name)}"
-    return None if isinstance(lowering.attention, RestagingKernel) else "the attention kernel has no restage()"
+    if not stores_as_is(kv_format, dtype):
+        return f"keys are stored as {kv_format.storage_dtype(dtype)}"
+    return None if isinstance(attention, RestagingKernel) else "the attention kernel has no restage()"
 
 
 @dataclass(frozen=True, slots=True)

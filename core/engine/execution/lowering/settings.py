@@ -24,6 +24,11 @@ InputNorm = Callable[[Tensor, Tensor], Tensor]
 Rotations = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 
 
+def stores_as_is(kv_format: KVFormat, dtype: str) -> bool:
+    """Whether a cache of this format stores keys and values of ``dtype`` as they are."""
+    return kv_format.scale == "none" and kv_format.storage_dtype(dtype) == dtype
+
+
 @dataclass(frozen=True, slots=True)
 class Lowering:
     """Where and how a model is lowered."""
@@ -55,8 +60,7 @@ class Lowering:
     @property
     def stores_kv_as_is(self) -> bool:
         """Whether the cache stores keys and values as they are."""
-        name = self.dtype_name
-        return self.kv_format.scale == "none" and self.kv_format.storage_dtype(name) == name
+        return stores_as_is(self.kv_format, self.dtype_name)
 
     @property
     def dtype_name(self) -> str:

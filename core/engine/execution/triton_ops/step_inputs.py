@@ -1,4 +1,4 @@
-"""Everything a recorded step reads, from two integers per row, in one launch."""
+"""Everything a recorded step reads, from the first two integers of each row, in one launch."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ def fill_step(
 ) -> None:
     """Overwrite the tensors of a batch of ``rows`` times ``queries`` tokens.
 
-    ``inputs``: int64 ``[2, rows]``, each row's slot and first position; ``tokens`` int64 ``[slots, width]`` and
-    ``block_tables`` int32 ``[slots, blocks]`` are the device tables. Written: ``token_ids``, ``positions``, ``slots``
-    and ``slot_mapping`` (int64 ``[rows * queries]``), and of ``attention`` the block tables and lengths.
+    ``inputs``: int64 ``[2 or more, rows]``, each row's slot and first position, then what is not read here; ``tokens``
+    int64 ``[slots, width]`` and ``block_tables`` int32 ``[slots, blocks]`` are the device tables. Written:
+    ``token_ids``, ``positions``, ``slots`` and ``slot_mapping`` (int64 ``[rows * queries]``), and of ``attention`` the
+    block tables and lengths.
     """
     rows = inputs.shape[1]
     queries, num_blocks = token_ids.shape[0] // rows, block_tables.shape[1]

@@ -32,7 +32,7 @@ class Judge:
         if parts is None:
             return None
         bound, weights = parts
-        return estimate(plan, weights, bound.kv_format, bound.drafter)
+        return estimate(plan, weights, bound)
 
     def room(self, plan: EnginePlan) -> Room:
         return Room(self.free, plan.settings.memory.fraction)

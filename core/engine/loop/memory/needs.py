@@ -8,12 +8,11 @@ import torch
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
-from engine.contracts.drafter import Drafter, cached_by, on_device
-from engine.contracts.kv_format import KVFormat
+from engine.contracts.drafter import cached_by, on_device
 from engine.execution.checkpoint import Checkpoint
 from engine.execution.draft_replay import MOST_DRAFTS
 from engine.execution.kv_cache import KVCache
-from engine.execution.lowering import MOST_TOKENS
+from engine.execution.lowering import MOST_TOKENS, replay_obstacle
 from engine.execution.lowering.rotation_tables import PAGE
 from engine.execution.required_tensors import check_readable
 from engine.execution.runner import PROMPT_LOGPROB_ROWS
@@ -97,8 +96,9 @@ def size_weights(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -
     )
 
 
-def estimate(plan: EnginePlan, weights: WeightSizes, kv_format: KVFormat, drafter: Drafter) -> Needs:
-    """What ``plan`` needs."""
+def estimate(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) -> Needs:
+    """What ``plan`` needs. ``bound``: its plugins."""
+    drafter = bound.drafter
     max_width, on_its_device = drafter.max_width, on_device(drafter)
     scheduler = plan.choice("scheduler").config
     max_requests, token_budget = int(scheduler["max_requests"]), int(scheduler["token_budget"])
@@ -112,10 +112,10 @@ def estimate(plan: EnginePlan, weights: WeightSizes, kv_format: KVFormat, drafte
         loading=weights.loading,
         workspace=_workspace(plan, min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)),
         tables=_tables(max_requests, plan.max_len + max_width + 2, block_size),
-        recordings=_recordings(plan, kv_format, drafter, block_size),
+        recordings=_recordings(plan, bound, block_size),
         host=HOST_BYTES if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
-        block_bytes=KVCache.block_bytes(plan.model, kv_format, block_size, plan.dtype, cached_by(drafter)),
+        block_bytes=KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype, cached_by(drafter)),
         block_size=block_size,
         smallest_blocks=asked + 1,
         largest_blocks=(asked if wanted is not None else max_requests * per_request) + 1,
@@ -127,16 +127,19 @@ def _tables(max_requests: int, width: int, block_size: int) -> int:
     return (max_requests + 1) * (width * 8 + -(-width // block_size) * 4)
 
 
-def _recordings(plan: EnginePlan, kv_format: KVFormat, drafter: Drafter, block_size: int) -> int:
-    """What recordings of steps and drafts of 1 to :data:`MOST_TOKENS` tokens take, all together, at most: one arena of
-    what a layer allocates, and for every number of tokens what is copied in and handed out. With a drafter on the
-    device its logits are in the arena, too, and rotations of all positions are kept."""
-    as_is = kv_format.scale == "none" and kv_format.storage_dtype(plan.dtype) == plan.dtype
-    if plan.device.kind != "cpu" or plan.execution == "eager" or not as_is:
+def _recordings(plan: EnginePlan, bound: BoundEngine, block_size: int) -> int:
+    """What recordings of steps and drafts of 1 to :data:`MOST_TOKENS` tokens take, all together: one arena of what a
+    layer allocates, and for every number of tokens what is copied in and handed out. With a drafter on the device its
+    logits are in the arena, too, and rotations of all positions are kept, reckoned as if the drafter's layers were of
+    the target's sizes."""
+    attention, ranks = bound.attention_kernel, bound.parallelism.world_size
+    if plan.device.kind != "cpu" or plan.execution == "eager":
+        return 0
+    if replay_obstacle(bound.kv_format, plan.dtype, attention, ranks) is not None:
         return 0
     model = plan.model
     item: int = getattr(torch, plan.dtype).itemsize
-    on_its_device = on_device(drafter)
+    on_its_device = on_device(bound.drafter)
     query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     rotation = model.head_dim * torch.float32.itemsize
     layer = (3 * model.hidden_size + 2 * (query + key) + 3 * model.intermediate_size) * item

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -74,6 +74,7 @@ class TritonAttention:
         self._num_sms = num_sms
         self._model = context.model
         self._group = context.model.num_heads // context.model.num_kv_heads
+        self.capabilities = replace(self.capabilities, heads_per_kv_head=self._group)
         self._itemsize = getattr(torch, context.dtype).itemsize
         block_d = tile_shape(True, 16, context.model.head_dim, self._itemsize).block_d
         rows = scratch_rows(num_sms)

@@ -1,0 +1,103 @@
+"""Places that a recorded drafter asks for: each call has its own, and they live as long as the recording."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from engine.assembly.errors import AssemblyError
+from engine.contracts.drafter import DraftRows, DraftTokens
+from engine.execution.draft_graphs import DraftGraphs, draft_rows
+from engine.execution.graphs import Bucket
+from engine.execution.places import RecordedPlaces
+
+from .recording import Recording
+from .test_draft_graphs import Old, Toy, toy_engine
+
+
+class Placing(Toy):
+    """Asks for places before it proposes."""
+
+    def __init__(self, ask: Callable[[DraftRows], Any]) -> None:
+        self.ask = ask
+
+    def propose(self, rows: DraftRows) -> DraftTokens:
+        if rows.index and rows.recording is not None:
+            self.ask(rows)
+        return super().propose(rows)
+
+
+def recorded_places(engine: Recording) -> tuple[RecordedPlaces, DraftRows]:
+    """As a recorded step of two rows has them, in a pass that begins."""
+    steps = engine.runner.graphs
+    assert steps is not None
+    step = steps.recorded(Bucket(2, 1))
+    blocks = steps.tables.block_tables
+
+    def lend(call: int, count: int) -> Tensor:
+        return blocks.new_zeros(count, blocks.shape[1])
+
+    places = RecordedPlaces(steps.tables, step.batch.attention, steps.attention, lend)
+    places.begin()
+    return places, draft_rows(step, 2, places)
+
+
+def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> None:
+    places, rows = recorded_places(toy_engine(Old()))
+    later = replace(rows, positions=rows.positions + 5)
+    passes = []
+    for _ in range(2):
+        places.begin()
+        batches = [place.attention for which in (rows, later) for place in places.places(which, 2)]
+        batches += [places.block(which, 2).attention for which in (rows, later)]
+        passes.append([batch.kv_lens_device.data_ptr() for batch in batches])
+        ends = [rows.positions + 1, rows.positions + 2, later.positions + 1, later.positions + 2]
+        ends += [(which.positions + 2).repeat_interleave(2) for which in (rows, later)]
+        for batch, end in zip(batches, ends, strict=True):
+            assert batch.kv_lens_device.tolist() == end.tolist(), "of this call, although others came behind it"
+    assert passes[0] == passes[1] and len(set(passes[0])) == 6
+
+
+def test_blocks_of_a_pass_have_block_tables_of_their_own() -> None:
+    drafts = toy_engine(Toy()).runner.draft_graphs
+    assert drafts is not None
+    first, second = drafts._lend(0, 4), drafts._lend(1, 4)
+    assert first.data_ptr() != second.data_ptr() and drafts._lend(0, 2).data_ptr() == first.data_ptr()
+
+
+@pytest.mark.parametrize("index", [(0,), (1, 0)])
+def test_places_for_other_rows_than_the_steps_are_refused(index: tuple[int, ...]) -> None:
+    def ask(rows: DraftRows) -> None:
+        if len(rows.index) == 2:
+            rows.recording.places(replace(rows, index=index), 1)
+
+    with pytest.raises(AssemblyError, match=rf"places of rows \[{index[0]}.*: expected .* all 2 of the step"):
+        toy_engine(Placing(ask))
+
+
+def test_what_a_recording_reads_lives_as_long_as_the_recordings() -> None:
+    """A CUDA graph knows addresses only."""
+    lengths: list[weakref.ref[Tensor]] = []
+
+    def ask(rows: DraftRows) -> None:
+        lengths.append(weakref.ref(rows.recording.places(rows, 1)[0].attention.kv_lens_device))
+
+    def forgetting(step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        return lambda: None
+
+    engine = toy_engine(Old())
+    assert engine.runner.graphs is not None
+    drafts = DraftGraphs(Placing(ask), engine.runner.graphs, forgetting)
+    drafts.capture()
+    gc.collect()
+    assert len(lengths) > 5 and all(length() is not None for length in lengths)
+    del drafts
+    gc.collect()
+    assert all(length() is None for length in lengths)
