@@ -170,6 +170,18 @@ def test_of_one_width_alone_all_cost_is_per_token_and_a_pause_counts_little():
     assert cost.ms(4) < 3.0
 
 
+def test_a_probe_of_one_token_does_not_make_long_drafts_look_dear():
+    cost = DraftCost()
+    for _ in range(50):
+        cost.observe(0, 0.2)
+        cost.observe(6, 2.0 + 0.1 * 6)
+        cost.observe(5, 2.0 + 0.1 * 5)
+    for _ in range(40):
+        cost.observe(0, 0.2)
+        cost.observe(1, 2.0 + 0.1)
+    assert [cost.ms(width) for width in (0, 1, 6)] == pytest.approx([0.2, 2.1, 2.6], rel=0.02)
+
+
 def test_drafting_that_was_never_tried_is_not_known_to_cost_anything():
     cost = DraftCost()
     assert cost.ms(4) == 0.0

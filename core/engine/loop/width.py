@@ -8,8 +8,6 @@ at tokens) and one for each token. All of it is measured while serving; nothing 
 
 from __future__ import annotations
 
-import math
-
 from engine.contracts.scheduler import StepCost
 
 _BUCKETS = (1, 2, 4, 8, 16, 32)
@@ -59,22 +57,28 @@ class AcceptanceRate:
 
 
 class DraftCost:
-    """What drafting adds to a round: ``ms = fixed + per_token * width``; least squares with forgetting.
+    """What drafting adds to a round: a mean for rounds without drafts, ``ms = fixed + per_token * width`` for others;
+    least squares with forgetting.
 
-    Until a second width is seen, all of it is taken to be per token; while all recent rounds have the same width, the
-    last known cost per token is kept.
+    The two differ by more than a token: a drafter that nobody asks does less, and later. Until a second width is seen,
+    all that drafting adds is taken to be per token; while all recent rounds have the same width, the last known cost
+    per token is kept.
     """
 
     def __init__(self) -> None:
+        self._idle_weight = self._idle = 0.0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._per_token: float | None = None
 
     def observe(self, width: int, ms: float) -> None:
         """A round in which up to ``width`` tokens were drafted, 0 included, spent ``ms`` milliseconds on that."""
-        if self._weight > _ROUNDS_BELIEVED:
-            # A pause of the machine is no property of drafting.
-            ms = min(ms, _OUTLIER * self.ms(width) + 0.1)
         keep = _FORGET_COST
+        if width == 0:
+            ms = self._believed(self._idle_weight, 0, ms)
+            self._idle_weight = keep * self._idle_weight + 1.0
+            self._idle = keep * self._idle + ms
+            return
+        ms = self._believed(self._weight, width, ms)
         self._weight = keep * self._weight + 1.0
         self._x = keep * self._x + width
         self._y = keep * self._y + ms
@@ -85,15 +89,20 @@ class DraftCost:
         if variance > _MIN_VARIANCE:
             self._per_token = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
 
+    def _believed(self, weight: float, width: int, ms: float) -> float:
+        """A pause of the machine is no property of drafting."""
+        return min(ms, _OUTLIER * self.ms(width) + 0.1) if weight > _ROUNDS_BELIEVED else ms
+
     def ms(self, width: int) -> float:
         """The cost of a round of this width; 0 before anything was measured."""
-        if self._weight == 0.0:
-            return 0.0
+        idle = self._idle / self._idle_weight if self._idle_weight else 0.0
+        if self._weight == 0.0 or (width == 0 and self._idle_weight):
+            return idle
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        # Through the origin at most: drafting nothing is never a gain.
-        steepest = mean_y / mean_x if mean_x > 0.0 else math.inf
-        slope = min(steepest, math.inf if self._per_token is None else self._per_token)
-        return mean_y + (slope * (width - mean_x) if slope < math.inf else 0.0)
+        # At no width less than without drafts: drafting nothing is never dearer.
+        steepest = max(0.0, mean_y - idle) / mean_x
+        slope = steepest if self._per_token is None else min(steepest, self._per_token)
+        return max(idle, mean_y + slope * (width - mean_x))
 
 
 class _Bucket:
