@@ -15,7 +15,7 @@ from engine.contracts.scheduler import StepCost
 from engine.loop.build import build_engine
 from engine.loop.core import EngineCore
 from engine.loop.step_cost import StepCostModel
-from engine.loop.width import DraftCost
+from engine.loop.width import DraftCost, WidthController
 from engine_plugins.drafter.draft_model import DraftModelDrafter
 from engine_plugins.drafter.ngram import NgramDrafter
 
@@ -46,6 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What steps and drafts cost, whatever the machine does meanwhile."""
     monkeypatch.setattr(StepCostModel, "cost", lambda self: StepCost(1.0, 0.2, 100))
+    monkeypatch.setattr(WidthController, "observe_step", lambda self, batch, tokens, ms: None)
     monkeypatch.setattr(DraftCost, "ms", lambda self, width: 0.1 * width)
 
 

@@ -137,6 +137,15 @@ def test_load_switches_drafting_off_and_its_end_switches_it_on_again():
         assert sum(crowded[100:]) <= 200 / 4
 
 
+@pytest.mark.parametrize(("plain_ms", "drafts"), [(5.0, False), (20.0, True)])
+def test_steps_that_are_off_the_line_of_all_steps_are_known_to_be(plain_ms, drafts):
+    controller = WidthController(4)
+    serve(controller, 0.35, 50, draft_ms=2.0)
+    for _ in range(60):
+        controller.observe_step(1, 1, plain_ms)
+    assert (controller.width(1, MEMORY_BOUND) > 0 and not controller.probes(1)) == drafts
+
+
 def test_what_a_round_costs_anyway_is_no_reason_against_drafting():
     """A drafter on the device keeps up with the target at width 0, too."""
     costly = {"draft_ms": 1.0, "fixed_ms": 20.0, "remaining": 20}

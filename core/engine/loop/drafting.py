@@ -79,6 +79,7 @@ class Drafting:
         # Keeping up with a prompt is not a cost of decoding.
         if decoding != len(plan.rows) or gap_ms is None:
             return
+        self._width.observe_step(decoding, plan.num_tokens, result.device_ms)
         for _ in range(result.late_steps):
             self._width.observe_cost(decoding, 0, result.late_ms / result.late_steps)
         # A drafter on the device may be told of a step without drafts later.

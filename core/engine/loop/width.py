@@ -27,6 +27,8 @@ _ROUNDS_BELIEVED, _OUTLIER = 8.0, 4.0
 """From so many rounds on, one that costs more than so many times what is expected counts as no more than that."""
 _MIN_VARIANCE = 0.01
 """Variance of widths below which the recent rounds say nothing about the cost per token."""
+_LEARN_STEP, _MOST_OFF = 0.1, 2.0
+"""What a step adds to how far steps of its kind are off the line of all steps, and how far that is at most."""
 _FIRST_PROBE, _SOONEST_PROBE, _LATEST_PROBE = 16, 4, 256
 """Steps between probes: sooner after a promising one, later after others."""
 _SOONER = 4
@@ -113,6 +115,9 @@ class _Bucket:
         self.cost = DraftCost()
         self.answered = 1.0
         """Share of the requests asked about for which the drafter had something to say."""
+        self.off = [1.0, 1.0]
+        """What steps without and with drafts take, by what they were expected to: kernels for few rows are others than
+        those for many, so no line holds for both."""
         self.width: int | None = None
         self.chosen_for: tuple[int, StepCost] | None = None
         """Batch size and cost that ``width`` was chosen for; ``None`` when something was learnt since."""
@@ -206,6 +211,14 @@ class WidthController:
         if self.max_width > 0:
             self._learning(batch_size).cost.observe(width, ms)
 
+    def observe_step(self, batch_size: int, num_tokens: int, ms: float) -> None:
+        """A step in which ``batch_size`` requests decoded, drafts among ``num_tokens``, took ``ms`` milliseconds."""
+        expected = self._cost.ms(num_tokens) if self._cost.num_samples else 0.0
+        if self.max_width > 0 and expected > 0.0:
+            off, drafted = self._learning(batch_size).off, num_tokens > batch_size
+            ratio = min(max(ms / expected, 1.0 / _MOST_OFF), _MOST_OFF)
+            off[drafted] += _LEARN_STEP * (ratio - off[drafted])
+
     def _learning(self, batch_size: int) -> _Bucket:
         """The bucket of a batch size, about to learn something, which all others may profit from."""
         for bucket in self._buckets:
@@ -236,7 +249,8 @@ class WidthController:
             if width:
                 chain *= rate
                 expected += chain
-            ms = cost.ms(round(batch_size * (1 + bucket.answered * width))) + bucket.cost.ms(width)
+            step_ms = bucket.off[width > 0] * cost.ms(round(batch_size * (1 + bucket.answered * width)))
+            ms = step_ms + bucket.cost.ms(width)
             speeds.append(expected / ms if cost.num_samples and ms > 0.0 else expected)
         return speeds
 
