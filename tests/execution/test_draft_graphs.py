@@ -161,6 +161,41 @@ def test_widths_that_change_are_drafted_recorded_or_op_by_op(models: Models, com
     assert {"2 x 0", "2 x 1", "2 x 3", "2 x 6", "op by op"} <= compared.keys()
 
 
+def test_requests_that_are_given_up_between_recorded_steps_leave_others_with_all_their_keys(
+    models: Models, compared: Counter[str]
+) -> None:
+    """A draft model that is the target stays right, and nothing is replayed for steps that it is not told of."""
+    model = f"model.path={models.path('Llama')}"
+    engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(2,))
+    wanted = requests_for(prompts(models, "Llama", 8), [GREEDY], max_tokens=40)
+    full = outputs(engine, wanted, 2)
+    compared.clear()
+    drafting, planned, untold = engine.core._drafting, itertools.count(), 0
+    launch, prepare, ahead = engine.core._device.launch, drafting.prepare, drafting.ahead
+    rests = False
+
+    def preparing(*arguments: Any) -> dict[Any, int]:
+        nonlocal rests
+        rests = next(planned) % 30 > 22
+        return dict.fromkeys(prepare(*arguments), 0) if rests else prepare(*arguments)
+
+    def launching(plan: StepPlan) -> Any:
+        nonlocal untold
+        untold += not plan.drafter_follows
+        return launch(plan)
+
+    drafting.prepare = preparing  # type: ignore[method-assign]
+    drafting.ahead = lambda *arguments: 0 if rests else ahead(*arguments)  # type: ignore[method-assign]
+    drafting.gives_up = lambda sequences: rests or not any(s.drafter_follows for s in sequences)  # type: ignore
+    engine.core._device.launch = launching  # type: ignore[method-assign]
+    found = answers(engine.core, wanted, 2)
+    assert [answer.tokens for answer in found] == full
+    counts = [(a.timings.drafted_tokens, a.timings.accepted_tokens) for a in found if a.timings]
+    # The last token of a request may stop a chain that was right.
+    assert all(accepted >= drafted - 6 for drafted, accepted in counts)
+    assert untold > 20 and compared["2 x 6"] > 3 and compared["op by op"] >= untold
+
+
 def test_launching_a_recorded_step_waits_for_nothing(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the host knows, only the integers of each row go to the device, through pinned memory."""
     model = f"model.path={models.path('Llama')}"

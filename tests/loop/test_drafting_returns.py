@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from engine.assembly.assemble import assemble
-from engine.contracts.drafter import Draft, DraftRow, DraftRows, DraftTokens
+from engine.contracts.drafter import Draft, DraftRow, DraftRows, DraftTokens, TargetStep
 from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.scheduler import StepCost
 from engine.loop.build import build_engine
 from engine.loop.core import EngineCore
 from engine.loop.step_cost import StepCostModel
-from engine.loop.width import DraftCost, WidthController
+from engine.loop.width import DraftCost, KeepingUp, WidthController
 from engine_plugins.drafter.draft_model import DraftModelDrafter
 from engine_plugins.drafter.ngram import NgramDrafter
 
@@ -48,6 +49,12 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepCostModel, "cost", lambda self: StepCost(1.0, 0.2, 100))
     monkeypatch.setattr(WidthController, "observe_step", lambda self, batch, tokens, ms: None)
     monkeypatch.setattr(DraftCost, "ms", lambda self, width: 0.1 * width)
+    keeping_up(monkeypatch, 0.0)
+
+
+def keeping_up(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """What it takes of a step."""
+    monkeypatch.setattr(KeepingUp, "share", share)
 
 
 def on_the_host(monkeypatch: pytest.MonkeyPatch, model: Path, moody: Moody) -> list[str]:
@@ -115,4 +122,34 @@ def test_useless_drafts_end_and_good_ones_come_back(
     good = [width for _ in range(3) for width in widths(core, batch)]
     core.close()
     assert set(useless) == {0, 1} and sum(useless) < len(useless) / 16
+    assert sum(width == 4 for width in good) > len(good) / 4
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("overlap", ["overlap=true", "overlap=false"])
+def test_drafting_at_rest_asks_nothing_of_the_drafter_and_comes_back_with_new_requests(
+    overlap: str, batch: int, model: Path, costs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moody, told = Moody(), Counter[bool]()
+    which = on_the_device(monkeypatch, model, moody)
+    extend = DraftModelDrafter.extend
+
+    def extending(self: DraftModelDrafter, step: TargetStep) -> None:
+        told[0 in step.positions.tolist()] += step.positions.shape[0]
+        extend(self, step)
+
+    monkeypatch.setattr(DraftModelDrafter, "extend", extending)
+    keeping_up(monkeypatch, 0.1)
+    core = build_engine(assemble([f"model.path={model}", *COMMON, *which, "drafter.max_width=4", overlap])).core
+    for _ in range(2):
+        widths(core, batch)
+    told.clear()
+    resting = [width for _ in range(4) for width in widths(core, batch)]
+    of_prompts, of_answers = told[True], told[False]
+    moody.lies = False
+    good = [width for _ in range(8) for width in widths(core, batch)]
+    core.close()
+    assert set(resting) == {0, 1} and sum(resting) < len(resting) / 16
+    assert of_prompts >= 4 * batch * len(PROMPTS[0]), "new requests are told of"
+    assert of_answers < 0.1 * 4 * batch * STEPS.max_tokens
     assert sum(width == 4 for width in good) > len(good) / 4

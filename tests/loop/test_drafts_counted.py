@@ -4,7 +4,7 @@ import pytest
 
 from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.loop.commit import Drafted
+from engine.loop.drafting import Drafted
 from tests.laws.harness import exact_engine
 
 REPEATED = tuple([5, 6, 7, 8] * 6)

@@ -196,3 +196,80 @@ def test_drafting_that_was_never_tried_is_not_known_to_cost_anything():
     assert cost.ms(4) == 0.0
     cost.observe(0, 1.5)
     assert cost.ms(4) == cost.ms(0) == 1.5
+
+
+# Rest ---------------------------------------------------------------------------------------------------------------
+
+
+def off_for_long(share, batch=16, **options):
+    """A controller whose drafts never stood, and for whom keeping up takes a share of each step."""
+    controller = WidthController(4)
+    for _ in range(60):
+        serve(controller, 0.0, 5, batch=batch, **options)
+        controller.observe_keeping_up(batch, 10.0, 10.0 * share)
+    return controller
+
+
+def probe(controller, batch, most=1000):
+    """Go on without drafts until a probe begins."""
+    for step in range(most):
+        if controller.probes(batch):
+            return step
+        controller.observe(batch, 0, 0, 0)
+    raise AssertionError("no probe")
+
+
+def test_drafting_rests_only_when_off_for_long_and_where_keeping_up_is_dear():
+    assert off_for_long(share=0.1).rests(16)
+    assert not off_for_long(share=0.01).rests(16)
+    fresh = WidthController(4)
+    for _ in range(20):
+        fresh.observe_keeping_up(16, 10.0, 1.0)
+        fresh.width(16, COMPUTE_BOUND)
+    assert not fresh.rests(16), "not off for long"
+    pays = WidthController(4)
+    serve(pays, 1.0, 300, batch=16)
+    pays.observe_keeping_up(16, 10.0, 9.0)
+    assert not pays.rests(16), "not off at all"
+    assert not off_for_long(share=0.1).rests(1), "other batch sizes are no evidence"
+
+
+def test_steps_that_a_drafter_is_told_of_late_count_once_and_a_pause_of_the_machine_hardly():
+    late, pause = WidthController(4), WidthController(4)
+    for _ in range(50):
+        for _ in range(3):
+            late.observe_keeping_up(16, 10.0, 0.1)
+        late.observe_keeping_up(16, 10.0, 0.1, late_ms=4.0, late_steps=4)
+        pause.observe_keeping_up(16, 10.0, 0.1)
+    assert late._buckets[4].keeping_up.share == pytest.approx(0.11, rel=0.15)
+    pause.observe_keeping_up(16, 10.0, 1000.0)
+    assert pause._buckets[4].keeping_up.share < 0.03
+
+
+def test_at_rest_a_probe_waits_for_new_requests_and_for_as_many_chains_as_say_something():
+    controller = off_for_long(share=0.1, cost=COMPUTE_BOUND)
+    probe(controller, 16)
+    for _ in range(500):
+        controller.observe(16, 0, 0, 0)
+    assert controller.probes(16) and not controller.rests(16), "nobody could take part yet"
+    for _ in range(7):
+        controller.observe(16, 1, 1, 1)
+    assert controller.probes(16)
+    controller.observe(16, 1, 1, 0)
+    assert not controller.probes(16)
+
+
+def test_a_promising_probe_ends_the_rest_and_a_poor_one_does_not():
+    for accepted, rests in ((0, True), (8, False)):
+        controller = off_for_long(share=0.1)
+        probe(controller, 16)
+        controller.observe(16, 8, 8, accepted)
+        assert controller.rests(16) is rests
+
+
+def test_without_adaptive_width_there_is_no_rest():
+    controller = WidthController(4, adaptive=False)
+    controller.observe_keeping_up(16, 10.0, 9.0)
+    for _ in range(1000):
+        controller.observe(16, 0, 0, 0)
+    assert not controller.rests(16)

@@ -307,7 +307,9 @@ class DeviceDrafter(Drafter, Protocol):
     The core calls :meth:`extend` for every target forward pass, prefill chunks and width 0 included, and then
     :meth:`propose`, perhaps with no rows. Decode steps that nobody drafts behind may come late and several as one, and
     then nothing is proposed; they come before any of their blocks is shared or given to somebody else. A request's keys
-    at positions that are settled must be right behind :meth:`extend`: a later request may start from them.
+    at positions that are settled must be right behind :meth:`extend`: a later request may start from them. Where
+    drafting is at rest, the core gives requests up: of their decode steps nothing is told any more, and neither for
+    them nor for who starts from their keys are drafts wanted again.
     """
 
     taps: tuple[int, ...]

@@ -43,9 +43,8 @@ class Backlog:
 
         A block can only be given away or shared by a request that is no row any more, or to one that is admitted.
         """
-        quiet = not plan.admits and all(
-            row.num_queries == 1 and row.samples and row.wants_drafts == 0 for row in plan.rows
-        )
+        plain = all(row.num_queries == 1 and row.samples and row.wants_drafts == 0 for row in plan.rows)
+        quiet = plain and plan.drafter_follows and not plan.admits
         fits = (len(self._kept) + 1) * len(plan.rows) <= MOST_WAITING
         return quiet and fits and (not self._kept or self._next == tuple((row.slot, row.start) for row in plan.rows))
 

@@ -84,11 +84,11 @@ class ModelRunner:
             sampled = self._sample(plan, batch, hidden)
             prompts = self._prompt_logprobs(plan, hidden)
         ended = mark(self.tables.device)
-        drafts = None if recorded is None else self._replay_drafts(plan, recorded)
+        drafts = None if recorded is None or not plan.drafter_follows else self._replay_drafts(plan, recorded)
         step = RunningStep(plan, sampled, prompts, (self._last, started, ended), drafts)
         self._last = ended if drafts is None else drafts.ended
         if self.drafter is not None:
-            if drafts is None:
+            if drafts is None and plan.drafter_follows:
                 self._draft(self.drafter, plan, batch, staged, taps, step)
                 self._last = mark(self.tables.device)
             step.late_ms, step.late_steps = late_ms, late_steps

@@ -66,6 +66,8 @@ class StepPlan:
     plan_id: int
     admits: tuple[Admit, ...]
     rows: tuple[StepRow, ...]
+    drafter_follows: bool = True
+    """A drafter on the device is told of this step."""
 
     @property
     def num_tokens(self) -> int:

@@ -4,40 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from engine.contracts.request import FinishReason, TokenLogprobs, TokensOut
 from engine.execution.step import RowResult, StepResult, StepRow
-from engine.loop.drafting import Drafting
+from engine.loop.drafting import Drafted, Drafting
 from engine.loop.ledger import InFlight
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
-
-
-@dataclass(slots=True)
-class Drafted:
-    """What the drafts of a step came to."""
-
-    tried: list[int] = field(default_factory=list)
-    """By position in a chain: drafts all of whose predecessors stood."""
-    stood: list[int] = field(default_factory=list)
-    """Those that stood as well."""
-    drafted: int = 0
-    chains: int = 0
-
-    @property
-    def accepted(self) -> int:
-        return sum(self.stood)
-
-    def add(self, width: int, accepted: int) -> None:
-        """A chain of ``width`` drafts, of which the first ``accepted`` stood."""
-        self.drafted += width
-        self.chains += 1
-        for counts, upto in ((self.tried, min(width, accepted + 1)), (self.stood, accepted)):
-            counts.extend([0] * (upto - len(counts)))
-            for position in range(upto):
-                counts[position] += 1
 
 
 class Committer:

@@ -18,8 +18,8 @@ from engine.contracts.request import EngineRequest, FinishReason, TokensOut
 from engine.execution.runner import DeviceQueue
 from engine.execution.step import DeviceBroken, StepResult
 from engine.loop.block_keys import BlockKeys
-from engine.loop.commit import Committer, Drafted
-from engine.loop.drafting import Drafting
+from engine.loop.commit import Committer
+from engine.loop.drafting import Drafted, Drafting
 from engine.loop.ledger import InFlight, Ledger
 from engine.loop.messages import EngineStats, StepOutputs
 from engine.loop.planning import Limits, Planner
@@ -201,7 +201,7 @@ class EngineCore:
         if not result.recorded:
             self._cost.observe(step.plan.num_tokens, result.device_ms)
         gap_ms = result.idle_ms if step.follows_on and not result.recorded else None
-        self._drafting.observe(step.plan, drafted.drafted, drafted.accepted, result, gap_ms)
+        self._drafting.observe(step.plan, drafted, result, gap_ms)
         now = time.monotonic()
         self._events.append(self._step_event(step, result, now, (now - started) * 1e3, drafted))
 

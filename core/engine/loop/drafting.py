@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from engine.contracts.drafter import Drafter, DraftRow, HostDrafter
 from engine.contracts.scheduler import StepCost
@@ -14,6 +15,31 @@ from engine.loop.width import WidthController
 
 class DrafterBroken(RuntimeError):
     """A drafter plugin raised or broke its contract."""
+
+
+@dataclass(slots=True)
+class Drafted:
+    """What the drafts of a step came to."""
+
+    tried: list[int] = field(default_factory=list)
+    """By position in a chain: drafts all of whose predecessors stood."""
+    stood: list[int] = field(default_factory=list)
+    """Those that stood as well."""
+    drafted: int = 0
+    chains: int = 0
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.stood)
+
+    def add(self, width: int, accepted: int) -> None:
+        """A chain of ``width`` drafts, of which the first ``accepted`` stood."""
+        self.drafted += width
+        self.chains += 1
+        for counts, upto in ((self.tried, min(width, accepted + 1)), (self.stood, accepted)):
+            counts.extend([0] * (upto - len(counts)))
+            for position in range(upto):
+                counts[position] += 1
 
 
 class Drafting:
@@ -47,7 +73,10 @@ class Drafting:
             return {}
         decoding = [s for s in running if s.decodes]
         width = self._width.width(len(decoding), cost) if decoding else 0
-        widths = {s: _at_most(width, s.max_total - s.known) for s in decoding}
+        if width == 0:
+            widths = dict.fromkeys(decoding, 0)
+        else:
+            widths = {s: _at_most(width, s.max_total - s.known) if s.drafter_follows else 0 for s in decoding}
         if self._host is not None:
             settled = [s for s in decoding if s.pending == 0 and s.proposed_at != len(s.tokens)]
             self._propose(self._host, settled, widths, len(decoding))
@@ -56,7 +85,7 @@ class Drafting:
     def ahead(self, sequence: Sequence, widths: dict[Sequence, int], cost: StepCost) -> int:
         """How many drafts a drafter on the device shall propose behind the step that is being planned, in which
         ``sequence`` gets its next token."""
-        if not self.enabled or self._host is not None:
+        if not self.enabled or self._host is not None or not sequence.drafter_follows:
             return 0
         # Of what remains, that step takes one token at least, and the last one is the target's own.
         remaining = sequence.max_total - sequence.known - 1
@@ -66,20 +95,37 @@ class Drafting:
             return 0  # these will tell
         return _at_most(widths[sequence], remaining)
 
-    def observe(self, plan: StepPlan, drafted: int, accepted: int, result: StepResult, gap_ms: float | None) -> None:
-        """What a step came to: tokens drafted and accepted in it, its times, and how long the device had waited before
-        it, for a drafter on the host among others (``None``: nobody waited, no request was running)."""
+    def gives_up(self, sequences: Collection[Sequence]) -> bool:
+        """Whether a drafter on the device need not be told of a step in which these decode, without drafts and nothing
+        beside them. Then no more can be drafted for them."""
+        if not self.enabled or self._host is not None:
+            return False
+        return not any(s.drafter_follows for s in sequences) or self._width.rests(len(sequences))
+
+    def observe(self, plan: StepPlan, drafted: Drafted, result: StepResult, gap_ms: float | None) -> None:
+        """What a step came to: its drafts, its times, and how long the device had waited before it, for a drafter on
+        the host among others (``None``: nobody waited, no request was running)."""
         if not self.enabled:
+            return
+        if not plan.drafter_follows:  # nothing but one token for each row, and nothing of it is a cost of drafting
+            self._width.observe(len(plan.rows), 0, 0, 0)
+            if gap_ms is not None:
+                self._width.observe_step(len(plan.rows), len(plan.rows), result.device_ms)
             return
         decoding = sum(row.num_tokens == 1 and row.samples for row in plan.rows)
         if decoding:
-            self._width.observe(decoding, sum(bool(row.drafts) for row in plan.rows), drafted, accepted)
+            self._width.observe(decoding, drafted.chains, drafted.drafted, drafted.accepted)
         width = self._asked if self._host is not None else max(row.wants_drafts for row in plan.rows)
         self._asked = 0
         # Keeping up with a prompt is not a cost of decoding.
         if decoding != len(plan.rows) or gap_ms is None:
             return
-        self._width.observe_step(decoding, plan.num_tokens, result.device_ms)
+        num_tokens = plan.num_tokens
+        self._width.observe_step(decoding, num_tokens, result.device_ms)
+        if self._host is None and width == 0 and num_tokens == decoding:
+            self._width.observe_keeping_up(
+                decoding, result.device_ms, result.draft_ms, result.late_ms, result.late_steps
+            )
         for _ in range(result.late_steps):
             self._width.observe_cost(decoding, 0, result.late_ms / result.late_steps)
         # A drafter on the device may be told of a step without drafts later.

@@ -308,12 +308,25 @@ class Planner:
 
     def _finish(self, sketch: Sketch) -> Planned:
         owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
+        drafter_follows = self._drafter_follows(sketch)
         rows = tuple(self._row(placed) for placed in sketch.placed.values())
-        plan = StepPlan(self._next_id, tuple(sketch.admits), rows)
+        plan = StepPlan(self._next_id, tuple(sketch.admits), rows, drafter_follows)
         self._next_id += 1
         preempted, self._preempted = self._preempted, 0
         draft_ms, self._draft_ms = self._draft_ms, 0.0
         return Planned(plan, owners, preempted, draft_ms)
+
+    def _drafter_follows(self, sketch: Sketch) -> bool:
+        """Whether a drafter on the device is told of a step. If not, its requests are given up as far as drafts go."""
+        plain = not sketch.admits and all(
+            placed.num_tokens == 1 and not placed.drafts and not placed.wants_drafts
+            for placed in sketch.placed.values()
+        )
+        if not plain or not self._drafting.gives_up(sketch.placed):
+            return True
+        for sequence in sketch.placed:
+            self._pool.unfollow(sequence)
+        return False
 
     def _row(self, placed: Placed) -> StepRow:
         """The row's place in the plan; from here on the sequence counts it as scheduled."""

@@ -32,6 +32,8 @@ class Pool:
         self._ledger = ledger
         self._on_slot_free = on_slot_free
         self._gives_up_last_block = gives_up_last_block
+        self._gaps: set[int] = set()
+        """Blocks of group 0 in which a drafter's keys are missing: of requests it does not follow."""
         self.blocks_coming = 0
         """Upper bound of blocks that become available when steps in flight retire."""
 
@@ -62,6 +64,9 @@ class Pool:
         sequence.slot = heapq.heappop(self._free_slots)
         sequence.blocks_sent = 0
         sequence.scheduled = sequence.computed = lease.num_cached
+        hit = lease.num_cached // self.block_size
+        sequence.drafter_follows = self._gaps.isdisjoint(lease.blocks[0][:hit])
+        self._note_new_blocks(sequence, hit)
         return True
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -73,7 +78,25 @@ class Pool:
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make the lease cover ``num_tokens`` tokens in all."""
         assert sequence.lease is not None
-        return self.allocator.reserve(sequence.lease, num_tokens)
+        held = len(sequence.lease.blocks[0])
+        if not self.allocator.reserve(sequence.lease, num_tokens):
+            return False
+        self._note_new_blocks(sequence, held)
+        return True
+
+    def unfollow(self, sequence: Sequence) -> None:
+        """No drafter is told any more what this sequence computes."""
+        if sequence.drafter_follows:
+            sequence.drafter_follows = False
+            self._note_new_blocks(sequence, sequence.scheduled // self.block_size)
+
+    def _note_new_blocks(self, sequence: Sequence, begin: int) -> None:
+        """The sequence writes its lease's blocks from index ``begin`` on."""
+        assert sequence.lease is not None
+        if not sequence.drafter_follows:
+            self._gaps.update(sequence.lease.blocks[0][begin:])
+        elif self._gaps:
+            self._gaps.difference_update(sequence.lease.blocks[0][begin:])
 
     def missing(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that :meth:`grow` lacks even when everything that is coming has come; <= 0: none."""

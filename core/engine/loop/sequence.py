@@ -52,6 +52,8 @@ class Sequence:
     proposed_at: int = -1
     """Length of ``tokens`` for which ``drafts`` were proposed; -1: not yet."""
     drafts_in_flight: bool = False
+    drafter_follows: bool = True
+    """A drafter on the device was told of all its tokens. If not, nothing is drafted for it."""
     epoch: int = 0
     """Counts preemptions: results of steps planned in an earlier epoch are dropped."""
     last_plan: int = -1
@@ -95,7 +97,8 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Only the last known token is left to compute."""
-        return self.scheduled == self.known - 1 and self.known > self.prompt_len
+        known = len(self.tokens) + self.pending
+        return self.scheduled == known - 1 and known > len(self.request.prompt)
 
     def timings(self, now_s: float) -> Timings:
         """Where the time went, up to ``now_s``."""

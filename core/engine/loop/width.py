@@ -4,6 +4,9 @@ A chain whose tokens stand with rate ``a`` each, given that those before them st
 tokens on average (Leviathan et al., arXiv:2211.17192); its step computes ``batch * (1 + k)`` tokens. Drafting has a
 cost that a round always has (a drafter on the device keeps up with the target; the device waits for a host that looks
 at tokens) and one for each token. All of it is measured while serving; nothing here influences *which* tokens come out.
+
+Drafting that does not pay is *off*: probed now and then, with a drafter that keeps up. Where keeping up alone is dear,
+drafting that has been off for long is *at rest*: running requests are given up, and only new ones are probed with.
 """
 
 from __future__ import annotations
@@ -29,12 +32,22 @@ _MIN_VARIANCE = 0.01
 """Variance of widths below which the recent rounds say nothing about the cost per token."""
 _LEARN_STEP, _MOST_OFF = 0.1, 2.0
 """What a step adds to how far steps of its kind are off the line of all steps, and how far that is at most."""
+_RECONSIDER = 8
+"""How often a width is asked for until one is chosen anew, if nothing but costs changed."""
 _FIRST_PROBE, _SOONEST_PROBE, _LATEST_PROBE = 16, 4, 256
 """Steps between probes: sooner after a promising one, later after others."""
 _SOONER = 4
 """How many times sooner."""
 _PATIENCE = 8
 """Steps after which a probe ends that nobody could take part in."""
+_PROBED = 8
+"""Chains of a probe, or as many as requests decode together: fewer say little."""
+_REST_FROM = 128
+"""Steps between probes from which on drafting that is off may rest."""
+_DEAR = 0.03
+"""Share of a step without drafts from which on keeping up is dear."""
+_FORGET_KEEPING_UP, _MOST_KEEPING_UP = 0.97, 0.25
+"""What is known of it keeps that much of its weight from step to step, and no step counts as a larger share."""
 
 
 class AcceptanceRate:
@@ -107,35 +120,68 @@ class DraftCost:
         return max(idle, mean_y + slope * (width - mean_x))
 
 
+class KeepingUp:
+    """What it takes to tell a drafter of steps that nobody drafts behind, of which it may be told later."""
+
+    def __init__(self) -> None:
+        self._ms = self._steps_ms = 0.0
+
+    def observe(self, step_ms: float, ms: float, late_ms: float, late_steps: int) -> None:
+        """A step of ``step_ms`` took ``ms`` more, and ``late_ms`` before it went to ``late_steps`` earlier ones."""
+        most = _MOST_KEEPING_UP * step_ms
+        self._steps_ms = _FORGET_KEEPING_UP * self._steps_ms + step_ms
+        self._ms = _FORGET_KEEPING_UP * self._ms + min(ms, most) + min(late_ms, late_steps * most)
+
+    @property
+    def share(self) -> float:
+        """Of a step."""
+        return self._ms / self._steps_ms if self._steps_ms else 0.0
+
+
 class _Bucket:
     """What is known about one range of batch sizes."""
 
     def __init__(self) -> None:
         self.acceptance = AcceptanceRate()
         self.cost = DraftCost()
+        self.keeping_up = KeepingUp()
         self.answered = 1.0
         """Share of the requests asked about for which the drafter had something to say."""
         self.off = [1.0, 1.0]
         """What steps without and with drafts take, by what they were expected to: kernels for few rows are others than
         those for many, so no line holds for both."""
         self.width: int | None = None
-        self.chosen_for: tuple[int, StepCost] | None = None
-        """Batch size and cost that ``width`` was chosen for; ``None`` when something was learnt since."""
+        self.chosen_for: int | None = None
+        """Batch size that ``width`` was chosen for; ``None`` when something about drafts was learnt since."""
+        self.asked = 0
+        """How often for a width, since it was chosen."""
         self.probing = False
         """Drafting is off, and one token is drafted for each request until it is known what comes of it."""
+        self.seen = [0, 0, 0]
+        """Of the probe: chains, tokens drafted and accepted."""
         self.idle_steps = 0
         """Since the last probe, or since this one began."""
         self.probe_every = _FIRST_PROBE
 
+    @property
+    def at_rest(self) -> bool:
+        return self.width == 0 and self.probe_every >= _REST_FROM and self.keeping_up.share > _DEAR
+
     def idle(self) -> None:
         """A step without drafts."""
         self.idle_steps += 1
-        if self.idle_steps >= (_PATIENCE if self.probing else self.probe_every):
-            self.probing, self.idle_steps = not self.probing, 0
+        if not self.probing and self.idle_steps >= self.probe_every:
+            self._probe(True)
+        # At rest it waits for a new request.
+        elif self.probing and self.idle_steps >= _PATIENCE and not self.at_rest:
+            self._probe(False)
+
+    def _probe(self, probing: bool) -> None:
+        self.probing, self.idle_steps, self.seen = probing, 0, [0, 0, 0]
 
     def probed(self, promising: bool) -> None:
         """The probe is over."""
-        self.probing, self.idle_steps = False, 0
+        self._probe(False)
         if promising:
             self.probe_every = max(_SOONEST_PROBE, self.probe_every // _SOONER)
         else:
@@ -162,8 +208,10 @@ class WidthController:
             return self.max_width
         self._cost = cost
         bucket = self._buckets[_bucket_index(batch_size)]
-        if bucket.chosen_for != (batch_size, cost):
-            bucket.width, bucket.chosen_for = self._best(bucket, batch_size, cost), (batch_size, cost)
+        bucket.asked += 1
+        if bucket.chosen_for != batch_size or bucket.asked >= _RECONSIDER:
+            bucket.width, bucket.chosen_for = self._best(bucket, batch_size, cost), batch_size
+            bucket.asked = 0
         assert bucket.width is not None
         return bucket.width or int(bucket.probing)
 
@@ -171,6 +219,11 @@ class WidthController:
         """Whether what is drafted at this batch size is only to see how it would fare."""
         bucket = self._buckets[_bucket_index(batch_size)]
         return bucket.probing and bucket.width == 0
+
+    def rests(self, batch_size: int) -> bool:
+        """Whether a drafter need not keep up any more with the requests that decode together now."""
+        bucket = self._buckets[_bucket_index(batch_size)]
+        return self._adaptive and bucket.at_rest and not bucket.probing
 
     def observe(self, batch_size: int, chains: int, drafted: int, accepted: int) -> None:
         """What one step's drafts came to: ``accepted`` of ``drafted`` tokens in ``chains`` requests stood. A step
@@ -185,6 +238,11 @@ class WidthController:
         bucket = self._learning(batch_size)
         # Drafts that were asked for before drafting went off are no probe.
         probe = bucket.probing and bucket.width == 0
+        if probe:
+            bucket.seen = [a + b for a, b in zip(bucket.seen, (chains, drafted, accepted), strict=True)]
+            chains, drafted, accepted = bucket.seen
+            if chains < min(batch_size, _PROBED):
+                return
         forget = _FORGET_PROBING if probe else _FORGET
         for acceptance in (bucket.acceptance, self._overall):
             acceptance.observe(chains, drafted, accepted, forget, min(chains, _MOST_PROBED) if probe else chains)
@@ -209,13 +267,21 @@ class WidthController:
         """What drafting up to ``width`` tokens for each of a batch added to a round of decoding, in milliseconds;
         also for rounds of width 0, whose cost is the one that drafting always has."""
         if self.max_width > 0:
-            self._learning(batch_size).cost.observe(width, ms)
+            self._buckets[_bucket_index(batch_size)].cost.observe(width, ms)
+
+    def observe_keeping_up(
+        self, batch_size: int, step_ms: float, ms: float, late_ms: float = 0.0, late_steps: int = 0
+    ) -> None:
+        """Behind a step of ``step_ms`` milliseconds that nobody drafts behind, telling a drafter on the device of it
+        took ``ms``; before it, telling it of ``late_steps`` earlier ones took ``late_ms``."""
+        if self.max_width > 0 and self._adaptive and step_ms > 0.0:
+            self._buckets[_bucket_index(batch_size)].keeping_up.observe(step_ms, ms, late_ms, late_steps)
 
     def observe_step(self, batch_size: int, num_tokens: int, ms: float) -> None:
         """A step in which ``batch_size`` requests decoded, drafts among ``num_tokens``, took ``ms`` milliseconds."""
         expected = self._cost.ms(num_tokens) if self._cost.num_samples else 0.0
-        if self.max_width > 0 and expected > 0.0:
-            off, drafted = self._learning(batch_size).off, num_tokens > batch_size
+        if self.max_width > 0 and self._adaptive and expected > 0.0:
+            off, drafted = self._buckets[_bucket_index(batch_size)].off, num_tokens > batch_size
             ratio = min(max(ms / expected, 1.0 / _MOST_OFF), _MOST_OFF)
             off[drafted] += _LEARN_STEP * (ratio - off[drafted])
 
