@@ -28,6 +28,7 @@ from engine.execution.verify import Choice, VerifyRow, judge, standing_drafts
 from engine.loop.build import capture_graphs, describe_drafting
 from engine.loop.memory.room import DoesNotFit
 from engine.loop.messages import Progress
+from engine.loop.width import WidthController
 from engine.serving.tokenizer import Tokenizer
 from engine.testing.no_sync import NoSync
 
@@ -162,7 +163,7 @@ def test_widths_that_change_are_drafted_recorded_or_op_by_op(models: Models, com
 
 
 def test_requests_that_are_given_up_between_recorded_steps_leave_others_with_all_their_keys(
-    models: Models, compared: Counter[str]
+    models: Models, compared: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A draft model that is the target stays right, and nothing is replayed for steps that it is not told of."""
     model = f"model.path={models.path('Llama')}"
@@ -186,7 +187,8 @@ def test_requests_that_are_given_up_between_recorded_steps_leave_others_with_all
 
     drafting.prepare = preparing  # type: ignore[method-assign]
     drafting.ahead = lambda *arguments: 0 if rests else ahead(*arguments)  # type: ignore[method-assign]
-    drafting.gives_up = lambda sequences: rests or not any(s.drafter_follows for s in sequences)  # type: ignore
+    monkeypatch.setattr(WidthController, "rests", lambda self, batch: rests)
+    monkeypatch.setattr("engine.loop.drafting.WORTH_KEEPING_UP", 10**9)
     engine.core._device.launch = launching  # type: ignore[method-assign]
     found = answers(engine.core, wanted, 2)
     assert [answer.tokens for answer in found] == full

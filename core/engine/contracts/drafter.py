@@ -304,7 +304,7 @@ class DraftEngine(Protocol):
 class DeviceDrafter(Drafter, Protocol):
     """A drafter that runs behind the target's forward pass.
 
-    The core calls :meth:`extend` for every target forward pass, prefill chunks and width 0 included, and then
+    The core calls :meth:`extend` for target forward passes, prefill chunks and width 0 included, and then
     :meth:`propose`, perhaps with no rows. Decode steps that nobody drafts behind may come late and several as one, and
     then nothing is proposed; they come before any of their blocks is shared or given to somebody else. A request's keys
     at positions that are settled must be right behind :meth:`extend`: a later request may start from them. Where

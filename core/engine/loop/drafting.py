@@ -6,11 +6,14 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine.contracts.drafter import Drafter, DraftRow, HostDrafter
+from engine.contracts.drafter import Drafter, DraftRow, HostDrafter, cached_by
 from engine.contracts.scheduler import StepCost
 from engine.execution.step import StepPlan, StepResult
 from engine.loop.sequence import Sequence
 from engine.loop.width import WidthController
+
+WORTH_KEEPING_UP = 8
+"""Accepted drafts for which a request is never given up."""
 
 
 class DrafterBroken(RuntimeError):
@@ -50,6 +53,8 @@ class Drafting:
         self._name = name
         self._width = width
         self._vocab_size = vocab_size
+        kv = cached_by(drafter)
+        self._keeps_keys = kv is not None and kv.num_layers > 0
         self.enabled = drafter.max_width > 0
         self._asked = 0
         """The widest drafts that a drafter on the host was asked for since the last step was observed."""
@@ -73,10 +78,11 @@ class Drafting:
             return {}
         decoding = [s for s in running if s.decodes]
         width = self._width.width(len(decoding), cost) if decoding else 0
-        if width == 0:
+        if width == 0 or not any(s.drafter_follows for s in decoding):
             widths = dict.fromkeys(decoding, 0)
         else:
-            widths = {s: _at_most(width, s.max_total - s.known) if s.drafter_follows else 0 for s in decoding}
+            # Of those given up, too: they wait for the others' tokens, for the batch to stay together.
+            widths = {s: _at_most(width, s.max_total - s.known) for s in decoding}
         if self._host is not None:
             settled = [s for s in decoding if s.pending == 0 and s.proposed_at != len(s.tokens)]
             self._propose(self._host, settled, widths, len(decoding))
@@ -95,19 +101,22 @@ class Drafting:
             return 0  # these will tell
         return _at_most(widths[sequence], remaining)
 
-    def gives_up(self, sequences: Collection[Sequence]) -> bool:
-        """Whether a drafter on the device need not be told of a step in which these decode, without drafts and nothing
-        beside them. Then no more can be drafted for them."""
-        if not self.enabled or self._host is not None:
-            return False
-        return not any(s.drafter_follows for s in sequences) or self._width.rests(len(sequences))
+    def must_keep_up(self, sequences: Collection[Sequence]) -> bool:
+        """Whether the drafter is to be told of a step in which these decode, and nothing else happens. If not, no more
+        can be drafted for them."""
+        if not self._keeps_keys:
+            return True
+        following = [s for s in sequences if s.drafter_follows]
+        return bool(following) and (
+            not self._width.rests(len(sequences)) or any(s.num_accepted >= WORTH_KEEPING_UP for s in following)
+        )
 
     def observe(self, plan: StepPlan, drafted: Drafted, result: StepResult, gap_ms: float | None) -> None:
         """What a step came to: its drafts, its times, and how long the device had waited before it, for a drafter on
         the host among others (``None``: nobody waited, no request was running)."""
         if not self.enabled:
             return
-        if not plan.drafter_follows:  # nothing but one token for each row, and nothing of it is a cost of drafting
+        if not plan.drafter_follows:  # one token for each row, and no cost of drafting
             self._width.observe(len(plan.rows), 0, 0, 0)
             if gap_ms is not None:
                 self._width.observe_step(len(plan.rows), len(plan.rows), result.device_ms)

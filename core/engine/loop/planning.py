@@ -116,7 +116,7 @@ class Planner:
             if not something_in_flight:
                 self._unblock(sketch)
             return None
-        return self._finish(sketch)
+        return self._finish(sketch, self._keeps_up(sketch))
 
     def _sketch(self, cost: StepCost, widths: dict[Sequence, int], admitting: bool) -> Sketch | None:
         """Ask the scheduler and find room for its rows; ``None`` when there is nobody to ask about."""
@@ -304,11 +304,11 @@ class Planner:
             self.suspects.popleft()
             self.preempt(suspect)
             return None
-        return self._finish(Sketch(placed={suspect: Placed(suspect, count)}))
+        # A drafter is told, in case it was told of the step that failed: nobody noted a gap there.
+        return self._finish(Sketch(placed={suspect: Placed(suspect, count)}), drafter_follows=True)
 
-    def _finish(self, sketch: Sketch) -> Planned:
+    def _finish(self, sketch: Sketch, drafter_follows: bool) -> Planned:
         owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
-        drafter_follows = self._drafter_follows(sketch)
         rows = tuple(self._row(placed) for placed in sketch.placed.values())
         plan = StepPlan(self._next_id, tuple(sketch.admits), rows, drafter_follows)
         self._next_id += 1
@@ -316,16 +316,16 @@ class Planner:
         draft_ms, self._draft_ms = self._draft_ms, 0.0
         return Planned(plan, owners, preempted, draft_ms)
 
-    def _drafter_follows(self, sketch: Sketch) -> bool:
+    def _keeps_up(self, sketch: Sketch) -> bool:
         """Whether a drafter on the device is told of a step. If not, its requests are given up as far as drafts go."""
-        plain = not sketch.admits and all(
-            placed.num_tokens == 1 and not placed.drafts and not placed.wants_drafts
-            for placed in sketch.placed.values()
-        )
-        if not plain or not self._drafting.gives_up(sketch.placed):
+        if self._drafting.must_keep_up(sketch.placed):
             return True
+        for placed in sketch.placed.values():  # a prompt or drafts among them: always told
+            if not placed.sequence.decodes or placed.drafts or placed.wants_drafts:
+                return True
         for sequence in sketch.placed:
-            self._pool.unfollow(sequence)
+            if sequence.drafter_follows:
+                self._pool.unfollow(sequence)
         return False
 
     def _row(self, placed: Placed) -> StepRow:

@@ -33,7 +33,7 @@ class Pool:
         self._on_slot_free = on_slot_free
         self._gives_up_last_block = gives_up_last_block
         self._gaps: set[int] = set()
-        """Blocks of group 0 in which a drafter's keys are missing: of requests it does not follow."""
+        """Blocks of group 0 that lack keys of a drafter, which did not follow whoever wrote them."""
         self.blocks_coming = 0
         """Upper bound of blocks that become available when steps in flight retire."""
 
@@ -66,7 +66,7 @@ class Pool:
         sequence.scheduled = sequence.computed = lease.num_cached
         hit = lease.num_cached // self.block_size
         sequence.drafter_follows = self._gaps.isdisjoint(lease.blocks[0][:hit])
-        self._note_new_blocks(sequence, hit)
+        self._mark_gaps(sequence, hit)
         return True
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -81,17 +81,16 @@ class Pool:
         held = len(sequence.lease.blocks[0])
         if not self.allocator.reserve(sequence.lease, num_tokens):
             return False
-        self._note_new_blocks(sequence, held)
+        self._mark_gaps(sequence, held)
         return True
 
     def unfollow(self, sequence: Sequence) -> None:
-        """No drafter is told any more what this sequence computes."""
-        if sequence.drafter_follows:
-            sequence.drafter_follows = False
-            self._note_new_blocks(sequence, sequence.scheduled // self.block_size)
+        """No drafter is told any more what this sequence computes from here on."""
+        sequence.drafter_follows = False
+        self._mark_gaps(sequence, sequence.scheduled // self.block_size)
 
-    def _note_new_blocks(self, sequence: Sequence, begin: int) -> None:
-        """The sequence writes its lease's blocks from index ``begin`` on."""
+    def _mark_gaps(self, sequence: Sequence, begin: int) -> None:
+        """The sequence writes its blocks from index ``begin`` on: with the drafter's keys, or without."""
         assert sequence.lease is not None
         if not sequence.drafter_follows:
             self._gaps.update(sequence.lease.blocks[0][begin:])

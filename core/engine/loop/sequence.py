@@ -53,7 +53,7 @@ class Sequence:
     """Length of ``tokens`` for which ``drafts`` were proposed; -1: not yet."""
     drafts_in_flight: bool = False
     drafter_follows: bool = True
-    """A drafter on the device was told of all its tokens. If not, nothing is drafted for it."""
+    """A drafter on the device is told of all that this computes. If not, nothing is drafted for it."""
     epoch: int = 0
     """Counts preemptions: results of steps planned in an earlier epoch are dropped."""
     last_plan: int = -1

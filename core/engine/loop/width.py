@@ -11,6 +11,8 @@ drafting that has been off for long is *at rest*: running requests are given up,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine.contracts.scheduler import StepCost
 
 _BUCKETS = (1, 2, 4, 8, 16, 32)
@@ -40,14 +42,22 @@ _SOONER = 4
 """How many times sooner."""
 _PATIENCE = 8
 """Steps after which a probe ends that nobody could take part in."""
+_REST_FROM = 8 * _FIRST_PROBE
+"""Steps between probes from which on drafting that is off may rest: three came to nothing, one after the other."""
 _PROBED = 8
-"""Chains of a probe, or as many as requests decode together: fewer say little."""
-_REST_FROM = 128
-"""Steps between probes from which on drafting that is off may rest."""
+"""Chains of a probe at rest, or as many as requests decode together: few requests take part, one perhaps."""
 _DEAR = 0.03
 """Share of a step without drafts from which on keeping up is dear."""
 _FORGET_KEEPING_UP, _MOST_KEEPING_UP = 0.97, 0.25
 """What is known of it keeps that much of its weight from step to step, and no step counts as a larger share."""
+
+
+class Chains(NamedTuple):
+    """What became of drafts."""
+
+    chains: int
+    drafted: int
+    accepted: int
 
 
 class AcceptanceRate:
@@ -157,8 +167,8 @@ class _Bucket:
         """How often for a width, since it was chosen."""
         self.probing = False
         """Drafting is off, and one token is drafted for each request until it is known what comes of it."""
-        self.seen = [0, 0, 0]
-        """Of the probe: chains, tokens drafted and accepted."""
+        self.seen = Chains(0, 0, 0)
+        """In a probe at rest."""
         self.idle_steps = 0
         """Since the last probe, or since this one began."""
         self.probe_every = _FIRST_PROBE
@@ -177,7 +187,7 @@ class _Bucket:
             self._probe(False)
 
     def _probe(self, probing: bool) -> None:
-        self.probing, self.idle_steps, self.seen = probing, 0, [0, 0, 0]
+        self.probing, self.idle_steps, self.seen = probing, 0, Chains(0, 0, 0)
 
     def probed(self, promising: bool) -> None:
         """The probe is over."""
@@ -223,7 +233,7 @@ class WidthController:
     def rests(self, batch_size: int) -> bool:
         """Whether a drafter need not keep up any more with the requests that decode together now."""
         bucket = self._buckets[_bucket_index(batch_size)]
-        return self._adaptive and bucket.at_rest and not bucket.probing
+        return bucket.at_rest and not bucket.probing
 
     def observe(self, batch_size: int, chains: int, drafted: int, accepted: int) -> None:
         """What one step's drafts came to: ``accepted`` of ``drafted`` tokens in ``chains`` requests stood. A step
@@ -238,10 +248,11 @@ class WidthController:
         bucket = self._learning(batch_size)
         # Drafts that were asked for before drafting went off are no probe.
         probe = bucket.probing and bucket.width == 0
-        if probe:
-            bucket.seen = [a + b for a, b in zip(bucket.seen, (chains, drafted, accepted), strict=True)]
-            chains, drafted, accepted = bucket.seen
+        if probe and bucket.at_rest:
+            seen = bucket.seen
+            chains, drafted, accepted = chains + seen.chains, drafted + seen.drafted, accepted + seen.accepted
             if chains < min(batch_size, _PROBED):
+                bucket.seen = Chains(chains, drafted, accepted)
                 return
         forget = _FORGET_PROBING if probe else _FORGET
         for acceptance in (bucket.acceptance, self._overall):
