@@ -154,8 +154,8 @@ def test_widths_that_change_are_drafted_recorded_or_op_by_op(models: Models, com
     widths = iter(itertools.cycle((1, 1, 3, 3, 3, 2, 0, 0, 6, 5, 2, 1, 0, 4)))
     ahead = engine.core._drafting.ahead
 
-    def changing(*arguments: Any) -> int:
-        return min(next(widths), ahead(*arguments))
+    def changing(*arguments: Any) -> dict[Any, int]:
+        return {sequence: min(next(widths), wanted) for sequence, wanted in ahead(*arguments).items()}
 
     engine.core._drafting.ahead = changing  # type: ignore[method-assign]
     assert outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2) == full
@@ -186,7 +186,7 @@ def test_requests_that_are_given_up_between_recorded_steps_leave_others_with_all
         return launch(plan)
 
     drafting.prepare = preparing  # type: ignore[method-assign]
-    drafting.ahead = lambda *arguments: 0 if rests else ahead(*arguments)  # type: ignore[method-assign]
+    drafting.ahead = lambda *arguments: {} if rests else ahead(*arguments)  # type: ignore[method-assign]
     monkeypatch.setattr(WidthController, "rests", lambda self, batch: rests)
     monkeypatch.setattr("engine.loop.drafting.WORTH_KEEPING_UP", 10**9)
     engine.core._device.launch = launching  # type: ignore[method-assign]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from engine.execution.step import StepPlan
 from engine.loop import drafting
 from engine.loop.build import build_engine
 from engine.loop.core import EngineCore
+from engine.loop.draft_cost import KeepingUp
 from engine.loop.planning import Planner
 from engine.loop.pool import Pool
 from engine.loop.sequence import Sequence
-from engine.loop.width import KeepingUp, WidthController
+from engine.loop.width import WidthController
 
 from ..laws.drafted import DRAFTERS, NONE, Models, answers, engine, prompts, replace_params, requests_for
 
@@ -33,21 +36,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 class Naps:
-    """Drafts, then none, then rest, over and over. Counts steps a drafter was told of, or not, and requests that a
-    prefix hit left without drafts."""
+    """Drafts, then none, then a short rest, over and over, but never in time with the requests. Counts steps a drafter
+    was told of, or not, and requests that a prefix hit left without drafts."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
-        self.asked = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rng = random.Random(0)
+        lengths = itertools.cycle((("drafts", 10, 40), ("none", 1, 8), ("rest", 1, 6)))
+        phase = itertools.chain.from_iterable([now] * rng.randint(low, high) for now, low, high in lengths)
+        self.now = next(phase)
         self.steps = Counter[bool]()
         self.behind_gaps: list[Sequence] = []
         finish, admit = Planner._finish, Pool.admit
 
         def width(controller: WidthController, batch_size: int, cost: StepCost) -> int:
-            self.asked += 1
-            return 3 if self.asked % every < every // 2 else 0
+            self.now = next(phase)
+            return 3 if self.now == "drafts" else 0
 
         def rests(controller: WidthController, batch_size: int) -> bool:
-            return self.asked % every > every * 4 // 5
+            return self.now == "rest"
 
         def finishing(planner: Planner, *arguments: object) -> object:
             planned = finish(planner, *arguments)  # type: ignore[arg-type]
@@ -89,7 +95,7 @@ def test_a_draft_model_that_never_errs_never_errs_whomever_it_gave_up(
     wanted = said + [answer.tokens for answer in answers(core, requests_for(second, [GREEDY]), 1)]
     core.close()
 
-    naps = Naps(monkeypatch, 45)
+    naps = Naps(monkeypatch)
     core = engine(models, "Llama", *DRAFTERS["target"](models, "Llama"), "drafter.max_width=3", overlap, *cache)
     found = [a for texts in (first, second) for a in answers(core, requests_for(texts, [GREEDY]), batch)]
     core.close()
@@ -121,7 +127,7 @@ def test_blocks_with_missing_keys_are_good_again_for_whoever_writes_them_anew(
 
 def test_what_a_drafter_is_not_told_of_is_plain_decoding_only(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are always told, in chunks of one token as well, and so are steps with drafts."""
-    Naps(monkeypatch, 45)
+    Naps(monkeypatch)
     untold: list[StepPlan] = []
     finish = Planner._finish
 

@@ -15,8 +15,9 @@ from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.scheduler import StepCost
 from engine.loop.build import build_engine
 from engine.loop.core import EngineCore
+from engine.loop.draft_cost import DraftCost, KeepingUp
 from engine.loop.step_cost import StepCostModel
-from engine.loop.width import DraftCost, KeepingUp, WidthController
+from engine.loop.width import WidthController
 from engine_plugins.drafter.draft_model import DraftModelDrafter
 from engine_plugins.drafter.ngram import NgramDrafter
 
@@ -153,3 +154,24 @@ def test_drafting_at_rest_asks_nothing_of_the_drafter_and_comes_back_with_new_re
     assert of_prompts >= 4 * batch * len(PROMPTS[0]), "new requests are told of"
     assert of_answers < 0.1 * 4 * batch * STEPS.max_tokens
     assert sum(width == 4 for width in good) > len(good) / 4
+
+
+def test_prompts_that_end_together_are_drafted_for_as_the_batch_they_become(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as a batch of one each: what pays for one request may not for five, whose drafts nobody would verify."""
+    asked: list[int] = []
+    propose = DraftModelDrafter.propose
+
+    def proposing(self: DraftModelDrafter, rows: DraftRows) -> DraftTokens:
+        asked.append(len(rows.index))
+        return propose(self, rows)
+
+    monkeypatch.setattr(WidthController, "width", lambda self, batch_size, cost: 4 if batch_size == 1 else 0)
+    which = ["drafter=draft_model", f"drafter.path={model}"]
+    core = build_engine(assemble([f"model.path={model}", *COMMON, *which])).core
+    monkeypatch.setattr(DraftModelDrafter, "propose", proposing)
+    widths(core, 5)
+    assert not any(asked)
+    assert 4 in widths(core, 1) and set(asked) == {0, 1}
+    core.close()

@@ -4,7 +4,8 @@ from itertools import pairwise
 import pytest
 
 from engine.contracts.scheduler import StepCost
-from engine.loop.width import DraftCost, WidthController
+from engine.loop.draft_cost import DraftCost
+from engine.loop.width import WidthController
 
 MEMORY_BOUND = StepCost(base_ms=10.0, per_token_ms=0.05, num_samples=100)
 COMPUTE_BOUND = StepCost(base_ms=0.1, per_token_ms=1.0, num_samples=100)
@@ -102,6 +103,38 @@ def test_buckets_are_independent_but_new_ones_start_from_what_is_known():
     assert controller.width(16, COMPUTE_BOUND) == 0
     serve(controller, 1.0, 600, batch=16)
     assert controller.width(16, MEMORY_BOUND) == 4
+
+
+def test_for_more_requests_drafting_costs_no_less_than_is_known_for_fewer():
+    """Until it is measured: a drafter that is too dear for eight requests is not tried on sixteen."""
+    cost = StepCost(base_ms=2.0, per_token_ms=0.1, num_samples=100)
+    for dear in (False, True):
+        controller = WidthController(3)
+        serve(controller, 0.7, 300, batch=8, cost=cost, draft_ms=2.0 if dear else 0.1)
+        assert (controller.width(8, cost) == 0) == dear
+        assert (controller.width(16, cost) == 0) == dear
+        assert controller.width(4, cost) == 3  # nothing is known of less
+
+
+def test_a_probe_ends_when_its_drafts_are_lost_to_another_batch_size():
+    """Requests that come together ask for drafts together; when some have ended at once, nobody verifies them."""
+    controller = off_for_long(0.0)
+    probe(controller, 16)
+    controller.drafts(16)
+    assert controller.width(16, MEMORY_BOUND) == 1  # still awaited
+    controller.width(14, MEMORY_BOUND)
+    assert not controller.probes(16)
+    assert probe(controller, 16) > 4  # and it is not at once tried again
+
+
+def test_a_probe_that_nothing_was_drafted_for_yet_survives_other_batch_sizes():
+    controller = off_for_long(0.0)
+    probe(controller, 16)
+    controller.width(14, MEMORY_BOUND)
+    assert controller.probes(16)
+    controller.drafts(16)
+    controller.observe(16, 16, 16, 0)
+    assert not controller.probes(16)
 
 
 def test_not_adaptive_always_means_the_full_width():
@@ -253,8 +286,10 @@ def test_at_rest_a_probe_waits_for_new_requests_and_for_as_many_chains_as_say_so
         controller.observe(16, 0, 0, 0)
     assert controller.probes(16) and not controller.rests(16), "nobody could take part yet"
     for _ in range(7):
+        controller.drafts(16)
         controller.observe(16, 1, 1, 1)
-    assert controller.probes(16)
+        controller.width(14, COMPUTE_BOUND)
+    assert controller.probes(16), "of no use to other batch sizes, but no drafts were lost to them"
     controller.observe(16, 1, 1, 0)
     assert not controller.probes(16)
 

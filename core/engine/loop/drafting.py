@@ -88,18 +88,23 @@ class Drafting:
             self._propose(self._host, settled, widths, len(decoding))
         return widths
 
-    def ahead(self, sequence: Sequence, widths: dict[Sequence, int], cost: StepCost) -> int:
-        """How many drafts a drafter on the device shall propose behind the step that is being planned, in which
-        ``sequence`` gets its next token."""
-        if not self.enabled or self._host is not None or not sequence.drafter_follows:
-            return 0
-        # Of what remains, that step takes one token at least, and the last one is the target's own.
-        remaining = sequence.max_total - sequence.known - 1
-        if sequence not in widths:
-            return _at_most(self._width.width(len(widths) + 1, cost), remaining)
-        if sequence.drafts and self._width.probes(len(widths)):
-            return 0  # these will tell
-        return _at_most(widths[sequence], remaining)
+    def ahead(self, sampling: Collection[Sequence], widths: dict[Sequence, int], cost: StepCost) -> dict[Sequence, int]:
+        """How many drafts a drafter on the device shall propose behind the step that is being planned, in which these
+        get their next tokens; those whose prompts end with it are not among ``widths``."""
+        if not self.enabled or self._host is not None:
+            return {}
+        joining = sum(s not in widths for s in sampling)
+        width = self._width.width(len(widths) + joining, cost) if joining else 0
+        probes = self._width.probes(len(widths))
+        wanted: dict[Sequence, int] = {}
+        for s in sampling:
+            if not s.drafter_follows or (probes and s.drafts):  # drafts of a probe: these will tell
+                continue
+            # Of what remains, that step takes one token at least, and the last one is the target's own.
+            wanted[s] = _at_most(widths.get(s, width), s.max_total - s.known - 1)
+        if any(wanted.values()):
+            self._width.drafts(len(widths) + joining)
+        return wanted
 
     def must_keep_up(self, sequences: Collection[Sequence]) -> bool:
         """Whether the drafter is to be told of a step in which these decode, and nothing else happens. If not, no more

@@ -193,18 +193,18 @@ class Planner:
                 self._continue(sequence, row.num_tokens, schedule, sketch)
             elif not sketch.admission_failed:
                 sketch.admission_failed = not self._admit(sequence, row.num_tokens, sketch)
-        for sequence, placed in sketch.placed.items():
-            if sequence.scheduled + placed.num_tokens == sequence.known:
-                sketch.placed[sequence] = self._with_drafts(placed, widths, cost)
+        sampling = [s for s, placed in sketch.placed.items() if s.scheduled + placed.num_tokens == s.known]
+        wanted = self._drafting.ahead(sampling, widths, cost)
+        for sequence in sampling:
+            sketch.placed[sequence] = self._with_drafts(sketch.placed[sequence], widths, wanted.get(sequence, 0))
         return sketch
 
-    def _with_drafts(self, placed: Placed, widths: dict[Sequence, int], cost: StepCost) -> Placed:
+    def _with_drafts(self, placed: Placed, widths: dict[Sequence, int], wants: int) -> Placed:
         sequence, width = placed.sequence, self._draft_width(placed.sequence, widths)
         drafts = sequence.drafts[:width]
         upto = sequence.scheduled + placed.num_tokens + len(drafts)
         if drafts and not self._pool.grow(sequence, upto):
             drafts, upto = (), upto - len(drafts)
-        wants = self._drafting.ahead(sequence, widths, cost)
         # The drafter writes keys, too: behind the token that this step samples, and its drafts.
         if wants and not self._pool.grow(sequence, min(upto + 1 + wants, sequence.max_total)):
             wants = 0

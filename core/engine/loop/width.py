@@ -11,9 +11,9 @@ drafting that has been off for long is *at rest*: running requests are given up,
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from engine.contracts.scheduler import StepCost
+from engine.loop.acceptance import AcceptanceRate, Chains, rate_of_mean
+from engine.loop.draft_cost import DraftCost, KeepingUp
 
 _BUCKETS = (1, 2, 4, 8, 16, 32)
 _FORGET = 0.97
@@ -22,16 +22,9 @@ _FORGET_PROBING, _MOST_PROBED = 0.8, 4
 """The same while drafting is off: probes are rare, so each must count for more. Of its chains, so many forget: however
 many are probed at once, two probes before this one still count."""
 _PRIOR_RATE = 0.6
-_PRIOR_TRIALS = 2.0
 _GAIN_TO_WIDEN, _GAIN_TO_NARROW = 1.05, 1.01
 """A new width must promise this much more than the present one. Useless drafts cost little where memory is the
 limit, but they still cost, so narrowing is the easier way."""
-_FORGET_COST = 0.97
-"""What the measured cost of drafting keeps of its weight from round to round."""
-_ROUNDS_BELIEVED, _OUTLIER = 8.0, 4.0
-"""From so many rounds on, one that costs more than so many times what is expected counts as no more than that."""
-_MIN_VARIANCE = 0.01
-"""Variance of widths below which the recent rounds say nothing about the cost per token."""
 _LEARN_STEP, _MOST_OFF = 0.1, 2.0
 """What a step adds to how far steps of its kind are off the line of all steps, and how far that is at most."""
 _RECONSIDER = 8
@@ -48,104 +41,6 @@ _PROBED = 8
 """Chains of a probe at rest, or as many as requests decode together: few requests take part, one perhaps."""
 _DEAR = 0.03
 """Share of a step without drafts from which on keeping up is dear."""
-_FORGET_KEEPING_UP, _MOST_KEEPING_UP = 0.97, 0.25
-"""What is known of it keeps that much of its weight from step to step, and no step counts as a larger share."""
-
-
-class Chains(NamedTuple):
-    """What became of drafts."""
-
-    chains: int
-    drafted: int
-    accepted: int
-
-
-class AcceptanceRate:
-    """Rate at which a draft stands, given that those before it stood; with exponential forgetting."""
-
-    def __init__(self) -> None:
-        self._trials = 0.0
-        self._hits = 0.0
-
-    def observe(self, chains: int, drafted: int, accepted: int, forget: float, times: int) -> None:
-        """``accepted`` of ``drafted`` tokens stood, in ``chains`` chains together. Before, everything is forgotten to
-        ``forget``, so many ``times``."""
-        rate = _rate_of_mean(accepted / chains, drafted / chains)
-        falls = chains * (1.0 - rate ** (drafted / chains))
-        keep = forget**times
-        self._hits = keep * self._hits + accepted
-        self._trials = keep * self._trials + accepted + falls
-
-    def rate(self, prior: float) -> float:
-        """The estimate in [0, 1], pulled towards ``prior`` while there is little evidence."""
-        return (self._hits + _PRIOR_TRIALS * prior) / (self._trials + _PRIOR_TRIALS)
-
-
-class DraftCost:
-    """What drafting adds to a round: a mean for rounds without drafts, ``ms = fixed + per_token * width`` for others;
-    least squares with forgetting.
-
-    The two differ by more than a token: a drafter that nobody asks does less, and later. Until a second width is seen,
-    all that drafting adds is taken to be per token; while all recent rounds have the same width, the last known cost
-    per token is kept.
-    """
-
-    def __init__(self) -> None:
-        self._idle_weight = self._idle = 0.0
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self._per_token: float | None = None
-
-    def observe(self, width: int, ms: float) -> None:
-        """A round in which up to ``width`` tokens were drafted, 0 included, spent ``ms`` milliseconds on that."""
-        keep = _FORGET_COST
-        if width == 0:
-            ms = self._believed(self._idle_weight, 0, ms)
-            self._idle_weight = keep * self._idle_weight + 1.0
-            self._idle = keep * self._idle + ms
-            return
-        ms = self._believed(self._weight, width, ms)
-        self._weight = keep * self._weight + 1.0
-        self._x = keep * self._x + width
-        self._y = keep * self._y + ms
-        self._xx = keep * self._xx + width * width
-        self._xy = keep * self._xy + width * ms
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - mean_x * mean_x
-        if variance > _MIN_VARIANCE:
-            self._per_token = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
-
-    def _believed(self, weight: float, width: int, ms: float) -> float:
-        """A pause of the machine is no property of drafting."""
-        return min(ms, _OUTLIER * self.ms(width) + 0.1) if weight > _ROUNDS_BELIEVED else ms
-
-    def ms(self, width: int) -> float:
-        """The cost of a round of this width; 0 before anything was measured."""
-        idle = self._idle / self._idle_weight if self._idle_weight else 0.0
-        if self._weight == 0.0 or (width == 0 and self._idle_weight):
-            return idle
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        # At no width less than without drafts: drafting nothing is never dearer.
-        steepest = max(0.0, mean_y - idle) / mean_x
-        slope = steepest if self._per_token is None else min(steepest, self._per_token)
-        return max(idle, mean_y + slope * (width - mean_x))
-
-
-class KeepingUp:
-    """What it takes to tell a drafter of steps that nobody drafts behind, of which it may be told later."""
-
-    def __init__(self) -> None:
-        self._ms = self._steps_ms = 0.0
-
-    def observe(self, step_ms: float, ms: float, late_ms: float, late_steps: int) -> None:
-        """A step of ``step_ms`` took ``ms`` more, and ``late_ms`` before it went to ``late_steps`` earlier ones."""
-        most = _MOST_KEEPING_UP * step_ms
-        self._steps_ms = _FORGET_KEEPING_UP * self._steps_ms + step_ms
-        self._ms = _FORGET_KEEPING_UP * self._ms + min(ms, most) + min(late_ms, late_steps * most)
-
-    @property
-    def share(self) -> float:
-        """Of a step."""
-        return self._ms / self._steps_ms if self._steps_ms else 0.0
 
 
 class _Bucket:
@@ -167,8 +62,10 @@ class _Bucket:
         """How often for a width, since it was chosen."""
         self.probing = False
         """Drafting is off, and one token is drafted for each request until it is known what comes of it."""
+        self.on_their_way = False
+        """Drafts of the probe."""
         self.seen = Chains(0, 0, 0)
-        """In a probe at rest."""
+        """In probes at rest, since one was judged."""
         self.idle_steps = 0
         """Since the last probe, or since this one began."""
         self.probe_every = _FIRST_PROBE
@@ -187,11 +84,18 @@ class _Bucket:
             self._probe(False)
 
     def _probe(self, probing: bool) -> None:
-        self.probing, self.idle_steps, self.seen = probing, 0, Chains(0, 0, 0)
+        self.probing, self.on_their_way, self.idle_steps = probing, False, 0
+
+    def left(self) -> None:
+        """Another number of requests decodes now. Drafts of a probe that are on their way are lost: where requests come
+        together and the first ones soon end, that would happen time and again."""
+        if self.on_their_way:
+            self._probe(False)
 
     def probed(self, promising: bool) -> None:
         """The probe is over."""
         self._probe(False)
+        self.seen = Chains(0, 0, 0)
         if promising:
             self.probe_every = max(_SOONEST_PROBE, self.probe_every // _SOONER)
         else:
@@ -206,6 +110,8 @@ class WidthController:
         self._adaptive = adaptive
         self._overall = AcceptanceRate()
         self._buckets = [_Bucket() for _ in _BUCKETS]
+        self._present = self._buckets[0]
+        """That of the last width."""
         self._cost = StepCost(0.0, 0.0, 0)
         """As it was last."""
 
@@ -218,6 +124,9 @@ class WidthController:
             return self.max_width
         self._cost = cost
         bucket = self._buckets[_bucket_index(batch_size)]
+        if bucket is not self._present:
+            self._present.left()
+            self._present = bucket
         bucket.asked += 1
         if bucket.chosen_for != batch_size or bucket.asked >= _RECONSIDER:
             bucket.width, bucket.chosen_for = self._best(bucket, batch_size, cost), batch_size
@@ -229,6 +138,11 @@ class WidthController:
         """Whether what is drafted at this batch size is only to see how it would fare."""
         bucket = self._buckets[_bucket_index(batch_size)]
         return bucket.probing and bucket.width == 0
+
+    def drafts(self, batch_size: int) -> None:
+        """Something is drafted now, for a batch of this size."""
+        bucket = self._buckets[_bucket_index(batch_size)]
+        bucket.on_their_way = bucket.probing
 
     def rests(self, batch_size: int) -> bool:
         """Whether a drafter need not keep up any more with the requests that decode together now."""
@@ -248,6 +162,7 @@ class WidthController:
         bucket = self._learning(batch_size)
         # Drafts that were asked for before drafting went off are no probe.
         probe = bucket.probing and bucket.width == 0
+        bucket.on_their_way = False
         if probe and bucket.at_rest:
             seen = bucket.seen
             chains, drafted, accepted = chains + seen.chains, drafted + seen.drafted, accepted + seen.accepted
@@ -258,7 +173,7 @@ class WidthController:
         for acceptance in (bucket.acceptance, self._overall):
             acceptance.observe(chains, drafted, accepted, forget, min(chains, _MOST_PROBED) if probe else chains)
         if probe:
-            rate = _rate_of_mean(accepted / chains, drafted / chains)
+            rate = rate_of_mean(accepted / chains, drafted / chains)
             bucket.probed(self._would_draft(bucket, batch_size, rate))
         elif bucket.width:
             bucket.probing, bucket.probe_every = False, _FIRST_PROBE
@@ -321,30 +236,22 @@ class WidthController:
     def _speeds(self, bucket: _Bucket, batch_size: int, cost: StepCost, rate: float) -> list[float]:
         """Expected tokens per millisecond at each width, ``rate`` being that of drafts that stand."""
         speeds: list[float] = []
+        drafting = self._cost_of_drafting(batch_size)
         expected, chain = 1.0, bucket.answered
         for width in range(self.max_width + 1):
             if width:
                 chain *= rate
                 expected += chain
             step_ms = bucket.off[width > 0] * cost.ms(round(batch_size * (1 + bucket.answered * width)))
-            ms = step_ms + bucket.cost.ms(width)
+            ms = step_ms + drafting.ms(width)
             speeds.append(expected / ms if cost.num_samples and ms > 0.0 else expected)
         return speeds
+
+    def _cost_of_drafting(self, batch_size: int) -> DraftCost:
+        """As measured for so many requests or, until it was, for fewer: it is no less for more of them."""
+        costs = [bucket.cost for bucket in self._buckets[: _bucket_index(batch_size) + 1]]
+        return next((cost for cost in reversed(costs) if cost.drafted), costs[-1])
 
 
 def _bucket_index(batch_size: int) -> int:
     return max(i for i, low in enumerate(_BUCKETS) if low <= max(1, batch_size))
-
-
-def _rate_of_mean(mean: float, width: float) -> float:
-    """The rate ``a`` for which chains of ``width`` drafts have ``mean = a + ... + a**width`` accepted ones."""
-    low, high = 0.0, 1.0
-    if mean >= width:
-        return 1.0
-    for _ in range(20):
-        rate = 0.5 * (low + high)
-        if rate * (1.0 - rate**width) / (1.0 - rate) < mean:
-            low = rate
-        else:
-            high = rate
-    return low
