@@ -94,6 +94,8 @@ class Drafting:
         if not self.enabled or self._host is not None:
             return {}
         joining = sum(s not in widths for s in sampling)
+        if not joining and not any(widths.values()):
+            return {}
         width = self._width.width(len(widths) + joining, cost) if joining else 0
         probes = self._width.probes(len(widths))
         wanted: dict[Sequence, int] = {}

@@ -11,6 +11,8 @@ drafting that has been off for long is *at rest*: running requests are given up,
 
 from __future__ import annotations
 
+from bisect import bisect
+
 from engine.contracts.scheduler import StepCost
 from engine.loop.acceptance import AcceptanceRate, Chains, rate_of_mean
 from engine.loop.draft_cost import DraftCost, KeepingUp
@@ -254,4 +256,4 @@ class WidthController:
 
 
 def _bucket_index(batch_size: int) -> int:
-    return max(i for i, low in enumerate(_BUCKETS) if low <= max(1, batch_size))
+    return max(0, bisect(_BUCKETS, batch_size) - 1)
