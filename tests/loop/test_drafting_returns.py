@@ -94,10 +94,13 @@ def on_the_device(monkeypatch: pytest.MonkeyPatch, model: Path, moody: Moody) ->
     return ["drafter=draft_model", f"drafter.path={model}"]
 
 
-def widths(core: EngineCore, batch: int) -> list[int]:
-    """Of every step while so many answers are given at once."""
+def widths(core: EngineCore, batch: int, stopped: int = 0) -> list[int]:
+    """Of every step while so many answers are given at once; so many more are stopped by their first tokens."""
     for prompt in PROMPTS[:batch]:
         core.submit(EngineRequest(str(prompt), prompt, STEPS))
+    for i in range(stopped):
+        any_token = tuple(range(tiny.CONFIG["vocab_size"]))
+        core.submit(EngineRequest(f"stopped {i}", PROMPTS[i], SamplingParams(stop_token_ids=any_token)))
     found = []
     while core.has_work:
         found += [event.draft_width for event in core.step().events if isinstance(event, StepEvent)]
@@ -175,3 +178,22 @@ def test_prompts_that_end_together_are_drafted_for_as_the_batch_they_become(
     assert not any(asked)
     assert 4 in widths(core, 1) and set(asked) == {0, 1}
     core.close()
+
+
+@pytest.mark.parametrize("overlap", ["overlap=true", "overlap=false"])
+def test_drafting_rests_and_comes_back_where_requests_come_together_and_some_are_stopped_at_once(
+    overlap: str, model: Path, costs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step of each wave is of another batch size than all others."""
+    moody = Moody()
+    which = on_the_device(monkeypatch, model, moody)
+    keeping_up(monkeypatch, 0.1)
+    core = build_engine(assemble([f"model.path={model}", *COMMON, *which, "drafter.max_width=4", overlap])).core
+    for _ in range(3):
+        widths(core, 3, stopped=5)
+    resting = [width for _ in range(10) for width in widths(core, 3, stopped=5)]
+    moody.lies = False
+    good = [width for _ in range(10) for width in widths(core, 3, stopped=5)]
+    core.close()
+    assert set(resting) == {0, 1} and sum(resting) < len(resting) / 64
+    assert sum(width == 4 for width in good) > len(good) / 4

@@ -294,6 +294,22 @@ def test_at_rest_a_probe_waits_for_new_requests_and_for_as_many_chains_as_say_so
     assert not controller.probes(16)
 
 
+def test_more_requests_rest_with_fewer_ones_unless_new_ones_are_awaited():
+    """Requests that come together are more for a step or two than they will be."""
+    controller = off_for_long(share=0.1, batch=8, cost=COMPUTE_BOUND)
+    assert controller.width(16, COMPUTE_BOUND) == 0 and controller.rests(16)
+    controller.width(4, MEMORY_BOUND)
+    assert not controller.rests(4), "for fewer it may pay"
+    serve(controller, 1.0, 200, batch=32)
+    assert not controller.rests(32) and controller.rests(16), "so it may for more, where that was seen"
+    probe(controller, 16)
+    assert not controller.rests(16)
+    controller.observe(16, 16, 16, 0)
+    assert controller.rests(16)
+    probe(controller, 8)
+    assert not controller.rests(16), "given up, they could not take part when they are eight"
+
+
 def test_a_promising_probe_ends_the_rest_and_a_poor_one_does_not():
     for accepted, rests in ((0, True), (8, False)):
         controller = off_for_long(share=0.1)

@@ -147,9 +147,14 @@ class WidthController:
         bucket.on_their_way = bucket.probing
 
     def rests(self, batch_size: int) -> bool:
-        """Whether a drafter need not keep up any more with the requests that decode together now."""
-        bucket = self._buckets[_bucket_index(batch_size)]
-        return bucket.at_rest and not bucket.probing
+        """Whether a drafter need not keep up any more with the requests that decode together now. What does not pay for
+        fewer requests is not kept ready for more of them, unless new ones among them are awaited for a probe."""
+        index = _bucket_index(batch_size)
+        bucket = self._buckets[index]
+        if bucket.width != 0 or bucket.probing:
+            return False
+        at_rest = [fewer.probing for fewer in self._buckets[: index + 1] if fewer.at_rest]
+        return bool(at_rest) and not any(at_rest)
 
     def observe(self, batch_size: int, chains: int, drafted: int, accepted: int) -> None:
         """What one step's drafts came to: ``accepted`` of ``drafted`` tokens in ``chains`` requests stood. A step
