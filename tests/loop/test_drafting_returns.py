@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -181,19 +182,62 @@ def test_prompts_that_end_together_are_drafted_for_as_the_batch_they_become(
 
 
 @pytest.mark.parametrize("overlap", ["overlap=true", "overlap=false"])
-def test_drafting_rests_and_comes_back_where_requests_come_together_and_some_are_stopped_at_once(
+def test_waves_of_which_some_are_stopped_at_once_are_not_drafted_for_in_vain_and_drafting_comes_back(
     overlap: str, model: Path, costs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first step of each wave is of another batch size than all others."""
+    """When a wave comes it is another batch than a step later."""
+    asked: list[int] = []
     moody = Moody()
     which = on_the_device(monkeypatch, model, moody)
+    propose = DraftModelDrafter.propose
+
+    def proposing(self: DraftModelDrafter, rows: DraftRows) -> DraftTokens:
+        asked.append(len(rows.index))
+        return propose(self, rows)
+
+    monkeypatch.setattr(DraftModelDrafter, "propose", proposing)
     keeping_up(monkeypatch, 0.1)
     core = build_engine(assemble([f"model.path={model}", *COMMON, *which, "drafter.max_width=4", overlap])).core
     for _ in range(3):
         widths(core, 3, stopped=5)
-    resting = [width for _ in range(10) for width in widths(core, 3, stopped=5)]
+    asked.clear()
+    resting = [width for _ in range(20) for width in widths(core, 3, stopped=5)]
+    of_waves = sum(rows == 8 for rows in asked)
     moody.lies = False
     good = [width for _ in range(10) for width in widths(core, 3, stopped=5)]
     core.close()
-    assert set(resting) == {0, 1} and sum(resting) < len(resting) / 64
+    assert of_waves <= 3 and set(resting) == {0, 1} and sum(resting) < len(resting) / 64
     assert sum(width == 4 for width in good) > len(good) / 4
+
+
+def served(core: EngineCore, steps: int, rng: random.Random) -> int:
+    """Drafts verified while four clients ask for answers of all lengths, each as soon as it has the last one."""
+    open_ids: set[str] = set()
+    verified = 0
+    for _ in range(steps):
+        for client in range(4 - len(open_ids)):
+            request_id = f"{rng.random()}"
+            length = SamplingParams(max_tokens=rng.randint(20, 40), temperature=0.0, ignore_eos=True)
+            core.submit(EngineRequest(request_id, PROMPTS[client], length, cache_salt=request_id))
+            open_ids.add(request_id)
+        out = core.step()
+        open_ids -= {output.request_id for output in out.outputs if output.finish_reason is not None}
+        verified += sum(event.drafted for event in out.events if isinstance(event, StepEvent))
+    return verified
+
+
+@pytest.mark.parametrize("overlap", ["overlap=true", "overlap=false"])
+def test_requests_that_come_and_go_are_probed_with_seldom_and_drafting_comes_back(
+    overlap: str, model: Path, costs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts are often verified by another number of requests than had asked for them."""
+    moody, rng = Moody(), random.Random(1)
+    which = on_the_device(monkeypatch, model, moody)
+    core = build_engine(assemble([f"model.path={model}", *COMMON, *which, "drafter.max_width=4", overlap])).core
+    served(core, 100, rng)
+    useless = served(core, 700, rng)
+    moody.lies = False
+    good = served(core, 800, rng)
+    core.close()
+    assert 0 < useless < 25
+    assert good > 1000

@@ -116,25 +116,27 @@ def test_for_more_requests_drafting_costs_no_less_than_is_known_for_fewer():
         assert controller.width(4, cost) == 3  # nothing is known of less
 
 
-def test_a_probe_ends_when_its_drafts_are_lost_to_another_batch_size():
+def test_a_probe_whose_drafts_are_dropped_ends_and_the_next_one_comes_soon():
     """Requests that come together ask for drafts together; when some have ended at once, nobody verifies them."""
     controller = off_for_long(0.0)
-    probe(controller, 16)
-    controller.drafts(16)
+    assert probe(controller, 16) > 16
+    controller.asked_for(16)
     assert controller.width(16, MEMORY_BOUND) == 1  # still awaited
-    controller.width(14, MEMORY_BOUND)
+    controller.dropped()
     assert not controller.probes(16)
-    assert probe(controller, 16) > 4  # and it is not at once tried again
+    assert 4 < probe(controller, 16) <= 16
 
 
-def test_a_probe_that_nothing_was_drafted_for_yet_survives_other_batch_sizes():
+def test_drafts_tell_of_the_batch_size_that_asked_for_them_whatever_it_is_by_then():
     controller = off_for_long(0.0)
     probe(controller, 16)
-    controller.width(14, MEMORY_BOUND)
-    assert controller.probes(16)
-    controller.drafts(16)
-    controller.observe(16, 16, 16, 0)
+    controller.asked_for(8)
+    controller.dropped()
+    assert controller.probes(16), "these were not its drafts"
+    controller.asked_for(16)
+    controller.observe(8, 8, 8, 0)
     assert not controller.probes(16)
+    assert probe(controller, 16) > 16, "they were judged"
 
 
 def test_not_adaptive_always_means_the_full_width():
@@ -286,28 +288,11 @@ def test_at_rest_a_probe_waits_for_new_requests_and_for_as_many_chains_as_say_so
         controller.observe(16, 0, 0, 0)
     assert controller.probes(16) and not controller.rests(16), "nobody could take part yet"
     for _ in range(7):
-        controller.drafts(16)
+        controller.asked_for(16)
         controller.observe(16, 1, 1, 1)
-        controller.width(14, COMPUTE_BOUND)
-    assert controller.probes(16), "of no use to other batch sizes, but no drafts were lost to them"
+    assert controller.probes(16)
     controller.observe(16, 1, 1, 0)
     assert not controller.probes(16)
-
-
-def test_more_requests_rest_with_fewer_ones_unless_new_ones_are_awaited():
-    """Requests that come together are more for a step or two than they will be."""
-    controller = off_for_long(share=0.1, batch=8, cost=COMPUTE_BOUND)
-    assert controller.width(16, COMPUTE_BOUND) == 0 and controller.rests(16)
-    controller.width(4, MEMORY_BOUND)
-    assert not controller.rests(4), "for fewer it may pay"
-    serve(controller, 1.0, 200, batch=32)
-    assert not controller.rests(32) and controller.rests(16), "so it may for more, where that was seen"
-    probe(controller, 16)
-    assert not controller.rests(16)
-    controller.observe(16, 16, 16, 0)
-    assert controller.rests(16)
-    probe(controller, 8)
-    assert not controller.rests(16), "given up, they could not take part when they are eight"
 
 
 def test_a_promising_probe_ends_the_rest_and_a_poor_one_does_not():

@@ -80,6 +80,8 @@ class Drafting:
         width = self._width.width(len(decoding), cost) if decoding else 0
         if width == 0 or not any(s.drafter_follows for s in decoding):
             widths = dict.fromkeys(decoding, 0)
+            if any(s.drafts for s in decoding):
+                self._width.dropped()
         else:
             # Of those given up, too: they wait for the others' tokens, for the batch to stay together.
             widths = {s: _at_most(width, s.max_total - s.known) for s in decoding}
@@ -96,16 +98,16 @@ class Drafting:
         joining = sum(s not in widths for s in sampling)
         if not joining and not any(widths.values()):
             return {}
-        width = self._width.width(len(widths) + joining, cost) if joining else 0
         probes = self._width.probes(len(widths))
+        width = self._width.width(len(widths) + joining, cost) if joining else max(widths.values())
         wanted: dict[Sequence, int] = {}
         for s in sampling:
             if not s.drafter_follows or (probes and s.drafts):  # drafts of a probe: these will tell
                 continue
             # Of what remains, that step takes one token at least, and the last one is the target's own.
-            wanted[s] = _at_most(widths.get(s, width), s.max_total - s.known - 1)
+            wanted[s] = _at_most(width, s.max_total - s.known - 1)
         if any(wanted.values()):
-            self._width.drafts(len(widths) + joining)
+            self._width.asked_for(len(widths) + joining)
         return wanted
 
     def must_keep_up(self, sequences: Collection[Sequence]) -> bool:

@@ -64,8 +64,6 @@ class _Bucket:
         """How often for a width, since it was chosen."""
         self.probing = False
         """Drafting is off, and one token is drafted for each request until it is known what comes of it."""
-        self.on_their_way = False
-        """Drafts of the probe."""
         self.seen = Chains(0, 0, 0)
         """In probes at rest, since one was judged."""
         self.idle_steps = 0
@@ -86,13 +84,14 @@ class _Bucket:
             self._probe(False)
 
     def _probe(self, probing: bool) -> None:
-        self.probing, self.on_their_way, self.idle_steps = probing, False, 0
+        self.probing, self.idle_steps = probing, 0
 
-    def left(self) -> None:
-        """Another number of requests decodes now. Drafts of a probe that are on their way are lost: where requests come
-        together and the first ones soon end, that would happen time and again."""
-        if self.on_their_way:
+    def missed(self) -> None:
+        """The drafts of a probe were dropped: where requests come together and the first ones soon end, that would
+        happen time and again. The next probe comes soon all the same, for this one has shown nothing."""
+        if self.probing:
             self._probe(False)
+            self.idle_steps = max(0, self.probe_every - _FIRST_PROBE)
 
     def probed(self, promising: bool) -> None:
         """The probe is over."""
@@ -112,8 +111,8 @@ class WidthController:
         self._adaptive = adaptive
         self._overall = AcceptanceRate()
         self._buckets = [_Bucket() for _ in _BUCKETS]
-        self._present = self._buckets[0]
-        """That of the last width."""
+        self._asker: _Bucket | None = None
+        """What asked for the drafts on their way, whoever verifies them; ``None``: the batch that verifies them did."""
         self._cost = StepCost(0.0, 0.0, 0)
         """As it was last."""
 
@@ -126,9 +125,6 @@ class WidthController:
             return self.max_width
         self._cost = cost
         bucket = self._buckets[_bucket_index(batch_size)]
-        if bucket is not self._present:
-            self._present.left()
-            self._present = bucket
         bucket.asked += 1
         if bucket.chosen_for != batch_size or bucket.asked >= _RECONSIDER:
             bucket.width, bucket.chosen_for = self._best(bucket, batch_size, cost), batch_size
@@ -141,20 +137,19 @@ class WidthController:
         bucket = self._buckets[_bucket_index(batch_size)]
         return bucket.probing and bucket.width == 0
 
-    def drafts(self, batch_size: int) -> None:
-        """Something is drafted now, for a batch of this size."""
-        bucket = self._buckets[_bucket_index(batch_size)]
-        bucket.on_their_way = bucket.probing
+    def asked_for(self, batch_size: int) -> None:
+        """Drafts for a batch of this size are on their way."""
+        self._asker = self._buckets[_bucket_index(batch_size)]
+
+    def dropped(self) -> None:
+        """Drafts came, but are not wanted: fewer requests decode now, or more."""
+        if self._asker is not None:
+            self._asker.missed()
 
     def rests(self, batch_size: int) -> bool:
-        """Whether a drafter need not keep up any more with the requests that decode together now. What does not pay for
-        fewer requests is not kept ready for more of them, unless new ones among them are awaited for a probe."""
-        index = _bucket_index(batch_size)
-        bucket = self._buckets[index]
-        if bucket.width != 0 or bucket.probing:
-            return False
-        at_rest = [fewer.probing for fewer in self._buckets[: index + 1] if fewer.at_rest]
-        return bool(at_rest) and not any(at_rest)
+        """Whether a drafter need not keep up any more with the requests that decode together now."""
+        bucket = self._buckets[_bucket_index(batch_size)]
+        return bucket.at_rest and not bucket.probing
 
     def observe(self, batch_size: int, chains: int, drafted: int, accepted: int) -> None:
         """What one step's drafts came to: ``accepted`` of ``drafted`` tokens in ``chains`` requests stood. A step
@@ -167,9 +162,10 @@ class WidthController:
                 bucket.idle()
             return
         bucket = self._learning(batch_size)
+        if self._asker is not None:
+            bucket = self._asker
         # Drafts that were asked for before drafting went off are no probe.
         probe = bucket.probing and bucket.width == 0
-        bucket.on_their_way = False
         if probe and bucket.at_rest:
             seen = bucket.seen
             chains, drafted, accepted = chains + seen.chains, drafted + seen.drafted, accepted + seen.accepted
