@@ -15,6 +15,7 @@ from engine.execution.runner import ModelRunner
 from engine.loop.build import build_engine
 from engine.loop.width import WidthController
 from engine_plugins.drafter.eagle3.drafter import Eagle3Drafter, Eagle3Head
+from engine_plugins.drafter.early_exit import EarlyExitDrafter
 
 from ..laws.drafted import DRAFTERS, Answer, Models, answers, engine, prompts, requests_for
 
@@ -196,3 +197,20 @@ def test_a_head_drafts_the_same_behind_tokens_of_which_it_only_noted_the_keys(mo
         core.close()
     assert noted["steps"] > 3 and len(drafts[0]) > 20
     assert drafts[0] == drafts[1]
+
+
+def test_a_stateless_drafter_is_told_of_no_step_that_nobody_drafts_behind(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    Bursts(monkeypatch, 60)
+    monkeypatch.setattr(EarlyExitDrafter, "extend", lambda self, step: told.append(step.drafts_follow))
+    wanted = requests_for(prompts(models, NAME, 6), [GREEDY])
+    plain = engine(models, NAME, "drafter=none")
+    expected = [answer.tokens for answer in answers(plain, wanted, 3)]
+    core = engine(models, NAME, *DRAFTERS["early_exit"](models, NAME))
+    found = answers(core, wanted, 3)
+    plain.close()
+    core.close()
+    assert [answer.tokens for answer in found] == expected
+    assert told and all(told) and len(told) < core.stats().step / 2 and sum(n for n, _ in acceptance(found)) > 50

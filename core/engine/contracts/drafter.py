@@ -356,6 +356,20 @@ def may_be_recorded(drafter: DeviceDrafter) -> bool:
     return isinstance(drafter, RecordableDrafter) and drafter.recordable and not drafter.returns_probs
 
 
+@runtime_checkable
+class StatelessDrafter(DeviceDrafter, Protocol):
+    """A drafter that finds all it needs in the target's cache. The core may leave out :meth:`~DeviceDrafter.extend` for
+    steps that nobody drafts behind, instead of giving requests up."""
+
+    stateless: bool
+    """Whether this one's :meth:`~DeviceDrafter.extend` does nothing."""
+
+
+def keeps_up(drafter: DeviceDrafter) -> bool:
+    """Whether a drafter is to be told of steps that nobody drafts behind."""
+    return not (isinstance(drafter, StatelessDrafter) and drafter.stateless)
+
+
 def on_device(drafter: Drafter) -> DeviceDrafter | None:
     """The drafter, if it is one on the device and may propose anything."""
     if drafter.max_width == 0 or drafter.placement == "host":

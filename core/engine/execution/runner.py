@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine import native
-from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
+from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep, keeps_up
 from engine.execution.adjust import adjusts
 from engine.execution.backlog import Backlog
 from engine.execution.draft_graphs import DraftGraphs
@@ -54,6 +54,7 @@ class ModelRunner:
         self.kv = kv
         self.tables = tables
         self.drafter = drafter
+        self._keeps_up = drafter is not None and keeps_up(drafter)
         self.graphs = graphs
         self.draft_graphs = draft_graphs
         self._backlog = Backlog()
@@ -88,7 +89,7 @@ class ModelRunner:
         step = RunningStep(plan, sampled, prompts, (self._last, started, ended), drafts)
         self._last = ended if drafts is None else drafts.ended
         if self.drafter is not None:
-            if drafts is None and plan.drafter_follows:
+            if drafts is None and self._is_told(plan):
                 self._draft(self.drafter, plan, batch, staged, taps, step)
                 self._last = mark(self.tables.device)
             step.late_ms, step.late_steps = late_ms, late_steps
@@ -107,6 +108,10 @@ class ModelRunner:
         self.drafter.extend(late)
         self._last = mark(self.tables.device)
         return (time.perf_counter() - started) * 1e3, count
+
+    def _is_told(self, plan: StepPlan) -> bool:
+        """Whether the drafter is told of a step, now or later."""
+        return plan.drafter_follows and (self._keeps_up or any(row.wants_drafts > 0 for row in plan.rows))
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine.contracts.drafter import Drafter, DraftRow, HostDrafter, cached_by
+from engine.contracts.drafter import Drafter, DraftRow, HostDrafter, cached_by, keeps_up, on_device
 from engine.contracts.scheduler import StepCost
 from engine.execution.step import StepPlan, StepResult
 from engine.loop.sequence import Sequence
@@ -55,6 +55,8 @@ class Drafting:
         self._vocab_size = vocab_size
         kv = cached_by(drafter)
         self._keeps_keys = kv is not None and kv.num_layers > 0
+        device = on_device(drafter)
+        self._never_late = device is None or not keeps_up(device)
         self.enabled = drafter.max_width > 0
         self._asked = 0
         """The widest drafts that a drafter on the host was asked for since the last step was observed."""
@@ -146,8 +148,8 @@ class Drafting:
             )
         for _ in range(result.late_steps):
             self._width.observe_cost(decoding, 0, result.late_ms / result.late_steps)
-        # A drafter on the device may be told of a step without drafts later.
-        if self._host is not None or width > 0 or result.draft_ms > 0.0:
+        # Others may be told of a step without drafts later.
+        if self._never_late or width > 0 or result.draft_ms > 0.0:
             self._width.observe_cost(decoding, width, gap_ms + result.draft_ms)
 
     def _propose(

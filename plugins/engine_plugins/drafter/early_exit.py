@@ -22,6 +22,7 @@ class EarlyExitDrafter:
     placement: Literal["host", "device"] = "device"
     returns_probs = False
     recordable = True
+    stateless = True
     taps: tuple[int, ...] = ()
     kv_lookahead = 0
     weights_bytes = 0
