@@ -72,7 +72,6 @@ class RepeatLast:
     """Drafts the last token again and again, once it has repeated ``min_run`` times."""
 
     placement: Literal["host", "device"] = "host"
-    returns_probs = False
 
     def __init__(self, config: RepeatLastConfig, context: BuildContext) -> None:
         self.max_width = config.max_width

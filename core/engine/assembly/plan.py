@@ -55,6 +55,11 @@ class EnginePlan:
     notes: tuple[str, ...] = ()
     """What the user should know, one line each (for example: a host drafter makes steps wait)."""
 
+    @property
+    def in_flight(self) -> int:
+        """Steps in flight at once."""
+        return 2 if self.overlap else 1
+
     def choice(self, slot: str) -> SlotChoice:
         """The one plugin of a slot that takes exactly one."""
         (only,) = self.slots[slot]

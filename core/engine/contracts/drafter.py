@@ -44,7 +44,6 @@ class Drafter(Protocol):
     ``device``: runs behind the target's forward pass on the device."""
     max_width: int
     """Most tokens it can propose; 0 switches speculation off."""
-    returns_probs: bool
 
     def release(self, slot: int) -> None:
         """The request in this slot is gone; forget what was kept for it."""
@@ -75,12 +74,9 @@ class Draft:
     """Proposals for a batch of rows, in the order of the rows.
 
     ``tokens[i]`` has at most ``rows[i].width`` ids; fewer (or none) when the drafter has nothing to say.
-    ``probs``: proposal probabilities ``[num_rows, width, vocab]`` float32, when the drafter samples; ``None``
-    when each proposed token was certain (greedy or looked up).
     """
 
     tokens: tuple[tuple[int, ...], ...]
-    probs: Tensor | None = None
 
 
 @runtime_checkable
@@ -137,8 +133,7 @@ class DraftRows:
     positions: Tensor
     """int64 ``[num_rows]``: that token's position."""
     lengths: tuple[int, ...]
-    """The same numbers on the host: how many tokens of each request are computed. ``()`` in a recording
-    (:class:`RecordableDrafter`), where only the device knows."""
+    """Bounds of these on the host. ``()`` in a recording (:class:`RecordableDrafter`)."""
     widths: tuple[int, ...]
     """Drafts wanted, at least 1 each."""
     recording: Any = None
@@ -154,12 +149,10 @@ class DraftRows:
 class DraftTokens:
     """Proposals for :class:`DraftRows`, on the device.
 
-    ``tokens``: int64 ``[num_rows, width]``; what is beyond a row's own width is not used. ``probs`` as in
-    :class:`Draft`.
+    ``tokens``: int64 ``[num_rows, width]``; what is beyond a row's own width is not used.
     """
 
     tokens: Tensor
-    probs: Tensor | None = None
 
 
 ChainStep = Callable[["Tensor", "Tensor | None", Any], "tuple[Tensor, Tensor | None]"]
@@ -304,12 +297,10 @@ class DraftEngine(Protocol):
 class DeviceDrafter(Drafter, Protocol):
     """A drafter that runs behind the target's forward pass.
 
-    The core calls :meth:`extend` for target forward passes, prefill chunks and width 0 included, and then
-    :meth:`propose`, perhaps with no rows. Decode steps that nobody drafts behind may come late and several as one, and
-    then nothing is proposed; they come before any of their blocks is shared or given to somebody else. A request's keys
-    at positions that are settled must be right behind :meth:`extend`: a later request may start from them. Where
-    drafting is at rest, the core gives requests up: of their decode steps nothing is told any more, and neither for
-    them nor for who starts from their keys are drafts wanted again.
+    The core calls :meth:`extend` behind target forward passes with a prompt among their rows or drafts wanted behind
+    them, and then :meth:`propose` if drafts are wanted. While drafting is off, decode steps pass without either: a
+    request's keys may then lack some positions, or be those of a block's former owner. That costs acceptance, which is
+    measured, never correctness.
     """
 
     taps: tuple[int, ...]
@@ -344,7 +335,7 @@ class RecordableDrafter(DeviceDrafter, Protocol):
     and on tensors only. So they must not read a tensor on the host (``item``, ``tolist``, a mask as an index), nor
     bring host values to the device, nor use :attr:`DraftRows.lengths`, :meth:`DraftEngine.place` or
     :meth:`DraftEngine.tokens`; what they keep in Python must be the same after every step of a shape. They run at
-    least once before they are recorded. Recorded drafts come without probabilities.
+    least once before they are recorded.
     """
 
     recordable: bool
@@ -353,21 +344,7 @@ class RecordableDrafter(DeviceDrafter, Protocol):
 
 def may_be_recorded(drafter: DeviceDrafter) -> bool:
     """Whether what a drafter does behind a recorded step may be recorded, too."""
-    return isinstance(drafter, RecordableDrafter) and drafter.recordable and not drafter.returns_probs
-
-
-@runtime_checkable
-class StatelessDrafter(DeviceDrafter, Protocol):
-    """A drafter that finds all it needs in the target's cache. The core may leave out :meth:`~DeviceDrafter.extend` for
-    steps that nobody drafts behind, instead of giving requests up."""
-
-    stateless: bool
-    """Whether this one's :meth:`~DeviceDrafter.extend` does nothing."""
-
-
-def keeps_up(drafter: DeviceDrafter) -> bool:
-    """Whether a drafter is to be told of steps that nobody drafts behind."""
-    return not (isinstance(drafter, StatelessDrafter) and drafter.stateless)
+    return isinstance(drafter, RecordableDrafter) and drafter.recordable
 
 
 def on_device(drafter: Drafter) -> DeviceDrafter | None:

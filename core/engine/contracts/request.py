@@ -11,6 +11,11 @@ import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+MAX_BIASED_TOKENS = 1024
+"""Most entries of :attr:`SamplingParams.logit_bias`."""
+MAX_STOP_TOKENS = 256
+"""Most tokens that end an output: :attr:`SamplingParams.stop_token_ids` and the model's own."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How output tokens are chosen. Validated by the API; the engine trusts it."""

@@ -1,13 +1,11 @@
-"""Recorded drafting: one graph for each shape of a recorded step and each width, replayed right behind the step's.
+"""Captured drafting: one graph for each shape of a captured step and each width, replayed right behind the step's.
 
-A graph finds on the device which drafts stand, tells the drafter of the step and has it propose; its drafts are left
-in memory that stays, so that the host fetches the step's tokens and the next drafts at once. Nothing is uploaded for
-it: all follows from what the step's recording was given and left. Rows that are nobody's, and drafts that a row does
-not want, are computed and not used.
+A graph lets the drafter see the step and propose; its drafts go into the token tables, where the next step finds them.
+Nothing is uploaded for it: all follows from what the step's graph was given and left. Rows that are nobody's, and
+drafts that a row does not want, are computed and not used.
 
-A step whose tokens the host chooses (rejection sampling) cannot be followed this way; it comes of drafters that give
-probabilities, which are never recorded (:func:`engine.contracts.drafter.may_be_recorded`). A batch that is no recorded
-step, such as one with a prompt, and the first step of several that wants more drafts, are drafted behind op by op.
+A batch that is no captured step, such as one with a prompt, and the first step of several that wants more drafts, are
+drafted behind op by op.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ import torch
 from torch import Tensor
 
 from engine.contracts.drafter import DeviceDrafter, DraftRows, DraftTokens, TargetStep, may_be_recorded
-from engine.execution.graphs import Bucket, Capture, Recorded, Replay, StepGraphs, query_buckets
 from engine.execution.places import Place, RecordedPlaces
-from engine.execution.step import StepRow
-from engine.execution.verify import standing_drafts
+from engine.step.graphs import Bucket, Capture, Recorded, Replay, StepGraphs, query_buckets
+from engine.step.plan import StepRow
+from engine.step.tables import DeviceTables
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,7 +55,7 @@ class NotRecordable(RuntimeError):
 
 
 class DraftGraphs:
-    """The registry. All graphs leave their drafts in one tensor: use, or copy, them before the next replay."""
+    """The registry."""
 
     def __init__(self, drafter: DeviceDrafter, steps: StepGraphs, capture: Capture) -> None:
         """``steps``: captured already, with the same ``capture``."""
@@ -69,8 +67,7 @@ class DraftGraphs:
         self._graphs: dict[DraftBucket, Replay] = {}
         self._by_step: dict[Bucket, list[DraftBucket]] = {}
         """Narrowest first."""
-        most = max((found.step.rows * found.width for found in todo), default=0)
-        self._drafts = torch.zeros(most, dtype=torch.int64, device=steps.tables.device)
+        self._valid = torch.ones((), dtype=torch.bool, device=steps.tables.device)
         self._block_tables: dict[int, Tensor] = {}
         self._places: list[RecordedPlaces] = []
         """Kept for the graphs, which read their memory."""
@@ -96,26 +93,24 @@ class DraftGraphs:
         return next((found for found in self._by_step.get(step, ()) if found.width >= wanted), None)
 
     @torch.inference_mode()
-    def replay(self, found: DraftBucket) -> Tensor:
-        """Follow the step that has just been replayed. Returns the drafts, int64 ``[step.rows, width]``, on the
-        device. Nothing here waits for it."""
+    def replay(self, found: DraftBucket) -> Tensor | None:
+        """Draft behind the step that has just been replayed; the drafts go into the tables. Returns whether all of them
+        are tokens, bool on the device, good until the next replay; ``None`` without drafts. Nothing here waits."""
         self._graphs[found]()
-        return self._drafts_of(found)
-
-    def _drafts_of(self, found: DraftBucket) -> Tensor:
-        return self._drafts[: found.step.rows * found.width].view(found.step.rows, found.width)
+        return self._valid if found.width else None
 
     def _record(self, found: DraftBucket, capture: Capture) -> Replay:
-        recorded, drafts, drafter = self._steps.recorded(found.step), self._drafts_of(found), self._drafter
-        places = RecordedPlaces(self._steps.tables, recorded.batch.attention, self._steps.attention, self._lend)
+        recorded, drafter, tables = self._steps.recorded(found.step), self._drafter, self._steps.tables
+        places = RecordedPlaces(tables, recorded.batch.attention, self._steps.attention, self._lend)
         self._places.append(places)
 
         def follow() -> None:
             places.begin()
-            drafter.extend(target_step(recorded, drafts_follow=found.width > 0))
+            drafter.extend(target_step(recorded, tables, drafts_follow=found.width > 0))
             if found.width:
-                proposed = drafter.propose(draft_rows(recorded, found.width, places))
-                drafts.copy_(_checked(proposed, found)[:, : found.width])
+                rows = draft_rows(recorded, tables, found.width, places)
+                proposed = _checked(drafter.propose(rows), found)[:, : found.width]
+                self._valid.copy_(tables.write_drafts(rows.slots, rows.positions, proposed))
 
         try:
             with torch.inference_mode():
@@ -135,12 +130,12 @@ class DraftGraphs:
         return found[:count]
 
 
-def target_step(recorded: Recorded, drafts_follow: bool) -> TargetStep:
-    """What a recorded step leaves, as drafters are told it."""
+def target_step(recorded: Recorded, tables: DeviceTables, drafts_follow: bool) -> TargetStep:
+    """What a captured step leaves, as drafters see it."""
     batch = recorded.batch
     return TargetStep(
         tokens=batch.token_ids,
-        next_tokens=recorded.tokens.clamp(min=0),  # as the table has them
+        next_tokens=tables.tokens[batch.slots, batch.positions + 1].clamp(min=0),
         positions=batch.positions,
         q_lens=batch.attention.q_lens,
         slots=batch.slots,
@@ -150,19 +145,17 @@ def target_step(recorded: Recorded, drafts_follow: bool) -> TargetStep:
     )
 
 
-def draft_rows(recorded: Recorded, width: int, places: RecordedPlaces) -> DraftRows:
-    """The rows of a recorded step, ``width`` drafts wanted for each; all that is known of them is on the device."""
-    rows, queries = recorded.bucket.rows, recorded.bucket.queries
-    slots, starts, num_drafts = recorded.inputs.unbind()
-    inputs, tokens = recorded.batch.token_ids.view(rows, queries), recorded.tokens.view(rows, queries)
-    standing = standing_drafts(inputs, tokens, num_drafts)
-    last = standing + torch.arange(0, rows * queries, queries, device=standing.device)
+def draft_rows(recorded: Recorded, tables: DeviceTables, width: int, places: RecordedPlaces) -> DraftRows:
+    """The rows of a captured step, ``width`` drafts wanted for each; all that is known of them is on the device."""
+    rows, queries, row_ids = recorded.bucket.rows, recorded.bucket.queries, recorded.inputs[0]
+    last = recorded.accepted + torch.arange(0, rows * queries, queries, device=row_ids.device)
+    positions = recorded.starts + recorded.accepted + 1
     return DraftRows(
         index=tuple(range(rows)),
-        slots=slots,
+        slots=row_ids,
         last=last,
-        tokens=recorded.tokens[last].clamp(min=0),
-        positions=starts + standing + 1,
+        tokens=tables.tokens[row_ids, positions],
+        positions=positions,
         lengths=(),
         widths=(width,) * rows,
         recording=places,
@@ -170,12 +163,10 @@ def draft_rows(recorded: Recorded, width: int, places: RecordedPlaces) -> DraftR
 
 
 def _checked(proposed: DraftTokens, found: DraftBucket) -> Tensor:
-    """The tokens of a proposal. Raises ``ValueError`` for one that is no recorded drafter's."""
+    """The tokens of a proposal. Raises ``ValueError`` for another shape than was asked for."""
     shape = tuple(proposed.tokens.shape)
-    if proposed.probs is not None or len(shape) != 2 or shape[0] != found.step.rows or shape[1] < found.width:
-        with_probs = "" if proposed.probs is None else " with probabilities"
+    if len(shape) != 2 or shape[0] != found.step.rows or shape[1] < found.width:
         raise ValueError(
-            f"a recorded drafter proposed tokens {list(shape)}{with_probs}: expected {found.step.rows} rows of at "
-            f"least {found.width} and no probabilities"
+            f"the drafter proposed tokens {list(shape)}: expected {found.step.rows} rows of at least {found.width}"
         )
     return proposed.tokens

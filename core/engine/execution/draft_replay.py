@@ -20,7 +20,7 @@ from engine.contracts.drafter import ChainFirst, ChainStep, DraftRows, DraftToke
 from engine.execution import row_ops
 from engine.execution.lowering import MOST_TOKENS, Memory, Recordings, Table, record
 from engine.execution.places import Place
-from engine.execution.tables import DeviceTables
+from engine.step.tables import DeviceTables
 
 MOST_DRAFTS = 64
 """Of a chain."""

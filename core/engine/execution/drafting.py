@@ -38,8 +38,8 @@ from engine.execution.lowering import (
 from engine.execution.model import LoweredModel
 from engine.execution.places import Chained, Place, RecordedPlaces, Rotate
 from engine.execution.required_tensors import linear_names, linear_of
-from engine.execution.tables import DeviceTables
 from engine.execution.transfer import upload
+from engine.step.tables import DeviceTables
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.execution.kv_cache import KVCache
-from engine.execution.sampling import most_likely
+from engine.sampling.choose import most_likely
 
 if TYPE_CHECKING:
     from engine.execution.lowering.recordings import Recordings

@@ -14,7 +14,7 @@ from engine.contracts.drafter import DraftRows
 from engine.execution.kv_cache import KVCache
 from engine.execution.lowering import Memory
 from engine.execution.model import StepContext
-from engine.execution.tables import DeviceTables
+from engine.step.tables import DeviceTables
 
 Rotate = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 

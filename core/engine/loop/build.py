@@ -24,14 +24,11 @@ from engine.execution import cpu_ops
 from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
 from engine.execution.draft_graphs import DraftGraphs, NotRecordable, draft_buckets
 from engine.execution.drafting import DraftEngine, DraftLoading
-from engine.execution.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
 from engine.execution.lowering import Kernels
 from engine.execution.model import LoweredModel
-from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
-from engine.execution.tables import DeviceTables
-from engine.loop.core import EngineCore
+from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.memory.fit import MemoryPlan, Pool, plan_memory, size_pool
 from engine.loop.memory.ledger import make_ledger
 from engine.loop.memory.rehearsal import rehearse
@@ -39,6 +36,9 @@ from engine.loop.memory.room import DoesNotFit, Meter, free_memory
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
 from engine.loop.warm_up import warm_up, warm_up_launches
+from engine.step.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
+from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
+from engine.step.tables import DeviceTables
 
 OnProgress = Callable[[Progress], None]
 
@@ -101,9 +101,7 @@ def build_engine(
             buckets = graph_buckets(bound) if plan.execution == "graphs" else []
             memory = rehearse(memory, bound, model, buckets, cuda_capture(), free, phase.meter)
     with phase("allocate cache"):
-        block_bytes = KVCache.block_bytes(
-            plan.model, bound.kv_format, block_size, plan.dtype, cached_by(bound.drafter)
-        )
+        block_bytes = KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype, cached_by(bound.drafter))
         pool = size_pool(memory, model.weights_bytes, free(plan.device))
         num_blocks, max_len = pool.blocks, pool.max_len
         layers = tuple(range(plan.model.num_layers))
@@ -144,7 +142,7 @@ def _describe(
             pool,
             weights=model.weights_bytes,
             kv=kv.num_bytes,
-            tables=tables.tokens.nbytes + tables.block_tables.nbytes,
+            tables=tables.nbytes,
             recordings=0 if recordings is None else recordings.num_bytes,
             phases=phases,
         ),
@@ -190,7 +188,9 @@ def _make_runner(
     for layer, scales in enumerate(model.kv_scales):
         if scales is not None:
             kv.set_scales(layer, *scales)
-    tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device)
+    tables = DeviceTables(
+        bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device, plan.model.vocab_size
+    )
     return ModelRunner(model, kv, tables, on_device(bound.drafter))
 
 
@@ -265,21 +265,21 @@ def make_core(plan: EnginePlan, bound: BoundEngine, device: DeviceQueue, max_len
     scheduler, drafter = config_of(plan.choice("scheduler")), config_of(plan.choice("drafter"))
     assert isinstance(scheduler, SchedulerConfig) and isinstance(drafter, DrafterConfig)
     kv = cached_by(bound.drafter)
-    return EngineCore(
-        bound,
-        device,
+    parts = (plan.model.path, *(plan.choice(s).name for s in ("quantizer", "kv_format")), plan.dtype, repr(kv))
+    settings = CoreSettings(
         max_len=max_len,
         max_requests=bound.context.max_requests,
         block_size=bound.context.block_size,
-        limits=Limits(scheduler.token_budget, scheduler.itl_target_ms),
-        overlap=plan.overlap,
-        eos_token_ids=plan.model.eos_token_ids,
-        key_parts=(plan.model.path, *(plan.choice(s).name for s in ("quantizer", "kv_format")), plan.dtype, repr(kv)),
-        seed=plan.settings.seed,
         vocab_size=plan.model.vocab_size,
+        limits=Limits(scheduler.token_budget, scheduler.itl_target_ms),
+        in_flight=plan.in_flight,
+        eos_token_ids=plan.model.eos_token_ids,
+        key_parts=parts,
+        seed=plan.settings.seed,
         max_width=drafter.max_width,
         adaptive_width=drafter.adaptive,
     )
+    return EngineCore(bound, device, settings)
 
 
 def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:

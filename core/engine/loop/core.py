@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Protocol
 
 from engine.assembly.bind import BoundEngine
 from engine.contracts.drafter import on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
-from engine.execution.runner import DeviceQueue
-from engine.execution.step import DeviceBroken, StepResult
+from engine.drafting.policy import DraftPolicy
 from engine.loop.block_keys import BlockKeys
 from engine.loop.commit import Committer
 from engine.loop.drafting import Drafted, Drafting
@@ -27,7 +28,10 @@ from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
 from engine.loop.step_cost import StepCostModel
-from engine.loop.width import WidthController
+from engine.step.plan import DeviceBroken, DrafterBroken, StepPlan, StepResult
+
+Clock = Callable[[], float]
+"""Seconds, never going back: :func:`time.monotonic`, or a simulator's."""
 
 MAX_GUILTY_IN_A_ROW = 3
 """Different requests that fail alone, one after another, before the engine itself is declared broken."""
@@ -37,34 +41,52 @@ class EngineBroken(RuntimeError):
     """The device or a plugin fails whatever it is given."""
 
 
+class Device(Protocol):
+    """What executes steps, strictly in order: :class:`engine.step.runner.DeviceQueue`, or a simulator."""
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Queue a step; the returned function waits for its result and raises what the step raised."""
+        ...
+
+    def resume(self) -> None:
+        """Execute steps again after a failure: everything queued behind it was skipped."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What the loop is told of a plan."""
+
+    max_len: int
+    max_requests: int
+    block_size: int
+    vocab_size: int
+    limits: Limits
+    in_flight: int
+    """Steps launched before the first of them is waited for: 1 plain, 2 overlap, more for pipeline stages."""
+    eos_token_ids: tuple[int, ...]
+    key_parts: tuple[str, ...]
+    """What cached keys and values depend on beside tokens."""
+    seed: int
+    max_width: int
+    """Most drafts per request and step."""
+    adaptive_width: bool
+
+
 class EngineCore:
     """Everything between a submitted request and its tokens."""
 
     def __init__(
-        self,
-        bound: BoundEngine,
-        device: DeviceQueue,
-        *,
-        max_len: int,
-        max_requests: int,
-        block_size: int,
-        limits: Limits,
-        overlap: bool,
-        eos_token_ids: tuple[int, ...],
-        key_parts: SequenceOf[str],
-        seed: int,
-        vocab_size: int,
-        max_width: int,
-        adaptive_width: bool,
+        self, bound: BoundEngine, device: Device, settings: CoreSettings, clock: Clock = time.monotonic
     ) -> None:
         self._device = device
-        self._depth = 2 if overlap else 1
-        self._max_len = max_len
-        self._block_size = block_size
-        self._eos = frozenset(eos_token_ids)
-        self._key_parts = tuple(key_parts)
-        self._seed = seed
+        self._settings = settings
+        self._clock = clock
+        self._eos = frozenset(settings.eos_token_ids)
         self._caches = bound.kv_allocator.caches_prefixes
+        self._drafter_name = bound.plan.choice("drafter").name
         self._arrivals = 0
         self._steps = 0
         self._guilty = 0
@@ -76,27 +98,26 @@ class EngineCore:
         device_drafter = on_device(bound.drafter)
         self._pool = Pool(
             bound.kv_allocator,
-            max_requests,
-            block_size,
+            settings.max_requests,
+            settings.block_size,
             self._ledger,
-            on_slot_free=bound.drafter.release,
+            on_row_free=bound.drafter.release,
             gives_up_last_block=device_drafter is not None and device_drafter.kv_lookahead > 0,
         )
-        width = WidthController(min(max_width, bound.drafter.max_width), adaptive_width)
-        drafting = Drafting(bound.drafter, bound.plan.choice("drafter").name, width, vocab_size)
-        self._drafting = drafting
-        self._drafts_on_host = device_drafter is None and drafting.enabled
+        policy = DraftPolicy(min(settings.max_width, bound.drafter.max_width), settings.adaptive_width)
+        self._drafting = Drafting(bound.drafter, self._drafter_name, policy, settings.vocab_size)
         self._planner = Planner(
             bound.scheduler,
             bound.plan.choice("scheduler").name,
             self._queues,
             self._pool,
-            drafting,
-            limits,
+            self._drafting,
+            settings.limits,
             lambda: self._cost.cost(),
             self._events.append,
+            clock,
         )
-        self._committer = Committer(self._queues, self._pool, drafting, self._outputs.append)
+        self._committer = Committer(self._queues, self._pool, self._outputs.append, clock)
 
     @property
     def max_draft_width(self) -> int:
@@ -119,30 +140,32 @@ class EngineCore:
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. One that can never run is answered with ``finish_reason="error"`` at the next step."""
-        sampling = request.sampling
-        if not request.prompt or len(request.prompt) >= self._max_len or request.request_id in self._queues.by_id:
-            self._outputs.append(TokensOut(request.request_id, finish_reason="error", error=self._refusal(request)))
+        sampling, refusal = request.sampling, self._refusal(request)
+        if refusal is not None:
+            self._outputs.append(TokensOut(request.request_id, finish_reason="error", error=refusal))
             return
         self._arrivals += 1
         sequence = Sequence(
             request=request,
             arrival=self._arrivals,
-            seed=sampling.seed if sampling.seed is not None else _mix(self._seed, self._arrivals),
+            seed=sampling.seed if sampling.seed is not None else _mix(self._settings.seed, self._arrivals),
             stop_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos),
-            max_total=min(len(request.prompt) + max(sampling.max_tokens, 1), self._max_len),
-            submitted_s=time.monotonic(),
+            max_total=min(len(request.prompt) + max(sampling.max_tokens, 1), self._settings.max_len),
+            submitted_s=self._clock(),
             tokens=list(request.prompt),
         )
         if self._caches and sampling.prompt_logprobs is None:
-            sequence.keys = BlockKeys((*self._key_parts, request.cache_salt), self._block_size)
+            sequence.keys = BlockKeys((*self._settings.key_parts, request.cache_salt), self._settings.block_size)
         self._queues.add(sequence)
 
-    def _refusal(self, request: EngineRequest) -> str:
+    def _refusal(self, request: EngineRequest) -> str | None:
         if not request.prompt:
             return "the prompt is empty"
         if request.request_id in self._queues.by_id:
             return f"request id {request.request_id!r} is already in use"
-        return f"the prompt has {len(request.prompt)} tokens, at most {self._max_len - 1} fit"
+        if len(request.prompt) >= self._settings.max_len:
+            return f"the prompt has {len(request.prompt)} tokens, at most {self._settings.max_len - 1} fit"
+        return None
 
     def abort(self, request_ids: SequenceOf[str], reason: FinishReason = "abort") -> None:
         """End requests; unknown or ended ones are ignored."""
@@ -160,14 +183,14 @@ class EngineCore:
 
     def step(self) -> StepOutputs:
         """Launch what can be launched, wait for the oldest step in flight, commit it."""
-        while len(self._ledger) < self._depth and self._queues.by_id and self._launch():
+        while len(self._ledger) < self._settings.in_flight and self._queues.by_id and self._launch():
             pass
         if self._ledger:
             self._collect()
         return self._flush()
 
     def _launch(self) -> bool:
-        started = time.monotonic()
+        started = self._clock()
         follows_on = bool(self._queues.running)
         planned = self._planner.plan(something_in_flight=len(self._ledger) > 0)
         if planned is None:
@@ -176,8 +199,9 @@ class EngineCore:
             InFlight(
                 plan=planned.plan,
                 owners=planned.owners,
-                planning_ms=(time.monotonic() - started) * 1e3,
-                draft_ms=planned.draft_ms if self._drafts_on_host else 0.0,
+                planning_ms=(self._clock() - started) * 1e3,
+                asked=planned.asked,
+                draft_ms=planned.draft_ms,
                 wait=self._device.launch(planned.plan),
                 started_s=started,
                 preemptions=planned.preemptions,
@@ -194,15 +218,14 @@ class EngineCore:
             self._recover(step, error)
             return
         self._steps += 1
-        started = time.monotonic()
+        started = self._clock()
         drafted = self._committer.commit(step, result)
         self._ledger.retire()
         self._absolve(step)
-        if not result.recorded:
-            self._cost.observe(step.plan.num_tokens, result.device_ms)
-        gap_ms = result.idle_ms if step.follows_on and not result.recorded else None
+        self._cost.observe(step.plan.num_tokens, result.device_ms)
+        gap_ms = result.idle_ms if step.follows_on else None
         self._drafting.observe(step.plan, drafted, result, gap_ms)
-        now = time.monotonic()
+        now = self._clock()
         self._events.append(self._step_event(step, result, now, (now - started) * 1e3, drafted))
 
     def _step_event(
@@ -226,11 +249,11 @@ class EngineCore:
             kv_used=usage.leased / max(usage.total, 1),
             drafted=drafted.drafted,
             accepted=drafted.accepted,
-            draft_width=max((len(row.drafts) for row in plan.rows), default=0),
+            draft_width=max((row.num_drafts for row in plan.rows), default=0),
             draft_chains=drafted.chains,
-            draft_ms=step.draft_ms + result.draft_ms + result.late_ms,
+            draft_ms=step.draft_ms + result.draft_ms,
             drafts_tried=tuple(drafted.tried),
-            drafts_stood=tuple(drafted.stood),
+            drafts_stood=tuple(drafted.accepted_at),
             preemptions=step.preemptions,
         )
 
@@ -242,12 +265,13 @@ class EngineCore:
         traceback.print_exception(error)
         if isinstance(error, DeviceBroken):
             raise EngineBroken(str(error)) from error
+        if isinstance(error, DrafterBroken):
+            raise EngineBroken(f"drafter={self._drafter_name}: {error}") from error
         owners = [s for s, epoch in step.owners if s.epoch == epoch and s.status is Status.RUNNING]
         self._drain()
         self._device.resume()
         for sequence in self._queues.running:
-            sequence.scheduled, sequence.pending = sequence.computed, 0
-            sequence.drafts, sequence.proposed_at, sequence.drafts_in_flight = (), -1, False
+            sequence.roll_back()
         alone = len(step.plan.rows) == 1 and len(owners) == 1
         suspects = self._planner.suspects
         if alone:
@@ -286,7 +310,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         usage = self._pool.allocator.usage()
         return EngineStats(
-            at_s=time.monotonic(),
+            at_s=self._clock(),
             step=self._steps,
             running=len(self._queues.running),
             waiting=len(self._queues.waiting),
@@ -294,7 +318,7 @@ class EngineCore:
             blocks_free=usage.free,
             blocks_cached=usage.cached,
             blocks_leased=usage.leased,
-            rows_used=self._pool.num_slots - self._pool.free_slots,
+            rows_used=self._pool.num_rows - self._pool.free_rows,
         )
 
     def reset_prefix_cache(self) -> None:

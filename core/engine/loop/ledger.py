@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.execution.step import StepPlan, StepResult
 from engine.loop.sequence import Sequence
+from engine.step.plan import StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class InFlight:
     preemptions: int
     follows_on: bool
     """Requests were running when this step was planned: time the device waited for it was lost."""
+    asked: tuple[int, ...]
+    """See :class:`engine.loop.planning.Planned`."""
     draft_ms: float = 0.0
     """Of ``planning_ms``: in a drafter on the host."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,11 +15,11 @@ from engine.contracts.scheduler import (
     SchedulerView,
     StepCost,
 )
-from engine.execution.step import Admit, StepPlan, StepRow
 from engine.loop.drafting import Drafting
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
+from engine.step.plan import Admit, StepPlan
 
 HITS_LOOKED_UP = 64
 """Waiting requests, from the head of the queue, whose prefix hits a scheduler is told; the others show 0."""
@@ -42,9 +41,8 @@ class Limits:
 class Placed:
     """A row that has its blocks."""
 
-    sequence: Sequence
     num_tokens: int
-    drafts: tuple[int, ...] = ()
+    num_drafts: int = 0
     wants_drafts: int = 0
 
 
@@ -52,7 +50,6 @@ class Placed:
 class Sketch:
     """A step plan in the making."""
 
-    admits: list[Admit] = field(default_factory=list)
     placed: dict[Sequence, Placed] = field(default_factory=dict)
     preempted: set[Sequence] = field(default_factory=set)
     admission_failed: bool = False
@@ -63,8 +60,10 @@ class Planned:
     plan: StepPlan
     owners: tuple[tuple[Sequence, int], ...]
     preemptions: int
+    asked: tuple[int, ...]
+    """By row: drafts asked for, perhaps in vain, to be verified in this step."""
     draft_ms: float
-    """Choosing draft widths, and asking a drafter on the host."""
+    """Choosing how many, and asking a drafter on the host."""
 
 
 class Planner:
@@ -80,6 +79,7 @@ class Planner:
         limits: Limits,
         step_cost: Callable[[], StepCost],
         emit: Callable[[Event], None],
+        clock: Callable[[], float],
     ) -> None:
         self._schedule = scheduler.plan
         self._name = scheduler_name
@@ -89,6 +89,7 @@ class Planner:
         self._limits = limits
         self._step_cost = step_cost
         self._emit = emit
+        self._clock = clock
         self._next_id = 0
         self._preempted = 0
         """Preemptions since the last plan."""
@@ -103,64 +104,62 @@ class Planner:
         """The next step, or ``None`` when nothing can run now."""
         if self.suspects:
             return None if something_in_flight else self._plan_suspect()
-        cost = self._step_cost()
-        started = time.monotonic()
-        widths = self._drafting.prepare(self._queues.running, cost)
-        self._draft_ms += (time.monotonic() - started) * 1e3
-        sketch = self._sketch(cost, widths, admitting=True)
+        started = self._clock()
+        asked = self._drafting.prepare(self._queues.running)
+        self._draft_ms += (self._clock() - started) * 1e3
+        sketch = self._sketch(asked, admitting=True)
         if sketch is None:
             return None
         if not sketch.placed and sketch.admission_failed and self._queues.running:
-            sketch = self._sketch(cost, widths, admitting=False) or sketch
+            sketch = self._sketch(asked, admitting=False) or sketch
         if not sketch.placed:
             if not something_in_flight:
                 self._unblock(sketch)
             return None
-        return self._finish(sketch, self._keeps_up(sketch))
+        return self._finish(sketch, asked)
 
-    def _sketch(self, cost: StepCost, widths: dict[Sequence, int], admitting: bool) -> Sketch | None:
+    def _sketch(self, asked: int, admitting: bool) -> Sketch | None:
         """Ask the scheduler and find room for its rows; ``None`` when there is nobody to ask about."""
-        view = self._view(cost, widths, admitting)
+        view = self._view(asked, admitting)
         if not view.running and not view.waiting:
             return None
         try:
             schedule = self._schedule(view)
         except Exception as error:
             raise SchedulerBroken(f"scheduler={self._name} raised {type(error).__name__}: {error}") from error
-        return self._fit(schedule, widths, cost)
+        return self._fit(schedule)
 
-    def _view(self, cost: StepCost, widths: dict[Sequence, int], admitting: bool) -> SchedulerView:
+    def _view(self, asked: int, admitting: bool) -> SchedulerView:
         running = tuple(
-            self._describe(s, self._draft_width(s, widths))
+            self._describe(s)
             for s in self._queues.running
-            if s.can_run and not self._waits_for_tokens(s, widths)
+            if s.can_run and not self._drafting.waits_for_tokens(s, asked)
         )
         self._hits.clear()
         waiting: tuple[RequestView, ...] = ()
-        if admitting and self._pool.free_slots:
-            looked_up = min(HITS_LOOKED_UP, 2 * self._pool.free_slots)
-            waiting = tuple(self._describe(s, 0, i < looked_up) for i, s in enumerate(self._queues.waiting))
+        if admitting and self._pool.free_rows:
+            looked_up = min(HITS_LOOKED_UP, 2 * self._pool.free_rows)
+            waiting = tuple(self._describe(s, i < looked_up) for i, s in enumerate(self._queues.waiting))
         return SchedulerView(
             running=running,
             waiting=waiting,
             num_running=len(self._queues.running),
-            free_rows=self._pool.free_slots,
+            free_rows=self._pool.free_rows,
             free_blocks=self._pool.allocator.usage().available,
             token_budget=self._limits.token_budget,
             itl_target_ms=self._limits.itl_target_ms,
-            step_cost=cost,
+            step_cost=self._step_cost(),
             blocks_needed=self._blocks_needed,
         )
 
-    def _waits_for_tokens(self, sequence: Sequence, widths: dict[Sequence, int]) -> bool:
-        """A drafter looks at all tokens of a request, so none may be in flight when drafts are wanted."""
-        return sequence.pending > 0 and widths.get(sequence, 0) > 0
+    def _num_drafts(self, s: Sequence) -> int:
+        """Drafts that will be verified behind the last token; they never break the token budget alone."""
+        if not s.decodes:
+            return 0
+        found = len(s.host_drafts) or s.device_drafts
+        return max(0, min(found, s.max_drafts, self._limits.token_budget - 1))
 
-    def _draft_width(self, sequence: Sequence, widths: dict[Sequence, int]) -> int:
-        """Drafts that will be verified on top of the last token; they never break the token budget alone."""
-        return min(len(sequence.drafts), widths.get(sequence, 0), self._limits.token_budget - 1)
-
-    def _describe(self, s: Sequence, draft_width: int, look_up: bool = False) -> RequestView:
+    def _describe(self, s: Sequence, look_up: bool = False) -> RequestView:
         is_running = s.status is Status.RUNNING
         if look_up:
             self._hits[s] = self._pool.hit(s)
@@ -172,7 +171,7 @@ class Planner:
             priority=s.request.priority,
             arrival=s.arrival,
             max_total=s.max_total,
-            draft_width=draft_width,
+            draft_width=self._num_drafts(s),
         )
 
     def _blocks_needed(self, request_id: str, num_tokens: int) -> int:
@@ -181,7 +180,7 @@ class Planner:
         before = s.scheduled if s.lease else self._hits.get(s, 0)
         return self._pool.allocator.blocks_needed(s.lease, before + num_tokens, s.max_total)
 
-    def _fit(self, schedule: Schedule, widths: dict[Sequence, int], cost: StepCost) -> Sketch:
+    def _fit(self, schedule: Schedule) -> Sketch:
         """Reserve blocks row by row, most important first; what does not fit is dropped. Drafts come last: no
         request is preempted for somebody's guess."""
         sketch = Sketch()
@@ -194,21 +193,23 @@ class Planner:
             elif not sketch.admission_failed:
                 sketch.admission_failed = not self._admit(sequence, row.num_tokens, sketch)
         sampling = [s for s, placed in sketch.placed.items() if s.scheduled + placed.num_tokens == s.known]
-        wanted = self._drafting.ahead(sampling, widths, cost)
+        wants = self._drafting.wants_behind(len(sampling))
         for sequence in sampling:
-            sketch.placed[sequence] = self._with_drafts(sketch.placed[sequence], widths, wanted.get(sequence, 0))
+            self._add_drafts(sequence, sketch, wants)
         return sketch
 
-    def _with_drafts(self, placed: Placed, widths: dict[Sequence, int], wants: int) -> Placed:
-        sequence, width = placed.sequence, self._draft_width(placed.sequence, widths)
-        drafts = sequence.drafts[:width]
-        upto = sequence.scheduled + placed.num_tokens + len(drafts)
-        if drafts and not self._pool.grow(sequence, upto):
-            drafts, upto = (), upto - len(drafts)
+    def _add_drafts(self, s: Sequence, sketch: Sketch, wants: int) -> None:
+        """Verify the drafts that the sequence has, and have ``wants`` more proposed behind, as far as there is room."""
+        num_tokens = sketch.placed[s].num_tokens
+        drafts, end = self._num_drafts(s), s.scheduled + num_tokens
+        if drafts and not self._pool.grow(s, end + drafts):
+            drafts = 0
+        # Of what may still come this step takes one token at least.
+        wants = max(0, min(wants, s.max_drafts - 1))
         # The drafter writes keys, too: behind the token that this step samples, and its drafts.
-        if wants and not self._pool.grow(sequence, min(upto + 1 + wants, sequence.max_total)):
+        if wants and not self._pool.grow(s, min(end + drafts + 1 + wants, s.max_total)):
             wants = 0
-        return Placed(sequence, placed.num_tokens, drafts, wants)
+        sketch.placed[s] = Placed(num_tokens, drafts, wants)
 
     def _checked(self, row: ScheduledRow, sketch: Sketch) -> Sequence:
         sequence = self._queues.by_id.get(row.request_id)
@@ -231,23 +232,13 @@ class Planner:
             self._pool.withdraw(sequence)
             return False
         self._queues.start(sequence)
-        now = time.monotonic()
+        now = self._clock()
         sequence.first_step_s = sequence.first_step_s or now
         if sequence.num_preemptions == 0:
             sequence.num_cached = sequence.scheduled
             if sequence.keys is not None:
                 self._emit(PrefixCacheEvent(now, sequence.prompt_len, sequence.scheduled))
-        sketch.admits.append(
-            Admit(
-                slot=sequence.slot,
-                tokens=tuple(sequence.tokens),
-                prompt_len=sequence.prompt_len,
-                params=sequence.request.sampling,
-                seed=sequence.seed,
-                stop_ids=tuple(sequence.stop_ids),
-            )
-        )
-        sketch.placed[sequence] = Placed(sequence, num_tokens)
+        sketch.placed[sequence] = Placed(num_tokens)
         return True
 
     def _continue(self, sequence: Sequence, num_tokens: int, schedule: Schedule, sketch: Sketch) -> None:
@@ -256,7 +247,7 @@ class Planner:
             self._make_room(sequence, upto, schedule, sketch)
             if not self._pool.grow(sequence, upto):
                 return
-        sketch.placed[sequence] = Placed(sequence, num_tokens)
+        sketch.placed[sequence] = Placed(num_tokens)
 
     def _make_room(self, sequence: Sequence, upto: int, schedule: Schedule, sketch: Sketch) -> None:
         """Preempt in the scheduler's order until the sequence fits, counting blocks that steps in flight hold."""
@@ -275,11 +266,7 @@ class Planner:
         self._pool.release(victim)
         self._queues.suspend(victim)
         self._preempted += 1
-        victim.epoch += 1
-        victim.num_preemptions += 1
-        victim.scheduled = victim.computed = victim.pending = 0
-        victim.drafts, victim.proposed_at, victim.drafts_in_flight = (), -1, False
-        victim.prompt_logprobs.clear()
+        victim.reset()
 
     def _unblock(self, sketch: Sketch) -> None:
         """Nothing could run and nothing is in flight: preempt the newest, so that the others can go on."""
@@ -304,51 +291,21 @@ class Planner:
             self.suspects.popleft()
             self.preempt(suspect)
             return None
-        # A drafter is told, in case it was told of the step that failed: nobody noted a gap there.
-        return self._finish(Sketch(placed={suspect: Placed(suspect, count)}), drafter_follows=True)
+        return self._finish(Sketch(placed={suspect: Placed(count)}), asked=0)
 
-    def _finish(self, sketch: Sketch, drafter_follows: bool) -> Planned:
+    def _finish(self, sketch: Sketch, asked: int) -> Planned:
+        has_prompt = any(not s.decodes for s in sketch.placed)
+        admits: list[Admit] = []
+        rows, asked_of = [], []
+        for s, placed in sketch.placed.items():
+            if not s.is_on_device:
+                admits.append(s.admission())
+            asked_of.append(min(asked, s.max_drafts) if s.decodes else 0)
+            rows.append(s.schedule(self._next_id, placed.num_tokens, placed.num_drafts, placed.wants_drafts))
+        wants_drafts = any(row.wants_drafts for row in rows)
+        plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs_drafter=has_prompt or wants_drafts)
         owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
-        rows = tuple(self._row(placed) for placed in sketch.placed.values())
-        plan = StepPlan(self._next_id, tuple(sketch.admits), rows, drafter_follows)
         self._next_id += 1
         preempted, self._preempted = self._preempted, 0
         draft_ms, self._draft_ms = self._draft_ms, 0.0
-        return Planned(plan, owners, preempted, draft_ms)
-
-    def _keeps_up(self, sketch: Sketch) -> bool:
-        """Whether a drafter on the device is told of a step. If not, its requests are given up as far as drafts go."""
-        if self._drafting.must_keep_up(sketch.placed):
-            return True
-        for placed in sketch.placed.values():  # a prompt or drafts among them: always told
-            if not placed.sequence.decodes or placed.drafts or placed.wants_drafts:
-                return True
-        for sequence in sketch.placed:
-            if sequence.drafter_follows:
-                self._pool.unfollow(sequence)
-        return False
-
-    def _row(self, placed: Placed) -> StepRow:
-        """The row's place in the plan; from here on the sequence counts it as scheduled."""
-        s = placed.sequence
-        assert s.lease is not None
-        blocks = s.lease.blocks[0]
-        row = StepRow(
-            slot=s.slot,
-            start=s.scheduled,
-            num_tokens=placed.num_tokens,
-            drafts=placed.drafts,
-            samples=s.scheduled + placed.num_tokens == s.known,
-            output_index=s.known - s.prompt_len,
-            block_start=s.blocks_sent,
-            new_blocks=tuple(blocks[s.blocks_sent :]),
-            draft_probs=s.draft_probs if placed.drafts else None,
-            wants_drafts=placed.wants_drafts,
-        )
-        s.blocks_sent = len(blocks)
-        s.scheduled += placed.num_tokens
-        s.pending += row.samples
-        s.drafts = ()
-        s.drafts_in_flight = bool(placed.drafts) or placed.wants_drafts > 0
-        s.last_plan = self._next_id
-        return row
+        return Planned(plan, owners, preempted, tuple(asked_of), draft_ms)

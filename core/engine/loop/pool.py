@@ -1,4 +1,4 @@
-"""Rows and blocks: the one place where sequences take and give back slots and KV leases."""
+"""Rows and blocks: the one place where sequences take and give back rows of the device tables and KV leases."""
 
 from __future__ import annotations
 
@@ -11,35 +11,33 @@ from engine.loop.sequence import Sequence
 
 
 class Pool:
-    """Slots of the device tables and KV leases.
+    """Rows of the device tables and KV leases.
 
-    A slot and its blocks are given back only after the last plan that used them has retired.
+    A row and its blocks are given back only after the last plan that used them has retired.
     """
 
     def __init__(
         self,
         allocator: KVAllocator,
-        num_slots: int,
+        num_rows: int,
         block_size: int,
         ledger: Ledger,
-        on_slot_free: Callable[[int], None],
+        on_row_free: Callable[[int], None],
         gives_up_last_block: bool,
     ) -> None:
         self.allocator = allocator
         self.block_size = block_size
-        self.num_slots = num_slots
-        self._free_slots = list(range(num_slots))
+        self.num_rows = num_rows
+        self._free_rows = list(range(num_rows))
         self._ledger = ledger
-        self._on_slot_free = on_slot_free
+        self._on_row_free = on_row_free
         self._gives_up_last_block = gives_up_last_block
-        self._gaps: set[int] = set()
-        """Blocks of group 0 that lack keys of a drafter, which did not follow whoever wrote them."""
         self.blocks_coming = 0
         """Upper bound of blocks that become available when steps in flight retire."""
 
     @property
-    def free_slots(self) -> int:
-        return len(self._free_slots)
+    def free_rows(self) -> int:
+        return len(self._free_rows)
 
     def prefix_keys(self, sequence: Sequence) -> list[bytes]:
         """Keys that a prefix hit may use: at least the last token must be computed, so it is left out."""
@@ -54,48 +52,26 @@ class Pool:
         return self.allocator.match_prefix(self.prefix_keys(sequence)) * self.block_size
 
     def admit(self, sequence: Sequence) -> bool:
-        """Give the sequence a slot and a lease, prefix hit included. False: no room."""
-        if not self._free_slots:
+        """Give the sequence a row and a lease, prefix hit included. False: no room."""
+        if not self._free_rows:
             return False
         lease = self.allocator.open(sequence.request_id, self.prefix_keys(sequence), sequence.max_total)
         if lease is None:
             return False
-        sequence.lease = lease
-        sequence.slot = heapq.heappop(self._free_slots)
-        sequence.blocks_sent = 0
-        sequence.scheduled = sequence.computed = lease.num_cached
-        hit = lease.num_cached // self.block_size
-        sequence.drafter_follows = self._gaps.isdisjoint(lease.blocks[0][:hit])
-        self._mark_gaps(sequence, hit)
+        sequence.admit(heapq.heappop(self._free_rows), lease)
         return True
 
     def withdraw(self, sequence: Sequence) -> None:
         """Undo :meth:`admit` before any plan used it."""
-        assert sequence.lease is not None
-        self._give_back(sequence.slot, sequence.lease)
-        sequence.slot, sequence.lease, sequence.scheduled, sequence.computed = -1, None, 0, 0
+        row_id, lease = sequence.leave()
+        assert lease is not None
+        self._give_back(row_id, lease)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make the lease cover ``num_tokens`` tokens in all."""
+        """Make the lease cover ``num_tokens`` tokens in all. What drafts that are rejected were given stays with the
+        lease: the next step needs it again."""
         assert sequence.lease is not None
-        held = len(sequence.lease.blocks[0])
-        if not self.allocator.reserve(sequence.lease, num_tokens):
-            return False
-        self._mark_gaps(sequence, held)
-        return True
-
-    def unfollow(self, sequence: Sequence) -> None:
-        """No drafter is told any more what this sequence computes from here on."""
-        sequence.drafter_follows = False
-        self._mark_gaps(sequence, sequence.scheduled // self.block_size)
-
-    def _mark_gaps(self, sequence: Sequence, begin: int) -> None:
-        """The sequence writes its blocks from index ``begin`` on: with the drafter's keys, or without."""
-        assert sequence.lease is not None
-        if not sequence.drafter_follows:
-            self._gaps.update(sequence.lease.blocks[0][begin:])
-        elif self._gaps:
-            self._gaps.difference_update(sequence.lease.blocks[0][begin:])
+        return self.allocator.reserve(sequence.lease, num_tokens)
 
     def missing(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that :meth:`grow` lacks even when everything that is coming has come; <= 0: none."""
@@ -109,9 +85,8 @@ class Pool:
         self.allocator.commit(sequence.lease, sequence.computed, keys)
 
     def release(self, sequence: Sequence) -> None:
-        """Give back slot and lease once the last plan that used them has retired."""
-        lease, slot = sequence.lease, sequence.slot
-        sequence.lease, sequence.slot = None, -1
+        """Give back row and lease once the last plan that used them has retired."""
+        row_id, lease = sequence.leave()
         if lease is None:
             return
         size = len(lease.blocks[0])
@@ -119,11 +94,11 @@ class Pool:
 
         def give_back() -> None:
             self.blocks_coming -= size
-            self._give_back(slot, lease)
+            self._give_back(row_id, lease)
 
         self._ledger.after(sequence.last_plan, give_back)
 
-    def _give_back(self, slot: int, lease: Lease) -> None:
+    def _give_back(self, row_id: int, lease: Lease) -> None:
         self.allocator.release(lease)
-        heapq.heappush(self._free_slots, slot)
-        self._on_slot_free(slot)
+        heapq.heappush(self._free_rows, row_id)
+        self._on_row_free(row_id)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from engine.contracts.kv_allocator import Lease
 from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
 from engine.loop.block_keys import BlockKeys
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from engine.step.plan import Admit, RowResult, StepRow
 
 
 class Status(enum.Enum):
@@ -22,11 +20,11 @@ class Status(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The host's knowledge of one request. Only the step loop changes it.
+    """The host's knowledge of one request. The step loop changes it through the methods alone.
 
-    Three counts of tokens move in order: ``computed`` (keys and values are in the cache, confirmed by a retired
-    step), ``scheduled`` (the same, once all steps in flight have retired), and ``len(tokens) + pending`` (exist, or
-    are being sampled).
+    Three counts of tokens, ``computed <= scheduled <= known``: those that have keys and values, confirmed by a retired
+    step; the same once all steps in flight have retired; and those that exist or are being sampled. The last two are
+    upper bounds: each step in flight is counted as if all its drafts were accepted.
     """
 
     request: EngineRequest
@@ -36,26 +34,28 @@ class Sequence:
     max_total: int
     submitted_s: float
     tokens: list[int] = field(default_factory=list)
+    """Known to the host."""
     keys: BlockKeys | None = None
     """Prefix-cache keys of ``tokens``; ``None`` when this request neither uses nor feeds the cache."""
     status: Status = Status.WAITING
-    slot: int = -1
+    row_id: int = -1
     lease: Lease | None = None
     blocks_sent: int = 0
     """Blocks of the lease that the device's block table already has."""
-    scheduled: int = 0
+    is_on_device: bool = False
+    """The device tables hold this sequence's state, up to the steps in flight."""
     computed: int = 0
+    scheduled: int = 0
     pending: int = 0
-    """Tokens being sampled by steps in flight."""
-    drafts: tuple[int, ...] = ()
-    draft_probs: Tensor | None = None
+    """Bound of the tokens that steps in flight sample."""
+    host_drafts: tuple[int, ...] = ()
+    """By a drafter on the host, for the next step."""
+    device_drafts: int = 0
+    """How many drafts a drafter on the device will have left for the next step."""
     proposed_at: int = -1
-    """Length of ``tokens`` for which ``drafts`` were proposed; -1: not yet."""
-    drafts_in_flight: bool = False
-    drafter_follows: bool = True
-    """A drafter on the device is told of all that this computes. If not, nothing is drafted for it."""
+    """Length of ``tokens`` for which a drafter on the host was asked last."""
     epoch: int = 0
-    """Counts preemptions: results of steps planned in an earlier epoch are dropped."""
+    """Counts preemptions and roll-backs: results of steps planned in an earlier epoch are dropped."""
     last_plan: int = -1
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     first_step_s: float = 0.0
@@ -65,9 +65,9 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     num_preemptions: int = 0
-    num_rounds: int = 0
+    num_decode_steps: int = 0
     """Steps that brought tokens after the first."""
-    num_chains: int = 0
+    num_draft_chains: int = 0
     """Those of them with drafts."""
     draft_ms: float = 0.0
     """Time in the drafter since the first token."""
@@ -91,14 +91,100 @@ class Sequence:
 
     @property
     def can_run(self) -> bool:
-        """Something is left to compute, and nothing in flight decides what."""
-        return self.scheduled < self.known < self.max_total and not self.drafts_in_flight
+        """Something is left to compute, whatever the steps in flight bring."""
+        return self.scheduled < self.known < self.max_total
 
     @property
     def decodes(self) -> bool:
         """Only the last known token is left to compute."""
         known = len(self.tokens) + self.pending
         return self.scheduled == known - 1 and known > len(self.request.prompt)
+
+    @property
+    def max_drafts(self) -> int:
+        """Drafts that may be verified with its last known token: the last token of all is the target's own."""
+        return max(0, self.max_total - self.known - 1)
+
+    # Changes, in the order of a life ------------------------------------------------------------------------------
+
+    def admit(self, row_id: int, lease: Lease) -> None:
+        """Take a row and blocks, of which the first may hold a cached prefix."""
+        self.row_id, self.lease = row_id, lease
+        self.scheduled = self.computed = lease.num_cached
+
+    def admission(self) -> Admit:
+        """Everything the device must know of it, from now on at its row."""
+        self.is_on_device, self.blocks_sent = True, 0
+        return Admit(
+            row_id=self.row_id,
+            tokens=tuple(self.tokens),
+            num_computed=self.computed,
+            prompt_len=self.prompt_len,
+            sampling=self.request.sampling,
+            seed=self.seed,
+            stop_ids=tuple(self.stop_ids),
+        )
+
+    def schedule(self, plan_id: int, num_tokens: int, num_drafts: int, wants_drafts: int) -> StepRow:
+        """Its part of a step; from here on these tokens count as scheduled."""
+        assert self.lease is not None and self.is_on_device
+        blocks = self.lease.blocks[0]
+        row = StepRow(
+            row_id=self.row_id,
+            max_start=self.scheduled,
+            num_tokens=num_tokens,
+            samples=self.scheduled + num_tokens == self.known,
+            num_drafts=num_drafts,
+            drafts=self.host_drafts[:num_drafts],
+            block_start=self.blocks_sent,
+            new_blocks=tuple(blocks[self.blocks_sent :]),
+            wants_drafts=wants_drafts,
+        )
+        self.blocks_sent, self.last_plan = len(blocks), plan_id
+        self.scheduled += row.num_queries
+        self.pending += row.samples + num_drafts
+        self.host_drafts, self.device_drafts = (), wants_drafts
+        self._check()
+        return row
+
+    def commit(self, row: StepRow, result: RowResult, taken: int) -> None:
+        """A step has retired; ``taken`` of its tokens count, fewer than it brought only at the end of the output."""
+        missed = row.num_drafts + row.samples - taken
+        self.computed += row.num_tokens + min(result.num_accepted, taken)
+        self.scheduled = max(self.computed, self.scheduled - missed)
+        self.pending -= row.samples + row.num_drafts
+        self.tokens.extend(result.tokens[:taken])
+        self._check()
+
+    def roll_back(self) -> None:
+        """Steps in flight have failed: go on from what is confirmed, on a row that the device is told of again."""
+        self.scheduled, self.pending = self.computed, 0
+        self._forget_device()
+
+    def reset(self) -> None:
+        """Preempted, and row and blocks are given back: everything is computed again."""
+        self.num_preemptions += 1
+        self.prompt_logprobs.clear()
+        self._forget_device()
+
+    def leave(self) -> tuple[int, Lease | None]:
+        """Row and blocks, which are not its own any more."""
+        row_id, lease = self.row_id, self.lease
+        self.row_id, self.lease = -1, None
+        self.scheduled = self.computed = self.pending = 0
+        return row_id, lease
+
+    def propose(self, drafts: SequenceOf[int]) -> None:
+        """What a drafter on the host said to the tokens so far."""
+        self.host_drafts, self.proposed_at = tuple(drafts), len(self.tokens)
+
+    def _forget_device(self) -> None:
+        self.epoch += 1
+        self.is_on_device = False
+        self.host_drafts, self.proposed_at, self.device_drafts = (), -1, 0
+
+    def _check(self) -> None:
+        assert 0 <= self.computed <= self.scheduled <= self.known, (self.computed, self.scheduled, self.known)
 
     def timings(self, now_s: float) -> Timings:
         """Where the time went, up to ``now_s``."""
@@ -113,7 +199,7 @@ class Sequence:
             drafted_tokens=self.num_drafted,
             accepted_tokens=self.num_accepted,
             preemptions=self.num_preemptions,
-            rounds=self.num_rounds,
-            draft_chains=self.num_chains,
+            rounds=self.num_decode_steps,
+            draft_chains=self.num_draft_chains,
             draft_ms=self.draft_ms,
         )

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution.runner import ModelRunner
-from engine.execution.step import StepRow
 from engine.loop.core import EngineCore
+from engine.step.plan import StepRow
+from engine.step.runner import ModelRunner
 
 HEAD_ROWS = (1, 2, 9, 17)
 """One for each way a linear layer has with few rows, and one beyond."""
@@ -53,8 +53,8 @@ def batch_shapes(max_requests: int, max_len: int, token_budget: int) -> Iterator
 
 @torch.inference_mode()
 def _forward(runner: ModelRunner, rows: int, length: int) -> None:
-    nobodys = StepRow(runner.tables.nobody, 0, length, (), True, 0, 0, ())
-    hidden, _ = runner.model.forward(runner.tables.inputs((nobodys,) * rows), runner.kv, runner.taps)
+    inputs = runner.tables.inputs((StepRow(runner.tables.nobody, 0, length),) * rows)
+    hidden, _ = runner.model.forward(inputs.forward, runner.kv, runner.taps)
     for count in HEAD_ROWS:
         runner.model.head(hidden[:count])
 

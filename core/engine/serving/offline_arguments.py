@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from engine.contracts.request import SamplingParams
+from engine.contracts.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
 
 Count = Annotated[int, Meta(ge=0)]
 Finite = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -49,6 +49,9 @@ def checked_sampling(sampling: Mapping[str, Any], vocab_size: int) -> SamplingPa
     params = SamplingParams(**msgspec.structs.asdict(known))
     for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
         checked_tokens(tuple(ids), vocab_size, name)
+        most = MAX_BIASED_TOKENS if name == "logit_bias" else MAX_STOP_TOKENS // 2
+        if len(ids) > most:
+            raise ValueError(f"{name} names {len(ids)} tokens: expected at most {most}")
     if params.min_tokens > params.max_tokens:
         raise ValueError(f"min_tokens={params.min_tokens}: expected at most max_tokens={params.max_tokens}")
     return msgspec.structs.replace(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from engine.contracts.request import SamplingParams
+from engine.contracts.request import MAX_BIASED_TOKENS, SamplingParams
 from engine.serving.errors import ApiError, bad_request
 from engine.serving.protocol import ChatRequest, CompletionRequest, ContentPart, GenerationRequest, Message
 
-MAX_BIASED_TOKENS = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 
 Prompt = str | tuple[int, ...]

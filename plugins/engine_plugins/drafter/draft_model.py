@@ -26,7 +26,6 @@ class DraftModelDrafter:
     """Greedy chains of a whole model."""
 
     placement: Literal["host", "device"] = "device"
-    returns_probs = False
     recordable = True
     taps: tuple[int, ...] = ()
     kv_lookahead = 0

@@ -20,9 +20,7 @@ class EarlyExitDrafter:
     """Drafts with the first ``layers`` of the target."""
 
     placement: Literal["host", "device"] = "device"
-    returns_probs = False
     recordable = True
-    stateless = True
     taps: tuple[int, ...] = ()
     kv_lookahead = 0
     weights_bytes = 0

@@ -67,7 +67,6 @@ class NgramDrafter:
     """Host drafter over one :class:`SuffixIndex` per slot."""
 
     placement: Literal["host", "device"] = "host"
-    returns_probs = False
 
     def __init__(self, config: NgramConfig, context: BuildContext) -> None:
         self.max_width = config.max_width

@@ -15,7 +15,6 @@ class NoDrafter:
 
     placement: Literal["host", "device"] = "device"
     max_width = 0
-    returns_probs = False
 
     def __init__(self, config: DrafterConfig, context: BuildContext) -> None:
         pass

@@ -140,7 +140,6 @@ class ParallelBlockDrafter:
     """Greedy blocks of a DFlash head."""
 
     placement: Literal["host", "device"] = "device"
-    returns_probs = False
     recordable = True
     kv_lookahead = 0
 

@@ -141,7 +141,6 @@ class SuffixDrafter:
     """Host drafter over the texts of running requests and a :class:`Memory` of finished ones."""
 
     placement: Literal["host", "device"] = "host"
-    returns_probs = False
 
     def __init__(self, config: SuffixConfig, context: BuildContext) -> None:
         self.max_width = config.max_width

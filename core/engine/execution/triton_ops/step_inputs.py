@@ -1,4 +1,4 @@
-"""Everything a recorded step reads, from the first two integers of each row, in one launch."""
+"""Everything a captured step reads, from each row's id and the device tables, in one launch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ BLOCK_IDS = 1024
 """Block-table entries one program copies."""
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def step_inputs(
-    inputs_ptr, tokens_ptr, tables_ptr,
+    inputs_ptr, tokens_ptr, tables_ptr, computed_ptr,
     ids_ptr, positions_ptr, slots_ptr, mapping_ptr, lengths_ptr, row_tables_ptr,
-    tokens_stride, tables_stride, num_blocks, num_rows,
+    tokens_stride, tables_stride, num_blocks,
     QUERIES: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program ``(row, part)``: part 0 makes the row's tokens, every part copies ``BLOCK`` ids of its block table."""
@@ -27,7 +27,7 @@ def step_inputs(
     ids = tl.load(table + entry, mask=entry < num_blocks, other=0)
     tl.store(row_tables_ptr + row * num_blocks + entry, ids, mask=entry < num_blocks)
     if part == 0:
-        start = tl.load(inputs_ptr + num_rows + row)
+        start = tl.load(computed_ptr + slot)
         query = tl.arange(0, BLOCK_Q)
         real = query < QUERIES
         position = start + query
@@ -46,6 +46,7 @@ def fill_step(
     inputs: Tensor,
     tokens: Tensor,
     block_tables: Tensor,
+    computed: Tensor,
     token_ids: Tensor,
     positions: Tensor,
     slots: Tensor,
@@ -54,17 +55,18 @@ def fill_step(
 ) -> None:
     """Overwrite the tensors of a batch of ``rows`` times ``queries`` tokens.
 
-    ``inputs``: int64 ``[2 or more, rows]``, each row's slot and first position, then what is not read here; ``tokens``
-    int64 ``[slots, width]`` and ``block_tables`` int32 ``[slots, blocks]`` are the device tables. Written:
+    ``inputs``: int64 ``[1 or more, rows]``, each row's id, then what is not read here; ``tokens`` int64
+    ``[rows, width]``, ``block_tables`` int32 ``[rows, blocks]`` and ``computed`` int64 ``[rows]`` (the position that a
+    row's first token has) are the device tables. Written:
     ``token_ids``, ``positions``, ``slots`` and ``slot_mapping`` (int64 ``[rows * queries]``), and of ``attention`` the
     block tables and lengths.
     """
     rows = inputs.shape[1]
     queries, num_blocks = token_ids.shape[0] // rows, block_tables.shape[1]
     step_inputs[(rows, triton.cdiv(num_blocks, BLOCK_IDS))](
-        inputs, tokens, block_tables,
+        inputs, tokens, block_tables, computed,
         token_ids, positions, slots, slot_mapping, attention.kv_lens_device, attention.block_tables,
-        tokens.stride(0), block_tables.stride(0), num_blocks, rows,
+        tokens.stride(0), block_tables.stride(0), num_blocks,
         QUERIES=queries, BLOCK_SIZE=attention.block_size, BLOCK_Q=triton.next_power_of_2(queries),
         BLOCK=BLOCK_IDS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip

@@ -15,8 +15,8 @@ from engine.execution.kv_cache import KVCache
 from engine.execution.lowering import MOST_TOKENS, replay_obstacle
 from engine.execution.lowering.rotation_tables import PAGE
 from engine.execution.required_tensors import check_readable
-from engine.execution.runner import PROMPT_LOGPROB_ROWS
 from engine.loop.memory.weights import WeightSizes, weight_sizes
+from engine.step.runner import PROMPT_LOGPROB_ROWS
 
 GRAPHS_BYTES = 512 * 2**20
 """Reckoned for recorded steps before anything is loaded; what they really take is measured after loading (see
@@ -123,7 +123,7 @@ def estimate(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) -> Need
 
 
 def _tables(max_requests: int, width: int, block_size: int) -> int:
-    """Token history and block ids of :class:`engine.execution.tables.DeviceTables`: int64 and int32."""
+    """Token history and block ids of :class:`engine.step.tables.DeviceTables`: int64 and int32."""
     return (max_requests + 1) * (width * 8 + -(-width // block_size) * 4)
 
 

@@ -15,15 +15,16 @@ from engine.contracts.drafter import cached_by, on_device, taps_of
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import SamplingParams
 from engine.execution.draft_graphs import draft_buckets
-from engine.execution.graphs import Bucket, Capture, StepGraphs
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import LoweredModel
-from engine.execution.step import StepRow
-from engine.execution.tables import DeviceTables
-from engine.execution.verify import VerifyRow, choose_tokens
 from engine.loop.memory.fit import MemoryPlan
 from engine.loop.memory.room import DoesNotFit, Meter
 from engine.loop.memory.text import size
+from engine.sampling.state import Feature
+from engine.sampling.verify import choose_tokens
+from engine.step.graphs import Bucket, Capture, StepGraphs
+from engine.step.plan import StepRow
+from engine.step.tables import DeviceTables
 
 FULL_SAMPLING = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
 """All filters, on every row that can be sampled."""
@@ -49,7 +50,8 @@ def rehearse(
     block_size, device = bound.context.block_size, plan.device.kind
     kv = KVCache(plan.model, bound.kv_format, 2, block_size, plan.dtype, device, cached_by(bound.drafter))
     width = bound.drafter.max_width
-    tables = DeviceTables(bound.context.max_requests, plan.max_len, width, block_size, device)
+    vocab_size = plan.model.vocab_size
+    tables = DeviceTables(bound.context.max_requests, plan.max_len, width, block_size, device, vocab_size)
     try:
         give_back()
         meter.reset_peak()
@@ -88,9 +90,11 @@ def _largest_step(plan: EnginePlan, bound: BoundEngine, model: LoweredModel, kv:
     budget = int(plan.choice("scheduler").config["token_budget"])
     most = bound.context.max_requests
     lengths = [min(plan.max_len, budget - start) for start in range(0, budget, plan.max_len)][:most]
-    rows = tuple(StepRow(tables.nobody, 0, length, (), True, 0, 0, ()) for length in lengths)
-    hidden, _ = model.forward(tables.inputs(rows), kv, taps_of(bound.drafter))
+    rows = tuple(StepRow(tables.nobody, 0, length) for length in lengths)
+    inputs = tables.inputs(rows)
+    hidden, _ = model.forward(inputs.forward, kv, taps_of(bound.drafter))
     sampled = hidden[: most * (1 + bound.drafter.max_width)]
-    nothing = torch.empty(0, dtype=torch.int64)
-    wanted = [VerifyRow(FULL_SAMPLING, 0, 0, 1, nothing, ())] * len(sampled)
-    choose_tokens(model.head(sampled), wanted, on_triton=model.on_triton)
+    tables.sampling.write(tables.nobody, FULL_SAMPLING, 0, 1, ())
+    nobody = torch.full((len(sampled),), tables.nobody, device=tables.device)
+    batch = tables.sampling.at(nobody, torch.zeros_like(nobody), Feature.SAMPLED | Feature.FILTERED)
+    choose_tokens(model.head(sampled), batch, tables.sampling, tables.tokens, 1, model.on_triton)

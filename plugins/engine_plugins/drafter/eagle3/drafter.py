@@ -36,7 +36,6 @@ class Eagle3Drafter:
     """Greedy chains of an EAGLE3 head."""
 
     placement: Literal["host", "device"] = "device"
-    returns_probs = False
     recordable = True
     kv_lookahead = 1
 

@@ -1,4 +1,4 @@
-"""What the kernels are told about each position, and the memory they work in. All on the device."""
+"""The memory the sampling kernels work in."""
 
 from __future__ import annotations
 
@@ -12,31 +12,6 @@ CHUNK = 1024
 LIST_LENGTH = 1 << 14
 """Tokens above the first estimate of a border that are kept in a list. If there are more, the search goes through the
 whole row instead: the same border, only later."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingTensors:
-    """Sampling parameters by position. ``N`` positions; the tensors are only read.
-
-    The two flags are the host's: they say which launches a graph is captured with.
-    """
-
-    temperature: Tensor
-    """float32 ``[N]``; 0 is greedy."""
-    top_k: Tensor
-    """int32 ``[N]``; 0, or as large as the vocabulary, keeps all."""
-    top_p: Tensor
-    """float32 or float64 ``[N]``; 1 keeps all. float64 cuts exactly where the host's Python float would."""
-    min_p: Tensor
-    """float32 ``[N]``; 0 keeps all."""
-    seeds: Tensor
-    """int64 ``[N]``: any 64 bits."""
-    positions: Tensor
-    """int64 ``[N]``: output positions, 0 for the first token after the prompt."""
-    sampled: bool = True
-    """False promises that every position is greedy: one launch instead of two."""
-    filtered: bool = True
-    """False promises that no position has top-k or top-p: two launches instead of three. (min-p needs no launch.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +44,3 @@ class SamplingScratch:
             torch.empty(rows, LIST_LENGTH, dtype=torch.float32, device=device),
             torch.zeros(2, rows, dtype=torch.int32, device=device),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class PenaltyTensors:
-    """Penalties by position, and the text they look at."""
-
-    history: Tensor
-    """int64 ``[slots, width]``: prompt, output and, after them, the drafts to be verified, by request slot."""
-    slots: Tensor
-    """int64 ``[N]``: the row of ``history`` of each position."""
-    prompt_lens: Tensor
-    """int64 ``[N]``."""
-    ends: Tensor
-    """int64 ``[N]``: tokens before the position, drafts included."""
-    repetition: Tensor
-    """float32 ``[N]``; 1 is off."""
-    presence: Tensor
-    """float32 ``[N]``; 0 is off."""
-    frequency: Tensor
-    """float32 ``[N]``; 0 is off."""

@@ -13,23 +13,25 @@ from torch import Tensor
 
 from engine.execution.triton_ops.device import has_dependent_launch
 from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
-from engine.execution.triton_sampling.tensors import CHUNK, PenaltyTensors
+from engine.sampling.state import SamplingBatch
+from engine.sampling.triton.tensors import CHUNK
 
 HISTORY_BLOCK = 1024
 
 
-def penalise_on_device(logits: Tensor, penalties: PenaltyTensors) -> None:
-    """Change ``logits`` (float32 ``[N, V]``, rows contiguous) as :func:`engine.execution.adjust.adjust` would.
+def penalise_on_device(logits: Tensor, batch: SamplingBatch, text: Tensor) -> None:
+    """Change ``logits`` (float32 ``[N, V]``, rows contiguous) as :func:`engine.sampling.adjust.adjust_` would.
 
-    Ids outside the vocabulary are ignored. No synchronisation, no allocation; may be captured in a CUDA graph.
+    ``text``: int64 ``[rows, width]``, prompt, output and behind them the drafts to be verified. Ids outside the
+    vocabulary are ignored. No synchronisation; may be captured in a CUDA graph.
     """
     rows, vocab = logits.shape
     assert logits.dtype == torch.float32 and logits.stride(1) == 1
-    assert penalties.history.dtype == torch.int64 and penalties.history.stride(1) == 1
+    assert text.dtype == torch.int64 and text.stride(1) == 1
     pdl = has_dependent_launch(logits.device.type)
     apply_penalties[(rows, triton.cdiv(vocab, CHUNK))](
-        logits, penalties.history, penalties.slots, penalties.prompt_lens, penalties.ends,
-        penalties.repetition, penalties.presence, penalties.frequency, logits.stride(0), penalties.history.stride(0),
+        logits, text, batch.rows, batch.prompt_len, batch.positions,
+        batch.repetition, batch.presence, batch.frequency, logits.stride(0), text.stride(0),
         VOCAB=vocab, CHUNK=CHUNK, BLOCK=HISTORY_BLOCK, PDL=pdl,
         num_warps=4, enable_fp_fusion=False, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
@@ -38,11 +40,11 @@ def penalise_on_device(logits: Tensor, penalties: PenaltyTensors) -> None:
 @triton.jit(
     do_not_specialize=["stride_history"],
     do_not_specialize_on_alignment=[
-        "history_ptr", "slot_ptr", "prompt_len_ptr", "end_ptr", "repetition_ptr", "presence_ptr", "frequency_ptr",
+        "history_ptr", "row_ptr", "prompt_len_ptr", "position_ptr", "repetition_ptr", "presence_ptr", "frequency_ptr",
     ],
 )  # fmt: skip
 def apply_penalties(
-    logits_ptr, history_ptr, slot_ptr, prompt_len_ptr, end_ptr, repetition_ptr, presence_ptr, frequency_ptr,
+    logits_ptr, history_ptr, row_ptr, prompt_len_ptr, position_ptr, repetition_ptr, presence_ptr, frequency_ptr,
     stride_logits, stride_history,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -55,8 +57,8 @@ def apply_penalties(
     frequency = tl.load(frequency_ptr + row)
     if (repetition == 1.0) & (presence == 0.0) & (frequency == 0.0):
         return
-    text = history_ptr + tl.load(slot_ptr + row) * stride_history
-    prompt_len, end = tl.load(prompt_len_ptr + row), tl.load(end_ptr + row)
+    text = history_ptr + tl.load(row_ptr + row) * stride_history
+    prompt_len, end = tl.load(prompt_len_ptr + row), tl.load(position_ptr + row) + 1
     occurred = tl.zeros([CHUNK], tl.int32)
     produced = tl.zeros([CHUNK], tl.int32)
     for begin in range(0, end.to(tl.int32), BLOCK):

@@ -1,4 +1,4 @@
-"""The Gumbel noise of :mod:`engine.execution.philox` inside a kernel: the same words, the same uniforms.
+"""The Gumbel noise of :mod:`engine.sampling.philox` inside a kernel: the same words, the same uniforms.
 
 Logarithms are computed here and not by the GPU's approximation, whose absolute error near 1 would be felt just in
 the large draws that decide. They come within two units in the last place where the tests compute them, in Triton's
@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.execution import philox
+from engine.sampling import philox
 
 _HIGHEST = tl.constexpr(philox._HIGHEST)
 _LN2_HIGH = tl.constexpr(0.693359375)  # nine bits: its products with an exponent are exact
@@ -41,20 +41,41 @@ def log(x):
 @triton.jit
 def uniform(seed, position, first, PURPOSE: tl.constexpr, COUNT: tl.constexpr):
     """Entries ``first .. first + COUNT`` (multiples of 4) of the stream (``seed``, ``position``: int64): float32 in
-    (0, 1), bit for bit those of :func:`engine.execution.philox.uniform`."""
+    (0, 1), bit for bit those of :func:`engine.sampling.philox.uniform`."""
     block = (first // 4 + tl.arange(0, COUNT // 4)).to(tl.uint32)
     purpose = tl.full([COUNT // 4], PURPOSE, tl.uint32)
     low = tl.zeros([COUNT // 4], tl.uint32) + (position & 0xFFFFFFFF).to(tl.uint32)
     high = tl.zeros([COUNT // 4], tl.uint32) + ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
     w0, w1, w2, w3 = tl.philox(seed, block, purpose, low, high)
-    words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+    return _to_unit(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+
+
+@triton.jit
+def _to_unit(words):
     return tl.minimum((words.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), _HIGHEST)
 
 
 @triton.jit
 def gumbel(seed, position, first, PURPOSE: tl.constexpr, COUNT: tl.constexpr):
     """Standard Gumbel noise, ``-log(-log1p(-u))`` of :func:`uniform`."""
-    unit = uniform(seed, position, first, PURPOSE, COUNT)
+    return _to_gumbel(uniform(seed, position, first, PURPOSE, COUNT))
+
+
+@triton.jit
+def gumbel_of(seed, position, index, PURPOSE: tl.constexpr):
+    """Entries ``index`` (int64, any) of what :func:`gumbel` makes. A whole block of four is computed for each."""
+    block = (index // 4).to(tl.uint32)
+    purpose = (index * 0 + PURPOSE).to(tl.uint32)
+    low = (index * 0 + (position & 0xFFFFFFFF)).to(tl.uint32)
+    high = (index * 0 + ((position >> 32) & 0xFFFFFFFF)).to(tl.uint32)
+    w0, w1, w2, w3 = tl.philox(seed, block, purpose, low, high)
+    lane = index % 4
+    words = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
+    return _to_gumbel(_to_unit(words))
+
+
+@triton.jit
+def _to_gumbel(unit):
     near = unit <= _ONE_LESS_SQRT_HALF
     # Where u is small, 1 - u would lose its digits; elsewhere the subtraction costs less than half a unit.
     exponential = tl.where(near, -_log_near_one(-tl.where(near, unit, 0.0)), -log(1.0 - unit))

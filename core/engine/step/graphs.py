@@ -1,10 +1,15 @@
-"""Recorded decode steps: one CUDA graph per batch shape, captured before the engine is ready and replayed ever after.
+"""Captured decode steps: CUDA graphs for each batch shape, captured before the engine is ready and replayed ever after.
 
 A graph is captured for ``rows`` requests of ``queries`` tokens each. A smaller batch is padded: rows that belong to
 nobody read and write the table row and the KV block that are nobody's, and queries a row does not have write keys
 behind its last one, where the next step overwrites them before anything reads them. What changes from step to step is
-three integers per row, copied in front of the replay; lengths, positions, inputs and block tables follow from them on
-the device. What a drafter on the device does behind a step is recorded apart (:mod:`engine.execution.draft_graphs`).
+two integers per row, its id and how many drafts it has, copied in front of the replay; everything else is in the
+device tables.
+
+The graph of a step takes the most likely tokens. Where a request asks for more (temperature, filters, penalties,
+logprobs of its tokens), a second graph behind it chooses them anew from the logits the first one left, by the rows'
+sampling state. What a drafter on the device does behind a step is captured apart
+(:mod:`engine.execution.draft_graphs`).
 
 Buckets are captured from the largest to the smallest into one memory pool, so that the smaller ones live in the memory
 of the larger. Capturing after :meth:`StepGraphs.capture` has returned is impossible.
@@ -14,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -23,10 +28,12 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import ForwardBatch, LoweredModel
-from engine.execution.step import StepRow
-from engine.execution.tables import DeviceTables
 from engine.execution.transfer import refill
 from engine.execution.triton_ops.device import runs_triton
+from engine.sampling.state import Feature
+from engine.sampling.verify import accepted_drafts, choose_tokens
+from engine.step.plan import StepRow
+from engine.step.tables import DeviceTables
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -51,15 +58,24 @@ class Recorded:
 
     bucket: Bucket
     inputs: Tensor
-    """int64 ``[3, bucket.rows]``: each row's slot, first position and number of drafts."""
+    """int64 ``[2, bucket.rows]``: each row's id and number of drafts."""
     batch: ForwardBatch
     logits: Tensor
-    """float32 ``[bucket.tokens, vocab]``"""
+    """float32 ``[bucket.tokens, vocab]``; adjusted where a row's request adjusts them."""
     tokens: Tensor
-    """int64 ``[bucket.tokens]``: the most likely ones, already written as inputs of the next step."""
+    """int64 ``[bucket.tokens]``: the chosen ones, already written as inputs of the next step."""
+    accepted: Tensor
+    """int64 ``[bucket.rows]``: drafts that are."""
+    logprobs: Tensor
+    """float32 ``[bucket.tokens]``: of the chosen tokens, where a request asked for logprobs."""
     taps: tuple[Tensor, ...]
     staged: Any
-    """What the attention kernel staged: the recording reads its tensors."""
+    """What the attention kernel prepared: the graph reads its tensors."""
+
+    @property
+    def starts(self) -> Tensor:
+        """int64 ``[bucket.rows]``: position of each row's first token."""
+        return self.batch.positions.view(self.bucket.rows, self.bucket.queries)[:, 0]
 
     def places(self, rows: Sequence[StepRow]) -> list[int]:
         """Where the entries of a batch's real queries are."""
@@ -69,8 +85,14 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    replay: Replay
+    step: Replay
+    sample: dict[bool, Replay]
+    """Behind the step: without and with what adjusts logits."""
     recorded: Recorded
+
+
+ALL_SAMPLING = Feature.SAMPLED | Feature.FILTERED | Feature.LOGPROBS
+ALL_ADJUSTING = Feature.BIASED | Feature.PENALISED | Feature.MIN_TOKENS
 
 
 def row_buckets(max_requests: int) -> tuple[int, ...]:
@@ -112,6 +134,8 @@ class StepGraphs:
         self._graphs: dict[Bucket, _Graph] = {}
         most = self._todo[0].tokens if self._todo else 0
         self._tokens = torch.zeros(most, dtype=torch.int64, device=tables.device)
+        self._accepted = torch.zeros(most, dtype=torch.int64, device=tables.device)
+        self._logprobs = torch.zeros(most, dtype=torch.float32, device=tables.device)
         self._logits: Tensor | None = None
         self._tapped: tuple[Tensor, ...] | None = None
 
@@ -143,13 +167,13 @@ class StepGraphs:
     @torch.inference_mode()
     def replay(self, bucket: Bucket, rows: Sequence[StepRow]) -> Recorded:
         """Run a batch that :meth:`find` found the bucket for. Nothing here waits for the device."""
-        graph = self._graphs[bucket]
+        graph, features = self._graphs[bucket], self.tables.features(rows)
         idle = bucket.rows - len(rows)
-        slots = [row.slot for row in rows] + [self.tables.nobody] * idle
-        starts = [row.start for row in rows] + [0] * idle
-        num_drafts = [len(row.drafts) for row in rows] + [0] * idle
-        refill(graph.recorded.inputs, slots + starts + num_drafts)
-        graph.replay()
+        ids = [row.row_id for row in rows] + [self.tables.nobody] * idle
+        refill(graph.recorded.inputs, ids + [row.num_drafts for row in rows] + [0] * idle)
+        graph.step()
+        if features:
+            graph.sample[features.adjusts]()
         return graph.recorded
 
     def recorded(self, bucket: Bucket) -> Recorded:
@@ -158,7 +182,7 @@ class StepGraphs:
 
     def _record(self, bucket: Bucket, capture: Capture) -> _Graph:
         device = self.tables.device
-        inputs = torch.zeros(3, bucket.rows, dtype=torch.int64, device=device)
+        inputs = torch.zeros(2, bucket.rows, dtype=torch.int64, device=device)
         inputs[0] = self.tables.nobody
         batch = self._static_batch(bucket)
         staged = self._model.attention.stage(batch.attention)
@@ -168,12 +192,44 @@ class StepGraphs:
             fill(batch, inputs, self.tables)
             hidden, taps = self._model.run(batch, self._kv, staged, self._taps)
             logits, tokens = self._model.greedy(hidden)
-            self.tables.write(batch.slots, batch.positions + 1, tokens)
-            found[:] = [self._keep(bucket, inputs, batch, staged, logits, tokens, taps)]
+            recorded = self._keep(bucket, inputs, batch, staged, logits, taps)
+            self._settle(recorded, tokens)
+            found[:] = [recorded]
+
+        def sample(features: Feature) -> None:
+            recorded = found[0]
+            # The step wrote its own tokens over the drafts, which penalties count.
+            self.tables.tokens[batch.slots, batch.positions] = batch.token_ids
+            chosen = self.tables.sampling.at(batch.slots, batch.positions, features)
+            tokens, logits = choose_tokens(
+                recorded.logits,
+                chosen,
+                self.tables.sampling,
+                self.tables.tokens,
+                self.tables.tokens.shape[1],
+                on_triton=self._model.on_triton,
+            )
+            own = logits.gather(1, tokens.clamp(min=0)[:, None]).squeeze(1) - logits.logsumexp(dim=1)
+            recorded.logprobs.copy_(own)
+            self._settle(recorded, tokens)
 
         with torch.inference_mode():
             replay = capture(step)
-        return _Graph(replay, found[0])
+            both = {False: ALL_SAMPLING, True: ALL_SAMPLING | ALL_ADJUSTING}
+            samplers = {adjusts: capture(partial(sample, features)) for adjusts, features in both.items()}
+        return _Graph(replay, samplers, found[0])
+
+    def _settle(self, recorded: Recorded, tokens: Tensor) -> None:
+        """Accept drafts, write the chosen tokens as inputs of the next step, and move each row on. Doing it again with
+        other tokens replaces what was done."""
+        rows, queries = recorded.bucket.rows, recorded.bucket.queries
+        batch, (ids, num_drafts) = recorded.batch, recorded.inputs.unbind()
+        recorded.tokens.copy_(tokens)
+        accepted = accepted_drafts(batch.token_ids.view(rows, queries), tokens.view(rows, queries), num_drafts)
+        recorded.accepted.copy_(accepted)
+        self.tables.write(batch.slots, batch.positions + 1, tokens)
+        ends = recorded.starts + 1 + accepted
+        self.tables.computed[ids] = torch.where(ids == self.tables.nobody, 0, ends)
 
     def _keep(
         self,
@@ -182,7 +238,6 @@ class StepGraphs:
         batch: ForwardBatch,
         staged: Any,
         logits: Tensor,
-        tokens: Tensor,
         taps: Sequence[Tensor],
     ) -> Recorded:
         """Copy the results to where every graph leaves them. The first, largest bucket makes that place while it
@@ -197,10 +252,12 @@ class StepGraphs:
             batch,
             self._logits[:count],
             self._tokens[:count],
+            self._accepted[: bucket.rows],
+            self._logprobs[:count],
             tuple(tap[:count] for tap in self._tapped),
             staged,
         )
-        for target, source in zip((kept.logits, kept.tokens, *kept.taps), (logits, tokens, *taps), strict=True):
+        for target, source in zip((kept.logits, *kept.taps), (logits, *taps), strict=True):
             target.copy_(source)
         return kept
 
@@ -222,25 +279,24 @@ class StepGraphs:
 
 
 def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
-    """Everything a recorded step reads, from each row's slot and first position (``inputs``, int64 ``[2 or more,
-    rows]``)."""
+    """Everything a captured step reads, from each row's id (``inputs``, int64 ``[1 or more, rows]``) and the tables."""
     if runs_triton(tables.device):
         from engine.execution.triton_ops.step_inputs import fill_step  # Triton is imported only where it runs
 
         fill_step(
-            inputs, tables.tokens, tables.block_tables,
+            inputs, tables.tokens, tables.block_tables, tables.computed,
             batch.token_ids, batch.positions, batch.slots, batch.slot_mapping, batch.attention,
         )  # fmt: skip
         return
     rows = inputs.shape[1]
     queries = batch.token_ids.shape[0] // rows
-    steps = torch.arange(queries, device=tables.device)
+    steps, starts = torch.arange(queries, device=tables.device), tables.computed[inputs[0]]
     batch.slots.view(rows, queries).copy_(inputs[0][:, None].expand(rows, queries))
-    torch.add(inputs[1][:, None], steps, out=batch.positions.view(rows, queries))
+    torch.add(starts[:, None], steps, out=batch.positions.view(rows, queries))
     batch.token_ids.copy_(tables.tokens[batch.slots, batch.positions].clamp(min=0))
     batch.slot_mapping.copy_(tables.slot_mapping(batch.slots, batch.positions))
     torch.index_select(tables.block_tables, 0, inputs[0], out=batch.attention.block_tables)
-    batch.attention.kv_lens_device.copy_(inputs[1] + queries)
+    batch.attention.kv_lens_device.copy_(starts + queries)
 
 
 @cache

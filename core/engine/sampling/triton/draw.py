@@ -5,11 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.execution import philox
 from engine.execution.triton_ops.arrival import arrive
 from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
-from engine.execution.triton_sampling.noise import gumbel
-from engine.execution.triton_sampling.survey import BORDER, LARGEST
+from engine.sampling import philox
+from engine.sampling.triton.noise import gumbel, gumbel_of
+from engine.sampling.triton.survey import BORDER, LARGEST
 
 _SAMPLE = tl.constexpr(philox.SAMPLE)
 
@@ -17,15 +17,18 @@ _SAMPLE = tl.constexpr(philox.SAMPLE)
 @triton.jit(
     do_not_specialize=["capacity"],
     do_not_specialize_on_alignment=[
-        "temperature_ptr", "seed_ptr", "position_ptr", "facts_ptr", "best_ptr", "index_ptr", "arrived_ptr", "token_ptr",
+        "ids_ptr", "temperature_ptr", "seed_ptr", "position_ptr", "facts_ptr", "best_ptr", "index_ptr", "arrived_ptr",
+        "token_ptr",
     ],
 )  # fmt: skip
 def draw(
-    logits_ptr, temperature_ptr, seed_ptr, position_ptr, facts_ptr, best_ptr, index_ptr, arrived_ptr, token_ptr,
-    capacity, stride,
-    VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
+    logits_ptr, ids_ptr, temperature_ptr, seed_ptr, position_ptr, facts_ptr, best_ptr, index_ptr, arrived_ptr,
+    token_ptr, capacity, stride,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, HAS_IDS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program ``(row, chunk)``; the row's last one writes the token. Rows with a border of +inf have theirs."""
+    """Program ``(row, chunk)``; the row's last one writes the column of the token. Rows with a border of +inf have
+    theirs. With ``HAS_IDS`` column ``i`` gets the noise of token ``ids[i]``."""
     start_dependents(PDL)
     wait_for_input(PDL)
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -38,7 +41,11 @@ def draw(
     scaled = tl.math.div_rn(x - largest, tl.load(temperature_ptr + row))
     best, index = float("-inf"), VOCAB
     if tl.max(scaled, 0) >= border:  # most chunks of a filtered row have nobody to draw for
-        noise = gumbel(tl.load(seed_ptr + row), tl.load(position_ptr + row), chunk * CHUNK, _SAMPLE, CHUNK)
+        seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row)
+        if HAS_IDS:
+            noise = gumbel_of(seed, position, tl.load(ids_ptr + at, mask=at < VOCAB, other=0), _SAMPLE)
+        else:
+            noise = gumbel(seed, position, chunk * CHUNK, _SAMPLE, CHUNK)
         score = tl.where(scaled >= border, scaled + noise, float("-inf"))
         best = tl.max(score, 0)
         index = tl.min(tl.where(score == best, at, VOCAB), 0)

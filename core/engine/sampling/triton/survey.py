@@ -5,11 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.execution.philox import GUMBEL_SPAN
-from engine.execution.sampling import NOT_FINITE
 from engine.execution.triton_ops.arrival import arrive
 from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
-from engine.execution.triton_sampling.noise import log
+from engine.sampling.choose import NOT_FINITE
+from engine.sampling.philox import GUMBEL_SPAN
+from engine.sampling.triton.noise import log
 
 LARGEST = tl.constexpr(0)
 BORDER = tl.constexpr(1)

@@ -16,12 +16,6 @@ from torch import Tensor
 
 SAMPLE = 0
 """Purpose: Gumbel noise for the token at an output position."""
-ACCEPT = 1
-"""Purpose: accept or reject a drafted token."""
-RESIDUAL = 2
-"""Purpose: the token drawn instead of a rejected draft, or after the last accepted one."""
-DRAFT = 3
-"""Purpose: for drafters that sample. Verification never uses it, so proposals stay independent of the verdict."""
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from engine.execution.triton_ops.arrival import arrive
 from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
-from engine.execution.triton_sampling.survey import BORDER, ESTIMATE, LARGEST, NORMALISER
+from engine.sampling.triton.survey import BORDER, ESTIMATE, LARGEST, NORMALISER
 
 ONE = tl.constexpr(2.0**40)
 """Fixed point of masses: integers add up to the same in any order, and a vocabulary of a million fits 63 bits."""

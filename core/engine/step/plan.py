@@ -1,0 +1,107 @@
+"""What the loop hands to the device for one step, and what comes back: plain data without tensors.
+
+Token ids that the device just sampled or drafted never travel to the host and back: a step reads them from its rows'
+token tables, and where a row stands is in the tables, too. So a plan can be made before the tokens of the steps in
+flight are known, nor how many drafts they accept: what a plan says of a row's position is then an upper bound.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.contracts.request import SamplingParams, TokenLogprobs
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """A request takes a row of the device tables, or starts again in the one it has."""
+
+    row_id: int
+    tokens: tuple[int, ...]
+    """All tokens known to the host: the prompt, after a preemption also the outputs so far."""
+    num_computed: int
+    """Of these, how many have keys and values in the blocks that the row is given."""
+    prompt_len: int
+    sampling: SamplingParams
+    seed: int
+    stop_ids: tuple[int, ...]
+
+
+class StepRow(msgspec.Struct, frozen=True):
+    """One request's part of a step: its next ``num_tokens`` known tokens, then ``num_drafts`` drafts."""
+
+    row_id: int
+    max_start: int
+    """Position of the first token: exact, or what it is if all drafts in flight are accepted."""
+    num_tokens: int
+    samples: bool = True
+    """All known tokens will have been computed: sample what comes next (and verify the drafts)."""
+    num_drafts: int = 0
+    """To be verified: those a drafter on the device left in the tables, or ``drafts``."""
+    drafts: tuple[int, ...] = ()
+    """By a drafter on the host."""
+    block_start: int = 0
+    new_blocks: tuple[int, ...] = ()
+    """Block ids to put into the row's block table from index ``block_start`` on."""
+    wants_drafts: int = 0
+    """How many tokens a drafter on the device is to propose behind this step."""
+
+    @property
+    def num_queries(self) -> int:
+        return self.num_tokens + self.num_drafts
+
+    @property
+    def max_end(self) -> int:
+        """Bound of the keys this row attends to at its last query."""
+        return self.max_start + self.num_tokens + self.num_drafts
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """One step. Plans are executed strictly in the order of their ids."""
+
+    plan_id: int
+    admits: tuple[Admit, ...]
+    rows: tuple[StepRow, ...]
+    syncs_drafter: bool = True
+    """A drafter on the device computes its keys for this step's tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_queries for row in self.rows)
+
+
+class RowResult(msgspec.Struct, frozen=True):
+    """What one row produced."""
+
+    tokens: tuple[int, ...] = ()
+    """Accepted drafts and one more; empty for a row that did not sample. Stops are the loop's business."""
+    num_accepted: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """For the positions behind the row's tokens that lie in the prompt."""
+    error: str = ""
+    """This row's own failure (for example logits that are not finite); the other rows are fine."""
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """Results in the order of the plan's rows."""
+
+    plan_id: int
+    rows: tuple[RowResult, ...]
+    device_ms: float
+    """Forward, sample and verify, by the device's clock."""
+    draft_ms: float = 0.0
+    """In a drafter on the device, behind this step."""
+    idle_ms: float = 0.0
+    """How long the device had nothing to do before this step."""
+
+
+class StepSkipped(RuntimeError):
+    """An earlier step failed, so this one, planned on top of it, was not executed."""
+
+
+class DeviceBroken(RuntimeError):
+    """What is on the device is no longer known, or it does not work: only a new engine helps."""
+
+
+class DrafterBroken(RuntimeError):
+    """A drafter plugin raised or broke its contract."""

@@ -1,0 +1,294 @@
+"""Executes step plans: inputs, forward, sample and verify, draft. One device, strictly in plan order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
+from engine.execution.draft_graphs import DraftGraphs
+from engine.execution.kv_cache import KVCache
+from engine.execution.model import LoweredModel
+from engine.execution.places import Place
+from engine.execution.transfer import Mark, mark, upload
+from engine.sampling.logprobs import Ranked, rank_prompt
+from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
+from engine.step.graphs import Recorded, StepGraphs
+from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepSkipped
+from engine.step.running import RunningStep, Sampled, Times
+from engine.step.tables import DeviceTables, StepInputs
+
+T = TypeVar("T")
+
+PROMPT_LOGPROB_ROWS = 256
+"""Prompt positions whose logits are held at once: bounds memory at ``rows * vocab`` floats."""
+
+
+class ModelRunner:
+    """A model, its cache and its tables on one device."""
+
+    def __init__(
+        self,
+        model: LoweredModel,
+        kv: KVCache,
+        tables: DeviceTables,
+        drafter: DeviceDrafter | None = None,
+        graphs: StepGraphs | None = None,
+        draft_graphs: DraftGraphs | None = None,
+    ) -> None:
+        """``drafter``: one on the device, already started. ``draft_graphs``: of it, behind ``graphs``."""
+        self.model = model
+        self.kv = kv
+        self.tables = tables
+        self.drafter = drafter
+        self.graphs = graphs
+        self.draft_graphs = draft_graphs
+        self._last: Mark | None = None
+        """When the last step was done."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return () if self.drafter is None else tuple(self.drafter.taps)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> RunningStep:
+        """Hand one plan to the device; on a GPU this returns while the device works. ``apply`` happened before (see
+        :class:`DeviceQueue`)."""
+        started = mark(self.tables.device)
+        bucket = None if self.graphs is None else self.graphs.find(plan.rows)
+        sampled: Sampled | None
+        valid: Tensor | None = None
+        if self.graphs is not None and bucket is not None:
+            recorded = self.graphs.replay(bucket, plan.rows)
+            sampled, prompts = self._captured(plan, recorded), dict[int, tuple[Ranked, ...]]()
+            done = mark(self.tables.device)
+            if self.drafter is not None and plan.syncs_drafter:
+                valid = self._draft_behind(self.drafter, plan, recorded)
+        else:
+            inputs = self.tables.inputs(plan.rows)
+            hidden, taps = self.model.forward(inputs.forward, self.kv, self.taps)
+            sampled = self._sample(plan, inputs, hidden)
+            prompts = self._prompt_logprobs(plan, hidden)
+            done = mark(self.tables.device)
+            if self.drafter is not None and plan.syncs_drafter:
+                valid = self._draft(self.drafter, plan, inputs, taps)
+        ended = done if self.drafter is None or not plan.syncs_drafter else mark(self.tables.device)
+        times = Times(self._last, started, done, ended)
+        self._last = ended
+        return RunningStep(plan, sampled, prompts, times, valid)
+
+    # Tokens -----------------------------------------------------------------------------------------------------
+
+    def _captured(self, plan: StepPlan, recorded: Recorded) -> Sampled:
+        """The tokens of a replayed step. Logprobs of other tokens than the chosen ones are made here, not in it."""
+        num_drafts = tuple(row.num_drafts for row in plan.rows)
+        places: slice | Tensor = slice(sum(1 + count for count in num_drafts))
+        if any(count + 1 != recorded.bucket.queries for count in num_drafts):
+            places = upload(recorded.places(plan.rows), torch.int64, self.tables.device)
+        tokens, wanted = recorded.tokens[places], self._logprobs_wanted(plan)
+        own = [i for i, top in enumerate(wanted) if top == 0]
+        ranked = rank_tokens(recorded.logits[places], tokens, num_drafts, [top or None for top in wanted])
+        if own:
+            starts = list(accumulate((1 + count for count in num_drafts), initial=0))
+            where = [at for i in own for at in range(starts[i], starts[i + 1])]
+            index = upload(where, torch.int64, self.tables.device)
+            chosen, nothing = recorded.logprobs[places][index], recorded.logprobs.new_empty(len(where), 0)
+            ranked = (*ranked, (tuple(own), (tokens[index], chosen, nothing, nothing.to(torch.int64))))
+        accepted = recorded.accepted[: len(plan.rows)]
+        return Sampled(tuple(range(len(plan.rows))), Choice(num_drafts, tokens, accepted, ranked))
+
+    def _logprobs_wanted(self, plan: StepPlan) -> list[int | None]:
+        return [self.tables.requests[row.row_id].sampling.logprobs for row in plan.rows]
+
+    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> Sampled | None:
+        """Sample and verify every row that has all its tokens, and move all rows on."""
+        tables, batch = self.tables, inputs.forward
+        ends = inputs.starts + inputs.num_tokens
+        sampling = [i for i, row in enumerate(plan.rows) if row.samples]
+        if not sampling:
+            tables.computed[inputs.row_ids] = ends
+            return None
+        q_ends = list(accumulate(row.num_queries for row in plan.rows))
+        wanted = [at for i in sampling for at in range(q_ends[i] - 1 - plan.rows[i].num_drafts, q_ends[i])]
+        token_ids, row_ids, positions = batch.token_ids, batch.slots, batch.positions
+        if len(wanted) != hidden.shape[0]:
+            index = upload(wanted, torch.int64, hidden.device)
+            hidden, token_ids, row_ids, positions = (t[index] for t in (hidden, token_ids, row_ids, positions))
+        rows = [plan.rows[i] for i in sampling]
+        num_drafts = tuple(row.num_drafts for row in rows)
+        chosen = tables.sampling.at(row_ids, positions, tables.features(rows))
+        longest = max(row.max_end for row in rows)
+        tokens, logits = choose_tokens(
+            self.model.head(hidden), chosen, tables.sampling, tables.tokens, longest, self.model.on_triton
+        )
+        accepted = accepted_of(token_ids, tokens, num_drafts)
+        tables.write(row_ids, positions + 1, tokens)
+        if len(sampling) == len(plan.rows):
+            ends += accepted
+        else:
+            ends.index_add_(0, upload(sampling, torch.int64, hidden.device), accepted)
+        tables.computed[inputs.row_ids] = ends
+        tops = [tables.requests[row.row_id].sampling.logprobs for row in rows]
+        return Sampled(
+            tuple(sampling), Choice(num_drafts, tokens, accepted, rank_tokens(logits, tokens, num_drafts, tops))
+        )
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, tuple[Ranked, ...]]:
+        """Logprobs of prompt tokens behind those of each row that wants them, a bounded number at a time."""
+        results: dict[int, tuple[Ranked, ...]] = {}
+        begin = 0
+        for i, row in enumerate(plan.rows):
+            request = self.tables.requests[row.row_id]
+            top, start = request.sampling.prompt_logprobs, row.max_start  # exact: nothing is drafted in a prompt
+            count = min(start + row.num_tokens, request.prompt_len - 1) - start
+            if top is not None and count > 0:
+                targets = self.tables.tokens[row.row_id, start + 1 : start + 1 + count]
+                parts = []
+                for at in range(0, count, PROMPT_LOGPROB_ROWS):
+                    stop = min(at + PROMPT_LOGPROB_ROWS, count)
+                    logits = self.model.head(hidden[begin + at : begin + stop])
+                    # A copy: the table may change before the host reads it.
+                    parts.append(rank_prompt(logits, targets[at:stop].clone(), top))
+                results[i] = tuple(parts)
+            begin += row.num_queries
+        return results
+
+    # Drafts -----------------------------------------------------------------------------------------------------
+
+    def _draft_behind(self, drafter: DeviceDrafter, plan: StepPlan, recorded: Recorded) -> Tensor | None:
+        """Draft behind a replayed step: captured, too, where that was possible."""
+        bucket = None if self.draft_graphs is None else self.draft_graphs.find(recorded.bucket, plan.rows)
+        if self.draft_graphs is not None and bucket is not None:
+            return self.draft_graphs.replay(bucket)
+        batch = recorded.batch
+        ids, num_tokens = recorded.inputs[0], torch.ones_like(recorded.inputs[0])
+        inputs = StepInputs(batch, ids, recorded.starts, num_tokens)
+        # Rows of the bucket that the plan does not have are nobody's, and nobody wants drafts.
+        return self._draft(drafter, plan, inputs, recorded.taps, recorded.staged)
+
+    def _draft(
+        self,
+        drafter: DeviceDrafter,
+        plan: StepPlan,
+        inputs: StepInputs,
+        taps: Sequence[Tensor],
+        staged: Any = None,
+    ) -> Tensor | None:
+        """Let a drafter see a step, and propose behind it; its drafts go into the tables. Nothing here waits for the
+        device. Returns whether all of them are tokens, bool, if there are any."""
+        batch, wanting = inputs.forward, [i for i, row in enumerate(plan.rows) if row.wants_drafts > 0]
+        next_tokens = self.tables.tokens[batch.slots, batch.positions + 1]
+        drafter.extend(
+            TargetStep(
+                tokens=batch.token_ids,
+                next_tokens=next_tokens.clamp(min=0),
+                positions=batch.positions,
+                q_lens=batch.attention.q_lens,
+                slots=batch.slots,
+                taps=tuple(taps),
+                place=Place(batch.positions, batch.slot_mapping, batch.attention, staged),
+                drafts_follow=bool(wanting),
+            )
+        )
+        if not wanting:
+            return None
+        rows = self._draft_rows(plan, inputs, wanting)
+        return self.tables.write_drafts(rows.slots, rows.positions, drafter.propose(rows).tokens[:, : rows.width])
+
+    def _draft_rows(self, plan: StepPlan, inputs: StepInputs, wanting: Sequence[int]) -> DraftRows:
+        """The rows that want drafts."""
+        q_starts = inputs.forward.attention.q_starts[:-1].to(torch.int64)
+        row_ids, starts = inputs.row_ids, inputs.starts
+        if len(wanting) != len(row_ids):
+            index = upload(wanting, torch.int64, self.tables.device)
+            q_starts, row_ids, starts = q_starts[index], row_ids[index], starts[index]
+        positions = self.tables.computed[row_ids]
+        return DraftRows(
+            index=tuple(wanting),
+            slots=row_ids,
+            last=q_starts + (positions - starts) - 1,
+            tokens=self.tables.tokens[row_ids, positions],
+            positions=positions,
+            lengths=tuple(plan.rows[i].max_end for i in wanting),
+            widths=tuple(plan.rows[i].wants_drafts for i in wanting),
+        )
+
+
+class DeviceWorker:
+    """Where everything runs that computes: this thread, or one of its own.
+
+    With a thread of its own, loading must run there too. OpenMP keeps one team per calling thread, and as soon as the
+    teams together have more threads than the machine has cores, waiting at a barrier becomes sleeping: on a CPU that
+    costs more than all of the overlap gains.
+    """
+
+    def __init__(self, own_thread: bool) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="device") if own_thread else None
+
+    def start(self, function: Callable[[], T]) -> Callable[[], T]:
+        """Run behind what was started before; the returned function waits and raises what the function raised."""
+        if self._pool is not None:
+            return self._pool.submit(function).result
+        future: Future[T] = Future()
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+        return future.result
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class DeviceQueue:
+    """Plans in, results out, in order.
+
+    After a step failed, everything queued behind it is skipped (:class:`StepSkipped`) until :meth:`resume`;
+    admissions of skipped plans still take effect. :class:`DeviceBroken` says that there is nothing to resume.
+    """
+
+    def __init__(self, runner: ModelRunner, worker: DeviceWorker) -> None:
+        self._runner = runner
+        self._worker = worker
+        self._failed = False
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Queue a plan; the returned function waits for its result and raises what the step raised."""
+        launched = self._worker.start(partial(self._run, plan))
+
+        def wait() -> StepResult:
+            try:
+                return launched().result()
+            except torch.AcceleratorError as error:  # an illegal access, say: nothing works on this device any more
+                raise DeviceBroken(f"the device failed: {error}") from error
+
+        return wait
+
+    def resume(self) -> None:
+        """Execute plans again after a failure has been dealt with."""
+        self._failed = False
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def _run(self, plan: StepPlan) -> RunningStep:
+        try:
+            self._runner.tables.apply(plan)
+        except Exception as error:
+            # Half an admission: whoever ran on it would read what the row's former owner left.
+            self._failed = True
+            raise DeviceBroken(f"the device tables could not be written: {error}") from error
+        if self._failed:
+            raise StepSkipped(f"step {plan.plan_id} was planned on top of a failed one")
+        try:
+            return self._runner.launch(plan)
+        except BaseException:
+            self._failed = True
+            raise

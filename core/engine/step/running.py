@@ -1,0 +1,87 @@
+"""A step between its launch and its result: on a GPU the device may still be at it, or not have begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.execution.transfer import Mark, download, elapsed_ms
+from engine.sampling.logprobs import Ranked, listed
+from engine.sampling.verify import Choice, Verified, results
+from engine.step.plan import DrafterBroken, RowResult, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The rows of a plan that get a token, and what it is."""
+
+    indices: tuple[int, ...]
+    """Into the rows of the plan."""
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Moments of a step."""
+
+    previous: Mark | None
+    """When the step before it was done, drafting included."""
+    started: Mark
+    sampled: Mark
+    ended: Mark
+    """With what a drafter on the device did behind it."""
+
+
+class RunningStep:
+    """A step that was handed to the device."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        sampled: Sampled | None,
+        prompts: Mapping[int, tuple[Ranked, ...]],
+        times: Times,
+        drafts_valid: Tensor | None = None,
+    ) -> None:
+        """``prompts``: logprobs of prompt tokens by row of the plan; ``drafts_valid``: bool, whether all drafts that a
+        drafter proposed behind the step are tokens."""
+        self._plan = plan
+        self._sampled = sampled
+        self._prompts = prompts
+        self._times = times
+        choice = () if sampled is None else sampled.choice.tensors
+        ranked = [tensor for parts in prompts.values() for part in parts for tensor in part]
+        flags = () if drafts_valid is None else (drafts_valid,)
+        self._arriving = download((*choice, *ranked, *flags))
+        self._num_choice = len(choice)
+        self._checks_drafts = drafts_valid is not None
+
+    def result(self) -> StepResult:
+        """Everything the step came to; waits for the device. Raises :class:`DrafterBroken`."""
+        tensors = self._arriving.wait()
+        if self._checks_drafts and not bool(tensors[-1]):
+            raise DrafterBroken("the drafter proposed token ids outside of the vocabulary")
+        found = [Verified((), 0)] * len(self._plan.rows)
+        if self._sampled is not None:
+            verdicts = results(self._sampled.choice, tensors[: self._num_choice])
+            for i, verdict in zip(self._sampled.indices, verdicts, strict=True):
+                found[i] = verdict
+        rest = iter(tensors[self._num_choice :])
+        prompts = {
+            i: tuple(entry for _ in parts for entry in listed(*(next(rest) for _ in range(4))))
+            for i, parts in self._prompts.items()
+        }
+        rows = tuple(
+            RowResult(verdict.tokens, verdict.num_accepted, verdict.logprobs, prompts.get(i, ()), verdict.error)
+            for i, verdict in enumerate(found)
+        )
+        times = self._times
+        return StepResult(
+            self._plan.plan_id,
+            rows,
+            device_ms=elapsed_ms(times.started, times.sampled),
+            draft_ms=elapsed_ms(times.sampled, times.ended),
+            idle_ms=0.0 if times.previous is None else elapsed_ms(times.previous, times.started),
+        )
