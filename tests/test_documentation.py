@@ -24,7 +24,7 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs" / "plugins.md").read_text()
 
-FOLDERS = ("core", "plugins", "conf", "tests", "tools", "docs", "contrib", "benchmarks")
+FOLDERS = ("core", "plugins", "conf", "tests", "tools", "docs", "contrib")
 FILE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w/?")
 
 
