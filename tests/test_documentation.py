@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ import yaml
 
 from engine import testing
 from engine.assembly.discovery import discover
+from engine.cli.main import COMMANDS
 from engine.contracts import SLOTS
 from engine.contracts.config import PluginSettings, SchedulerConfig
 from engine.testing.context import build_context
@@ -23,8 +25,10 @@ PAGES = (*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "contrib" / "README
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs" / "plugins.md").read_text()
+SERVING = (ROOT / "docs" / "serving.md").read_text()
+TOOLS = (ROOT / "tools" / "README.md").read_text()
 
-FOLDERS = ("core", "plugins", "conf", "tests", "tools", "docs", "contrib", "benchmarks")
+FOLDERS = ("core", "plugins", "conf", "tests", "tools", "docs", "contrib")
 FILE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w/?")
 
 
@@ -41,6 +45,40 @@ def test_every_file_a_page_names_exists(page):
     linked = [page.parent / target for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text)]
     missing = [str(path) for path in (*linked, *(ROOT / name for name in FILE.findall(text))) if not path.exists()]
     assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may point to: headings in lower case, spaces as hyphens; a repeated one is numbered."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.add(next(name for n in count() if (name := f"{slug}-{n}" if n else slug) not in found))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_heading_a_page_links_to_exists(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text())
+    assert [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)] == []
+
+
+def test_the_readme_fits_on_two_screens_and_links_to_every_page():
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.M | re.S)
+    assert len(README.splitlines()) <= 104 and max(map(len, prose.splitlines())) <= 120
+    assert all(f"](docs/{page.name})" in README for page in ROOT.glob("docs/*.md"))
+
+
+def test_the_serving_page_lists_every_command():
+    assert {row[0].strip("`") for row in rows("| command |", SERVING)} == {f"engine {name}" for name in COMMANDS}
+
+
+def test_the_tools_page_lists_every_script():
+    tools = ROOT / "tools"
+    scripts = {
+        file.relative_to(tools).as_posix() for where in ("*.py", "benchmarks/*.py") for file in tools.glob(where)
+    }
+    programs = {f"{file.parent.name}/" for file in tools.glob("*/__main__.py")}
+    assert {row[0].strip("`") for row in rows("| tool |", TOOLS)} == scripts | programs
 
 
 def test_the_architecture_page_names_many_files_and_only_classes_that_exist():

@@ -20,6 +20,7 @@ from gpu_check.section import Context
 from gpu_check.standalone import REPOSITORY, source_paths
 
 PASSED, FAILED, NO_DEVICE = 0, 1, 2
+REPORTS = REPOSITORY / "tools" / "benchmarks"
 ROOM = 24 << 30
 """Bytes the scratch folder must have for the weights of both models and a head; less is looked for elsewhere."""
 
@@ -43,7 +44,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
         "--only", nargs="+", choices=names, metavar="SECTION", help=f"and what they need; of {', '.join(names)}"
     )
     result.add_argument(
-        "--output", type=Path, help="folder of the JSON report (benchmarks; of a rehearsal: temporary files)"
+        "--output", type=Path, help="folder of the JSON report (tools/benchmarks; of a rehearsal: temporary files)"
     )
     result.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU: does the tool itself work?")
     result.add_argument("--logs", type=Path, help="keep the sections' logs in this folder")
@@ -63,7 +64,7 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
     outcomes = conduct(
         sections, scratch, rehearse=options.rehearse, total_s=registry.TOTAL_S, say=lambda line: print(line, flush=True)
     )
-    folder = options.output or (Path(tempfile.gettempdir()) if options.rehearse else REPOSITORY / "benchmarks")
+    folder = options.output or (Path(tempfile.gettempdir()) if options.rehearse else REPORTS)
     path = report.write(report.as_json(device_facts(options.rehearse), when, outcomes, left_out), folder)
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)

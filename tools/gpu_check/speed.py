@@ -128,7 +128,7 @@ def start_and_ledger(subject: Subject) -> None:
     context.emit(Row(f"{subject.name}: engine built", round(subject.run.build_s, 1), "s", detail=phases))
     metric, ledger = f"{subject.name}: memory ledger / real peak", info.ledger
     if ledger is None or context.rehearse:
-        context.emit(Row(metric, detail="a CPU's ledger is checked by benchmarks/memory_peak.py"))
+        context.emit(Row(metric, detail="a CPU's ledger is checked by tools/benchmarks/memory_peak.py"))
         return
     peak = ledger.free_bytes - torch.cuda.mem_get_info()[0]
     ratio = ledger.total_bytes / peak

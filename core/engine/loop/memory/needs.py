@@ -23,7 +23,7 @@ GRAPHS_BYTES = 512 * 2**20
 ``rehearsal.py``)."""
 HOST_BYTES = 10 * 2**20
 """On a CPU, beside tensors: objects of requests and steps, buffers of libraries, holes in the heap. Measured with
-``benchmarks/memory_peak.py``."""
+``tools/benchmarks/memory_peak.py``."""
 HEAP_SLACK = 1.5
 """On a CPU, heap taken over tensors alive: tensors of many sizes come and go in every step, and what one leaves does
 not always hold the next. Measured likewise."""

@@ -1,6 +1,6 @@
 """TTFT of a prompt whose first 1,000 tokens were seen before, next to the TTFT of its new tokens alone.
 
-    python benchmarks/prefix_ttft.py MODEL [--suffix 64] [--rounds 7]
+    python tools/benchmarks/prefix_ttft.py MODEL [--suffix 64] [--rounds 7]
 
 Milliseconds from submission to the first token, in process, medians of interleaved rounds: ``cold`` is the whole
 prompt, ``cached`` the same beginning with a new suffix, ``alone`` only the suffix.

@@ -9,7 +9,7 @@ around one blocking call:
 * ``conc8``: output tokens per second of 8 prompts of 128..512 tokens at once, 64 output tokens each;
 * ``prefix_ms``: 1 output token after a 1,024-token prompt seen before.
 
-    python benchmarks/cpu_peers.py --model DIR --rounds 6 engine=PYTHON vllm=PYTHON openvino=PYTHON:OPENVINO_DIR
+    python tools/benchmarks/cpu_peers.py --model DIR --rounds 6 engine=PYTHON vllm=PYTHON openvino=PYTHON:OPENVINO_DIR
 """
 
 from __future__ import annotations

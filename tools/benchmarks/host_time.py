@@ -1,6 +1,6 @@
 """What a decode step costs beside the device: planning, launching and committing, by batch size.
 
-    python benchmarks/host_time.py [MODEL] [--batch 1 8 64] [--set "overlap=false ..."]
+    python tools/benchmarks/host_time.py [MODEL] [--batch 1 8 64] [--set "overlap=false ..."]
 
 ``gap`` is the wall time between two steps' results minus the time of forward, sampling and verification; ``host`` is
 planning and committing alone. With ``overlap=true`` the host works while the device does, so only the gap counts.

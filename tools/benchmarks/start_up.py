@@ -1,6 +1,6 @@
 """Cold and warm start of an engine process, phase by phase.
 
-    python benchmarks/start_up.py [MODEL] [--set "+preset=latency ..."] [--rounds 2]
+    python tools/benchmarks/start_up.py [MODEL] [--set "+preset=latency ..."] [--rounds 2]
 
 Cold: kernel caches are empty folders (``XDG_CACHE_HOME`` and ``TRITON_CACHE_DIR`` point at new ones). Warm: the same
 plan again with the caches the cold start filled. The checkpoint's pages stay in the system's cache in both, unless

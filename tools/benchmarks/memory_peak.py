@@ -1,6 +1,6 @@
 """How far is the memory ledger from the real peak of an engine on this CPU?
 
-    python benchmarks/memory_peak.py [MODEL] [--batch 16] [--set "scheduler.token_budget=1024 ..."]
+    python tools/benchmarks/memory_peak.py [MODEL] [--batch 16] [--set "scheduler.token_budget=1024 ..."]
 
 Starts an engine in a process of its own, runs one prompt of a whole token budget and then a batch that samples with
 every filter, and compares two numbers: the ledger's estimate, made before a weight was read, and the peak of the

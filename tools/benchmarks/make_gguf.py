@@ -1,6 +1,6 @@
 """Write a Llama checkpoint as GGUF, to measure llama.cpp on the same shapes. Needs gguf, safetensors and torch.
 
-    python benchmarks/make_gguf.py MODEL OUT.gguf --type bf16|q8_0|q4_0
+    python tools/benchmarks/make_gguf.py MODEL OUT.gguf --type bf16|q8_0|q4_0
 
 The vocabulary stays behind: tokens go in and come out as ids. With ``q4_0`` the embedding, which a tied model also uses
 as its head, is stored in 8 bits.

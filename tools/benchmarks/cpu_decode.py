@@ -1,7 +1,7 @@
 """Single-stream decode and prefill of a model on this CPU, as shares of what the machine can do in the same run.
 
     python tools/make_random_model.py /path/to/model
-    python benchmarks/cpu_decode.py /path/to/model [--set execution=eager --set quantizer=int8] [--threads 2]
+    python tools/benchmarks/cpu_decode.py /path/to/model [--set execution=eager --set quantizer=int8] [--threads 2]
 
 Decode is bound by reading the weights once per token: its share is (weight + KV bytes read for a token) / time over the
 measured read bandwidth. Prefill is bound by matrix multiplication: its share is (2 x weights x tokens) / time over
