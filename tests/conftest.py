@@ -3,6 +3,8 @@
 import contextlib
 import os
 import tempfile
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -30,13 +32,14 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     CACHE = _cache_of_their_own()
     """Removed when it is no longer referred to: at the end."""
 
-LONGEST = (
-    "execution/triton_ops/test_interpreter.py", "quantizer/test_integer_linear.py", "laws/test_lossy_formats.py",
-    "attention_kernel/test_triton_aot.py", "execution/triton_ops/test_aot.py", "quantizer/test_gpu_interpreter.py",
-    "attention_kernel/test_triton_interpreter.py", "laws/test_recorded_models.py", "attention_kernel/test_cpu.py",
-    "laws/test_bundled_swaps.py", "execution/triton_sampling/test_interpreter.py", "laws/test_exact_swaps.py",
-)  # fmt: skip
-"""Files that take a minute, longest first."""
+LONGEST = ()  # fmt: skip
+"""Files that take longest, in that order."""
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    from tests.interpreted import module_of
+
+    return module_of(module_path, parent)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,3 +50,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((i for i, name in enumerate(LONGEST) if path.endswith(name)), len(LONGEST))
 
     items.sort(key=place)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what this machine cannot run: see ``needs.py``."""
+    for mark in item.iter_markers("needs"):
+        if reason := mark.args[0]():
+            pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was skipped: each reason with its number of tests."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")

@@ -1,5 +1,9 @@
-"""Runs tests through Triton's interpreter. It replaces functions while triton is imported, and other tests of a run may
-have imported it already; so it gets a process of its own. (That of Triton 3.6 needs numpy < 2.4.)"""
+"""Runs tests of Triton kernels through Triton's interpreter. It replaces functions while triton is imported, and other
+tests of a run may have imported it already; so it gets a process of its own. (That of Triton 3.6 needs numpy < 2.4.)
+
+A file of ``KERNEL_TESTS`` is one test of a run here, which runs the file in such a process. With ``TRITON_INTERPRET=1``
+or a CUDA device its tests are collected one by one, like those of any other file.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,26 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-REPOSITORY = Path(__file__).parents[1]
+from engine.execution.triton_ops.device import runs_triton
+
+TESTS = Path(__file__).parent
+ON_CPU = ("execution/triton_ops/test_models.py", "laws/test_recorded_models.py")
+"""Tests of kernels whose tensors are on the CPU: interpreted beside a CUDA device, too."""
+KERNEL_TESTS = (
+    *ON_CPU,
+    *(f"execution/triton_ops/test_{name}.py" for name in ("heads", "linear", "lowering", "narrow_types", "rowwise")),
+    "execution/triton_sampling/test_kernels.py",
+    "plugins/attention_kernel/test_triton.py",
+    *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),
+    *(f"plugins/quantizer/test_gpu_{name}.py" for name in ("linear", "loaders")),
+)
+"""Files whose tests run Triton kernels, below ``tests/``."""
 
 starts_interpreter = pytest.mark.skipif(
     bool(os.environ.get("TRITON_INTERPRET")), reason="the tests it starts run in this very process"
@@ -19,17 +38,43 @@ starts_interpreter = pytest.mark.skipif(
 """For tests that call :func:`run_interpreted`."""
 
 
-def run_interpreted(*files: Path, select: str = "", may_skip: bool = False) -> int:
-    """Run the tests of ``files`` (those that the ``-k`` expression ``select`` names) under the interpreter.
+def run_interpreted(*files: Path, select: str = "", marked: str = "not slow") -> int:
+    """Run the tests of ``files`` under the interpreter: those that ``select`` (as for ``-k``) and ``marked`` (as for
+    ``-m``) name.
 
-    Returns how many passed. Asserts that none failed and, unless they ``may_skip`` what a plugin does not offer, none
-    was skipped.
+    Returns how many passed. Asserts that there were some, and that none failed or was skipped.
     """
-    command = [sys.executable, "-m", "pytest", "-n0", "-x", *map(str, files), *(["-k", select] if select else [])]
+    chosen = ["-m", marked, *(["-k", select] if select else [])]
+    command = [sys.executable, "-m", "pytest", "-n0", "-x", *map(str, files), *chosen]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert may_skip or "skipped" not in done.stdout, done.stdout
+    assert "skipped" not in done.stdout, done.stdout
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None, done.stdout
     return int(passed[1])
+
+
+def module_of(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """How pytest is to collect a file: as one interpreted test, or (``None``) as usual."""
+    name = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
+    runs_here = runs_triton("cpu" if name in ON_CPU or not torch.cuda.is_available() else "cuda")
+    return None if runs_here or name not in KERNEL_TESTS else _InterpretedFile.from_parent(parent, path=path)
+
+
+class _InterpretedFile(pytest.File):
+    def collect(self) -> Iterator[pytest.Item]:
+        yield _Interpreted.from_parent(self, name="interpreted", marked="not slow")
+        if "mark.slow" in self.path.read_text():
+            slow = _Interpreted.from_parent(self, name="interpreted slow", marked="slow")
+            slow.add_marker("slow")
+            yield slow
+
+
+class _Interpreted(pytest.Item):
+    def __init__(self, *, marked: str, **known: object) -> None:
+        super().__init__(**known)
+        self.marked = marked
+
+    def runtest(self) -> None:
+        run_interpreted(self.path, marked=self.marked)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("transformers")
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -22,7 +20,7 @@ from transformers import (
 
 from engine.execution.lowering import Kernels
 from tests.execution.paged_loop import PagedLoop, load
-from tests.native import needs_compiler
+from tests.needs import needs_compiler
 
 TOLERANCE = 1e-4
 PROMPT, OUTPUT = 40, 32

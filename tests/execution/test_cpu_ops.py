@@ -10,7 +10,7 @@ from engine.execution.cpu_ops import HeadNorm, RotateAndWrite, compiled_gate, co
 from engine.execution.norms import rms_norm
 from engine.execution.reference import gated_activation
 from engine.execution.rope import rotate
-from tests.native import needs_compiler
+from tests.needs import needs_compiler
 
 pytestmark = needs_compiler
 

@@ -15,7 +15,7 @@ from engine.execution.lowering.replay import ReplayedSteps
 from engine.execution.model import StepContext
 from tests.execution import tiny
 from tests.execution.paged_loop import PagedLoop, load
-from tests.native import needs_compiler
+from tests.needs import needs_compiler
 
 TOKENS = [(7 * i + 3) % 120 for i in range(70)]
 

@@ -1,6 +1,6 @@
 """A real model on the Triton kernels, its decode steps recorded: the tokens are those of plain torch, one by one.
 
-Runs under Triton's interpreter, in a process of its own. The cache starts as NaN: whatever reads a key or value that
+Runs in Triton's interpreter (see ``tests/interpreted.py``). The cache starts as NaN: whatever reads a key or value that
 nobody wrote shows up in the tokens.
 """
 
@@ -26,19 +26,14 @@ from engine.execution.model import LoweredModel, StepContext
 from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.execution.step import StepRow
 from engine.execution.tables import DeviceTables
-from engine.execution.triton_ops.device import runs_triton
 from engine.loop.build import make_core
 from engine.testing.launches import count_launches
 
 from ..execution import tiny
 from ..execution.paged_loop import PagedLoop, load
-from ..interpreted import run_interpreted, starts_interpreter
 from ..loop.test_memory import variant
 from .harness import run, run_again
 
-interpreted = pytest.mark.skipif(
-    not runs_triton("cpu"), reason="runs in a process of its own, with TRITON_INTERPRET=1"
-)
 BLOCK, NUM_BLOCKS = 8, 40
 REQUESTS = [
     EngineRequest("short", (5, 6), SamplingParams(max_tokens=7, temperature=0.0)),
@@ -46,11 +41,6 @@ REQUESTS = [
     EngineRequest("echo", (9, 8, 7, 9, 8, 7, 9, 8), SamplingParams(max_tokens=6, temperature=0.0)),
     EngineRequest("late", tuple(range(90, 70, -1)), SamplingParams(max_tokens=3, temperature=0.0)),
 ]
-
-
-@starts_interpreter
-def test_recorded_steps_on_the_triton_kernels_under_the_interpreter() -> None:
-    assert run_interpreted(Path(__file__), select="tokens_are_those or layer_is") >= 12
 
 
 def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEngine, LoweredModel, KVCache]:
@@ -80,7 +70,6 @@ def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEn
     return plan, bound, model, kv
 
 
-@interpreted
 @pytest.mark.parametrize(("overlap", "drafter"), [("true", "none"), ("false", "none"), ("true", "ngram")])
 def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, drafter: str) -> None:
     checkpoint = tiny.write(tmp_path)
@@ -109,7 +98,6 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
     assert len(replays) >= 5, "decode steps were replayed"
 
 
-@interpreted
 @pytest.mark.parametrize("rows", [1, 4, 16])
 @pytest.mark.parametrize(("family", "count"), [("Llama", 5), ("Qwen2", 5), ("Qwen3", 6)])
 def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, family: str, count: int, rows: int) -> None:

@@ -4,9 +4,12 @@
 
     class TestMine(AttentionKernelConformance):
         device = "cuda"
+        capabilities = Mine.capabilities  # no cases of what the kernel does not claim
 
         def make(self, context):
             return Mine(MineConfig(), context)
+
+A recordable kernel inherits :class:`RecordableConformance` instead.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.attention_kernel import AttentionCapabilities, AttentionKernel
 from engine.contracts.provider import BuildContext
 from engine.testing.attention_cases import (
     SMALL_CASES,
@@ -35,49 +38,50 @@ from engine.testing.attention_cases import (
 SIXTEEN_BIT_CASES = (
     "prefill_decode_verify", "chunk_with_history", "chunk_window", "group_7", "head_dim_80", "soft_cap_and_window",
 )  # fmt: skip
+"""Every case runs in float32, these in the 16-bit dtypes, too."""
 
 
 class AttentionKernelConformance:
-    """Inherit, implement :meth:`make`, and pytest runs every case."""
+    """Inherit, say the capabilities, implement :meth:`make`, and pytest runs every case that the kernel claims."""
 
     device = "cpu"
-    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    capabilities: AttentionCapabilities
 
     def make(self, context: BuildContext) -> AttentionKernel:
         """Build the kernel under test."""
         raise NotImplementedError(f"{type(self).__name__} must define make(self, context)")
 
-    def skip_unless_able(self, kernel: AttentionKernel, case: AttentionCase, dtype: str) -> None:
-        """Skip what the kernel does not claim to do."""
-        able = kernel.capabilities
-        wanted = {
-            "head_dim": able.head_dims is None or case.head_dim in able.head_dims,
-            "dtype": dtype in able.dtypes and dtype in self.dtypes,
-            "window": able.window or case.window is None,
-            "soft_cap": able.soft_cap or case.soft_cap is None,
-        }
-        missing = [name for name, able_to in wanted.items() if not able_to]
-        if missing:
-            pytest.skip(f"the kernel does not claim {', '.join(missing)}")
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Cases of what the kernel claims, and no others."""
+        if "case" in metafunc.fixturenames:
+            cases = [
+                pytest.param(case, dtype, id=f"{case.name}-{dtype}")
+                for dtype in self.capabilities.dtypes
+                for case in SMALL_CASES
+                if (dtype == "float32" or case.name in SIXTEEN_BIT_CASES) and self.claims(case)
+            ]
+            metafunc.parametrize(("case", "dtype"), cases)
 
-    def check(self, case: AttentionCase, dtype: str) -> None:
-        self.skip_unless_able(self.make(make_context(case, dtype, self.device)), case, dtype)
-        worst = measure(self.make, case, dtype, self.device)
-        assert worst <= TOLERANCE[dtype], f"{case.name} {dtype}: error {worst:.2e}"
+    def claims(self, case: AttentionCase) -> bool:
+        able = self.capabilities
+        return (
+            (able.head_dims is None or case.head_dim in able.head_dims)
+            and (able.window or case.window is None)
+            and (able.soft_cap or case.soft_cap is None)
+        )
+
+    def test_a_recordable_kernel_has_its_suite_inherited(self) -> None:
+        kernel = self.make(make_context(case_named("verify"), "float32", self.device))
+        assert kernel.capabilities.recordable == isinstance(self, RecordableConformance)
 
     def test_the_plan_can_say_what_computes_it(self) -> None:
         case = case_named("verify")
         label = self.make(make_context(case, "float32", self.device)).label(case.op, "float32", PlainFormat())
         assert label and "\n" not in label
 
-    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
-    def test_equals_the_reference_in_float32(self, case: AttentionCase) -> None:
-        self.check(case, "float32")
-
-    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-    @pytest.mark.parametrize("name", list(SIXTEEN_BIT_CASES))
-    def test_rounds_once_in_16_bit(self, name: str, dtype: str) -> None:
-        self.check(case_named(name), dtype)
+    def test_equals_the_reference(self, case: AttentionCase, dtype: str) -> None:
+        worst = measure(self.make, case, dtype, self.device)
+        assert worst <= TOLERANCE[dtype], f"error {worst:.2e}"
 
     def test_rows_without_queries_are_harmless(self) -> None:
         case = case_named("verify")
@@ -85,20 +89,22 @@ class AttentionKernelConformance:
         got = run(self.make(make_context(case, "float32", self.device)), case, inputs)
         assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
-    def test_a_recorded_call_takes_its_lengths_from_the_device(self) -> None:
-        """A graph captured at ``stage`` time is replayed with fewer queries per row and longer contexts."""
-        case = case_named("verify")
-        kernel = self.make(make_context(case, "float32", self.device))
-        if not kernel.capabilities.recordable:
-            pytest.skip("the kernel is not recordable")
-        inputs = make_inputs(case, "float32", self.device)
-        widest = tuple(8 for _ in case.rows)
-        captured = replace(inputs, batch=replace(inputs.batch, q_lens=widest, kv_lens=widest))
-        got = run(kernel, case, captured)
-        assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
-
     def test_the_same_call_gives_the_same_bits(self) -> None:
         case = case_named("prefill_decode_verify")
         inputs = make_inputs(case, "float32", self.device)
         kernel = self.make(make_context(case, "float32", self.device))
         assert torch.equal(run(kernel, case, inputs), run(kernel, case, inputs))
+
+
+class RecordableConformance(AttentionKernelConformance):
+    """For kernels that claim to be recordable."""
+
+    def test_a_recorded_call_takes_its_lengths_from_the_device(self) -> None:
+        """A graph captured at ``stage`` time is replayed with fewer queries per row and longer contexts."""
+        case = case_named("verify")
+        kernel = self.make(make_context(case, "float32", self.device))
+        inputs = make_inputs(case, "float32", self.device)
+        widest = tuple(8 for _ in case.rows)
+        captured = replace(inputs, batch=replace(inputs.batch, q_lens=widest, kv_lens=widest))
+        got = run(kernel, case, captured)
+        assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]

@@ -8,9 +8,9 @@
         def make(self):
             return Mine(MineConfig(), build_context())
 
-The last tests run the format's own functions inside kernels: they need a CUDA device, or ``TRITON_INTERPRET=1`` set
-before triton is first imported, and are skipped elsewhere. A whole attention kernel on the format is tested by passing
-it to :func:`engine.testing.attention_cases.measure`.
+A format with functions for kernels inherits :class:`KVTileConformance` instead, which runs them: on a CUDA device, or
+anywhere with ``TRITON_INTERPRET=1`` set before triton is first imported. A whole attention kernel on the format is
+tested by passing it to :func:`engine.testing.attention_cases.measure`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from engine.contracts.kv_format import KVFormat
 from engine.execution.kv_cache import as_bits, largest_value
-from engine.execution.triton_ops.device import runs_triton
 
 COMPUTE = ("float32", "bfloat16", "float16")
 SHAPES = ((1, 1, 8), (3, 2, 80), (17, 8, 128))
@@ -129,18 +128,21 @@ class KVFormatConformance:
             limit = x.abs().amax(axes, keepdim=True)
             assert bool((back <= 1.001 * limit).all())
 
-    def test_a_scaled_or_lossy_format_brings_its_kernel_function(self) -> None:
+    def test_a_scaled_format_brings_its_kernel_function(self) -> None:
         """Storage that a plain load cannot read is useless to compiled kernels."""
         kv_format = self.make()
         if kv_format.scale != "none":
             assert kv_format.load_tile() is not None
 
+
+class KVTileConformance(KVFormatConformance):
+    """For formats with functions for kernels, both ``load_tile`` and ``store_tile``."""
+
     @pytest.mark.parametrize("compute", COMPUTE)
     def test_its_load_function_gives_what_is_stored_unscaled_and_zeros_elsewhere(self, compute: str) -> None:
         kv_format, x = self.make(), self.sample(SHAPES[1], compute)
-        load_tile = kv_format.load_tile() if runs_triton(self.device) else None
-        if load_tile is None:
-            pytest.skip("no such function, or no kernels on this device")
+        load_tile = kv_format.load_tile()
+        assert load_tile is not None
         from engine.testing.kv_tiles import load_all
 
         packed = kv_format.pack(x, self.scale_of(x)).contiguous()
@@ -150,9 +152,8 @@ class KVFormatConformance:
     @pytest.mark.parametrize("compute", COMPUTE)
     def test_its_store_function_writes_the_bytes_of_pack_and_nothing_else(self, compute: str) -> None:
         kv_format, x = self.make(), self.sample(SHAPES[1], compute)
-        store_tile = kv_format.store_tile() if runs_triton(self.device) else None
-        if store_tile is None:
-            pytest.skip("no such function, or no kernels on this device")
+        store_tile = kv_format.store_tile()
+        assert store_tile is not None
         from engine.testing.kv_tiles import store_all
 
         scale = self.scale_of(x)
@@ -166,9 +167,8 @@ class KVFormatConformance:
         """Or a block would hold other bytes when another kernel wrote it. Among the multiples of a half there are some
         in the middle of two numbers of any 8-bit format."""
         kv_format = self.make()
-        store_tile = kv_format.store_tile() if runs_triton(self.device) else None
-        if store_tile is None:
-            pytest.skip("no such function, or no kernels on this device")
+        store_tile = kv_format.store_tile()
+        assert store_tile is not None
         from engine.testing.kv_tiles import store_all
 
         x = (torch.arange(256, device=self.device) / 2.0 - 63.5).reshape(1, 2, 128) * 2.0**-6

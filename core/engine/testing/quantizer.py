@@ -10,6 +10,10 @@
 
 A quantizer that reads packed checkpoints overrides :meth:`QuantizerConformance.parts` to make such tensors, and
 :meth:`QuantizerConformance.weights` to say which weights they stand for.
+
+What a quantizer may offer beside products has suites of its own, to inherit as well: :class:`AddConformance`,
+:class:`GateConformance` and, run where Triton kernels run, :class:`TileLoaderConformance`. The first test fails until
+the suites of all that is offered are inherited.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ SPECS: dict[str, LinearSpec] = {
     "gate_up_with_bias": LinearSpec((LinearPart("gate", 40, True), LinearPart("up", 40, True)), 96, kind="gate_up"),
     "head": LinearSpec((LinearPart("head", 320),), 64, kind="head"),
 }
+ADDED, GATED = ("one_part", "wide_input", "bias_on_some_parts"), ("gate_up", "gate_up_with_bias")
+"""Specs whose layers may add to a residual, and gate."""
 ROWS = (1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 129)
 """Numbers of rows: one decode, verification of drafts, and borders of the tiles that kernels use."""
 DTYPES: dict[str, float] = {"float32": 1e-5, "bfloat16": 2.0**-7}
@@ -47,12 +53,24 @@ class QuantizerConformance:
 
     device = "cpu"
     dtypes: tuple[str, ...] = tuple(DTYPES)
+    """Compute dtypes the quantizer offers."""
+    rows: tuple[int, ...] = ROWS
+    adds: tuple[str, ...] = ()
+    """Those of ``SPECS`` whose layers have ``apply_add``; see :class:`AddConformance`."""
+    gates: tuple[str, ...] = ()
+    """Those of ``SPECS`` whose layers have ``apply_gated``; see :class:`GateConformance`."""
     weight_error = 0.0
     """Accepted error of a weight, as a share of the largest weight of its part. 0 for lossless quantizers."""
 
     def make(self) -> Quantizer:
         """The quantizer under test."""
         raise NotImplementedError(f"{type(self).__name__} must define make(self)")
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Cases of what the quantizer offers, and no others."""
+        for argument, values in {"dtype": self.dtypes, "added": self.adds, "gated": self.gates}.items():
+            if argument in metafunc.fixturenames:
+                metafunc.parametrize(argument, values)
 
     def parts(self, spec: LinearSpec, dtype: torch.dtype) -> list[dict[str, Tensor]]:
         """Checkpoint tensors of every part, by suffix; parts differ in magnitude, as q, k and v do."""
@@ -71,8 +89,6 @@ class QuantizerConformance:
         return [tensors["weight"] for tensors in parts]
 
     def pack(self, spec: LinearSpec, dtype: str) -> tuple[PackedLinear, list[dict[str, Tensor]]]:
-        if dtype not in self.dtypes:
-            pytest.skip(f"not offered in {dtype}")
         parts = self.parts(spec, getattr(torch, dtype))
         return self.make().pack(spec, parts, getattr(torch, dtype), self.device), parts
 
@@ -80,12 +96,11 @@ class QuantizerConformance:
         generator = torch.Generator().manual_seed(rows)
         return torch.randn(rows, spec.in_features, generator=generator).to(self.device, getattr(torch, dtype))
 
-    @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("name", SPECS)
     def test_apply_equals_the_reference_for_any_number_of_rows(self, name: str, dtype: str) -> None:
         spec = SPECS[name]
         packed, _ = self.pack(spec, dtype)
-        for rows in ROWS:
+        for rows in self.rows:
             x = self.inputs(spec, rows, dtype)
             want, got = packed.reference(x), packed.apply(x)
             assert got.shape == want.shape == (rows, spec.out_features)
@@ -93,7 +108,6 @@ class QuantizerConformance:
             gap = float((got.double() - want.double()).abs().max() / want.double().abs().max())
             assert gap <= DTYPES[dtype], f"{rows} rows: {gap:.1e}"
 
-    @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("name", SPECS)
     def test_the_reference_multiplies_with_the_checkpoints_weights(self, name: str, dtype: str) -> None:
         """Column by column: unit vectors read the weights out of the layer."""
@@ -110,36 +124,6 @@ class QuantizerConformance:
             rounding = torch.finfo(unit.dtype).eps * (largest + (4.0 if part.bias else 0.0))
             assert float((got - want).abs().max()) <= self.weight_error * largest + rounding, part.name
             first += part.out_features
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("name", ["one_part", "wide_input", "bias_on_some_parts"])
-    def test_adding_to_a_residual_equals_linear_then_add(self, name: str, dtype: str) -> None:
-        spec = SPECS[name]
-        packed, _ = self.pack(spec, dtype)
-        if packed.apply_add is None:
-            pytest.skip("no such kernel")
-        for rows in ROWS:
-            x = self.inputs(spec, rows, dtype)
-            residual = torch.randn(rows, spec.out_features, generator=torch.Generator().manual_seed(rows)).to(x)
-            want = packed.reference(x).double() + residual.double()
-            got = packed.apply_add(x, residual).double()
-            assert float((got - want).abs().max()) <= DTYPES[dtype] * float(want.abs().max()), f"{rows} rows"
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
-    @pytest.mark.parametrize("name", ["gate_up", "gate_up_with_bias"])
-    def test_gating_equals_linear_then_gate(self, name: str, act: str, dtype: str) -> None:
-        spec = SPECS[name]
-        packed, _ = self.pack(spec, dtype)
-        if packed.apply_gated is None:
-            pytest.skip("no such kernel")
-        for rows in ROWS:
-            x = self.inputs(spec, rows, dtype)
-            want, got = gated_activation(packed.reference(x).double(), act), packed.apply_gated(x, act)
-            assert got.shape == want.shape and got.dtype == x.dtype
-            # The reference has rounded gates and ups already.
-            accepted = 2 * DTYPES[dtype] * float(want.abs().max())
-            assert float((got.double() - want).abs().max()) <= accepted, f"{rows} rows"
 
     @pytest.mark.parametrize("name", ["qkv_with_bias", "bias_on_some_parts"])
     def test_a_bias_is_added_to_its_own_part_only(self, name: str) -> None:
@@ -170,16 +154,74 @@ class QuantizerConformance:
         first = packed.apply(x).clone()
         assert torch.equal(packed.apply(x), first) and torch.equal(x, before)
 
+    def test_the_suites_of_what_it_offers_are_inherited(self, dtype: str) -> None:
+        packed = {name: self.pack(spec, dtype)[0] for name, spec in SPECS.items()}
+        adds = tuple(name for name in ADDED if packed[name].apply_add is not None)
+        gates = tuple(name for name in GATED if packed[name].apply_gated is not None)
+        loads = runs_triton(self.device) and any(layer.tile_loader is not None for layer in packed.values())
+        assert adds == self.adds, f"apply_add is there for {adds}, AddConformance runs {self.adds}"
+        assert gates == self.gates, f"apply_gated is there for {gates}, GateConformance runs {self.gates}"
+        assert loads == isinstance(self, TileLoaderConformance), f"a tile loader: {loads}, or TileLoaderConformance"
+
+    def test_it_says_what_it_stores(self) -> None:
+        spec = SPECS["one_part"]
+        packed, parts = self.pack(spec, self.dtypes[0])
+        suffixes = {stored.suffix for stored in self.make().stored(spec)}
+        required = {stored.suffix for stored in self.make().stored(spec) if not stored.optional}
+        assert required <= parts[0].keys() <= suffixes
+        assert packed.out_features == spec.out_features
+        assert packed.num_bytes > 0 and packed.label
+        low, high = packed.good_m
+        assert 1 <= low <= high
+
+
+class AddConformance(QuantizerConformance):
+    """For quantizers whose layers offer ``apply_add``."""
+
+    adds = ADDED
+
+    def test_adding_to_a_residual_equals_linear_then_add(self, added: str, dtype: str) -> None:
+        spec = SPECS[added]
+        packed, _ = self.pack(spec, dtype)
+        assert packed.apply_add is not None
+        for rows in self.rows:
+            x = self.inputs(spec, rows, dtype)
+            residual = torch.randn(rows, spec.out_features, generator=torch.Generator().manual_seed(rows)).to(x)
+            want = packed.reference(x).double() + residual.double()
+            got = packed.apply_add(x, residual).double()
+            assert float((got - want).abs().max()) <= DTYPES[dtype] * float(want.abs().max()), f"{rows} rows"
+
+
+class GateConformance(QuantizerConformance):
+    """For quantizers whose layers offer ``apply_gated``."""
+
+    gates = GATED
+
+    @pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+    def test_gating_equals_linear_then_gate(self, gated: str, act: str, dtype: str) -> None:
+        spec = SPECS[gated]
+        packed, _ = self.pack(spec, dtype)
+        assert packed.apply_gated is not None
+        for rows in self.rows:
+            x = self.inputs(spec, rows, dtype)
+            want, got = gated_activation(packed.reference(x).double(), act), packed.apply_gated(x, act)
+            assert got.shape == want.shape and got.dtype == x.dtype
+            # The reference has rounded gates and ups already.
+            accepted = 2 * DTYPES[dtype] * float(want.abs().max())
+            assert float((got.double() - want).abs().max()) <= accepted, f"{rows} rows"
+
+
+class TileLoaderConformance(QuantizerConformance):
+    """For quantizers whose layers offer a ``tile_loader``. Kernels run on a CUDA device, or anywhere with
+    ``TRITON_INTERPRET=1`` set before triton is first imported."""
+
     @pytest.mark.parametrize("block_k", [32, 128, 512])
     @pytest.mark.parametrize("name", SPECS)
     def test_kernels_read_the_weights_of_the_reference(self, name: str, block_k: int) -> None:
         """In tiles of any size, channels in any order; and zeros where there is nothing."""
         spec = SPECS[name]
-        if not runs_triton(self.device):
-            pytest.skip("no Triton kernels on this device: set TRITON_INTERPRET=1 before triton is first imported")
         packed, _ = self.pack(spec, "float32")
-        if packed.tile_loader is None:
-            pytest.skip("no tile loader")
+        assert packed.tile_loader is not None
         from engine.testing.weight_tiles import BLOCK_N, read_tiles
 
         generator = torch.Generator().manual_seed(block_k)
@@ -192,14 +234,3 @@ class QuantizerConformance:
         # The reference's sum passes by the bias, which rounds it.
         assert float(gap) <= 1e-6 * (float(want.abs().max()) + 4.0 * any(part.bias for part in spec.parts))
         assert not got[~real].any() and not got[:, spec.in_features :].any()
-
-    def test_it_says_what_it_stores(self) -> None:
-        spec = SPECS["one_part"]
-        packed, parts = self.pack(spec, self.dtypes[0])
-        suffixes = {stored.suffix for stored in self.make().stored(spec)}
-        required = {stored.suffix for stored in self.make().stored(spec) if not stored.optional}
-        assert required <= parts[0].keys() <= suffixes
-        assert packed.out_features == spec.out_features
-        assert packed.num_bytes > 0 and packed.label
-        low, high = packed.good_m
-        assert 1 <= low <= high

@@ -15,8 +15,6 @@ from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.kv_format import tiles as kv_tiles
 from engine_plugins.quantizer.gpu import kernels, tiles
 
-pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels cannot be compiled")
-
 
 class Shape(NamedTuple):
     """A model's sizes, as its configuration has them."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 from torch import Tensor
 
 from engine.contracts.ops import LinearSpec
@@ -23,9 +22,6 @@ from engine_plugins.quantizer.unquantized import Unquantized
 from tests.execution.paged_loop import PagedLoop, load
 from tests.execution.triton_ops.models import FAMILIES, write
 
-pytestmark = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret, reason="these models are on the CPU: run by test_interpreter.py"
-)
 TOKENS = [(7 * i + 3) % 120 for i in range(37)]
 TOLERANCE = {"float32": 3e-5, "bfloat16": 0.15, "float16": 0.02}
 CHUNKS = ((0, 17), (17, 33), (33, 36), (36, 37))

@@ -15,8 +15,6 @@ from engine.execution.triton_sampling.survey import survey
 from engine.execution.triton_sampling.tensors import CHUNK, LIST_LENGTH
 from engine.testing.aot import SHARED_LIMIT, measure_kernel
 
-pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels cannot be compiled")
-
 VOCAB = 128256
 CHUNKS = -(-VOCAB // CHUNK)
 TYPES = {

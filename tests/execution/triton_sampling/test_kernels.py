@@ -1,7 +1,6 @@
 """The sampling kernels choose what :mod:`engine.execution.sampling` chooses, and penalise as ``adjust`` does.
 
-Runs under ``TRITON_INTERPRET=1`` (which must be set before triton is first imported, so ``test_interpreter.py`` runs
-this module in its own process) and on a CUDA device.
+Runs in Triton's interpreter, or on a CUDA device (see ``tests/interpreted.py``).
 """
 
 from __future__ import annotations
@@ -29,10 +28,6 @@ from engine.execution.triton_sampling.sampler import sample_on_device
 from engine.execution.triton_sampling.survey import BORDER
 from engine.execution.triton_sampling.tensors import LIST_LENGTH, PenaltyTensors, SamplingScratch, SamplingTensors
 
-pytestmark = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret and not torch.cuda.is_available(),
-    reason="runs in test_interpreter.py, or here with TRITON_INTERPRET=1 or a CUDA device",
-)
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 torch.set_num_threads(1)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.native import needs_compiler
+from tests.needs import needs_amx, needs_compiler
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
@@ -40,12 +40,9 @@ from engine_plugins.kv_format.int8 import Int8Format
 from engine_plugins.registry import only_compiling_cpus
 
 
-@pytest.fixture(params=["vectors", "AMX"])
+@pytest.fixture(params=["vectors", pytest.param("AMX", marks=needs_amx)])
 def use_amx(request: pytest.FixtureRequest) -> bool:
-    wanted = request.param == "AMX"
-    if wanted and not kernels().can_use_amx():
-        pytest.skip("processor, compiler or system has no AMX for bfloat16")
-    return wanted
+    return bool(request.param == "AMX")
 
 
 @pytest.fixture
@@ -67,13 +64,15 @@ def check(case: AttentionCase, dtype: str, use_amx: bool) -> None:
 
 @needs_compiler
 class TestCpuAttention(AttentionKernelConformance):
+    capabilities = CpuAttention.capabilities
+
     def make(self, context: BuildContext) -> AttentionKernel:
         return build(context)
 
 
 @needs_compiler
 class TestCpuAttentionOnVectors(AttentionKernelConformance):
-    dtypes = ("float32", "bfloat16")
+    capabilities = CpuAttention.capabilities
 
     def make(self, context: BuildContext) -> AttentionKernel:
         return build(context, use_amx=False)

@@ -30,6 +30,8 @@ NATIVE = NativeFormat(SlotConfig(), build_context())
 
 
 class TestTorchAttention(AttentionKernelConformance):
+    capabilities = TorchAttention.capabilities
+
     def make(self, context: BuildContext) -> AttentionKernel:
         return TorchAttention(SlotConfig(), context)
 

@@ -1,7 +1,6 @@
 """The Triton attention kernels compute what the reference says.
 
-Runs under ``TRITON_INTERPRET=1`` (which must be set before triton is first imported, so
-``test_triton_interpreter.py`` runs this module in its own process) and on a CUDA device.
+Runs in Triton's interpreter, or on a CUDA device (see ``tests/interpreted.py``).
 """
 
 from __future__ import annotations
@@ -27,16 +26,12 @@ from engine.testing.attention_cases import (
     reference,
     run,
 )
-from engine.testing.attention_kernel import AttentionKernelConformance
+from engine.testing.attention_kernel import RecordableConformance
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 from engine_plugins.attention_kernel.triton.planning import num_splits
 from engine_plugins.kv_format.fp8 import FP8Format
 from engine_plugins.kv_format.int8 import Int8Format
 
-pytestmark = pytest.mark.skipif(
-    not triton.knobs.runtime.interpret and not torch.cuda.is_available(),
-    reason="runs in test_triton_interpreter.py, or here with TRITON_INTERPRET=1 or a CUDA device",
-)
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 torch.set_num_threads(1)
 
@@ -45,19 +40,21 @@ def on(num_sms: int) -> Any:
     return lambda context: TritonAttention(SlotConfig(), context, num_sms=num_sms)
 
 
-class TestOnOneMultiprocessor(AttentionKernelConformance):
+class TestOnOneMultiprocessor(RecordableConformance):
     """Too small a device to split keys; every long row goes to the prefill kernel."""
 
     device = DEVICE
+    capabilities = TritonAttention.capabilities
 
     def make(self, context: BuildContext) -> AttentionKernel:
         return on(1)(context)
 
 
-class TestOnManyMultiprocessors(AttentionKernelConformance):
+class TestOnManyMultiprocessors(RecordableConformance):
     """Every row is split, far beyond the number of its key tiles: many splits are empty."""
 
     device = DEVICE
+    capabilities = TritonAttention.capabilities
 
     def make(self, context: BuildContext) -> AttentionKernel:
         return on(8)(context)

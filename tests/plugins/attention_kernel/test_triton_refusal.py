@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import triton
 
 from engine.contracts.config import SlotConfig
 from engine.testing.attention_cases import SMALL_CASES, make_context
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 
 
-@pytest.mark.skipif(triton.knobs.runtime.interpret, reason="interpreted kernels run on a CPU")
 def test_a_cpu_is_refused_when_the_plugin_is_built() -> None:
     context = make_context(SMALL_CASES[0], "float32", "cpu")
     with pytest.raises(RuntimeError, match=r"device=cpu: expected a CUDA device .*attention_kernel=torch"):

@@ -15,7 +15,7 @@ import pytest
 from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.testing.context import build_context
-from engine.testing.kv_format import KVFormatConformance
+from engine.testing.kv_format import KVTileConformance
 from engine_plugins.kv_format.int8 import Int8Format
 
 PAGE = Path(__file__).parents[3] / "docs" / "plugins.md"
@@ -35,7 +35,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     return module
 
 
-class TestDocumentedInt8(KVFormatConformance):
+class TestDocumentedInt8(KVTileConformance):
     error = 0.5 / 127 + 2.0**-8
 
     @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The built-in KV formats keep the slot's promises, and the suite catches formats that do not."""
+"""Keys and values stored as they are keep the slot's promises, and the suite catches formats that do not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.testing.context import build_context
 from engine.testing.kv_format import KVFormatConformance
-from engine_plugins.kv_format.fp8 import FP8Format
 from engine_plugins.kv_format.int8 import Int8Format
 from engine_plugins.kv_format.native import NativeFormat
 
@@ -19,20 +18,6 @@ from engine_plugins.kv_format.native import NativeFormat
 class TestNative(KVFormatConformance):
     def make(self) -> KVFormat:
         return NativeFormat(SlotConfig(), build_context())
-
-
-class TestFP8(KVFormatConformance):
-    error = 2.0**-4 + 2.0**-8
-
-    def make(self) -> KVFormat:
-        return FP8Format(SlotConfig(), build_context())
-
-
-class TestInt8(KVFormatConformance):
-    error = 0.5 / 127 + 2.0**-8
-
-    def make(self) -> KVFormat:
-        return Int8Format(SlotConfig(), build_context())
 
 
 class Halving(Int8Format):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.native import needs_compiler
+from tests.needs import needs_bfloat16_instructions, needs_compiler
 
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
@@ -15,15 +16,13 @@ from engine.contracts.quantizer import PackedLinear
 from engine.testing.context import build_context
 from engine_plugins.quantizer import float_linear
 from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.float_linear import INSTRUCTIONS, can_pack, from_panels, pack_float, to_panels
+from engine_plugins.quantizer.float_linear import can_pack, from_panels, pack_float, to_panels
 from engine_plugins.quantizer.panel_linear import interleaved, separated
 from engine_plugins.quantizer.unquantized import Unquantized
 
-SIZES = [(32, 32), (96, 896), (1152, 320), (50, 64), (33, 2080), (7, 45), (65, 129)]
-CASES = [
-    ("float32", "plain C++"), ("float32", "AVX2"), ("float32", "AVX512"), ("bfloat16", "plain C++"),
-    ("bfloat16", "AVX2"), ("bfloat16", "AVX512-BF16"), ("bfloat16", "AMX-BF16"),
-]  # fmt: skip
+SIZES = [(32, 32), (96, 896), (1152, 320), (50, 64), (33, 2080)]
+ODD_SIZES = [(7, 45), (65, 129)]
+"""Outputs and inputs; odd numbers of inputs are packed in float32 only."""
 EXACT = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8}
 """Largest error, in units of the largest result."""
 
@@ -35,6 +34,9 @@ class Kind:
     dtype: torch.dtype
     instructions: str
 
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}-{self.instructions}"
+
     def pack(self, spec: LinearSpec, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         return pack_float(spec, weight.to(self.dtype), bias, self.instructions)
 
@@ -42,14 +44,22 @@ class Kind:
         return random(*shape, seed=seed).to(self.dtype)
 
 
-@pytest.fixture(params=CASES, ids="-".join)
+FLOAT32 = [Kind(torch.float32, name) for name in ("plain C++", "AVX2", "AVX512")]
+"""Compiled to what any processor has."""
+BFLOAT16 = [Kind(torch.bfloat16, name) for name in ("plain C++", "AVX2", "AVX512-BF16", "AMX-BF16")]
+
+
+
+def case(kind: Kind, *values: Any) -> Any:
+    """A parameter: bfloat16 kernels run where their instructions are."""
+    marks = [needs_bfloat16_instructions(kind.instructions)] if kind in BFLOAT16 else []
+    return pytest.param(*values, kind, marks=marks)
+
+
+@pytest.fixture(params=[case(kind) for kind in FLOAT32 + BFLOAT16], ids=str)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """Float32 kernels compile to what any processor has; others are there where their instructions are."""
-    dtype, instructions = getattr(torch, request.param[0]), str(request.param[1])
-    best = float_linear.best_instructions(torch.bfloat16)
-    if dtype == torch.bfloat16 and INSTRUCTIONS.index(instructions) > INSTRUCTIONS.index(best):
-        pytest.skip(f"CPU, compiler or system has no {instructions}")
-    return Kind(dtype, instructions)
+    made: Kind = request.param
+    return made
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -75,12 +85,15 @@ def test_a_pair_of_panels_has_gates_and_ups_of_the_same_outputs(size: int) -> No
 
 
 @needs_compiler
-@pytest.mark.parametrize(("out", "inputs"), SIZES)
+@pytest.mark.parametrize(
+    ("out", "inputs", "kind"),
+    [case(kind, *size) for kind in FLOAT32 for size in SIZES + ODD_SIZES]
+    + [case(kind, *size) for kind in BFLOAT16 for size in SIZES],
+    ids=str,
+)
 def test_any_size_and_any_number_of_rows(out: int, inputs: int, kind: Kind) -> None:
     weight, bias = kind.random(out, inputs) * 0.1, kind.random(out, seed=1)
     spec = LinearSpec((LinearPart("w", out, True),), inputs)
-    if not can_pack(spec, kind.dtype):
-        pytest.skip("refused: packed otherwise")
     packed = kind.pack(spec, weight, bias)
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 31, 32, 33, 48, 64, 511, 513, 1100):
         x = kind.random(rows, inputs, seed=rows)
@@ -109,13 +122,15 @@ def test_the_input_may_be_a_view_and_the_sum_may_replace_the_residual(kind: Kind
 
 
 @needs_compiler
-@pytest.mark.parametrize("inputs", [1024, 300])
+@pytest.mark.parametrize(
+    ("inputs", "kind"),
+    [case(kind, inputs) for kind in FLOAT32 for inputs in (1024, 300)]
+    + [case(kind, 1024) for kind in BFLOAT16 if kind.instructions in ("AVX2", "AMX-BF16")],
+    ids=str,
+)
 def test_a_row_does_not_depend_on_its_neighbours(inputs: int, kind: Kind) -> None:
-    if kind.dtype == torch.bfloat16 and kind.instructions not in ("AVX2", "AMX-BF16"):
-        pytest.skip("promised with AVX2 and AMX only")
+    """In bfloat16 promised with AVX2 and AMX only."""
     spec = LinearSpec((LinearPart("w", 96),), inputs)
-    if not can_pack(spec, kind.dtype):
-        pytest.skip("refused: packed otherwise")
     packed = kind.pack(spec, kind.random(96, inputs))
     x = kind.random(700, inputs)
     whole = packed.apply(x)

@@ -16,11 +16,10 @@ from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, Quantizer
 from engine.execution.norms import rms_norm
-from engine.execution.triton_ops.device import runs_triton
 from engine.execution.triton_ops.launch import Launch, NormWeight, quantized_rows
 from engine.testing.context import build_context
 from engine.testing.launches import count_launches
-from engine.testing.quantizer import QuantizerConformance
+from engine.testing.quantizer import TileLoaderConformance
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
 from engine_plugins.quantizer.gpu.layout import gpu_bytes, packed_int4, unpacked_int4
 from engine_plugins.quantizer.gpu.linear import pack_gpu, rounding_of
@@ -30,9 +29,6 @@ from engine_plugins.quantizer.weights import QuantizedWeight
 from engine_plugins.quantizer.weights import quantized_rows as rounded_by_torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    not runs_triton(DEVICE), reason="runs in test_gpu_interpreter.py, or here with TRITON_INTERPRET=1 or a CUDA device"
-)
 ROWS = (1, 7, 16, 17, 40, 65)
 
 
@@ -55,7 +51,7 @@ def gap(got: Tensor, want: Tensor) -> float:
     return float((got.float() - want.float()).abs().max() / want.float().abs().max())
 
 
-class TestInt8(QuantizerConformance):
+class TestInt8(TileLoaderConformance):
     device = DEVICE
     weight_error = 0.5 / 127
 
@@ -63,7 +59,7 @@ class TestInt8(QuantizerConformance):
         return Int8(Int8Config(), on((9, 0)))
 
 
-class TestInt4(QuantizerConformance):
+class TestInt4(TileLoaderConformance):
     device = DEVICE
     # Triton's interpreter cuts to bfloat16 where devices round: twice the error in every weight.
     dtypes = ("float32",) if DEVICE == "cpu" else ("float32", "bfloat16")
@@ -73,7 +69,7 @@ class TestInt4(QuantizerConformance):
         return Int4(Int4Config(group_size=32), on((9, 0)))
 
 
-class TestFP8(QuantizerConformance):
+class TestFP8(TileLoaderConformance):
     device = DEVICE
     weight_error = 2.0**-4
 

@@ -11,15 +11,11 @@ from tests.plugins.quantizer.gpu_weights import WEIGHTS, int8_groups
 
 from engine.execution.norms import rms_norm
 from engine.execution.reference import gated_activation
-from engine.execution.triton_ops.device import runs_triton
 from engine.execution.triton_ops.launch import Launch, NormWeight, SkinnyLinear
 from engine_plugins.quantizer.gpu.layout import int4_bytes, packed_int4
 from engine_plugins.quantizer.gpu.loaders import tile_loader, why_unreadable
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.skipif(
-    not runs_triton(DEVICE), reason="runs in test_gpu_interpreter.py, or here with TRITON_INTERPRET=1 or a CUDA device"
-)
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}
 SHAPES = [(28, 416), (7, 96), (50, 32), (9, 2080), (33, 1000)]
 

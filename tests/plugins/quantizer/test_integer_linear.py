@@ -4,7 +4,6 @@ other."""
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.native import needs_compiler
+from tests.needs import each, needs_compiler, needs_integer_instructions, needs_x86
 
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
@@ -22,7 +21,7 @@ from engine.execution.reference import gated_activation
 from engine.native import find_compiler
 from engine.native.compiler import FLAGS, INCLUDE
 from engine.testing.context import build_context
-from engine.testing.quantizer import QuantizerConformance
+from engine.testing.quantizer import AddConformance, GateConformance
 from engine_plugins.quantizer import integer_linear
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
 from engine_plugins.quantizer.integer_linear import can_pack, from_panels, pack_integer, packed_bytes, to_panels
@@ -43,17 +42,11 @@ EMULATE = "-DEMULATE"
 pytestmark = needs_compiler
 
 
-def instructions() -> list[str]:
-    """What this machine may run."""
-    if isinstance(find_compiler(), str):
-        return []
-    return list(integer_linear.INSTRUCTIONS[1 : integer_linear.kernels().best_instructions() + 1])
+UNITS = integer_linear.INSTRUCTIONS[1:]
 
 
-@pytest.fixture(params=integer_linear.INSTRUCTIONS[1:])
+@pytest.fixture(params=each(UNITS, needs_integer_instructions))
 def unit(request: pytest.FixtureRequest) -> str:
-    if request.param not in instructions():
-        pytest.skip(f"CPU, compiler or system has no {request.param}")
     return str(request.param)
 
 
@@ -179,13 +172,14 @@ def test_the_sum_replaces_the_residual(dtype: torch.dtype, unit: str) -> None:
     assert float((got.float() - want).abs().max()) <= 2 * ROUNDING[dtype] * float(want.abs().max())
 
 
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("unit", each([unit for unit in UNITS if unit != "AMX"], needs_integer_instructions))
+@pytest.mark.parametrize(
+    ("kind", "activations"),
+    [("int8", "bf16"), ("int8", "int8"), ("int4", "bf16"), ("int4", "int8"), ("fp8", "bf16"), ("fp8", "fp8")],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_its_neighbours(kind: str, activations: str, dtype: torch.dtype, unit: str) -> None:
-    if unit == "AMX":
-        pytest.skip("not promised: tiles serve many rows only")
-    activations = "fp8" if kind == "fp8" and activations == "int8" else activations
+    """Not promised with AMX, whose tiles serve many rows only."""
     weight = made(kind, 96, 1024, 128)
     packed = pack_integer(spec_of(weight), weight, activations, unit)
     x = inputs(200, weight, dtype)
@@ -256,12 +250,11 @@ def test_groups_the_kernels_cannot_take_are_dequantized_and_the_plan_says_so() -
     assert packed.label.startswith("int4 panels (groups of 128), ")
 
 
+@needs_x86
 @pytest.mark.parametrize("processor", ["haswell", "cooperlake", "sapphirerapids", "x86-64"])
 def test_the_kernels_compile_for_other_processors(processor: str, tmp_path: Path) -> None:
     compiler = find_compiler()
     assert not isinstance(compiler, str)
-    if platform.machine() != "x86_64":
-        pytest.skip("processors of another family")
     for name in ("integer_linear.cpp", "float_linear.cpp"):
         source = Path(integer_linear.__file__).with_name(name)
         flags = [*FLAGS, f"-march={processor}", "-O0", f"-I{INCLUDE}", str(source), "-o", str(tmp_path / "a.so")]
@@ -269,10 +262,9 @@ def test_the_kernels_compile_for_other_processors(processor: str, tmp_path: Path
         assert done.returncode == 0, done.stderr[-3000:]
 
 
+@needs_integer_instructions("AVX2")
 def test_units_this_processor_lacks_compute_the_same_in_plain_code() -> None:
     """The kernels for AVX512-VNNI and AMX, with the instructions they use emulated."""
-    if os.environ.get("CXX", "").endswith(EMULATE) or not instructions():
-        pytest.skip("emulated already, or nothing to compare with")
     compiler = find_compiler()
     assert not isinstance(compiler, str)
     environment = {**os.environ, "CXX": shlex.join([*compiler.command, EMULATE]), "OMP_NUM_THREADS": "1"}
@@ -289,7 +281,7 @@ def test_weights_for_other_devices_and_executions_are_not_in_panels() -> None:
     assert not integer_linear.wanted(build_context(dtype="bfloat16", execution="eager"))
 
 
-class TestInt8InPanels(QuantizerConformance):
+class TestInt8InPanels(AddConformance, GateConformance):
     weight_error = 0.5 / 127 + 1e-6
     activations = "bf16"
 
@@ -301,7 +293,7 @@ class TestInt8ActivationsInPanels(TestInt8InPanels):
     activations = "int8"
 
 
-class TestInt4InPanels(QuantizerConformance):
+class TestInt4InPanels(AddConformance, GateConformance):
     weight_error = 0.5 / 7 + 0.36 + 1e-6  # half a step, and what the clip search may cut
     group_size = 32
 
@@ -313,7 +305,7 @@ class TestInt4InPanelsByChannel(TestInt4InPanels):
     group_size = 256
 
 
-class TestFP8InPanels(QuantizerConformance):
+class TestFP8InPanels(AddConformance, GateConformance):
     weight_error = 2.0**-4 + 1e-6
 
     def make(self) -> Quantizer:

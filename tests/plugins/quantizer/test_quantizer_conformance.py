@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from tests.native import needs_compiler
+from tests.needs import needs_compiler
 
 from engine.contracts.quantizer import Quantizer
 from engine.testing.context import build_context
-from engine.testing.quantizer import QuantizerConformance
+from engine.testing.quantizer import AddConformance, GateConformance, QuantizerConformance
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.unquantized import Unquantized
 
 
-class TestUnquantized(QuantizerConformance):
+class TestUnquantized(AddConformance):
     def make(self) -> Quantizer:
         return Unquantized(UnquantizedConfig(), build_context())
 
 
 @needs_compiler
-class TestUnquantizedInPanels(QuantizerConformance):
+class TestUnquantizedInPanels(AddConformance, GateConformance):
     dtypes = ("bfloat16",)
 
     def make(self) -> Quantizer:

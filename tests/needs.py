@@ -1,0 +1,76 @@
+"""What a test may need of the machine it runs on. Nothing else skips a test: what does not apply is not generated.
+
+A test is marked with one of these; ``conftest.py`` skips it where something is lacking, and lists the reasons at the
+end of a run. Reasons are found when the test starts: to know the processor's instructions, kernels are built.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+import torch
+
+from engine import native
+
+
+def needs(lacking: Callable[[], str]) -> pytest.MarkDecorator:
+    """``lacking()`` says why not on this machine; empty where nothing is lacking."""
+    return pytest.mark.needs.with_args(lacking)
+
+
+def each(values: Sequence[str], mark: Callable[[str], pytest.MarkDecorator]) -> list[object]:
+    """Parameters that need something each."""
+    return [pytest.param(value, marks=mark(value)) for value in values]
+
+
+def _compiler() -> str:
+    found = native.find_compiler()
+    return found if isinstance(found, str) else ""
+
+
+def _x86() -> str:
+    return "" if platform.machine() == "x86_64" else f"not an x86-64 processor but {platform.machine()}"
+
+
+def _no_gpu() -> str:
+    return "there is a CUDA device" if torch.cuda.is_available() else ""
+
+
+def _integer_instructions(name: str) -> str:
+    from engine_plugins.quantizer.integer_linear import INSTRUCTIONS, kernels
+
+    best = 0 if _compiler() else kernels().best_instructions()
+    return "" if INSTRUCTIONS.index(name) <= best else f"no {name} for integers in processor, compiler or system"
+
+
+def _bfloat16_instructions(name: str) -> str:
+    from engine_plugins.quantizer.float_linear import INSTRUCTIONS, best_instructions
+
+    best = INSTRUCTIONS[0] if _compiler() else best_instructions(torch.bfloat16)
+    has = INSTRUCTIONS.index(name) <= INSTRUCTIONS.index(best)
+    return "" if has else f"no {name} for bfloat16 in processor, compiler or system"
+
+
+def _amx() -> str:
+    from engine_plugins.attention_kernel.cpu.kernel import kernels
+
+    return "" if not _compiler() and kernels().can_use_amx() else "no AMX for bfloat16 in processor, compiler or system"
+
+
+needs_compiler = needs(_compiler)
+needs_x86 = needs(_x86)
+needs_no_gpu = needs(_no_gpu)
+needs_amx = needs(_amx)
+
+
+def needs_integer_instructions(name: str) -> pytest.MarkDecorator:
+    """``name``: one of ``engine_plugins.quantizer.integer_linear.INSTRUCTIONS``."""
+    return needs(partial(_integer_instructions, name))
+
+
+def needs_bfloat16_instructions(name: str) -> pytest.MarkDecorator:
+    """``name``: one of ``engine_plugins.quantizer.float_linear.INSTRUCTIONS``."""
+    return needs(partial(_bfloat16_instructions, name))
