@@ -1,4 +1,4 @@
-"""What does not fit into memory is refused with exit code 2 and advice, whichever way the engine is started."""
+"""What does not fit into memory is refused with exit code 2 and hints, whichever way the engine is started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_command_ends_with_the_reason_and_what_would_help(words: list[str]) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert "engine: bundled does not fit on this cpu device" in done.stderr
-    assert "are missing" in done.stderr and "1. memory.kv_tokens=" in done.stderr
+    assert "are missing" in done.stderr and "  memory.kv_tokens=" in done.stderr
     assert "Traceback" not in done.stderr and "load weights" not in done.stderr
 
 

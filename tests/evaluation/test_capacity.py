@@ -5,14 +5,15 @@ import struct
 from dataclasses import replace
 
 import pytest
+import torch
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.evaluation.capacity import bind_stated, capacity_of
 from engine.evaluation.options import EvalOptions, Limits
 from engine.evaluation.plans import contestants
-from engine.loop.memory.needs import estimate, size_weights
-from engine.loop.memory.weights import WeightSizes
+from engine.loop.memory.estimate import estimate_memory
+from engine.loop.memory.weights import quantized_bytes, weight_sizes
 from tests.execution import tiny
 
 GIB = 2**30
@@ -83,6 +84,16 @@ def test_qwen3_32b_in_four_bits_serves_five_times_the_requests_on_80_gib(qwen):
     assert fp8_kv.requests in (2 * bf16.requests, 2 * bf16.requests + 1)
 
 
+@pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_weights_would_take_in_fewer_bits_is_known_without_the_quantizer(tmp_path, name, bits, tied):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_32B | {"tie_word_embeddings": tied}))
+    (plan,) = [one.plan for one in contestants(options(tmp_path, f"quantizer={name}"))]
+    bound = bind_stated(plan)
+    about = quantized_bytes(bound.architecture.describe(plan.model), torch.bfloat16, bits)
+    assert 1 <= about / capacity_of(plan, bound, 80 * GIB, 4096).weights < 1.1
+
+
 def headers_only(folder, shapes):
     """A safetensors file of the right size without a byte of data."""
     header, end = {}, 0
@@ -113,15 +124,15 @@ def test_one_more_request_than_the_answer_would_not_fit(tmp_path):
     from engine.execution.checkpoint import open_checkpoint
 
     found = capacity_of(plan, bound, 40 * 2**20, 100)
-    sizes = size_weights(plan, bound, open_checkpoint(plan.model.path))
-    assert isinstance(sizes, WeightSizes) and found.requests > 1
+    sizes = weight_sizes(plan, bound, open_checkpoint(plan.model.path))
+    assert found.requests > 1
 
     def peak(requests):
         choice = plan.choice("scheduler")
         wider = replace(choice, config={**choice.config, "max_requests": requests})
         variant = replace(plan, max_len=100, slots={**plan.slots, "scheduler": (wider,)})
-        needs = estimate(variant, sizes, bound)
-        return needs.total(requests * -(-100 // needs.block_size) + 1)
+        estimate = estimate_memory(variant, sizes, bound)
+        return estimate.total(requests * -(-100 // estimate.block_size) + 1)
 
     assert peak(found.requests) <= found.budget < peak(found.requests + 1)
 

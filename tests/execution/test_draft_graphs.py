@@ -26,7 +26,7 @@ from engine.execution.step import StepPlan, StepResult
 from engine.execution.transfer import Arriving, refill
 from engine.execution.verify import Choice, VerifyRow, judge, standing_drafts
 from engine.loop.build import capture_graphs, describe_drafting
-from engine.loop.memory.room import DoesNotFit
+from engine.loop.memory.budget import DoesNotFit
 from engine.loop.messages import Progress
 from engine.loop.width import WidthController
 from engine.serving.tokenizer import Tokenizer

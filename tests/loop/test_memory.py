@@ -1,9 +1,8 @@
-"""Memory is estimated before loading, refused with advice that works, and accounted for afterwards."""
+"""Memory is estimated before loading, refused with hints that work, and accounted for afterwards."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,15 @@ import torch
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
-from engine.assembly.discovery import Discovered, discover
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.contracts.config import QuantizerConfig
-from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution.checkpoint import CheckpointError, open_checkpoint
+from engine.execution.checkpoint import CheckpointError
 from engine.execution.cpu_memory import give_back_freed_memory
 from engine.loop.build import build_engine, load_plan
+from engine.loop.memory.budget import Budget, DoesNotFit, Meter, free_memory
 from engine.loop.memory.fit import MemoryPlan, plan_memory, size_pool
-from engine.loop.memory.judge import Judge
-from engine.loop.memory.remedies import remedies
-from engine.loop.memory.report import describe_ledger, describe_start
-from engine.loop.memory.room import DoesNotFit, Meter, Room, free_memory
-from engine.loop.memory.text import size
-from engine_plugins.quantizer.config import Int8Config
+from engine.loop.memory.report import describe_ledger, describe_start, size
 from tests.execution import tiny
 from tests.native import needs_compiler
 
@@ -73,7 +65,7 @@ def test_the_estimate_of_the_weights_is_what_they_take(
     plan = plan_of(folder, f"model.dtype={dtype}", f"execution={execution}")
     bound = bind(plan)
     taken = load_plan(plan, bound).weights_bytes
-    assert abs(plan_memory(plan, bound, free=GIB).needs.weights - taken) <= 0.02 * taken
+    assert abs(plan_memory(plan, bound, free=GIB).estimate.weights - taken) <= 0.02 * taken
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -81,8 +73,8 @@ def test_a_quantizer_that_shrinks_weights_says_so(model: Path, dtype: str) -> No
     plan = plan_of(model, "quantizer=int8", f"model.dtype={dtype}")
     bound = bind(plan)
     taken = load_plan(plan, bound).weights_bytes
-    assert abs(plan_memory(plan, bound, free=GIB).needs.weights - taken) <= 0.02 * taken
-    assert taken < planned(plan_of(model, f"model.dtype={dtype}")).needs.weights
+    assert abs(plan_memory(plan, bound, free=GIB).estimate.weights - taken) <= 0.02 * taken
+    assert taken < planned(plan_of(model, f"model.dtype={dtype}")).estimate.weights
 
 
 class Silent:
@@ -98,7 +90,7 @@ def test_of_a_quantizer_that_does_not_say_the_stored_tensors_are_counted(model: 
     plan = plan_of(model, "model.dtype=bfloat16", "execution=eager")
     bound = bind(plan)
     silent = replace(bound, quantizer=Silent(bound.quantizer))
-    assert plan_memory(plan, silent, free=GIB).needs.weights == plan_memory(plan, bound, free=GIB).needs.weights
+    assert plan_memory(plan, silent, free=GIB).estimate.weights == plan_memory(plan, bound, free=GIB).estimate.weights
 
 
 def test_the_estimate_reads_no_weights(model: Path, tmp_path: Path) -> None:
@@ -109,7 +101,7 @@ def test_the_estimate_reads_no_weights(model: Path, tmp_path: Path) -> None:
     with (folder / "model.safetensors").open("wb") as file:
         file.write(whole[:header])
         file.truncate(len(whole))
-    assert planned(plan_of(folder)).needs == planned(plan_of(model)).needs
+    assert planned(plan_of(folder)).estimate == planned(plan_of(model)).estimate
 
 
 def test_a_damaged_header_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -125,24 +117,13 @@ def refused(plan: EnginePlan, free: int) -> str:
     return str(refusal.value)
 
 
-def suggestions(text: str) -> list[list[str]]:
-    """The overrides of each numbered line."""
-    return [line.split() for line in re.findall(r"^  \d+\. (.*?)  \(", text, re.MULTILINE)]
-
-
-def shares(plan: EnginePlan) -> tuple[int, ...]:
-    """Amounts of free memory from next to nothing to just too little."""
-    smallest = planned(plan).needs.smallest
-    return tuple(int(smallest / 0.9 * share) for share in (0.7, 0.95, 0.999))
+def hints(text: str) -> dict[str, list[str]]:
+    """Overrides of each line that is said to make the model fit, by the key of the first."""
+    lines = [line.strip().split("  ")[0].split() for line in text.partition("make it fit:\n")[2].splitlines()]
+    return {overrides[0].partition("=")[0]: overrides for overrides in lines}
 
 
 LONG = ("model.max_len=256", "scheduler.token_budget=128", "model.dtype=float32")
-BASES = {
-    "long requests": LONG,
-    "a large pool": (*LONG, "memory.kv_tokens=100000"),
-    "large steps": ("model.max_len=32", "scheduler.max_requests=64", "scheduler.token_budget=4096"),
-    "heavy weights": ("model.max_len=48", "scheduler.max_requests=2", "scheduler.token_budget=80"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -162,136 +143,74 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(folder, tensors, vocab_size=20000, intermediate_size=size)
 
 
-@pytest.mark.parametrize("base", BASES)
-def test_every_suggestion_makes_the_model_fit(heavy: Path, base: str) -> None:
-    found = 0
-    for free in shares(plan_of(heavy, *BASES[base])):
-        text = refused(plan_of(heavy, *BASES[base]), free)
-        offered = suggestions(text)
-        assert bool(offered) != ("No setting makes this model fit here." in text)
-        for overrides in offered:
-            plan = plan_of(heavy, *BASES[base], *overrides)
-            memory = planned(plan, free)  # raises if it does not fit
-            assert size(memory.needs.smallest) in text
-            found += 1
-    assert found >= 2, "no amount of memory led to a suggestion"
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.45, 0.7, 0.95, 0.999])
+@pytest.mark.parametrize("base", [LONG, (*LONG, "memory.kv_tokens=100000"), (*LONG, "quantizer=int8")])
+def test_every_hint_makes_the_model_fit(heavy: Path, base: tuple[str, ...], share: float) -> None:
+    free = int(planned(plan_of(heavy, *base)).estimate.smallest * share / 0.9)
+    text = refused(plan_of(heavy, *base), free)
+    assert bool(hints(text)) != ("use a smaller model" in text)
+    for overrides in hints(text).values():
+        planned(plan_of(heavy, *base, *overrides), free)  # raises if it does not fit
 
 
-def test_combinations_come_only_where_no_single_override_suffices_and_hold_nothing_superfluous(heavy: Path) -> None:
+def test_hints_come_from_the_smallest_loss_to_the_largest(heavy: Path) -> None:
     plan = plan_of(heavy, *LONG)
-    bound, smallest, installed = bind(plan), planned(plan).needs.smallest, discover(plan.settings.plugins)
-    checkpoint = open_checkpoint(plan.model.path)
-    lengths = set()
-    for percent in range(98, 10, -8):
-        judge = Judge(bound, checkpoint, smallest * percent // 100)
-        found = remedies(plan, judge, installed)
-        lengths |= {min(len(remedy.overrides), 3) for remedy in found} or {0}
-        assert len({len(remedy.overrides) == 1 for remedy in found}) <= 1, "single overrides beside combinations"
-        for remedy in found[:1]:
-            if len(remedy.overrides) > 1:
-                planned(plan_of(heavy, *LONG, *remedy.overrides), judge.free)
-                for left_out in remedy.overrides:
-                    rest = [override for override in remedy.overrides if override != left_out]
-                    refused(plan_of(heavy, *LONG, *rest), judge.free)
-    assert lengths == {0, 1, 2, 3}, "not every kind of answer was met"
+    found = hints(refused(plan, int(planned(plan).estimate.smallest / 0.9 * 0.999)))
+    assert list(found) == ["memory.fraction", "model.max_len", "quantizer"]
+    assert found["quantizer"] == ["quantizer=int8"]
 
 
-def test_a_number_is_the_largest_that_fits(heavy: Path) -> None:
+def test_the_length_of_a_hint_is_the_largest_of_whole_blocks_whose_pool_fits(heavy: Path) -> None:
     plan = plan_of(heavy, *LONG)
-    needs = planned(plan).needs
-    free = int((needs.smallest - 3 * needs.block_bytes) / 0.9)
-    (length,) = [int(o[0].partition("=")[2]) for o in suggestions(refused(plan, free)) if "max_len" in o[0]]
-    assert length % 16 == 0 and planned(plan_of(heavy, *LONG[1:], f"model.max_len={length}"), free)
-    with pytest.raises(DoesNotFit):
-        planned(plan_of(heavy, *LONG[1:], f"model.max_len={length + 16}"), free)
+    estimate = planned(plan).estimate
+    free = int((estimate.smallest - 3 * estimate.block_bytes) / 0.9) + 1
+    assert hints(refused(plan, free))["model.max_len"] == [f"model.max_len={256 - 3 * 16}"]
 
 
-def test_the_smallest_loss_comes_first(heavy: Path) -> None:
+def test_a_quantizer_of_fewer_bits_is_taken_where_more_are_not_enough(heavy: Path) -> None:
     plan = plan_of(heavy, *LONG)
-    free = int(planned(plan).needs.smallest / 0.9 * 0.999)
-    keys = [override.partition("=")[0] for (override,) in suggestions(refused(plan, free))]
-    order = ["memory.fraction", "model.max_len", "scheduler.max_requests", "scheduler.token_budget", "model.dtype"]
-    assert keys[0] == "memory.fraction" and "quantizer" in keys
-    assert [key for key in keys if key in order] == [key for key in order if key in keys]
-    assert keys.index("quantizer") == max(index for index, key in enumerate(keys) if key != "quantizer") + 1
+    in_8_bits = planned(plan_of(heavy, *LONG, "quantizer=int8")).estimate
+    in_4_bits = planned(plan_of(heavy, *LONG, "quantizer=int4")).estimate
+    between = (in_8_bits.smallest + in_4_bits.smallest) // 2
+    assert hints(refused(plan, int(between / 0.9)))["quantizer"] == ["quantizer=int4"]
+
+
+def test_where_no_quantizer_is_enough_and_no_length_either_they_come_together(heavy: Path) -> None:
+    base = (*LONG, "memory.kv_tokens=10000")
+    in_4_bits = planned(plan_of(heavy, *base, "quantizer=int4")).estimate
+    free = int((in_4_bits.smallest - in_4_bits.smallest_blocks // 2 * in_4_bits.block_bytes) / 0.9)
+    found = hints(refused(plan_of(heavy, *base), free))
+    assert "memory.kv_tokens" not in found and found["quantizer"][0] == "quantizer=int4"
+    memory = planned(plan_of(heavy, *base, *found["quantizer"]), free)
+    assert 4000 < (memory.plan.settings.memory.kv_tokens or 0) < 5100
+
+
+def test_weights_that_are_in_few_bits_already_get_no_hint_of_as_many(heavy: Path) -> None:
+    for name in ("int8", "int4"):
+        plan = plan_of(heavy, *LONG, f"quantizer={name}")
+        text = refused(plan, int(planned(plan).estimate.smallest / 0.9 * 0.999))
+        assert "quantizer=int8" not in text.partition("make it fit")[2] and "quantizer=fp8" not in text
+        assert ("quantizer" in hints(text)) == (name == "int8")
+
+
+def test_a_quantized_checkpoint_gets_no_hint_of_another_quantizer(heavy: Path) -> None:
+    plan = plan_of(heavy, *LONG)
+    free = int(planned(plan).estimate.smallest / 0.9 * 0.999)
+    quantized = replace(plan, model=replace(plan.model, quantization={"quant_method": "any"}))
+    with pytest.raises(DoesNotFit) as refusal:
+        plan_memory(quantized, bind(plan), free=free)
+    assert list(hints(str(refusal.value))) == ["memory.fraction", "model.max_len"]
 
 
 def test_a_refusal_says_what_each_part_takes_and_what_is_missing(heavy: Path) -> None:
     plan = plan_of(heavy, *LONG)
-    needs = planned(plan).needs
-    free = needs.smallest // 2
+    estimate = planned(plan).estimate
+    free = estimate.smallest // 2
     text = refused(plan, free)
-    missing = needs.smallest - Room(free, 0.9).budget
-    for amount in (needs.smallest, needs.weights, free, missing, needs.smallest_blocks * needs.block_bytes):
+    missing = estimate.smallest - Budget(free, 0.9).usable
+    for amount in (estimate.smallest, estimate.weights, free, missing, estimate.smallest_blocks * estimate.block_bytes):
         assert size(amount) in text
     assert "memory.fraction=0.9" in text and "Nothing was loaded" in text
-
-
-def test_only_plugins_that_can_serve_the_model_are_suggested(heavy: Path) -> None:
-    """Discovery is asked, and says which quantizers there are: with none, none is suggested."""
-    plan = plan_of(heavy, *LONG)
-    judge = Judge(bind(plan), open_checkpoint(plan.model.path), int(planned(plan).needs.smallest / 0.9 * 0.999))
-    some = remedies(plan, judge, discover(plan.settings.plugins))
-    none = remedies(plan, judge, Discovered())
-    assert any("quantizer=" in override for remedy in some for override in remedy.overrides)
-    assert none and not any("quantizer=" in override for remedy in none for override in remedy.overrides)
-
-
-@dataclass(frozen=True)
-class Demanding(QuantizerConfig):
-    """Has a setting without a default."""
-
-    must: int = field(kw_only=True)
-
-
-@dataclass(frozen=True)
-class Unwilling(Int8Config):
-    def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
-        return ("not with these values",)
-
-
-def broken(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
-    raise RuntimeError("a fault of theirs")
-
-
-def with_quantizer(installed: Discovered, **parts: Any) -> Discovered:
-    """``installed`` and one more plugin, of somebody else."""
-    (int8,) = installed.named("quantizer", "int8")
-    offer = replace(int8, provider=replace(int8.provider, name="theirs", **parts))
-    return replace(installed, offers=(*installed.offers, offer))
-
-
-def test_a_plugin_that_cannot_even_be_asked_is_named_and_the_others_are_suggested(heavy: Path) -> None:
-    plan = plan_of(heavy, *LONG)
-    free = int(planned(plan).needs.smallest / 0.9 * 0.999)
-    installed = with_quantizer(discover(plan.settings.plugins), unsupported=broken)
-    with pytest.raises(DoesNotFit) as refusal:
-        plan_memory(plan, bind(plan), free=free, discovered=installed)
-    text = str(refusal.value)
-    assert re.search(r"\nquantizer=theirs was not tried: asking .* raised RuntimeError: a fault of theirs$", text)
-    assert ["quantizer=int8"] in suggestions(text)
-
-
-@pytest.mark.parametrize(("config", "goes"), [(Int8Config, True), (Demanding, False), (Unwilling, False)])
-def test_a_plugin_is_suggested_if_its_settings_go_with_the_plan(heavy: Path, config: Any, goes: bool) -> None:
-    plan = plan_of(heavy, *LONG)
-    judge = Judge(bind(plan), open_checkpoint(plan.model.path), int(planned(plan).needs.smallest / 0.9 * 0.999))
-    notes: list[str] = []
-    found = remedies(plan, judge, with_quantizer(discover(plan.settings.plugins), config=config), notes.append)
-    offered = [override for remedy in found for override in remedy.overrides]
-    assert "quantizer=int8" in offered and ("quantizer=theirs" in offered) == goes and not notes
-
-
-def test_a_selected_plugin_with_a_setting_that_must_be_made_does_not_stop_the_advice(heavy: Path) -> None:
-    plan = plan_of(heavy, *LONG)
-    choice = plan.choice("quantizer")
-    theirs = replace(choice, config_class=f"{__name__}:Demanding", config={"activations": "bf16", "must": 3})
-    judge = Judge(bind(plan), open_checkpoint(plan.model.path), int(planned(plan).needs.smallest / 0.9 * 0.999))
-    judged = replace(plan, slots={**plan.slots, "quantizer": (theirs,)})
-    judge.bound = replace(judge.bound, plan=judged)
-    offered = [override for remedy in remedies(judged, judge, discover(plan.settings.plugins)) for override in
-               remedy.overrides]  # fmt: skip
-    assert "quantizer=int8" in offered
 
 
 def test_nothing_is_loaded_when_it_does_not_fit(heavy: Path) -> None:
@@ -303,20 +222,20 @@ def test_nothing_is_loaded_when_it_does_not_fit(heavy: Path) -> None:
 
 def test_memory_that_is_gone_after_loading_stops_the_start_with_numbers(model: Path) -> None:
     memory = planned(plan_of(model))
-    with pytest.raises(DoesNotFit, match="another process took memory meanwhile"):
-        size_pool(memory, memory.needs.weights, free_now=memory.room.headroom)
+    with pytest.raises(DoesNotFit, match=r"does not fit after loading: .* another process took memory meanwhile"):
+        size_pool(memory, memory.estimate.weights, free_now=memory.budget.headroom)
 
 
 def test_the_pool_takes_what_requests_can_use_and_no_more_than_fits(model: Path) -> None:
     plan = plan_of(model, "model.max_len=64", "scheduler.max_requests=4")
     memory = planned(plan)
-    rich = size_pool(memory, memory.needs.weights, free_now=64 * GIB)
+    rich = size_pool(memory, memory.estimate.weights, free_now=64 * GIB)
     assert (rich.blocks, rich.max_len, rich.notes) == (4 * 4 + 1, 64, ())
-    needs = memory.needs
-    tight = planned(plan, free=int((needs.smallest + 2 * needs.block_bytes) / 0.9))
-    pool = size_pool(tight, needs.weights, free_now=tight.room.free - needs.weights)
-    assert needs.smallest_blocks <= pool.blocks <= needs.smallest_blocks + 3
-    assert needs.total(pool.blocks) <= tight.room.budget
+    estimate = memory.estimate
+    tight = planned(plan, free=int((estimate.smallest + 2 * estimate.block_bytes) / 0.9))
+    pool = size_pool(tight, estimate.weights, free_now=tight.budget.free - estimate.weights)
+    assert estimate.smallest_blocks <= pool.blocks <= estimate.smallest_blocks + 3
+    assert estimate.total(pool.blocks) <= tight.budget.usable
 
 
 def test_a_pool_smaller_than_a_request_shortens_requests_and_says_so(model: Path) -> None:
@@ -379,7 +298,7 @@ def test_the_estimate_covers_recordings_of_all_numbers_of_tokens(heavy: Path, dr
 
 @pytest.mark.parametrize("override", ["execution=eager", "kv_format=int8"])
 def test_where_nothing_is_replayed_no_memory_is_set_aside_for_it(model: Path, override: str) -> None:
-    assert planned(plan_of(model, override)).needs.recordings == 0 < planned(plan_of(model)).needs.recordings
+    assert planned(plan_of(model, override)).estimate.recordings == 0 < planned(plan_of(model)).estimate.recordings
 
 
 def test_free_memory_is_no_more_than_the_device_has(model: Path) -> None:

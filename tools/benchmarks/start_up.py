@@ -19,7 +19,7 @@ from pathlib import Path
 
 from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan
-from engine.loop.memory.text import size
+from engine.loop.memory.report import size
 from engine.loop.process import ProcessEngineClient
 
 Seconds = dict[str, float]

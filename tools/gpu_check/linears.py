@@ -149,7 +149,7 @@ def head_error(case: Layer) -> float:
 
     def call(launch: Launch) -> tuple[Tensor, ...]:
         linear = SkinnyLinear(launch, TileLoader(load_plain, weight), hidden, vocab, norm)
-        logits, tokens = linear.logits(x, None, greedy=True)
+        logits, tokens = linear.logits(x, greedy=True)
         assert tokens is not None
         return logits, tokens
 

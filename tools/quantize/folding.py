@@ -74,9 +74,8 @@ def _into_norm(linear: Linear, norm: NormSpec, norms: dict[str, Tensor]) -> Fold
 
     def fold(scales: Tensor) -> Tensor:
         stored = norms[name].to(scales.device)
-        offset = 1.0 if norm.offset else 0.0
-        new = ((stored.float() + offset) / scales - offset).to(stored.dtype)
-        old, became = stored.float() + offset, new.float() + offset
+        new = (stored.float() / scales).to(stored.dtype)
+        old, became = stored.float(), new.float()
         usable = (old != 0) & (became != 0)
         norms[name] = torch.where(usable, new, stored).cpu()
         real = torch.where(usable, old / became, 1.0)

@@ -8,7 +8,7 @@ on exist whichever plugin is selected.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from engine.contracts.model import DeviceFacts, ModelFacts
@@ -64,6 +64,9 @@ class DrafterConfig(SlotConfig):
 
 @dataclass(frozen=True)
 class QuantizerConfig(SlotConfig):
+    weight_bits: ClassVar[int | None] = None
+    """Bits of a weight in a linear layer, scales apart, where the plugin rounds on load; ``None``: it does not. A model
+    that does not fit is told about plugins with fewer bits."""
     activations: str = "bf16"
     """``bf16`` (weight-only), ``int8`` or ``fp8``."""
 

@@ -40,23 +40,19 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """RMSNorm (arXiv 1910.07467): ``x / rms(x) * weight``, in float32, then cast.
-
-    ``offset``: the weight is ``1 + stored`` (Gemma style)."""
+    """RMSNorm (arXiv 1910.07467): ``x / rms(x) * weight``, in float32, then cast."""
 
     name: str
     eps: float
-    offset: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Token embedding ``[vocab, hidden_size]``, optionally scaled."""
+    """Token embedding ``[vocab, hidden_size]``."""
 
     name: str
     vocab_size: int
     hidden_size: int
-    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,6 @@ class LMHead:
     norm: NormSpec
     head: LinearSpec
     tied: bool
-    soft_cap: float | None = None
 
 
 LayerOp = NormQKVRopeWrite | Attention | OutResidual | NormGateUpAct | DownResidual

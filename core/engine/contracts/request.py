@@ -55,8 +55,6 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Smaller runs earlier."""
     cache_salt: str = ""
     """Separates prefix-cache entries of tenants: requests share cached blocks only with equal salts."""
-    received_s: float = 0.0
-    """Monotonic clock of the machine when the API received the request, in seconds."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -17,8 +18,9 @@ from engine.contracts.ops import Attention
 from engine.evaluation.errors import EvalError
 from engine.execution.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from engine.execution.required_tensors import linear_of
-from engine.loop.memory.judge import Judge
-from engine.loop.memory.needs import Needs
+from engine.loop.memory.budget import Budget
+from engine.loop.memory.estimate import MemoryEstimate, estimate_memory
+from engine.loop.memory.weights import weight_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,49 +77,43 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
         raise EvalError(
             f"--requests-of {request_tokens}: {plan.model.name} has {plan.model.max_position} positions; ask for less"
         )
-    judge = Judge(bound, _checkpoint(plan, bound), memory)
-    budget = judge.room(plan).budget
-    one = _needs(judge, plan, 1, request_tokens)
-    most = max(0, budget // (one.block_bytes * _blocks(one, request_tokens)))
-    requests = _largest(judge, plan, budget, request_tokens, most)
-    needs = _needs(judge, plan, max(1, requests), request_tokens)
+    kernel = plan.choice("attention_kernel").name
+    if plan.dtype not in bound.attention_kernel.capabilities.dtypes:
+        raise EvalError(f"attention_kernel={kernel} does not compute in {plan.dtype}; set model.dtype")
+    weights = weight_sizes(plan, bound, _checkpoint(plan, bound))
+    budget = Budget(memory, plan.settings.memory.fraction).usable
+
+    def estimate(requests: int) -> MemoryEstimate:
+        choice = plan.choice("scheduler")
+        scheduler = replace(choice, config={**choice.config, "max_requests": requests})
+        variant = replace(plan, max_len=request_tokens, slots={**plan.slots, "scheduler": (scheduler,)})
+        return estimate_memory(variant, weights, bound)
+
+    requests = _most_requests(estimate, budget, request_tokens)
+    found = estimate(max(1, requests))
     return Capacity(
-        weights=needs.weights,
-        kv_per_token=needs.block_bytes / needs.block_size,
+        weights=found.weights,
+        kv_per_token=found.block_bytes / found.block_size,
         memory=memory,
         budget=budget,
         requests=requests,
         request_tokens=request_tokens,
-        beside=needs.fixed - needs.weights,
+        beside=found.fixed - found.weights,
     )
 
 
-def _largest(judge: Judge, plan: EnginePlan, budget: int, tokens: int, most: int) -> int:
+def _most_requests(estimate: Callable[[int], MemoryEstimate], budget: int, tokens: int) -> int:
     """The most requests that fit; every request takes more, so halving finds it."""
-    fewest = 0
+    one = estimate(1)
+    blocks = -(-tokens // one.block_size)
+    fewest, most = 0, max(0, budget // (one.block_bytes * blocks))
     while fewest < most:
         middle = (fewest + most + 1) // 2
-        needs = _needs(judge, plan, middle, tokens)
-        if needs.total(middle * _blocks(needs, tokens) + 1) <= budget:
+        if estimate(middle).total(middle * blocks + 1) <= budget:
             fewest = middle
         else:
             most = middle - 1
     return fewest
-
-
-def _needs(judge: Judge, plan: EnginePlan, requests: int, tokens: int) -> Needs:
-    """Of a plan that serves ``requests`` at once, of ``tokens`` tokens each."""
-    choice = plan.choice("scheduler")
-    scheduler = replace(choice, config={**choice.config, "max_requests": requests})
-    needs = judge.needs(replace(plan, max_len=tokens, slots={**plan.slots, "scheduler": (scheduler,)}))
-    if needs is None:
-        kernel = plan.choice("attention_kernel").name
-        raise EvalError(f"attention_kernel={kernel} does not compute in {plan.dtype}; set model.dtype")
-    return needs
-
-
-def _blocks(needs: Needs, tokens: int) -> int:
-    return -(-tokens // needs.block_size)
 
 
 def _checkpoint(plan: EnginePlan, bound: BoundEngine) -> Checkpoint:

@@ -123,7 +123,7 @@ def _scored(options: EvalOptions, plans: Sequence[Contestant], rows: Sequence[Ro
     from engine.evaluation.forward import LoadedPlan
     from engine.evaluation.scoring import score_windows
 
-    _check_room(plans[0].plan, rows)
+    _check_fits(plans[0].plan, rows)
     loaded = []
     with progress("load", len(plans)) as done, explained():
         for one in plans:
@@ -155,10 +155,10 @@ def _scored(options: EvalOptions, plans: Sequence[Contestant], rows: Sequence[Ro
     ]
 
 
-def _check_room(plan: EnginePlan, rows: Sequence[Row]) -> None:
+def _check_fits(plan: EnginePlan, rows: Sequence[Row]) -> None:
     """Plans are compared window by window, so all weights are in memory at once."""
-    from engine.loop.memory.room import free_memory
-    from engine.loop.memory.text import size
+    from engine.loop.memory.budget import free_memory
+    from engine.loop.memory.report import size
 
     together, free = sum(row.weights_bytes for row in rows), free_memory(plan.device)
     if together > free:

@@ -65,11 +65,11 @@ class EvalOptions:
     json_file: str | None
     capacity_only: bool
     requests_of: int | None
-    """Tokens of a request whose number is reckoned; ``None``: 4096, or all the model allows."""
+    """Tokens of a request whose number is estimated; ``None``: 4096, or all the model allows."""
     memory: int | None
     """Bytes; ``None``: the device's."""
     cuda_capability: tuple[int, int] | None
-    """Of a card that is not here, to reckon its capacity."""
+    """Of a card that is not here, to estimate its capacity."""
 
     @property
     def files(self) -> list[str]:
@@ -180,5 +180,5 @@ def _add_capacity(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("capacity").add_argument
     add("--requests-of", type=at_least(1), metavar="N", help=f"tokens of a request (default {DEFAULT_REQUEST})")
     add("--memory", type=num_bytes, metavar="SIZE", help="80GiB, 80GB, ...: instead of the device's")
-    add("--capacity-only", action="store_true", help="load nothing: only reckon from shapes (config.json will do)")
+    add("--capacity-only", action="store_true", help="load nothing: estimate from shapes (a config.json is enough)")
     add("--as-cuda", type=capability, metavar="X.Y", help="with it: for a CUDA card of this compute capability")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel
@@ -21,7 +22,6 @@ from engine.execution.lowering import (
     Kernels,
     Lowering,
     describe,
-    lower_embed,
     lower_head,
     lower_layer_op,
     lower_replay,
@@ -126,7 +126,7 @@ class Loader:
         head = self.pack("LMHead", ops.head.head, tied, self._table_origin(ops) if ops.head.tied else None)
         lowered_head = lower_head(lowering, ops.head, self.norm(ops.head.norm, ops.embed.hidden_size), head)
         self._report("head")
-        embed = lower_embed(lowering, ops.embed, table)
+        embed = partial(F.embedding, weight=table)
         rotate = lower_rotations(lowering, model.head_dim, model.max_position)
         return LoweredModel(
             embed=embed,
@@ -234,8 +234,6 @@ class Loader:
 
     def norm(self, norm: NormSpec, size: int) -> Tensor:
         weight = self.tensor(f"{norm.name}.weight", (size,)).float().to(self.lowering.device)
-        if norm.offset:
-            weight = weight + 1.0
         self.hold(weight)
         return weight
 

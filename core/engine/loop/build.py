@@ -29,10 +29,10 @@ from engine.execution.loading import load_model
 from engine.execution.lowering import Kernels
 from engine.execution.model import LoweredModel
 from engine.loop.core import CoreSettings, EngineCore
-from engine.loop.memory.fit import MemoryPlan, Pool, plan_memory, size_pool
+from engine.loop.memory.budget import DoesNotFit, Meter, free_memory
+from engine.loop.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
 from engine.loop.memory.ledger import make_ledger
-from engine.loop.memory.rehearsal import rehearse
-from engine.loop.memory.room import DoesNotFit, Meter, free_memory
+from engine.loop.memory.profile_run import profile_run
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
 from engine.loop.warm_up import warm_up, warm_up_launches
@@ -97,9 +97,9 @@ def build_engine(
         model = worker.start(partial(load_plan, plan, bound, on_progress))()
     block_size = bound.context.block_size
     if plan.device.kind == "cuda":
-        with phase("rehearse"):
+        with phase("profile run"):
             buckets = graph_buckets(bound) if plan.execution == "graphs" else []
-            memory = rehearse(memory, bound, model, buckets, cuda_capture(), free, phase.meter)
+            memory = profile_run(memory, bound, model, buckets, cuda_capture(), free, phase.meter)
     with phase("allocate cache"):
         block_bytes = KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype, cached_by(bound.drafter))
         pool = size_pool(memory, model.weights_bytes, free(plan.device))
@@ -123,7 +123,7 @@ def build_engine(
 
 
 def _describe(
-    model: LoweredModel, runner: ModelRunner, memory: MemoryPlan, pool: Pool, phases: Sequence[Phase]
+    model: LoweredModel, runner: ModelRunner, memory: MemoryPlan, pool: KVPoolSize, phases: Sequence[Phase]
 ) -> EngineInfo:
     kv, tables = runner.kv, runner.tables
     recordings = None if model.small_steps is None else model.small_steps.recordings

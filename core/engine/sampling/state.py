@@ -16,6 +16,9 @@ from engine.contracts.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, Samplin
 from engine.execution.transfer import upload
 from engine.sampling.philox import signed64
 
+STATE_BYTES_PER_ROW = 5 * 4 + 8 + 4 * 8 + MAX_BIASED_TOKENS * (8 + 4) + MAX_STOP_TOKENS * 8
+"""What :class:`SamplingState` takes for a request."""
+
 
 class Feature(enum.IntFlag):
     """What a request asks of sampling beside the most likely token. The host decides by it which kernels run."""

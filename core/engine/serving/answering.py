@@ -167,7 +167,6 @@ def _engine_request(job: Job, name: str, prompt: tuple[int, ...], sampling: Samp
         sampling,
         priority=job.request.priority or 0,
         cache_salt=job.api.cache_salt,
-        received_s=job.arrival.received_s,
     )
 
 

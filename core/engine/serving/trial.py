@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.assembly.bind import bind_api
 from engine.assembly.plan import EnginePlan
-from engine.loop.memory.text import size
+from engine.loop.memory.report import size
 
 
 def try_plan(plan: EnginePlan) -> str:
@@ -12,13 +12,13 @@ def try_plan(plan: EnginePlan) -> str:
 
     Raises :class:`engine.assembly.errors.AssemblyError` with what stands against it.
     """
-    from engine.loop.memory.trial import try_memory  # imports torch, as the engine's plugins do
+    from engine.loop.memory.fit import check_memory  # imports torch, as the engine's plugins do
 
-    memory = try_memory(plan)
+    memory = check_memory(plan)
     bind_api(plan)
-    needs, room = memory.needs, memory.room
-    tokens = (needs.smallest_blocks - 1) * needs.block_size
+    estimate = memory.estimate
+    tokens = (estimate.smallest_blocks - 1) * estimate.block_size
     return (
-        f"every selected plugin is built; weights take {size(needs.weights)}, with a KV pool of {tokens} tokens the "
-        f"engine needs {size(needs.smallest)} of the {size(room.budget)} it may use"
+        f"every selected plugin is built; weights take {size(estimate.weights)}, with a KV pool of {tokens} tokens the "
+        f"engine needs {size(estimate.smallest)} of the {size(memory.budget.usable)} it may use"
     )

@@ -46,6 +46,8 @@ class Int8Config(OnLoadConfig):
     """``activations``: ``bf16`` loses nothing their dtype holds; ``int8`` rounds each token's to 8 bits too, which is
     faster for long prompts."""
 
+    weight_bits: ClassVar[int | None] = 8
+
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("quantizer.activations", self.activations, ("bf16", "int8"))
@@ -56,6 +58,7 @@ class Int4Config(OnLoadConfig):
     """``activations`` as for int8. ``head=int4`` rounds the vocabulary projection as every other layer: errors there
     show in every token, so compare with ``engine eval``."""
 
+    weight_bits: ClassVar[int | None] = 4
     group_size: int = 128
     """Input features that share a scale."""
     heads: ClassVar[tuple[str, ...]] = ("int8", "int4", "none")
@@ -69,6 +72,8 @@ class Int4Config(OnLoadConfig):
 @dataclass(frozen=True)
 class FP8Config(OnLoadConfig):
     """``activations``: ``fp8`` rounds each token's to 8 bits too, for the FP8 units of cards that have them."""
+
+    weight_bits: ClassVar[int | None] = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -129,9 +129,9 @@ def compile_op(
         size = (2 * model.intermediate, model.hidden)
         return compile_skinny(skinny.linear_gate, size, rows, capability, weights, {**norm, **out}, {"ACT": "silu"})
     if op == "head":
-        kinds = {"out_ptr": "*fp32", "best_ptr": "*fp32", "index_ptr": "*i32", "soft_cap": "fp32", **norm}
+        kinds = {"out_ptr": "*fp32", "best_ptr": "*fp32", "index_ptr": "*i32", **norm}
         size = (model.vocab, model.hidden)
-        return compile_skinny(skinny.linear_logits, size, rows, capability, weights, kinds, {"HAS_CAP": False})
+        return compile_skinny(skinny.linear_logits, size, rows, capability, weights, kinds, {})
     size = (model.hidden, model.num_heads * model.head_dim if op == "out" else model.intermediate)
     return compile_skinny(skinny.linear_store, size, rows, capability, weights, out, {"ADD": True})
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.contracts.quantizer import TileLoader
 from engine.execution.norms import rms_norm
-from engine.execution.reference import gated_activation, soft_capped
+from engine.execution.reference import gated_activation
 from engine.execution.triton_ops.launch import Launch, NormWeight, SkinnyLinear
 from tests.execution.triton_ops.formats import FORMATS
 
@@ -120,23 +120,19 @@ def test_gate_and_up_are_found_in_every_format(device: str, weights: str) -> Non
     case.check(case.linear.gate(case.x, "silu"), gated_activation(case.want, "silu"))
 
 
-@pytest.mark.parametrize("soft_cap", [None, 2.5])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("rows", [1, 2, 16])
-def test_logits_are_float32_and_capped_after_the_product(
-    device: str, rows: int, dtype: str, soft_cap: float | None
-) -> None:
+def test_logits_are_float32(device: str, rows: int, dtype: str) -> None:
     case = Case(device, rows, 119, 64, dtype)
-    logits, tokens = case.linear.logits(case.x, soft_cap)
+    logits, tokens = case.linear.logits(case.x)
     assert logits.dtype == torch.float32 and tokens is None
-    case.check(logits, soft_capped(case.want, soft_cap))
+    case.check(logits, case.want)
 
 
-@pytest.mark.parametrize("soft_cap", [None, 2.5])
 @pytest.mark.parametrize("rows", ROWS)
-def test_the_token_found_on_the_way_has_the_largest_logit(device: str, rows: int, soft_cap: float | None) -> None:
+def test_the_token_found_on_the_way_has_the_largest_logit(device: str, rows: int) -> None:
     case = Case(device, rows, 150, 64, seed=rows)
-    logits, tokens = case.linear.logits(case.x, soft_cap, greedy=True)
+    logits, tokens = case.linear.logits(case.x, greedy=True)
     assert tokens is not None and tokens.dtype == torch.int64
     assert torch.equal(tokens, logits.argmax(-1))
 
@@ -147,7 +143,7 @@ def test_of_equal_logits_the_lowest_token_wins(device: str, rows: int, same: tup
     case = Case(device, rows, 150, 64)
     weight = case.linear.loader.weight
     weight[list(same)] = 100.0 * case.x[0].sign()
-    _, tokens = case.linear.logits(case.x, None, greedy=True)
+    _, tokens = case.linear.logits(case.x, greedy=True)
     assert tokens is not None and int(tokens[0]) == same[0]
 
 
@@ -155,7 +151,7 @@ def test_of_equal_logits_the_lowest_token_wins(device: str, rows: int, same: tup
 def test_a_row_with_broken_logits_says_so_and_its_neighbours_do_not(device: str, rows: int) -> None:
     case = Case(device, rows, 150, 64)
     case.x[0, 5] = float("nan")
-    logits, tokens = case.linear.logits(case.x, None, greedy=True)
+    logits, tokens = case.linear.logits(case.x, greedy=True)
     assert tokens is not None and int(tokens[0]) == -1
     assert torch.equal(tokens[1:], logits[1:].argmax(-1)) and bool(logits[1:].isfinite().all())
 

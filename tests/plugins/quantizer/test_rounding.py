@@ -61,7 +61,7 @@ class Float32Sizes(TorchDispatchMode):
 def test_weights_are_rounded_a_piece_at_a_time(
     rounded: Callable[..., QuantizedWeight], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As much as memory for loading is reckoned with: no copy of all weights in float32."""
+    """No more than the memory estimated for loading: no copy of all weights in float32."""
     weight = sample(out=50, inputs=96).bfloat16()
     whole = rounded(weight, None)
     monkeypatch.setattr(rounding, "PIECE", 7 * 96 + 5)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.model import RopeFacts
-from engine.contracts.ops import Attention, Embed, LMHead, NormGateUpAct, NormQKVRopeWrite
+from engine.contracts.ops import Attention, LMHead, NormGateUpAct, NormQKVRopeWrite
 from engine.contracts.quantizer import PackedLinear
 from engine.execution.lowering.settings import LoweredHead, Lowering, Rotations
 from engine.execution.model import LoweredOp, StepContext
 from engine.execution.norms import Norm, cpu_norm, rms_norm
-from engine.execution.reference import gated_activation, soft_capped
+from engine.execution.reference import gated_activation
 from engine.execution.rope import Rotary, paired, rotate, rotate_paired
 
 
@@ -38,19 +37,12 @@ def rotates_whole(lowering: Lowering, facts: RopeFacts, head_dim: int) -> bool:
     return lowering.kernels == "torch" and facts.rotary_dim in (None, head_dim)
 
 
-def lower_embed(lowering: Lowering, op: Embed, table: Tensor) -> Callable[[Tensor], Tensor]:
-    """``table``: ``[vocab, hidden_size]`` in the compute dtype."""
-    if op.scale == 1.0:
-        return lambda token_ids: F.embedding(token_ids, table)
-    return lambda token_ids: F.embedding(token_ids, table).mul_(op.scale)
-
-
 def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> LoweredHead:
-    norm, unembed = lowering.norm(norm_weight, op.norm.eps), lower_unembed(lowering, op, head)
+    norm, unembed = lowering.norm(norm_weight, op.norm.eps), lower_unembed(lowering, head)
     return LoweredHead(lambda hidden: unembed(norm(hidden)), unembed)
 
 
-def lower_unembed(lowering: Lowering, op: LMHead, head: PackedLinear) -> Callable[[Tensor], Tensor]:
+def lower_unembed(lowering: Lowering, head: PackedLinear) -> Callable[[Tensor], Tensor]:
     """The vocabulary projection of rows that are normed."""
     linear = lowering.linear(head)
 
@@ -58,7 +50,7 @@ def lower_unembed(lowering: Lowering, op: LMHead, head: PackedLinear) -> Callabl
         logits = linear(normed)
         if lowering.tp > 1:
             logits = lowering.parallelism.all_gather(logits, "tp", axis=-1)
-        return soft_capped(logits.float(), op.soft_cap)
+        return logits.float()
 
     return unembed
 

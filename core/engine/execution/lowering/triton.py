@@ -22,7 +22,6 @@ from engine.contracts.quantizer import PackedLinear
 from engine.execution.lowering import chain
 from engine.execution.lowering.settings import LoweredHead, Lowering
 from engine.execution.model import LoweredOp, StepContext
-from engine.execution.reference import soft_capped
 from engine.execution.triton_ops.launch import (
     HeadShape,
     HeadWriter,
@@ -125,14 +124,14 @@ def lower_residual(lowering: Lowering, op: OutResidual | DownResidual, packed: P
 
 def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> LoweredHead:
     """See :class:`LMHead`; ``project_greedy`` finds the tokens in the kernel that has the logits."""
-    norm, linear, cap = lowering.norm(norm_weight, op.norm.eps), lowering.linear(head), op.soft_cap
+    norm, linear = lowering.norm(norm_weight, op.norm.eps), lowering.linear(head)
     few = _few_rows(lowering, op.head, head, _input_norm(lowering, op.norm, {op.norm.name: norm_weight}))
     launch = Launch.on(lowering.device)
 
     def local_logits(hidden: Tensor) -> Tensor:
         if few is not None and few.serves(hidden):
-            return few.linear.logits(hidden, cap)[0]
-        return soft_capped(linear(norm(hidden)).float(), cap)
+            return few.linear.logits(hidden)[0]
+        return linear(norm(hidden)).float()
 
     def project(hidden: Tensor) -> Tensor:
         logits = local_logits(hidden)
@@ -140,13 +139,13 @@ def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: Packed
 
     def project_greedy(hidden: Tensor) -> tuple[Tensor, Tensor]:
         if few is not None and lowering.tp == 1 and few.serves(hidden):
-            logits, tokens = few.linear.logits(hidden, cap, greedy=True)
+            logits, tokens = few.linear.logits(hidden, greedy=True)
             assert tokens is not None
             return logits, tokens
         logits = project(hidden).contiguous()
         return logits, argmax_rows(logits, launch)
 
-    return LoweredHead(project, chain.lower_unembed(lowering, op, head), project_greedy)
+    return LoweredHead(project, chain.lower_unembed(lowering, head), project_greedy)
 
 
 def _few_rows(lowering: Lowering, spec: LinearSpec, packed: PackedLinear, norm: NormWeight | None) -> FewRows | None:

@@ -152,7 +152,7 @@ class SkinnyLinear:
         )  # fmt: skip
         return q
 
-    def logits(self, x: Tensor, soft_cap: float | None, *, greedy: bool = False) -> tuple[Tensor, Tensor | None]:
+    def logits(self, x: Tensor, *, greedy: bool = False) -> tuple[Tensor, Tensor | None]:
         """float32 logits ``[rows, out_features]``; with ``greedy`` also the largest one's column, int64 ``[rows]``,
         as :func:`argmax_rows` has it."""
         rows, tile = x.shape[0], self._tile(x)
@@ -160,8 +160,8 @@ class SkinnyLinear:
         parts = _empty_parts(rows, tile.programs(self.out_features), x.device) if greedy else None
         best, index = parts or (None, None)
         linear_logits[self._grid(tile)](
-            *self._tensors(x), out, best, index, rows, x.stride(0), self._eps(), soft_cap or 1.0,
-            OUT_FEATURES=self.out_features, HAS_CAP=soft_cap is not None, **self._constants(tile),
+            *self._tensors(x), out, best, index, rows, x.stride(0), self._eps(),
+            OUT_FEATURES=self.out_features, **self._constants(tile),
         )  # fmt: skip
         return out, None if parts is None else argmax_partials(*parts, self.launch)
 

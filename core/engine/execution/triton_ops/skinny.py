@@ -11,7 +11,7 @@ import triton.language as tl
 
 from engine.execution.triton_ops.heads import layer_scales, pair_columns, rotated_pairs, store_heads
 from engine.execution.triton_ops.product import normed_product
-from engine.execution.triton_ops.tile_ops import activated, below, best_of, capped, paired_rows, split_pairs
+from engine.execution.triton_ops.tile_ops import activated, below, best_of, paired_rows, split_pairs
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -118,10 +118,9 @@ def linear_rope_write(
 @triton.jit(do_not_specialize=["num_rows"])
 def linear_logits(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr, best_ptr, index_ptr,
-    num_rows, stride_x, eps, soft_cap,
+    num_rows, stride_x, eps,
     IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
-    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr,
-    HAS_CAP: tl.constexpr, PDL: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """float32 logits ``[num_rows, OUT_FEATURES]``; with ``best_ptr``, each program's largest logit of every row and
@@ -133,7 +132,6 @@ def linear_logits(
         num_rows, stride_x, eps, IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL,
         BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    y = capped(y, soft_cap, HAS_CAP)
     row = tl.arange(0, BLOCK_M)
     in_batch = row < num_rows
     at = row.to(tl.int64)[None, :] * OUT_FEATURES + column[:, None]

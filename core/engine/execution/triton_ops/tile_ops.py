@@ -64,15 +64,6 @@ def activated(gate, ACT: tl.constexpr):
 
 
 @triton.jit
-def capped(scores, soft_cap, HAS_CAP: tl.constexpr):
-    """``soft_cap * tanh(scores / soft_cap)``; unchanged without a cap."""
-    if HAS_CAP:
-        return soft_cap * tanh(scores / soft_cap)
-    else:
-        return scores
-
-
-@triton.jit
 def paired_rows(block, PAIRS: tl.constexpr):
     """The ``2 * PAIRS`` rows of a tile that computes pairs: pair of each row, and which of the two it is (0 or 1)."""
     row = tl.arange(0, 2 * PAIRS)

@@ -1,6 +1,7 @@
 """What an engine takes of its device's memory: estimated before loading, refused early, accounted for afterwards.
 
-``needs`` estimates from headers and plan, ``room`` measures what is free and used, ``fit`` refuses and sizes the KV
-pool, ``remedies`` finds the overrides that would make a model fit, ``ledger`` compares estimate and measurement, and
-``report`` (free of torch) prints both.
+``estimate`` and ``weights`` compute bytes from the plan and the checkpoint's headers, ``budget`` measures what is free
+and used, ``fit`` checks the one against the other and sizes the KV pool, ``refusal`` says what is missing and what to
+set, ``profile_run`` measures the largest step on a GPU, ``ledger`` compares estimate and measurement, and ``report``
+(free of torch) prints them.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.loop.memory.fit import MemoryPlan, Pool
+from engine.loop.memory.fit import KVPoolSize, MemoryPlan
 from engine.loop.messages import MemoryLedger, MemoryLine, Phase
 
 LOADING, CAPTURING, WARMING = "load weights", "capture graphs", "warm up"
@@ -12,31 +12,38 @@ LOADING, CAPTURING, WARMING = "load weights", "capture graphs", "warm up"
 
 
 def make_ledger(
-    memory: MemoryPlan, pool: Pool, *, weights: int, kv: int, tables: int, recordings: int, phases: Sequence[Phase]
+    memory: MemoryPlan,
+    pool: KVPoolSize,
+    *,
+    weights: int,
+    kv: int,
+    tables: int,
+    recordings: int,
+    phases: Sequence[Phase],
 ) -> MemoryLedger:
     """``weights``, ``kv``, ``tables``: bytes of the tensors that were made; ``recordings``: of native calls, so far.
     ``phases`` with their memory."""
-    needs, room = memory.needs, memory.room
+    estimate, budget = memory.estimate, memory.budget
     on_cpu = memory.plan.device.kind == "cpu"
     lines = (
-        MemoryLine("weights", needs.weights, weights),
-        MemoryLine("loading peak", needs.loading, _beside(phases, weights) if on_cpu else None),
-        MemoryLine("KV pool", pool.blocks * needs.block_bytes, kv),
-        MemoryLine("tables", needs.tables, tables),
-        MemoryLine("recordings", needs.recordings, recordings),
+        MemoryLine("weights", estimate.weights, weights),
+        MemoryLine("loading peak", estimate.loading, _beside(phases, weights) if on_cpu else None),
+        MemoryLine("KV pool", pool.blocks * estimate.block_bytes, kv),
+        MemoryLine("tables", estimate.tables, tables),
+        MemoryLine("recordings", estimate.recordings, recordings),
         # On a CPU the heap hides what steps take: they use what loading left.
-        MemoryLine("workspace", needs.workspace, None if on_cpu else _growth(phases, WARMING)),
-        MemoryLine("host", needs.host),
-        MemoryLine("graphs", needs.graphs, None if on_cpu else _growth(phases, CAPTURING)),
+        MemoryLine("workspace", estimate.workspace, None if on_cpu else _growth(phases, WARMING)),
+        MemoryLine("process overhead", estimate.process_overhead),
+        MemoryLine("graphs", estimate.graphs, None if on_cpu else _growth(phases, CAPTURING)),
     )
     return MemoryLedger(
         device=memory.plan.device.kind,
         device_bytes=memory.plan.device.memory_bytes,
-        free_bytes=room.free,
-        fraction=room.fraction,
+        free_bytes=budget.free,
+        fraction=budget.fraction,
         lines=lines,
-        total_bytes=needs.total(pool.blocks),
-        headroom_bytes=room.free - needs.total(pool.blocks),
+        total_bytes=estimate.total(pool.blocks),
+        headroom_bytes=budget.free - estimate.total(pool.blocks),
         peak_so_far_bytes=max((phase.peak_bytes for phase in phases), default=0),
     )
 

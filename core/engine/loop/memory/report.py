@@ -1,11 +1,18 @@
-"""The ledger and the phases of start-up as text. Imports no torch: the API process prints them."""
+"""Bytes, the ledger and the phases of start-up as text. Imports no torch: the API process prints them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.loop.memory.text import size
 from engine.loop.messages import EngineInfo, MemoryLedger, Phase
+
+
+def size(num_bytes: int) -> str:
+    """``1.25 GiB``, ``310.4 MiB`` or ``12.0 KiB``."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if abs(num_bytes) >= unit:
+            return f"{num_bytes / unit:.2f} {name}" if name == "GiB" else f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes / 2**10:.1f} KiB"
 
 
 def describe_start(info: EngineInfo) -> str:
@@ -21,16 +28,16 @@ def describe_ledger(ledger: MemoryLedger) -> str:
     lines = [
         f"memory on {ledger.device}: {size(ledger.free_bytes)} free before loading, memory.fraction="
         f"{ledger.fraction:g} of it may be used",
-        f"  {'':<13}{'estimated':>12}{'measured':>12}",
+        f"  {'':<17}{'estimated':>12}{'measured':>12}",
     ]
     for line in ledger.lines:
         measured = "-" if line.measured_bytes is None else size(line.measured_bytes)
         if line.planned_bytes or line.measured_bytes:
-            lines.append(f"  {line.name:<13}{size(line.planned_bytes):>12}{measured:>12}")
+            lines.append(f"  {line.name:<17}{size(line.planned_bytes):>12}{measured:>12}")
     # Loading and the largest step are never at the same time, and the later one takes the room of the other.
-    lines.append(f"  {'peak, at most':<13}{size(ledger.total_bytes):>12}{'':>12}")
-    lines.append(f"  {'headroom':<13}{size(ledger.headroom_bytes):>12}{'':>12}")
-    lines.append(f"  {'peak so far':<13}{'':>12}{size(ledger.peak_so_far_bytes):>12}")
+    lines.append(f"  {'peak, at most':<17}{size(ledger.total_bytes):>12}{'':>12}")
+    lines.append(f"  {'headroom':<17}{size(ledger.headroom_bytes):>12}{'':>12}")
+    lines.append(f"  {'peak so far':<17}{'':>12}{size(ledger.peak_so_far_bytes):>12}")
     if ledger.device == "cpu":
         lines.append("  (pages of the KV pool take memory once they are written)")
     return "\n".join(lines)

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.assembly.bind import BoundEngine
+from engine.assembly.plan import EnginePlan
 from engine.contracts.ops import LinearPart, LinearSpec, ModelOps
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
 from engine.execution.checkpoint import Checkpoint
 from engine.execution.lowering import op_norms
-from engine.execution.required_tensors import is_stored, linear_of
+from engine.execution.required_tensors import check_readable, is_stored, linear_of
+
+SCALE_BITS = 0.5
+"""Of a weight in few bits, for its share of a scale: one float32 for 64 weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +30,15 @@ class WeightSizes:
     """On top of ``held``, at the worst moment of loading: tensors as stored, beside their packed form."""
 
 
-def weight_sizes(
-    ops: ModelOps,
-    quantizer: Quantizer,
-    parallelism: Parallelism,
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: str,
-) -> WeightSizes:
-    """Follows the loader step by step; reads no tensor.
+def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -> WeightSizes:
+    """Follows the loader step by step; reads no tensor. ``bound``: the plugins of ``plan``.
 
-    A tensor that is missing from the checkpoint counts as empty: saying so is the loader's job.
+    A tensor that is missing from the checkpoint counts as empty: saying so is the loader's job. Raises
+    :class:`engine.execution.checkpoint.CheckpointError` where headers show that the quantizer cannot read them.
     """
-    sizer = _Sizer(quantizer, parallelism, checkpoint, dtype, device)
+    ops = bound.architecture.describe(plan.model)
+    check_readable(checkpoint, ops, bound.quantizer, plan.model.path)
+    sizer = _Sizer(bound.quantizer, bound.parallelism, checkpoint, getattr(torch, plan.dtype), plan.device.kind)
     held = peak = 0
     for kept, passing in sizer.steps(ops):
         held += kept
@@ -45,20 +46,22 @@ def weight_sizes(
     return WeightSizes(held, peak - held)
 
 
+def quantized_bytes(ops: ModelOps, dtype: torch.dtype, bits: int) -> int:
+    """About what all weights take, rather too much, with linear layers in ``bits`` bits, a head in 8 and embeddings in
+    ``dtype``."""
+    specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
+    layers = sum(spec.in_features * spec.out_features for spec in specs) * (bits + SCALE_BITS)
+    head = ops.head.head.in_features * ops.head.head.out_features * (8 + SCALE_BITS)
+    return ops.embed.vocab_size * ops.embed.hidden_size * dtype.itemsize + int((layers + head) / 8)
+
+
+@dataclass(frozen=True, slots=True)
 class _Sizer:
-    def __init__(
-        self,
-        quantizer: Quantizer,
-        parallelism: Parallelism,
-        checkpoint: Checkpoint,
-        dtype: torch.dtype,
-        device: str,
-    ) -> None:
-        self._quantizer = quantizer
-        self._parallelism = parallelism
-        self._checkpoint = checkpoint
-        self._dtype = dtype
-        self._device = device
+    _quantizer: Quantizer
+    _parallelism: Parallelism
+    _checkpoint: Checkpoint
+    _dtype: torch.dtype
+    _device: str
 
     def steps(self, ops: ModelOps) -> Iterator[tuple[int, int]]:
         """In the order of loading: bytes that stay, and bytes that are needed beside them for a moment."""

@@ -1,4 +1,4 @@
-"""What the largest step and its recording really take on a GPU, tried before the KV pool takes the rest."""
+"""What the largest step and its capture really take on a GPU, measured before the KV pool takes the rest."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from engine.contracts.request import SamplingParams
 from engine.execution.draft_graphs import draft_buckets
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import LoweredModel
+from engine.loop.memory.budget import DoesNotFit, Meter
 from engine.loop.memory.fit import MemoryPlan
-from engine.loop.memory.room import DoesNotFit, Meter
-from engine.loop.memory.text import size
+from engine.loop.memory.report import size
 from engine.sampling.state import Feature
 from engine.sampling.verify import choose_tokens
 from engine.step.graphs import Bucket, Capture, StepGraphs
@@ -31,7 +31,7 @@ FULL_SAMPLING = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
 
 
 @torch.inference_mode()
-def rehearse(
+def profile_run(
     memory: MemoryPlan,
     bound: BoundEngine,
     model: LoweredModel,
@@ -42,9 +42,9 @@ def rehearse(
 ) -> MemoryPlan:
     """``memory`` after loading, with a measured workspace and measured graphs (``buckets`` empty: none).
 
-    Runs a step of ``scheduler.token_budget`` tokens and records the two largest buckets, on a pool of two blocks whose
-    first, nobody's, stands in for all. The second recording says what each further one adds, those of a drafter among
-    them, which is not loaded yet. Raises :class:`DoesNotFit` when the device's memory runs out.
+    Runs a step of ``scheduler.token_budget`` tokens and captures the two largest buckets, on a pool of two blocks whose
+    first, the padding block, stands in for all. The second capture says what each further one adds, those of a drafter
+    among them, which is not loaded yet. Raises :class:`DoesNotFit` when the device's memory runs out.
     """
     plan = memory.plan
     block_size, device = bound.context.block_size, plan.device.kind
@@ -60,9 +60,9 @@ def rehearse(
         workspace = meter.peak() - before
         give_back()
         largest_first = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
-        recorded = StepGraphs(model, kv, tables, taps_of(bound.drafter), largest_first[:2], capture)
+        captured = StepGraphs(model, kv, tables, taps_of(bound.drafter), largest_first[:2], capture)
         readings: list[int] = []
-        recorded.capture(lambda fraction, what: readings.append(free(plan.device)))
+        captured.capture(lambda fraction, what: readings.append(free(plan.device)))
         readings.append(free(plan.device))
     except torch.OutOfMemoryError as error:
         raise DoesNotFit(
@@ -73,10 +73,10 @@ def rehearse(
     further = len(buckets) - len(taken) + len(draft_buckets(on_device(bound.drafter), buckets))
     graphs = sum(taken) + (taken[-1] * further if taken else 0)
     # Some steps take memory in ways that this one does not: prompt logprobs, for one. The estimate knows of them.
-    workspace = max(workspace, memory.needs.workspace)
-    del recorded, kv, tables
+    workspace = max(workspace, memory.estimate.workspace)
+    del captured, kv, tables
     give_back()
-    return replace(memory, needs=replace(memory.needs, workspace=workspace, graphs=graphs, loading=0))
+    return replace(memory, estimate=replace(memory.estimate, workspace=workspace, graphs=graphs, loading=0))
 
 
 def give_back() -> None:

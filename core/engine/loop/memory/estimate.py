@@ -9,20 +9,18 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import cached_by, on_device
-from engine.execution.checkpoint import Checkpoint
 from engine.execution.draft_replay import MOST_DRAFTS
 from engine.execution.kv_cache import KVCache
 from engine.execution.lowering import MOST_TOKENS, replay_obstacle
 from engine.execution.lowering.rotation_tables import PAGE
-from engine.execution.required_tensors import check_readable
-from engine.loop.memory.weights import WeightSizes, weight_sizes
+from engine.loop.memory.weights import WeightSizes
+from engine.sampling.state import STATE_BYTES_PER_ROW
 from engine.step.runner import PROMPT_LOGPROB_ROWS
 
 GRAPHS_BYTES = 512 * 2**20
-"""Reckoned for recorded steps before anything is loaded; what they really take is measured after loading (see
-``rehearsal.py``)."""
-HOST_BYTES = 10 * 2**20
-"""On a CPU, beside tensors: objects of requests and steps, buffers of libraries, holes in the heap. Measured with
+"""For captured steps, before anything is loaded; what they take is measured after loading (``profile_run.py``)."""
+PROCESS_OVERHEAD = 10 * 2**20
+"""On a CPU: objects of requests and steps, buffers of libraries, holes in the heap. Measured with
 ``tools/benchmarks/memory_peak.py``."""
 HEAP_SLACK = 1.5
 """On a CPU, heap taken over tensors alive: tensors of many sizes come and go in every step, and what one leaves does
@@ -35,10 +33,12 @@ SMALL_INPUTS = 8
 """Such numbers for each row of a drafter's recordings."""
 PROMPT_COPIES = 2
 """The same for logprobs of prompt tokens: logits and their logarithms."""
+FEWEST_BLOCKS = 3
+"""Of a KV pool: the padding block, and two that a request can use."""
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class MemoryEstimate:
     """Bytes on the device by purpose, and the sizes of KV pool that make sense."""
 
     weights: int
@@ -51,8 +51,8 @@ class Needs:
     tables: int
     recordings: int
     """Of native calls: see :mod:`engine.execution.lowering.recordings`."""
-    host: int
-    """What a process takes beside tensors, where that is the same memory."""
+    process_overhead: int
+    """What the process takes that is not a tensor; 0 where tensors are in another memory."""
     graphs: int
     block_bytes: int
     block_size: int
@@ -67,7 +67,7 @@ class Needs:
     def fixed(self) -> int:
         """Everything but the KV pool."""
         steps = max(self.loading, self.workspace) + self.recordings + self.graphs
-        return self.weights + self.drafter + steps + self.tables + self.host
+        return self.weights + self.drafter + steps + self.tables + self.process_overhead
 
     def total(self, blocks: int) -> int:
         """The peak with a pool of ``blocks``."""
@@ -79,25 +79,8 @@ class Needs:
         return self.total(self.smallest_blocks)
 
 
-def size_weights(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -> WeightSizes:
-    """See :func:`engine.loop.memory.weights.weight_sizes`. ``bound``: the plugins of ``plan``.
-
-    Raises :class:`engine.execution.checkpoint.CheckpointError` where headers show that the quantizer cannot read them.
-    """
-    ops = bound.architecture.describe(plan.model)
-    check_readable(checkpoint, ops, bound.quantizer, plan.model.path)
-    return weight_sizes(
-        ops,
-        bound.quantizer,
-        bound.parallelism,
-        checkpoint,
-        getattr(torch, plan.dtype),
-        plan.device.kind,
-    )
-
-
-def estimate(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) -> Needs:
-    """What ``plan`` needs. ``bound``: its plugins."""
+def estimate_memory(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) -> MemoryEstimate:
+    """What ``plan`` takes. ``bound``: its plugins. Arithmetic alone: nothing is built or read."""
     drafter = bound.drafter
     max_width, on_its_device = drafter.max_width, on_device(drafter)
     scheduler = plan.choice("scheduler").config
@@ -106,14 +89,14 @@ def estimate(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) -> Need
     per_request = -(-plan.max_len // block_size)
     wanted = plan.settings.memory.kv_tokens
     asked = -(-wanted // block_size) if wanted is not None else per_request
-    return Needs(
+    return MemoryEstimate(
         weights=weights.held,
         drafter=0 if on_its_device is None else on_its_device.weights_bytes,
         loading=weights.loading,
         workspace=_workspace(plan, min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)),
         tables=_tables(max_requests, plan.max_len + max_width + 2, block_size),
         recordings=_recordings(plan, bound, block_size),
-        host=HOST_BYTES if plan.device.kind == "cpu" else 0,
+        process_overhead=PROCESS_OVERHEAD if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
         block_bytes=KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype, cached_by(drafter)),
         block_size=block_size,
@@ -123,14 +106,14 @@ def estimate(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) -> Need
 
 
 def _tables(max_requests: int, width: int, block_size: int) -> int:
-    """Token history and block ids of :class:`engine.step.tables.DeviceTables`: int64 and int32."""
-    return (max_requests + 1) * (width * 8 + -(-width // block_size) * 4)
+    """Of :class:`engine.step.tables.DeviceTables`, row by row: token history, block ids, lengths, sampling state."""
+    return (max_requests + 1) * (width * 8 + -(-width // block_size) * 4 + 8 + STATE_BYTES_PER_ROW)
 
 
 def _recordings(plan: EnginePlan, bound: BoundEngine, block_size: int) -> int:
     """What recordings of steps and drafts of 1 to :data:`MOST_TOKENS` tokens take, all together: one arena of what a
     layer allocates, and for every number of tokens what is copied in and handed out. With a drafter on the device its
-    logits are in the arena, too, and rotations of all positions are kept, reckoned as if the drafter's layers were of
+    logits are in the arena, too, and rotations of all positions are kept, estimated as if the drafter's layers were of
     the target's sizes."""
     attention, ranks = bound.attention_kernel, bound.parallelism.world_size
     if plan.device.kind != "cpu" or plan.execution == "eager":

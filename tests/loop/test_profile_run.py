@@ -1,4 +1,4 @@
-"""The largest step and its recordings are tried before the pool takes the memory they need."""
+"""The largest step and its captures are measured before the pool takes the memory they need."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from engine.assembly.bind import bind
 from engine.execution.graphs import Bucket
 from engine.execution.model import LoweredModel
 from engine.loop.build import load_plan
-from engine.loop.memory.rehearsal import rehearse
-from engine.loop.memory.room import Meter
+from engine.loop.memory.budget import Meter
+from engine.loop.memory.profile_run import profile_run
 from engine.testing.exact_model import ExactModel
 from tests.execution import tiny
 
@@ -37,13 +37,13 @@ class Gauge(Meter):
 
 
 @pytest.mark.parametrize("overrides", [("scheduler.token_budget=300",), ("scheduler.max_requests=2",)])
-def test_a_step_that_fills_the_budget_runs_on_a_pool_that_is_nobodys(
+def test_a_step_that_fills_the_budget_runs_on_a_pool_of_padding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
     plan = plan_of(tiny.write(tmp_path), "model.max_len=64", *overrides)
     bound, memory = bind(plan), planned(plan)
     model = load_plan(plan, bound)
-    taken = memory.needs.workspace + 500
+    taken = memory.estimate.workspace + 500
     sizes: list[int] = []
     forward = LoweredModel.forward
 
@@ -52,10 +52,10 @@ def test_a_step_that_fills_the_budget_runs_on_a_pool_that_is_nobodys(
         return forward(self, batch, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LoweredModel, "forward", watched)
-    got = rehearse(memory, bound, model, [], run_once, lambda device: 0, Gauge(100, 100 + taken))
+    got = profile_run(memory, bound, model, [], run_once, lambda device: 0, Gauge(100, 100 + taken))
     assert sizes == [min(int(plan.choice("scheduler").config["token_budget"]), 64 * bound.context.max_requests)]
-    assert (got.needs.workspace, got.needs.graphs, got.needs.loading) == (taken, 0, 0)
-    assert got.needs.weights == memory.needs.weights
+    assert (got.estimate.workspace, got.estimate.graphs, got.estimate.loading) == (taken, 0, 0)
+    assert got.estimate.weights == memory.estimate.weights
 
 
 def test_every_graph_beyond_the_largest_counts_as_much_as_the_second(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_every_graph_beyond_the_largest_counts_as_much_as_the_second(tmp_path: P
     free = iter([1000, 900, 893])
     model = StubModel(120, captured)
     buckets = [Bucket(1, 1), Bucket(8, 1), Bucket(4, 1), Bucket(2, 1)]
-    got = rehearse(planned(plan), bound, model, buckets, run_once, lambda device: next(free), Gauge(0, 0))  # type: ignore[arg-type]
+    got = profile_run(planned(plan), bound, model, buckets, run_once, lambda device: next(free), Gauge(0, 0))  # type: ignore[arg-type]
     assert captured == ["8", "4"]
-    assert got.needs.graphs == 100 + 7 + 2 * 7
+    assert got.estimate.graphs == 100 + 7 + 2 * 7
 
 
 def run_once(step: Callable[[], None]) -> Callable[[], None]:
@@ -76,7 +76,7 @@ def run_once(step: Callable[[], None]) -> Callable[[], None]:
 
 
 class StubModel(ExactModel):
-    """Notes the size of what is recorded; the rehearsal's pool is not one of exact integers."""
+    """Notes the size of what is captured; the profile run's pool is not one of exact integers."""
 
     def __init__(self, vocab_size: int, captured: list[str]) -> None:
         super().__init__(vocab_size)

@@ -21,8 +21,8 @@ class DoesNotFit(AssemblyError):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What the engine may take."""
+class Budget:
+    """What the engine may take of its device's memory, in bytes."""
 
     free: int
     """Bytes free on the device before anything was loaded."""
@@ -30,13 +30,13 @@ class Room:
     """``memory.fraction``"""
 
     @property
-    def budget(self) -> int:
+    def usable(self) -> int:
         return int(self.free * self.fraction)
 
     @property
     def headroom(self) -> int:
         """Bytes left to others."""
-        return self.free - self.budget
+        return self.free - self.usable
 
 
 def free_memory(device: DeviceFacts) -> int:

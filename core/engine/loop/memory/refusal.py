@@ -1,0 +1,108 @@
+"""Why a model does not fit: a table of what each part takes, how much is missing, and what to set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from engine.assembly import values
+from engine.assembly.bind import BoundEngine
+from engine.assembly.discovery import discover
+from engine.assembly.plan import EnginePlan
+from engine.loop.memory.budget import Budget
+from engine.loop.memory.estimate import FEWEST_BLOCKS, MemoryEstimate
+from engine.loop.memory.report import size
+from engine.loop.memory.weights import quantized_bytes
+
+MOST_FRACTION = 0.95
+"""The rest is for fragmentation and for what other processes do meanwhile."""
+
+
+def refusal(plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budget: Budget) -> str:
+    """The message, of one screen. A hint that would not be enough is left out."""
+    hints = [f"  {override:<26}  {effect}" for override, effect in _hints(plan, bound, estimate, budget)]
+    no_hint = (
+        f"No memory.fraction up to {MOST_FRACTION:g}, smaller {_length_key(plan)} or quantizer of fewer bits is enough"
+        f" alone: without the KV pool it takes {size(estimate.fixed)}. Combine them, or use a smaller model."
+    )
+    return "\n".join(
+        (
+            f"{plan.model.name} does not fit on this {plan.device.kind} device: it needs {size(estimate.smallest)} and "
+            f"{size(budget.usable)} may be used (memory.fraction={budget.fraction:g} of the {size(budget.free)} that "
+            f"are free): {size(estimate.smallest - budget.usable)} are missing. Nothing was loaded.",
+            *(f"  {name:<17}{size(taken):>11}  {why}" for name, taken, why in _parts(plan, estimate) if taken),
+            *(["Any one of these lines should make it fit:", *hints] if hints else [no_hint]),
+        )
+    )
+
+
+def _parts(plan: EnginePlan, estimate: MemoryEstimate) -> tuple[tuple[str, int, str], ...]:
+    """Name, bytes, and the settings they follow from."""
+    scheduler, wanted = plan.choice("scheduler").config, plan.settings.memory.kv_tokens
+    tokens = (estimate.smallest_blocks - 1) * estimate.block_size
+    pool = f"one request of model.max_len={plan.max_len}" if wanted is None else f"memory.kv_tokens={wanted}"
+    requests = f"scheduler.max_requests={scheduler['max_requests']}"
+    weights = f"{plan.model.name} with quantizer={plan.choice('quantizer').name}, {plan.dtype}"
+    loading = max(0, estimate.loading - estimate.workspace)
+    return (
+        ("weights", estimate.weights, weights),
+        ("drafter", estimate.drafter, f"weights of drafter={plan.choice('drafter').name}"),
+        ("KV pool", estimate.smallest_blocks * estimate.block_bytes, f"{tokens} tokens: {pool}"),
+        ("largest step", estimate.workspace, f"scheduler.token_budget={scheduler['token_budget']}, {requests}"),
+        ("loading", loading, "copies while weights are loaded, beyond what the largest step takes"),
+        ("tables", estimate.tables, requests),
+        ("recordings", estimate.recordings, "captured calls of small steps and drafts"),
+        ("process overhead", estimate.process_overhead, "Python objects, buffers of libraries, holes in the heap"),
+        ("graphs", estimate.graphs, "reserved for captured steps"),
+    )
+
+
+def _hints(
+    plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budget: Budget
+) -> Iterator[tuple[str, str]]:
+    """Overrides and what they do, from the smallest loss to the user to the largest."""
+    # One byte more than needed: a fraction of the free memory is rounded down.
+    share = math.ceil((estimate.smallest + 1) * 100 / max(1, budget.free)) / 100
+    if share <= MOST_FRACTION:
+        yield f"memory.fraction={share:g}", f"leaves {1 - share:.0%} of the free memory to other processes"
+    key, now = _length_key(plan), plan.settings.memory.kv_tokens or plan.max_len
+    if tokens := _tokens_within(estimate, budget.usable):
+        yield f"{key}={tokens}", f"instead of {now}: the KV pool shrinks with it"
+    quantizer = _quantizer_hint(plan, bound, estimate, budget)
+    if quantizer is not None:
+        yield quantizer
+
+
+def _quantizer_hint(
+    plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budget: Budget
+) -> tuple[str, str] | None:
+    """The installed quantizer of most bits that is enough; else of fewest, with the length that fits then and
+    not without it."""
+    if plan.model.quantization is not None:
+        return None
+    dtype, ops = getattr(torch, plan.dtype), bound.architecture.describe(plan.model)
+    now = values.load(plan.choice("quantizer").config_class).weight_bits or 8 * dtype.itemsize
+    offers = discover(plan.settings.plugins).of_slot("quantizer")
+    narrower = [(bits, offer.name) for offer in offers if (bits := offer.config_class.weight_bits or now) < now]
+    hint = None
+    for bits, name in sorted(narrower, key=lambda offer: -offer[0]):
+        taken = quantized_bytes(ops, dtype, bits)
+        usable = budget.usable + estimate.weights - taken
+        effect = f"weights take about {size(taken)} instead of {size(estimate.weights)}: less exact"
+        if estimate.smallest <= usable:
+            return f"quantizer={name}", effect
+        if (tokens := _tokens_within(estimate, usable)) and not _tokens_within(estimate, budget.usable):
+            hint = f"quantizer={name} {_length_key(plan)}={tokens}", effect
+    return hint
+
+
+def _length_key(plan: EnginePlan) -> str:
+    return "model.max_len" if plan.settings.memory.kv_tokens is None else "memory.kv_tokens"
+
+
+def _tokens_within(estimate: MemoryEstimate, usable: int) -> int:
+    """Most tokens in whole blocks whose pool fits, all else as it is; 0 if no useful pool does."""
+    blocks = (usable - estimate.fixed) // estimate.block_bytes
+    return (blocks - 1) * estimate.block_size if blocks >= FEWEST_BLOCKS else 0
