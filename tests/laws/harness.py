@@ -14,9 +14,9 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import on_device, taps_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
-from engine.execution.graphs import Bucket, StepGraphs, query_buckets, row_buckets
-from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
-from engine.execution.tables import DeviceTables
+from engine.step.graphs import Bucket, StepGraphs, query_buckets, row_buckets
+from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
+from engine.step.tables import DeviceTables
 from engine.loop.build import make_core
 from engine.loop.core import EngineCore
 from engine.testing.exact_model import ExactKV, ExactModel, expected_output
@@ -50,7 +50,7 @@ def exact_engine(
     max_len = min(max_len, kv_tokens)
     bound.kv_allocator.start([KVGroup(0, (0,), "full", BLOCK)], num_blocks)
     kv = ExactKV(num_blocks, BLOCK)
-    tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, BLOCK, "cpu")
+    tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, BLOCK, "cpu", VOCAB)
     model = ExactModel(VOCAB, fail_on)
     registry = None
     if graphs:

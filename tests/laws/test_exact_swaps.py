@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution.step import StepPlan
+from engine.step.plan import StepPlan
 from engine.loop.core import EngineBroken
 
 from .harness import VOCAB, assert_nothing_held, exact_engine, expected, random_requests, run, settle

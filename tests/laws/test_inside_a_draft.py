@@ -167,7 +167,9 @@ def test_drafts_are_as_good_behind_a_prefix_hit_a_chunk_border_or_beside_others(
     drafter: str, drafting: Make, texts: list[tuple[int, ...]]
 ) -> None:
     requests = requests_for(texts, [GREEDY])
-    whole, cut = drafting(drafter), drafting(drafter, "scheduler=chunked_prefill", "scheduler.token_budget=16")
+    # With overlap, how many drafts an output's last steps have depends on what was in flight.
+    whole = drafting(drafter, "overlap=false")
+    cut = drafting(drafter, "overlap=false", "scheduler=chunked_prefill", "scheduler.token_budget=16")
     runs = ((whole, 1), (whole, 1), (cut, 1), (cut, 6))
     accepted = [counts(answers(core, requests, batch))[1] for core, batch in runs]
     assert accepted == accepted[:1] * 4

@@ -161,7 +161,7 @@ class DraftEngine:
             kv_lens=ends,
             block_tables=self._block_tables(flat, max(ends, default=0)),
             q_starts=torch.arange(len(ends) + 1, dtype=torch.int32, device=self.device),
-            kv_lens_device=upload(ends, torch.int32, self.device),
+            kv_lens_device=(rows.positions + width).repeat_interleave(width).to(torch.int32),
             block_size=self._tables.block_size,
         )
         return Place(positions, self._tables.slot_mapping(flat, positions), attention)
