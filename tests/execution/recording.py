@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from engine.execution.graphs import Capture
+from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
+from engine.execution.tables import DeviceTables
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import on_device
 from engine.contracts.kv_allocator import KVGroup
 from engine.execution import draft_graphs
-from engine.execution.graphs import Capture
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
 from engine.execution.lowering import Kernels
-from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
-from engine.execution.tables import DeviceTables
 from engine.loop import build
 from engine.loop.build import capture_graphs, make_core, start_drafter
 from engine.loop.core import EngineCore

@@ -11,6 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from engine.execution.graphs import Bucket
+from engine.execution.runner import NO_HISTORY, ModelRunner
+from engine.execution.running import RunningStep
+from engine.execution.step import StepPlan, StepResult
+from engine.execution.verify import Choice, VerifyRow, judge, standing_drafts
+from engine.loop.width import WidthController
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -19,16 +25,10 @@ from engine.contracts.drafter import DraftRows, DraftTokens, may_be_recorded
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution import graphs
 from engine.execution.draft_graphs import DraftBucket, DraftGraphs, draft_buckets, draft_widths
-from engine.execution.graphs import Bucket
-from engine.execution.runner import NO_HISTORY, ModelRunner
-from engine.execution.running import RunningStep
-from engine.execution.step import StepPlan, StepResult
 from engine.execution.transfer import Arriving, refill
-from engine.execution.verify import Choice, VerifyRow, judge, standing_drafts
 from engine.loop.build import capture_graphs, describe_drafting
 from engine.loop.memory.budget import DoesNotFit
 from engine.loop.messages import Progress
-from engine.loop.width import WidthController
 from engine.serving.tokenizer import Tokenizer
 from engine.testing.no_sync import NoSync
 

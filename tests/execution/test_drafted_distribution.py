@@ -8,10 +8,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from engine.execution.verify import VerifyRow, verify
 from torch import Tensor
 
 from engine.contracts.request import SamplingParams
-from engine.execution.verify import VerifyRow, verify
 
 from . import sampler_reference as reference
 

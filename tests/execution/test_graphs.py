@@ -8,15 +8,15 @@ from itertools import pairwise
 
 import pytest
 import torch
+from engine.execution.graphs import Bucket, StepGraphs, query_buckets, row_buckets
+from engine.execution.runner import ModelRunner
+from engine.execution.step import Admit, StepPlan, StepRow
+from engine.execution.tables import UNWRITTEN, DeviceTables
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.request import SamplingParams
-from engine.execution.graphs import Bucket, StepGraphs, query_buckets, row_buckets
 from engine.execution.model import LoweredModel, LoweredOp, StepContext
-from engine.execution.runner import ModelRunner
-from engine.execution.step import Admit, StepPlan, StepRow
-from engine.execution.tables import UNWRITTEN, DeviceTables
 from engine.execution.triton_ops.device import runs_triton
 from engine.testing.no_sync import NoSync
 

@@ -1,10 +1,10 @@
 import math
 
 import torch
-
-from engine.contracts.request import SamplingParams
 from engine.execution.logprobs import listed, rank, rank_prompt
 from engine.execution.verify import VerifyRow, verify
+
+from engine.contracts.request import SamplingParams
 
 
 def logits(rows, vocab=50):

@@ -1,6 +1,5 @@
 import pytest
 import torch
-
 from engine.execution.philox import ACCEPT, SAMPLE, gumbel, gumbel_at, philox4x32, signed64, uniform
 
 # Random123's published known-answer vectors for philox4x32 with 10 rounds: counter, key, output.

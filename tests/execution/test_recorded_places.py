@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from engine.execution.graphs import Bucket
 from torch import Tensor
 
 from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.execution.draft_graphs import DraftGraphs, draft_rows
-from engine.execution.graphs import Bucket
 from engine.execution.places import RecordedPlaces
 
 from .recording import Recording

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from engine.contracts.request import SamplingParams
 from engine.execution.adjust import adjust
 from engine.execution.positions import Position
 from engine.execution.sampling import NOT_FINITE, _ranked_border, choose, target_probs
 from engine.execution.verify import VerifyRow, choose_tokens, verify
+
+from engine.contracts.request import SamplingParams
 
 _spec = importlib.util.spec_from_file_location("sampler_reference", Path(__file__).with_name("sampler_reference.py"))
 reference = importlib.util.module_from_spec(_spec)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from engine.execution.verify import VerifyRow, verify
 
 from engine.contracts.request import SamplingParams
-from engine.execution.verify import VerifyRow, verify
 
 _spec = importlib.util.spec_from_file_location("sampler_reference", Path(__file__).with_name("sampler_reference.py"))
 reference = importlib.util.module_from_spec(_spec)

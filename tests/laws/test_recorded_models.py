@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.execution.graphs import Bucket, StepGraphs
+from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
+from engine.execution.step import StepRow
+from engine.execution.tables import DeviceTables
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import BoundEngine, bind
@@ -19,13 +23,9 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.drafter import on_device, taps_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution.graphs import Bucket, StepGraphs
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
 from engine.execution.model import LoweredModel, StepContext
-from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
-from engine.execution.step import StepRow
-from engine.execution.tables import DeviceTables
 from engine.loop.build import make_core
 from engine.testing.launches import count_launches
 

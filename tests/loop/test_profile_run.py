@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.step.graphs import Bucket
 
 from engine.assembly.bind import bind
-from engine.execution.graphs import Bucket
 from engine.execution.model import LoweredModel
 from engine.loop.build import load_plan
 from engine.loop.memory.budget import Meter

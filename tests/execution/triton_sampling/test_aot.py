@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import triton
-
 from engine.execution.triton_sampling.border import find_border
 from engine.execution.triton_sampling.draw import draw
 from engine.execution.triton_sampling.penalties import HISTORY_BLOCK, apply_penalties
 from engine.execution.triton_sampling.sampler import PROBES, SEARCH_BLOCK, SEARCH_WARPS
 from engine.execution.triton_sampling.survey import survey
 from engine.execution.triton_sampling.tensors import CHUNK, LIST_LENGTH
+
 from engine.testing.aot import SHARED_LIMIT, measure_kernel
 
 VOCAB = 128256

@@ -14,10 +14,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from engine.contracts.request import SamplingParams
-from engine.execution import philox
 from engine.execution.adjust import adjust
 from engine.execution.device_sampling import choose_on_device
 from engine.execution.positions import Position, TableRow
@@ -27,6 +23,10 @@ from engine.execution.triton_sampling.penalties import penalise_on_device
 from engine.execution.triton_sampling.sampler import sample_on_device
 from engine.execution.triton_sampling.survey import BORDER
 from engine.execution.triton_sampling.tensors import LIST_LENGTH, PenaltyTensors, SamplingScratch, SamplingTensors
+from torch import Tensor
+
+from engine.contracts.request import SamplingParams
+from engine.execution import philox
 
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 torch.set_num_threads(1)
