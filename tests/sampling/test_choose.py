@@ -22,6 +22,7 @@ SETTINGS = {
     "cold": {"temperature": 0.3},
     "hot": {"temperature": 1.7},
     "top_k": {"top_k": 5},
+    "top_k of one": {"top_k": 1},
     "top_k beyond the vocabulary": {"top_k": 1000},
     "top_p": {"top_p": 0.7},
     "tiny top_p": {"top_p": 1e-6},

@@ -25,7 +25,9 @@ def run(context: Context) -> None:
     vocab, columns, rows, rounds = (700, 300, 9, 1) if context.rehearse else (128256, 32000, 63, 8)
     compare(context, f"sampled tokens as torch's, vocabulary {vocab}", vocab, None, rows, rounds)
     of_columns = torch.randperm(vocab, generator=torch.Generator().manual_seed(0))[:columns].to(context.device)
-    compare(context, f"sampled tokens as torch's, {columns} columns of them", columns, of_columns, rows, rounds)
+    compare(
+        context, f"sampled tokens as torch's, {columns} tokens of the vocabulary", columns, of_columns, rows, rounds
+    )
 
 
 def compare(context: Context, metric: str, columns: int, ids: torch.Tensor | None, rows: int, rounds: int) -> None:
