@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.step.graphs import Bucket
 
 from engine.assembly.bind import bind
 from engine.execution.model import LoweredModel
 from engine.loop.build import load_plan
 from engine.loop.memory.budget import Meter
 from engine.loop.memory.profile_run import profile_run
+from engine.step.graphs import Bucket
 from engine.testing.exact_model import ExactModel
 from tests.execution import tiny
 
