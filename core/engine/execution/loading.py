@@ -24,7 +24,6 @@ from engine.execution.lowering import (
     lower_embed,
     lower_head,
     lower_layer_op,
-    lower_replay,
     lower_rotations,
     op_norms,
     rope_kinds,
@@ -139,7 +138,7 @@ class Loader:
             weights_bytes=sum(self._held.values()),
             on_triton=lowering.kernels == "triton",
             project_greedy=lowered_head.project_greedy,
-            small_steps=lower_replay(lowering, embed, layers, rotate),
+            capturable=lowering.native and lowering.why_uncaptured is None,
             kv_scales=tuple(self._kv_scales),
         )
 

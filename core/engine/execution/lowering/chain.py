@@ -11,15 +11,18 @@ from torch import Tensor
 from engine.contracts.model import RopeFacts
 from engine.contracts.ops import Attention, Embed, LMHead, NormGateUpAct, NormQKVRopeWrite
 from engine.contracts.quantizer import PackedLinear
+from engine.execution.lowering.rotation_tables import RotationTables
 from engine.execution.lowering.settings import LoweredHead, Lowering, Rotations
 from engine.execution.model import LoweredOp, StepContext
 from engine.execution.norms import Norm, cpu_norm, rms_norm
+from engine.execution.program import Value, needs_tensor
 from engine.execution.reference import gated_activation, soft_capped
 from engine.execution.rope import Rotary, paired, rotate, rotate_paired
+from engine.execution.row_ops import lookup, widen
 
 
 def lower_rotations(lowering: Lowering, head_dim: int, max_position: int) -> Rotations:
-    """Tables of every distinct rotation, once per step."""
+    """Tables of every distinct rotation, once per step; with C++ kernels also of values."""
     rotaries = [Rotary(facts, head_dim, max_position, lowering.device) for facts in lowering.rope_kinds]
     whole = [rotates_whole(lowering, facts, head_dim) for facts in lowering.rope_kinds]
 
@@ -30,7 +33,7 @@ def lower_rotations(lowering: Lowering, head_dim: int, max_position: int) -> Rot
             result.append(paired(cos, sin) if fast else (cos, sin))
         return tuple(result)
 
-    return tables
+    return RotationTables(tables) if lowering.native else tables
 
 
 def rotates_whole(lowering: Lowering, facts: RopeFacts, head_dim: int) -> bool:
@@ -41,8 +44,13 @@ def rotates_whole(lowering: Lowering, facts: RopeFacts, head_dim: int) -> bool:
 def lower_embed(lowering: Lowering, op: Embed, table: Tensor) -> Callable[[Tensor], Tensor]:
     """``table``: ``[vocab, hidden_size]`` in the compute dtype."""
     if op.scale == 1.0:
-        return lambda token_ids: F.embedding(token_ids, table)
+        return lambda token_ids: embedding(table, token_ids)
     return lambda token_ids: F.embedding(token_ids, table).mul_(op.scale)
+
+
+def embedding(table: Tensor, token_ids: Tensor) -> Tensor:
+    """Rows of ``table``. Of tensors, raises ``IndexError`` for ids outside of it."""
+    return lookup(table, token_ids, "embedded") if isinstance(token_ids, Value) else F.embedding(token_ids, table)
 
 
 def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> LoweredHead:
@@ -58,7 +66,10 @@ def lower_unembed(lowering: Lowering, op: LMHead, head: PackedLinear) -> Callabl
         logits = linear(normed)
         if lowering.tp > 1:
             logits = lowering.parallelism.all_gather(logits, "tp", axis=-1)
-        return soft_capped(logits.float(), op.soft_cap)
+        wide = widen(logits)
+        if op.soft_cap is not None:
+            needs_tensor(wide, "its logits are capped")
+        return soft_capped(wide, op.soft_cap)
 
     return unembed
 
