@@ -13,8 +13,8 @@ from torch import Tensor
 from engine.assembly.assemble import assemble
 from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.contracts.request import SamplingParams
-from engine.execution.captured import Programs
-from engine.execution.draft_replay import CapturedChain, CapturedDrafting
+from engine.execution.captured import Captured, CapturedSteps, Programs
+from engine.execution.draft_replay import CapturedChain
 from engine.execution.kv_cache import KVCache
 from engine.execution.places import Place
 from engine.execution.program import NotNative, Value
@@ -71,20 +71,20 @@ class Compared:
         self.counts: Counter[str] = Counter()
         """What ran as programs."""
         self.caches: list[Cache] = []
-        make_cache, call_function, call_chain = KVCache.__init__, CapturedDrafting.__call__, CapturedChain.__call__
+        make_cache, call_function, call_chain = KVCache.__init__, Captured.__call__, CapturedChain.__call__
 
         def cache(kv: KVCache, *arguments: Any) -> None:
             make_cache(kv, *arguments)
             self.caches.append(Cache(kv))
 
-        def function(called: CapturedDrafting, *arguments: Tensor, place: Place) -> Any:
-            if isinstance(place.positions, Value):
+        def function(called: Captured, *arguments: Tensor, place: Place) -> Any:
+            steps = isinstance(getattr(called._function, "__self__", None), CapturedSteps)
+            if steps or isinstance(place.positions, Value):
                 return call_function(called, *arguments, place=place)
-            count, captured = place.positions.shape[0], called._captured
             plain = partial(called._function, *(argument.clone() for argument in arguments), place=replace(place))
             run = partial(call_function, called, *arguments, place=place)
-            got = self._compare(captured._programs, plain, run)
-            self.counts[called._captured._name] += count <= len(captured._written or ())
+            got = self._compare(called._programs, plain, run)
+            self.counts[called._name] += place.positions.shape[0] <= len(called._written or ())
             return got
 
         def chain(called: CapturedChain, rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
@@ -97,18 +97,18 @@ class Compared:
             return DraftTokens(got)
 
         patch.setattr(KVCache, "__init__", cache)
-        patch.setattr(CapturedDrafting, "__call__", function)
+        patch.setattr(Captured, "__call__", function)
         patch.setattr(CapturedChain, "__call__", chain)
 
     def _compare(self, programs: Programs, plain: Callable[[], Any], run: Callable[[], Any]) -> Any:
-        cache, buffers = self.caches[-1], programs.arena.memory
+        cache, buffers = self.caches[-1], programs.memory[: 1 << 20]
         before, expected = cache.copy(), plain()
         after = cache.copy()
         cache.restore(before)
-        buffers[: programs.arena.used].fill_(0xFF)
+        buffers.fill_(0xFF)
         got = run()
         assert cache.holds(after), "keys or values differ"
-        buffers[: programs.arena.used].fill_(0xFF)
+        buffers.fill_(0xFF)
         assert (got is None) == (expected is None)
         assert got is None or torch.equal(bits(got), bits(expected)), "results differ"
         return got

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -71,7 +69,7 @@ def compare(facts: ModelFacts, model: LoweredModel, dtype: str) -> CapturedSteps
         got, want = (loop.step(step, TAPS) for loop in (one, other))
         assert torch.equal(got[0], want[0]), f"{count} tokens"
         assert len(got[1]) == len(TAPS) and all(map(torch.equal, got[1], want[1])), f"{count} tokens"
-        steps.programs.arena.memory[: steps.programs.arena.used].fill_(0xFF)
+        steps.programs.memory[: max(program.num_bytes for program in steps.programs.written)].fill_(0xFF)
     assert all(map(torch.equal, one.kv._keys, other.kv._keys))
     assert all(map(torch.equal, one.kv._values, other.kv._values))
     return steps

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.execution import row_ops
 from engine.execution.lowering import RotationTables
-from engine.execution.program import ALIGNMENT, Arena, NotNative, Program, Value, empty, scratch
+from engine.execution.program import NotNative, Program, Value, empty, scratch, scratch_memory
 from tests.native import needs_compiler
 
 pytestmark = needs_compiler
@@ -33,9 +33,9 @@ OPS: dict[str, tuple[Callable[..., Tensor], list[Tensor], list[Tensor]]] = {
 
 def write(function: Callable[..., Any], given: list[Tensor]) -> tuple[Program, list[Tensor], Any]:
     """The program of a function, its inputs and what it returns."""
-    program = Program("test", Arena(), 100)
+    program = Program("test", scratch_memory(), 100)
     inputs = [tensor.clone() for tensor in given]
-    values = [program.input(f"input_{i}", memory) for i, memory in enumerate(inputs)]
+    values = [program.value(f"input_{i}", memory) for i, memory in enumerate(inputs)]
     return program, inputs, function(*values)
 
 
@@ -86,22 +86,19 @@ def test_a_program_is_printed_with_the_names_of_its_buffers() -> None:
     ]
 
 
-def test_scratch_is_used_again_and_programs_take_together_what_the_largest_takes() -> None:
-    arena = Arena()
-    for count in (4, 10, 3):
-        program = Program("test", arena, 1)
-        first: Any = program.buffer("first", (count, 1000), torch.float32)
-        with scratch(first):
-            second: Any = empty(first, "second", (count, 500))
-        third: Any = empty(first, "third", (1,))
-        assert second.memory.data_ptr() == third.memory.data_ptr() >= first.memory.data_ptr() + first.memory.nbytes
-    assert 0 <= arena.used - 10 * 6000 < ALIGNMENT
+def test_scratch_is_used_again_for_the_next_layer() -> None:
+    program = Program("test", scratch_memory(), 1)
+    first: Any = program.buffer("first", (10, 1000), torch.float32)
+    with scratch(first):
+        second: Any = empty(first, "second", (10, 500))
+    third: Any = empty(first, "third", (1,))
+    assert second.memory.data_ptr() == third.memory.data_ptr() >= first.memory.data_ptr() + first.memory.nbytes
+    assert 60_000 <= program.num_bytes < 60_200
 
 
-def test_more_than_the_arena_has_is_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.execution.program.ARENA_BYTES", 1000)
+def test_more_than_is_set_aside_is_no_program() -> None:
     with pytest.raises(NotNative, match="it takes 1600 bytes, at most 1000"):
-        Program("test", Arena(), 1).buffer("large", (100, 4), torch.float32)
+        Program("test", torch.empty(1000, dtype=torch.uint8), 1).buffer("large", (100, 4), torch.float32)
 
 
 def test_rotations_looked_up_are_those_computed() -> None:
@@ -112,9 +109,9 @@ def test_rotations_looked_up_are_those_computed() -> None:
         return ((angles.cos(), angles.sin()),)
 
     tables = RotationTables(rotate)
-    program = Program("test", Arena(), 1000)
+    program = Program("test", scratch_memory(), 1000)
     memory = torch.zeros(3, dtype=torch.int64)
-    found: Any = tables(program.input("positions", memory))
+    found: Any = tables(program.value("positions", memory))
     for length in (5, 257, 1000):
         memory.copy_(torch.tensor([0, length - 1, length // 2]))
         program.run(length)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from engine.execution.kv_cache import KVCache
 from engine.execution.lowering import MOST_TOKENS
 from engine.execution.model import ForwardBatch, LoweredModel
 from engine.execution.places import Place
-from engine.execution.program import Arena, NotNative, Program, Value
+from engine.execution.program import NotNative, Program, Value, scratch_memory
 from engine.execution.row_ops import Metadata, kernels
 
 W = TypeVar("W")
@@ -31,15 +31,14 @@ class Programs:
 
     def __init__(self, attention: AttentionKernel, block_size: int, max_len: int) -> None:
         """``max_len``: tokens in a row of the block tables."""
-        self.arena = Arena()
         self.max_len = max_len
+        self.memory = scratch_memory()
         self.written: list[Program] = []
         self._inputs: list[Tensor] = []
         positions, slots = (self.set_aside(torch.empty(0, dtype=torch.int64)) for _ in range(2))
         q_starts, kv_lens = (self.set_aside(torch.empty(0, dtype=torch.int32), 1) for _ in range(2))
         blocks = self.set_aside(torch.empty(0, -(-max_len // block_size), dtype=torch.int32))
-        pointers = (tensor.data_ptr() for tensor in self._inputs)
-        self.metadata = Metadata(*pointers, blocks.stride(0))
+        self.metadata = Metadata(*(tensor.data_ptr() for tensor in self._inputs), blocks.stride(0))
         self._places = []
         for count in range(1, MOST_TOKENS + 1):  # as many rows as tokens, of which some may have no queries
             rows = blocks[:count], q_starts[: count + 1], kv_lens[:count]
@@ -55,21 +54,26 @@ class Programs:
 
     def begin(self, title: str, count: int) -> tuple[Program, Place]:
         """A program for ``count`` tokens, and where they are, as values."""
-        program, place = Program(f"{title}, {count} tokens", self.arena, self.max_len), self._places[count - 1]
+        program, place = Program(f"{title}, {count} tokens", self.memory, self.max_len), self._places[count - 1]
         self.written.append(program)
-        positions, slots = program.input("positions", place.positions), program.input("slots", place.slot_mapping)
+        positions, slots = program.value("positions", place.positions), program.value("slots", place.slot_mapping)
         return program, replace(place, positions=positions, slot_mapping=slots)
 
-    def write_all(self, name: str, write: Callable[[int], W]) -> list[W]:
-        """What ``write`` makes for each number of tokens, up to the first for which it raises :class:`NotNative`."""
+    def write_all(
+        self, name: str, write: Callable[[int], W], refusals: type[Exception] | tuple[type[Exception], ...] = NotNative
+    ) -> list[W]:
+        """What ``write`` makes for each number of tokens, up to the first for which it raises one of ``refusals``: such
+        a step runs op by op."""
         found: list[W] = []
         try:
             for count in range(1, MOST_TOKENS + 1):
                 found.append(write(count))
-        except NotNative as why:
-            self._uncaptured.setdefault(f"{name} of {len(found) + 1} or more tokens" if found else name, str(why))
+        except refusals as why:
+            what = f"{name} of {len(found) + 1} or more tokens" if found else name
+            reason = str(why) if isinstance(why, NotNative) else f"{type(why).__name__}: {why}"
+            self._uncaptured.setdefault(what, f"{what} runs uncaptured (slower): {reason}")
             if self._noted:
-                warnings.warn(self.notes()[-1], stacklevel=2)
+                warnings.warn(self._uncaptured[what], stacklevel=2)
         return found
 
     def fill(self, place: Place) -> None:
@@ -86,68 +90,66 @@ class Programs:
     @property
     def num_bytes(self) -> int:
         """What all programs take now, beside their lists of calls."""
-        tables = {id(tables): tables.num_bytes for program in self.written for tables in program.positioned}
-        return self.arena.used + sum(tables.values()) + sum(tensor.nbytes for tensor in self._inputs)
+        rotations = {id(tables): tables.num_bytes for program in self.written for tables in program.rotations}
+        shared = max((program.num_bytes for program in self.written), default=0)
+        return shared + sum(rotations.values()) + sum(tensor.nbytes for tensor in self._inputs)
 
     def notes(self) -> tuple[str, ...]:
         """What runs uncaptured and why, a line each. Whatever is found after this is a warning."""
         self._noted = True
-        return tuple(f"{name} runs uncaptured (slower): {reason}" for name, reason in self._uncaptured.items())
+        return tuple(self._uncaptured.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A program, and what it leaves to its caller until the next program runs."""
+class Captured:
+    """A function ``(*arguments, place=...)`` of ``[num_tokens, ...]`` tensors that returns one, several or ``None``:
+    the same function, run as programs where there are any for so many tokens. What it returns is the caller's."""
 
-    program: Program
-    results: tuple[Tensor, ...]
-
-
-class CapturedFunction:
-    """A function ``(*arguments, place=...) -> results`` of ``[num_tokens, ...]`` tensors, called or run as programs."""
-
-    def __init__(self, name: str, function: Callable[..., Any], programs: Programs) -> None:
+    def __init__(
+        self, name: str, function: Callable[..., Any], programs: Programs, refusals: type[Exception] = NotNative
+    ) -> None:
         self._name = name
         self._function = function
         self._programs = programs
+        self._refusals = refusals
         self._inputs: list[Tensor] = []
-        self._written: list[Written] | None = None
+        self._written: list[Program] | None = None
         """By number of tokens, once the shapes of the arguments are known."""
 
     def write(self, arguments: Sequence[Tensor]) -> None:
         """Write the programs for arguments like these."""
         self._inputs = [self._programs.set_aside(argument) for argument in arguments]
-        self._written = self._programs.write_all(self._name, self._write)
+        self._written = self._programs.write_all(self._name, self._write, self._refusals)
 
-    def run(self, arguments: Sequence[Tensor], place: Place) -> tuple[Tensor, ...] | None:
-        """The results, which are the caller's; ``None`` where there is no program for so many tokens."""
+    def __call__(self, *arguments: Tensor, place: Place) -> Any:
         if isinstance(place.positions, Value):  # what calls this is on its way into a program itself
-            return None
+            return self._function(*arguments, place=place)
         if self._written is None:
             self.write(arguments)
         assert self._written is not None
         count, longest = place.positions.shape[0], max(place.attention.kv_lens, default=0)
         if not 0 < count <= len(self._written) or longest > self._programs.max_len:
-            return None
+            return self._function(*arguments, place=place)
         for argument, memory in zip(arguments, self._inputs, strict=True):
             move(argument, memory)
         self._programs.fill(place)
-        written = self._written[count - 1]
-        written.program.run(longest)
-        return tuple(result.clone() for result in written.results)
+        program = self._written[count - 1]
+        program.run(longest)
+        results = tuple(result.clone() for result in program.results)
+        return results if len(results) > 1 else results[0] if results else None
 
-    def _write(self, count: int) -> Written:
+    def _write(self, count: int) -> Program:
         program, place = self._programs.begin(self._name, count)
-        arguments = [program.input(f"argument_{i}", memory[:count]) for i, memory in enumerate(self._inputs)]
-        return Written(program, results_of(self._function(*arguments, place=place)))
+        arguments = [program.value(f"argument_{i}", memory[:count]) for i, memory in enumerate(self._inputs)]
+        returned = self._function(*arguments, place=place)
+        program.results = memory_of(returned if isinstance(returned, tuple) else (returned,) * (returned is not None))
+        return program
 
 
-def results_of(returned: Any) -> tuple[Tensor, ...]:
-    """Where a function leaves what it returned of values: ``None``, one or a tuple. Raises :class:`NotNative`."""
-    results = returned if isinstance(returned, tuple) else () if returned is None else (returned,)
-    if not all(isinstance(result, Value) for result in results):
+def memory_of(values: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Where a program leaves them. Raises :class:`NotNative` for what is no value."""
+    if not all(isinstance(value, Value) for value in values):
         raise NotNative("it returns what it did not compute from its arguments")
-    return tuple(result.memory for result in results)
+    return tuple(value.memory for value in values)
 
 
 def move(source: Tensor, memory: Tensor) -> None:
@@ -164,19 +166,21 @@ class CapturedSteps:
     def __init__(self, model: LoweredModel, kv: KVCache, max_len: int, taps: Sequence[int]) -> None:
         self.programs = Programs(model.attention, kv.block_size, max_len)
         self._model, self._kv, self._taps = model, kv, tuple(taps)
-        self._step = CapturedFunction("a step", self._run, self.programs)
+        self._step = Captured("a step", self._run, self.programs)
         self._step.write([torch.empty(0, dtype=torch.int64)])
 
     def __call__(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]] | None:
         if kv is not self._kv or tuple(taps) != self._taps:
             return None
-        found = self._step.run([batch.token_ids], Place(batch.positions, batch.slot_mapping, batch.attention))
-        return None if found is None else (found[0], list(found[1:]))
+        place = Place(batch.positions, batch.slot_mapping, batch.attention)
+        found = self._step(batch.token_ids, place=place)
+        return (found[0], list(found[1:])) if taps else (found, [])
 
-    def _run(self, token_ids: Tensor, place: Place) -> tuple[Tensor, ...]:
+    def _run(self, token_ids: Tensor, place: Place) -> Any:
+        staged = place.staged or self._model.attention.stage(place.attention)
         batch = ForwardBatch(token_ids, place.positions, place.slot_mapping, place.attention, place.slot_mapping)
-        residual, tapped = self._model.run(batch, self._kv, place.staged, self._taps)
-        return (residual, *tapped)
+        residual, tapped = self._model.run(batch, self._kv, staged, self._taps)
+        return (residual, *tapped) if tapped else residual
 
 
 def capture_steps(model: LoweredModel, kv: KVCache, max_len: int, taps: Sequence[int] = ()) -> LoweredModel:

@@ -1,4 +1,4 @@
-"""What a drafter does at each step, as programs: its functions of few tokens, and chains of drafts of few requests.
+"""Chains of drafts of few requests as programs.
 
 Python and torch add some ten microseconds to each op of a drafter, which reads a tenth of the weights that the target
 does: in a step of a one-layer head of the bundled model that was three quarters of the time.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftRows, DraftTokens
-from engine.execution.captured import CapturedFunction, Programs, move, results_of
-from engine.execution.places import Place
-from engine.execution.program import NotNative, Program
+from engine.execution.captured import Programs, memory_of, move
+from engine.execution.program import Program
 from engine.execution.row_ops import Chains, copy, gathered, kernels
 from engine.execution.tables import DeviceTables
 
@@ -26,30 +24,15 @@ MOST_DRAFTS = 64
 Plain = Callable[[DraftRows, "Tensor | None"], DraftTokens]
 
 
-class CapturedDrafting:
-    """See :meth:`engine.contracts.drafter.DraftEngine.captured`."""
-
-    def __init__(self, function: Callable[..., Any], programs: Programs) -> None:
-        self._function = function
-        self._captured = CapturedFunction(_name(function), _told(function), programs)
-
-    def __call__(self, *arguments: Tensor, place: Place) -> Any:
-        results = self._captured.run(arguments, place)
-        if results is None:
-            return self._function(*arguments, place=place)
-        return results[0] if results else None
-
-
 class CapturedChain:
-    """See :meth:`engine.contracts.drafter.DraftEngine.chain`. The state of all chains is in memory of its own, which a
-    program of one step changes: the number of rows picks the program, the number of drafts how often it runs."""
+    """See :meth:`engine.contracts.drafter.DraftEngine.chain`. The state of all chains is in memory of its own, which
+    the program of a step changes: the number of rows picks the program, the number of drafts how often it runs."""
 
     def __init__(
         self, step: ChainStep, first: ChainFirst | None, plain: Plain, programs: Programs, tables: DeviceTables
     ) -> None:
         """``plain``: does the same, uncaptured."""
-        self._name = _name(step)
-        self._step, self._first = _told(step), None if first is None else _told(first)
+        self._step, self._first = step, first
         self._plain = plain
         self._programs = programs
         self._hidden: Tensor | None = None
@@ -71,10 +54,9 @@ class CapturedChain:
             return self._plain(rows, hidden)
         if self._written is None:
             self._hidden = None if hidden is None else self._programs.set_aside(hidden)
-            self._written = self._programs.write_all(self._name, self._write)
+            self._written = self._programs.write_all(name_of(self._step), self._write, Exception)
         longest = max(rows.lengths, default=0) + width
-        fits = count <= len(self._written) and width <= MOST_DRAFTS and longest <= self._programs.max_len
-        if not fits:
+        if count > len(self._written) or width > MOST_DRAFTS or longest > self._programs.max_len:
             return self._plain(rows, hidden)
         first, step = self._written[count - 1]
         self._begin(rows, hidden)
@@ -94,43 +76,30 @@ class CapturedChain:
         self._chains.rows, self._chains.made = len(rows.index), 0
 
     def _write(self, count: int) -> tuple[Program | None, Program]:
-        return None if self._first is None else self._write_first(count), self._write_step(count)
+        return None if self._first is None else self._write_first(self._first, count), self._write_step(count)
 
-    def _write_first(self, count: int) -> Program:
-        program, _ = self._programs.begin(f"what comes before {self._name}", count)
-        assert self._first is not None and self._hidden is not None
-        self._grow(program, self._first(program.input("hidden", self._hidden[:count])), advance=0)
+    def _write_first(self, first: ChainFirst, count: int) -> Program:
+        program, _ = self._programs.begin(name_of(first), count)
+        assert self._hidden is not None
+        self._grow(program, first(program.value("hidden", self._hidden[:count])), advance=0)
         return program
 
     def _write_step(self, count: int) -> Program:
-        program, place = self._programs.begin(self._name, count)
+        program, place = self._programs.begin(name_of(self._step), count)
         program.add(kernels().place_chains.at(ctypes.addressof(self._chains)))
-        hidden = None if self._hidden is None else program.input("hidden", self._hidden[:count])
-        tokens, carried = self._step(program.input("chain_tokens", self._tokens[:count]), hidden, place)
+        hidden = None if self._hidden is None else program.value("hidden", self._hidden[:count])
+        tokens, carried = self._step(program.value("chain_tokens", self._tokens[:count]), hidden, place)
         self._grow(program, tokens, advance=1)
         if hidden is not None and carried is not None:
             copy(carried, hidden)
         return program
 
     def _grow(self, program: Program, tokens: Tensor, advance: int) -> None:
-        (chosen,) = results_of(tokens)
-        program.add(kernels().grow_chains.at(ctypes.addressof(self._chains), chosen.data_ptr(), advance))
+        """The drafts that a step ends with."""
+        (drafts,) = memory_of((tokens,))
+        program.add(kernels().grow_chains.at(ctypes.addressof(self._chains), drafts.data_ptr(), advance))
 
 
-def _told(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A drafter's function of values. It may be anybody's: whatever it raises is why it is no program, and it is then
-    called with tensors, as it is without programs."""
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        try:
-            return function(*arguments, **options)
-        except (NotNative, AssertionError):
-            raise
-        except Exception as error:
-            raise NotNative(f"{type(error).__name__}: {error}") from error
-
-    return call
-
-
-def _name(function: Callable[..., object]) -> str:
+def name_of(function: Callable[..., object]) -> str:
+    """What the user is told of a drafter's function."""
     return str(getattr(function, "__qualname__", function))

@@ -21,16 +21,15 @@ from engine.contracts.model import ModelFacts, RopeFacts
 from engine.contracts.ops import Attention, LayerOp, LinearSpec, LMHead, ModelOps, NormSpec
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
-from engine.execution.captured import CapturedSteps
+from engine.execution.captured import Captured, CapturedSteps
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.execution.draft_layers import Layers
-from engine.execution.draft_replay import CapturedChain, CapturedDrafting
+from engine.execution.draft_replay import CapturedChain, name_of
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import Loader
 from engine.execution.lowering import (
     Kernels,
     Lowering,
-    embedding,
     lower_head,
     lower_rotations,
     op_norms,
@@ -85,7 +84,10 @@ class DraftEngine:
         return Weights(model, self._loading, self._kv, self.device)
 
     def captured(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return function if self._programs is None else CapturedDrafting(function, self._programs)
+        if self._programs is None:
+            return function
+        # It may be anybody's: whatever it raises is why it is no program, and it is called with tensors then.
+        return Captured(name_of(function), function, self._programs, refusals=Exception)
 
     def chain(self, step: ChainStep, first: ChainFirst | None = None) -> DraftChain:
         def plain(rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
@@ -205,7 +207,7 @@ class Weights:
         table = self.tensor(f"{name}.weight", (vocab_size, hidden_size))
         table = table.to(device=self._device, dtype=getattr(torch, self._loading.dtype))
         self._table = table
-        return partial(embedding, table)
+        return partial(lookup, table)
 
     def norm(self, spec: NormSpec, size: int) -> Callable[[Tensor], Tensor]:
         self._require({f"{spec.name}.weight"})

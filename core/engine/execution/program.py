@@ -12,14 +12,17 @@ import math
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from engine.native import NativeCall, in_one
 
-ARENA_BYTES = 256 * 2**20
+if TYPE_CHECKING:
+    from engine.execution.lowering.rotation_tables import RotationTables
+
+SCRATCH_BYTES = 256 * 2**20
 """Of address space: pages nobody has written to take no memory. Many times what 16 tokens of a model need."""
 ALIGNMENT = 64
 """Bytes; a cache line."""
@@ -29,62 +32,54 @@ class NotNative(Exception):
     """Why a function cannot be a program, in words."""
 
 
-class Arena:
-    """Memory for the buffers of programs. One program runs at a time and nothing in here outlives a run: each begins at
-    the start of it, so all together take what the largest takes."""
-
-    def __init__(self) -> None:
-        pages = mmap.mmap(-1, ARENA_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.memory = torch.frombuffer(pages, dtype=torch.uint8)
-        self.used = 0
-        """The most bytes that a program takes."""
-
-    def take(self, start: int, num_bytes: int) -> Tensor:
-        """Raises :class:`NotNative` beyond :data:`ARENA_BYTES`."""
-        if start + num_bytes > ARENA_BYTES:
-            raise NotNative(f"it takes {start + num_bytes} bytes, at most {ARENA_BYTES} are set aside")
-        self.used = max(self.used, start + num_bytes)
-        return self.memory[start : start + num_bytes]
-
-
-class Positioned(Protocol):
-    """What a program reads by position, and what has to be there before it runs."""
-
-    def reach(self, length: int) -> None:
-        """Have positions up to ``length - 1`` ready."""
-        ...
-
-    @property
-    def num_bytes(self) -> int: ...
+def scratch_memory() -> Tensor:
+    """uint8 ``[SCRATCH_BYTES]`` for the buffers of programs. One program runs at a time and nothing in here outlives a
+    run: each begins at the start of it, so all together take what the largest takes."""
+    pages = mmap.mmap(-1, SCRATCH_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 class Program:
     """Calls on named buffers. ``str(program)`` has a line for each."""
 
-    def __init__(self, title: str, arena: Arena, max_len: int) -> None:
-        """``max_len``: positions are below it."""
+    def __init__(self, title: str, memory: Tensor, max_len: int) -> None:
+        """``memory``: for the buffers; ``max_len``: positions are below it."""
         self.title = title
         self.max_len = max_len
-        self.buffers: dict[str, Tensor] = {}
-        """Inputs in memory of their own and what is computed, in the arena: most is overwritten by the next layer."""
         self.calls: list[NativeCall] = []
-        self.positioned: list[Positioned] = []
+        self.results: tuple[Tensor, ...] = ()
+        """What it leaves to whoever runs it, until the next program runs."""
+        self.buffers: dict[str, Tensor] = {}
+        """Inputs in memory of their own and what is computed, which the next layer overwrites."""
+        self.rotations: list[RotationTables] = []
+        """What it looks up by position."""
+        self.num_bytes = 0
+        """Of ``memory``."""
+        self._memory = memory
+        self._next = 0
         self._lines: list[str] = []
         self._names: dict[int, str] = {}
         self._held: list[Tensor] = []
-        self._arena = arena
-        self._next = 0
         self._make: Callable[[], None] | None = None
 
-    def input(self, name: str, memory: Tensor) -> Any:
-        """The value of a tensor that is filled before each run."""
-        return self._value(name, memory)
+    def value(self, name: str, memory: Tensor) -> Any:
+        """``memory`` as a value: an input that is filled before each run. A name taken by a tensor elsewhere, or of
+        another shape, gets a number."""
+        unique, count = name, 1
+        while not _same(self.buffers.setdefault(unique, memory), memory):
+            count += 1
+            unique = f"{name}_{count}"
+        self._names[memory.data_ptr()] = unique
+        return Value(self, memory)
 
     def buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
-        """The value of a contiguous buffer in the arena, which nothing has written yet."""
-        taken = self._arena.take(self._next, math.prod(shape) * dtype.itemsize)
-        self._next += -(-taken.nbytes // ALIGNMENT) * ALIGNMENT
-        return self._value(name, taken.view(dtype).view(*shape))
+        """The value of a contiguous buffer, which nothing has written yet."""
+        start, size = self._next, math.prod(shape) * dtype.itemsize
+        if start + size > self._memory.nbytes:
+            raise NotNative(f"it takes {start + size} bytes, at most {self._memory.nbytes} are set aside")
+        self._next = start + -(-size // ALIGNMENT) * ALIGNMENT
+        self.num_bytes = max(self.num_bytes, self._next)
+        return self.value(name, self._memory[start : start + size].view(dtype).view(*shape))
 
     @contextmanager
     def scratch(self) -> Iterator[None]:
@@ -95,17 +90,16 @@ class Program:
         finally:
             self._next = start
 
-    def add(self, call: NativeCall, operands: Sequence[Tensor] = ()) -> None:
-        """``operands``: what the call reads and writes beside the buffers; kept as long as the program."""
-        self._held += operands
-        constants = {tensor.data_ptr(): f"{_short(tensor)}" for tensor in operands}
-        names = constants | self._names
+    def add(self, call: NativeCall, constants: Sequence[Tensor] = ()) -> None:
+        """``constants``: tensors that the call reads or writes; kept as long as the program."""
+        self._held += constants
+        names = {tensor.data_ptr(): _short(tensor) for tensor in constants} | self._names
         self._lines.append(f"{call.function.name}({', '.join(_argument(a, names) for a in call.arguments)})")
         self.calls.append(call)
 
     def run(self, longest: int) -> None:
         """Make all calls. ``longest``: one more than the largest position among the inputs."""
-        for tables in self.positioned:
+        for tables in self.rotations:
             tables.reach(longest)
         if self._make is None:
             self._make = in_one(self.calls)
@@ -114,16 +108,6 @@ class Program:
     def __str__(self) -> str:
         buffers = [f"  {name} {_short(memory)}" for name, memory in self.buffers.items()]
         return "\n".join([f"{self.title}: {len(self.calls)} calls", *buffers, *(f"  {line}" for line in self._lines)])
-
-    def _value(self, name: str, memory: Tensor) -> Value:
-        """``name``: of it and of all buffers of this shape at this place."""
-        unique, count = name, 1
-        while unique in self.buffers and not _same(self.buffers[unique], memory):
-            count += 1
-            unique = f"{name}_{count}"
-        self.buffers[unique] = memory
-        self._names[memory.data_ptr()] = unique
-        return Value(self, memory)
 
 
 class Value:
@@ -170,23 +154,17 @@ def empty(like: Tensor, name: str, shape: Sequence[int], dtype: torch.dtype | No
 def run(make: Callable[..., NativeCall], *operands: Any) -> None:
     """Make the call ``make(*operands)``; if one of them is a value, add it to its program instead. ``make`` is always
     given tensors, those of values without meaning yet: it takes pointers, shapes and strides, and writes nothing."""
+    call = make(*(operand.memory if isinstance(operand, Value) else operand for operand in operands))
     program = next((operand.program for operand in operands if isinstance(operand, Value)), None)
     if program is None:
-        make(*operands)()
-        return
-    call = make(*(operand.memory if isinstance(operand, Value) else operand for operand in operands))
-    program.add(call, [operand for operand in operands if isinstance(operand, Tensor)])
+        call()
+    else:
+        program.add(call, [operand for operand in operands if isinstance(operand, Tensor)])
 
 
 def scratch(x: Tensor) -> AbstractContextManager[None]:
     """:meth:`Program.scratch` of a value's program; nothing for a tensor."""
     return x.program.scratch() if isinstance(x, Value) else nullcontext()
-
-
-def needs_tensor(x: Tensor, why: str) -> None:
-    """Raise :class:`NotNative` for a value."""
-    if isinstance(x, Value):
-        raise NotNative(why)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -63,7 +63,7 @@ def lookup(table: Tensor, index: Tensor, name: str = "found") -> Tensor:
     """``table[index]``. ``index``: int64 ``[count]``; one of a value may be outside of the table, and finds a row of
     which every byte is 0xFF. ``name``: of the result in a program."""
     if not isinstance(index, Value):
-        return table[index]
+        return table.index_select(0, index)
     rows = empty(index, name, (index.shape[0], *table.shape[1:]), table.dtype)
     run(gathered, table, index, rows)
     return rows

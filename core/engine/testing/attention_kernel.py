@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, NativeAttention
 from engine.contracts.provider import BuildContext
 from engine.testing.attention_cases import (
     SMALL_CASES,
@@ -96,6 +96,26 @@ class AttentionKernelConformance:
         captured = replace(inputs, batch=replace(inputs.batch, q_lens=widest, kv_lens=widest))
         got = run(kernel, case, captured)
         assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_a_native_call_computes_what_is_there_when_it_is_made(self, dtype: str) -> None:
+        """Described before queries, lengths and block tables are known; rows without queries follow."""
+        case = case_named("verify")
+        kernel = self.make(make_context(case, dtype, self.device))
+        if not isinstance(kernel, NativeAttention) or dtype not in self.dtypes:
+            pytest.skip("the kernel has no native calls")
+        real = make_inputs(case, dtype, self.device, padding_rows=3)
+        tensors = (real.batch.block_tables, real.batch.q_starts, real.batch.kv_lens_device, real.q)
+        tables, q_starts, kv_lens, q = (torch.zeros_like(tensor) for tensor in tensors)
+        ones = (1,) * len(real.batch.q_lens)
+        batch = AttentionBatch(ones, ones, tables, q_starts, kv_lens, real.batch.block_size)
+        staged, out = kernel.stage(batch), q.new_empty(q.shape[0], case.num_heads * case.head_dim)
+        call = kernel.call(staged, case.op, q, real.k_cache, real.v_cache, PlainFormat(), None, None, out)
+        assert call is not None
+        for later, value in zip((tables, q_starts, kv_lens, q), tensors):
+            later.copy_(value)
+        call()
+        assert torch.equal(out, run(kernel, case, real))
 
     def test_the_same_call_gives_the_same_bits(self) -> None:
         case = case_named("prefill_decode_verify")

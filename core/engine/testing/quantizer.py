@@ -141,6 +141,28 @@ class QuantizerConformance:
             accepted = 2 * DTYPES[dtype] * float(want.abs().max())
             assert float((got.double() - want).abs().max()) <= accepted, f"{rows} rows"
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("name", SPECS)
+    def test_a_native_call_computes_what_is_there_when_it_is_made(self, name: str, dtype: str) -> None:
+        """The same bits as ``apply``, ``apply_add`` and ``apply_gated``."""
+        spec = SPECS[name]
+        packed, _ = self.pack(spec, dtype)
+        if packed.native is None:
+            pytest.skip("no native calls")
+        gated = spec.kind == "gate_up"
+        for rows in ROWS:
+            given, act = self.inputs(spec, rows, dtype), "silu" if gated else None
+            x, y = torch.zeros_like(given), given.new_empty(rows, spec.out_features // (2 if gated else 1))
+            call, add = packed.native(x, y, act=act), None if gated else packed.native(x, y, y)
+            x.copy_(given)
+            call()
+            apply_gated = packed.apply_gated or (lambda x, act: gated_activation(packed.apply(x), act))
+            assert torch.equal(y, apply_gated(x, "silu") if gated else packed.apply(x)), f"{rows} rows"
+            if add is not None and packed.apply_add is not None:
+                want = packed.apply_add(x, y.clone())
+                add()
+                assert torch.equal(y, want), f"{rows} rows, added"
+
     @pytest.mark.parametrize("name", ["qkv_with_bias", "bias_on_some_parts"])
     def test_a_bias_is_added_to_its_own_part_only(self, name: str) -> None:
         spec, dtype = SPECS[name], self.dtypes[0]

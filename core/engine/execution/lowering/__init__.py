@@ -1,6 +1,6 @@
 """From typed ops to callables: the fastest kernels this device has, or the chain of reference ops."""
 
-from engine.execution.lowering.chain import embedding, lower_embed, lower_rotations
+from engine.execution.lowering.chain import lower_embed, lower_rotations
 from engine.execution.lowering.dispatch import lower_head, lower_layer_op, op_norms, rope_kinds
 from engine.execution.lowering.labels import describe
 from engine.execution.lowering.rotation_tables import RotationTables
@@ -13,7 +13,6 @@ __all__ = [
     "Lowering",
     "RotationTables",
     "describe",
-    "embedding",
     "lower_embed",
     "lower_head",
     "lower_layer_op",

@@ -15,7 +15,6 @@ from engine.execution.lowering.rotation_tables import RotationTables
 from engine.execution.lowering.settings import LoweredHead, Lowering, Rotations
 from engine.execution.model import LoweredOp, StepContext
 from engine.execution.norms import Norm, cpu_norm, rms_norm
-from engine.execution.program import Value, needs_tensor
 from engine.execution.reference import gated_activation, soft_capped
 from engine.execution.rope import Rotary, paired, rotate, rotate_paired
 from engine.execution.row_ops import lookup, widen
@@ -44,13 +43,8 @@ def rotates_whole(lowering: Lowering, facts: RopeFacts, head_dim: int) -> bool:
 def lower_embed(lowering: Lowering, op: Embed, table: Tensor) -> Callable[[Tensor], Tensor]:
     """``table``: ``[vocab, hidden_size]`` in the compute dtype."""
     if op.scale == 1.0:
-        return lambda token_ids: embedding(table, token_ids)
+        return lambda token_ids: lookup(table, token_ids, "embedded")
     return lambda token_ids: F.embedding(token_ids, table).mul_(op.scale)
-
-
-def embedding(table: Tensor, token_ids: Tensor) -> Tensor:
-    """Rows of ``table``. Of tensors, raises ``IndexError`` for ids outside of it."""
-    return lookup(table, token_ids, "embedded") if isinstance(token_ids, Value) else F.embedding(token_ids, table)
 
 
 def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> LoweredHead:
@@ -66,10 +60,7 @@ def lower_unembed(lowering: Lowering, op: LMHead, head: PackedLinear) -> Callabl
         logits = linear(normed)
         if lowering.tp > 1:
             logits = lowering.parallelism.all_gather(logits, "tp", axis=-1)
-        wide = widen(logits)
-        if op.soft_cap is not None:
-            needs_tensor(wide, "its logits are capped")
-        return soft_capped(wide, op.soft_cap)
+        return soft_capped(widen(logits), op.soft_cap)
 
     return unembed
 

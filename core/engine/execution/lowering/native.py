@@ -14,7 +14,7 @@ from engine.execution.cpu_ops import HeadNorm, RotateAndWrite, compiled_gate
 from engine.execution.lowering import chain
 from engine.execution.lowering.settings import Linear, Lowering
 from engine.execution.model import LoweredOp, StepContext
-from engine.execution.program import NotNative, Value, empty, needs_tensor, run
+from engine.execution.program import NotNative, Value, empty, run
 from engine.native import NativeCall
 
 
@@ -55,7 +55,6 @@ def lower_qkv(
         rotate_and_write(qkv, tables, context.slot_mapping, keys, values)
         heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
         if not writes:
-            needs_tensor(qkv, "keys are not stored as they are")
             k, v = heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:]
             context.kv.write(layer, context.slot_mapping, k, v)
         return residual, heads[:, :num_heads]

@@ -30,8 +30,8 @@ class RotationTables:
         if not isinstance(positions, Value):
             return self._rotate(positions)
         self._set_aside(positions.program.max_len)
-        if self not in positions.program.positioned:
-            positions.program.positioned.append(self)
+        if self not in positions.program.rotations:
+            positions.program.rotations.append(self)
         return tuple((lookup(cos, positions, "cos"), lookup(sin, positions, "sin")) for cos, sin in self._tables)
 
     def reach(self, length: int) -> None:
