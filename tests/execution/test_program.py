@@ -23,9 +23,6 @@ OPS: dict[str, tuple[Callable[..., Tensor], list[Tensor], list[Tensor]]] = {
                           [torch.tensor([0])]),
     "cat": (lambda a, b: row_ops.cat((a, b, a)), [TABLE[:2], TABLE[4:6, :3]], [TABLE[7:9], TABLE[:2, :3]]),
     "cat with a constant": (lambda a: row_ops.cat((TABLE[:2], a)), [TABLE[4:6]], [TABLE[7:9]]),
-    "argmax": (row_ops.argmax, [torch.randn(3, 50)], [torch.randn(3, 50)]),
-    "argmax of equals": (row_ops.argmax, [torch.ones(2, 9)], [torch.zeros(2, 9)]),
-    "argmax in bfloat16": (row_ops.argmax, [torch.randn(2, 33).bfloat16()], [torch.randn(2, 33).bfloat16()]),
     "widen": (row_ops.widen, [torch.randn(2, 33).bfloat16()], [torch.randn(2, 33).bfloat16()]),
     "cloned": (row_ops.cloned, [torch.randn(2, 33)], [torch.randn(2, 33)]),
 }  # fmt: skip
@@ -75,14 +72,14 @@ def test_torch_computes_nothing_of_values(function: Callable[[Any], Any], why: s
 
 def test_a_program_is_printed_with_the_names_of_its_buffers() -> None:
     index = torch.tensor([3])
-    program, _, _ = write(lambda i: row_ops.argmax(row_ops.lookup(TABLE, i, "found")), [index])
+    program, _, _ = write(lambda i: row_ops.cloned(row_ops.lookup(TABLE, i, "found")), [index])
     assert str(program).splitlines() == [
         "test: 2 calls",
         "  input_0 int64[1]",
         "  found float32[1, 4]",
-        "  tokens int64[1]",
+        "  tapped float32[1, 4]",
         "  gather_rows(float32[10, 4], 10, 16, input_0, 1, found)",
-        "  argmax_float(1, 4, found, 4, tokens)",
+        "  copy_rows(1, 16, found, 16, tapped, 16)",
     ]
 
 

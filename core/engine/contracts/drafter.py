@@ -136,6 +136,8 @@ class DraftRows:
     """Bounds of these on the host. ``()`` in a recording (:class:`RecordableDrafter`)."""
     widths: tuple[int, ...]
     """Drafts wanted, at least 1 each."""
+    sampled: bool = False
+    """Some of these requests are sampled, not greedy."""
     recording: Any = None
     """The core's own: what the recording that is being made keeps; ``None``: none is."""
 
@@ -156,10 +158,11 @@ class DraftTokens:
 
 
 ChainStep = Callable[["Tensor", "Tensor | None", Any], "tuple[Tensor, Tensor | None]"]
-"""``(tokens, hidden, place) -> (next_tokens, hidden)``: one more token for each row. ``tokens``: int64 ``[num_rows]``,
-the newest of each row, whose keys go to ``place``; ``hidden``: what the step before returned, ``[num_rows, size]``."""
+"""``(tokens, hidden, place) -> (logits, hidden)``: of one more token for each row, ``[num_rows, V]``. ``tokens``: int64
+``[num_rows]``, the newest of each row, whose keys go to ``place``; ``hidden``: what the step before returned,
+``[num_rows, size]``."""
 ChainFirst = Callable[["Tensor"], "Tensor"]
-"""``hidden -> next_tokens``: what is known without a step."""
+"""``hidden -> logits``: what is known without a step."""
 
 
 class DraftChain(Protocol):
@@ -255,11 +258,20 @@ class DraftEngine(Protocol):
         """The :class:`~engine.contracts.ops.ModelOps` of a model, by the plan's architecture plugin."""
         ...
 
-    def chain(self, step: ChainStep, first: ChainFirst | None = None) -> DraftChain:
+    def chain(self, step: ChainStep, first: ChainFirst | None = None, ids: Tensor | None = None) -> DraftChain:
         """What drafts token after token with ``step``; with ``first``, that has each chain's first token from the
-        hidden states alone.
+        hidden states alone. Tokens are chosen as :meth:`choose` does.
 
         Both must be as :meth:`captured` wants functions.
+        """
+        ...
+
+    def choose(self, logits: Tensor, rows: DraftRows, ids: Tensor | None = None) -> Tensor:
+        """Drafts from logits ``[num_rows * width, V]``, each row's one after another: int64 ``[num_rows, width]``.
+
+        Greedy requests get the most likely tokens. For sampled ones the noise is that of verification, at the request's
+        temperature and filters: where the drafter has the target's logits, a draft is the target's token. ``ids``:
+        int64 ``[V]``, the target's token that each column stands for, where it is not the same.
         """
         ...
 
@@ -277,14 +289,6 @@ class DraftEngine(Protocol):
 
     def cat(self, parts: Sequence[Tensor]) -> Tensor:
         """``torch.cat(parts, dim=-1)`` of matrices."""
-        ...
-
-    def argmax(self, logits: Tensor) -> Tensor:
-        """The most likely token of each row: ``[T, vocab]`` -> int64 ``[T]``."""
-        ...
-
-    def lookup(self, table: Tensor, index: Tensor) -> Tensor:
-        """``table[index]``: rows of a tensor that never changes, by int64 ``[T]``."""
         ...
 
     def places(self, rows: DraftRows, steps: int) -> Sequence[Any]:

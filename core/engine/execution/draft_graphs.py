@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.contracts.drafter import DeviceDrafter, DraftRows, DraftTokens, TargetStep, may_be_recorded
 from engine.execution.places import Place, RecordedPlaces
+from engine.sampling.state import Feature
 from engine.step.graphs import Bucket, Capture, Recorded, Replay, StepGraphs, query_buckets
 from engine.step.plan import StepRow
 from engine.step.tables import DeviceTables
@@ -29,6 +30,8 @@ class DraftBucket:
 
     step: Bucket
     width: int
+    sampled: bool = False
+    """Drafts are drawn where requests are sampled; else all are the most likely tokens."""
 
     @property
     def tokens(self) -> int:
@@ -47,7 +50,8 @@ def draft_buckets(drafter: DeviceDrafter | None, steps: Iterable[Bucket]) -> lis
     """What may follow recorded steps: nothing with a drafter that cannot be recorded."""
     if drafter is None or not may_be_recorded(drafter):
         return []
-    return [DraftBucket(step, width) for step in steps for width in draft_widths(step.queries, drafter.max_width)]
+    shapes = [(step, width) for step in steps for width in draft_widths(step.queries, drafter.max_width)]
+    return [DraftBucket(*shape, sampled) for shape in shapes for sampled in ((False, True) if shape[1] else (False,))]
 
 
 class NotRecordable(RuntimeError):
@@ -90,7 +94,9 @@ class DraftGraphs:
     def find(self, step: Bucket, rows: Sequence[StepRow]) -> DraftBucket | None:
         """The graph that follows a step of these rows: the narrowest that drafts all that is wanted, if any."""
         wanted = max(row.wants_drafts for row in rows)
-        return next((found for found in self._by_step.get(step, ()) if found.width >= wanted), None)
+        sampled = wanted > 0 and Feature.SAMPLED in self._steps.tables.features(rows)
+        fitting = (b for b in self._by_step.get(step, ()) if b.width >= wanted and b.sampled == sampled)
+        return next(fitting, None)
 
     @torch.inference_mode()
     def replay(self, found: DraftBucket) -> Tensor | None:
@@ -108,7 +114,7 @@ class DraftGraphs:
             places.begin()
             drafter.extend(target_step(recorded, tables, drafts_follow=found.width > 0))
             if found.width:
-                rows = draft_rows(recorded, tables, found.width, places)
+                rows = draft_rows(recorded, tables, found, places)
                 proposed = _checked(drafter.propose(rows), found)[:, : found.width]
                 self._valid.copy_(tables.write_drafts(rows.slots, rows.positions, proposed))
 
@@ -145,8 +151,10 @@ def target_step(recorded: Recorded, tables: DeviceTables, drafts_follow: bool) -
     )
 
 
-def draft_rows(recorded: Recorded, tables: DeviceTables, width: int, places: RecordedPlaces) -> DraftRows:
-    """The rows of a captured step, ``width`` drafts wanted for each; all that is known of them is on the device."""
+def draft_rows(
+    recorded: Recorded, tables: DeviceTables, wanted: DraftBucket, places: RecordedPlaces
+) -> DraftRows:
+    """The rows of a captured step, ``wanted.width`` drafts for each; all that is known of them is on the device."""
     rows, queries, row_ids = recorded.bucket.rows, recorded.bucket.queries, recorded.inputs[0]
     last = recorded.accepted + torch.arange(0, rows * queries, queries, device=row_ids.device)
     positions = recorded.starts + recorded.accepted + 1
@@ -157,7 +165,8 @@ def draft_rows(recorded: Recorded, tables: DeviceTables, width: int, places: Rec
         tokens=tables.tokens[row_ids, positions],
         positions=positions,
         lengths=(),
-        widths=(width,) * rows,
+        widths=(wanted.width,) * rows,
+        sampled=wanted.sampled,
         recording=places,
     )
 

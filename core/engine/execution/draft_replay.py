@@ -15,7 +15,8 @@ from torch import Tensor
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftRows, DraftTokens
 from engine.execution.captured import Programs, memory_of, move
 from engine.execution.program import Program
-from engine.execution.row_ops import Chains, copy, gathered, kernels
+from engine.execution.row_ops import Chains, copy, gathered, kernels, widen
+from engine.sampling.choose_native import Columns, chosen
 from engine.step.tables import DeviceTables
 
 MOST_DRAFTS = 64
@@ -29,10 +30,17 @@ class CapturedChain:
     the program of a step changes: the number of rows picks the program, the number of drafts how often it runs."""
 
     def __init__(
-        self, step: ChainStep, first: ChainFirst | None, plain: Plain, programs: Programs, tables: DeviceTables
+        self,
+        step: ChainStep,
+        first: ChainFirst | None,
+        ids: Tensor | None,
+        plain: Plain,
+        programs: Programs,
+        tables: DeviceTables,
     ) -> None:
         """``plain``: does the same, uncaptured."""
-        self._step, self._first = step, first
+        self._step, self._first, self._ids = step, first, ids
+        self._sampling = Columns(*tables.sampling.addresses())
         self._plain = plain
         self._programs = programs
         self._hidden: Tensor | None = None
@@ -66,6 +74,9 @@ class CapturedChain:
             step.run(longest)
         return DraftTokens(self._drafts[:count, :width].clone())
 
+    def _constants(self) -> list[Tensor]:
+        return [] if self._ids is None else [self._ids]
+
     def _begin(self, rows: DraftRows, hidden: Tensor | None) -> None:
         move(rows.slots, self._table_rows)
         move(rows.positions, self._lengths)
@@ -81,22 +92,27 @@ class CapturedChain:
     def _write_first(self, first: ChainFirst, count: int) -> Program:
         program, _ = self._programs.begin(name_of(first), count)
         assert self._hidden is not None
-        self._grow(program, first(program.value("hidden", self._hidden[:count])), advance=0)
+        self._grow(program, first(program.value("hidden", self._hidden[:count])), count, advance=0)
         return program
 
     def _write_step(self, count: int) -> Program:
         program, place = self._programs.begin(name_of(self._step), count)
         program.add(kernels().place_chains.at(ctypes.addressof(self._chains)))
         hidden = None if self._hidden is None else program.value("hidden", self._hidden[:count])
-        tokens, carried = self._step(program.value("chain_tokens", self._tokens[:count]), hidden, place)
-        self._grow(program, tokens, advance=1)
+        logits, carried = self._step(program.value("chain_tokens", self._tokens[:count]), hidden, place)
+        self._grow(program, logits, count, advance=1)
         if hidden is not None and carried is not None:
             copy(carried, hidden)
         return program
 
-    def _grow(self, program: Program, tokens: Tensor, advance: int) -> None:
+    def _grow(self, program: Program, logits: Tensor, count: int, advance: int) -> None:
         """The drafts that a step ends with."""
-        (drafts,) = memory_of((tokens,))
+        # A step that has a first one before it drafts a token further behind what it computes.
+        offset = int(advance > 0 and self._first is not None)
+        scores, tokens = widen(logits), program.buffer("drafted", (count,), torch.int64)
+        (memory,), (drafts,) = memory_of((scores,)), memory_of((tokens,))
+        rows, lengths = self._table_rows[:count], self._lengths[:count]
+        program.add(chosen(self._sampling, rows, lengths, offset, memory, self._ids, drafts), self._constants())
         program.add(kernels().grow_chains.at(ctypes.addressof(self._chains), drafts.data_ptr(), advance))
 
 

@@ -38,8 +38,10 @@ from engine.execution.lowering import (
 from engine.execution.model import LoweredModel
 from engine.execution.places import Chained, Place, RecordedPlaces, Rotate
 from engine.execution.required_tensors import linear_names, linear_of
-from engine.execution.row_ops import argmax, cat, lookup
+from engine.execution.row_ops import cat, lookup
 from engine.execution.transfer import upload
+from engine.sampling.choose import choose
+from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables
 
 
@@ -75,7 +77,7 @@ class DraftEngine:
         self._loading = loading
         steps = target.small_steps
         self._programs = steps.programs if isinstance(steps, CapturedSteps) else None
-        self.cat, self.argmax, self.lookup = cat, argmax, lookup
+        self.cat = cat
 
     def target_layers(self, count: int) -> Layers:
         return Layers(self._target.layers[:count], self._target.rotate, self._target.attention, self._kv)
@@ -89,26 +91,58 @@ class DraftEngine:
         # It may be anybody's: whatever it raises is why it is no program, and it is called with tensors then.
         return Captured(name_of(function), function, self._programs, refusals=Exception)
 
-    def chain(self, step: ChainStep, first: ChainFirst | None = None) -> DraftChain:
+    def chain(self, step: ChainStep, first: ChainFirst | None = None, ids: Tensor | None = None) -> DraftChain:
         def plain(rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
-            return self._chain(step, first, rows, hidden)
+            return self._chain(step, first, ids, rows, hidden)
 
-        return plain if self._programs is None else CapturedChain(step, first, plain, self._programs, self._tables)
+        if self._programs is None:
+            return plain
+        return CapturedChain(step, first, ids, plain, self._programs, self._tables)
+
+    def choose(self, logits: Tensor, rows: DraftRows, ids: Tensor | None = None) -> Tensor:
+        width = logits.shape[0] // len(rows.index)
+        row_ids = rows.slots.repeat_interleave(width)
+        positions = (rows.positions[:, None] + torch.arange(width, device=self.device)).flatten()
+        return self._choose(logits, row_ids, positions, rows.sampled, ids).view(-1, width)
+
+    def _choose(
+        self, logits: Tensor, row_ids: Tensor, positions: Tensor, sampled: bool, ids: Tensor | None
+    ) -> Tensor:
+        """The token behind each position of a row."""
+        features = Feature.SAMPLED | Feature.FILTERED if sampled else Feature.NONE
+        batch = self._tables.sampling.at(row_ids, positions, features)
+        if self._target.on_triton:
+            from engine.sampling.triton.sampler import sample_on_device  # Triton is imported only where it runs
+
+            tokens = sample_on_device(logits.float(), batch, ids)
+        else:
+            tokens = choose(logits.float(), batch, ids)
+        return tokens.clamp_(min=0)  # of logits that are not finite any token will do: it is rejected
 
     def _chain(
-        self, step: ChainStep, first: ChainFirst | None, rows: DraftRows, hidden: Tensor | None
+        self,
+        step: ChainStep,
+        first: ChainFirst | None,
+        ids: Tensor | None,
+        rows: DraftRows,
+        hidden: Tensor | None,
     ) -> DraftTokens:
         if not rows.index:
             return DraftTokens(rows.tokens[:, None])
         state = None if hidden is None else hidden[rows.last]
-        tokens, drafts = rows.tokens, []
+        drafts: list[Tensor] = []
+
+        def add(logits: Tensor) -> Tensor:
+            drafts.append(self._choose(logits, rows.slots, rows.positions + len(drafts), rows.sampled, ids))
+            return drafts[-1]
+
+        tokens = rows.tokens
         if first is not None:
             assert state is not None, "what comes first is told from hidden states"
-            tokens = first(state)
-            drafts.append(tokens)
+            tokens = add(first(state))
         for place in self.places(rows, rows.width - len(drafts)):
-            tokens, state = step(tokens, state, place)
-            drafts.append(tokens)
+            logits, state = step(tokens, state, place)
+            tokens = add(logits)
         return DraftTokens(torch.stack(drafts, dim=1))
 
     def places(self, rows: DraftRows, steps: int) -> list[Place]:

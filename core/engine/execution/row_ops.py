@@ -1,4 +1,4 @@
-"""What else lies between the layers and is written into programs: rows looked up, joined, widened, copied and searched,
+"""What else lies between the layers and is written into programs: rows looked up, joined, widened and copied,
 and where the tokens of a step and of chains go. Of tensors torch computes the same, on any device."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine import native
 from engine.execution.program import Value, empty, run
-from engine.native import INT64, POINTER, Function, NativeCall
+from engine.native import INT64, POINTER, NativeCall
 
 
 class Metadata(ctypes.Structure):
@@ -42,8 +42,6 @@ class Chains(ctypes.Structure):
 
 
 _FUNCTIONS = {
-    "argmax_float": (INT64, INT64, POINTER, INT64, POINTER),
-    "argmax_bfloat16": (INT64, INT64, POINTER, INT64, POINTER),
     "widen_bfloat16": (INT64, POINTER, POINTER),
     "copy_rows": (INT64, INT64, POINTER, INT64, POINTER, INT64),
     "gather_rows": (POINTER, INT64, INT64, POINTER, INT64, POINTER),
@@ -82,13 +80,6 @@ def cat(parts: Sequence[Tensor]) -> Tensor:
     return together
 
 
-def argmax(x: Tensor) -> Tensor:
-    """``x.argmax(dim=-1)`` of a float32 or bfloat16 matrix; of a row with a NaN any place in it."""
-    if not isinstance(x, Value):
-        return x.argmax(dim=-1)
-    tokens = empty(x, "tokens", x.shape[:1], torch.int64)
-    run(_argmax, x, tokens)
-    return tokens
 
 
 def widen(x: Tensor) -> Tensor:
@@ -136,8 +127,3 @@ def _copied(source: Tensor, target: Tensor) -> NativeCall:
     pointers = source.data_ptr(), target.data_ptr()
     call: NativeCall = kernels().copy_rows.at(rows, row_bytes, pointers[0], strides[0], pointers[1], strides[1])
     return call
-
-
-def _argmax(x: Tensor, out: Tensor) -> NativeCall:
-    kernel: Function = kernels().argmax_float if x.dtype == torch.float32 else kernels().argmax_bfloat16
-    return kernel.at(x.shape[0], x.shape[1], x.data_ptr(), x.stride(0), out.data_ptr())

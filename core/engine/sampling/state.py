@@ -141,6 +141,10 @@ class SamplingState:
             padded = [*stop_ids, *[stop_ids[0]] * (MAX_STOP_TOKENS - len(stop_ids))]
             self.stop_ids[row] = upload(padded, torch.int64, self._device)
 
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Of temperature and min_p, top_p, and the integers, on a CPU; and how many rows they have."""
+        return self._floats.data_ptr(), self._top_p.data_ptr(), self._ints.data_ptr(), len(self._top_p)
+
     def at(self, rows: Tensor, positions: Tensor, features: Feature) -> SamplingBatch:
         """Parameters of the positions that follow tokens ``positions`` of ``rows``, both int64 ``[N]``."""
         temperature, min_p, repetition, presence, frequency = self._floats.index_select(1, rows).unbind()

@@ -18,6 +18,7 @@ from engine.execution.model import LoweredModel
 from engine.execution.places import Place
 from engine.execution.transfer import Mark, mark, upload
 from engine.sampling.logprobs import Ranked, rank_prompt
+from engine.sampling.state import Feature
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
 from engine.step.graphs import Recorded, StepGraphs
 from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepSkipped
@@ -217,6 +218,7 @@ class ModelRunner:
             positions=positions,
             lengths=tuple(plan.rows[i].max_end for i in wanting),
             widths=tuple(plan.rows[i].wants_drafts for i in wanting),
+            sampled=Feature.SAMPLED in self.tables.features([plan.rows[i] for i in wanting]),
         )
 
 

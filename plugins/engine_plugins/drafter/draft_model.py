@@ -23,7 +23,7 @@ from engine_plugins.drafter.shipped import find_checkpoint
 
 
 class DraftModelDrafter:
-    """Greedy chains of a whole model."""
+    """Chains of a whole model."""
 
     placement: Literal["host", "device"] = "device"
     recordable = True
@@ -46,7 +46,6 @@ class DraftModelDrafter:
         self._head = weights.head(ops.head)
         weights.finish(ignored=("rotary_emb.inv_freq", "lm_head.weight") if ops.head.tied else ("rotary_emb.inv_freq",))
 
-        self._argmax = engine.argmax
         self._follow, self._chain = engine.captured(self._run), engine.chain(self._next)
 
     def extend(self, step: TargetStep) -> None:
@@ -61,7 +60,8 @@ class DraftModelDrafter:
         return self._layers.run(residual, residual, place)
 
     def _next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, None]:
-        return self._argmax(self._head(self._run(tokens, place))), None
+        logits: Tensor = self._head(self._run(tokens, place))
+        return logits, None
 
     def release(self, slot: int) -> None:
         """Nothing is kept beside the cache."""

@@ -46,8 +46,7 @@ class EarlyExitDrafter:
 
     def _next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, None]:
         residual = self._engine.embed(tokens)
-        logits = self._engine.head(self._layers.run(residual, residual, place))
-        return self._engine.argmax(logits), None
+        return self._engine.head(self._layers.run(residual, residual, place)), None
 
     def release(self, slot: int) -> None:
         """Nothing is kept."""

@@ -137,7 +137,7 @@ def read_facts(folder: str, target: ModelFacts) -> BlockFacts:
 
 
 class ParallelBlockDrafter:
-    """Greedy blocks of a DFlash head."""
+    """Blocks of a DFlash head."""
 
     placement: Literal["host", "device"] = "device"
     recordable = True
@@ -186,16 +186,17 @@ class ParallelBlockDrafter:
         width = rows.width + 1
         tokens = torch.full((len(rows.index), width), self._facts.mask_token, device=self._engine.device)
         tokens[:, 0] = rows.tokens
-        found: Tensor = self._fill(tokens.flatten(), place=self._engine.block(rows, width))
-        return DraftTokens(found.view(len(rows.index), width)[:, 1:])
+        logits: Tensor = self._fill(tokens.flatten(), place=self._engine.block(rows, width))
+        masked = logits.view(len(rows.index), width, -1)[:, 1:].flatten(0, 1)
+        return DraftTokens(self._engine.choose(masked, rows, self._to_target))
 
     def _filled(self, tokens: Tensor, place: Any) -> Tensor:
-        """The most likely token at every place of the blocks."""
+        """Logits of the token at every place of the blocks."""
         residual = self._engine.embed(tokens)
         for norm, layer in zip(self._norms, self._layers, strict=True):
             residual = layer.run(residual, norm(residual), place)
-        found = self._engine.argmax(self._unembed(self._final_norm(residual)))
-        return found if self._to_target is None else self._engine.lookup(self._to_target, found)
+        logits: Tensor = self._unembed(self._final_norm(residual))
+        return logits
 
     def release(self, slot: int) -> None:
         """Nothing is kept beside the cache."""

@@ -33,7 +33,7 @@ from engine_plugins.drafter.vocabulary import target_ids
 
 
 class Eagle3Drafter:
-    """Greedy chains of an EAGLE3 head."""
+    """Chains of an EAGLE3 head."""
 
     placement: Literal["host", "device"] = "device"
     recordable = True
@@ -54,7 +54,7 @@ class Eagle3Drafter:
         head = Eagle3Head(self._facts, self._model.vocab_size, engine.open(self._model), engine)
         self._follow = engine.captured(head.follow)
         self._note = engine.captured(head.note)
-        self._chain = engine.chain(head.next, first=head.most_likely)
+        self._chain = engine.chain(head.next, first=head.logits, ids=head.ids)
 
     def extend(self, step: TargetStep) -> None:
         if step.drafts_follow or self._facts.num_layers > 1:  # what layers behind the first keep is made of its output
@@ -86,11 +86,13 @@ class Eagle3Head:
         self._hidden_norm = weights.norm(NormSpec(f"{facts.prefix}.hidden_norm", eps), size)
         self._residual_is_normed = facts.norm_before_residual
         self._layers: DraftLayers = weights.layers([facts.layer(i) for i in range(facts.num_layers)])
-        self._logits = weights.head(facts.head)
+        self.logits = weights.head(facts.head)
+        """``hidden -> [num_tokens, draft_vocab]`` float32."""
         self._final_norm = weights.norm(facts.final_norm, size) if facts.norm_output else None
-        self._to_target: Tensor | None = None
+        self.ids: Tensor | None = None
+        """The target's token of each entry of the draft vocabulary."""
         if "d2t" in weights.names:
-            self._to_target = target_ids(weights, facts.draft_vocab, target_vocab, facts.path).to(engine.device)
+            self.ids = target_ids(weights, facts.draft_vocab, target_vocab, facts.path).to(engine.device)
         weights.finish(ignored=("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight"))
 
     def fuse(self, taps: tuple[Tensor, ...]) -> Tensor:
@@ -113,7 +115,7 @@ class Eagle3Head:
         """One step of a chain."""
         assert hidden is not None
         hidden = self.run(tokens, self.carried(hidden), place)
-        return self.most_likely(hidden), hidden
+        return self.logits(hidden), hidden
 
     def run(self, next_tokens: Tensor, g: Tensor, place: Any) -> Tensor:
         """The layers: what the head knows at each position, and the ``g`` of the next. Overwrites ``g``."""
@@ -128,11 +130,6 @@ class Eagle3Head:
         """What the next position is handed."""
         carried: Tensor = hidden if self._final_norm is None else self._final_norm(hidden)
         return carried
-
-    def most_likely(self, hidden: Tensor) -> Tensor:
-        """Token ids of the target's vocabulary, int64 ``[num_tokens]``."""
-        found = self._engine.argmax(self._logits(hidden))
-        return found if self._to_target is None else self._engine.lookup(self._to_target, found)
 
     @staticmethod
     def _vocabulary(weights: DraftWeights) -> int:
