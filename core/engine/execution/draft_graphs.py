@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.contracts.drafter import DeviceDrafter, DraftRows, DraftTokens, TargetStep, may_be_recorded
+from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep, may_be_recorded
 from engine.execution.places import Place, RecordedPlaces
 from engine.step.graphs import Bucket, Capture, Recorded, Replay, StepGraphs, query_buckets
-from engine.step.plan import StepRow
+from engine.step.plan import DrafterBroken, StepRow
 from engine.step.tables import DeviceTables
 
 
@@ -109,8 +109,7 @@ class DraftGraphs:
             drafter.extend(target_step(recorded, tables, drafts_follow=found.width > 0))
             if found.width:
                 rows = draft_rows(recorded, tables, found.width, places)
-                proposed = _checked(drafter.propose(rows), found)[:, : found.width]
-                self._valid.copy_(tables.write_drafts(rows.slots, rows.positions, proposed))
+                self._valid.copy_(tables.write_drafts(rows.slots, rows.positions, propose(drafter, rows)))
 
         try:
             with torch.inference_mode():
@@ -162,11 +161,13 @@ def draft_rows(recorded: Recorded, tables: DeviceTables, width: int, places: Rec
     )
 
 
-def _checked(proposed: DraftTokens, found: DraftBucket) -> Tensor:
-    """The tokens of a proposal. Raises ``ValueError`` for another shape than was asked for."""
-    shape = tuple(proposed.tokens.shape)
-    if len(shape) != 2 or shape[0] != found.step.rows or shape[1] < found.width:
-        raise ValueError(
-            f"the drafter proposed tokens {list(shape)}: expected {found.step.rows} rows of at least {found.width}"
+def propose(drafter: DeviceDrafter, rows: DraftRows) -> Tensor:
+    """What a drafter proposes: int64 ``[num_rows, rows.width]``. Raises :class:`DrafterBroken` for another shape than
+    was asked for: the tables would keep what nobody drafted."""
+    tokens, count = drafter.propose(rows).tokens, len(rows.index)
+    shape = tuple(tokens.shape)
+    if len(shape) != 2 or shape[0] != count or shape[1] < rows.width:
+        raise DrafterBroken(
+            f"the drafter proposed tokens {list(shape)}: expected {count} rows of at least {rows.width}"
         )
-    return proposed.tokens
+    return tokens[:, : rows.width]
