@@ -75,8 +75,9 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
     checkpoint = tiny.write(tmp_path)
     options = (f"drafter={drafter}", f"overlap={overlap}", "kv_allocator=prefix_cache")
     plan, bound, model, kv = triton_model(checkpoint, *options)
-    tables = DeviceTables(bound.context.max_requests, plan.max_len, bound.drafter.max_width, BLOCK, "cpu", plan.model.vocab_size)
-    buckets = [Bucket(rows, queries) for rows in (1, 3) for queries in {1, bound.drafter.max_width + 1}]
+    requests, widest, vocab = bound.context.max_requests, bound.drafter.max_width, plan.model.vocab_size
+    tables = DeviceTables(requests, plan.max_len, widest, BLOCK, "cpu", vocab)
+    buckets = [Bucket(rows, queries) for rows in (1, 3) for queries in {1, widest + 1}]
     replays: list[None] = []
 
     def counted(step: Callable[[], None]) -> Callable[[], None]:

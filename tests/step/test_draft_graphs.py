@@ -233,8 +233,8 @@ def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch
 
 @pytest.mark.parametrize("drafter", ["eagle3", "parallel_block", "target"])
 def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Models, drafter: str) -> None:
-    """Drafts are accepted as often, made from keys that were recorded only: the shipped heads know what the bundled model will
-    say, and a draft model that is the target is never wrong."""
+    """Drafts are accepted as often, made from keys of captured drafting alone: the shipped heads know what the bundled
+    model will say, and a draft model that is the target is never wrong."""
     tokenizer = Tokenizer.from_directory(str(models.path("bundled")))
     asked = [f"What does {name} do?" for name in ("json.dumps", "os.listdir", "time.sleep")]
     texts = [tuple(tokenizer.encode_chat_now([{"role": "user", "content": text}])) for text in asked]

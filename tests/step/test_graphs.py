@@ -1,4 +1,4 @@
-"""Captured steps: which shapes, in which order, for which rows; and what they compute is what is computed uncaptured."""
+"""Captured steps: which shapes, in which order, for which rows; and they compute what is computed uncaptured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of captured steps: ``test_graphs.py`` in Triton's interpreter; what fills a step compiled for real GPUs."""
+"""Kernels of captured steps: ``test_graphs.py`` in Triton's interpreter; the one that fills a step, compiled."""
 
 from __future__ import annotations
 

@@ -14,7 +14,11 @@ from engine.step.plan import Admit, RowResult, StepPlan, StepResult, StepRow
 
 PLAN = StepPlan(
     7,
-    (Admit(2, (5, 6), 1, 2, SamplingParams(seed=-(2**63), logit_bias={3: -1.5}, stop_token_ids=(9,)), 2**64 - 1, (1,)),),
+    (
+        Admit(
+            2, (5, 6), 1, 2, SamplingParams(seed=-(2**63), logit_bias={3: -1.5}, stop_token_ids=(9,)), 2**64 - 1, (1,)
+        ),
+    ),
     (StepRow(2, 1, 1, new_blocks=(4, 8), block_start=1), StepRow(0, 9, 1, True, 2, (3, 4), wants_drafts=3)),
     syncs_drafter=False,
 )
