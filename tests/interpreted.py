@@ -25,7 +25,7 @@ ON_CPU = ("execution/triton_ops/test_models.py", "laws/test_recorded_models.py")
 KERNEL_TESTS = (
     *ON_CPU,
     *(f"execution/triton_ops/test_{name}.py" for name in ("heads", "linear", "lowering", "narrow_types", "rowwise")),
-    "execution/triton_sampling/test_kernels.py",
+    "sampling/triton/test_kernels.py",
     "plugins/attention_kernel/test_triton.py",
     *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),
     *(f"plugins/quantizer/test_gpu_{name}.py" for name in ("linear", "loaders")),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,6 @@ import torch
 from torch import Tensor
 
 from engine.execution.lowering import Kernels
-from engine.execution.lowering.replay import ReplayedSteps
-from engine.execution.model import StepContext
 from tests.execution import tiny
 from tests.execution.paged_loop import PagedLoop, load
 from tests.needs import needs_compiler
@@ -97,63 +93,3 @@ def test_a_cache_rewritten_after_a_rollback_holds_the_new_tokens(checkpoint: Pat
 def test_logits_are_float32_in_every_dtype(checkpoint: Path) -> None:
     facts, model = load(checkpoint, "bfloat16")
     assert PagedLoop(facts, model, "bfloat16").logits(TOKENS[:3]).dtype == torch.float32
-
-
-@needs_compiler
-@pytest.mark.parametrize("taps", [(), (2, 0, 3)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_replayed_step_equals_the_same_step_op_by_op(checkpoint: Path, dtype: str, taps: tuple[int, ...]) -> None:
-    """Of one, three and sixteen tokens, at other positions, in other blocks and for other sequences each time."""
-    facts, model = load(checkpoint, dtype, kernels="native")
-    assert model.small_steps is not None
-    replaying, plain = (PagedLoop(facts, one, dtype) for one in (model, replace(model, small_steps=None)))
-    for loop in (replaying, plain):
-        for _ in range(4):
-            loop.step([(loop.add(), TOKENS[:40])])
-    for round_number in range(3):
-        for rows in ([(0, 1)], [(1, 1), (2, 2)], [(3, 5), (0, 4), (1, 7)]):
-            step = [(sequence, TOKENS[round_number + sequence :][:count]) for sequence, count in rows]
-            got, want = (loop.step(step, taps) for loop in (replaying, plain))
-            assert torch.equal(got[0], want[0])
-            assert len(got[1]) == len(taps) and all(map(torch.equal, got[1], want[1]))
-
-
-@needs_compiler
-def test_a_replayed_residual_stays_when_the_next_step_runs(checkpoint: Path) -> None:
-    facts, model = load(checkpoint, kernels="native")
-    loop = PagedLoop(facts, model)
-    sequence = loop.add()
-    loop.step([(sequence, TOKENS[:3])])
-    loop.step([(sequence, TOKENS[3:6])])
-    first, _ = loop.step([(sequence, TOKENS[6:9])])
-    before = first.clone()
-    loop.step([(sequence, TOKENS[9:12])])
-    assert torch.equal(first, before)
-
-
-@needs_compiler
-@pytest.mark.parametrize("how", ["torch", "unseen"])
-def test_work_besides_recorded_calls_is_never_left_out_of_a_step(checkpoint: Path, how: str) -> None:
-    """A layer that also computes with torch, or where nobody can note it, runs op by op at every step."""
-    facts, model = load(checkpoint, kernels="native")
-    assert isinstance(model.small_steps, ReplayedSteps)
-    last = model.layers[-1][-1]
-
-    def doubled(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        residual, carry = last(residual, carry, context)
-        if how == "torch":
-            return residual.mul_(2.0), carry
-        values = (ctypes.c_float * residual.numel()).from_address(residual.data_ptr())
-        for i in range(len(values)):
-            values[i] *= 2.0
-        return residual, carry
-
-    layers = (*model.layers[:-1], (*model.layers[-1][:-1], doubled))
-    steps = ReplayedSteps(model.embed, layers, model.rotate, model.attention)
-    changed = replace(model, layers=layers, small_steps=steps)
-    got, want = (PagedLoop(facts, one) for one in (changed, replace(changed, small_steps=None)))
-    for start in range(0, 9, 3):
-        tokens = TOKENS[start : start + 3]
-        if start == 0:
-            rows = got.add(), want.add()
-        assert torch.equal(got.step([(rows[0], tokens)])[0], want.step([(rows[1], tokens)])[0])

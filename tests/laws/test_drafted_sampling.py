@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from engine.execution.philox import ACCEPT, SAMPLE, uniform
+from engine.execution.positions import Position
+from engine.execution.sampling import draw_from_weights, target_probs
 from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution import verify
-from engine.execution.philox import ACCEPT, SAMPLE, uniform
-from engine.execution.positions import Position
-from engine.execution.sampling import draw_from_weights, target_probs
 
 from . import sampled
 from .drafted import replace_params

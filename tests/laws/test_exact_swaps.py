@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.step.plan import StepPlan
 from engine.loop.core import EngineBroken
+from engine.step.plan import StepPlan
 
 from .harness import VOCAB, assert_nothing_held, exact_engine, expected, random_requests, run, settle
 

@@ -26,11 +26,11 @@ def served(*overrides, requests=2, tokens=24):
     return events, timings
 
 
-def test_a_draft_is_tried_once_all_before_it_stood():
+def test_a_draft_is_tried_once_all_before_it_were_accepted():
     drafted = Drafted()
-    for width, accepted in ((3, 0), (3, 3), (2, 1)):
-        drafted.add(width, accepted)
-    assert (drafted.tried, drafted.stood) == ([3, 2, 1], [2, 1, 1])
+    for num_drafts, accepted in ((3, 0), (3, 3), (2, 1)):
+        drafted.add(3, num_drafts, accepted)
+    assert (drafted.tried, drafted.accepted_at) == ([3, 2, 1], [2, 1, 1])
     assert (drafted.chains, drafted.drafted, drafted.accepted) == (3, 8, 4)
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from engine.assembly.bind import bind
-from engine.execution.graphs import Bucket
 from engine.execution.model import LoweredModel
 from engine.loop.build import load_plan
 from engine.loop.memory.budget import Meter
 from engine.loop.memory.profile_run import profile_run
+from engine.step.graphs import Bucket
 from engine.testing.exact_model import ExactModel
 from tests.execution import tiny
 

@@ -29,6 +29,7 @@ from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import SizedQuantizer
+from engine.execution.captured import capture_steps
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import ForwardBatch, LoweredModel
 from engine.loop.build import load_plan
@@ -56,6 +57,7 @@ def load(path: Path, overrides: Sequence[str], num_blocks: int) -> Loaded:
     bound = bind(plan)
     model = load_plan(plan, bound)
     kv = KVCache(plan.model, bound.kv_format, num_blocks, BLOCK_SIZE, plan.dtype, "cpu")
+    model = capture_steps(model, kv, num_blocks * BLOCK_SIZE)
     shared = head_is_embedding(plan.model, bound.quantizer, getattr(torch, plan.dtype))
     return Loaded(tuple(overrides), plan, model, kv, shared)
 

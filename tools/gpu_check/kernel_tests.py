@@ -13,7 +13,7 @@ from gpu_check.standalone import REPOSITORY
 
 SUITES = (
     "tests/execution/triton_ops",
-    "tests/execution/triton_sampling",
+    "tests/sampling/triton",
     "tests/plugins/attention_kernel/test_triton.py",
     "tests/plugins/quantizer/test_gpu_loaders.py",
     "tests/plugins/quantizer/test_gpu_linear.py",

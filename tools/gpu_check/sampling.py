@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.contracts.request import SamplingParams
-from engine.execution.positions import Position
-from engine.execution.sampling import choose
-from engine.execution.triton_sampling.sampler import sample_on_device
-from engine.execution.triton_sampling.tensors import SamplingTensors
+from engine.sampling.choose import choose
+from engine.sampling.state import Feature, SamplingBatch, SamplingState, features_of
+from engine.sampling.triton.sampler import sample_on_device
 from gpu_check.section import Context, Row
 
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -22,35 +22,33 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 def run(context: Context) -> None:
-    vocab, rows, rounds = (700, 9, 1) if context.rehearse else (128256, 63, 8)
+    vocab, columns, rows, rounds = (700, 300, 9, 1) if context.rehearse else (128256, 32000, 63, 8)
+    compare(context, f"sampled tokens as torch's, vocabulary {vocab}", vocab, None, rows, rounds)
+    of_columns = torch.randperm(vocab, generator=torch.Generator().manual_seed(0))[:columns].to(context.device)
+    compare(
+        context, f"sampled tokens as torch's, {columns} tokens of the vocabulary", columns, of_columns, rows, rounds
+    )
+
+
+def compare(context: Context, metric: str, columns: int, ids: torch.Tensor | None, rows: int, rounds: int) -> None:
+    """``ids``: the token each column stands for."""
     params = [SamplingParams(**kwargs) for kwargs in itertools.islice(itertools.cycle(SETTINGS), rows)]
     same = total = 0
     wrong: list[str] = []
     for number in range(rounds):
-        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(number)).mul(3.0).to(context.device)
-        seeds = [number * 1000 + i * 77 for i in range(rows)]
-        got, want = sample_on_device(logits, tensors(params, seeds, logits.device)), wanted(logits, params, seeds)
+        logits = torch.randn(rows, columns, generator=torch.Generator().manual_seed(number)).mul(3.0)
+        logits, batch = logits.to(context.device), batch_of(params, number * 1000, context.device)
+        got, want = sample_on_device(logits, batch, ids), choose(logits, batch, ids)
         total += rows
         same += int((got == want).sum())
         wrong += [str(params[i]) for i in (got != want).nonzero().flatten().tolist()]
-    metric = f"sampled tokens as torch's, vocabulary {vocab}"
     context.emit(Row(metric, f"{same} of {total}", held=same == total, target="all", detail=wrong[:20]))
 
 
-def tensors(params: list[SamplingParams], seeds: list[int], device: torch.device) -> SamplingTensors:
-    def column(values: list[Any], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    return SamplingTensors(
-        temperature=column([p.temperature for p in params], torch.float32),
-        top_k=column([p.top_k for p in params], torch.int32),
-        top_p=column([p.top_p for p in params], torch.float64),
-        min_p=column([p.min_p for p in params], torch.float32),
-        seeds=column(seeds, torch.int64),
-        positions=column(list(range(len(params))), torch.int64),
-    )
-
-
-def wanted(logits: Tensor, params: list[SamplingParams], seeds: list[int]) -> Tensor:
-    nothing = torch.zeros(0, dtype=torch.int64, device=logits.device)
-    return choose(logits, [Position(p, seeds[i], i, 0, nothing) for i, p in enumerate(params)])
+def batch_of(params: list[SamplingParams], first_seed: int, device: str) -> SamplingBatch:
+    """Request ``i`` at its output position ``i``."""
+    state = SamplingState(len(params), device)
+    for row, request in enumerate(params):
+        state.write(row, request, first_seed + row * 77, 1, ())
+    every = torch.arange(len(params), device=device)
+    return state.at(every, every, reduce(or_, map(features_of, params), Feature.NONE))

@@ -15,6 +15,8 @@ from engine.contracts.ops import Attention
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.native import NativeCall
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionCapabilities:
@@ -93,14 +95,24 @@ class AttentionKernel(Protocol):
 
 
 @runtime_checkable
-class RestagingKernel(Protocol):
-    """An :class:`AttentionKernel` for the CPU whose layers may be recorded as native calls (:mod:`engine.native`) and
-    made again for another batch.
+class NativeAttention(Protocol):
+    """An :class:`AttentionKernel` for the CPU whose layers may be calls of a program (:mod:`engine.native`).
 
-    Such calls read block tables and the lengths of keys where the batch has them as tensors: whoever changes these in
-    place between two calls of a batch needs no :meth:`restage`."""
+    Such a call reads the lengths of rows and the block tables where the staged batch has them as tensors, which change
+    in place between runs; ``q_lens`` are upper bounds and ``kv_lens`` mean nothing, as in a graph."""
 
-    def restage(self, staged: Any, batch: AttentionBatch) -> None:
-        """Make ``staged`` what :meth:`AttentionKernel.stage` returns for ``batch``, in the same memory: calls that
-        point there then compute this batch. It has as many query tokens as the batch staged first."""
+    def call(
+        self,
+        staged: Any,
+        op: Attention,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        kv_format: KVFormat,
+        k_scale: Tensor | None,
+        v_scale: Tensor | None,
+        out: Tensor,
+    ) -> NativeCall | None:
+        """The call that computes what :meth:`AttentionKernel.record` returns, to ``out``; the contents of ``q`` mean
+        nothing yet. ``None`` where that is no single native call."""
         ...

@@ -259,19 +259,32 @@ class DraftEngine(Protocol):
         """What drafts token after token with ``step``; with ``first``, that has each chain's first token from the
         hidden states alone.
 
-        Both must be as :meth:`replayed` wants functions.
+        Both must be as :meth:`captured` wants functions.
         """
         ...
 
-    def replayed(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The same function, which takes tensors, ``[num_tokens, ...]`` each, and ``place=``, where these tokens are;
-        its result is good until the next call. It may change its arguments.
+    def captured(self, function: Callable[..., Tensor | None]) -> Callable[..., Any]:
+        """The same function, which takes tensors, ``[num_tokens, ...]`` each, and ``place=``, where these tokens are.
+        It may change its arguments.
 
-        On a CPU the work of few tokens is recorded and made again without Python, if nothing of it is torch's:
-        what this engine lends does without; so do views, ``torch.cat`` of matrices, ``embedding``, ``argmax``,
-        ``float`` and a look-up ``table[index]``. Any other function is simply called. So it must depend on nothing but
-        its arguments and weights, and leave nothing behind but keys, values and its result.
+        On a CPU its work on few tokens is a program: the function is called once for each number of tokens with values
+        (:mod:`engine.execution.program`) in place of tensors, and what it computes of them is run from then on. So it
+        must compute with what is lent here and by :class:`DraftWeights` and with views, depend on nothing but its
+        arguments and weights, and leave nothing behind but keys, values and its result. A function that computes with
+        torch is called with tensors as ever; start-up says which and why.
         """
+        ...
+
+    def cat(self, parts: Sequence[Tensor]) -> Tensor:
+        """``torch.cat(parts, dim=-1)`` of matrices."""
+        ...
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """The most likely token of each row: ``[T, vocab]`` -> int64 ``[T]``."""
+        ...
+
+    def lookup(self, table: Tensor, index: Tensor) -> Tensor:
+        """``table[index]``: rows of a tensor that never changes, by int64 ``[T]``."""
         ...
 
     def places(self, rows: DraftRows, steps: int) -> Sequence[Any]:

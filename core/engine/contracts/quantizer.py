@@ -16,6 +16,8 @@ from engine.contracts.ops import LinearSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.native import NativeCall
+
 
 @dataclass(frozen=True, slots=True)
 class TileLoader:
@@ -72,6 +74,19 @@ class TileLoader:
         return int(self.weight.numel() * self.weight.element_size() * 8 // (in_features * out_features))
 
 
+class NativeLinear(Protocol):
+    """A linear layer as one call of a native function, for programs on a CPU (:mod:`engine.native`)."""
+
+    def __call__(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
+        """The call that computes ``y = x @ W.T (+ bias) (+ residual)``; for a spec of kind ``gate_up`` always with
+        ``act``, ``y = act(gate) * up``. Nothing is computed yet, and the contents of the tensors mean nothing.
+
+        ``x [M, in]``, ``y`` and ``residual [M, out]``, which may be the same, in the compute dtype; their rows are
+        contiguous. What else the call points at lives as long as the layer.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A linear layer ready to run: ``y = x @ W.T (+ bias)``.
@@ -85,6 +100,7 @@ class PackedLinear:
     ``apply_gated(x, act)``: for a spec of kind ``gate_up``, ``act(gate) * up`` ``[M, out / 2]`` of the two halves of
     ``apply(x)`` in one kernel, for ``execution=compile``; ``act`` as in
     :class:`~engine.contracts.ops.NormGateUpAct`. Or ``None``.
+    ``native``: the same as a native call, or ``None``: then steps of few tokens run op by op on a CPU.
     ``tile_loader``: how fused kernels read the weights, or ``None``: then nothing is fused with this layer.
     ``input_quant``: for more rows than the fused kernels serve, the layer takes its input in 8 bits, int8 or
     float8_e4m3fn codes ``[M, in]`` and a float32 step for each row ``[M, 1]``, by ``apply_quantized(codes, step,
@@ -99,6 +115,7 @@ class PackedLinear:
     out_features: int
     apply_add: Callable[[Tensor, Tensor], Tensor] | None = None
     apply_gated: Callable[[Tensor, str], Tensor] | None = None
+    native: NativeLinear | None = None
     tile_loader: TileLoader | None = None
     input_quant: Literal["int8", "fp8"] | None = None
     apply_quantized: Callable[[Tensor, Tensor, Any], Tensor] | None = None

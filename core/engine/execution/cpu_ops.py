@@ -1,4 +1,5 @@
-"""What lies between a model's linear layers, as C++ kernels: ``execution=compile`` on a CPU.
+"""What lies between a model's linear layers, as C++ kernels: ``execution=compile`` on a CPU. All take tensors or the
+values of a program (:mod:`engine.execution.program`).
 
 As torch calls these ops are some thirty per layer. Each is tiny at one token, but its code and torch's dispatcher have
 been pushed out of the cache by the weights that were streamed in between, so they took a quarter of a decode step.
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from engine import native
 from engine.execution.norms import Norm
-from engine.native import FLOAT, INT32, INT64, POINTER
+from engine.execution.program import empty, run
+from engine.native import FLOAT, INT32, INT64, POINTER, Function, NativeCall
 
 SUFFIXES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """Suffix of the functions for each element type."""
@@ -58,8 +60,8 @@ def kernels() -> ctypes.CDLL:
     return native.load(Path(__file__).with_suffix(".cpp"), functions)
 
 
-def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    function: Callable[..., None] = getattr(kernels(), f"{name}_{SUFFIXES[dtype]}")
+def _kernel(name: str, dtype: torch.dtype) -> Function:
+    function: Function = getattr(kernels(), f"{name}_{SUFFIXES[dtype]}")
     return function
 
 
@@ -68,10 +70,13 @@ def compiled_norm(weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
     kernel, size = _kernel("rms_norm", dtype), weight.shape[0]
     shape = _RowNorm(weight.data_ptr(), size, eps)
 
-    def norm(x: Tensor) -> Tensor:
+    def call(x: Tensor, y: Tensor) -> NativeCall:
         assert x.dim() == 2 and x.stride(1) == 1 and weight.is_contiguous()
-        y = x.new_empty(x.shape[0], size)
-        kernel(ctypes.addressof(shape), x.shape[0], x.data_ptr(), x.stride(0), y.data_ptr())
+        return kernel.at(ctypes.addressof(shape), x.shape[0], x.data_ptr(), x.stride(0), y.data_ptr())
+
+    def norm(x: Tensor) -> Tensor:
+        y = empty(x, "normed", (x.shape[0], size))
+        run(call, x, y)
         return y
 
     return norm
@@ -81,11 +86,13 @@ def compiled_gate(act: str, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """``act(gate) * up`` of contiguous ``[rows, 2 * size]``, gates first -> ``[rows, size]``."""
     kernel, code = _kernel("gated_activation", dtype), native.ACTIVATIONS[act]
 
-    def gate(gate_up: Tensor) -> Tensor:
+    def call(gate_up: Tensor, y: Tensor) -> NativeCall:
         assert gate_up.is_contiguous()
-        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        y = gate_up.new_empty(rows, size)
-        kernel(rows, size, gate_up.data_ptr(), code, y.data_ptr())
+        return kernel.at(*y.shape, gate_up.data_ptr(), code, y.data_ptr())
+
+    def gate(gate_up: Tensor) -> Tensor:
+        y = empty(gate_up, "gated", (gate_up.shape[0], gate_up.shape[1] // 2))
+        run(call, gate_up, y)
         return y
 
     return gate
@@ -129,15 +136,9 @@ class RotateAndWrite:
         """``qkv``: contiguous ``[tokens, (num_heads + 2 * num_kv_heads) * head_dim]``, changed in place; ``rotation``:
         float32 cosines and sines ``[tokens, 1, rotary_dim / 2]``; ``slots``: int64 ``[tokens]``; ``keys``, ``values``:
         ``[num_blocks, block_size, num_kv_heads, head_dim]`` in the same dtype, or ``None`` to write neither."""
+        run(self._call, qkv, *(rotation or (None, None)), slots, keys, values)
+
+    def _call(self, qkv: Tensor, *others: Tensor | None) -> NativeCall:
         assert qkv.is_contiguous()
-        cosines, sines = rotation or (None, None)
-        self._kernel(
-            ctypes.addressof(self._heads),
-            qkv.shape[0],
-            qkv.data_ptr(),
-            native.pointer(cosines),
-            native.pointer(sines),
-            slots.data_ptr(),
-            native.pointer(keys),
-            native.pointer(values),
-        )
+        pointers = (native.pointer(other) for other in others)
+        return self._kernel.at(ctypes.addressof(self._heads), qkv.shape[0], qkv.data_ptr(), *pointers)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,17 +21,15 @@ from engine.contracts.model import ModelFacts, RopeFacts
 from engine.contracts.ops import Attention, LayerOp, LinearSpec, LMHead, ModelOps, NormSpec
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
+from engine.execution.captured import Captured, CapturedSteps
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.execution.draft_layers import Layers
-from engine.execution.draft_replay import ReplayedChain, ReplayedFunction, Replaying
+from engine.execution.draft_replay import CapturedChain, name_of
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import Loader
 from engine.execution.lowering import (
     Kernels,
     Lowering,
-    Recordings,
-    RotationTables,
-    can_replay,
     lower_head,
     lower_rotations,
     op_norms,
@@ -38,6 +38,7 @@ from engine.execution.lowering import (
 from engine.execution.model import LoweredModel
 from engine.execution.places import Chained, Place, RecordedPlaces, Rotate
 from engine.execution.required_tensors import linear_names, linear_of
+from engine.execution.row_ops import argmax, cat, lookup
 from engine.execution.transfer import upload
 from engine.step.tables import DeviceTables
 
@@ -72,30 +73,27 @@ class DraftEngine:
         self._kv = kv
         self._tables = tables
         self._loading = loading
-        self._replaying: Replaying | None = None
-        if target.small_steps is not None:
-            self._replaying = Replaying(tables, target.attention, target.small_steps.recordings)
+        steps = target.small_steps
+        self._programs = steps.programs if isinstance(steps, CapturedSteps) else None
+        self.cat, self.argmax, self.lookup = cat, argmax, lookup
 
     def target_layers(self, count: int) -> Layers:
-        target = self._target
-        tables = None if target.small_steps is None else self._keep_rotations(target.rotate)
-        return Layers(target.layers[:count], target.rotate, target.attention, self._kv, tables, self._recordings)
+        return Layers(self._target.layers[:count], self._target.rotate, self._target.attention, self._kv)
 
     def open(self, model: ModelFacts) -> Weights:
-        return Weights(model, self._loading, self._kv, self.device, self._keep_rotations, self._recordings)
+        return Weights(model, self._loading, self._kv, self.device)
 
-    @property
-    def _recordings(self) -> Recordings | None:
-        return None if self._replaying is None else self._replaying.recordings
-
-    def replayed(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return function if self._replaying is None else ReplayedFunction(function, self._replaying)
+    def captured(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if self._programs is None:
+            return function
+        # It may be anybody's: whatever it raises is why it is no program, and it is called with tensors then.
+        return Captured(name_of(function), function, self._programs, refusals=Exception)
 
     def chain(self, step: ChainStep, first: ChainFirst | None = None) -> DraftChain:
         def plain(rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
             return self._chain(step, first, rows, hidden)
 
-        return plain if self._replaying is None else ReplayedChain(step, first, plain, self._replaying)
+        return plain if self._programs is None else CapturedChain(step, first, plain, self._programs, self._tables)
 
     def _chain(
         self, step: ChainStep, first: ChainFirst | None, rows: DraftRows, hidden: Tensor | None
@@ -112,12 +110,6 @@ class DraftEngine:
             tokens, state = step(tokens, state, place)
             drafts.append(tokens)
         return DraftTokens(torch.stack(drafts, dim=1))
-
-    def _keep_rotations(self, rotate: Rotate) -> RotationTables:
-        tables = RotationTables(rotate, self._tables.tokens.shape[1])
-        if self._replaying is not None:
-            self._replaying.recordings.rotations.append(tables)
-        return tables
 
     def places(self, rows: DraftRows, steps: int) -> list[Place]:
         recording: RecordedPlaces | None = rows.recording
@@ -195,26 +187,16 @@ class DraftEngine:
 class Weights:
     """See :class:`engine.contracts.drafter.DraftWeights`."""
 
-    def __init__(
-        self,
-        model: ModelFacts,
-        loading: DraftLoading,
-        kv: KVCache,
-        device: str,
-        keep_rotations: Callable[[Rotate], RotationTables],
-        recordings: Recordings | None,
-    ) -> None:
+    def __init__(self, model: ModelFacts, loading: DraftLoading, kv: KVCache, device: str) -> None:
         self._model = model
         self._loading = loading
         self._kv = kv
         self._device = device
-        self._keep_rotations = keep_rotations
-        self._recordings = recordings
         self._checkpoint: Checkpoint = open_checkpoint(model.path)
         self._quantizer = loading.quantizer(model)
         self._used: set[str] = set()
         self._table: Tensor | None = None
-        self._rotations: list[tuple[tuple[RopeFacts, ...], Rotate, RotationTables | None]] = []
+        self._rotations: list[tuple[tuple[RopeFacts, ...], Rotate]] = []
         self.names = frozenset(self._checkpoint.names)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -225,7 +207,7 @@ class Weights:
         table = self.tensor(f"{name}.weight", (vocab_size, hidden_size))
         table = table.to(device=self._device, dtype=getattr(torch, self._loading.dtype))
         self._table = table
-        return lambda tokens: torch.nn.functional.embedding(tokens, table)
+        return partial(lookup, table)
 
     def norm(self, spec: NormSpec, size: int) -> Callable[[Tensor], Tensor]:
         self._require({f"{spec.name}.weight"})
@@ -246,8 +228,7 @@ class Weights:
             self._require(norms if spec is None else norms | linear_names(spec, self._quantizer)[0])
         loader = self._loader(ops)
         layers = [loader.layer(first + i, layer) for i, layer in enumerate(ops)]
-        rotate, tables = self._rotations_of(loader.lowering)
-        return Layers(layers, rotate, self._loading.attention, self._kv, tables, self._recordings)
+        return Layers(layers, self._rotations_of(loader.lowering), self._loading.attention, self._kv)
 
     def _check_heads(self, op: Attention) -> None:
         """Raise ``ValueError`` where the attention kernel cannot compute so many heads."""
@@ -259,15 +240,14 @@ class Weights:
                 "attention kernel is built for; choose another drafter.path or attention_kernel"
             )
 
-    def _rotations_of(self, lowering: Lowering) -> tuple[Rotate, RotationTables | None]:
+    def _rotations_of(self, lowering: Lowering) -> Rotate:
         """Layers that rotate alike share their tables."""
-        for kinds, rotate, tables in self._rotations:
+        for kinds, rotate in self._rotations:
             if kinds == lowering.rope_kinds:
-                return rotate, tables
+                return rotate
         rotate = lower_rotations(lowering, self._model.head_dim, self._loading.max_len)
-        tables = self._keep_rotations(rotate) if can_replay(lowering) else None
-        self._rotations.append((lowering.rope_kinds, rotate, tables))
-        return rotate, tables
+        self._rotations.append((lowering.rope_kinds, rotate))
+        return rotate
 
     def head(self, op: LMHead) -> Callable[[Tensor], Tensor]:
         needed = set() if op.tied else linear_names(op.head, self._quantizer)[0]

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel
@@ -24,7 +23,6 @@ from engine.execution.lowering import (
     describe,
     lower_head,
     lower_layer_op,
-    lower_replay,
     lower_rotations,
     op_norms,
     rope_kinds,
@@ -39,6 +37,7 @@ from engine.execution.required_tensors import (
     linear_of,
     plain_shape,
 )
+from engine.execution.row_ops import lookup
 from engine.execution.sharding import check_heads, cut
 
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
@@ -126,7 +125,7 @@ class Loader:
         head = self.pack("LMHead", ops.head.head, tied, self._table_origin(ops) if ops.head.tied else None)
         lowered_head = lower_head(lowering, ops.head, self.norm(ops.head.norm, ops.embed.hidden_size), head)
         self._report("head")
-        embed = partial(F.embedding, weight=table)
+        embed = partial(lookup, table, name="embedded")
         rotate = lower_rotations(lowering, model.head_dim, model.max_position)
         return LoweredModel(
             embed=embed,
@@ -139,7 +138,7 @@ class Loader:
             weights_bytes=sum(self._held.values()),
             on_triton=lowering.kernels == "triton",
             project_greedy=lowered_head.project_greedy,
-            small_steps=lower_replay(lowering, embed, layers, rotate),
+            capturable=lowering.native and lowering.why_uncaptured is None,
             kv_scales=tuple(self._kv_scales),
         )
 

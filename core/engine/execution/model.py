@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.execution.kv_cache import KVCache
+from engine.execution.program import scratch
+from engine.execution.row_ops import cloned
 from engine.sampling.choose import most_likely
-
-if TYPE_CHECKING:
-    from engine.execution.lowering.recordings import Recordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,18 @@ LoweredOp = Callable[[Tensor, Tensor, StepContext], tuple[Tensor, Tensor]]
 attention output, the activated gate. An op may change the residual in place."""
 
 
+def run_layer(
+    layer: Sequence[LoweredOp], residual: Tensor, carry: Tensor, context: StepContext
+) -> tuple[Tensor, Tensor]:
+    """The residual behind a layer, and what the next one is handed: the residual, too."""
+    with scratch(residual):  # nothing but the residual outlives its layer
+        for op in layer:
+            residual, carry = op(residual, carry, context)
+    return residual, residual
+
+
 class SmallSteps(Protocol):
     """Takes steps of few tokens through all layers at once."""
-
-    recordings: Recordings
-    """Everything that is recorded for this model and its drafter."""
 
     def __call__(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]] | None:
         """As :meth:`LoweredModel.forward`, or ``None`` for a step that has to run op by op."""
@@ -81,7 +87,10 @@ class LoweredModel:
     """Lowered to Triton kernels: tokens are chosen by such kernels too."""
     project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """:attr:`project` and the most likely tokens as :meth:`greedy` has them, where a kernel finds both at once."""
+    capturable: bool = False
+    """Steps of few tokens may run as programs, as far as the plan tells."""
     small_steps: SmallSteps | None = None
+    """Of one cache: see :func:`engine.execution.captured.capture_steps`."""
     kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()
     """By layer, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
     ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""
@@ -103,7 +112,8 @@ class LoweredModel:
     def run(
         self, batch: ForwardBatch, kv: KVCache, staged: Any, taps: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """:meth:`forward` with what the attention kernel staged for this batch: the part that can be recorded."""
+        """:meth:`forward` with what the attention kernel staged for this batch: the part that can be recorded, or
+        written as a program, of values."""
         context = StepContext(
             rotations=self.rotate(batch.positions), slot_mapping=batch.slot_mapping, staged=staged, kv=kv
         )
@@ -111,10 +121,8 @@ class LoweredModel:
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if index in taps:
-                tapped[index] = residual.clone()  # layers add to the residual in place
-            carry = residual
-            for op in layer:
-                residual, carry = op(residual, carry, context)
+                tapped[index] = cloned(residual)  # layers add to the residual in place
+            residual, _ = run_layer(layer, residual, residual, context)
         tapped[len(self.layers)] = residual
         return residual, [tapped[tap] for tap in taps]
 

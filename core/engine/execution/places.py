@@ -12,7 +12,6 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import DraftRows
 from engine.execution.kv_cache import KVCache
-from engine.execution.lowering import Memory
 from engine.execution.model import StepContext
 from engine.step.tables import DeviceTables
 
@@ -24,7 +23,7 @@ class Place:
     """The place of some tokens."""
 
     positions: Tensor
-    """int64 ``[num_tokens]``"""
+    """int64 ``[num_tokens]``. While a program is written, this and the slots are values."""
     slot_mapping: Tensor
     attention: AttentionBatch
     staged: Any = None
@@ -32,8 +31,6 @@ class Place:
     chain: Chained | None = None
     """The places this one was made with, and which of them it is."""
     index: int = 0
-    memory: Memory | None = None
-    """Of the recording that is being made of functions at this place."""
 
     def context(self, rotate: Rotate, attention: AttentionKernel, kv: KVCache) -> StepContext:
         if self.staged is None:

@@ -1,5 +1,5 @@
-// What else is between the kernels of a recorded function: rows copied, looked up, widened and searched, and where the
-// tokens of a chain go. Matrices are rows of contiguous elements; strides are in elements unless they say bytes.
+// What else lies between the layers: rows copied, looked up, widened and searched, and where the tokens of a step and of
+// chains go. Matrices are rows of contiguous elements; strides are in elements unless they say bytes.
 
 #include <algorithm>
 #include <cstdint>
@@ -45,11 +45,6 @@ extern "C" void copy_rows(int64_t rows, int64_t row_bytes, const char* from, int
     for (int64_t row = 0; row < rows; row++) std::memcpy(to + row * to_bytes, from + row * from_bytes, row_bytes);
 }
 
-// Several tensors at once.
-extern "C" void copy_many(int64_t count, const char* const* from, char* const* to, const int64_t* bytes) {
-    for (int64_t i = 0; i < count; i++) std::memcpy(to[i], from[i], bytes[i]);
-}
-
 // to[i] = table[index[i]]; an index outside of the table finds POISON.
 extern "C" void gather_rows(const char* table, int64_t table_rows, int64_t row_bytes, const int64_t* index,
                             int64_t count, char* to) {
@@ -60,36 +55,56 @@ extern "C" void gather_rows(const char* table, int64_t table_rows, int64_t row_b
     }
 }
 
-// Mirrored by a ctypes structure.
-struct Chains {
-    const int32_t* tables;  // block tables by slot: [slots, table_stride]
-    int64_t table_stride, block_size, rows;
-    const int64_t* slots;  // [rows]
-    int64_t* lengths;      // [rows]: tokens computed, so the position of the next one
-    int64_t* positions;    // [rows]
-    int64_t* slot_mapping;  // [rows]
-    int32_t* blocks;        // [rows, table_stride]: the rows of the block tables
-    int32_t* kv_lens;       // [rows]
-    int64_t* drafts;        // [rows, most]
-    int64_t most, made;
+// Where a program's tokens are; mirrored by a ctypes structure.
+struct Metadata {
+    int64_t *positions, *slots;    // [tokens]; slots: where keys and values go
+    int32_t *q_starts, *kv_lens;   // [rows + 1], [rows]
+    int32_t* blocks;               // [rows, stride]
+    int64_t stride;
 };
 
-// Where the next token of each chain goes.
+// A batch of `rows` rows, as one of as many rows as tokens: those that are missing have no queries.
+extern "C" void fill_metadata(const Metadata* to, int64_t tokens, int64_t rows, const int64_t* positions,
+                              const int64_t* slots, const int32_t* q_starts, const int32_t* kv_lens,
+                              const int32_t* blocks, int64_t columns, int64_t stride) {
+    std::copy_n(positions, tokens, to->positions);
+    std::copy_n(slots, tokens, to->slots);
+    std::copy_n(q_starts, rows + 1, to->q_starts);
+    std::fill(to->q_starts + rows + 1, to->q_starts + tokens + 1, static_cast<int32_t>(tokens));
+    std::copy_n(kv_lens, rows, to->kv_lens);
+    for (int64_t row = 0; row < rows; row++) std::copy_n(blocks + row * stride, columns, to->blocks + row * to->stride);
+}
+
+// Mirrored by a ctypes structure.
+struct Chains {
+    const int32_t* tables;  // block tables of all requests
+    int64_t table_stride, block_size;
+    Metadata to;                // of the tokens that are computed next, one a row
+    const int64_t* table_rows;  // [rows]: each chain's row of the tables
+    int64_t* lengths;           // [rows]: tokens computed, so the position of the next one
+    int64_t* tokens;            // [rows]: that one
+    int64_t* drafts;            // [rows, most]
+    int64_t most, rows, made;
+};
+
 extern "C" void place_chains(Chains* chains) {
+    const Metadata& to = chains->to;
     for (int64_t row = 0; row < chains->rows; row++) {
         const int64_t position = chains->lengths[row], block = position / chains->block_size;
-        const int32_t* table = chains->tables + chains->slots[row] * chains->table_stride;
-        chains->positions[row] = position;
-        chains->slot_mapping[row] = table[block] * chains->block_size + position % chains->block_size;
-        chains->kv_lens[row] = static_cast<int32_t>(position + 1);
-        std::copy_n(table, block + 1, chains->blocks + row * chains->table_stride);
+        const int32_t* table = chains->tables + chains->table_rows[row] * chains->table_stride;
+        to.positions[row] = position;
+        to.slots[row] = table[block] * chains->block_size + position % chains->block_size;
+        to.q_starts[row] = static_cast<int32_t>(row);
+        to.kv_lens[row] = static_cast<int32_t>(position + 1);
+        std::copy_n(table, block + 1, to.blocks + row * to.stride);
     }
+    to.q_starts[chains->rows] = static_cast<int32_t>(chains->rows);
 }
 
 // The next draft of each chain; advance: keys of one token more are there.
 extern "C" void grow_chains(Chains* chains, const int64_t* tokens, int64_t advance) {
     for (int64_t row = 0; row < chains->rows; row++) {
-        chains->drafts[row * chains->most + chains->made] = tokens[row];
+        chains->drafts[row * chains->most + chains->made] = chains->tokens[row] = tokens[row];
         chains->lengths[row] += advance;
     }
     chains->made++;

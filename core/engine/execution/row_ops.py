@@ -1,5 +1,5 @@
-"""What else is between the kernels of a recorded function, as C++: rows copied, looked up, widened and searched, and
-where the tokens of a chain go."""
+"""What else lies between the layers and is written into programs: rows looked up, joined, widened, copied and searched,
+and where the tokens of a step and of chains go. Of tensors torch computes the same, on any device."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine import native
-from engine.native import INT64, POINTER
+from engine.execution.program import Value, empty, run
+from engine.native import INT64, POINTER, Function, NativeCall
+
+
+class Metadata(ctypes.Structure):
+    """``Metadata`` of ``row_ops.cpp``."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("positions", "slots", "q_starts", "kv_lens", "blocks")),
+        ("stride", INT64),
+    )
 
 
 class Chains(ctypes.Structure):
@@ -22,15 +33,10 @@ class Chains(ctypes.Structure):
         ("tables", POINTER),
         ("table_stride", INT64),
         ("block_size", INT64),
-        ("rows", INT64),
-        ("slots", POINTER),
-        ("lengths", POINTER),
-        ("positions", POINTER),
-        ("slot_mapping", POINTER),
-        ("blocks", POINTER),
-        ("kv_lens", POINTER),
-        ("drafts", POINTER),
+        ("to", Metadata),
+        *((name, POINTER) for name in ("table_rows", "lengths", "tokens", "drafts")),
         ("most", INT64),
+        ("rows", INT64),
         ("made", INT64),
     )
 
@@ -40,87 +46,98 @@ _FUNCTIONS = {
     "argmax_bfloat16": (INT64, INT64, POINTER, INT64, POINTER),
     "widen_bfloat16": (INT64, POINTER, POINTER),
     "copy_rows": (INT64, INT64, POINTER, INT64, POINTER, INT64),
-    "copy_many": (INT64, POINTER, POINTER, POINTER),
     "gather_rows": (POINTER, INT64, INT64, POINTER, INT64, POINTER),
+    "fill_metadata": (POINTER, INT64, INT64, POINTER, POINTER, POINTER, POINTER, POINTER, INT64, INT64),
     "place_chains": (POINTER,),
     "grow_chains": (POINTER, POINTER, INT64),
 }
 
 
 @cache
-def kernels() -> ctypes.CDLL:
+def kernels() -> Any:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
     return native.load(Path(__file__).with_suffix(".cpp"), _FUNCTIONS)
 
 
-def gather(table: Tensor, index: Tensor, out: Tensor) -> None:
-    """``out[i] = table[index[i]]`` along the first axis; contiguous, of one dtype. ``index``: int64 ``[count]``; where
-    it is outside of the table, every byte of ``out`` is 0xFF."""
-    row_bytes = table[0].nbytes if table.dim() > 1 else table.element_size()
-    kernels().gather_rows(
-        table.data_ptr(), table.shape[0], row_bytes, index.data_ptr(), index.shape[0], out.data_ptr()
-    )
+def lookup(table: Tensor, index: Tensor, name: str = "found") -> Tensor:
+    """``table[index]``. ``index``: int64 ``[count]``; one of a value may be outside of the table, and finds a row of
+    which every byte is 0xFF. ``name``: of the result in a program."""
+    if not isinstance(index, Value):
+        return table.index_select(0, index)
+    rows = empty(index, name, (index.shape[0], *table.shape[1:]), table.dtype)
+    run(gathered, table, index, rows)
+    return rows
 
 
-def join(parts: Sequence[Tensor], out: Tensor) -> None:
-    """``torch.cat(parts, dim=-1)`` of matrices with contiguous rows."""
-    at = 0
+def cat(parts: Sequence[Tensor]) -> Tensor:
+    """``torch.cat(parts, dim=-1)`` of matrices of one dtype."""
+    value = next((part for part in parts if isinstance(part, Value)), None)
+    if value is None:
+        return torch.cat(tuple(parts), dim=-1)
+    together = empty(value, "joined", (value.shape[0], sum(part.shape[1] for part in parts)))
+    start = 0
     for part in parts:
-        size, width = part.element_size(), part.shape[1]
-        kernels().copy_rows(
-            part.shape[0], width * size, part.data_ptr(), part.stride(0) * size, out.data_ptr() + at * size,
-            out.stride(0) * size,
-        )  # fmt: skip
-        at += width
+        run(_copied, part, together[:, start : start + part.shape[1]])
+        start += part.shape[1]
+    return together
 
 
-def argmax(x: Tensor, out: Tensor) -> None:
+def argmax(x: Tensor) -> Tensor:
     """``x.argmax(dim=-1)`` of a float32 or bfloat16 matrix; of a row with a NaN any place in it."""
-    kernel = kernels().argmax_float if x.dtype == torch.float32 else kernels().argmax_bfloat16
-    kernel(x.shape[0], x.shape[1], x.data_ptr(), x.stride(0), out.data_ptr())
+    if not isinstance(x, Value):
+        return x.argmax(dim=-1)
+    tokens = empty(x, "tokens", x.shape[:1], torch.int64)
+    run(_argmax, x, tokens)
+    return tokens
 
 
-def widen(x: Tensor, out: Tensor) -> None:
-    """``x.float()`` of contiguous bfloat16."""
-    kernels().widen_bfloat16(x.numel(), x.data_ptr(), out.data_ptr())
+def widen(x: Tensor) -> Tensor:
+    """``x.float()`` of contiguous float32 or bfloat16."""
+    if not isinstance(x, Value):
+        return x.float()
+    if x.dtype == torch.float32:
+        return x
+    wide = empty(x, "widened", x.shape, torch.float32)
+    run(lambda x, y: kernels().widen_bfloat16.at(x.numel(), x.data_ptr(), y.data_ptr()), x, wide)
+    return wide
 
 
-class Copies:
-    """Copies tensors to where a recording reads them, all in one call."""
-
-    def __init__(self, targets: Sequence[Tensor]) -> None:
-        """``targets``: contiguous; they stay where they are."""
-        assert all(target.is_contiguous() for target in targets)
-        self._held = tuple(targets)
-        count = len(self._held)
-        self._to = (POINTER * count)(*(target.data_ptr() for target in targets))
-        self._bytes = tuple(target.nbytes for target in targets)
-        self._sizes = (INT64 * count)(*self._bytes)
-        self._from = (POINTER * count)()
-        arrays = (ctypes.addressof(array) for array in (self._from, self._to, self._sizes))
-        self._arguments = (count, *arrays)
-        self._copy = kernels().copy_many
-
-    def __call__(self, sources: Sequence[Tensor]) -> None:
-        """``sources``: of the targets' shapes and dtypes, in their order."""
-        whole = [source if source.is_contiguous() else source.contiguous() for source in sources]
-        for i, (source, size) in enumerate(zip(whole, self._bytes, strict=True)):
-            assert source.nbytes == size, (source.shape, source.dtype, self._held[i].shape, self._held[i].dtype)
-            self._from[i] = source.data_ptr()
-        self._copy(*self._arguments)
+def cloned(x: Tensor) -> Tensor:
+    """``x.clone()`` of a contiguous tensor: hidden states that a layer is about to change."""
+    if not isinstance(x, Value):
+        return x.clone()
+    copy = empty(x, "tapped", x.shape)
+    run(_copied, x, copy)
+    return copy
 
 
-def copy(source: Tensor, target: Tensor) -> None:
-    """Between contiguous tensors of one shape and dtype."""
-    assert source.is_contiguous() and target.is_contiguous() and source.nbytes == target.nbytes
-    kernels().copy_rows(1, source.nbytes, source.data_ptr(), 0, target.data_ptr(), 0)
+def copy(source: Any, target: Any) -> None:
+    """``target.copy_(source)`` of values with rows of one shape, which may be the same."""
+    if source.memory.data_ptr() != target.memory.data_ptr():
+        run(_copied, source, target)
 
 
-def place(chains: Chains) -> None:
-    """Where the next token of each chain goes: positions, slots, block tables and lengths."""
-    kernels().place_chains(ctypes.addressof(chains))
+def gathered(table: Tensor, index: Tensor, out: Tensor) -> NativeCall:
+    """``out[i] = table[index[i]]`` of contiguous tensors."""
+    assert table.is_contiguous() and index.is_contiguous() and out.is_contiguous() and index.dtype == torch.int64
+    row_bytes, count = table.stride(0) * table.element_size(), index.shape[0]
+    call: NativeCall = kernels().gather_rows.at(
+        table.data_ptr(), table.shape[0], row_bytes, index.data_ptr(), count, out.data_ptr()
+    )
+    return call
 
 
-def grow(chains: Chains, tokens: Tensor, advance: bool) -> None:
-    """Add a draft to each chain, int64 ``[rows]``. ``advance``: the keys of one token more are in the cache."""
-    kernels().grow_chains(ctypes.addressof(chains), tokens.data_ptr(), int(advance))
+def _copied(source: Tensor, target: Tensor) -> NativeCall:
+    """Of vectors, or of matrices with contiguous rows."""
+    assert source.shape == target.shape and source.dtype == target.dtype and source.stride(-1) == target.stride(-1) == 1
+    size, rows = source.element_size(), source.shape[0] if source.dim() > 1 else 1
+    strides = [tensor.stride(0) * size if tensor.dim() > 1 else 0 for tensor in (source, target)]
+    row_bytes = source.shape[-1] * size
+    pointers = source.data_ptr(), target.data_ptr()
+    call: NativeCall = kernels().copy_rows.at(rows, row_bytes, pointers[0], strides[0], pointers[1], strides[1])
+    return call
+
+
+def _argmax(x: Tensor, out: Tensor) -> NativeCall:
+    kernel: Function = kernels().argmax_float if x.dtype == torch.float32 else kernels().argmax_bfloat16
+    return kernel.at(x.shape[0], x.shape[1], x.data_ptr(), x.stride(0), out.data_ptr())

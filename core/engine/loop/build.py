@@ -20,7 +20,8 @@ from engine.contracts.drafter import DeviceDrafter, cached_by, may_be_recorded, 
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.quantizer import Quantizer
-from engine.execution import cpu_ops
+from engine.execution import cpu_ops, row_ops
+from engine.execution.captured import CapturedSteps, capture_steps
 from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
 from engine.execution.draft_graphs import DraftGraphs, NotRecordable, draft_buckets
 from engine.execution.drafting import DraftEngine, DraftLoading
@@ -91,6 +92,7 @@ def build_engine(
     if plan.execution == "compile" and plan.device.kind == "cpu":
         with phase("build kernels"):
             cpu_ops.kernels()
+            row_ops.kernels()
     # A GPU works by itself once it has been told what to do; a CPU needs a thread to do it.
     worker = DeviceWorker(own_thread=plan.overlap and plan.device.kind == "cpu")
     with phase("load weights"):
@@ -126,7 +128,8 @@ def _describe(
     model: LoweredModel, runner: ModelRunner, memory: MemoryPlan, pool: KVPoolSize, phases: Sequence[Phase]
 ) -> EngineInfo:
     kv, tables = runner.kv, runner.tables
-    recordings = None if model.small_steps is None else model.small_steps.recordings
+    steps = runner.model.small_steps
+    programs = steps.programs if isinstance(steps, CapturedSteps) else None
     return EngineInfo(
         pid=os.getpid(),
         num_blocks=pool.blocks,
@@ -143,10 +146,10 @@ def _describe(
             weights=model.weights_bytes,
             kv=kv.num_bytes,
             tables=tables.nbytes,
-            recordings=0 if recordings is None else recordings.num_bytes,
+            recordings=0 if programs is None else programs.num_bytes,
             phases=phases,
         ),
-        notes=pool.notes if recordings is None else (*pool.notes, *recordings.notes()),
+        notes=pool.notes if programs is None else (*pool.notes, *programs.notes()),
     )
 
 
@@ -191,6 +194,7 @@ def _make_runner(
     tables = DeviceTables(
         bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device, plan.model.vocab_size
     )
+    model = capture_steps(model, kv, tables.tokens.shape[1], taps_of(bound.drafter))
     return ModelRunner(model, kv, tables, on_device(bound.drafter))
 
 

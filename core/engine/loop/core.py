@@ -201,7 +201,7 @@ class EngineCore:
                 owners=planned.owners,
                 planning_ms=(self._clock() - started) * 1e3,
                 asked=planned.asked,
-                draft_ms=planned.draft_ms,
+                draft_ms=planned.draft_ms if self._drafting.on_host else 0.0,
                 wait=self._device.launch(planned.plan),
                 started_s=started,
                 preemptions=planned.preemptions,

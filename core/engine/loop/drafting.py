@@ -49,6 +49,7 @@ class Drafting:
         self._policy = policy
         self._vocab_size = vocab_size
         self._enabled = drafter.max_width > 0
+        self.on_host = self._enabled and self._host is not None
 
     @property
     def max_width(self) -> int:

@@ -10,11 +10,11 @@ A source is compiled for exactly this processor (``-march=native``), so its macr
 ``__AMX_BF16__``, ...) say what it may use.
 """
 
+from engine.native.calls import Function, NativeCall, in_one
 from engine.native.compiler import Compiler, NativeError, find_compiler
 from engine.native.loader import ACTIVATIONS, FLOAT, INT32, INT64, POINTER, load, pointer
-from engine.native.recording import Recording, recording, recordings_made
 
 __all__ = [
-    "ACTIVATIONS", "FLOAT", "INT32", "INT64", "POINTER", "Compiler", "NativeError", "Recording", "find_compiler",
-    "load", "pointer", "recording", "recordings_made",
+    "ACTIVATIONS", "FLOAT", "INT32", "INT64", "POINTER", "Compiler", "Function", "NativeCall", "NativeError",
+    "find_compiler", "in_one", "load", "pointer",
 ]  # fmt: skip

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.native.calls import Function
 from engine.native.compiler import NativeError, find_compiler
-from engine.native.recording import Function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +23,9 @@ ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 def load(source: Path, functions: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL:
     """The library of ``source``, compiled now unless an earlier process did. Raises :class:`NativeError`.
 
-    ``functions``: argument types of the functions that are called and return nothing. Others take nothing and return
-    an ``int``. Import torch first: its OpenMP library is then the one the kernels use, so that there is one team of
-    threads. A call releases the GIL, and is noted by an open :func:`~engine.native.recording.recording`.
+    ``functions``: argument types of the functions that are called and return nothing
+    (:class:`~engine.native.calls.Function`). Others take nothing and return an ``int``. Import torch first: its OpenMP
+    library is then the one the kernels use, so that there is one team of threads. A call releases the GIL.
     """
     library = open_library(source)
     for name, arguments in functions.items():

@@ -20,8 +20,8 @@ def adjust_(
 
     ``tokens``: int64 ``[rows, width]``, each row's text, drafts included, at least up to the positions of ``batch``;
     ``longest``: a bound of the text before any of these. ``on_triton``: penalties by a kernel that needs no bound.
-    Token ids outside the vocabulary are ignored. Nothing here waits for the device or depends on what is in tensors,
-    except on a CPU: may be captured.
+    Biased and stop tokens outside the vocabulary are ignored. Nothing here waits for the device or depends on what is
+    in tensors, except on a CPU: may be captured.
     """
     if Feature.BIASED in batch.features:
         ids = state.bias_ids.index_select(0, batch.rows)

@@ -19,6 +19,9 @@ from engine.sampling.philox import signed64
 STATE_BYTES_PER_ROW = 5 * 4 + 8 + 4 * 8 + MAX_BIASED_TOKENS * (8 + 4) + MAX_STOP_TOKENS * 8
 """What :class:`SamplingState` takes for a request."""
 
+_MOST = 2**31 - 1
+"""A count beyond this is as good as this, and kernels take 32 bits."""
+
 
 class Feature(enum.IntFlag):
     """What a request asks of sampling beside the most likely token. The host decides by it which kernels run."""
@@ -125,7 +128,7 @@ class SamplingState:
         min_tokens = params.min_tokens if stop_ids else 0  # with nothing to forbid, any length will do
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         floats = (params.temperature, params.min_p, *penalties)
-        ints = (params.top_k, signed64(seed), prompt_len, min_tokens)
+        ints = (min(params.top_k, _MOST), signed64(seed), prompt_len, min(min_tokens, _MOST))
         self._floats[:, row] = upload(floats, torch.float32, self._device)
         self._top_p[row] = params.top_p
         self._ints[:, row] = upload(ints, torch.int64, self._device)

@@ -19,7 +19,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.contracts.attention_kernel import AttentionCapabilities, AttentionKernel
+from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, AttentionKernel, NativeAttention
 from engine.contracts.provider import BuildContext
 from engine.testing.attention_cases import (
     SMALL_CASES,
@@ -70,9 +70,10 @@ class AttentionKernelConformance:
             and (able.soft_cap or case.soft_cap is None)
         )
 
-    def test_a_recordable_kernel_has_its_suite_inherited(self) -> None:
+    def test_the_suites_of_all_that_the_kernel_offers_are_inherited(self) -> None:
         kernel = self.make(make_context(case_named("verify"), "float32", self.device))
         assert kernel.capabilities.recordable == isinstance(self, RecordableConformance)
+        assert isinstance(kernel, NativeAttention) == isinstance(self, NativeConformance)
 
     def test_the_plan_can_say_what_computes_it(self) -> None:
         case = case_named("verify")
@@ -108,3 +109,26 @@ class RecordableConformance(AttentionKernelConformance):
         captured = replace(inputs, batch=replace(inputs.batch, q_lens=widest, kv_lens=widest))
         got = run(kernel, case, captured)
         assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
+
+
+class NativeConformance(AttentionKernelConformance):
+    """For kernels whose layers are native calls (:class:`~engine.contracts.attention_kernel.NativeAttention`)."""
+
+    @pytest.mark.parametrize("native_dtype", ["float32", "bfloat16"])
+    def test_a_native_call_computes_what_is_there_when_it_is_made(self, native_dtype: str) -> None:
+        """Described before queries, lengths and block tables are known; rows without queries follow."""
+        case = case_named("verify")
+        kernel = self.make(make_context(case, native_dtype, self.device))
+        assert isinstance(kernel, NativeAttention)
+        real = make_inputs(case, native_dtype, self.device, padding_rows=3)
+        tensors = (real.batch.block_tables, real.batch.q_starts, real.batch.kv_lens_device, real.q)
+        tables, q_starts, kv_lens, q = (torch.zeros_like(tensor) for tensor in tensors)
+        ones = (1,) * len(real.batch.q_lens)
+        batch = AttentionBatch(ones, ones, tables, q_starts, kv_lens, real.batch.block_size)
+        staged, out = kernel.stage(batch), q.new_empty(q.shape[0], case.num_heads * case.head_dim)
+        call = kernel.call(staged, case.op, q, real.k_cache, real.v_cache, PlainFormat(), None, None, out)
+        assert call is not None
+        for later, value in zip((tables, q_starts, kv_lens, q), tensors, strict=True):
+            later.copy_(value)
+        call()
+        assert torch.equal(out, run(kernel, case, real))

@@ -12,8 +12,8 @@ A quantizer that reads packed checkpoints overrides :meth:`QuantizerConformance.
 :meth:`QuantizerConformance.weights` to say which weights they stand for.
 
 What a quantizer may offer beside products has suites of its own, to inherit as well: :class:`AddConformance`,
-:class:`GateConformance` and, run where Triton kernels run, :class:`TileLoaderConformance`. The first test fails until
-the suites of all that is offered are inherited.
+:class:`GateConformance`, :class:`NativeConformance` and, run where Triton kernels run, :class:`TileLoaderConformance`.
+The first test fails until the suites of all that is offered are inherited.
 """
 
 from __future__ import annotations
@@ -158,9 +158,11 @@ class QuantizerConformance:
         packed = {name: self.pack(spec, dtype)[0] for name, spec in SPECS.items()}
         adds = tuple(name for name in ADDED if packed[name].apply_add is not None)
         gates = tuple(name for name in GATED if packed[name].apply_gated is not None)
+        native = any(layer.native is not None for layer in packed.values())
         loads = runs_triton(self.device) and any(layer.tile_loader is not None for layer in packed.values())
         assert adds == self.adds, f"apply_add is there for {adds}, AddConformance runs {self.adds}"
         assert gates == self.gates, f"apply_gated is there for {gates}, GateConformance runs {self.gates}"
+        assert native == isinstance(self, NativeConformance), f"native calls: {native}, or NativeConformance"
         assert loads == isinstance(self, TileLoaderConformance), f"a tile loader: {loads}, or TileLoaderConformance"
 
     def test_it_says_what_it_stores(self) -> None:
@@ -209,6 +211,30 @@ class GateConformance(QuantizerConformance):
             # The reference has rounded gates and ups already.
             accepted = 2 * DTYPES[dtype] * float(want.abs().max())
             assert float((got.double() - want).abs().max()) <= accepted, f"{rows} rows"
+
+
+class NativeConformance(QuantizerConformance):
+    """For quantizers whose layers are ``native`` calls."""
+
+    @pytest.mark.parametrize("name", SPECS)
+    def test_a_native_call_computes_what_is_there_when_it_is_made(self, name: str, dtype: str) -> None:
+        """The same bits as ``apply``, ``apply_add`` and ``apply_gated``."""
+        spec = SPECS[name]
+        packed, _ = self.pack(spec, dtype)
+        assert packed.native is not None
+        gated = spec.kind == "gate_up"
+        for rows in self.rows:
+            given, act = self.inputs(spec, rows, dtype), "silu" if gated else None
+            x, y = torch.zeros_like(given), given.new_empty(rows, spec.out_features // (2 if gated else 1))
+            call, add = packed.native(x, y, act=act), None if gated else packed.native(x, y, y)
+            x.copy_(given)
+            call()
+            apply_gated = packed.apply_gated or (lambda x, act: gated_activation(packed.apply(x), act))
+            assert torch.equal(y, apply_gated(x, "silu") if gated else packed.apply(x)), f"{rows} rows"
+            if add is not None and packed.apply_add is not None:
+                want = packed.apply_add(x, y.clone())
+                add()
+                assert torch.equal(y, want), f"{rows} rows, added"
 
 
 class TileLoaderConformance(QuantizerConformance):

@@ -46,7 +46,8 @@ class DraftModelDrafter:
         self._head = weights.head(ops.head)
         weights.finish(ignored=("rotary_emb.inv_freq", "lm_head.weight") if ops.head.tied else ("rotary_emb.inv_freq",))
 
-        self._follow, self._chain = engine.replayed(self._run), engine.chain(self._next)
+        self._argmax = engine.argmax
+        self._follow, self._chain = engine.captured(self._run), engine.chain(self._next)
 
     def extend(self, step: TargetStep) -> None:
         """Computes the step's tokens, rejected drafts too: one pass over a few rows more costs next to nothing."""
@@ -60,7 +61,7 @@ class DraftModelDrafter:
         return self._layers.run(residual, residual, place)
 
     def _next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, None]:
-        return self._head(self._run(tokens, place)).argmax(dim=-1), None
+        return self._argmax(self._head(self._run(tokens, place))), None
 
     def release(self, slot: int) -> None:
         """Nothing is kept beside the cache."""

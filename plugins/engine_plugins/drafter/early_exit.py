@@ -47,7 +47,7 @@ class EarlyExitDrafter:
     def _next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, None]:
         residual = self._engine.embed(tokens)
         logits = self._engine.head(self._layers.run(residual, residual, place))
-        return logits.argmax(dim=-1), None
+        return self._engine.argmax(logits), None
 
     def release(self, slot: int) -> None:
         """Nothing is kept."""

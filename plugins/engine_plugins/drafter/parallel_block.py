@@ -169,17 +169,16 @@ class ParallelBlockDrafter:
             found = target_ids(weights, facts.draft_vocab, self._model.vocab_size, facts.path)
             self._to_target = found.to(engine.device)
         weights.finish(ignored=("t2d", "rotary_emb.inv_freq"))
-        self._follow = engine.replayed(self._write)
+        self._follow, self._fill = engine.captured(self._write), engine.captured(self._filled)
 
     def extend(self, step: TargetStep) -> None:
         self._follow(*step.taps, place=step.place)
 
-    def _write(self, *taps: Tensor, place: Any) -> Tensor:
+    def _write(self, *taps: Tensor, place: Any) -> None:
         """Keys and values of what the target's hidden states are fused to."""
-        fused: Tensor = self._fused_norm(self._fc(torch.cat(taps, dim=-1)))
+        fused: Tensor = self._fused_norm(self._fc(self._engine.cat(taps)))
         for layer in self._layers:
             layer.write(fused, place)
-        return fused
 
     def propose(self, rows: DraftRows) -> DraftTokens:
         if not rows.index:
@@ -187,14 +186,16 @@ class ParallelBlockDrafter:
         width = rows.width + 1
         tokens = torch.full((len(rows.index), width), self._facts.mask_token, device=self._engine.device)
         tokens[:, 0] = rows.tokens
-        place = self._engine.block(rows, width)
-        residual = self._engine.embed(tokens.flatten())
+        found: Tensor = self._fill(tokens.flatten(), place=self._engine.block(rows, width))
+        return DraftTokens(found.view(len(rows.index), width)[:, 1:])
+
+    def _filled(self, tokens: Tensor, place: Any) -> Tensor:
+        """The most likely token at every place of the blocks."""
+        residual = self._engine.embed(tokens)
         for norm, layer in zip(self._norms, self._layers, strict=True):
             residual = layer.run(residual, norm(residual), place)
-        filled = residual.view(len(rows.index), width, -1)[:, 1:].flatten(0, 1)
-        found: Tensor = self._unembed(self._final_norm(filled)).argmax(dim=-1)
-        drafts = found if self._to_target is None else self._to_target[found]
-        return DraftTokens(drafts.view(len(rows.index), width - 1))
+        found = self._engine.argmax(self._unembed(self._final_norm(residual)))
+        return found if self._to_target is None else self._engine.lookup(self._to_target, found)
 
     def release(self, slot: int) -> None:
         """Nothing is kept beside the cache."""

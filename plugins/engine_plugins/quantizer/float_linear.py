@@ -15,7 +15,7 @@ from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
 from engine.execution.triton_ops.device import runs_triton
-from engine.native import ACTIVATIONS
+from engine.native import ACTIVATIONS, NativeCall
 from engine_plugins.quantizer.panel_linear import (
     PAIR,
     PANEL,
@@ -86,6 +86,7 @@ def pack_float(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructio
         out_features=layer.out_features,
         apply_add=None if layer.gated else layer.apply_add,
         apply_gated=layer.apply_gated if layer.gated else None,
+        native=layer.native,
         label=f"{_short(weight.dtype)} panels, {instructions}",
     )
 
@@ -136,6 +137,11 @@ class _Layer:
 
     def apply_gated(self, x: Tensor, act: str) -> Tensor:
         return self._run(self._activated[act], x, x.new_empty(x.shape[0], self.out_features // 2))
+
+    def native(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
+        """See :class:`engine.contracts.quantizer.NativeLinear`."""
+        assert x.dtype == self._panels.dtype and self.gated == (act is not None)
+        return (self._plain if act is None else self._activated[act]).at(x, y, residual)
 
     def _run(self, call: PanelCall, x: Tensor, y: Tensor, residual: Tensor | None = None) -> Tensor:
         assert x.dtype == self._panels.dtype

@@ -20,7 +20,7 @@ from engine import native
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
-from engine.native import ACTIVATIONS, INT32, INT64, POINTER
+from engine.native import ACTIVATIONS, INT32, INT64, POINTER, NativeCall
 from engine_plugins.quantizer.panel_linear import (
     PAIR,
     PANEL,
@@ -43,6 +43,8 @@ BYTES_STRETCH = 512
 an int32 would hold more."""
 INSTRUCTIONS = ("none", "AVX2", "AVX512-VNNI", "AMX")
 """By the numbers ``integer_linear.cpp`` gives them."""
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""Of activations."""
 FORMATS = ("bytes", "nibbles", "e4m3")
 FLOATS, INTEGERS_16, INTEGERS_8 = range(3)
 """``Arithmetic`` of ``integer_linear.cpp``."""
@@ -69,7 +71,7 @@ class _Linear(PanelLinear):
 @cache
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    return load_linears(Path(__file__).with_suffix(".cpp"), "linear_float32", "linear_bfloat16")
+    return load_linears(Path(__file__).with_suffix(".cpp"), *(f"linear_{name}" for name in DTYPES.values()))
 
 
 def wanted(context: BuildContext) -> bool:
@@ -192,6 +194,7 @@ def pack_panels(panels: Panels, activations: str, instructions: str | None = Non
         out_features=layer.out_features,
         apply_add=None if layer.gated else layer.apply_add,
         apply_gated=layer.apply_gated if layer.gated else None,
+        native=None if activations == "fp8" else layer.native,  # torch rounds the input
         label=layer.label,
     )
 
@@ -230,7 +233,7 @@ class _Layer:
         self._panels, self._activations = panels, activations
         self._offset, self._instructions = _offset_of(panels.bits, panels.floating), INSTRUCTIONS.index(instructions)
         self._columns = 2 * (-(-self.out_features // PAIR) * PANEL) if panels.gated else self.out_features
-        functions = {torch.float32: kernels().linear_float32, torch.bfloat16: kernels().linear_bfloat16}
+        functions = {dtype: getattr(kernels(), f"linear_{name}") for dtype, name in DTYPES.items()}
         self._taken = () if activations == "fp8" else tuple(functions)  # others are turned into float32 by torch
         self._calls = {
             (dtype, name): PanelCall(function, self._linear(dtype, code))
@@ -260,6 +263,11 @@ class _Layer:
 
     def apply_gated(self, x: Tensor, act: str) -> Tensor:
         return self._product(x, self.out_features // 2, act)
+
+    def native(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
+        """See :class:`engine.contracts.quantizer.NativeLinear`."""
+        assert self.gated == (act is not None)
+        return self._calls[x.dtype, act or ""].at(x, y, residual)
 
     def _product(self, x: Tensor, columns: int, act: str) -> Tensor:
         if x.dtype in self._taken:

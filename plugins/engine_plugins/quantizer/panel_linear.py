@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine import native
-from engine.native import INT32, INT64, POINTER
+from engine.native import INT32, INT64, POINTER, Function, NativeCall
 
 PANEL = 16
 """Outputs whose weights lie together."""
@@ -35,19 +34,26 @@ class PanelLinear(ctypes.Structure):
 
 
 class PanelCall:
-    """``y = x @ W.T (+ bias) (+ residual)``, or its gated form, by one compiled function over one weight."""
+    """``y = x @ W.T (+ bias) (+ residual)``, or its gated form, as a call of one compiled function over one weight."""
 
-    def __init__(self, function: Any, linear: PanelLinear) -> None:
+    def __init__(self, function: Function, linear: PanelLinear) -> None:
         """``function``: of :func:`load_linears`, for the dtype of ``x``. The tensors ``linear`` points to must outlive
         the call."""
+        self._function = function
         self._linear = linear  # read by every call
-        self._run = partial(function, ctypes.addressof(linear))
 
-    def __call__(self, x: Tensor, y: Tensor, residual: Tensor | None = None) -> Tensor:
-        """``x [rows, in]``, ``y`` and ``residual`` ``[rows, out]``, which may be the same -> ``y``, written."""
+    def at(self, x: Tensor, y: Tensor, residual: Tensor | None = None) -> NativeCall:
+        """``x [rows, in]``, ``y`` and ``residual`` ``[rows, out]``, which may be the same."""
         (x_stride, x_last), (y_stride, y_last) = x.stride(), y.stride()
         assert x_last == y_last == 1 and (residual is None or residual.stride() == y.stride())
-        self._run(len(x), x.data_ptr(), x_stride, y.data_ptr(), y_stride, native.pointer(residual))
+        return self._function.at(
+            ctypes.addressof(self._linear), len(x), x.data_ptr(), x_stride, y.data_ptr(), y_stride,
+            native.pointer(residual),
+        )  # fmt: skip
+
+    def __call__(self, x: Tensor, y: Tensor, residual: Tensor | None = None) -> Tensor:
+        """``y``, written."""
+        self.at(x, y, residual)()
         return y
 
 

@@ -24,7 +24,7 @@ from engine.testing.attention_cases import SMALL_CASES, PlainFormat, case_named
 from engine.testing.attention_kernel import (
     TOLERANCE,
     AttentionCase,
-    AttentionKernelConformance,
+    NativeConformance,
     error,
     make_context,
     make_inputs,
@@ -63,7 +63,7 @@ def check(case: AttentionCase, dtype: str, use_amx: bool) -> None:
 
 
 @needs_compiler
-class TestCpuAttention(AttentionKernelConformance):
+class TestCpuAttention(NativeConformance):
     capabilities = CpuAttention.capabilities
 
     def make(self, context: BuildContext) -> AttentionKernel:
@@ -71,7 +71,7 @@ class TestCpuAttention(AttentionKernelConformance):
 
 
 @needs_compiler
-class TestCpuAttentionOnVectors(AttentionKernelConformance):
+class TestCpuAttentionOnVectors(NativeConformance):
     capabilities = CpuAttention.capabilities
 
     def make(self, context: BuildContext) -> AttentionKernel:

@@ -21,7 +21,7 @@ from engine.execution.reference import gated_activation
 from engine.native import find_compiler
 from engine.native.compiler import FLAGS, INCLUDE
 from engine.testing.context import build_context
-from engine.testing.quantizer import AddConformance, GateConformance
+from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance
 from engine_plugins.quantizer import integer_linear
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
 from engine_plugins.quantizer.integer_linear import can_pack, from_panels, pack_integer, packed_bytes, to_panels
@@ -281,7 +281,7 @@ def test_weights_for_other_devices_and_executions_are_not_in_panels() -> None:
     assert not integer_linear.wanted(build_context(dtype="bfloat16", execution="eager"))
 
 
-class TestInt8InPanels(AddConformance, GateConformance):
+class TestInt8InPanels(AddConformance, GateConformance, NativeConformance):
     weight_error = 0.5 / 127 + 1e-6
     activations = "bf16"
 
@@ -293,7 +293,7 @@ class TestInt8ActivationsInPanels(TestInt8InPanels):
     activations = "int8"
 
 
-class TestInt4InPanels(AddConformance, GateConformance):
+class TestInt4InPanels(AddConformance, GateConformance, NativeConformance):
     weight_error = 0.5 / 7 + 0.36 + 1e-6  # half a step, and what the clip search may cut
     group_size = 32
 
@@ -305,7 +305,7 @@ class TestInt4InPanelsByChannel(TestInt4InPanels):
     group_size = 256
 
 
-class TestFP8InPanels(AddConformance, GateConformance):
+class TestFP8InPanels(AddConformance, GateConformance, NativeConformance):
     weight_error = 2.0**-4 + 1e-6
 
     def make(self) -> Quantizer:

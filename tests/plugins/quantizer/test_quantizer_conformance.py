@@ -6,7 +6,7 @@ from tests.needs import needs_compiler
 
 from engine.contracts.quantizer import Quantizer
 from engine.testing.context import build_context
-from engine.testing.quantizer import AddConformance, GateConformance, QuantizerConformance
+from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance, QuantizerConformance
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.unquantized import Unquantized
@@ -18,7 +18,7 @@ class TestUnquantized(AddConformance):
 
 
 @needs_compiler
-class TestUnquantizedInPanels(AddConformance, GateConformance):
+class TestUnquantizedInPanels(AddConformance, GateConformance, NativeConformance):
     dtypes = ("bfloat16",)
 
     def make(self) -> Quantizer:

@@ -10,15 +10,17 @@ from torch import Tensor
 from engine.contracts.model import RopeFacts
 from engine.contracts.ops import Attention, LMHead, NormGateUpAct, NormQKVRopeWrite
 from engine.contracts.quantizer import PackedLinear
+from engine.execution.lowering.rotation_tables import RotationTables
 from engine.execution.lowering.settings import LoweredHead, Lowering, Rotations
 from engine.execution.model import LoweredOp, StepContext
 from engine.execution.norms import Norm, cpu_norm, rms_norm
 from engine.execution.reference import gated_activation
 from engine.execution.rope import Rotary, paired, rotate, rotate_paired
+from engine.execution.row_ops import widen
 
 
 def lower_rotations(lowering: Lowering, head_dim: int, max_position: int) -> Rotations:
-    """Tables of every distinct rotation, once per step."""
+    """Tables of every distinct rotation, once per step; with C++ kernels also of values."""
     rotaries = [Rotary(facts, head_dim, max_position, lowering.device) for facts in lowering.rope_kinds]
     whole = [rotates_whole(lowering, facts, head_dim) for facts in lowering.rope_kinds]
 
@@ -29,7 +31,7 @@ def lower_rotations(lowering: Lowering, head_dim: int, max_position: int) -> Rot
             result.append(paired(cos, sin) if fast else (cos, sin))
         return tuple(result)
 
-    return tables
+    return RotationTables(tables) if lowering.native else tables
 
 
 def rotates_whole(lowering: Lowering, facts: RopeFacts, head_dim: int) -> bool:
@@ -50,7 +52,7 @@ def lower_unembed(lowering: Lowering, head: PackedLinear) -> Callable[[Tensor], 
         logits = linear(normed)
         if lowering.tp > 1:
             logits = lowering.parallelism.all_gather(logits, "tp", axis=-1)
-        return logits.float()
+        return widen(logits)
 
     return unembed
 

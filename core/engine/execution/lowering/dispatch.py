@@ -26,10 +26,11 @@ def lower_layer_op(
     lowering: Lowering, op: LayerOp, layer: int, norms: dict[str, Tensor], packed: PackedLinear | None
 ) -> LoweredOp:
     """One op of one layer. ``norms``: float32 weights by checkpoint name; ``packed``: its linear, if it has one."""
-    if isinstance(op, Attention):
-        return chain.lower_attention(lowering, op, layer)
-    assert packed is not None, f"{type(op).__name__} has a linear"
     kernels = _kernels(lowering)
+    if isinstance(op, Attention):
+        attention: LoweredOp = (kernels if lowering.native else chain).lower_attention(lowering, op, layer)
+        return attention
+    assert packed is not None, f"{type(op).__name__} has a linear"
     if isinstance(op, NormQKVRopeWrite):
         lowered: LoweredOp = kernels.lower_qkv(lowering, op, layer, norms, packed)
         return lowered
@@ -40,7 +41,8 @@ def lower_layer_op(
         from engine.execution.lowering import triton
 
         return triton.lower_residual(lowering, op, packed)
-    return chain.lower_residual(lowering, packed)
+    residual: LoweredOp = kernels.lower_residual(lowering, packed)
+    return residual
 
 
 def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> LoweredHead:

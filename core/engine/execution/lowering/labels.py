@@ -12,8 +12,7 @@ from engine.contracts.ops import (
 )
 from engine.contracts.quantizer import PackedLinear
 from engine.execution.lowering.chain import rotates_whole
-from engine.execution.lowering.replay import MOST_TOKENS, why_not_replayed
-from engine.execution.lowering.settings import Lowering
+from engine.execution.lowering.settings import MOST_TOKENS, Lowering
 
 
 def describe(lowering: Lowering, ops: ModelOps, linears: dict[str, PackedLinear]) -> tuple[str, ...]:
@@ -79,10 +78,10 @@ def _by_rows(fused: str | None, chain: str, packed: PackedLinear | None) -> str:
 
 
 def _steps_label(lowering: Lowering) -> str:
-    reason = why_not_replayed(lowering)
+    reason = lowering.why_uncaptured
     if reason is not None:
-        return f"Steps: op by op, because {reason}"
-    return f"Steps: up to {MOST_TOKENS} tokens replayed, one call for all layers; else op by op"
+        return f"Steps: run uncaptured (slower): {reason}"
+    return f"Steps: up to {MOST_TOKENS} tokens are one call for all layers; else op by op"
 
 
 def _norm_label(lowering: Lowering) -> str:

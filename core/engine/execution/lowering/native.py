@@ -1,21 +1,47 @@
-"""Ops on the C++ kernels of ``cpu_ops.py``."""
+"""Ops on the C++ kernels of ``cpu_ops.py`` and of plugins, of tensors or of values (:mod:`engine.execution.program`).
+"""
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
-from engine.contracts.ops import NormGateUpAct, NormQKVRopeWrite
-from engine.contracts.quantizer import PackedLinear
+from engine.contracts.attention_kernel import NativeAttention
+from engine.contracts.ops import Attention, NormGateUpAct, NormQKVRopeWrite
+from engine.contracts.quantizer import NativeLinear, PackedLinear
 from engine.execution.cpu_ops import HeadNorm, RotateAndWrite, compiled_gate
-from engine.execution.lowering.settings import Lowering
+from engine.execution.lowering import chain
+from engine.execution.lowering.settings import Linear, Lowering
 from engine.execution.model import LoweredOp, StepContext
+from engine.execution.program import NotNative, Value, empty, run
+from engine.native import NativeCall
+
+
+def native_linear(packed: PackedLinear) -> Linear:
+    """``apply``, and the same call of a value."""
+
+    def linear(x: Tensor) -> Tensor:
+        if not isinstance(x, Value):
+            return packed.apply(x)
+        y = empty(x, "product", (x.shape[0], packed.out_features))
+        run(_native(packed), x, y)
+        return y
+
+    return linear
+
+
+def _native(packed: PackedLinear) -> NativeLinear:
+    if packed.native is None:
+        raise NotNative(f"its linear layers ({packed.label}) have no native calls")
+    return packed.native
 
 
 def lower_qkv(
     lowering: Lowering, op: NormQKVRopeWrite, layer: int, norms: dict[str, Tensor], packed: PackedLinear
 ) -> LoweredOp:
     num_heads, num_kv_heads, head_dim = op.num_heads // lowering.tp, op.num_kv_heads // lowering.tp, op.head_dim
-    norm, linear = lowering.input_norm(op.norm, norms), lowering.linear(packed)
+    norm, linear = lowering.input_norm(op.norm, norms), native_linear(packed)
     q_norm, k_norm = (None if spec is None else HeadNorm(norms[spec.name], spec.eps) for spec in (op.q_norm, op.k_norm))
     rotary_dim = 0 if op.rope is None else op.rope.rotary_dim or head_dim
     rotate_and_write = RotateAndWrite(num_heads, num_kv_heads, head_dim, rotary_dim, q_norm, k_norm, lowering.dtype)
@@ -36,10 +62,52 @@ def lower_qkv(
     return qkv_rope_write
 
 
+def lower_attention(lowering: Lowering, op: Attention, layer: int) -> LoweredOp:
+    kernel, kv_format = lowering.attention, lowering.kv_format
+    of_tensors = chain.lower_attention(lowering, op, layer)
+
+    def attention(residual: Tensor, queries: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        if not isinstance(queries, Value):
+            return of_tensors(residual, queries, context)
+        if not isinstance(kernel, NativeAttention):
+            raise NotNative("the attention kernel has no native calls")
+        keys, values, *scales = context.kv.layer(layer)
+        out = empty(queries, "attended", (queries.shape[0], op.num_heads * op.head_dim))
+
+        def call(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> NativeCall:
+            found = kernel.call(context.staged, op, q, k, v, kv_format, *scales, out)
+            if found is None:
+                raise NotNative(f"attention is computed by {kernel.label(op, lowering.dtype_name, kv_format)}")
+            return found
+
+        run(call, queries, keys, values, out)
+        return residual, out
+
+    return attention
+
+
 def lower_gate_up(lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor], packed: PackedLinear) -> LoweredOp:
-    norm, linear, act = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed), op.act
+    norm, gate = lowering.norm(norms[op.norm.name], op.norm.eps), compiled_gate(op.act, lowering.dtype)
     apply_gated = packed.apply_gated
-    if apply_gated is not None:
-        return lambda residual, carry, context: (residual, apply_gated(norm(residual), act))
-    gate = compiled_gate(act, lowering.dtype)
-    return lambda residual, carry, context: (residual, gate(linear(norm(residual))))
+
+    def gate_up(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        x = norm(residual)
+        if isinstance(x, Value):
+            y = empty(x, "gated", (x.shape[0], packed.out_features // 2))
+            run(partial(_native(packed), act=op.act), x, y)
+            return residual, y
+        return residual, gate(packed.apply(x)) if apply_gated is None else apply_gated(x, op.act)
+
+    return gate_up
+
+
+def lower_residual(lowering: Lowering, packed: PackedLinear) -> LoweredOp:
+    of_tensors = chain.lower_residual(lowering, packed)
+
+    def add(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        if not isinstance(residual, Value):
+            return of_tensors(residual, carry, context)
+        run(lambda x, residual: _native(packed)(x, residual, residual), carry, residual)
+        return residual, carry
+
+    return add

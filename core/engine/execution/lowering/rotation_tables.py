@@ -1,37 +1,45 @@
-"""Cosines and sines by position, kept: what a recorded function can look up."""
+"""Cosines and sines of positions: computed for tensors, looked up in tables by programs."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from engine.execution import row_ops
 from engine.execution.lowering.settings import Rotations
+from engine.execution.program import Value
+from engine.execution.row_ops import lookup
 
 PAGE = 256
 """Positions computed at once."""
 
 
 class RotationTables:
-    """What ``rotate`` returns for positions below ``capacity``.
+    """What ``rotate`` returns.
 
-    Positions that nobody has asked for take address space, but no memory.
+    Positions that no program has reached take address space, but no memory.
     """
 
-    def __init__(self, rotate: Rotations, capacity: int) -> None:
+    def __init__(self, rotate: Rotations) -> None:
         self._rotate = rotate
-        self.capacity = capacity
+        self._capacity = 0
         self._filled = 0
         self._tables: tuple[tuple[Tensor, Tensor], ...] = ()
 
+    def __call__(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        """``positions``: int64 ``[num_tokens]``."""
+        if not isinstance(positions, Value):
+            return self._rotate(positions)
+        self._set_aside(positions.program.max_len)
+        if self not in positions.program.rotations:
+            positions.program.rotations.append(self)
+        return tuple((lookup(cos, positions, "cos"), lookup(sin, positions, "sin")) for cos, sin in self._tables)
+
     def reach(self, length: int) -> None:
-        """Make sure of positions up to ``length - 1``. Raises ``ValueError`` beyond the capacity."""
-        if length > self.capacity:
-            raise ValueError(f"position {length - 1}, expected less than {self.capacity}")
+        """Have positions up to ``length - 1`` in the tables. Raises ``ValueError`` beyond what was set aside."""
+        if length > self._capacity:
+            raise ValueError(f"position {length - 1}, expected less than {self._capacity}")
         while self._filled < length:
             page = self._rotate(torch.arange(self._filled, self._filled + PAGE))
-            if not self._tables:
-                self._tables = tuple((self._room(cos), self._room(sin)) for cos, sin in page)
             for tables, values in zip(self._tables, page, strict=True):
                 for table, value in zip(tables, values, strict=True):
                     table[self._filled : self._filled + PAGE] = value
@@ -42,14 +50,10 @@ class RotationTables:
         """What has been written of them."""
         return sum(self._filled * table[0].nbytes for tables in self._tables for table in tables)
 
-    def __call__(self, positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        """As ``rotate``, by native calls. ``positions``: int64 ``[num_tokens]``, contiguous, within :meth:`reach`."""
-        return tuple((self._rows(cos, positions), self._rows(sin, positions)) for cos, sin in self._tables)
-
-    def _room(self, page: Tensor) -> Tensor:
-        return page.new_empty(-(-self.capacity // PAGE) * PAGE, *page.shape[1:])
-
-    def _rows(self, table: Tensor, positions: Tensor) -> Tensor:
-        out = table.new_empty(positions.shape[0], *table.shape[1:])
-        row_ops.gather(table, positions, out)
-        return out
+    def _set_aside(self, capacity: int) -> None:
+        if self._tables:
+            assert capacity == self._capacity, "programs of one engine reach equally far"
+            return
+        self._capacity, size = capacity, -(-capacity // PAGE) * PAGE
+        for cos, sin in self._rotate(torch.zeros(1, dtype=torch.int64)):
+            self._tables += ((cos.new_empty(size, *cos.shape[1:]), sin.new_empty(size, *sin.shape[1:])),)

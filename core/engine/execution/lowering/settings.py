@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import RopeFacts
 from engine.contracts.ops import NormSpec
@@ -23,10 +23,23 @@ Linear = Callable[[Tensor], Tensor]
 InputNorm = Callable[[Tensor, Tensor], Tensor]
 Rotations = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 
+MOST_TOKENS = 16
+"""Of a step that runs as a program: with more, what Python adds is lost in what the kernels take."""
+
 
 def stores_as_is(kv_format: KVFormat, dtype: str) -> bool:
     """Whether a cache of this format stores keys and values of ``dtype`` as they are."""
     return kv_format.scale == "none" and kv_format.storage_dtype(dtype) == dtype
+
+
+def replay_obstacle(kv_format: KVFormat, dtype: str, attention: AttentionKernel, ranks: int) -> str | None:
+    """What layers of C++ kernels do besides calling these, so that no step can be a program; ``None``: nothing, as far
+    as the plan tells. ``ranks``: over which their weights are split."""
+    if ranks > 1:
+        return "ranks exchange their sums"
+    if not stores_as_is(kv_format, dtype):
+        return f"keys are stored as {kv_format.storage_dtype(dtype)}"
+    return None if isinstance(attention, NativeAttention) else "the attention kernel has no native calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,11 @@ class Lowering:
         return self.kernels == "native"
 
     @property
+    def why_uncaptured(self) -> str | None:
+        """See :func:`replay_obstacle`. ``None``: steps of few tokens may run as programs."""
+        return replay_obstacle(self.kv_format, self.dtype_name, self.attention, self.tp)
+
+    @property
     def stores_kv_as_is(self) -> bool:
         """Whether the cache stores keys and values as they are."""
         return stores_as_is(self.kv_format, self.dtype_name)
@@ -86,6 +104,10 @@ class Lowering:
         return lambda residual, carry: norm(residual)
 
     def linear(self, packed: PackedLinear) -> Linear:
+        if self.native:
+            from engine.execution.lowering.native import native_linear  # C++ functions are built if they are used
+
+            return native_linear(packed)
         return packed.apply if self.fused else packed.reference
 
     def reduced(self, linear: Linear) -> Linear:

@@ -9,7 +9,6 @@ import torch
 
 from engine.assembly import values
 from engine.assembly.bind import BoundEngine
-from engine.assembly.discovery import discover
 from engine.assembly.plan import EnginePlan
 from engine.loop.memory.budget import Budget
 from engine.loop.memory.estimate import FEWEST_BLOCKS, MemoryEstimate
@@ -80,6 +79,8 @@ def _quantizer_hint(
 ) -> tuple[str, str] | None:
     """The installed quantizer of most bits that is enough; else of fewest, with the length that fits then and
     not without it."""
+    from engine.assembly.discovery import discover  # an engine that fits does without
+
     if plan.model.quantization is not None:
         return None
     dtype, ops = getattr(torch, plan.dtype), bound.architecture.describe(plan.model)

@@ -11,10 +11,12 @@
 
 // The rows of a step; mirrored by a ctypes structure.
 struct Step {
-    const int32_t* q_lens;
+    const int32_t* q_starts;  // [num_rows + 1]
     const int32_t* kv_lens;
     const int32_t* block_tables;  // [num_rows][table_stride]
     int64_t num_rows, table_stride, block_size;
+
+    int64_t q_len(int64_t row) const { return q_starts[row + 1] - q_starts[row]; }
 };
 
 // Attention of a layer; mirrored by a ctypes structure.
@@ -51,7 +53,7 @@ struct Shape {
 
     // Last key that a column of a row sees.
     int32_t last_key(int64_t row, int64_t column) const {
-        return step.kv_lens[row] - step.q_lens[row] + static_cast<int32_t>(column / group());
+        return static_cast<int32_t>(step.kv_lens[row] - step.q_len(row) + column / group());
     }
 };
 

@@ -22,7 +22,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
-from engine.native import FLOAT, INT32, INT64, POINTER
+from engine.native import FLOAT, INT32, INT64, POINTER, Function, NativeCall
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 
 FUNCTIONS = {
@@ -40,7 +40,7 @@ class _Step(ctypes.Structure):
     """``Step`` of ``call.h``."""
 
     _fields_ = (
-        ("q_lens", POINTER),
+        ("q_starts", POINTER),
         ("kv_lens", POINTER),
         ("block_tables", POINTER),
         ("num_rows", INT64),
@@ -96,8 +96,7 @@ class Staged:
 
     batch: AttentionBatch
     step: _Step
-    held: tuple[Any, ...]
-    """What ``step`` points at."""
+    """Points at tensors of ``batch``."""
     for_torch: Any = None
     """What :meth:`TorchAttention.stage` made of ``batch``, once a layer was left to it."""
 
@@ -137,22 +136,12 @@ class CpuAttention:
         return f"CpuAttention, {instructions}{scaled}"
 
     def stage(self, batch: AttentionBatch) -> Staged:
-        staged = Staged(batch, _Step(), ())
-        self.restage(staged, batch)
-        return staged
-
-    def restage(self, staged: Staged, batch: AttentionBatch) -> None:
-        """See :class:`engine.contracts.attention_kernel.RestagingKernel`."""
         assert all(q <= kv for q, kv in zip(batch.q_lens, batch.kv_lens, strict=True)), "new tokens are keys, too"
-        tables, num_rows = batch.block_tables, len(batch.q_lens)
+        tables, lengths = batch.block_tables, (batch.q_starts, batch.kv_lens_device)
         assert tables.dtype == torch.int32 and tables.stride(1) == 1, "block tables are rows of int32"
-        kv_lens = batch.kv_lens_device
-        assert kv_lens.dtype == torch.int32 and kv_lens.is_contiguous(), "lengths are a vector of int32"
-        q_lens, step = (ctypes.c_int32 * num_rows)(*batch.q_lens), staged.step
-        step.q_lens, step.kv_lens = ctypes.addressof(q_lens), kv_lens.data_ptr()
-        step.block_tables, step.table_stride = tables.data_ptr(), tables.stride(0)
-        step.num_rows, step.block_size = num_rows, batch.block_size
-        staged.batch, staged.held, staged.for_torch = batch, (q_lens, kv_lens, tables), None
+        assert all(t.dtype == torch.int32 and t.is_contiguous() for t in lengths), "lengths are vectors of int32"
+        pointers = (tensor.data_ptr() for tensor in (*lengths, tables))
+        return Staged(batch, _Step(*pointers, len(batch.q_lens), tables.stride(0), batch.block_size))
 
     def record(
         self,
@@ -166,19 +155,38 @@ class CpuAttention:
         v_scale: Tensor | None,
     ) -> Tensor:
         """See the contract. ``q`` may be a view: each token's heads contiguous, tokens any stride apart."""
-        if self._why_torch(op, q.dtype, k_cache.dtype, kv_format) is not None:
-            return self._by_torch(staged, op, q, k_cache, v_cache, kv_format, k_scale, v_scale)
         if q.stride(2) != 1 or q.stride(1) != op.head_dim:
             q = q.contiguous()
         out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
-        scales = self._scales(k_scale, v_scale)
-        library = self._library if q.dtype == k_cache.dtype else kernels_8bit()
-        getattr(library, FUNCTIONS[q.dtype, k_cache.dtype])(
-            ctypes.addressof(staged.step), ctypes.addressof(self._op(op)), ctypes.addressof(scales),
-            q.data_ptr(), q.stride(0),
-            k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), self.use_amx,
-        )  # fmt: skip
+        call = self.call(staged, op, q, k_cache, v_cache, kv_format, k_scale, v_scale, out)
+        if call is None:
+            return self._by_torch(staged, op, q, k_cache, v_cache, kv_format, k_scale, v_scale)
+        call()
         return out
+
+    def call(
+        self,
+        staged: Staged,
+        op: Attention,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        kv_format: KVFormat,
+        k_scale: Tensor | None,
+        v_scale: Tensor | None,
+        out: Tensor,
+    ) -> NativeCall | None:
+        """See :class:`engine.contracts.attention_kernel.NativeAttention`."""
+        if self._why_torch(op, q.dtype, k_cache.dtype, kv_format) is not None:
+            return None
+        assert q.stride(2) == 1 and q.stride(1) == op.head_dim
+        library = self._library if q.dtype == k_cache.dtype else kernels_8bit()
+        function: Function = getattr(library, FUNCTIONS[q.dtype, k_cache.dtype])
+        return function.at(
+            ctypes.addressof(staged.step), ctypes.addressof(self._op(op)),
+            ctypes.addressof(self._scales(k_scale, v_scale)), q.data_ptr(), q.stride(0), k_cache.data_ptr(),
+            v_cache.data_ptr(), out.data_ptr(), self.use_amx,
+        )  # fmt: skip
 
     def most_splits(self, staged: Staged, op: Attention) -> int:
         """Into how many parts the keys of some of the step's queries are split between threads, at most."""

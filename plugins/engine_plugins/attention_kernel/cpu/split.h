@@ -26,7 +26,7 @@ int64_t work_of(const Task& task) { return (task.end_key - task.first_key) * (ta
 int64_t columns_per_task(const Shape& shape, int64_t threads) {
     int64_t strips = 0;
     for (int64_t row = 0; row < shape.step.num_rows; row++)
-        strips += divide_up(shape.step.q_lens[row] * shape.group(), LANES) * shape.op.num_kv_heads;
+        strips += divide_up(shape.step.q_len(row) * shape.group(), LANES) * shape.op.num_kv_heads;
     // Keys and values are packed once per task, so a task should have many columns; but all threads need tasks.
     const int64_t share = round_up(strips / (threads * TASKS_PER_THREAD), PAIRED_STRIPS);
     return std::clamp<int64_t>(share, MIN_TASK_STRIPS, MAX_TASK_STRIPS) * LANES;
@@ -36,11 +36,11 @@ int64_t columns_per_task(const Shape& shape, int64_t threads) {
 std::vector<Task> cut_columns(const Shape& shape, int64_t task_columns) {
     const Step& step = shape.step;
     std::vector<Task> parts;
-    for (int64_t row = 0, token = 0; row < step.num_rows; token += step.q_lens[row++]) {
-        for (int64_t end = step.q_lens[row] * shape.group(); end > 0;) {
+    for (int64_t row = 0; row < step.num_rows; row++) {
+        for (int64_t end = step.q_len(row) * shape.group(); end > 0;) {
             Task task;
             task.row = row;
-            task.first_token = token;
+            task.first_token = step.q_starts[row];
             task.first_column = (end - 1) / task_columns * task_columns;
             task.num_columns = end - task.first_column;
             task.end_key = shape.last_key(row, end - 1) + 1;

@@ -52,8 +52,8 @@ class Eagle3Drafter:
 
     def start(self, engine: DraftEngine) -> None:
         head = Eagle3Head(self._facts, self._model.vocab_size, engine.open(self._model), engine)
-        self._follow = engine.replayed(head.follow)
-        self._note = head.note
+        self._follow = engine.captured(head.follow)
+        self._note = engine.captured(head.note)
         self._chain = engine.chain(head.next, first=head.most_likely)
 
     def extend(self, step: TargetStep) -> None:
@@ -74,7 +74,7 @@ class Eagle3Head:
 
     def __init__(self, facts: Eagle3Facts, target_vocab: int, weights: DraftWeights, engine: DraftEngine) -> None:
         size, target_size, eps = facts.hidden_size, facts.hidden_size, facts.eps
-        self._embed = engine.embed
+        self._engine, self._embed = engine, engine.embed
         if "embed_tokens.weight" in weights.names:
             self._embed = weights.embedding("embed_tokens", self._vocabulary(weights), size)
         self._fc = weights.linear(LinearSpec((LinearPart("fc", size),), NUM_TAPS * target_size))
@@ -97,7 +97,7 @@ class Eagle3Head:
         """The target's hidden states -> ``g``."""
         if self._norms_before:
             taps = tuple(norm(tap) for norm, tap in zip(self._norms_before, taps, strict=True))
-        together = torch.cat(taps, dim=-1)
+        together = self._engine.cat(taps)
         fused: Tensor = self._fc(together if self._norm_before is None else self._norm_before(together))
         return fused
 
@@ -122,7 +122,7 @@ class Eagle3Head:
 
     def _read(self, next_tokens: Tensor, normed: Tensor) -> Tensor:
         """What queries, keys and values are made of."""
-        return torch.cat((self._embedding_norm(self._embed(next_tokens)), normed), dim=-1)
+        return self._engine.cat((self._embedding_norm(self._embed(next_tokens)), normed))
 
     def carried(self, hidden: Tensor) -> Tensor:
         """What the next position is handed."""
@@ -131,8 +131,8 @@ class Eagle3Head:
 
     def most_likely(self, hidden: Tensor) -> Tensor:
         """Token ids of the target's vocabulary, int64 ``[num_tokens]``."""
-        found: Tensor = self._logits(hidden).argmax(dim=-1)
-        return found if self._to_target is None else self._to_target[found]
+        found = self._engine.argmax(self._logits(hidden))
+        return found if self._to_target is None else self._engine.lookup(self._to_target, found)
 
     @staticmethod
     def _vocabulary(weights: DraftWeights) -> int:

@@ -1,4 +1,4 @@
-"""The sampling kernels choose what :mod:`engine.execution.sampling` chooses, and penalise as ``adjust`` does.
+"""The sampling kernels choose what :mod:`engine.sampling.choose` chooses, and penalise as ``adjust_`` does.
 
 Runs in Triton's interpreter, or on a CUDA device (see ``tests/interpreted.py``).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,16 +18,17 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.contracts.request import SamplingParams
-from engine.execution import philox
-from engine.execution.adjust import adjust
-from engine.execution.device_sampling import choose_on_device
-from engine.execution.positions import Position, TableRow
-from engine.execution.sampling import NOT_FINITE, choose
-from engine.execution.triton_sampling.noise import gumbel, log, uniform
-from engine.execution.triton_sampling.penalties import penalise_on_device
-from engine.execution.triton_sampling.sampler import sample_on_device
-from engine.execution.triton_sampling.survey import BORDER
-from engine.execution.triton_sampling.tensors import LIST_LENGTH, PenaltyTensors, SamplingScratch, SamplingTensors
+from engine.sampling import philox
+from engine.sampling.adjust import adjust_
+from engine.sampling.choose import NOT_FINITE, choose
+from engine.sampling.state import Feature, SamplingBatch, SamplingState
+from engine.sampling.triton.noise import gumbel, gumbel_of, log, uniform
+from engine.sampling.triton.penalties import penalise_on_device
+from engine.sampling.triton.sampler import _scratch, sample_on_device
+from engine.sampling.triton.survey import BORDER
+from engine.sampling.triton.tensors import LIST_LENGTH
+
+from ..requests import Request, Tables, batch_of
 
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 torch.set_num_threads(1)
@@ -47,23 +49,10 @@ def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
-def tensors(params: Sequence[SamplingParams], **flags: bool) -> SamplingTensors:
-    """Parameters of positions 0, 1, ... with seeds in turn; positions also beyond 32 bits."""
-    return SamplingTensors(
-        column([p.temperature for p in params], torch.float32),
-        column([p.top_k for p in params], torch.int32),
-        column([p.top_p for p in params], torch.float64),
-        column([p.min_p for p in params], torch.float32),
-        column([SEEDS[i % len(SEEDS)] for i in range(len(params))], torch.int64),
-        column([i * (2**31 + 1) for i in range(len(params))], torch.int64),
-        **flags,
-    )
-
-
-def wanted(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    nothing = torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    at = [Position(p, SEEDS[i % len(SEEDS)], i * (2**31 + 1), 0, nothing) for i, p in enumerate(params)]
-    return choose(logits, at)
+def batch_for(params: Sequence[SamplingParams]) -> SamplingBatch:
+    """Positions 0, 1, ... with seeds in turn; positions also beyond 32 bits."""
+    count = range(len(params))
+    return batch_of(params, [SEEDS[i % len(SEEDS)] for i in count], [i * (2**31 + 1) for i in count], DEVICE)
 
 
 def random_logits(rows: int, vocab: int, spread: float = 3.0) -> Tensor:
@@ -72,7 +61,8 @@ def random_logits(rows: int, vocab: int, spread: float = 3.0) -> Tensor:
 
 def assert_same(logits: Tensor, params: Sequence[SamplingParams]) -> None:
     before = logits.clone()
-    got, want = sample_on_device(logits, tensors(params)), wanted(logits, params)
+    batch = batch_for(params)
+    got, want = sample_on_device(logits, batch), choose(logits, batch)
     assert got.dtype == torch.int64
     wrong = [(i, params[i], int(got[i]), int(want[i])) for i in range(len(params)) if got[i] != want[i]]
     assert not wrong, wrong
@@ -113,7 +103,7 @@ def test_minus_infinity_is_never_chosen_and_does_not_count() -> None:
     assert_same(logits, MIXED[:20])
     only = torch.full((20, 1500), -math.inf, device=DEVICE)
     only[:, 1234] = -70.0
-    assert sample_on_device(only, tensors(MIXED[:20])).tolist() == [1234] * 20
+    assert sample_on_device(only, batch_for(MIXED[:20])).tolist() == [1234] * 20
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -123,38 +113,43 @@ def test_a_broken_row_says_so_and_spoils_no_other(broken: float, at: int) -> Non
     logits[2:4, at] = broken
     logits[4] = -math.inf
     params = [SamplingParams(temperature=t, top_k=k) for t, k in ((1, 0), (0, 0), (1, 5), (0, 0), (1, 5), (0.5, 5))]
-    got = sample_on_device(logits, tensors(params)).tolist()
-    assert got == wanted(logits, params).tolist()
+    batch = batch_for(params)
+    got = sample_on_device(logits, batch).tolist()
+    assert got == choose(logits, batch).tolist()
     assert [token == NOT_FINITE for token in got] == [False, False, True, True, True, False]
 
 
 def test_the_lowest_of_equal_ids_is_the_greedy_one_across_chunks() -> None:
     logits = torch.zeros(1, 4096, device=DEVICE)
     logits[0, [1500, 1501, 4000]] = 9.0
-    assert sample_on_device(logits, tensors([SamplingParams(temperature=0.0)])).tolist() == [1500]
+    assert sample_on_device(logits, batch_for([SamplingParams(temperature=0.0)])).tolist() == [1500]
 
 
 def test_logits_may_be_a_view_of_wider_rows() -> None:
     wide = torch.full((17, 3000), math.nan, device=DEVICE)
     wide[:, :2500] = random_logits(17, 2500)
-    got = sample_on_device(wide[:, :2500], tensors(MIXED[:17]))
-    assert torch.equal(got, wanted(wide[:, :2500].contiguous(), MIXED[:17]))
+    batch = batch_for(MIXED[:17])
+    assert torch.equal(sample_on_device(wide[:, :2500], batch), choose(wide[:, :2500].contiguous(), batch))
 
 
-def test_the_host_may_promise_that_launches_are_not_needed() -> None:
-    logits = random_logits(5, 3000)
-    greedy = [SamplingParams(temperature=0.0)] * 5
-    assert torch.equal(sample_on_device(logits, tensors(greedy, sampled=False)), wanted(logits, greedy))
-    plain = [SamplingParams(min_p=m) for m in (0.0, 0.1, 0.5, 0.0, 0.9)]
-    assert torch.equal(sample_on_device(logits, tensors(plain, filtered=False)), wanted(logits, plain))
+@pytest.mark.parametrize(
+    ("settings", "features"),
+    [({"temperature": 0.0}, Feature.NONE), ({}, Feature.SAMPLED), ({"min_p": 0.3}, Feature.SAMPLED)],
+)
+def test_launches_that_no_request_needs_change_no_token(settings: dict[str, float], features: Feature) -> None:
+    logits, batch = random_logits(5, 3000), batch_for([SamplingParams(**settings)] * 5)
+    assert batch.features == features
+    everything = replace(batch, features=Feature.SAMPLED | Feature.FILTERED)
+    assert torch.equal(sample_on_device(logits, batch), choose(logits, batch))
+    assert torch.equal(sample_on_device(logits, everything), choose(logits, batch))
 
 
 def test_one_scratch_serves_batches_in_turn_and_its_counters_return_to_zero() -> None:
-    scratch = SamplingScratch.allocate(13, 2500, DEVICE)
-    for rows in (12, 3, 12):
-        logits = random_logits(rows, 2500)
-        assert torch.equal(sample_on_device(logits, tensors(MIXED[:rows]), scratch), wanted(logits, MIXED[:rows]))
-        assert not scratch.counters.any()
+    for rows in (12, 9, 12):
+        logits, batch = random_logits(rows, 2500), batch_for(MIXED[:rows])
+        assert torch.equal(sample_on_device(logits, batch), choose(logits, batch))
+        assert not _scratch(16, 2500, logits.device).counters.any()
+    assert _scratch(16, 2500, logits.device).facts.isfinite().any(), "it is the one that was used"
 
 
 def test_a_border_does_not_depend_on_where_the_tokens_are() -> None:
@@ -163,28 +158,47 @@ def test_a_border_does_not_depend_on_where_the_tokens_are() -> None:
     orders = [torch.randperm(6000, generator=torch.Generator().manual_seed(i)).to(DEVICE) for i in range(4)]
     borders = []
     for order in orders:
-        scratch = SamplingScratch.allocate(1, 6000, DEVICE)
-        sample_on_device(logits[:, order].contiguous(), tensors([SamplingParams(top_k=900, top_p=0.8)]), scratch)
-        borders.append(scratch.facts[BORDER.value].item())
+        sample_on_device(logits[:, order].contiguous(), batch_for([SamplingParams(top_k=900, top_p=0.8)]))
+        borders.append(_scratch(1, 6000, logits.device).facts[BORDER.value].item())
     assert len(set(borders)) == 1 and -20.0 < borders[0] < 0.0, borders
 
 
+@pytest.mark.parametrize("params", [MIXED[:12], [SamplingParams()] * 3, [SamplingParams(temperature=0.0)] * 3])
+def test_columns_that_stand_for_tokens_are_chosen_as_the_reference_chooses(params: Sequence[SamplingParams]) -> None:
+    logits, batch = random_logits(len(params), 1300), batch_for(params)
+    logits[1, 7] = math.nan
+    ids = torch.randperm(128_256, generator=torch.Generator().manual_seed(2))[:1300].to(DEVICE)
+    got = sample_on_device(logits, batch, ids)
+    assert torch.equal(got, choose(logits, batch, ids))
+    assert got[1] == NOT_FINITE and torch.isin(got[got >= 0], ids).all()
+    if Feature.SAMPLED in batch.features:
+        assert not torch.equal(got, ids[sample_on_device(logits, batch)]), "the noise is that of the tokens"
+
+
 @triton.jit
-def write_noise(seed_ptr, position_ptr, unit_ptr, noise_ptr, PURPOSE: tl.constexpr, COUNT: tl.constexpr):
+def write_noise(
+    seed_ptr, position_ptr, index_ptr, unit_ptr, noise_ptr, picked_ptr, PURPOSE: tl.constexpr, COUNT: tl.constexpr
+):
     row, first = tl.program_id(0), tl.program_id(1) * COUNT
     seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row)
-    at = row * COUNT * tl.num_programs(1) + first + tl.arange(0, COUNT)
+    column = first + tl.arange(0, COUNT)
+    at = row * COUNT * tl.num_programs(1) + column
     tl.store(unit_ptr + at, uniform(seed, position, first, PURPOSE, COUNT))
     tl.store(noise_ptr + at, gumbel(seed, position, first, PURPOSE, COUNT))
+    tl.store(picked_ptr + at, gumbel_of(seed, position, tl.load(index_ptr + column), PURPOSE))
 
 
-@pytest.mark.parametrize("purpose", [philox.SAMPLE, philox.DRAFT])
+@pytest.mark.parametrize("purpose", [philox.SAMPLE, philox.SAMPLE + 1])
 def test_uniforms_are_bit_identical_and_gumbels_within_rounding(purpose: int) -> None:
     seeds, positions = column(SEEDS, torch.int64), column([0, 1, 2**31, 2**32 + 5, 7, -1, 3], torch.int64)
-    unit, noise = (torch.empty(len(SEEDS), 8192, device=DEVICE) for _ in range(2))
-    write_noise[(len(SEEDS), 8)](seeds, positions, unit, noise, PURPOSE=purpose, COUNT=1024, enable_fp_fusion=False)
+    index = torch.randperm(8192, generator=torch.Generator().manual_seed(purpose)).to(DEVICE)
+    unit, noise, picked = (torch.empty(len(SEEDS), 8192, device=DEVICE) for _ in range(3))
+    write_noise[(len(SEEDS), 8)](
+        seeds, positions, index, unit, noise, picked, PURPOSE=purpose, COUNT=1024, enable_fp_fusion=False
+    )
     want = philox.uniform(seeds, positions, purpose, 8192)
     assert torch.equal(unit, want)
+    assert torch.equal(picked, noise[:, index]), "single entries are those of the whole row"
     exact = -(-torch.log1p(-want.double())).log()
     assert ((noise.double() - exact).abs() / exact.abs().clamp(min=1.0)).max() < 4e-7
 
@@ -214,60 +228,36 @@ PENALTIES: tuple[dict[str, float], ...] = (
 @pytest.mark.parametrize("vocab", [5, 1500])
 @pytest.mark.parametrize("known", [1, 40, 2600])
 def test_penalties_change_the_logits_exactly_as_the_reference_does(vocab: int, known: int) -> None:
-    """Prompt, output and drafts before the position; what the table holds after them must not be seen."""
+    """Prompt, output and drafts up to the position; what the table holds after it must not be seen."""
     generator = torch.Generator().manual_seed(known)
-    slots, prompt_len = (4, 0, 2, 2, 1), max(1, known // 2)
-    table = torch.randint(0, vocab, (5, known + 9), generator=generator).to(DEVICE)
-    logits = random_logits(5, vocab)
+    text = torch.randint(0, vocab, (5, known + 9), generator=generator).to(DEVICE)
+    state = SamplingState(5, DEVICE)
+    for row, penalties in enumerate(PENALTIES):
+        state.write(row, SamplingParams(**penalties), 0, max(1, known // 2), ())
+    rows, drafts = column((4, 0, 2, 2, 1, 3), torch.int64), column((0, 3, 0, 2, 1, 4), torch.int64)
+    batch = state.at(rows, known - 1 + drafts, Feature.PENALISED)
+    logits = random_logits(6, vocab)
     logits[0, 0], logits[1, 1] = -math.inf, math.nan
-    drafts = (0, 3, 0, 2, 1)
-    at = [
-        Position(
-            SamplingParams(**PENALTIES[i]), 0, 0, prompt_len, table[slot, :known],
-            drafts=tuple(table[slot, known : known + drafts[i]].tolist()),
-        )
-        for i, slot in enumerate(slots)
-    ]  # fmt: skip
-    want = adjust(logits, at)
-    penalise_on_device(
-        logits,
-        PenaltyTensors(
-            table, column(slots, torch.int64), column([prompt_len] * 5, torch.int64),
-            column([known + d for d in drafts], torch.int64),
-            column([p.params.repetition_penalty for p in at], torch.float32),
-            column([p.params.presence_penalty for p in at], torch.float32),
-            column([p.params.frequency_penalty for p in at], torch.float32),
-        ),
-    )  # fmt: skip
+    want = logits.clone()
+    adjust_(want, batch, state, text, known + 4)
+    penalise_on_device(logits, batch, text)
     assert torch.equal(logits.nan_to_num(7.0), want.nan_to_num(7.0))
+    assert not torch.equal(logits, random_logits(6, vocab))
 
 
-def test_positions_reach_the_kernels_as_they_are() -> None:
-    """One column swapped on its way up would change some token."""
-    logits = random_logits(len(MIXED), 300)
-    nothing = torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    at = [Position(p, SEEDS[i % len(SEEDS)], 3 * i, 0, nothing) for i, p in enumerate(MIXED)]
-    assert torch.equal(choose_on_device(logits, at), choose(logits, at))
-    greedy = [Position(SamplingParams(temperature=0.0), 0, 0, 0, nothing)] * len(MIXED)
-    assert torch.equal(choose_on_device(logits, greedy), choose(logits, greedy))
-
-
-def test_penalties_read_the_table_that_the_drafts_are_in() -> None:
-    logits = random_logits(4, 60)
-    generator = torch.Generator().manual_seed(3)
-    table = torch.randint(0, 60, (3, 40), generator=generator).to(DEVICE)
-    hard = SamplingParams(repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3)
-    soft = SamplingParams(repetition_penalty=0.8)
-
-    def position(params: SamplingParams, slot: int, known: int, drafts: int, in_table: bool) -> Position:
-        text = table[slot]
-        guesses = tuple(text[known : known + drafts].tolist())
-        row = TableRow(table, slot) if in_table else None
-        return Position(params, 0, 5, known // 2, text[:known], (), guesses, row)
-
-    def adjusted(in_table: bool) -> Tensor:
-        cases = ((hard, 2, 9, 0), (hard, 2, 9, 3), (SamplingParams(), 1, 4, 0), (soft, 0, 1, 1))
-        return adjust(logits, [position(*case, in_table) for case in cases], on_triton=in_table)
-
-    assert torch.equal(adjusted(in_table=True), adjusted(in_table=False))
-    assert not torch.equal(adjusted(in_table=True), logits)
+def test_a_step_of_all_kinds_gets_the_tokens_and_logits_that_it_gets_without_kernels() -> None:
+    kinds: tuple[tuple[dict[str, Any], tuple[int, ...]], ...] = (
+        ({"temperature": 0.0}, (3,)), ({"repetition_penalty": 1.4, "presence_penalty": 0.5}, (5, 5, 7)),
+        ({"top_k": 5, "frequency_penalty": 0.3, "temperature": 0.7}, ()), ({"logit_bias": {4: 3.0, 90: 1.0}}, (4, 4)),
+        ({"min_tokens": 4, "top_p": 0.8}, (1, 2)), ({"min_p": 0.1, "repetition_penalty": 0.8}, (9,)),
+    )  # fmt: skip
+    requests = [
+        Request(SamplingParams(**settings), SEEDS[i], (1, 5, 5, 2 + i), 2, (0, 4), drafts)
+        for i, (settings, drafts) in enumerate(kinds)
+    ]
+    tables = Tables.of(requests, DEVICE)
+    logits = random_logits(len(tables.batch.rows), 60)
+    tokens, adjusted = tables.choose(logits, on_triton=True)
+    want_tokens, want_adjusted = tables.choose(logits)
+    assert torch.equal(tokens, want_tokens) and torch.equal(adjusted, want_adjusted)
+    assert not torch.equal(adjusted, logits)

@@ -3,8 +3,9 @@ import math
 import torch
 
 from engine.contracts.request import SamplingParams
-from engine.execution.logprobs import listed, rank, rank_prompt
-from engine.execution.verify import VerifyRow, verify
+from engine.sampling.logprobs import listed, rank, rank_prompt
+
+from .requests import Request, verify
 
 
 def logits(rows, vocab=50):
@@ -34,18 +35,17 @@ def test_equally_likely_tokens_are_listed_by_id():
 def test_long_prompts_are_worked_off_in_pieces_with_the_same_result(monkeypatch):
     x, targets = logits(11), torch.arange(11)
     whole = listed(*rank_prompt(x, targets, 2))
-    monkeypatch.setattr("engine.execution.logprobs._CHUNK_ELEMENTS", 150)
+    monkeypatch.setattr("engine.sampling.logprobs._CHUNK_ELEMENTS", 150)
     assert listed(*rank_prompt(x, targets, 2)) == whole
     assert [entry.token for entry in whole] == list(range(11))
 
 
 def test_output_logprobs_ignore_temperature_but_see_penalties():
     x = logits(1)
-    history = torch.tensor([1, 2, 2])
 
     def first(**settings):
         params = SamplingParams(logprobs=50, **settings)
-        (entry,) = verify(x, [VerifyRow(params, 3, 2, 1, history, ())])[0].logprobs
+        (entry,) = verify(x, [Request(params, seed=3, history=(1, 2, 2))])[0].logprobs
         return dict(entry.top)
 
     plain = first()
@@ -55,9 +55,7 @@ def test_output_logprobs_ignore_temperature_but_see_penalties():
 
 def test_rows_get_as_many_alternatives_as_they_asked_for():
     x = logits(4)
-    rows = [
-        VerifyRow(SamplingParams(temperature=0.0, logprobs=n), 0, 0, 1, torch.tensor([1]), ()) for n in (None, 0, 2, 5)
-    ]
+    rows = [Request(SamplingParams(temperature=0.0, logprobs=n)) for n in (None, 0, 2, 5)]
     verdicts = verify(x, rows)
     assert verdicts[0].logprobs == ()
     assert [len(v.logprobs[0].top) for v in verdicts[1:]] == [0, 2, 5]

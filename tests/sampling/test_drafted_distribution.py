@@ -3,6 +3,7 @@ distribution from the target's, and would see one that is off by a total variati
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor
 
 from engine.contracts.request import SamplingParams
-from engine.execution.verify import VerifyRow, verify
+from engine.sampling.choose import choose
+from engine.sampling.state import SamplingBatch, SamplingState, features_of
+from engine.sampling.verify import accepted_of, choose_tokens
 
-from . import sampler_reference as reference
+from . import reference
 
-VOCAB, SEQUENCES, WIDTH, NUM_TOKENS = 32, 1000, 3, 100_000
+VOCAB, SEQUENCES, NUM_DRAFTS, NUM_TOKENS = 32, 1000, 3, 100_000
 BIAS = 0.02
-NO_HISTORY = torch.empty(0, dtype=torch.int64)
 PARAMS = {
     "temperature 1": SamplingParams(temperature=1.0),
     "top-p 0.9": SamplingParams(temperature=1.0, top_p=0.9),
@@ -44,61 +46,51 @@ def biased(name: str) -> Tensor:
     return torch.from_numpy(probs).log().float()
 
 
-class SamplingDrafter:
-    """Samples from a distribution that is neither the target's nor far from it, and says so."""
-
-    def propose(self, last: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        """Drafts ``[N, WIDTH]`` and their probabilities ``[N, WIDTH, VOCAB]``."""
-        drafts, probs = [], []
-        for step in range(WIDTH):
-            q = torch.softmax(0.7 * LOGITS[last] + 0.3 * LOGITS[last].roll(step + 1, -1), -1)
-            last = torch.multinomial(q, 1, generator=generator)[:, 0]
-            drafts.append(last)
-            probs.append(q)
-        return torch.stack(drafts, 1), torch.stack(probs, 1)
+Drafter = Callable[[Tensor, SamplingBatch, torch.Generator], Tensor]
+"""The draft behind each of tokens ``[SEQUENCES]``, given the parameters and so the noise of its position."""
 
 
-class CertainDrafter:
-    """The likeliest tokens, and some that are just guessed."""
-
-    def propose(self, last: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        drafts = []
-        for _ in range(WIDTH):
-            guess = torch.randint(VOCAB, last.shape, generator=generator)
-            sure = torch.rand(last.shape, generator=generator) < 0.8
-            last = torch.where(sure, LOGITS[last].argmax(-1), guess)
-            drafts.append(last)
-        return torch.stack(drafts, 1), None
+def with_the_targets_noise(last: Tensor, batch: SamplingBatch, generator: torch.Generator) -> Tensor:
+    """Draws from a distribution that is neither the target's nor far from it."""
+    return choose(0.7 * LOGITS[last] + 0.3 * LOGITS[last].roll(1, -1), batch)
 
 
-DRAFTERS = {"sampled": SamplingDrafter(), "certain": CertainDrafter()}
+def likely_or_guessed(last: Tensor, batch: SamplingBatch, generator: torch.Generator) -> Tensor:
+    """The most likely tokens, and some that are just guessed."""
+    guess = torch.randint(VOCAB, last.shape, generator=generator)
+    sure = torch.rand(last.shape, generator=generator) < 0.8
+    return torch.where(sure, LOGITS[last].argmax(-1), guess)
 
 
-def followers(logits: Tensor, params: SamplingParams, drafter: SamplingDrafter | CertainDrafter) -> np.ndarray:
+DRAFTERS: dict[str, Drafter] = {"shared noise": with_the_targets_noise, "likely": likely_or_guessed}
+
+
+def followers(logits: Tensor, params: SamplingParams, drafter: Drafter) -> np.ndarray:
     """How often which token followed which, ``[VOCAB, VOCAB]``, in :data:`NUM_TOKENS` tokens or a few more of
-    :data:`SEQUENCES` texts; every number of drafts stood somewhere."""
+    :data:`SEQUENCES` texts; every number of drafts was accepted somewhere."""
     generator = torch.Generator().manual_seed(17)
-    last = torch.arange(SEQUENCES) % VOCAB
-    lengths = [0] * SEQUENCES
-    counts, stood = np.zeros((VOCAB, VOCAB), dtype=np.int64), set[int]()
+    state, features = SamplingState(SEQUENCES, "cpu"), features_of(params)
+    for row in range(SEQUENCES):
+        state.write(row, params, 7919 * row + 1, 1, ())
+    every, offsets = torch.arange(SEQUENCES), torch.arange(NUM_DRAFTS + 1)
+    rows, no_text = every.repeat_interleave(NUM_DRAFTS + 1), torch.empty(0, dtype=torch.int64)
+    last, lengths = every % VOCAB, torch.zeros(SEQUENCES, dtype=torch.int64)
+    counts, seen = np.zeros((VOCAB, VOCAB), dtype=np.int64), set[int]()
     while counts.sum() < NUM_TOKENS:
-        drafts, probs = drafter.propose(last, generator)
-        listed = drafts.tolist()
-        q = [None] * SEQUENCES if probs is None else list(probs)
-        rows = [
-            VerifyRow(params, 7919 * i + 1, lengths[i], 1, NO_HISTORY, (), tuple(listed[i]), q[i])
-            for i in range(SEQUENCES)
-        ]
-        verdicts = verify(logits[torch.cat((last[:, None], drafts), 1).flatten()], rows)
-        before, after = [], []
-        for i, (first, verdict) in enumerate(zip(last.tolist(), verdicts, strict=True)):
-            before += [first, *verdict.tokens[:-1]]
-            after += verdict.tokens
-            lengths[i] += len(verdict.tokens)
-            stood.add(verdict.num_accepted)
-        np.add.at(counts, (before, after), 1)
-        last = torch.tensor([verdict.tokens[-1] for verdict in verdicts])
-    assert stood == set(range(WIDTH + 1))
+        inputs = [last]
+        for j in range(NUM_DRAFTS):
+            inputs.append(drafter(inputs[-1], state.at(every, lengths + j, features), generator))
+        flat = torch.stack(inputs, 1).flatten()
+        batch = state.at(rows, (lengths[:, None] + offsets).flatten(), features)
+        tokens, _ = choose_tokens(logits[flat], batch, state, no_text, 0)
+        accepted = accepted_of(flat, tokens, (NUM_DRAFTS,) * SEQUENCES)
+        output = tokens.view(SEQUENCES, -1)
+        kept = offsets <= accepted[:, None]
+        np.add.at(counts, (flat.view(SEQUENCES, -1)[kept].numpy(), output[kept].numpy()), 1)
+        seen |= set(accepted.tolist())
+        last = output.gather(1, accepted[:, None])[:, 0]
+        lengths = lengths + accepted + 1
+    assert seen == set(range(NUM_DRAFTS + 1))
     return counts
 
 

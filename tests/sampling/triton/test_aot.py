@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import triton
 
-from engine.execution.triton_sampling.border import find_border
-from engine.execution.triton_sampling.draw import draw
-from engine.execution.triton_sampling.penalties import HISTORY_BLOCK, apply_penalties
-from engine.execution.triton_sampling.sampler import PROBES, SEARCH_BLOCK, SEARCH_WARPS
-from engine.execution.triton_sampling.survey import survey
-from engine.execution.triton_sampling.tensors import CHUNK, LIST_LENGTH
+from engine.sampling.triton.border import find_border
+from engine.sampling.triton.draw import draw
+from engine.sampling.triton.penalties import HISTORY_BLOCK, apply_penalties
+from engine.sampling.triton.sampler import PROBES, SEARCH_BLOCK, SEARCH_WARPS
+from engine.sampling.triton.survey import survey
+from engine.sampling.triton.tensors import CHUNK, LIST_LENGTH
 from engine.testing.aot import SHARED_LIMIT, measure_kernel
 
 VOCAB = 128256
@@ -21,22 +21,25 @@ TYPES = {
     "logits_ptr": "*fp32", "temperature_ptr": "*fp32", "top_k_ptr": "*i32", "top_p_ptr": "*fp64", "min_p_ptr": "*fp32",
     "best_ptr": "*fp32", "index_ptr": "*i32", "mass_ptr": "*fp32", "facts_ptr": "*fp32", "arrived_ptr": "*i32",
     "token_ptr": "*i64", "capacity": "i32", "stride": "i32", "listed_ptr": "*fp32", "length_ptr": "*i32",
-    "seed_ptr": "*i64", "position_ptr": "*i64", "history_ptr": "*i64", "slot_ptr": "*i64", "prompt_len_ptr": "*i64",
-    "end_ptr": "*i64", "repetition_ptr": "*fp32", "presence_ptr": "*fp32", "frequency_ptr": "*fp32",
+    "seed_ptr": "*i64", "position_ptr": "*i64", "history_ptr": "*i64", "row_ptr": "*i64", "ids_ptr": "*i64",
+    "prompt_len_ptr": "*i64", "repetition_ptr": "*fp32", "presence_ptr": "*fp32", "frequency_ptr": "*fp32",
     "stride_logits": "i32", "stride_history": "i32",
 }  # fmt: skip
 CONSTANTS = {
-    "VOCAB": VOCAB, "CHUNK": CHUNK, "CHUNKS": CHUNKS, "LANES": triton.next_power_of_2(CHUNKS), "FILTERED": True,
+    "VOCAB": VOCAB, "CHUNK": CHUNK, "CHUNKS": CHUNKS, "LANES": triton.next_power_of_2(CHUNKS),
     "LIST_LENGTH": LIST_LENGTH, "PROBES": PROBES, "BLOCK": SEARCH_BLOCK,
 }  # fmt: skip
+VARIANTS: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (survey, {"FILTERED": False}), (survey, {"FILTERED": True}), (find_border, {}), (draw, {"HAS_IDS": False}),
+    (draw, {"HAS_IDS": True}), (apply_penalties, {"BLOCK": HISTORY_BLOCK}),
+)  # fmt: skip
+IDS = [" ".join((kernel.__name__, *(f"{name}={value}" for name, value in v.items()))) for kernel, v in VARIANTS]
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
-@pytest.mark.parametrize("kernel", [survey, find_border, draw, apply_penalties], ids=lambda kernel: kernel.__name__)
-def test_no_register_is_spilled(kernel: Any, capability: int) -> None:
-    constants = {**CONSTANTS, "PDL": capability >= 90}
-    if kernel is apply_penalties:
-        constants["BLOCK"] = HISTORY_BLOCK
+@pytest.mark.parametrize(("kernel", "variant"), VARIANTS, ids=IDS)
+def test_no_register_is_spilled(kernel: Any, variant: dict[str, Any], capability: int) -> None:
+    constants = {**CONSTANTS, "PDL": capability >= 90, **variant}
     names = kernel.arg_names
     aligned = {"logits_ptr", "listed_ptr", "stride", "stride_logits"}
     cost = measure_kernel(

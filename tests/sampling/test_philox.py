@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from engine.execution.philox import ACCEPT, SAMPLE, gumbel, gumbel_at, philox4x32, signed64, uniform
+from engine.sampling.philox import SAMPLE, gumbel, gumbel_at, philox4x32, signed64, uniform
 
 # Random123's published known-answer vectors for philox4x32 with 10 rounds: counter, key, output.
 KNOWN_ANSWERS = [
@@ -41,7 +41,7 @@ def test_every_part_of_the_name_changes_the_stream():
         uniform(ints(1 + (1 << 32)), ints(1), SAMPLE, 8),
         uniform(ints(1), ints(2), SAMPLE, 8),
         uniform(ints(1), ints(1 + (1 << 32)), SAMPLE, 8),
-        uniform(ints(1), ints(1), ACCEPT, 8),
+        uniform(ints(1), ints(1), SAMPLE + 1, 8),
     ]
     assert all(not torch.equal(base, other) for other in others)
 

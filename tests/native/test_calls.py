@@ -1,4 +1,4 @@
-"""Calls noted once and made again from C."""
+"""Calls as data, made by one call into C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine import native
-from engine.native.recording import MOST_ARGUMENTS
+from engine.native.calls import MOST_ARGUMENTS
 from tests.native import needs_compiler
 
 pytestmark = needs_compiler
@@ -39,33 +39,31 @@ def library(tmp_path: Path) -> ctypes.CDLL:
     )
 
 
-def test_a_replay_makes_all_calls_again_in_order(library: ctypes.CDLL) -> None:
+def test_calls_are_made_in_order_whenever_the_list_runs(library: ctypes.CDLL) -> None:
     value = ctypes.c_int64(1)
-    with native.recording() as recording:
-        library.add(ctypes.addressof(value), 5, -3)
-        library.twice(ctypes.addressof(value))
+    run = native.in_one([library.add.at(ctypes.addressof(value), 5, -3), library.twice.at(ctypes.addressof(value))])
+    assert value.value == 1, "nothing is called yet"
+    run()
     assert value.value == 6
-    replay = recording.replay()
-    replay()
+    run()
     assert value.value == 16
-    library.twice(ctypes.addressof(value))  # after the recording
-    replay()
-    assert value.value == 68
+    library.twice.at(ctypes.addressof(value))()
+    assert value.value == 32
 
 
 def test_every_argument_arrives(library: ctypes.CDLL) -> None:
     value = ctypes.c_int64()
-    with native.recording() as recording:
-        library.sum(ctypes.addressof(value), *range(1, MOST_ARGUMENTS))
+    call = library.sum.at(ctypes.addressof(value), *range(1, MOST_ARGUMENTS))
+    call()
     want, value.value = value.value, 0
-    recording.replay()()
+    native.in_one([call])()
     assert value.value == want == sum(i * i for i in range(1, MOST_ARGUMENTS))
 
 
-def test_a_call_with_a_float_cannot_be_made_again_and_is_named(library: ctypes.CDLL) -> None:
+def test_a_call_that_a_list_cannot_hold_is_named(library: ctypes.CDLL) -> None:
     value = ctypes.c_double(2.0)
-    with native.recording() as recording:
-        library.scale(ctypes.addressof(value), 1.5)
-    assert value.value == 3.0
+    call = library.scale.at(ctypes.addressof(value), 1.5)
     with pytest.raises(ValueError, match="scale takes arguments that are neither integers nor pointers"):
-        recording.replay()
+        native.in_one([call])
+    with pytest.raises(ValueError, match="sum takes 11 arguments, expected at most 10"):
+        native.in_one([library.sum.at(*range(MOST_ARGUMENTS + 1))])

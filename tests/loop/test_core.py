@@ -1,0 +1,167 @@
+"""The step loop by itself: on a virtual clock, with any number of steps in flight, through failures."""
+
+import random
+import time
+
+import pytest
+
+from engine.contracts.events import StepEvent
+from engine.contracts.request import EngineRequest, SamplingParams
+from engine.loop.core import EngineBroken
+from engine.step.plan import DrafterBroken, StepPlan
+from tests.laws.harness import expected, random_requests
+
+from .simulated import simulate
+
+DEPTHS = (1, 2, 4)
+
+
+def greedy(name: str, prompt: tuple[int, ...], max_tokens: int) -> EngineRequest:
+    return EngineRequest(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0))
+
+
+def assert_all_given_back(simulation):
+    stats = simulation.core.stats()
+    assert (stats.running, stats.waiting, stats.rows_used, stats.blocks_leased) == (0, 0, 0, 0)
+    simulation.allocator.check()
+
+
+def test_the_loop_never_reads_the_hosts_time(monkeypatch):
+    simulation = simulate("drafter=ngram", "drafter.adaptive=false")
+
+    def forbidden() -> float:
+        raise AssertionError("the loop asked the host for the time")
+
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time", "time_ns", "monotonic_ns"):
+        monkeypatch.setattr(time, name, forbidden)
+    outputs = simulation.serve(*(requests := random_requests(1, 8)))
+    simulation.core.close()
+    monkeypatch.undo()
+    assert outputs == {r.request_id: expected(r) for r in requests}
+
+
+def test_times_are_those_of_the_given_clock():
+    simulation = simulate("drafter=none", in_flight=1, ms=lambda plan: 250.0)
+    simulation.core.submit(greedy("r", (1, 2, 3), 5))
+    events, timings = [], None
+    while simulation.core.has_work:
+        out = simulation.core.step()
+        events += [event for event in out.events if isinstance(event, StepEvent)]
+        timings = next((o.timings for o in out.outputs if o.timings), timings)
+    assert [round(event.device_ms) for event in events] == [250] * 5
+    assert timings is not None
+    assert (round(timings.prefill_ms), round(timings.decode_ms)) == (250, 1000)
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("in_flight", DEPTHS)
+def test_any_number_of_steps_in_flight_gives_the_same_tokens_and_everything_back(in_flight, drafts):
+    for accuracy in (0.0, 0.6, 1.0):
+        simulation = simulate("scheduler.max_requests=5", in_flight=in_flight, drafts=drafts, accuracy=accuracy)
+        requests = random_requests(in_flight, 14)
+        assert simulation.serve(*requests) == {r.request_id: expected(r) for r in requests}
+        assert_all_given_back(simulation)
+
+
+@pytest.mark.parametrize("in_flight", DEPTHS)
+def test_so_many_steps_are_launched_before_the_first_is_waited_for(in_flight):
+    """With drafts, too: the next step does not wait for what became of them."""
+    simulation = simulate(in_flight=in_flight, drafts=2)
+    launched = len(simulation.device.plans)
+    simulation.core.submit(greedy("r", (1, 2, 3), 100))
+    simulation.core.step()
+    assert len(simulation.device.plans) - launched == in_flight
+    assert all(plan.rows[0].num_drafts == 2 for plan in simulation.device.plans[1:])
+
+
+def test_positions_of_a_plan_are_bounds_that_hold_if_all_drafts_are_accepted():
+    simulation = simulate(in_flight=3, drafts=2, accuracy=0.5)
+    simulation.core.submit(greedy("r", (1, 2, 3, 4), 200))
+    simulation.core.step()
+    starts = [plan.rows[0].max_start for plan in simulation.device.plans[:3]]
+    assert starts == [0, 4, 7]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_no_draft_is_verified_that_could_not_be_part_of_the_output(limit):
+    simulation = simulate(drafts=4, accuracy=1.0)
+    request = greedy("r", (1, 2, 3), limit)
+    assert simulation.serve(request)["r"] == expected(request)
+    bounds = [row.max_end for plan in simulation.device.plans for row in plan.rows]
+    assert max(bounds) < len(request.prompt) + limit
+
+
+@pytest.mark.parametrize("in_flight", DEPTHS)
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_preemption_under_memory_pressure_changes_no_token(in_flight, drafts):
+    simulation = simulate("kv_allocator=paged", in_flight=in_flight, drafts=drafts, kv_tokens=160)
+    requests = [greedy(f"r{i}", tuple(range(i, i + 20)), 40) for i in range(6)]
+    assert simulation.serve(*requests) == {r.request_id: expected(r) for r in requests}
+    assert any(plan.admits for plan in simulation.device.plans[6:]), "somebody was admitted again"
+    assert_all_given_back(simulation)
+
+
+@pytest.mark.parametrize("in_flight", DEPTHS)
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_step_that_fails_is_done_again_row_by_row_and_the_guilty_request_fails_alone(in_flight, drafts):
+    simulation = simulate(in_flight=in_flight, drafts=drafts)
+    guilty_rows: set[int] = set()
+
+    def fail(plan: StepPlan) -> Exception | None:
+        guilty_rows.update(admit.row_id for admit in plan.admits if admit.tokens[0] == 42)
+        return RuntimeError("boom") if guilty_rows & {row.row_id for row in plan.rows} else None
+
+    simulation.device.fail = fail
+    requests = [greedy(f"r{i}", (i, 5, 6, 7), 20) for i in range(4)]
+    errors, outputs = {}, {r.request_id: [] for r in requests}
+    simulation.serve(*requests[:2])
+    for request in (*(greedy(f"s{i}", (i, 5, 6, 7), 20) for i in range(2)), greedy("bad", (42, 1), 5)):
+        simulation.core.submit(request)
+        outputs.setdefault(request.request_id, [])
+    while simulation.core.has_work:
+        for out in simulation.core.step().outputs:
+            outputs[out.request_id] += out.tokens
+            if out.error:
+                errors[out.request_id] = out.error
+    assert errors == {"bad": "RuntimeError: boom"}
+    assert all(outputs[f"s{i}"] == expected(requests[i]) for i in range(2))
+    assert_all_given_back(simulation)
+
+
+def test_drafts_that_are_no_tokens_end_the_engine_and_name_the_drafter():
+    simulation = simulate(drafts=2)
+    simulation.device.fail = lambda plan: DrafterBroken("token ids outside of the vocabulary")
+    simulation.core.submit(greedy("r", (1, 2, 3), 4))
+    with pytest.raises(EngineBroken, match=r"drafter=.*outside of the vocabulary"):
+        simulation.core.step()
+
+
+@pytest.mark.parametrize("in_flight", DEPTHS)
+def test_aborts_at_random_moments_leak_nothing_and_disturb_nobody(in_flight):
+    simulation, rng = simulate(in_flight=in_flight, drafts=3, kv_tokens=512), random.Random(3)
+    requests = random_requests(4, 20, longest=40)
+    outputs = {r.request_id: [] for r in requests}
+    aborted = set()
+    for request in requests:
+        simulation.core.submit(request)
+    while simulation.core.has_work:
+        if rng.random() < 0.3:
+            simulation.core.abort([rng.choice(requests).request_id])
+        for out in simulation.core.step().outputs:
+            outputs[out.request_id] += out.tokens
+            aborted |= {out.request_id} if out.finish_reason == "abort" else set()
+    assert 0 < len(aborted) < len(requests)
+    for request in requests:
+        got = outputs[request.request_id]
+        assert got == (expected(request)[: len(got)] if request.request_id in aborted else expected(request))
+    assert_all_given_back(simulation)
+
+
+def test_useless_drafts_are_soon_asked_for_no_more_but_tried_again():
+    simulation = simulate(drafts=4, adaptive=True, accuracy=0.0, ms=lambda plan: 5.0 + 0.5 * plan.num_tokens)
+    simulation.serve(*(greedy(f"r{i}", (i, 1, 2), 240) for i in range(8)))
+    plans = [plan for plan in simulation.device.plans if not plan.admits]
+    assert any(row.num_drafts for plan in plans[:16] for row in plan.rows)
+    drafted = [plan for plan in plans[60:] if any(row.num_drafts for row in plan.rows)]
+    assert 0 < len(drafted) < 0.1 * len(plans[60:])
+    assert sum(not plan.syncs_drafter for plan in plans[60:]) > 0.9 * len(plans[60:])
