@@ -11,10 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.execution.graphs import Bucket, StepGraphs
-from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
-from engine.execution.step import StepRow
-from engine.execution.tables import DeviceTables
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import BoundEngine, bind
@@ -27,6 +23,10 @@ from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
 from engine.execution.model import LoweredModel, StepContext
 from engine.loop.build import make_core
+from engine.step.graphs import Bucket, StepGraphs
+from engine.step.plan import StepRow
+from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
+from engine.step.tables import DeviceTables
 from engine.testing.launches import count_launches
 
 from ..execution import tiny
@@ -75,8 +75,9 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
     checkpoint = tiny.write(tmp_path)
     options = (f"drafter={drafter}", f"overlap={overlap}", "kv_allocator=prefix_cache")
     plan, bound, model, kv = triton_model(checkpoint, *options)
-    tables = DeviceTables(bound.context.max_requests, plan.max_len, bound.drafter.max_width, BLOCK, "cpu")
-    buckets = [Bucket(rows, queries) for rows in (1, 3) for queries in {1, bound.drafter.max_width + 1}]
+    requests, widest, vocab = bound.context.max_requests, bound.drafter.max_width, plan.model.vocab_size
+    tables = DeviceTables(requests, plan.max_len, widest, BLOCK, "cpu", vocab)
+    buckets = [Bucket(rows, queries) for rows in (1, 3) for queries in {1, widest + 1}]
     replays: list[None] = []
 
     def counted(step: Callable[[], None]) -> Callable[[], None]:
@@ -102,9 +103,10 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
 @pytest.mark.parametrize(("family", "count"), [("Llama", 5), ("Qwen2", 5), ("Qwen3", 6)])
 def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, family: str, count: int, rows: int) -> None:
     plan, _, model, kv = triton_model(variant(tmp_path, f"{family}ForCausalLM", tied=False, stored=torch.float32))
-    tables = DeviceTables(rows, plan.max_len, 0, BLOCK, "cpu")
+    tables = DeviceTables(rows, plan.max_len, 0, BLOCK, "cpu", plan.model.vocab_size)
     tables.tokens[:] = 0
-    batch = tables.inputs(tuple(StepRow(slot, 8, 1, (), True, 0, 0, ()) for slot in range(rows)))
+    tables.computed[:] = 8
+    batch = tables.inputs(tuple(StepRow(row_id, 8, 1) for row_id in range(rows))).forward
     context = StepContext(model.rotate(batch.positions), batch.slot_mapping, model.attention.stage(batch.attention), kv)
     with torch.inference_mode():
         carry = residual = model.embed(batch.token_ids)

@@ -151,7 +151,7 @@ class DraftRows:
 class DraftTokens:
     """Proposals for :class:`DraftRows`, on the device.
 
-    ``tokens``: int64 ``[num_rows, width]``; what is beyond a row's own width is not used.
+    ``tokens``: int64 ``[num_rows, width]``, all of the vocabulary; what is beyond a row's own width is not used.
     """
 
     tokens: Tensor

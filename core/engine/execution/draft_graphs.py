@@ -16,17 +16,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.contracts.drafter import DeviceDrafter, DraftRows, DraftTokens, TargetStep, may_be_recorded
+from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep, may_be_recorded
 from engine.execution.places import Place, RecordedPlaces
 from engine.sampling.state import Feature
 from engine.step.graphs import Bucket, Capture, Recorded, Replay, StepGraphs, query_buckets
-from engine.step.plan import StepRow
+from engine.step.plan import DrafterBroken, StepRow
 from engine.step.tables import DeviceTables
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class DraftBucket:
-    """What follows a step of some shape: drafts of so many tokens a row, 0 for none."""
+    """What follows a step of some shape: drafts of so many tokens a row."""
 
     step: Bucket
     width: int
@@ -40,10 +40,9 @@ class DraftBucket:
 
 
 def draft_widths(queries: int, max_width: int) -> tuple[int, ...]:
-    """Widths worth a graph behind a step of so many tokens a row, ascending: none, and as many drafts as it verifies,
-    for widths seldom change; behind one that verifies nothing, any that fill the shape of a later step."""
-    drafts = (queries - 1,) if queries > 1 else tuple(n - 1 for n in query_buckets(max_width))
-    return tuple(sorted({0, *drafts}))
+    """Widths worth a graph behind a step of so many tokens a row, ascending: as many drafts as it verifies, for widths
+    seldom change; behind one that verifies nothing, any that fill the shape of a later step."""
+    return (queries - 1,) if queries > 1 else tuple(n - 1 for n in query_buckets(max_width) if n > 1)
 
 
 def draft_buckets(drafter: DeviceDrafter | None, steps: Iterable[Bucket]) -> list[DraftBucket]:
@@ -51,7 +50,7 @@ def draft_buckets(drafter: DeviceDrafter | None, steps: Iterable[Bucket]) -> lis
     if drafter is None or not may_be_recorded(drafter):
         return []
     shapes = [(step, width) for step in steps for width in draft_widths(step.queries, drafter.max_width)]
-    return [DraftBucket(*shape, sampled) for shape in shapes for sampled in ((False, True) if shape[1] else (False,))]
+    return [DraftBucket(*shape, sampled) for shape in shapes for sampled in (False, True)]
 
 
 class NotRecordable(RuntimeError):
@@ -93,17 +92,16 @@ class DraftGraphs:
 
     def find(self, step: Bucket, rows: Sequence[StepRow]) -> DraftBucket | None:
         """The graph that follows a step of these rows: the narrowest that drafts all that is wanted, if any."""
-        wanted = max(row.wants_drafts for row in rows)
-        sampled = wanted > 0 and Feature.SAMPLED in self._steps.tables.features(rows)
-        fitting = (b for b in self._by_step.get(step, ()) if b.width >= wanted and b.sampled == sampled)
+        wanted, sampled = max(row.wants_drafts for row in rows), Feature.SAMPLED in self._steps.tables.features(rows)
+        fitting = (b for b in self._by_step.get(step, ()) if b.width >= wanted > 0 and b.sampled == sampled)
         return next(fitting, None)
 
     @torch.inference_mode()
-    def replay(self, found: DraftBucket) -> Tensor | None:
+    def replay(self, found: DraftBucket) -> Tensor:
         """Draft behind the step that has just been replayed; the drafts go into the tables. Returns whether all of them
-        are tokens, bool on the device, good until the next replay; ``None`` without drafts. Nothing here waits."""
+        are tokens, bool on the device, good until the next replay. Nothing here waits."""
         self._graphs[found]()
-        return self._valid if found.width else None
+        return self._valid
 
     def _record(self, found: DraftBucket, capture: Capture) -> Replay:
         recorded, drafter, tables = self._steps.recorded(found.step), self._drafter, self._steps.tables
@@ -112,11 +110,9 @@ class DraftGraphs:
 
         def follow() -> None:
             places.begin()
-            drafter.extend(target_step(recorded, tables, drafts_follow=found.width > 0))
-            if found.width:
-                rows = draft_rows(recorded, tables, found, places)
-                proposed = _checked(drafter.propose(rows), found)[:, : found.width]
-                self._valid.copy_(tables.write_drafts(rows.slots, rows.positions, proposed))
+            drafter.extend(target_step(recorded, tables))
+            rows = draft_rows(recorded, tables, found, places)
+            self._valid.copy_(tables.write_drafts(rows.slots, rows.positions, propose(drafter, rows)))
 
         try:
             with torch.inference_mode():
@@ -136,7 +132,7 @@ class DraftGraphs:
         return found[:count]
 
 
-def target_step(recorded: Recorded, tables: DeviceTables, drafts_follow: bool) -> TargetStep:
+def target_step(recorded: Recorded, tables: DeviceTables) -> TargetStep:
     """What a captured step leaves, as drafters see it."""
     batch = recorded.batch
     return TargetStep(
@@ -147,13 +143,11 @@ def target_step(recorded: Recorded, tables: DeviceTables, drafts_follow: bool) -
         slots=batch.slots,
         taps=recorded.taps,
         place=Place(batch.positions, batch.slot_mapping, batch.attention, recorded.staged),
-        drafts_follow=drafts_follow,
+        drafts_follow=True,
     )
 
 
-def draft_rows(
-    recorded: Recorded, tables: DeviceTables, wanted: DraftBucket, places: RecordedPlaces
-) -> DraftRows:
+def draft_rows(recorded: Recorded, tables: DeviceTables, wanted: DraftBucket, places: RecordedPlaces) -> DraftRows:
     """The rows of a captured step, ``wanted.width`` drafts for each; all that is known of them is on the device."""
     rows, queries, row_ids = recorded.bucket.rows, recorded.bucket.queries, recorded.inputs[0]
     last = recorded.accepted + torch.arange(0, rows * queries, queries, device=row_ids.device)
@@ -171,11 +165,13 @@ def draft_rows(
     )
 
 
-def _checked(proposed: DraftTokens, found: DraftBucket) -> Tensor:
-    """The tokens of a proposal. Raises ``ValueError`` for another shape than was asked for."""
-    shape = tuple(proposed.tokens.shape)
-    if len(shape) != 2 or shape[0] != found.step.rows or shape[1] < found.width:
-        raise ValueError(
-            f"the drafter proposed tokens {list(shape)}: expected {found.step.rows} rows of at least {found.width}"
+def propose(drafter: DeviceDrafter, rows: DraftRows) -> Tensor:
+    """What a drafter proposes: int64 ``[num_rows, rows.width]``. Raises :class:`DrafterBroken` for another shape than
+    was asked for: the tables would keep what nobody drafted."""
+    tokens, count = drafter.propose(rows).tokens, len(rows.index)
+    shape = tuple(tokens.shape)
+    if len(shape) != 2 or shape[0] != count or shape[1] < rows.width:
+        raise DrafterBroken(
+            f"the drafter proposed tokens {list(shape)}: expected {count} rows of at least {rows.width}"
         )
-    return proposed.tokens
+    return tokens[:, : rows.width]

@@ -254,7 +254,7 @@ def describe_drafting(runner: ModelRunner) -> tuple[str, ...]:
     if runner.graphs is None or runner.drafter is None:
         return ()
     if runner.draft_graphs is None:
-        return ("Drafts: op by op behind every step, which waits for its tokens (the drafter cannot be recorded)",)
+        return ("Drafts: op by op behind every step (the drafter cannot be recorded)",)
     return (f"Drafts: recorded, {len(runner.draft_graphs.buckets)} graphs; op by op behind prompts",)
 
 

@@ -38,6 +38,11 @@ def choose(logits: Tensor, batch: SamplingBatch, ids: Tensor | None = None) -> T
     return torch.where(largest.isfinite(), tokens, NOT_FINITE)
 
 
+def _may_be_asked(tensor: Tensor) -> bool:
+    """Whether it costs nothing to ask what is in a tensor, and to do no more than that needs: on a CPU."""
+    return tensor.device.type == "cpu"
+
+
 def most_likely(logits: Tensor) -> Tensor:
     """The greedy choice of :func:`choose`, for every row."""
     largest, tokens = logits.max(dim=-1)
@@ -47,7 +52,7 @@ def most_likely(logits: Tensor) -> Tensor:
 def _sampled(logits: Tensor, largest: Tensor, tokens: Tensor, batch: SamplingBatch, ids: Tensor | None) -> Tensor:
     """``tokens`` with those of sampled rows drawn."""
     greedy = batch.temperature == 0.0
-    if logits.device.type == "cpu":  # only there does it cost nothing to ask which rows these are
+    if _may_be_asked(logits):
         rows = (~greedy).nonzero().squeeze(1)
         if len(rows) == len(tokens):
             return _draw(logits, largest, batch, ids)
@@ -66,7 +71,7 @@ def _draw(logits: Tensor, largest: Tensor, batch: SamplingBatch, ids: Tensor | N
 
 def _gumbel_max(scores: Tensor, allowed: Tensor, seeds: Tensor, indices: Tensor, ids: Tensor | None) -> Tensor:
     vocab = scores.shape[1]
-    if scores.device.type == "cpu":
+    if _may_be_asked(scores):
         count = int(allowed.count_nonzero())
         if ids is not None or 4 * count < scores.numel():  # a single entry costs a whole Philox block of four
             rows, columns = allowed.nonzero(as_tuple=True)
@@ -93,7 +98,7 @@ def find_border(scaled: Tensor, batch: SamplingBatch) -> Tensor:
     if Feature.FILTERED not in batch.features:
         return border
     top_k = torch.where(batch.top_k < vocab, batch.top_k, 0)
-    if scaled.device.type != "cpu":
+    if not _may_be_asked(scaled):
         return torch.maximum(border, _ranked_border(scaled, top_k, batch.top_p, vocab))
     rows = ((top_k > 0) | (batch.top_p < 1.0)).nonzero().squeeze(1)
     if not len(rows):
@@ -132,7 +137,7 @@ def _ranked_border(scaled: Tensor, top_k: Tensor, top_p: Tensor, length: int) ->
     total = torch.where(top_k[:, None] > 0, up_to[:, -1:], everything)
     enough = (up_to - mass) >= top_p[:, None] * total
     enough |= ranked < border_k
-    enough[:, 0] = False
+    enough[:, 0].fill_(False)
     nucleus = ranked.masked_fill(enough, float("inf")).amin(dim=-1)
     border = torch.where((top_p < 1.0) | (top_k > 0), nucleus, float("-inf"))
     if length == vocab:

@@ -30,18 +30,23 @@ class Choice:
     num_drafts: tuple[int, ...]
     """Of each request, verified here."""
     tokens: Tensor
-    """int64 ``[sum(1 + num_drafts)]``: the target's token after every position, request by request. Up to the last
-    accepted draft these are the drafts themselves, then comes the new token; what follows means nothing.
-    ``NOT_FINITE`` (-1) where logits are broken."""
+    """int64 ``[sum(1 + num_drafts)]``, or at least ``[R * queries]``: the target's token after every position, request
+    by request. Up to the last accepted draft these are the drafts themselves, then comes the new token; what follows
+    means nothing. ``NOT_FINITE`` (-1) where logits are broken."""
     accepted: Tensor
     """int64 ``[R]``: accepted drafts"""
     ranked: tuple[tuple[tuple[int, ...], Ranked], ...] = ()
     """Requests that want the same number of logprobs, and these for all their positions."""
+    queries: int | None = None
+    """Entries of ``tokens`` per request where all have as many, used or not; ``None``: ``1 + num_drafts``."""
+    own: tuple[tuple[int, ...], Tensor] | None = None
+    """Requests that want logprobs of their tokens alone, and float32 logprobs of all ``tokens``."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What :func:`results` needs on the host."""
-        return (self.tokens, self.accepted, *(tensor for _, ranked in self.ranked for tensor in ranked))
+        ranked = (tensor for _, ranked in self.ranked for tensor in ranked)
+        return (self.tokens, self.accepted, *ranked, *(() if self.own is None else self.own[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +101,27 @@ def accepted_of(inputs: Tensor, tokens: Tensor, num_drafts: Sequence[int]) -> Te
     return accepted_drafts(inputs[grid], tokens[grid], count)
 
 
+def _starts(num_drafts: Sequence[int], queries: int | None) -> list[int]:
+    """Where each request's entries of :attr:`Choice.tokens` begin."""
+    return list(accumulate((queries or 1 + count for count in num_drafts[:-1]), initial=0))
+
+
 def rank_tokens(
-    logits: Tensor, tokens: Tensor, num_drafts: Sequence[int], wanted: Sequence[int | None]
+    logits: Tensor,
+    tokens: Tensor,
+    num_drafts: Sequence[int],
+    wanted: Sequence[int | None],
+    queries: int | None = None,
 ) -> tuple[tuple[tuple[int, ...], Ranked], ...]:
     """:attr:`Choice.ranked`; requests that want the same number of alternatives share the work. ``wanted[i]``:
-    ``None`` for no logprobs."""
+    ``None`` for no logprobs. ``queries``: see :attr:`Choice.queries`."""
     by_top: dict[int, list[int]] = {}
     for i, top in enumerate(wanted):
         if top is not None:
             by_top.setdefault(top, []).append(i)
-    starts = list(accumulate((1 + count for count in num_drafts), initial=0))
-    found = []
+    starts, found = _starts(num_drafts, queries), []
     for top, members in by_top.items():
-        where = [at for i in members for at in range(starts[i], starts[i + 1])]
+        where = [starts[i] + j for i in members for j in range(1 + num_drafts[i])]
         index = upload(where, torch.int64, logits.device)
         found.append((tuple(members), rank(logits[index], tokens[index], top)))
     return tuple(found)
@@ -119,15 +132,20 @@ def results(choice: Choice, tensors: Sequence[Tensor]) -> list[Verified]:
     tokens: list[int] = tensors[0].tolist()
     accepted: list[int] = tensors[1].tolist()
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-    for at, (members, _) in zip(range(2, len(tensors), 4), choice.ranked, strict=True):
-        entries, begin = listed(*tensors[at : at + 4]), 0
+    for number, (members, _) in enumerate(choice.ranked):
+        entries, begin = listed(*tensors[2 + 4 * number : 6 + 4 * number]), 0
         for i in members:
             logprobs[i] = tuple(entries[begin : begin + accepted[i] + 1])
             begin += choice.num_drafts[i] + 1
-    found, begin = [], 0
-    for i, (count, num_drafts) in enumerate(zip(accepted, choice.num_drafts, strict=True)):
+    starts = _starts(choice.num_drafts, choice.queries)
+    if choice.own is not None:
+        own: list[float] = tensors[-1].tolist()
+        for i in choice.own[0]:
+            places = range(starts[i], starts[i] + accepted[i] + 1)
+            logprobs[i] = tuple(TokenLogprobs(tokens[at], own[at]) for at in places)
+    found = []
+    for i, (begin, count) in enumerate(zip(starts, accepted, strict=True)):
         output = tuple(tokens[begin : begin + count + 1])
-        begin += num_drafts + 1
         if output[-1] == NOT_FINITE:
             found.append(Verified((), 0, error="the model produced logits that are not finite numbers"))
         else:

@@ -77,11 +77,6 @@ class Recorded:
         """int64 ``[bucket.rows]``: position of each row's first token."""
         return self.batch.positions.view(self.bucket.rows, self.bucket.queries)[:, 0]
 
-    def places(self, rows: Sequence[StepRow]) -> list[int]:
-        """Where the entries of a batch's real queries are."""
-        width = self.bucket.queries
-        return [i * width + j for i, row in enumerate(rows) for j in range(row.num_queries)]
-
 
 @dataclass(frozen=True, slots=True)
 class _Graph:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
-from engine.execution.draft_graphs import DraftGraphs
+from engine.execution.draft_graphs import DraftGraphs, propose
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import LoweredModel
 from engine.execution.places import Place
@@ -21,7 +21,7 @@ from engine.sampling.logprobs import Ranked, rank_prompt
 from engine.sampling.state import Feature
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
 from engine.step.graphs import Recorded, StepGraphs
-from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepSkipped
+from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
 from engine.step.running import RunningStep, Sampled, Times
 from engine.step.tables import DeviceTables, StepInputs
 
@@ -88,24 +88,23 @@ class ModelRunner:
 
     def _captured(self, plan: StepPlan, recorded: Recorded) -> Sampled:
         """The tokens of a replayed step. Logprobs of other tokens than the chosen ones are made here, not in it."""
-        num_drafts = tuple(row.num_drafts for row in plan.rows)
-        places: slice | Tensor = slice(sum(1 + count for count in num_drafts))
-        if any(count + 1 != recorded.bucket.queries for count in num_drafts):
-            places = upload(recorded.places(plan.rows), torch.int64, self.tables.device)
-        tokens, wanted = recorded.tokens[places], self._logprobs_wanted(plan)
-        own = [i for i, top in enumerate(wanted) if top == 0]
-        ranked = rank_tokens(recorded.logits[places], tokens, num_drafts, [top or None for top in wanted])
-        if own:
-            starts = list(accumulate((1 + count for count in num_drafts), initial=0))
-            where = [at for i in own for at in range(starts[i], starts[i + 1])]
-            index = upload(where, torch.int64, self.tables.device)
-            chosen, nothing = recorded.logprobs[places][index], recorded.logprobs.new_empty(len(where), 0)
-            ranked = (*ranked, (tuple(own), (tokens[index], chosen, nothing, nothing.to(torch.int64))))
-        accepted = recorded.accepted[: len(plan.rows)]
-        return Sampled(tuple(range(len(plan.rows))), Choice(num_drafts, tokens, accepted, ranked))
+        num_drafts, queries = tuple(row.num_drafts for row in plan.rows), recorded.bucket.queries
+        tops = self._logprobs_wanted(plan.rows)
+        others = [top or None for top in tops]
+        ranked = rank_tokens(recorded.logits, recorded.tokens, num_drafts, others, queries)
+        own = tuple(i for i, top in enumerate(tops) if top == 0)
+        choice = Choice(
+            num_drafts,
+            recorded.tokens,
+            recorded.accepted[: len(plan.rows)],
+            ranked,
+            queries,
+            (own, recorded.logprobs) if own else None,
+        )
+        return Sampled(tuple(range(len(plan.rows))), choice)
 
-    def _logprobs_wanted(self, plan: StepPlan) -> list[int | None]:
-        return [self.tables.requests[row.row_id].sampling.logprobs for row in plan.rows]
+    def _logprobs_wanted(self, rows: Sequence[StepRow]) -> list[int | None]:
+        return [self.tables.requests[row.row_id].sampling.logprobs for row in rows]
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> Sampled | None:
         """Sample and verify every row that has all its tokens, and move all rows on."""
@@ -135,10 +134,8 @@ class ModelRunner:
         else:
             ends.index_add_(0, upload(sampling, torch.int64, hidden.device), accepted)
         tables.computed[inputs.row_ids] = ends
-        tops = [tables.requests[row.row_id].sampling.logprobs for row in rows]
-        return Sampled(
-            tuple(sampling), Choice(num_drafts, tokens, accepted, rank_tokens(logits, tokens, num_drafts, tops))
-        )
+        ranked = rank_tokens(logits, tokens, num_drafts, self._logprobs_wanted(rows))
+        return Sampled(tuple(sampling), Choice(num_drafts, tokens, accepted, ranked))
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, tuple[Ranked, ...]]:
         """Logprobs of prompt tokens behind those of each row that wants them, a bounded number at a time."""
@@ -200,7 +197,7 @@ class ModelRunner:
         if not wanting:
             return None
         rows = self._draft_rows(plan, inputs, wanting)
-        return self.tables.write_drafts(rows.slots, rows.positions, drafter.propose(rows).tokens[:, : rows.width])
+        return self.tables.write_drafts(rows.slots, rows.positions, propose(drafter, rows))
 
     def _draft_rows(self, plan: StepPlan, inputs: StepInputs, wanting: Sequence[int]) -> DraftRows:
         """The rows that want drafts."""

@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from engine.execution.graphs import Capture
-from engine.execution.runner import DeviceQueue, DeviceWorker, ModelRunner
-from engine.execution.tables import DeviceTables
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
@@ -22,6 +19,9 @@ from engine.execution.lowering import Kernels
 from engine.loop import build
 from engine.loop.build import capture_graphs, make_core, start_drafter
 from engine.loop.core import EngineCore
+from engine.step.graphs import Capture
+from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
+from engine.step.tables import DeviceTables
 
 from .dense_attention import DenseAttention
 from .frozen import FrozenGraphs
@@ -66,7 +66,7 @@ def recording_engine(
     kv = KVCache(plan.model, bound.kv_format, blocks, BLOCK, plan.dtype, "cpu", None if drafter is None else drafter.kv)
     for tensor in (*kv._keys, *kv._values):
         tensor.fill_(float("nan"))
-    tables = DeviceTables(bound.context.max_requests, plan.max_len, width, BLOCK, "cpu")
+    tables = DeviceTables(bound.context.max_requests, plan.max_len, width, BLOCK, "cpu", plan.model.vocab_size)
     bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], blocks)
     runner = ModelRunner(model, kv, tables, drafter)
     with pytest.MonkeyPatch.context() as patch:

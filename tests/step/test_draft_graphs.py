@@ -1,4 +1,4 @@
-"""Recorded drafting: the drafts are those of drafting op by op, and no token changes."""
+"""Captured drafting: the drafts are those of drafting op by op, and no token changes."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from engine.execution.graphs import Bucket
-from engine.execution.runner import NO_HISTORY, ModelRunner
-from engine.execution.running import RunningStep
-from engine.execution.step import StepPlan, StepResult
-from engine.execution.verify import Choice, VerifyRow, judge, standing_drafts
-from engine.loop.width import WidthController
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens, may_be_recorded
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution import graphs
 from engine.execution.draft_graphs import DraftBucket, DraftGraphs, draft_buckets, draft_widths
 from engine.execution.transfer import Arriving, refill
 from engine.loop.build import capture_graphs, describe_drafting
 from engine.loop.memory.budget import DoesNotFit
 from engine.loop.messages import Progress
 from engine.serving.tokenizer import Tokenizer
+from engine.step import graphs
+from engine.step.graphs import Bucket
+from engine.step.plan import StepPlan
+from engine.step.runner import ModelRunner
+from engine.step.running import RunningStep
+from engine.step.tables import StepInputs
 from engine.testing.no_sync import NoSync
 
 from ..laws.drafted import DRAFTERS, Models, answers, prompts, requests_for
 from . import recording
+from .frozen import FrozenGraphs
 from .recording import Recording, recording_engine
 
 
@@ -50,27 +50,46 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def launching(self: ModelRunner, plan: StepPlan) -> RunningStep:
         step = launch(self, plan)
-        if step._recorded_drafts is None:
-            counts["op by op"] += 1
+        if self.drafter is None:
             return step
-        assert self.graphs is not None and self.drafter is not None
-        bucket = self.graphs.find(plan.rows)
-        assert bucket is not None
-        recorded = self.graphs.recorded(bucket)
-        width = step._recorded_drafts.tokens.shape[1]  # a block is filled according to its size
-        rows = tuple(replace(row, wants_drafts=width if row.wants_drafts else 0) for row in plan.rows)
-        with torch.inference_mode():
-            wide = replace(plan, rows=rows)
-            self._draft(self.drafter, wide, recorded.batch, recorded.staged, recorded.taps, step)
-        expected = {i: drafts[: plan.rows[i].wants_drafts] for i, (drafts, _) in step._drafts.items()}
-        step._drafts = {}
-        result: StepResult = step.result()
-        assert {i: row.drafts for i, row in enumerate(result.rows) if row.drafts} == expected
+        bucket = None if self.graphs is None else self.graphs.find(plan.rows)
+        found = None if bucket is None or self.draft_graphs is None else self.draft_graphs.find(bucket, plan.rows)
+        if not plan.syncs_drafter or found is None:
+            counts["op by op" if plan.syncs_drafter else "not at all"] += 1
+            return step
+        drafts = drafts_of(self, plan)
+        redraft(self, plan, found)
+        assert drafts_of(self, plan) == drafts
         counts[f"{len(plan.rows)} x {max(row.wants_drafts for row in plan.rows)}"] += 1
         return step
 
     monkeypatch.setattr(ModelRunner, "launch", launching)
     return counts
+
+
+def drafts_of(runner: ModelRunner, plan: StepPlan) -> list[list[int]]:
+    """What the tables hold behind the newest token of each row, as far as the row wants drafts."""
+    tables, found = runner.tables, []
+    for row in plan.rows:
+        first = int(tables.computed[row.row_id]) + 1
+        found.append(tables.tokens[row.row_id, first : first + row.wants_drafts].tolist())
+        assert all(0 <= token < tables.vocab_size for token in found[-1])
+    return found
+
+
+@torch.inference_mode()
+def redraft(runner: ModelRunner, plan: StepPlan, found: DraftBucket) -> None:
+    """Draft op by op behind a replayed step, which was drafted behind already; as many drafts as then, for a block is
+    filled according to its size."""
+    assert runner.graphs is not None and runner.drafter is not None
+    rows = tuple(msgspec.structs.replace(row, wants_drafts=found.width if row.wants_drafts else 0) for row in plan.rows)
+    for row in rows:
+        first = int(runner.tables.computed[row.row_id]) + 1
+        runner.tables.tokens[row.row_id, first : first + row.wants_drafts] = -1
+    recorded = runner.graphs.recorded(found.step)
+    row_ids = recorded.inputs[0]
+    inputs = StepInputs(recorded.batch, row_ids, recorded.starts, torch.ones_like(row_ids))
+    runner._draft(runner.drafter, msgspec.structs.replace(plan, rows=rows), inputs, recorded.taps, recorded.staged)
 
 
 GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
@@ -99,18 +118,15 @@ def test_tokens_are_those_without_drafts_and_drafts_those_made_op_by_op(
     engine, plain = recording_engine(model, *options), recording_engine(model, "drafter=none", "seed=3")
     wanted = requests_for(prompts(models, "Llama", 5), MIXED)
     assert outputs(engine, wanted, 3) == outputs(plain, wanted, 3)
-    assert {"3 x 3", "2 x 3", "1 x 0"} < compared.keys() - {"op by op"}, "and narrower ones at the end"
+    assert {"3 x 3", "2 x 3"} < compared.keys() - {"op by op", "not at all"}, "and fewer at the end"
 
 
-@pytest.mark.parametrize(("drafter", "overlap"), [("eagle3", "true"), ("target", "false")])
-def test_preempted_requests_and_growing_tables_change_nothing(
-    models: Models, drafter: str, overlap: str, compared: Counter[str]
-) -> None:
+def test_preempted_requests_and_growing_tables_change_nothing(models: Models, compared: Counter[str]) -> None:
     """Too few blocks for all, prompts in chunks, prefixes shared; each request needs several blocks for its output."""
     model = f"model.path={models.path('Llama')}"
     tight = ("scheduler=chunked_prefill", "scheduler.token_budget=24", "kv_allocator=prefix_cache")
-    options = (*DRAFTERS[drafter](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=4", *tight)
-    engine = recording_engine(model, *options, f"overlap={overlap}", blocks=18)
+    options = (*DRAFTERS["eagle3"](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=4", *tight)
+    engine = recording_engine(model, *options, blocks=18)
     plain = recording_engine(model, "drafter=none", *tight)
     wanted = requests_for(prompts(models, "Llama", 6, seed=2), [GREEDY], max_tokens=40)
     found = answers(engine.core, wanted, 4)
@@ -145,74 +161,61 @@ def test_a_tiny_context_is_filled_to_its_last_token(models: Models, compared: Co
     assert compared["3 x 6"] > 0
 
 
-def test_widths_that_change_are_drafted_recorded_or_op_by_op(models: Models, compared: Counter[str]) -> None:
-    """One that grows is drafted op by op once, for there is no graph for it; the tokens stay the same."""
+def test_numbers_of_drafts_that_change_are_drafted_captured_or_op_by_op_or_not_at_all(
+    models: Models, compared: Counter[str]
+) -> None:
+    """One that grows is drafted op by op once, for there is no graph for it. While none are wanted the drafter is not
+    told of the steps: its keys have gaps afterwards, and the tokens stay the same."""
     model = f"model.path={models.path('Llama')}"
     engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(2,))
     full = outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2)
     compared.clear()
-    widths = iter(itertools.cycle((1, 1, 3, 3, 3, 2, 0, 0, 6, 5, 2, 1, 0, 4)))
-    ahead = engine.core._drafting.ahead
-
-    def changing(*arguments: Any) -> dict[Any, int]:
-        return {sequence: min(next(widths), wanted) for sequence, wanted in ahead(*arguments).items()}
-
-    engine.core._drafting.ahead = changing  # type: ignore[method-assign]
+    wanted = itertools.cycle((1, 1, 3, 3, 3, 2, 0, 0, 6, 5, 2, 1, 0, 4))
+    engine.core._drafting.wants_behind = lambda batch_size: next(wanted)  # type: ignore[method-assign]
+    drafter, follow = engine.runner.drafter, engine.runner.draft_graphs
+    assert drafter is not None and follow is not None
     assert outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2) == full
-    assert {"2 x 0", "2 x 1", "2 x 3", "2 x 6", "op by op"} <= compared.keys()
+    assert {"2 x 1", "2 x 3", "2 x 6", "op by op", "not at all"} <= compared.keys()
 
 
-def test_requests_that_are_given_up_between_recorded_steps_leave_others_with_all_their_keys(
-    models: Models, compared: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A draft model that is the target stays right, and nothing is replayed for steps that it is not told of."""
+def test_no_drafter_runs_behind_a_step_that_does_not_sync_it(models: Models) -> None:
     model = f"model.path={models.path('Llama')}"
-    engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(2,))
-    wanted = requests_for(prompts(models, "Llama", 8), [GREEDY], max_tokens=40)
-    full = outputs(engine, wanted, 2)
-    compared.clear()
-    drafting, planned, untold = engine.core._drafting, itertools.count(), 0
-    launch, prepare, ahead = engine.core._device.launch, drafting.prepare, drafting.ahead
-    rests = False
+    engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), row_shapes=(1,))
+    capture, replayed, launch = engine.capture, [], engine.runner.launch
+    assert isinstance(capture, FrozenGraphs)
 
-    def preparing(*arguments: Any) -> dict[Any, int]:
-        nonlocal rests
-        rests = next(planned) % 30 > 22
-        return dict.fromkeys(prepare(*arguments), 0) if rests else prepare(*arguments)
+    def counting(plan: StepPlan) -> RunningStep:
+        before = capture.replayed
+        step = launch(plan)
+        replayed.append((plan.syncs_drafter, capture.replayed - before))
+        return step
 
-    def launching(plan: StepPlan) -> Any:
-        nonlocal untold
-        untold += not plan.drafter_follows
-        return launch(plan)
-
-    drafting.prepare = preparing  # type: ignore[method-assign]
-    drafting.ahead = lambda *arguments: {} if rests else ahead(*arguments)  # type: ignore[method-assign]
-    monkeypatch.setattr(WidthController, "rests", lambda self, batch: rests)
-    monkeypatch.setattr("engine.loop.drafting.WORTH_KEEPING_UP", 10**9)
-    engine.core._device.launch = launching  # type: ignore[method-assign]
-    found = answers(engine.core, wanted, 2)
-    assert [answer.tokens for answer in found] == full
-    counts = [(a.timings.drafted_tokens, a.timings.accepted_tokens) for a in found if a.timings]
-    # The last token of a request may stop a chain that was right.
-    assert all(accepted >= drafted - 6 for drafted, accepted in counts)
-    assert untold > 20 and compared["2 x 6"] > 3 and compared["op by op"] >= untold
+    engine.runner.launch = counting  # type: ignore[method-assign]
+    with engine.core.drafting(0):
+        outputs(engine, [EngineRequest("r", (1, 2, 3), GREEDY)], 1)
+    assert replayed[0] == (True, 0), "the prompt"
+    assert set(replayed[1:]) == {(False, 1)} and len(replayed) > 20
 
 
-def test_launching_a_recorded_step_waits_for_nothing(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what the host knows, only the integers of each row go to the device, through pinned memory."""
+@pytest.mark.parametrize("captured", [True, False], ids=["captured drafts", "op by op"])
+def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the host knows, only the integers of each row go to the device behind the prompt, and nothing comes back
+    before the result is asked for."""
     model = f"model.path={models.path('Llama')}"
     engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(1,))
-    waits: list[bool] = []
-    wait, launch, launching = Arriving.wait, ModelRunner.launch, [False]
+    if not captured:
+        engine.runner.draft_graphs = None
+    launches, launching = [0], [False]
+    wait, launch = Arriving.wait, ModelRunner.launch
 
     def noted(self: Arriving) -> tuple[Tensor, ...]:
-        waits[-1] |= launching[0]
+        assert not launching[0]
         return wait(self)
 
     def watched(self: ModelRunner, plan: StepPlan) -> RunningStep:
-        waits.append(False)
+        launches[0] += 1
         launching[0] = True
-        with NoSync() if len(waits) > 1 else nullcontext():  # the prompt comes first
+        with NoSync() if captured and launches[0] > 1 else nullcontext():  # a prompt is uploaded
             step = launch(self, plan)
         launching[0] = False
         return step
@@ -225,13 +228,13 @@ def test_launching_a_recorded_step_waits_for_nothing(models: Models, monkeypatch
     monkeypatch.setattr(Arriving, "wait", noted)
     monkeypatch.setattr(ModelRunner, "launch", watched)
     outputs(engine, [EngineRequest("r", tuple(range(20)), GREEDY)], 1)
-    assert waits[0] and len(waits) > 4 and not any(waits[1:]), "only behind the prompt"
+    assert launches[0] > 4
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "parallel_block", "target"])
 def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Models, drafter: str) -> None:
-    """Drafts stand as often, made from keys that were recorded only: the shipped heads know what the bundled model will
-    say, and a draft model that is the target is never wrong."""
+    """Drafts are accepted as often, made from keys of captured drafting alone: the shipped heads know what the bundled
+    model will say, and a draft model that is the target is never wrong."""
     tokenizer = Tokenizer.from_directory(str(models.path("bundled")))
     asked = [f"What does {name} do?" for name in ("json.dumps", "os.listdir", "time.sleep")]
     texts = [tuple(tokenizer.encode_chat_now([{"role": "user", "content": text}])) for text in asked]
@@ -254,21 +257,6 @@ def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Mo
 # Parts --------------------------------------------------------------------------------------------------------------
 
 
-def test_drafts_that_stand_are_those_that_the_host_judges() -> None:
-    generator = torch.Generator().manual_seed(4)
-    for _ in range(200):
-        inputs, tokens = torch.randint(0, 3, (2, 5, 4), generator=generator)
-        num_drafts = torch.randint(0, 4, (5,), generator=generator)
-        rows = [
-            VerifyRow(GREEDY, 0, 0, 1, NO_HISTORY, (), tuple(row[1 : 1 + n].tolist()))
-            for row, n in zip(inputs, num_drafts.tolist(), strict=True)
-        ]
-        real = torch.cat([row[: n + 1] for row, n in zip(tokens, num_drafts.tolist(), strict=True)])
-        wanted = [verdict.num_accepted for verdict in judge(Choice(tuple(rows), real, (), {}))]
-        assert standing_drafts(inputs, tokens, num_drafts).tolist() == wanted
-    assert standing_drafts(inputs[:, :1], tokens[:, :1], torch.zeros(5)).tolist() == [0] * 5
-
-
 def test_graphs_follow_the_widths_that_a_step_leads_to() -> None:
     assert draft_widths(1, 6) == (0, 1, 3, 6)
     assert draft_widths(4, 6) == (0, 3)
@@ -279,15 +267,13 @@ def test_graphs_follow_the_widths_that_a_step_leads_to() -> None:
     assert draft_buckets(drafter, [Bucket(2, 3)]) == [DraftBucket(Bucket(2, 3), 0), DraftBucket(Bucket(2, 3), 2)]
     drafter.recordable = False
     assert draft_buckets(drafter, [Bucket(2, 3)]) == [] and not may_be_recorded(drafter)
-    drafter.recordable, drafter.returns_probs = True, True
-    assert not may_be_recorded(drafter), "the host must choose"
     assert not may_be_recorded(Old()), "a drafter that says nothing of recordings"
 
 
 class Old:
     """Proposes the newest token again and again."""
 
-    placement, returns_probs, max_width = "device", False, 2
+    placement, max_width = "device", 2
     taps, kv, kv_lookahead, weights_bytes = (), None, 0, 0
 
     def start(self, engine: Any) -> None: ...
@@ -342,7 +328,7 @@ def test_a_drafter_that_asks_the_host_is_refused_with_what_it_does(drafter: type
 
 
 def test_a_recorded_drafter_must_draft_as_many_as_are_wanted() -> None:
-    with pytest.raises(AssemblyError, match=r"proposed tokens \[2, 1\]: expected 2 rows of at least 2 and no prob"):
+    with pytest.raises(AssemblyError, match=r"proposed tokens \[2, 1\]: expected 2 rows of at least 2"):
         toy_engine(Few())
 
 

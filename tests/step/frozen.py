@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from engine.sampling import choose
 from engine.testing.no_sync import NoSync, Synchronises
 
 POISON_ID = 1 << 40
@@ -51,18 +52,19 @@ def _memory(tensor: Tensor) -> int:
 
 
 class FrozenGraphs:
-    """A :data:`engine.execution.graphs.Capture`."""
+    """A :data:`engine.step.graphs.Capture`."""
 
     def __init__(self) -> None:
         self.captured = 0
         self.replayed = 0
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        for _ in range(2):
-            step()
         tape = _Tape()
-        with _refusing_the_host(), NoSync(), tape:
-            step()
+        with _as_on_a_gpu():
+            for _ in range(2):
+                step()
+            with _refusing_the_host(), NoSync(), tape:
+                step()
         self.captured += 1
 
         def replay() -> None:
@@ -75,6 +77,34 @@ class FrozenGraphs:
                     kept.copy_(new)
 
         return replay
+
+
+class RunAgain:
+    """Replays by running again, where nothing may wait: for what :class:`FrozenGraphs` cannot see."""
+
+    def __init__(self) -> None:
+        self.captured = 0
+        self.replayed = 0
+
+    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
+        self.captured += 1
+        with _as_on_a_gpu():
+            step()
+
+        def replay() -> None:
+            self.replayed += 1
+            with _as_on_a_gpu(), NoSync():
+                step()
+
+        return replay
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    """Sampling that does not ask what is in a tensor, as on a CPU it may."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "_may_be_asked", lambda tensor: False)
+        yield
 
 
 def poison(tensor: Tensor) -> None:

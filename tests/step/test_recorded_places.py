@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine.execution.graphs import Bucket
 from torch import Tensor
 
 from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.execution.draft_graphs import DraftGraphs, draft_rows
 from engine.execution.places import RecordedPlaces
+from engine.step.graphs import Bucket
 
 from .recording import Recording
 from .test_draft_graphs import Old, Toy, toy_engine
@@ -45,7 +45,7 @@ def recorded_places(engine: Recording) -> tuple[RecordedPlaces, DraftRows]:
 
     places = RecordedPlaces(steps.tables, step.batch.attention, steps.attention, lend)
     places.begin()
-    return places, draft_rows(step, 2, places)
+    return places, draft_rows(step, steps.tables, 2, places)
 
 
 def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> None:

@@ -1,0 +1,56 @@
+"""Tables of the device: who may find what in a row."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.step.plan import StepPlan, StepRow
+from engine.step.tables import UNWRITTEN, DeviceTables
+
+from .toy import BLOCK, MAX_DRAFTS, MAX_LEN, VOCAB, blocks_of, prompt_plan
+
+
+def make_tables() -> DeviceTables:
+    return DeviceTables(4, MAX_LEN, MAX_DRAFTS, BLOCK, "cpu", VOCAB)
+
+
+def test_a_new_owner_of_a_row_finds_nothing_of_the_last() -> None:
+    tables = make_tables()
+    tables.apply(prompt_plan({1: tuple(range(10))}))
+    (admit,) = prompt_plan({1: (1, 2)}).admits
+    tables.computed[1] = 10
+    tables.apply(StepPlan(1, (admit,), (StepRow(1, 0, 2, new_blocks=(7,)),)))
+    assert tables.block_tables[1].tolist() == [7] + [0] * (tables.block_tables.shape[1] - 1)
+    assert tables.tokens[1, :2].tolist() == [1, 2] and set(tables.tokens[1, 2:].tolist()) == {UNWRITTEN}
+    assert int(tables.computed[1]) == 0
+
+
+def test_a_row_starts_where_the_tables_say_whatever_the_plan_bounds() -> None:
+    """Drafts in flight were counted as accepted and were not."""
+    tables = make_tables()
+    tables.apply(prompt_plan({0: (1, 2, 3, 4, 5, 6), 2: (7, 8, 9)}))
+    tables.computed[0], tables.computed[2] = 5, 1
+    rows = (StepRow(2, 4, 1, num_drafts=1), StepRow(0, 7, 1))
+    found = tables.inputs(rows)
+    assert found.starts.tolist() == [1, 5]
+    assert found.forward.token_ids.tolist() == [8, 9, 6]
+    assert found.forward.positions.tolist() == [1, 2, 5]
+    blocks = {row_id: blocks_of(row_id) for row_id in (0, 2)}
+    assert found.forward.slot_mapping.tolist() == [
+        blocks[2][0] * BLOCK + 1,
+        blocks[2][0] * BLOCK + 2,
+        blocks[0][1] * BLOCK + 1,
+    ]
+    assert found.forward.attention.kv_lens_device.tolist() == [3, 6]
+    assert found.forward.attention.kv_lens == (6, 8), "bounds"
+
+
+def test_drafts_outside_of_the_vocabulary_are_told_and_replaced() -> None:
+    tables = make_tables()
+    rows, positions = torch.tensor([2, 0]), torch.tensor([4, 9])
+    assert bool(tables.write_drafts(rows, positions, torch.tensor([[0, VOCAB - 1], [3, 4]])))
+    assert tables.tokens[2, 4:8].tolist() == [UNWRITTEN, 0, VOCAB - 1, UNWRITTEN]
+    for token in (-1, VOCAB, 1 << 40):
+        assert not bool(tables.write_drafts(rows, positions, torch.tensor([[5, 6], [7, token]])))
+        assert tables.tokens[2, 5:7].tolist() == [5, 6]
+        assert tables.tokens[0, 10] == 7 and 0 <= int(tables.tokens[0, 11]) < VOCAB
