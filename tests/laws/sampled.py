@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.assembly.assemble import assemble
-from engine.contracts.drafter import DraftEngine, DraftRows, DraftTokens
 from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.build import build_engine
 from engine.loop.core import EngineCore
-from engine_plugins.drafter.draft_model import DraftModelDrafter
 
 from ..execution import tiny
 from .drafted import COMMON, assert_idle
@@ -44,37 +42,10 @@ def write_models(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-class SamplingDrafter(DraftModelDrafter):
-    """A draft model that samples, and says with which probabilities."""
-
-    returns_probs = True
-    recordable = False
-
-    def start(self, engine: DraftEngine) -> None:
-        super().start(engine)
-        self._places = engine.places
-        self._generator = torch.Generator().manual_seed(11)
-
-    def propose(self, rows: DraftRows) -> DraftTokens:
-        if not rows.index:
-            return DraftTokens(rows.tokens[:, None])
-        tokens, drafts, probs = rows.tokens, [], []
-        for place in self._places(rows, rows.width):
-            q = self._head(self._run(tokens, place)).softmax(dim=-1)
-            tokens = torch.multinomial(q, 1, generator=self._generator)[:, 0]
-            drafts.append(tokens)
-            probs.append(q)
-        return DraftTokens(torch.stack(drafts, dim=1), torch.stack(probs, dim=1))
-
-
-def engine(model: Path, overrides: Sequence[str], *, samples_drafts: bool = False) -> EngineCore:
-    """An engine that always drafts as far as it can. ``samples_drafts``: with :class:`SamplingDrafter`."""
+def engine(model: Path, overrides: Sequence[str]) -> EngineCore:
+    """An engine that always drafts as far as it can."""
     common = (f"model.path={model}", *COMMON, "scheduler=continuous", "scheduler.max_requests=64")
-    plan = assemble([*common, "drafter.adaptive=false", *overrides])
-    if samples_drafts:
-        chosen = replace(plan.choice("drafter"), factory=f"{__name__}:{SamplingDrafter.__name__}")
-        plan = replace(plan, slots=plan.slots | {"drafter": (chosen,)})
-    return build_engine(plan).core
+    return build_engine(assemble([*common, "drafter.adaptive=false", *overrides])).core
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +55,7 @@ class Sample:
     outputs: tuple[tuple[EngineRequest, tuple[int, ...]], ...]
     accepted: int
     rejected: int
-    """Drafts that fell although all before them stood; each was replaced by a token of the target's."""
+    """Drafts that were, although all before them were accepted; a token of the target's replaced each."""
 
 
 def sample(core: EngineCore, requests: Sequence[EngineRequest], batch: int) -> Sample:

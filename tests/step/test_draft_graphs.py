@@ -258,13 +258,14 @@ def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Mo
 
 
 def test_graphs_follow_the_widths_that_a_step_leads_to() -> None:
-    assert draft_widths(1, 6) == (0, 1, 3, 6)
-    assert draft_widths(4, 6) == (0, 3)
-    assert draft_widths(7, 6) == (0, 6)
-    assert draft_widths(1, 1) == (0, 1)
+    assert draft_widths(1, 6) == (1, 3, 6)
+    assert draft_widths(4, 6) == (3,)
+    assert draft_widths(7, 6) == (6,)
+    assert draft_widths(1, 1) == (1,)
     assert draft_buckets(None, [Bucket(1, 1)]) == []
     drafter = Toy()
-    assert draft_buckets(drafter, [Bucket(2, 3)]) == [DraftBucket(Bucket(2, 3), 0), DraftBucket(Bucket(2, 3), 2)]
+    greedy, sampled = DraftBucket(Bucket(2, 3), 2), DraftBucket(Bucket(2, 3), 2, sampled=True)
+    assert draft_buckets(drafter, [Bucket(2, 3)]) == [greedy, sampled]
     drafter.recordable = False
     assert draft_buckets(drafter, [Bucket(2, 3)]) == [] and not may_be_recorded(drafter)
     assert not may_be_recorded(Old()), "a drafter that says nothing of recordings"
@@ -341,7 +342,7 @@ def test_a_drafter_that_cannot_be_recorded_drafts_op_by_op_and_the_plan_says_so(
         recorded = isinstance(drafter, Toy)
         assert (engine.runner.draft_graphs is not None) is recorded
         (line,) = describe_drafting(engine.runner)
-        assert line.startswith("Drafts: recorded, 14 graphs" if recorded else "Drafts: op by op behind every step")
+        assert line.startswith("Drafts: recorded, 16 graphs" if recorded else "Drafts: op by op behind every step")
         assert (compared["1 x 2"] > 5) is recorded
     assert tokens[0] == tokens[1]
 
@@ -351,11 +352,8 @@ def test_graphs_are_captured_largest_first_and_once() -> None:
     assert engine.runner.graphs is not None and engine.runner.draft_graphs is not None
     drafts = DraftGraphs(Toy(), engine.runner.graphs, engine.capture)
     drafts.capture(lambda fraction, what: order.append(what))
-    assert order == [
-        "2 x 3, 2 drafts", "2 x 3, 0 drafts", "2 x 1, 2 drafts", "2 x 2, 1 drafts", "2 x 2, 0 drafts",
-        "2 x 1, 1 drafts", "1 x 3, 2 drafts", "1 x 3, 0 drafts", "1 x 1, 2 drafts", "1 x 2, 1 drafts",
-        "1 x 2, 0 drafts", "2 x 1, 0 drafts", "1 x 1, 1 drafts", "1 x 1, 0 drafts",
-    ]  # fmt: skip
+    shapes = ("2 x 3, 2", "2 x 1, 2", "2 x 2, 1", "2 x 1, 1", "1 x 3, 2", "1 x 1, 2", "1 x 2, 1", "1 x 1, 1")
+    assert order == [f"{shape} drafts" for shape in shapes for _ in ("greedy", "sampled")]
     assert drafts.buckets == engine.runner.draft_graphs.buckets
     with pytest.raises(AssertionError, match="once, before the engine is ready"):
         drafts.capture()

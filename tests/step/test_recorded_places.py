@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens
-from engine.execution.draft_graphs import DraftGraphs, draft_rows
+from engine.execution.draft_graphs import DraftBucket, DraftGraphs, draft_rows
 from engine.execution.places import RecordedPlaces
 from engine.step.graphs import Bucket
 
@@ -45,7 +45,7 @@ def recorded_places(engine: Recording) -> tuple[RecordedPlaces, DraftRows]:
 
     places = RecordedPlaces(steps.tables, step.batch.attention, steps.attention, lend)
     places.begin()
-    return places, draft_rows(step, steps.tables, 2, places)
+    return places, draft_rows(step, steps.tables, DraftBucket(step.bucket, 2), places)
 
 
 def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> None:
