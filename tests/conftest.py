@@ -36,6 +36,13 @@ LONGEST = ()  # fmt: skip
 """Files that take longest, in that order."""
 
 
+def pytest_configure() -> None:
+    if "TRITON_INTERPRET" in os.environ:
+        from tests.interpreted import quicken
+
+        quicken()
+
+
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     from tests.interpreted import module_of
 
