@@ -42,7 +42,14 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     CACHE = _cache_of_their_own()
     """Removed when it is no longer referred to: at the end."""
 
-LONGEST = ()  # fmt: skip
+LONGEST = (
+    "tools/test_gpu_check.py", "execution/triton_ops/test_aot.py", "laws/test_inside_a_draft.py",
+    "tools/test_quantize.py", "quantizer/test_integer_linear.py", "execution/test_draft_graphs.py",
+    "laws/test_drafted_models.py", "checkpoint/test_serving.py", "laws/test_drafted_sampling.py",
+    "laws/test_bundled_swaps.py", "execution/triton_ops/test_models.py", "evaluation/test_main.py",
+    "execution/test_drafted_distribution.py", "attention_kernel/test_triton.py", "quantizer/test_gpu_linear.py",
+    "laws/test_recorded_models.py",
+)  # fmt: skip
 """Files that take longest, in that order."""
 
 
