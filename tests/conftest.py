@@ -28,12 +28,36 @@ def _cache_of_their_own() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
+def _cores_of_their_own() -> None:
+    """Give this worker its share of the cores. An engine takes a thread for each core it may use: where another worker's
+    threads run on the same cores, they wait for each other longer than they compute."""
+    if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+        number, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[number::count] or cores)
+
+
+_cores_of_their_own()
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent's
     CACHE = _cache_of_their_own()
     """Removed when it is no longer referred to: at the end."""
 
-LONGEST = ()  # fmt: skip
+LONGEST = (
+    "tools/test_gpu_check.py", "execution/triton_ops/test_aot.py", "laws/test_inside_a_draft.py",
+    "tools/test_quantize.py", "quantizer/test_integer_linear.py", "execution/test_draft_graphs.py",
+    "laws/test_drafted_models.py", "checkpoint/test_serving.py", "laws/test_drafted_sampling.py",
+    "laws/test_bundled_swaps.py", "execution/triton_ops/test_models.py", "evaluation/test_main.py",
+    "execution/test_drafted_distribution.py", "attention_kernel/test_triton.py", "quantizer/test_gpu_linear.py",
+    "laws/test_recorded_models.py",
+)  # fmt: skip
 """Files that take longest, in that order."""
+
+
+def pytest_configure() -> None:
+    if "TRITON_INTERPRET" in os.environ:
+        from tests.interpreted import quicken
+
+        quicken()
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

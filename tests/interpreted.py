@@ -7,12 +7,15 @@ or a CUDA device its tests are collected one by one, like those of any other fil
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +56,25 @@ def run_interpreted(*files: Path, select: str = "", marked: str = "not slow") ->
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None, done.stdout
     return int(passed[1])
+
+
+def quicken() -> None:
+    """Spare the interpreter most of its work: at every call of a device function it searches all of triton.language for
+    what it replaces. The search is made once."""
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
+
+    @cache
+    def builtins_of(holder: Any) -> list[tuple[str, Any]]:
+        return [(name, member) for name, member in inspect.getmembers(holder) if is_builtin(member)]
+
+    def replace(holder: Any, *how: Any) -> None:
+        for name, member in builtins_of(holder):
+            if getattr(holder, name) is member:  # or it is replaced already
+                interpreter._patch_attr(holder, name, member, *how)
+
+    assert callable(interpreter._patch_builtin)
+    interpreter._patch_builtin = replace
 
 
 def module_of(path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -21,10 +21,8 @@ def normalised(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.fixture(scope="module")
-def answers() -> dict[str, str]:
-    """Greedy answers to the canonical question about the entries drawn with seed 0."""
-    names = list(json.loads((folder() / "recall.json").read_text())["first_sentences"])
+def answers(names: list[str]) -> dict[str, str]:
+    """Greedy answers to the canonical question about these entries."""
     llm = LLM("bundled", overrides=["device=cpu", "+preset=throughput", "model.max_len=512", "exporter=[]"])
     prompts = [llm.tokenizer.encode_chat_now([{"role": "user", "content": f"What does {name} do?"}]) for name in names]
     done = llm.generate(prompts, max_tokens=64, temperature=0.0)
@@ -32,11 +30,13 @@ def answers() -> dict[str, str]:
     return {name: completion.text for name, completion in zip(names, done, strict=True)}
 
 
-def test_greedy_answers_reproduce_the_first_sentence_of_the_docstring(answers: dict[str, str]) -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_greedy_answers_reproduce_the_first_sentence_of_the_docstring(every: int) -> None:
     expected = json.loads((folder() / "recall.json").read_text())["first_sentences"]
-    assert len(expected) == 200
-    right = sum(normalised(answers[name]).startswith(normalised(expected[name])) for name in expected)
-    assert right >= 0.8 * len(expected), f"{right} of {len(expected)}"
+    assert len(expected) == 200, "drawn with seed 0"
+    found = answers(list(expected)[::every])
+    right = sum(normalised(text).startswith(normalised(expected[name])) for name, text in found.items())
+    assert right >= 0.8 * len(found), f"{right} of {len(found)}"
 
 
 def test_the_weights_fit_the_package_and_the_card_names_data_and_licence() -> None:

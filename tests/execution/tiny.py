@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def weights(seed: int = 0) -> dict[str, Tensor]:
+def weights(seed: int = 0, layers: int = 3) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(*shape: int) -> Tensor:
@@ -37,7 +37,7 @@ def weights(seed: int = 0) -> dict[str, Tensor]:
         "model.norm.weight": 1.0 + matrix(64),
         "lm_head.weight": matrix(120, 64),
     }
-    for i in range(3):
+    for i in range(layers):
         name = f"model.layers.{i}"
         tensors |= {
             f"{name}.input_layernorm.weight": 1.0 + matrix(64),
@@ -53,7 +53,8 @@ def weights(seed: int = 0) -> dict[str, Tensor]:
     return tensors
 
 
-def write(folder: Path, tensors: dict[str, Tensor] | None = None, **options: Any) -> Path:
-    (folder / "config.json").write_text(json.dumps(CONFIG | options))
-    save_file(weights() if tensors is None else tensors, folder / "model.safetensors")
+def write(folder: Path, tensors: dict[str, Tensor] | None = None, layers: int = 3, **options: Any) -> Path:
+    """``tensors``: of so many layers; by default :func:`weights`."""
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers} | options))
+    save_file(weights(layers=layers) if tensors is None else tensors, folder / "model.safetensors")
     return folder

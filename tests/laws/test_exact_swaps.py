@@ -1,4 +1,7 @@
-"""Laws 1 and 2 over plugin sets, with a model whose every output is known: swaps change nothing, nothing leaks."""
+"""Laws 1 and 2 over plugin sets, with a model whose every output is known: swaps change nothing, nothing leaks.
+
+Every two plugins meet in a set here; ``-m slow`` runs all sets.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import EngineBroken
 from engine.step.plan import StepPlan
 
+from .drafted import pairwise
 from .harness import VOCAB, assert_nothing_held, exact_engine, expected, random_requests, run, settle
 
 SCHEDULERS = ("static", "continuous", "chunked_prefill")
@@ -21,10 +25,17 @@ ALLOCATORS = ("contiguous", "paged", "prefix_cache")
 DRAFTERS = ("none", "ngram", "suffix")
 OVERLAP = ("true", "false")
 STEPS = ("eager", "recorded")
-SETS = list(itertools.product(SCHEDULERS, ALLOCATORS, DRAFTERS, OVERLAP, STEPS))
+FACTORS = (SCHEDULERS, ALLOCATORS, DRAFTERS, OVERLAP, STEPS)
+Plugins = tuple[str, ...]
 
 
-Plugins = tuple[str, str, str, str, str]
+def sets(*factors: tuple[str, ...]) -> list[Any]:
+    """Parameters: every set, marked slow where others have its pairs."""
+    chosen = pairwise(factors)
+    return [
+        pytest.param(plugins, marks=[] if plugins in chosen else pytest.mark.slow, id="-".join(plugins))
+        for plugins in itertools.product(*factors)
+    ]
 
 
 def overrides(plugins: Plugins) -> list[str]:
@@ -39,7 +50,7 @@ def overrides(plugins: Plugins) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("plugins", SETS, ids="-".join)
+@pytest.mark.parametrize("plugins", sets(*FACTORS))
 def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plugins: Plugins) -> None:
     engine = exact_engine(*overrides(plugins), graphs=plugins[4] == "recorded")
     for seed in (1, 2):
@@ -50,7 +61,7 @@ def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plu
     engine.core.close()
 
 
-@pytest.mark.parametrize("plugins", [s for s in SETS if s[1] != "contiguous"], ids="-".join)
+@pytest.mark.parametrize("plugins", sets(SCHEDULERS, ("paged", "prefix_cache"), *FACTORS[2:]))
 def test_preemption_under_memory_pressure_changes_no_token(plugins: Plugins) -> None:
     engine = exact_engine(*overrides(plugins), kv_tokens=160, max_len=128, graphs=plugins[4] == "recorded")
     requests = random_requests(3, 16)
@@ -78,7 +89,7 @@ def test_memory_pressure_does_preempt() -> None:
     assert outputs == {r.request_id: expected(r) for r in requests}
 
 
-@pytest.mark.parametrize("plugins", SETS, ids="-".join)
+@pytest.mark.parametrize("plugins", sets(*FACTORS))
 def test_aborts_at_random_moments_leak_nothing_and_disturb_nobody(plugins: Plugins) -> None:
     engine = exact_engine(*overrides(plugins), kv_tokens=512, graphs=plugins[4] == "recorded")
     rng = random.Random(5)

@@ -36,10 +36,10 @@ from .harness import run, run_again
 
 BLOCK, NUM_BLOCKS = 8, 40
 REQUESTS = [
-    EngineRequest("short", (5, 6), SamplingParams(max_tokens=7, temperature=0.0)),
-    EngineRequest("long", tuple(range(3, 40)), SamplingParams(max_tokens=4, temperature=0.0)),
-    EngineRequest("echo", (9, 8, 7, 9, 8, 7, 9, 8), SamplingParams(max_tokens=6, temperature=0.0)),
-    EngineRequest("late", tuple(range(90, 70, -1)), SamplingParams(max_tokens=3, temperature=0.0)),
+    EngineRequest("short", (5, 6), SamplingParams(max_tokens=6, temperature=0.0)),
+    EngineRequest("long", tuple(range(3, 40)), SamplingParams(max_tokens=3, temperature=0.0)),
+    EngineRequest("echo", (9, 8, 7, 9, 8, 7, 9, 8), SamplingParams(max_tokens=5, temperature=0.0)),
+    EngineRequest("late", tuple(range(90, 70, -1)), SamplingParams(max_tokens=2, temperature=0.0)),
 ]
 
 
@@ -70,9 +70,12 @@ def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEn
     return plan, bound, model, kv
 
 
-@pytest.mark.parametrize(("overlap", "drafter"), [("true", "none"), ("false", "none"), ("true", "ngram")])
+@pytest.mark.parametrize(
+    ("overlap", "drafter"),
+    [("true", "none"), ("true", "ngram"), pytest.param("false", "none", marks=pytest.mark.slow)],
+)
 def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, drafter: str) -> None:
-    checkpoint = tiny.write(tmp_path)
+    checkpoint = tiny.write(tmp_path, layers=2)
     options = (f"drafter={drafter}", f"overlap={overlap}", "kv_allocator=prefix_cache")
     plan, bound, model, kv = triton_model(checkpoint, *options)
     requests, widest, vocab = bound.context.max_requests, bound.drafter.max_width, plan.model.vocab_size
@@ -96,11 +99,12 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
     loop = PagedLoop(facts, plain)
     want = {r.request_id: loop.greedy(r.prompt, r.sampling.max_tokens) for r in REQUESTS}
     assert outputs == want
-    assert len(replays) >= 5, "decode steps were replayed"
+    assert len(replays) >= 3, "decode steps were replayed"
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16])
-@pytest.mark.parametrize(("family", "count"), [("Llama", 5), ("Qwen2", 5), ("Qwen3", 6)])
+@pytest.mark.parametrize(
+    ("family", "count", "rows"), [("Llama", 5, 1), ("Llama", 5, 16), ("Qwen2", 5, 4), ("Qwen3", 6, 1), ("Qwen3", 6, 16)]
+)
 def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, family: str, count: int, rows: int) -> None:
     plan, _, model, kv = triton_model(variant(tmp_path, f"{family}ForCausalLM", tied=False, stored=torch.float32))
     tables = DeviceTables(rows, plan.max_len, 0, BLOCK, "cpu", plan.model.vocab_size)

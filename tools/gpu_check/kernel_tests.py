@@ -1,4 +1,4 @@
-"""The kernels' own test suites, on the card: the cases their interpreter tests run on a CPU."""
+"""The kernels' own test suites, on the card: the cases that Triton's interpreter runs on a CPU."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SUITES = (
     "tests/plugins/quantizer/test_gpu_loaders.py",
     "tests/plugins/quantizer/test_gpu_linear.py",
 )
-WITHOUT_CARD = ("--ignore-glob=*test_aot.py", "--ignore-glob=*test_interpreter.py")
-"""Files of these suites that a CPU is enough for."""
+WITHOUT_CARD = ("--ignore-glob=*test_aot.py", "--ignore-glob=*test_models.py")
+"""Files of these suites that run on a CPU."""
 SPARE_S = 10.0
 """Kept of the budget to count what was done when the time is over."""
 OPTIONS = ("-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider", "-v", "--tb=short", "--color=no")

@@ -10,18 +10,19 @@ from torch import Tensor
 
 from tests.execution import tiny
 
+LAYERS = 2
 FAMILIES = ("llama", "llama_biased", "qwen2", "qwen3")
 
 
 def write(folder: Path, family: str) -> Path:
     """A checkpoint of ``tests/execution/tiny.py`` with the biases and head norms of ``family``."""
-    tensors = tiny.weights()
+    tensors = tiny.weights(layers=LAYERS)
     generator = torch.Generator().manual_seed(3)
 
     def vector(size: int) -> Tensor:
         return torch.randn(size, generator=generator) * 0.2
 
-    for i in range(tiny.CONFIG["num_hidden_layers"]):
+    for i in range(LAYERS):
         name = f"model.layers.{i}"
         attention = f"{name}.self_attn"
         if family in ("qwen2", "llama_biased"):
@@ -39,7 +40,7 @@ def write(folder: Path, family: str) -> Path:
             }
         if family == "qwen3":
             tensors |= {f"{attention}.{part}_norm.weight": 1.0 + vector(16) for part in "qk"}
-    return tiny.write(folder, tensors, **options(family))
+    return tiny.write(folder, tensors, LAYERS, **options(family))
 
 
 def options(family: str) -> dict[str, Any]:

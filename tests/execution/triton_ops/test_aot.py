@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
@@ -113,6 +114,7 @@ def cache_of(store: str) -> tuple[dict[str, str], Any]:
     return {**CACHE, "k_ptr": stored, "v_ptr": stored, **scales}, store_tile
 
 
+@cache
 def compile_op(
     op: str, model: Shape, rows: int, capability: int, weights: str = "bf16", store: str = "native"
 ) -> KernelCost:
@@ -158,16 +160,17 @@ SPILLED = {
 """Bytes, of one row, likewise: 128 or 64 registers are taken, more would be left."""
 
 OPS = ("qkv", "out", "gate_up", "down", "head")
+"""``out`` and ``down`` are one kernel, of other sizes."""
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [op for op in OPS if op != "out"])
 def test_decoding_compiles_without_spills(op: str, capability: int) -> None:
     assert_fits(compile_op(op, MODELS["8B"], 1, capability))
 
 
-@pytest.mark.parametrize(("capability", "rows"), [(80, 4), (89, 16), (90, 16)])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("capability", "rows"), [(80, 16), (89, 16), (90, 4)])
+@pytest.mark.parametrize("op", [op for op in OPS if op != "down"])
 def test_few_rows_compile_without_spills(op: str, capability: int, rows: int) -> None:
     assert_fits(compile_op(op, MODELS["1B"], rows, capability))
 
@@ -179,11 +182,13 @@ def test_packed_weights_compile_without_spills(capability: int, weights: str) ->
         assert_fits(compile_op(op, MODELS["8B"], rows, capability, weights), few_words(weights, capability))
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("rows", [1, 4])
-def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(op: str, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("op", "model", "rows"),
+    [*((op, "8B", 1) for op in OPS if op != "out"), *((op, "1B", 4) for op in OPS if op != "down")],
+)
+def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(op: str, model: str, rows: int) -> None:
     """With dependent launch, what is loaded before the wait overlaps with the kernel before; only weights may be."""
-    before, after = compile_op(op, MODELS["1B"], rows, 90).ptx.split("griddepcontrol.wait")
+    before, after = compile_op(op, MODELS[model], rows, 90).ptx.split("griddepcontrol.wait")
     assert before.count("griddepcontrol.launch_dependents") == 1
     weights = re.findall(r"ld\.global.*evict_first.*\.v4\.b32", before)
     assert len(weights) >= 4 and before.count("ld.global") == len(weights)
@@ -191,7 +196,7 @@ def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(op: str, ro
 
 
 @pytest.mark.parametrize("weights", PACKED)
-@pytest.mark.parametrize(("rows", "tiles_before"), [(1, 2), (4, 1)])
+@pytest.mark.parametrize(("rows", "tiles_before"), [(1, 2), (16, 1)])
 def test_packed_weights_travel_16_bytes_at_a_time_and_are_unpacked_after_the_wait(
     weights: str, rows: int, tiles_before: int
 ) -> None:
@@ -242,7 +247,7 @@ def compile_writer(
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_the_kernels_between_products_compile_without_spills(capability: int) -> None:
-    for head_dim in (64, 80, 96, 128, 256):
+    for head_dim in (80, 128, 256):
         assert_fits(compile_writer(head_dim, capability, head_norm=True))
     assert_fits(compile_writer(128, capability, head_norm=False))
     assert_fits(compile_writer(128, capability, head_norm=True, store="int8", scale="per_token_head"))
@@ -266,10 +271,9 @@ def test_the_kernels_between_products_compile_without_spills(capability: int) ->
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
-@pytest.mark.parametrize("store", ["fp8"])
-def test_the_projection_packs_8_bit_keys_without_spills(store: str, capability: int) -> None:
-    for rows in (1, 4, 16):
-        assert_fits(compile_op("qkv", MODELS["8B"], rows, capability, store=store))
+def test_the_projection_packs_8_bit_keys_without_spills(capability: int) -> None:
+    for rows in (1, 16):
+        assert_fits(compile_op("qkv", MODELS["8B"], rows, capability, store="fp8"))
 
 
 @pytest.mark.parametrize("weights", PACKED)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.attention_kernel.triton.decode import split_attention
@@ -83,23 +82,12 @@ def variant(
     return Variant(name, kernel, arguments, constants, options)
 
 
+@cache
 def compile_attention(kind: str, head_dim: int, capability: int, **choices: Any) -> KernelCost:
     one = variant(kind, head_dim, capability, **choices)
     return measure_kernel(
         one.kernel, one.arguments, one.constants, capability, name=one.name, unaligned=UNALIGNED, **one.options
     )
-
-
-def ptx_of(one: Variant, capability: int) -> str:
-    signature = {arg: one.arguments.get(arg, "constexpr") for arg in one.kernel.arg_names}
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
-        for i, name in enumerate(one.kernel.arg_names)
-        if name in one.arguments and name not in UNALIGNED and one.arguments[name] != "fp32"
-    }
-    source = ASTSource(fn=one.kernel, signature=signature, constexprs=one.constants, attrs=aligned)
-    options = {"enable_fp_fusion": True, **one.options}
-    return str(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["ptx"])
 
 
 OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
@@ -120,9 +108,8 @@ def assert_fits(cost: KernelCost, spills: int = 0) -> None:
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_the_decode_path_compiles_without_spills(capability: int) -> None:
-    for block_m, splits in ((16, MAX_SPLITS), (32, 16)):
-        cost = compile_attention("decode", 128, capability, block_m=block_m, splits=splits)
-        assert_fits(cost, decode_spills(capability))
+    for wide in ({}, {"block_m": 32, "splits": 16}):
+        assert_fits(compile_attention("decode", 128, capability, **wide), decode_spills(capability))
 
 
 def test_the_prefill_path_compiles_without_spills_on_hopper() -> None:
@@ -156,7 +143,7 @@ def test_8_bit_caches_serve_prompts_without_spills_on_hopper(cache: str) -> None
 
 def test_the_last_program_acquires_what_the_others_released_and_reads_it_past_its_own_cache() -> None:
     """One atomic, between a barrier of the program's stores and loads that go to the L2."""
-    ptx = ptx_of(variant("decode", 128, 90), 90)
+    ptx = compile_attention("decode", 128, 90).ptx
     (arrival,) = re.finditer(r"atom\.(?=\S*acq_rel)(?=\S*gpu)\S*add\S*", ptx)
     before, after = ptx[: arrival.start()], ptx[arrival.end() :]
     between = before[before.rindex("st.global") :]
@@ -166,7 +153,7 @@ def test_the_last_program_acquires_what_the_others_released_and_reads_it_past_it
 
 
 def test_dependents_start_first_and_nothing_that_changes_is_read_before_the_wait() -> None:
-    ptx = ptx_of(variant("decode", 128, 90), 90)
+    ptx = compile_attention("decode", 128, 90).ptx
     early, late = ptx.index("griddepcontrol.launch_dependents"), ptx.index("griddepcontrol.wait")
     assert early < late and "ld.global" not in ptx[:early]
     assert ptx[early:late].count("ld.global") == 2, "the two numbers of a tile"

@@ -69,14 +69,13 @@ def assert_same(logits: Tensor, params: Sequence[SamplingParams]) -> None:
     assert torch.equal(logits.nan_to_num(7.0), before.nan_to_num(7.0)), "logits are only read"
 
 
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 5), (3, 1000), (17, 1024), (17, 1025), (36, 2000)])
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 5), (3, 1000), (5, 1024), (36, 1025)])
 def test_every_mix_of_parameters_gives_the_tokens_of_the_reference(rows: int, vocab: int) -> None:
     assert_same(random_logits(rows, vocab), MIXED[:rows])
 
 
 def test_a_real_vocabulary_gives_the_tokens_of_the_reference() -> None:
-    params = [SamplingParams(), SamplingParams(top_k=50, top_p=0.9, temperature=0.7)]
-    assert_same(random_logits(2, 128_256), params)
+    assert_same(random_logits(1, 128_256), [SamplingParams(top_k=50, top_p=0.9, temperature=0.7)])
 
 
 @pytest.mark.parametrize("kwargs", [{"top_k": 15_000}, {"top_p": 0.9999}, {"top_k": 17_000, "top_p": 0.5}])
@@ -87,27 +86,26 @@ def test_more_survivors_than_the_list_holds_change_nothing(kwargs: dict[str, Any
 
 def test_ties_with_the_border_are_all_kept() -> None:
     """Few levels, so every border is a tie of dozens; each token must be reachable, and no other."""
-    logits = torch.arange(2048, device=DEVICE).remainder(7).float().log()[None, :].repeat(len(FILTERS) * 3, 1)
-    params = [SamplingParams(**filters) for filters in FILTERS] * 3
+    logits = torch.arange(2048, device=DEVICE).remainder(7).float().log()[None, :].repeat(len(FILTERS) * 2, 1)
+    params = [SamplingParams(**filters) for filters in FILTERS] * 2
     assert_same(logits, params)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_equal_tokens_are_cut_by_top_p_all_or_none(share: float) -> None:
-    assert_same(torch.zeros(12, 10, device=DEVICE), [SamplingParams(top_p=share)] * 12)
+def test_equal_tokens_are_cut_by_top_p_all_or_none() -> None:
+    shares = (0.1, 0.3, 0.5, 0.7, 0.9) * 4
+    assert_same(torch.zeros(len(shares), 10, device=DEVICE), [SamplingParams(top_p=share) for share in shares])
 
 
 def test_minus_infinity_is_never_chosen_and_does_not_count() -> None:
-    logits = torch.full((20, 3000), -math.inf, device=DEVICE)
-    logits[:, 5::61] = random_logits(20, 50)
-    assert_same(logits, MIXED[:20])
-    only = torch.full((20, 1500), -math.inf, device=DEVICE)
+    logits = torch.full((12, 3000), -math.inf, device=DEVICE)
+    logits[:, 5::61] = random_logits(12, 50)
+    assert_same(logits, MIXED[:12])
+    only = torch.full((12, 1500), -math.inf, device=DEVICE)
     only[:, 1234] = -70.0
-    assert sample_on_device(only, batch_for(MIXED[:20])).tolist() == [1234] * 20
+    assert sample_on_device(only, batch_for(MIXED[:12])).tolist() == [1234] * 12
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
-@pytest.mark.parametrize("at", [0, 1023, 1024, 2047])
+@pytest.mark.parametrize(("broken", "at"), [(math.nan, 0), (math.inf, 1023), (math.nan, 1024), (math.inf, 2047)])
 def test_a_broken_row_says_so_and_spoils_no_other(broken: float, at: int) -> None:
     logits = random_logits(6, 2048)
     logits[2:4, at] = broken
@@ -126,9 +124,9 @@ def test_the_lowest_of_equal_ids_is_the_greedy_one_across_chunks() -> None:
 
 
 def test_logits_may_be_a_view_of_wider_rows() -> None:
-    wide = torch.full((17, 3000), math.nan, device=DEVICE)
-    wide[:, :2500] = random_logits(17, 2500)
-    batch = batch_for(MIXED[:17])
+    wide = torch.full((7, 3000), math.nan, device=DEVICE)
+    wide[:, :2500] = random_logits(7, 2500)
+    batch = batch_for(MIXED[:7])
     assert torch.equal(sample_on_device(wide[:, :2500], batch), choose(wide[:, :2500].contiguous(), batch))
 
 
@@ -145,17 +143,17 @@ def test_launches_that_no_request_needs_change_no_token(settings: dict[str, floa
 
 
 def test_one_scratch_serves_batches_in_turn_and_its_counters_return_to_zero() -> None:
-    for rows in (12, 9, 12):
+    for rows in (7, 5, 7):
         logits, batch = random_logits(rows, 2500), batch_for(MIXED[:rows])
         assert torch.equal(sample_on_device(logits, batch), choose(logits, batch))
-        assert not _scratch(16, 2500, logits.device).counters.any()
-    assert _scratch(16, 2500, logits.device).facts.isfinite().any(), "it is the one that was used"
+        assert not _scratch(8, 2500, logits.device).counters.any()
+    assert _scratch(8, 2500, logits.device).facts.isfinite().any(), "it is the one that was used"
 
 
 def test_a_border_does_not_depend_on_where_the_tokens_are() -> None:
     """Which program lists its tokens first is a matter of luck on a GPU."""
     logits = random_logits(1, 6000)
-    orders = [torch.randperm(6000, generator=torch.Generator().manual_seed(i)).to(DEVICE) for i in range(4)]
+    orders = [torch.randperm(6000, generator=torch.Generator().manual_seed(i)).to(DEVICE) for i in range(3)]
     borders = []
     for order in orders:
         sample_on_device(logits[:, order].contiguous(), batch_for([SamplingParams(top_k=900, top_p=0.8)]))
@@ -191,12 +189,12 @@ def write_noise(
 @pytest.mark.parametrize("purpose", [philox.SAMPLE, philox.SAMPLE + 1])
 def test_uniforms_are_bit_identical_and_gumbels_within_rounding(purpose: int) -> None:
     seeds, positions = column(SEEDS, torch.int64), column([0, 1, 2**31, 2**32 + 5, 7, -1, 3], torch.int64)
-    index = torch.randperm(8192, generator=torch.Generator().manual_seed(purpose)).to(DEVICE)
-    unit, noise, picked = (torch.empty(len(SEEDS), 8192, device=DEVICE) for _ in range(3))
-    write_noise[(len(SEEDS), 8)](
+    index = torch.randperm(3072, generator=torch.Generator().manual_seed(purpose)).to(DEVICE)
+    unit, noise, picked = (torch.empty(len(SEEDS), 3072, device=DEVICE) for _ in range(3))
+    write_noise[(len(SEEDS), 3)](
         seeds, positions, index, unit, noise, picked, PURPOSE=purpose, COUNT=1024, enable_fp_fusion=False
     )
-    want = philox.uniform(seeds, positions, purpose, 8192)
+    want = philox.uniform(seeds, positions, purpose, 3072)
     assert torch.equal(unit, want)
     assert torch.equal(picked, noise[:, index]), "single entries are those of the whole row"
     exact = -(-torch.log1p(-want.double())).log()
