@@ -7,32 +7,18 @@
 
 #include "element.h"
 
-namespace {
-
 constexpr int POISON = 0xFF;  // of a row that is not there: -1 as an integer, NaN as a float
-
-template <typename T>
-void argmax(int64_t rows, int64_t columns, const T* x, int64_t x_stride, int64_t* y) {
-    for (int64_t row = 0; row < rows; row++) {
-        const T* values = x + row * x_stride;
-        float largest = widen(values[0]);
-#pragma omp simd reduction(max : largest)
-        for (int64_t i = 0; i < columns; i++) largest = std::max(largest, widen(values[i]));
-        int64_t first = 0;
-        while (first < columns - 1 && widen(values[first]) != largest) first++;
-        y[row] = first;
-    }
-}
-
-}  // namespace
 
 // The first of the largest elements of each row; of a row with a NaN any place in it.
 extern "C" void argmax_float(int64_t rows, int64_t columns, const float* x, int64_t x_stride, int64_t* y) {
-    argmax(rows, columns, x, x_stride, y);
-}
-
-extern "C" void argmax_bfloat16(int64_t rows, int64_t columns, const bfloat16* x, int64_t x_stride, int64_t* y) {
-    argmax(rows, columns, x, x_stride, y);
+    for (int64_t row = 0; row < rows; row++) {
+        const float* values = x + row * x_stride;
+        float largest = values[0];
+#pragma omp simd reduction(max : largest)
+        for (int64_t i = 0; i < columns; i++) largest = std::max(largest, values[i]);
+        y[row] = 0;
+        while (y[row] < columns - 1 && values[y[row]] != largest) y[row]++;
+    }
 }
 
 extern "C" void widen_bfloat16(int64_t count, const bfloat16* x, float* y) {

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine import native
 from engine.execution.program import Value, empty, run
-from engine.native import INT64, POINTER, Function, NativeCall
+from engine.native import INT64, POINTER, NativeCall
 
 
 class Metadata(ctypes.Structure):
@@ -43,7 +43,6 @@ class Chains(ctypes.Structure):
 
 _FUNCTIONS = {
     "argmax_float": (INT64, INT64, POINTER, INT64, POINTER),
-    "argmax_bfloat16": (INT64, INT64, POINTER, INT64, POINTER),
     "widen_bfloat16": (INT64, POINTER, POINTER),
     "copy_rows": (INT64, INT64, POINTER, INT64, POINTER, INT64),
     "gather_rows": (POINTER, INT64, INT64, POINTER, INT64, POINTER),
@@ -87,7 +86,7 @@ def argmax(x: Tensor) -> Tensor:
     if not isinstance(x, Value):
         return x.argmax(dim=-1)
     tokens = empty(x, "tokens", x.shape[:1], torch.int64)
-    run(_argmax, x, tokens)
+    run(_argmax, widen(x), tokens)
     return tokens
 
 
@@ -139,5 +138,5 @@ def _copied(source: Tensor, target: Tensor) -> NativeCall:
 
 
 def _argmax(x: Tensor, out: Tensor) -> NativeCall:
-    kernel: Function = kernels().argmax_float if x.dtype == torch.float32 else kernels().argmax_bfloat16
-    return kernel.at(x.shape[0], x.shape[1], x.data_ptr(), x.stride(0), out.data_ptr())
+    call: NativeCall = kernels().argmax_float.at(*x.shape, x.data_ptr(), x.stride(0), out.data_ptr())
+    return call
