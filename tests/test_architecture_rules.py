@@ -15,7 +15,7 @@ CORE = ROOT / "core" / "engine"
 PLUGINS = ROOT / "plugins" / "engine_plugins"
 
 MAY_IMPORT = {
-    "contracts": {"contracts"},
+    "contracts": {"contracts", "native"},
     "native": {"native"},
     "assembly": {"assembly", "contracts", "hookspecs", "native"},
     "execution": {"execution", "contracts", "native"},

@@ -7,8 +7,6 @@
 
 #include "element.h"
 
-namespace {
-
 constexpr int POISON = 0xFF;  // of a row that is not there: -1 as an integer, NaN as a float
 
 }  // namespace

@@ -1,5 +1,4 @@
-"""Ops on the C++ kernels of ``cpu_ops.py`` and of plugins, of tensors or of values (:mod:`engine.execution.program`).
-"""
+"""Ops on the C++ kernels of the core and of plugins: of tensors, or of values (:mod:`engine.execution.program`)."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from engine.native import NativeCall
 
 
 def native_linear(packed: PackedLinear) -> Linear:
-    """``apply``, and the same call of a value."""
+    """``apply`` of tensors, the native call of values."""
 
     def linear(x: Tensor) -> Tensor:
         if not isinstance(x, Value):

@@ -52,7 +52,7 @@ class RotationTables:
 
     def _set_aside(self, capacity: int) -> None:
         if self._tables:
-            assert capacity == self._capacity, "programs of one engine reach equally far"
+            assert capacity <= self._capacity, "programs point at these tables: they cannot grow"
             return
         self._capacity, size = capacity, -(-capacity // PAGE) * PAGE
         for cos, sin in self._rotate(torch.zeros(1, dtype=torch.int64)):
