@@ -9,8 +9,6 @@
 
 constexpr int POISON = 0xFF;  // of a row that is not there: -1 as an integer, NaN as a float
 
-}  // namespace
-
 extern "C" void widen_bfloat16(int64_t count, const bfloat16* x, float* y) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) y[i] = widen(x[i]);
