@@ -13,8 +13,8 @@ from torch import Tensor
 from engine.assembly.assemble import assemble
 from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.contracts.request import SamplingParams
+from engine.drafting.chains import CapturedChain
 from engine.execution.captured import Captured, CapturedSteps, Programs
-from engine.execution.draft_replay import CapturedChain
 from engine.execution.kv_cache import KVCache
 from engine.execution.places import Place
 from engine.execution.program import NotNative, Value

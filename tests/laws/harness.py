@@ -11,7 +11,7 @@ from functools import cache
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.plan import EnginePlan
-from engine.contracts.drafter import on_device, taps_of
+from engine.contracts.drafter import taps_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.loop.build import make_core
@@ -58,7 +58,8 @@ def exact_engine(
         buckets = [Bucket(rows, queries) for rows, queries in itertools.product(*shapes)]
         registry = StepGraphs(model, kv, tables, taps_of(bound.drafter), buckets, capture=run_again)
         registry.capture()
-    runner = ModelRunner(model, kv, tables, on_device(bound.drafter), registry)
+    runner = ModelRunner(model, kv, tables)
+    runner.graphs = registry
     core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), max_len)
     return Exact(core, model, kv, bound.kv_allocator, runner)
 

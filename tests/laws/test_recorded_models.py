@@ -16,7 +16,7 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import SlotConfig
-from engine.contracts.drafter import on_device, taps_of
+from engine.contracts.drafter import taps_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution.kv_cache import KVCache
@@ -89,7 +89,8 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
 
     graphs = StepGraphs(model, kv, tables, taps_of(bound.drafter), buckets, counted)
     graphs.capture()
-    runner = ModelRunner(model, kv, tables, on_device(bound.drafter), graphs)
+    runner = ModelRunner(model, kv, tables)
+    runner.graphs = graphs
     bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], NUM_BLOCKS)
     core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), plan.max_len)
     outputs = run(core, REQUESTS)

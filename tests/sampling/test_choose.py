@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.contracts.request import SamplingParams
-from engine.sampling.choose import NOT_FINITE, _ranked_border, choose
+from engine.execution.reference import NOT_FINITE
+from engine.sampling.choose import _ranked_border, choose
 
 from . import reference
 from .requests import Request, Tables, batch_of, choose_tokens_of, many_draws, target_probs, verify

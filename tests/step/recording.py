@@ -12,7 +12,8 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import on_device
 from engine.contracts.kv_allocator import KVGroup
-from engine.execution import draft_graphs
+from engine.drafting import graphs as draft_graphs
+from engine.drafting.behind import Drafts
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
 from engine.execution.lowering import Kernels
@@ -68,7 +69,7 @@ def recording_engine(
         tensor.fill_(float("nan"))
     tables = DeviceTables(bound.context.max_requests, plan.max_len, width, BLOCK, "cpu", plan.model.vocab_size)
     bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], blocks)
-    runner = ModelRunner(model, kv, tables, drafter)
+    runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_kernels", lambda plan: kernels)
         patch.setattr(build, "row_buckets", lambda most: row_shapes)

@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens, may_be_recorded
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution.draft_graphs import DraftBucket, DraftGraphs, draft_buckets, draft_widths
+from engine.drafting.behind import Drafts
+from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draft_widths
 from engine.execution.transfer import Arriving, refill
-from engine.loop.build import capture_graphs, describe_drafting
+from engine.loop.build import capture_graphs, describe_drafting, drafts_of
 from engine.loop.memory.budget import DoesNotFit
 from engine.loop.messages import Progress
 from engine.serving.tokenizer import Tokenizer
@@ -28,7 +29,6 @@ from engine.step.graphs import Bucket
 from engine.step.plan import StepPlan
 from engine.step.runner import ModelRunner
 from engine.step.running import RunningStep
-from engine.step.tables import StepInputs
 from engine.testing.no_sync import NoSync
 
 from ..laws.drafted import DRAFTERS, Models, answers, prompts, requests_for
@@ -50,16 +50,17 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def launching(self: ModelRunner, plan: StepPlan) -> RunningStep:
         step = launch(self, plan)
-        if self.drafter is None:
+        behind = drafts_of(self)
+        if behind is None:
             return step
         bucket = None if self.graphs is None else self.graphs.find(plan.rows)
-        found = None if bucket is None or self.draft_graphs is None else self.draft_graphs.find(bucket, plan.rows)
+        found = None if bucket is None or behind.graphs is None else behind.graphs.find(bucket, plan.rows)
         if not plan.syncs_drafter or found is None:
             counts["op by op" if plan.syncs_drafter else "not at all"] += 1
             return step
-        drafts = drafts_of(self, plan)
+        drafts = drafted(self, plan)
         redraft(self, plan, found)
-        assert drafts_of(self, plan) == drafts
+        assert drafted(self, plan) == drafts
         counts[f"{len(plan.rows)} x {max(row.wants_drafts for row in plan.rows)}"] += 1
         return step
 
@@ -67,7 +68,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def drafts_of(runner: ModelRunner, plan: StepPlan) -> list[list[int]]:
+def drafted(runner: ModelRunner, plan: StepPlan) -> list[list[int]]:
     """What the tables hold behind the newest token of each row, as far as the row wants drafts."""
     tables, found = runner.tables, []
     for row in plan.rows:
@@ -81,15 +82,15 @@ def drafts_of(runner: ModelRunner, plan: StepPlan) -> list[list[int]]:
 def redraft(runner: ModelRunner, plan: StepPlan, found: DraftBucket) -> None:
     """Draft op by op behind a replayed step, which was drafted behind already; as many drafts as then, for a block is
     filled according to its size."""
-    assert runner.graphs is not None and runner.drafter is not None
+    behind = drafts_of(runner)
+    assert runner.graphs is not None and behind is not None
     rows = tuple(msgspec.structs.replace(row, wants_drafts=found.width if row.wants_drafts else 0) for row in plan.rows)
     for row in rows:
         first = int(runner.tables.computed[row.row_id]) + 1
         runner.tables.tokens[row.row_id, first : first + row.wants_drafts] = -1
     recorded = runner.graphs.recorded(found.step)
-    row_ids = recorded.inputs[0]
-    inputs = StepInputs(recorded.batch, row_ids, recorded.starts, torch.ones_like(row_ids))
-    runner._draft(runner.drafter, msgspec.structs.replace(plan, rows=rows), inputs, recorded.taps, recorded.staged)
+    op_by_op = Drafts(behind.drafter, runner.tables)
+    op_by_op.behind(msgspec.structs.replace(plan, rows=rows), recorded.step_inputs, recorded.taps, recorded)
 
 
 GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
@@ -172,8 +173,6 @@ def test_numbers_of_drafts_that_change_are_drafted_captured_or_op_by_op_or_not_a
     compared.clear()
     wanted = itertools.cycle((1, 1, 3, 3, 3, 2, 0, 0, 6, 5, 2, 1, 0, 4))
     engine.core._drafting.wants_behind = lambda batch_size: next(wanted)  # type: ignore[method-assign]
-    drafter, follow = engine.runner.drafter, engine.runner.draft_graphs
-    assert drafter is not None and follow is not None
     assert outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2) == full
     assert {"2 x 1", "2 x 3", "2 x 6", "op by op", "not at all"} <= compared.keys()
 
@@ -204,7 +203,7 @@ def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch
     model = f"model.path={models.path('Llama')}"
     engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(1,))
     if not captured:
-        engine.runner.draft_graphs = None
+        drafts_of(engine.runner).graphs = None
     launches, launching = [0], [False]
     wait, launch = Arriving.wait, ModelRunner.launch
 
@@ -244,9 +243,9 @@ def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Mo
     found = []
     for recorded in (True, False):
         engine = recording_engine(*which, "drafter.adaptive=false", "drafter.max_width=3", row_shapes=(3,))
-        assert engine.runner.draft_graphs is not None
+        assert drafts_of(engine.runner).graphs is not None
         if not recorded:
-            engine.runner.draft_graphs = None
+            drafts_of(engine.runner).graphs = None
         done = answers(engine.core, requests_for(texts, [GREEDY], max_tokens=16), 3)
         timings = [answer.timings for answer in done if answer.timings]
         found.append([(a.tokens, t.drafted_tokens, t.accepted_tokens) for a, t in zip(done, timings, strict=True)])
@@ -340,7 +339,7 @@ def test_a_drafter_that_cannot_be_recorded_drafts_op_by_op_and_the_plan_says_so(
         compared.clear()
         tokens.append(outputs(engine, [EngineRequest("r", (5, 9, 5, 9), GREEDY)], 1))
         recorded = isinstance(drafter, Toy)
-        assert (engine.runner.draft_graphs is not None) is recorded
+        assert (drafts_of(engine.runner).graphs is not None) is recorded
         (line,) = describe_drafting(engine.runner)
         assert line.startswith("Drafts: recorded, 16 graphs" if recorded else "Drafts: op by op behind every step")
         assert (compared["1 x 2"] > 5) is recorded
@@ -349,12 +348,12 @@ def test_a_drafter_that_cannot_be_recorded_drafts_op_by_op_and_the_plan_says_so(
 
 def test_graphs_are_captured_largest_first_and_once() -> None:
     engine, order = toy_engine(Toy()), []
-    assert engine.runner.graphs is not None and engine.runner.draft_graphs is not None
+    assert engine.runner.graphs is not None and drafts_of(engine.runner).graphs is not None
     drafts = DraftGraphs(Toy(), engine.runner.graphs, engine.capture)
     drafts.capture(lambda fraction, what: order.append(what))
     shapes = ("2 x 3, 2", "2 x 1, 2", "2 x 2, 1", "2 x 1, 1", "1 x 3, 2", "1 x 1, 2", "1 x 2, 1", "1 x 1, 1")
     assert order == [f"{shape} drafts" for shape in shapes for _ in ("greedy", "sampled")]
-    assert drafts.buckets == engine.runner.draft_graphs.buckets
+    assert drafts.buckets == drafts_of(engine.runner).graphs.buckets
     with pytest.raises(AssertionError, match="once, before the engine is ready"):
         drafts.capture()
 
@@ -363,7 +362,7 @@ def test_captures_of_steps_and_drafts_are_one_progress(monkeypatch: pytest.Monke
     seen: list[Progress] = []
     monkeypatch.setattr(recording, "capture_graphs", lambda *arguments: capture_graphs(*arguments, seen.append))
     engine = toy_engine(Toy())
-    assert engine.runner.graphs is not None and engine.runner.draft_graphs is not None
-    count = len(engine.runner.graphs.buckets) + len(engine.runner.draft_graphs.buckets)
+    assert engine.runner.graphs is not None and drafts_of(engine.runner).graphs is not None
+    count = len(engine.runner.graphs.buckets) + len(drafts_of(engine.runner).graphs.buckets)
     assert {one.phase for one in seen} == {"capture graphs"}
     assert [one.fraction for one in seen] == pytest.approx([i / count for i in range(count)])

@@ -10,6 +10,7 @@ import pytest
 from engine.contracts.config import SlotConfig
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution.triton_ops.device import runs_triton
+from engine.loop.build import drafts_of
 from tests.interpreted import run_interpreted, starts_interpreter
 
 from ..laws.drafted import DRAFTERS, Answer, Models, answers
@@ -39,7 +40,8 @@ def test_tokens_and_drafts_are_those_of_plain_torch(tmp_path: Path, drafter: str
 
     triton = recording_engine(*which, kernels="triton", attention=attention, **SHAPES)
     found, expected = (answers(e.core, [QUESTION], 1)[0] for e in (triton, recording_engine(*which, **SHAPES)))
-    assert triton.runner.draft_graphs is not None and len(triton.runner.draft_graphs.buckets) == 4
+    behind = drafts_of(triton.runner)
+    assert behind is not None and behind.graphs is not None and len(behind.graphs.buckets) == 6
     assert outcome(found) == outcome(expected)
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens
-from engine.execution.draft_graphs import DraftBucket, DraftGraphs, draft_rows
-from engine.execution.places import RecordedPlaces
+from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_rows
+from engine.drafting.places import RecordedPlaces
+from engine.loop.build import drafts_of
 from engine.step.graphs import Bucket
 
 from .recording import Recording
@@ -65,7 +66,7 @@ def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> 
 
 
 def test_blocks_of_a_pass_have_block_tables_of_their_own() -> None:
-    drafts = toy_engine(Toy()).runner.draft_graphs
+    drafts = drafts_of(toy_engine(Toy()).runner).graphs
     assert drafts is not None
     first, second = drafts._lend(0, 4), drafts._lend(1, 4)
     assert first.data_ptr() != second.data_ptr() and drafts._lend(0, 2).data_ptr() == first.data_ptr()

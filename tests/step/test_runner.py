@@ -7,7 +7,8 @@ import torch
 
 from engine.contracts.drafter import DraftRows, DraftTokens, TargetStep
 from engine.contracts.request import SamplingParams
-from engine.execution.draft_graphs import DraftGraphs
+from engine.drafting.behind import Drafts
+from engine.drafting.graphs import DraftGraphs
 from engine.step.graphs import Bucket, StepGraphs
 from engine.step.plan import Admit, DrafterBroken, StepPlan, StepRow, StepSkipped
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
@@ -93,10 +94,11 @@ class Says:
 def drafting_runner(captured: bool) -> tuple[ModelRunner, Says]:
     capture, drafter = make_capture(), Says()
     runner = make_runner(*((Bucket(2, 1), Bucket(2, 3)) if captured else ()), capture=capture)
-    runner.drafter = drafter  # type: ignore[assignment]
+    drafts = Drafts(drafter, runner.tables)  # type: ignore[arg-type]
+    runner.drafts = drafts
     if runner.graphs is not None:
-        runner.draft_graphs = DraftGraphs(drafter, runner.graphs, capture)  # type: ignore[arg-type]
-        runner.draft_graphs.capture()
+        drafts.graphs = DraftGraphs(drafter, runner.graphs, capture)  # type: ignore[arg-type]
+        drafts.graphs.capture()
     return runner, drafter
 
 

@@ -17,14 +17,16 @@ from typing import Any
 
 from engine import LLM
 from engine.contracts.request import Timings
+from engine.loop.build import drafts_of
 from engine.step.runner import ModelRunner
 
 
 def greedy_drafts(llm: LLM) -> None:
     """Let drafters see rows whose requests are all greedy: what they draw is then the most likely token."""
     runner: ModelRunner = llm.core._device._runner  # type: ignore[attr-defined]
-    drafter, sampling = runner.drafter, runner.tables.sampling
-    assert drafter is not None
+    drafts, sampling = drafts_of(runner), runner.tables.sampling
+    assert drafts is not None
+    drafter = drafts.drafter
     propose = drafter.propose
 
     def proposing(rows: Any) -> Any:

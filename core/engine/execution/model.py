@@ -12,8 +12,8 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.execution.kv_cache import KVCache
 from engine.execution.program import scratch
+from engine.execution.reference import most_likely
 from engine.execution.row_ops import cloned
-from engine.sampling.choose import most_likely
 
 
 @dataclass(frozen=True, slots=True)

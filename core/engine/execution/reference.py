@@ -10,6 +10,16 @@ from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 
+NOT_FINITE = -1
+"""The token of a row whose logits hold NaN or +inf, or nothing but -inf."""
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """The greedy token of each row of float32 ``[N, V]``: int64 ``[N]``, the lowest id among equals,
+    :data:`NOT_FINITE` where logits are broken."""
+    largest, tokens = logits.max(dim=-1)
+    return torch.where(largest.isfinite(), tokens, NOT_FINITE)
+
 
 def gated_activation(gate_up: Tensor, act: str) -> Tensor:
     """``act(gate) * up`` of ``[num_tokens, 2 * size]``, gate first -> ``[num_tokens, size]``."""

@@ -20,11 +20,12 @@ from engine.contracts.drafter import DeviceDrafter, cached_by, may_be_recorded, 
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.quantizer import Quantizer
+from engine.drafting.behind import Drafts
+from engine.drafting.graphs import DraftGraphs, NotRecordable, draft_buckets
+from engine.drafting.lent import DraftEngine, DraftLoading
 from engine.execution import cpu_ops, row_ops
 from engine.execution.captured import CapturedSteps, capture_steps
 from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
-from engine.execution.draft_graphs import DraftGraphs, NotRecordable, draft_buckets
-from engine.execution.drafting import DraftEngine, DraftLoading
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
 from engine.execution.lowering import Kernels
@@ -109,9 +110,10 @@ def build_engine(
         layers = tuple(range(plan.model.num_layers))
         bound.kv_allocator.start([KVGroup(0, layers, "full", block_bytes)], num_blocks)
         runner = worker.start(partial(_make_runner, plan, bound, model, num_blocks, max_len))()
-    if runner.drafter is not None:
+    drafts = drafts_of(runner)
+    if drafts is not None:
         with phase("load drafter"):
-            worker.start(partial(start_drafter, plan, bound, runner.drafter, runner))()
+            worker.start(partial(start_drafter, plan, bound, drafts.drafter, runner))()
     if plan.execution == "graphs":
         with phase("capture graphs"):
             capture_graphs(runner, bound, cuda_capture(), on_progress)
@@ -195,7 +197,8 @@ def _make_runner(
         bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device, plan.model.vocab_size
     )
     model = capture_steps(model, kv, tables.tokens.shape[1], taps_of(bound.drafter))
-    return ModelRunner(model, kv, tables, on_device(bound.drafter))
+    drafter = on_device(bound.drafter)
+    return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
 
 
 @torch.inference_mode()
@@ -229,7 +232,8 @@ def capture_graphs(
 ) -> None:
     """Record decode steps, and behind them what a drafter on the device does that may be recorded. Raises
     :class:`AssemblyError` for a drafter that says so and cannot be."""
-    taps, buckets, drafter = taps_of(bound.drafter), graph_buckets(bound), runner.drafter
+    taps, buckets, drafts = taps_of(bound.drafter), graph_buckets(bound), drafts_of(runner)
+    drafter = None if drafts is None else drafts.drafter
     graphs = len(buckets) + len(draft_buckets(drafter, buckets))
 
     def captured(done: int, count: int, fraction: float, what: str) -> None:
@@ -238,24 +242,31 @@ def capture_graphs(
 
     runner.graphs = StepGraphs(runner.model, runner.kv, runner.tables, taps, buckets, capture)
     runner.graphs.capture(partial(captured, 0, len(buckets)))
-    if drafter is None or not may_be_recorded(drafter):
+    if drafts is None or not may_be_recorded(drafts.drafter):
         return
-    drafts = DraftGraphs(drafter, runner.graphs, capture)
+    behind = DraftGraphs(drafts.drafter, runner.graphs, capture)
     try:
-        drafts.capture(partial(captured, len(buckets), graphs - len(buckets)))
+        behind.capture(partial(captured, len(buckets), graphs - len(buckets)))
     except NotRecordable as error:
         name = bound.plan.choice("drafter").name
         raise AssemblyError([f"drafter={name} {error}; execution=compile records nothing"]) from error
-    runner.draft_graphs = drafts
+    drafts.graphs = behind
+
+
+def drafts_of(runner: ModelRunner) -> Drafts | None:
+    """What a drafter on the device does behind a runner's steps."""
+    assert runner.drafts is None or isinstance(runner.drafts, Drafts)
+    return runner.drafts
 
 
 def describe_drafting(runner: ModelRunner) -> tuple[str, ...]:
     """How a drafter on the device runs behind recorded steps, for the plan."""
-    if runner.graphs is None or runner.drafter is None:
+    drafts = drafts_of(runner)
+    if runner.graphs is None or drafts is None:
         return ()
-    if runner.draft_graphs is None:
+    if drafts.graphs is None:
         return ("Drafts: op by op behind every step (the drafter cannot be recorded)",)
-    return (f"Drafts: recorded, {len(runner.draft_graphs.buckets)} graphs; op by op behind prompts",)
+    return (f"Drafts: recorded, {len(drafts.graphs.buckets)} graphs; op by op behind prompts",)
 
 
 def graph_buckets(bound: BoundEngine) -> list[Bucket]:

@@ -12,11 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.execution.reference import NOT_FINITE
 from engine.sampling.philox import GUMBEL_SPAN, SAMPLE, gumbel, gumbel_at
 from engine.sampling.state import Feature, SamplingBatch
-
-NOT_FINITE = -1
-"""The token of a row whose logits hold NaN or +inf, or nothing but -inf."""
 
 _SHORT_LIST = 1024
 """On a CPU the border is looked for among this many most likely tokens before everything is sorted."""
@@ -41,12 +39,6 @@ def choose(logits: Tensor, batch: SamplingBatch, ids: Tensor | None = None) -> T
 def _may_be_asked(tensor: Tensor) -> bool:
     """Whether it costs nothing to ask what is in a tensor, and to do no more than that needs: on a CPU."""
     return tensor.device.type == "cpu"
-
-
-def most_likely(logits: Tensor) -> Tensor:
-    """The greedy choice of :func:`choose`, for every row."""
-    largest, tokens = logits.max(dim=-1)
-    return torch.where(largest.isfinite(), tokens, NOT_FINITE)
 
 
 def _sampled(logits: Tensor, largest: Tensor, tokens: Tensor, batch: SamplingBatch, ids: Tensor | None) -> Tensor:

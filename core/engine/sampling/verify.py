@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from engine.contracts.request import TokenLogprobs
+from engine.execution.reference import NOT_FINITE
 from engine.execution.transfer import upload
 from engine.sampling.adjust import adjust_
-from engine.sampling.choose import NOT_FINITE, choose
+from engine.sampling.choose import choose
 from engine.sampling.logprobs import Ranked, listed, rank
 from engine.sampling.state import SamplingBatch, SamplingState
 

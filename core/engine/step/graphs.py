@@ -9,7 +9,7 @@ device tables.
 The graph of a step takes the most likely tokens. Where a request asks for more (temperature, filters, penalties,
 logprobs of its tokens), a second graph behind it chooses them anew from the logits the first one left, by the rows'
 sampling state. What a drafter on the device does behind a step is captured apart
-(:mod:`engine.execution.draft_graphs`).
+(:mod:`engine.drafting.graphs`).
 
 Buckets are captured from the largest to the smallest into one memory pool, so that the smaller ones live in the memory
 of the larger. Capturing after :meth:`StepGraphs.capture` has returned is impossible.
@@ -33,7 +33,7 @@ from engine.execution.triton_ops.device import runs_triton
 from engine.sampling.state import Feature
 from engine.sampling.verify import accepted_drafts, choose_tokens
 from engine.step.plan import StepRow
-from engine.step.tables import DeviceTables
+from engine.step.tables import DeviceTables, StepInputs
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -76,6 +76,11 @@ class Recorded:
     def starts(self) -> Tensor:
         """int64 ``[bucket.rows]``: position of each row's first token."""
         return self.batch.positions.view(self.bucket.rows, self.bucket.queries)[:, 0]
+
+    @property
+    def step_inputs(self) -> StepInputs:
+        """Of the bucket's rows, nobody's included."""
+        return StepInputs(self.batch, self.inputs[0], self.starts, torch.ones_like(self.inputs[0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
-from engine.execution.draft_graphs import DraftGraphs, propose
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import LoweredModel
-from engine.execution.places import Place
 from engine.execution.transfer import Mark, mark, upload
 from engine.sampling.logprobs import Ranked, rank_prompt
-from engine.sampling.state import Feature
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
 from engine.step.graphs import Recorded, StepGraphs
 from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
@@ -31,31 +27,40 @@ PROMPT_LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at once: bounds memory at ``rows * vocab`` floats."""
 
 
+class BehindSteps(Protocol):
+    """What a drafter on the device does behind steps: :class:`engine.drafting.behind.Drafts`."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Hidden states of the target that it wants."""
+        ...
+
+    def behind(
+        self, plan: StepPlan, inputs: StepInputs, taps: Sequence[Tensor], recorded: Recorded | None
+    ) -> Tensor | None:
+        """Let the drafter see a step and propose behind it; its drafts go into the tables. ``recorded``: of a replayed
+        step. Returns whether all drafts are tokens, bool on the device; ``None`` where none are wanted."""
+        ...
+
+
 class ModelRunner:
     """A model, its cache and its tables on one device."""
 
     def __init__(
-        self,
-        model: LoweredModel,
-        kv: KVCache,
-        tables: DeviceTables,
-        drafter: DeviceDrafter | None = None,
-        graphs: StepGraphs | None = None,
-        draft_graphs: DraftGraphs | None = None,
+        self, model: LoweredModel, kv: KVCache, tables: DeviceTables, drafts: BehindSteps | None = None
     ) -> None:
-        """``drafter``: one on the device, already started. ``draft_graphs``: of it, behind ``graphs``."""
         self.model = model
         self.kv = kv
         self.tables = tables
-        self.drafter = drafter
-        self.graphs = graphs
-        self.draft_graphs = draft_graphs
+        self.drafts = drafts
+        self.graphs: StepGraphs | None = None
+        """Of decode steps, once they are captured."""
         self._last: Mark | None = None
         """When the last step was done."""
 
     @property
     def taps(self) -> tuple[int, ...]:
-        return () if self.drafter is None else tuple(self.drafter.taps)
+        return () if self.drafts is None else self.drafts.taps
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
@@ -63,23 +68,19 @@ class ModelRunner:
         :class:`DeviceQueue`)."""
         started = mark(self.tables.device)
         bucket = None if self.graphs is None else self.graphs.find(plan.rows)
-        sampled: Sampled | None
-        valid: Tensor | None = None
-        if self.graphs is not None and bucket is not None:
-            recorded = self.graphs.replay(bucket, plan.rows)
-            sampled, prompts = self._captured(plan, recorded), dict[int, tuple[Ranked, ...]]()
-            done = mark(self.tables.device)
-            if self.drafter is not None and plan.syncs_drafter:
-                valid = self._draft_behind(self.drafter, plan, recorded)
-        else:
+        recorded = None if self.graphs is None or bucket is None else self.graphs.replay(bucket, plan.rows)
+        if recorded is None:
             inputs = self.tables.inputs(plan.rows)
             hidden, taps = self.model.forward(inputs.forward, self.kv, self.taps)
-            sampled = self._sample(plan, inputs, hidden)
-            prompts = self._prompt_logprobs(plan, hidden)
-            done = mark(self.tables.device)
-            if self.drafter is not None and plan.syncs_drafter:
-                valid = self._draft(self.drafter, plan, inputs, taps)
-        ended = done if self.drafter is None or not plan.syncs_drafter else mark(self.tables.device)
+            sampled, prompts = self._sample(plan, inputs, hidden), self._prompt_logprobs(plan, hidden)
+        else:
+            inputs, taps = recorded.step_inputs, list(recorded.taps)
+            sampled, prompts = self._captured(plan, recorded), {}
+        done = ended = mark(self.tables.device)
+        valid = None
+        if self.drafts is not None and plan.syncs_drafter:
+            valid = self.drafts.behind(plan, inputs, taps, recorded)
+            ended = mark(self.tables.device)
         times = Times(self._last, started, done, ended)
         self._last = ended
         return RunningStep(plan, sampled, prompts, times, valid)
@@ -156,67 +157,6 @@ class ModelRunner:
                 results[i] = tuple(parts)
             begin += row.num_queries
         return results
-
-    # Drafts -----------------------------------------------------------------------------------------------------
-
-    def _draft_behind(self, drafter: DeviceDrafter, plan: StepPlan, recorded: Recorded) -> Tensor | None:
-        """Draft behind a replayed step: captured, too, where that was possible."""
-        bucket = None if self.draft_graphs is None else self.draft_graphs.find(recorded.bucket, plan.rows)
-        if self.draft_graphs is not None and bucket is not None:
-            return self.draft_graphs.replay(bucket)
-        batch = recorded.batch
-        ids, num_tokens = recorded.inputs[0], torch.ones_like(recorded.inputs[0])
-        inputs = StepInputs(batch, ids, recorded.starts, num_tokens)
-        # Rows of the bucket that the plan does not have are nobody's, and nobody wants drafts.
-        return self._draft(drafter, plan, inputs, recorded.taps, recorded.staged)
-
-    def _draft(
-        self,
-        drafter: DeviceDrafter,
-        plan: StepPlan,
-        inputs: StepInputs,
-        taps: Sequence[Tensor],
-        staged: Any = None,
-    ) -> Tensor | None:
-        """Let a drafter see a step, and propose behind it; its drafts go into the tables. Nothing here waits for the
-        device. Returns whether all of them are tokens, bool, if there are any."""
-        batch, wanting = inputs.forward, [i for i, row in enumerate(plan.rows) if row.wants_drafts > 0]
-        next_tokens = self.tables.tokens[batch.slots, batch.positions + 1]
-        drafter.extend(
-            TargetStep(
-                tokens=batch.token_ids,
-                next_tokens=next_tokens.clamp(min=0),
-                positions=batch.positions,
-                q_lens=batch.attention.q_lens,
-                slots=batch.slots,
-                taps=tuple(taps),
-                place=Place(batch.positions, batch.slot_mapping, batch.attention, staged),
-                drafts_follow=bool(wanting),
-            )
-        )
-        if not wanting:
-            return None
-        rows = self._draft_rows(plan, inputs, wanting)
-        return self.tables.write_drafts(rows.slots, rows.positions, propose(drafter, rows))
-
-    def _draft_rows(self, plan: StepPlan, inputs: StepInputs, wanting: Sequence[int]) -> DraftRows:
-        """The rows that want drafts."""
-        q_starts = inputs.forward.attention.q_starts[:-1].to(torch.int64)
-        row_ids, starts = inputs.row_ids, inputs.starts
-        if len(wanting) != len(row_ids):
-            index = upload(wanting, torch.int64, self.tables.device)
-            q_starts, row_ids, starts = q_starts[index], row_ids[index], starts[index]
-        positions = self.tables.computed[row_ids]
-        return DraftRows(
-            index=tuple(wanting),
-            slots=row_ids,
-            last=q_starts + (positions - starts) - 1,
-            tokens=self.tables.tokens[row_ids, positions],
-            positions=positions,
-            lengths=tuple(plan.rows[i].max_end for i in wanting),
-            widths=tuple(plan.rows[i].wants_drafts for i in wanting),
-            sampled=Feature.SAMPLED in self.tables.features([plan.rows[i] for i in wanting]),
-        )
 
 
 class DeviceWorker:

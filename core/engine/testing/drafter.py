@@ -23,6 +23,7 @@ from engine import LLM
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter, may_be_recorded, on_device
+from engine.drafting.behind import Drafts
 from engine.execution.kv_cache import KVCache
 from engine.loop.build import capture_graphs, load_plan, start_drafter
 from engine.step.runner import ModelRunner
@@ -181,10 +182,10 @@ class DeviceDrafterConformance:
         block_size = bound.context.block_size
         kv = KVCache(plan.model, bound.kv_format, 4, block_size, plan.dtype, plan.device.kind, drafter.kv)
         tables = DeviceTables(1, plan.max_len, drafter.max_width, block_size, plan.device.kind, plan.model.vocab_size)
-        runner = ModelRunner(load_plan(plan, bound), kv, tables, drafter)
+        runner = ModelRunner(load_plan(plan, bound), kv, tables, drafts := Drafts(drafter, tables))
         start_drafter(plan, bound, drafter, runner)
         capture_graphs(runner, bound, _record_without_the_host)
-        assert (runner.draft_graphs is not None) == may_be_recorded(drafter)
+        assert (drafts.graphs is not None) == may_be_recorded(drafter)
 
     def check_nothing_held(self, llm: LLM) -> None:
         stats = llm.core.stats()

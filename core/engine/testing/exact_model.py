@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.execution.model import ForwardBatch
-from engine.sampling.choose import most_likely
+from engine.execution.reference import most_likely
 
 ECHO = 5
 """Most tokens repeat the one this many positions earlier."""

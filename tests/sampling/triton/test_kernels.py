@@ -18,9 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.contracts.request import SamplingParams
+from engine.execution.reference import NOT_FINITE
 from engine.sampling import philox
 from engine.sampling.adjust import adjust_
-from engine.sampling.choose import NOT_FINITE, choose
+from engine.sampling.choose import choose
 from engine.sampling.state import Feature, SamplingBatch, SamplingState
 from engine.sampling.triton.noise import gumbel, gumbel_of, log, uniform
 from engine.sampling.triton.penalties import penalise_on_device

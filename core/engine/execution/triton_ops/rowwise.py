@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.execution.reference import NOT_FINITE
 from engine.execution.triton_ops.narrow_types import to_e4m3, to_int8
 from engine.execution.triton_ops.product import load_row
 from engine.execution.triton_ops.tile_ops import activated, below, best_of, start_dependents, wait_for_input
-from engine.sampling.choose import NOT_FINITE
 
 _NOT_FINITE = tl.constexpr(NOT_FINITE)
 

@@ -9,7 +9,7 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import cached_by, on_device
-from engine.execution.draft_replay import MOST_DRAFTS
+from engine.drafting.chains import MOST_DRAFTS
 from engine.execution.kv_cache import KVCache
 from engine.execution.lowering import MOST_TOKENS, replay_obstacle
 from engine.execution.lowering.rotation_tables import PAGE

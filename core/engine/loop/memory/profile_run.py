@@ -14,7 +14,7 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import cached_by, on_device, taps_of
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import SamplingParams
-from engine.execution.draft_graphs import draft_buckets
+from engine.drafting.graphs import draft_buckets
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import LoweredModel
 from engine.loop.memory.budget import DoesNotFit, Meter

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep, may_be_recorded
-from engine.execution.places import Place, RecordedPlaces
+from engine.drafting.places import RecordedPlaces
+from engine.execution.places import Place
 from engine.sampling.state import Feature
 from engine.step.graphs import Bucket, Capture, Recorded, Replay, StepGraphs, query_buckets
 from engine.step.plan import DrafterBroken, StepRow

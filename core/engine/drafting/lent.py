@@ -21,10 +21,11 @@ from engine.contracts.model import ModelFacts, RopeFacts
 from engine.contracts.ops import Attention, LayerOp, LinearSpec, LMHead, ModelOps, NormSpec
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
+from engine.drafting.chains import CapturedChain, name_of
+from engine.drafting.layers import Layers
+from engine.drafting.places import RecordedPlaces
 from engine.execution.captured import Captured, CapturedSteps
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
-from engine.execution.draft_layers import Layers
-from engine.execution.draft_replay import CapturedChain, name_of
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import Loader
 from engine.execution.lowering import (
@@ -36,7 +37,7 @@ from engine.execution.lowering import (
     rope_kinds,
 )
 from engine.execution.model import LoweredModel
-from engine.execution.places import Chained, Place, RecordedPlaces, Rotate
+from engine.execution.places import Chained, Place, Rotate
 from engine.execution.required_tensors import linear_names, linear_of
 from engine.execution.row_ops import cat, lookup
 from engine.execution.transfer import upload
