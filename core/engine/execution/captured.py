@@ -177,7 +177,7 @@ class CapturedSteps:
         return (found[0], list(found[1:])) if taps else (found, [])
 
     def _run(self, token_ids: Tensor, place: Place) -> Any:
-        staged = place.staged or self._model.attention.stage(place.attention)
+        staged = self._model.attention.stage(place.attention) if place.staged is None else place.staged
         batch = ForwardBatch(token_ids, place.positions, place.slot_mapping, place.attention, place.slot_mapping)
         residual, tapped = self._model.run(batch, self._kv, staged, self._taps)
         return (residual, *tapped) if tapped else residual
