@@ -276,13 +276,13 @@ def test_the_ledger_holds_estimate_and_measurement_and_adds_up(heavy: Path) -> N
 @needs_compiler
 @pytest.mark.parametrize("drafter", ["none", "early_exit"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_estimate_covers_recordings_of_all_numbers_of_tokens(heavy: Path, drafter: str, dtype: str) -> None:
+def test_the_estimate_covers_programs_of_all_numbers_of_tokens(heavy: Path, drafter: str, dtype: str) -> None:
     """One line of the ledger, whose measurement at start-up is of few numbers of tokens."""
     plan = plan_of(heavy, *LONG[:2], f"model.dtype={dtype}", f"drafter={drafter}", "execution=compile")
     engine = build_engine(plan)
     try:
         assert engine.info.ledger is not None
-        (line,) = (line for line in engine.info.ledger.lines if line.name == "recordings")
+        (line,) = (line for line in engine.info.ledger.lines if line.name == "programs")
         assert line.measured_bytes is not None and 0 < line.measured_bytes < line.planned_bytes
         for batch in range(1, 17):
             for i in range(batch):
@@ -291,14 +291,14 @@ def test_the_estimate_covers_recordings_of_all_numbers_of_tokens(heavy: Path, dr
             while engine.core.has_work:
                 engine.core.step()
         steps = engine.core._device._runner.model.small_steps
-        assert steps is not None and line.measured_bytes < steps.recordings.num_bytes <= line.planned_bytes
+        assert steps is not None and line.measured_bytes <= steps.programs.num_bytes <= line.planned_bytes
     finally:
         engine.core.close()
 
 
 @pytest.mark.parametrize("override", ["execution=eager", "kv_format=int8"])
 def test_where_nothing_is_replayed_no_memory_is_set_aside_for_it(model: Path, override: str) -> None:
-    assert planned(plan_of(model, override)).estimate.recordings == 0 < planned(plan_of(model)).estimate.recordings
+    assert planned(plan_of(model, override)).estimate.programs == 0 < planned(plan_of(model)).estimate.programs
 
 
 def test_free_memory_is_no_more_than_the_device_has(model: Path) -> None:

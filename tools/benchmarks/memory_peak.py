@@ -84,7 +84,7 @@ def measure(model: str, batch: int, overrides: list[str]) -> dict[str, float]:
         "loading": lines["loading peak"],
         "workspace": lines["workspace"],
         "tables": lines["tables"],
-        "recordings": lines["recordings"],
+        "programs": lines["programs"],
         "overhead": lines["process overhead"],
         "written": written,
     }
@@ -105,12 +105,12 @@ def written_bytes(pool_bytes: int) -> int:
 def report(name: str, found: dict[str, float]) -> None:
     mib = {key: value / 2**20 for key, value in found.items()}
     ledger = mib["weights"] + max(mib["loading"], mib["workspace"]) + mib["tables"]
-    ledger += mib["recordings"] + mib["overhead"] + mib["written"]
+    ledger += mib["programs"] + mib["overhead"] + mib["written"]
     peak = mib["peak"] - mib["libraries"]
     print(
         f"{name}: ledger {ledger:.1f} MiB (weights {mib['weights']:.1f}, largest of loading {mib['loading']:.1f} and "
         f"workspace {mib['workspace']:.1f}, tables {mib['tables']:.1f}, "
-        f"recordings {mib['recordings']:.1f}, process overhead {mib['overhead']:.1f}, "
+        f"programs {mib['programs']:.1f}, process overhead {mib['overhead']:.1f}, "
         f"KV written {mib['written']:.1f}); "
         f"peak {mib['peak']:.1f} MiB above the start, {mib['libraries']:.1f} of them libraries, at start-up "
         f"{mib['start']:.1f}; ledger / (peak - libraries) = {ledger / peak:.3f}, / peak = {ledger / mib['peak']:.3f}"

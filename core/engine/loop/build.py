@@ -148,7 +148,7 @@ def _describe(
             weights=model.weights_bytes,
             kv=kv.num_bytes,
             tables=tables.nbytes,
-            recordings=0 if programs is None else programs.num_bytes,
+            programs=0 if programs is None else programs.num_bytes,
             phases=phases,
         ),
         notes=pool.notes if programs is None else (*pool.notes, *programs.notes()),

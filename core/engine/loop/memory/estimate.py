@@ -27,10 +27,10 @@ HEAP_SLACK = 1.5
 not always hold the next. Measured likewise."""
 SAMPLING_COPIES = 4
 """Float32 ``[rows, vocab]`` at once while sampling: logits, the adjusted copy, the scaled copy, noise."""
-SLOT_BYTES = 8
-"""Of token ids, slots and positions: int64."""
+NUMBER_BYTES = 8
+"""Of token ids and positions: int64."""
 SMALL_INPUTS = 8
-"""Such numbers for each row of a drafter's recordings."""
+"""Such numbers for each token of a program's inputs."""
 PROMPT_COPIES = 2
 """The same for logprobs of prompt tokens: logits and their logarithms."""
 FEWEST_BLOCKS = 3
@@ -49,8 +49,8 @@ class MemoryEstimate:
     workspace: int
     """Activations and logits of the largest step. It takes the room that loading left."""
     tables: int
-    recordings: int
-    """Of native calls: see :mod:`engine.execution.lowering.recordings`."""
+    programs: int
+    """Of native calls: see :mod:`engine.execution.program`."""
     process_overhead: int
     """What the process takes that is not a tensor; 0 where tensors are in another memory."""
     graphs: int
@@ -66,7 +66,7 @@ class MemoryEstimate:
     @property
     def fixed(self) -> int:
         """Everything but the KV pool."""
-        steps = max(self.loading, self.workspace) + self.recordings + self.graphs
+        steps = max(self.loading, self.workspace) + self.programs + self.graphs
         return self.weights + self.drafter + steps + self.tables + self.process_overhead
 
     def total(self, blocks: int) -> int:
@@ -95,7 +95,7 @@ def estimate_memory(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) 
         loading=weights.loading,
         workspace=_workspace(plan, min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)),
         tables=_tables(max_requests, plan.max_len + max_width + 2, block_size),
-        recordings=_recordings(plan, bound, block_size),
+        programs=_programs(plan, bound, block_size),
         process_overhead=PROCESS_OVERHEAD if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
         block_bytes=KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype, cached_by(drafter)),
@@ -110,34 +110,29 @@ def _tables(max_requests: int, width: int, block_size: int) -> int:
     return (max_requests + 1) * (width * 8 + -(-width // block_size) * 4 + 8 + STATE_BYTES_PER_ROW)
 
 
-def _recordings(plan: EnginePlan, bound: BoundEngine, block_size: int) -> int:
-    """What recordings of steps and drafts of 1 to :data:`MOST_TOKENS` tokens take, all together: one arena of what a
-    layer allocates, and for every number of tokens what is copied in and handed out. With a drafter on the device its
-    logits are in the arena, too, and rotations of all positions are kept, estimated as if the drafter's layers were of
+def _programs(plan: EnginePlan, bound: BoundEngine, block_size: int) -> int:
+    """What programs of native calls take: the buffers of a layer of :data:`MOST_TOKENS` tokens, which all programs
+    share, their inputs, and rotations of all positions. Those of a drafter's layers are estimated as if they were of
     the target's sizes."""
     attention, ranks = bound.attention_kernel, bound.parallelism.world_size
     if plan.device.kind != "cpu" or plan.execution == "eager":
         return 0
     if replay_obstacle(bound.kv_format, plan.dtype, attention, ranks) is not None:
         return 0
-    model = plan.model
+    model, drafter = plan.model, on_device(bound.drafter)
     item: int = getattr(torch, plan.dtype).itemsize
-    on_its_device = on_device(bound.drafter)
     query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     rotation = model.head_dim * torch.float32.itemsize
-    layer = (3 * model.hidden_size + 2 * (query + key) + 3 * model.intermediate_size) * item
-    # Of a row: a step's residual, its rotation and slot.
-    kept = model.hidden_size * item + rotation + SLOT_BYTES
-    arena, tables = MOST_TOKENS * layer, 0
-    if on_its_device is not None:
-        # A drafter is handed hidden states and leaves one, a chain carries one on; a step leaves them and its own.
-        taps = len(on_its_device.taps)
-        states = taps + 3
-        blocks = -(-plan.max_len // block_size) * 4
-        kept += (states + taps + 1) * model.hidden_size * item + blocks + (MOST_DRAFTS + SMALL_INPUTS) * SLOT_BYTES
-        arena += MOST_TOKENS * (states * model.hidden_size * item + rotation) + _logits(plan, MOST_TOKENS, 1)
-        tables = (plan.max_len + PAGE) * rotation
-    return tables + arena + kept * MOST_TOKENS * (MOST_TOKENS + 1) // 2
+    hidden, blocks = model.hidden_size * item, -(-plan.max_len // block_size) * 4
+    layer = 3 * hidden + (2 * (query + key) + 3 * model.intermediate_size) * item + 2 * rotation
+    inputs, tables, logits = blocks + SMALL_INPUTS * NUMBER_BYTES, (plan.max_len + PAGE) * rotation, 0
+    if drafter is not None:
+        # A drafter is handed hidden states and leaves one, and a chain carries one on; a step leaves them and its own.
+        states = len(drafter.taps) + 3
+        layer += states * hidden
+        inputs += 2 * states * hidden + MOST_DRAFTS * NUMBER_BYTES
+        tables, logits = 2 * tables, 2 * _logits(plan, MOST_TOKENS, 1)
+    return MOST_TOKENS * (layer + inputs) + tables + logits
 
 
 def _workspace(plan: EnginePlan, tokens: int, rows: int) -> int:

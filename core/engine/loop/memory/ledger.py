@@ -18,10 +18,10 @@ def make_ledger(
     weights: int,
     kv: int,
     tables: int,
-    recordings: int,
+    programs: int,
     phases: Sequence[Phase],
 ) -> MemoryLedger:
-    """``weights``, ``kv``, ``tables``: bytes of the tensors that were made; ``recordings``: of native calls, so far.
+    """``weights``, ``kv``, ``tables``: bytes of the tensors that were made; ``programs``: of native calls, so far.
     ``phases`` with their memory."""
     estimate, budget = memory.estimate, memory.budget
     on_cpu = memory.plan.device.kind == "cpu"
@@ -30,7 +30,7 @@ def make_ledger(
         MemoryLine("loading peak", estimate.loading, _beside(phases, weights) if on_cpu else None),
         MemoryLine("KV pool", pool.blocks * estimate.block_bytes, kv),
         MemoryLine("tables", estimate.tables, tables),
-        MemoryLine("recordings", estimate.recordings, recordings),
+        MemoryLine("programs", estimate.programs, programs),
         # On a CPU the heap hides what steps take: they use what loading left.
         MemoryLine("workspace", estimate.workspace, None if on_cpu else _growth(phases, WARMING)),
         MemoryLine("process overhead", estimate.process_overhead),

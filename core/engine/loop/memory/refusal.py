@@ -52,7 +52,7 @@ def _parts(plan: EnginePlan, estimate: MemoryEstimate) -> tuple[tuple[str, int, 
         ("largest step", estimate.workspace, f"scheduler.token_budget={scheduler['token_budget']}, {requests}"),
         ("loading", loading, "copies while weights are loaded, beyond what the largest step takes"),
         ("tables", estimate.tables, requests),
-        ("recordings", estimate.recordings, "captured calls of small steps and drafts"),
+        ("programs", estimate.programs, "native calls of small steps and drafts"),
         ("process overhead", estimate.process_overhead, "Python objects, buffers of libraries, holes in the heap"),
         ("graphs", estimate.graphs, "reserved for captured steps"),
     )
