@@ -42,7 +42,7 @@ class ShortestFirst:
         tokens, blocks = view.token_budget, view.free_blocks
         running = sorted(view.running, key=_tokens_left)
         for request in (*running, *sorted(view.waiting, key=_tokens_left)[: view.free_rows]):
-            drafts = request.draft_width if request.remaining == 1 else 0
+            drafts = request.num_draft_tokens if request.remaining == 1 else 0
             num_tokens = min(request.remaining, tokens - drafts)
             # A newcomer has to find room for its whole prompt; who runs already gets it by preempting.
             blocks -= view.blocks_needed(request.request_id, num_tokens if request.is_running else request.remaining)
@@ -84,7 +84,7 @@ class RepeatLast:
         tail = tuple(row.tokens[-self._min_run :])
         if len(tail) < self._min_run or len(set(tail)) > 1:
             return ()
-        return (tail[-1],) * row.width
+        return (tail[-1],) * row.num_draft_tokens
 
-    def release(self, slot: int) -> None:
+    def release(self, row_id: int) -> None:
         """Nothing is kept."""

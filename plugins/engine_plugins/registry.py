@@ -246,7 +246,7 @@ def engine_attention_kernel() -> list[Provider]:
         Provider(
             "triton",
             "engine_plugins.attention_kernel.triton.kernel:TritonAttention",
-            provides=("recordable",),
+            provides=("capturable",),
             unsupported=beyond_triton,
             doc="Triton kernels for prefill, decode and verification.",
         ),

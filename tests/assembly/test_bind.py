@@ -67,7 +67,7 @@ def test_a_factory_gets_its_typed_config_and_the_context(plan):
     scheduler = built(made)
     assert scheduler.config == SchedulerConfig(max_requests=5)
     context = scheduler.context
-    assert (context.max_requests, context.block_size, context.max_draft_width) == (5, 32, 4)
+    assert (context.max_requests, context.block_size, context.max_draft_tokens) == (5, 32, 4)
     assert (context.dtype, context.max_len, context.model) == ("bfloat16", 512, made.model)
 
 

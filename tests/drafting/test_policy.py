@@ -14,7 +14,7 @@ def decode(policy, batch, accuracy, ms, steps, seed=0):
     """Steps of a batch whose drafts are right with the chance ``accuracy``; the numbers of drafts that were asked."""
     rng, asked = random.Random(seed), []
     for _ in range(steps):
-        width = policy.width(batch)
+        width = policy.num_draft_tokens(batch)
         chains = []
         for _ in range(batch):
             accepted = 0
@@ -85,9 +85,9 @@ def test_an_unseen_range_expects_what_others_saw():
 def test_a_drafter_with_nothing_to_say_counts_as_wrong():
     policy = DraftPolicy(MOST)
     for _ in range(400):
-        width = policy.width(1)
+        width = policy.num_draft_tokens(1)
         policy.observe([(width, 0)], 10.0 + 0.5 * width)
-    assert policy.tokens(1)[MOST] < 1.1 and policy.width(1) == 0
+    assert policy.tokens(1)[MOST] < 1.1 and policy.num_draft_tokens(1) == 0
 
 
 def test_noise_does_not_make_it_change_its_mind():

@@ -76,8 +76,10 @@ class PagedLoop:
         self.lengths.append(0)
         return len(self.tables) - 1
 
-    def step(self, rows: Sequence[tuple[int, Sequence[int]]], taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
-        """Run ``(sequence, tokens)`` rows; the residual of every token, and the taps."""
+    def step(
+        self, rows: Sequence[tuple[int, Sequence[int]]], aux_layers: Sequence[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run ``(sequence, tokens)`` rows; the residual of every token, and the aux_layers."""
         tokens, positions, slots, owners = [], [], [], []
         for sequence, new in rows:
             table, start = self.tables[sequence], self.lengths[sequence]
@@ -100,7 +102,7 @@ class PagedLoop:
         batch = ForwardBatch(
             torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots), attention, torch.tensor(owners)
         )
-        return self.model.forward(batch, self.kv, taps)
+        return self.model.forward(batch, self.kv, aux_layers)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Of every token of a fresh sequence, ``[len(tokens), vocab]``."""

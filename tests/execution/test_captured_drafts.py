@@ -16,7 +16,7 @@ from engine.contracts.request import SamplingParams
 from engine.drafting.chains import CapturedChain
 from engine.execution.captured import Captured, CapturedSteps, Programs
 from engine.execution.kv_cache import KVCache
-from engine.execution.places import Place
+from engine.execution.metadata import ForwardMetadata
 from engine.execution.program import NotNative, Value
 from engine.loop.build import build_engine
 from engine.loop.memory.report import describe_start
@@ -77,14 +77,14 @@ class Compared:
             make_cache(kv, *arguments)
             self.caches.append(Cache(kv))
 
-        def function(called: Captured, *arguments: Tensor, place: Place) -> Any:
+        def function(called: Captured, *arguments: Tensor, metadata: ForwardMetadata) -> Any:
             steps = isinstance(getattr(called._function, "__self__", None), CapturedSteps)
-            if steps or isinstance(place.positions, Value):
-                return call_function(called, *arguments, place=place)
-            plain = partial(called._function, *(argument.clone() for argument in arguments), place=replace(place))
-            run = partial(call_function, called, *arguments, place=place)
+            if steps or isinstance(metadata.positions, Value):
+                return call_function(called, *arguments, metadata=metadata)
+            plain = partial(called._function, *(argument.clone() for argument in arguments), metadata=replace(metadata))
+            run = partial(call_function, called, *arguments, metadata=metadata)
             got = self._compare(called._programs, plain, run)
-            self.counts[called._name] += place.positions.shape[0] <= len(called._written or ())
+            self.counts[called._name] += metadata.positions.shape[0] <= len(called._written or ())
             return got
 
         def chain(called: CapturedChain, rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
@@ -151,8 +151,8 @@ def test_keys_that_a_program_writes_to_a_wrong_slot_are_seen(
     if part == "functions":
         fill = Programs.fill
 
-        def elsewhere(self: Programs, place: Place) -> None:
-            fill(self, replace(place, slot_mapping=place.slot_mapping + 1))
+        def elsewhere(self: Programs, metadata: ForwardMetadata) -> None:
+            fill(self, replace(metadata, slot_mapping=metadata.slot_mapping + 1))
 
         monkeypatch.setattr(Programs, "fill", elsewhere)
     else:
@@ -182,12 +182,12 @@ def test_a_function_that_computes_with_torch_is_called_plainly_and_the_user_hear
     eye, every = torch.eye(120), torch.arange(120)  # of the vocabulary
     following = EarlyExitDrafter._next
 
-    def own(self: EarlyExitDrafter, tokens: Any, hidden: Tensor | None, place: Any) -> tuple[Tensor, None]:
+    def own(self: EarlyExitDrafter, tokens: Any, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, None]:
         if compute == "softmax":
             tokens = torch.softmax(tokens, dim=-1) if not isinstance(tokens, Tensor) else eye[tokens].argmax(dim=-1)
         else:
             tokens = (tokens + 1) - 1 if compute == "add" else every[tokens]
-        return following(self, tokens, hidden, place)
+        return following(self, tokens, hidden, metadata)
 
     drafter = (*DRAFTERS["early_exit"](models, "Llama"), "drafter.max_width=3", "drafter.adaptive=false")
     plan = assemble([f"model.path={models.path('Llama')}", *COMMON, *drafter, *FEW_REQUESTS])

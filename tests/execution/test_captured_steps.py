@@ -13,8 +13,8 @@ from engine.contracts.model import ModelFacts
 from engine.execution.captured import CapturedSteps, Programs, capture_steps
 from engine.execution.loading import load_model
 from engine.execution.lowering import MOST_TOKENS
+from engine.execution.metadata import ForwardMetadata
 from engine.execution.model import LoweredModel
-from engine.execution.places import Place
 from engine.loop.build import load_plan
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from tests.execution.paged_loop import BLOCK_SIZE, PagedLoop
@@ -42,10 +42,10 @@ def lowered(models: Models, family: str, *overrides: str) -> tuple[ModelFacts, L
     return plan.model, load_plan(plan, bind(plan)), plan.dtype
 
 
-def captured(loop: PagedLoop, taps: tuple[int, ...] = TAPS) -> CapturedSteps:
+def captured(loop: PagedLoop, aux_layers: tuple[int, ...] = TAPS) -> CapturedSteps:
     """Have a loop run its steps of few tokens as programs."""
     with torch.inference_mode():
-        loop.model = capture_steps(loop.model, loop.kv, MAX_LEN, taps)
+        loop.model = capture_steps(loop.model, loop.kv, MAX_LEN, aux_layers)
     steps = loop.model.small_steps
     assert isinstance(steps, CapturedSteps)
     return steps
@@ -102,11 +102,11 @@ def test_an_input_that_stays_as_it_was_is_seen(models: Models, field: str, monke
     facts, model, dtype = lowered(models, "Llama", "model.dtype=float32")
     fill, first = Programs.fill, {}
 
-    def stale(self: Programs, place: Place) -> None:
-        owner = place if hasattr(place, field) else place.attention
+    def stale(self: Programs, metadata: ForwardMetadata) -> None:
+        owner = metadata if hasattr(metadata, field) else metadata.attention
         kept = first.setdefault((field, getattr(owner, field).shape), getattr(owner, field).clone())
         changed = replace(owner, **{field: kept})
-        fill(self, changed if owner is place else replace(place, attention=changed))
+        fill(self, changed if owner is metadata else replace(metadata, attention=changed))
 
     monkeypatch.setattr(Programs, "fill", stale)
     with pytest.raises(AssertionError, match="tokens"):
@@ -118,10 +118,10 @@ def test_what_a_step_returns_stays_when_the_next_one_runs(models: Models) -> Non
     loop = PagedLoop(facts, model, dtype)
     captured(loop)
     sequence = loop.add()
-    hidden, taps = loop.step([(sequence, TOKENS[6:9])], TAPS)
-    before = [hidden.clone(), *(tap.clone() for tap in taps)]
+    hidden, aux_layers = loop.step([(sequence, TOKENS[6:9])], TAPS)
+    before = [hidden.clone(), *(aux_layer.clone() for aux_layer in aux_layers)]
     loop.step([(sequence, TOKENS[9:12])], TAPS)
-    assert all(map(torch.equal, [hidden, *taps], before))
+    assert all(map(torch.equal, [hidden, *aux_layers], before))
 
 
 def test_other_hidden_states_and_other_caches_run_op_by_op(models: Models) -> None:

@@ -73,10 +73,10 @@ def test_neighbours_in_the_batch_do_not_change_a_row(checkpoint: Path) -> None:
 def test_taps_are_the_residual_entering_each_layer(checkpoint: Path) -> None:
     facts, model = load(checkpoint)
     loop = PagedLoop(facts, model)
-    hidden, taps = loop.step([(loop.add(), TOKENS)], taps=(3, 0, 2))
-    assert torch.equal(taps[0], hidden)
-    assert torch.equal(taps[1], model.embed(torch.tensor(TOKENS)))
-    assert not torch.equal(taps[2], hidden)
+    hidden, aux_layers = loop.step([(loop.add(), TOKENS)], aux_layers=(3, 0, 2))
+    assert torch.equal(aux_layers[0], hidden)
+    assert torch.equal(aux_layers[1], model.embed(torch.tensor(TOKENS)))
+    assert not torch.equal(aux_layers[2], hidden)
 
 
 def test_a_cache_rewritten_after_a_rollback_holds_the_new_tokens(checkpoint: Path) -> None:

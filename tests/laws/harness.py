@@ -11,7 +11,7 @@ from functools import cache
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.plan import EnginePlan
-from engine.contracts.drafter import taps_of
+from engine.contracts.drafter import aux_layers_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.loop.build import make_core
@@ -41,7 +41,7 @@ def exact_engine(
 ) -> Exact:
     """A core with the plugins the overrides select, on a pool of ``kv_tokens`` tokens.
 
-    ``graphs``: decode steps are recorded ones, replayed by running the recorded function again.
+    ``graphs``: decode steps are captured ones, replayed by running the captured function again.
     """
     plan = _plan(overrides)
     plan = replace(plan, max_len=max_len, model=replace(plan.model, vocab_size=VOCAB, eos_token_ids=()))
@@ -56,7 +56,7 @@ def exact_engine(
     if graphs:
         shapes = (row_buckets(bound.context.max_requests), query_buckets(bound.drafter.max_width))
         buckets = [Bucket(rows, queries) for rows, queries in itertools.product(*shapes)]
-        registry = StepGraphs(model, kv, tables, taps_of(bound.drafter), buckets, capture=run_again)
+        registry = StepGraphs(model, kv, tables, aux_layers_of(bound.drafter), buckets, capture=run_again)
         registry.capture()
     runner = ModelRunner(model, kv, tables)
     runner.graphs = registry

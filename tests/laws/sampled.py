@@ -73,7 +73,7 @@ def sample(core: EngineCore, requests: Sequence[EngineRequest], batch: int) -> S
             running -= out.finish_reason is not None
         for event in done.events:
             if isinstance(event, StepEvent):
-                tried, stood = tried + sum(event.drafts_tried), stood + sum(event.drafts_stood)
+                tried, stood = tried + sum(event.drafts_tried), stood + sum(event.drafts_accepted)
     assert_idle(core)
     found = tuple((request, tuple(outputs[request.request_id])) for request in requests)
     return Sample(found, stood, tried - stood)

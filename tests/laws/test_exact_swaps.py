@@ -24,7 +24,7 @@ SCHEDULERS = ("static", "continuous", "chunked_prefill")
 ALLOCATORS = ("contiguous", "paged", "prefix_cache")
 DRAFTERS = ("none", "ngram", "suffix")
 OVERLAP = ("true", "false")
-STEPS = ("eager", "recorded")
+STEPS = ("eager", "captured")
 FACTORS = (SCHEDULERS, ALLOCATORS, DRAFTERS, OVERLAP, STEPS)
 Plugins = tuple[str, ...]
 
@@ -52,7 +52,7 @@ def overrides(plugins: Plugins) -> list[str]:
 
 @pytest.mark.parametrize("plugins", sets(*FACTORS))
 def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plugins: Plugins) -> None:
-    engine = exact_engine(*overrides(plugins), graphs=plugins[4] == "recorded")
+    engine = exact_engine(*overrides(plugins), graphs=plugins[4] == "captured")
     for seed in (1, 2):
         requests = random_requests(seed, 14)
         outputs = run(engine.core, requests)
@@ -63,7 +63,7 @@ def test_every_plugin_set_computes_the_same_tokens_and_gives_everything_back(plu
 
 @pytest.mark.parametrize("plugins", sets(SCHEDULERS, ("paged", "prefix_cache"), *FACTORS[2:]))
 def test_preemption_under_memory_pressure_changes_no_token(plugins: Plugins) -> None:
-    engine = exact_engine(*overrides(plugins), kv_tokens=160, max_len=128, graphs=plugins[4] == "recorded")
+    engine = exact_engine(*overrides(plugins), kv_tokens=160, max_len=128, graphs=plugins[4] == "captured")
     requests = random_requests(3, 16)
     outputs = run(engine.core, requests, per_step=16)
     assert outputs == {r.request_id: expected(r) for r in requests}
@@ -91,7 +91,7 @@ def test_memory_pressure_does_preempt() -> None:
 
 @pytest.mark.parametrize("plugins", sets(*FACTORS))
 def test_aborts_at_random_moments_leak_nothing_and_disturb_nobody(plugins: Plugins) -> None:
-    engine = exact_engine(*overrides(plugins), kv_tokens=512, graphs=plugins[4] == "recorded")
+    engine = exact_engine(*overrides(plugins), kv_tokens=512, graphs=plugins[4] == "captured")
     rng = random.Random(5)
     requests = random_requests(6, 20, longest=40)
     outputs: dict[str, list[int]] = {r.request_id: [] for r in requests}
@@ -121,7 +121,7 @@ def test_aborts_at_random_moments_leak_nothing_and_disturb_nobody(plugins: Plugi
 def test_a_stop_found_late_leaves_no_trace_in_the_row_that_is_reused(overlap: str, steps: str) -> None:
     """EOS shows up while the next step is already running; a longer prompt then takes over the row at once."""
     one_row = ("drafter=none", "scheduler=continuous", "scheduler.max_requests=1")
-    engine = exact_engine(f"overlap={overlap}", *one_row, graphs=steps == "recorded")
+    engine = exact_engine(f"overlap={overlap}", *one_row, graphs=steps == "captured")
     short = EngineRequest("short", (3, 4, 5), SamplingParams(max_tokens=50, temperature=0.0))
     output = expected(short)
     stop = output[4]
@@ -187,7 +187,7 @@ def test_tables_that_could_not_be_written_end_the_engine(overlap: str, monkeypat
 def test_a_row_without_finite_logits_fails_alone_and_the_next_step_still_runs(
     overlap: str, steps: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = exact_engine(f"overlap={overlap}", "drafter=none", graphs=steps == "recorded")
+    engine = exact_engine(f"overlap={overlap}", "drafter=none", graphs=steps == "captured")
     bad = EngineRequest("bad", (1, 2, 3), SamplingParams(max_tokens=6, temperature=0.0))
     poison = expected(bad)[0]
     innocent = [r for r in random_requests(9, 12) if poison not in expected(r)]

@@ -1,4 +1,4 @@
-"""A real model on the Triton kernels, its decode steps recorded: the tokens are those of plain torch, one by one.
+"""A real model on the Triton kernels, its decode steps captured: the tokens are those of plain torch, one by one.
 
 Runs in Triton's interpreter (see ``tests/interpreted.py``). The cache starts as NaN: whatever reads a key or value that
 nobody wrote shows up in the tokens.
@@ -16,7 +16,7 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import SlotConfig
-from engine.contracts.drafter import taps_of
+from engine.contracts.drafter import aux_layers_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution.kv_cache import KVCache
@@ -87,7 +87,7 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
         again = run_again(step)
         return lambda: (again(), replays.append(None))[0]
 
-    graphs = StepGraphs(model, kv, tables, taps_of(bound.drafter), buckets, counted)
+    graphs = StepGraphs(model, kv, tables, aux_layers_of(bound.drafter), buckets, counted)
     graphs.capture()
     runner = ModelRunner(model, kv, tables)
     runner.graphs = graphs
@@ -112,10 +112,11 @@ def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, fami
     tables.tokens[:] = 0
     tables.computed[:] = 8
     batch = tables.inputs(tuple(StepRow(row_id, 8, 1) for row_id in range(rows))).forward
-    context = StepContext(model.rotate(batch.positions), batch.slot_mapping, model.attention.stage(batch.attention), kv)
+    prepared = model.attention.prepare(batch.attention)
+    context = StepContext(model.rotate(batch.positions), batch.slot_mapping, prepared, kv)
     with torch.inference_mode():
-        carry = residual = model.embed(batch.token_ids)
+        hidden_states = residual = model.embed(batch.token_ids)
         with count_launches() as launches:
             for op in model.layers[0]:
-                residual, carry = op(residual, carry, context)
+                residual, hidden_states = op(residual, hidden_states, context)
     assert len(launches.names) == count and launches.torch_ops == [], launches.names

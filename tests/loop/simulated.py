@@ -109,7 +109,7 @@ class DeviceDrafts:
     """A drafter that lives on the simulated device."""
 
     placement = "device"
-    taps: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
     kv = None
     kv_lookahead = 0
     weights_bytes = 0
@@ -158,6 +158,6 @@ def simulate(
     settings = CoreSettings(
         max_len=256, max_requests=bound.context.max_requests, block_size=BLOCK, vocab_size=VOCAB,
         limits=Limits(64, 0.0), in_flight=in_flight, eos_token_ids=(), key_parts=("model",), seed=0,
-        max_width=max(drafts, bound.drafter.max_width), adaptive_width=adaptive,
+        max_width=max(drafts, bound.drafter.max_width), adaptive_drafts=adaptive,
     )  # fmt: skip
     return Simulation(EngineCore(bound, simulated, settings, clock), simulated, bound.kv_allocator)

@@ -44,18 +44,18 @@ def test_steps_and_requests_count_the_same_drafts(overlap):
     ):
         assert sum(by_step) == sum(by_request) > 0
     for event in events:
-        assert sum(event.drafts_stood) == event.accepted and max(event.drafts_tried, default=0) == event.draft_chains
-        assert len(event.drafts_stood) <= len(event.drafts_tried) <= 3
+        assert sum(event.drafts_accepted) == event.accepted and max(event.drafts_tried, default=0) == event.draft_chains
+        assert len(event.drafts_accepted) <= len(event.drafts_tried) <= 3
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "none"])
 def test_rounds_are_the_steps_behind_the_first_token(drafter):
     _, timings = served(f"drafter={drafter}", *(FIXED if drafter == "ngram" else ()))
     for found in timings:
-        assert found.draft_chains <= found.rounds <= 23
+        assert found.draft_chains <= found.decode_steps <= 23
         # Every round brings one token and the drafts that stood, of which the last may be beyond the limit.
-        assert 23 <= found.rounds + found.accepted_tokens <= 23 + 3
-        assert (found.rounds == 23) == (found.accepted_tokens == 0)
+        assert 23 <= found.decode_steps + found.accepted_tokens <= 23 + 3
+        assert (found.decode_steps == 23) == (found.accepted_tokens == 0)
 
 
 def test_time_in_a_drafter_on_the_host_is_part_of_decoding_and_of_no_other_engine():

@@ -45,7 +45,7 @@ def test_a_scheduler_sees_bounds_of_what_steps_in_flight_bring():
     schedule = simulation.core._planner._schedule
 
     def watched(view):
-        seen.extend((row.known, row.computed, row.draft_width) for row in view.running)
+        seen.extend((row.known, row.computed, row.num_draft_tokens) for row in view.running)
         return schedule(view)
 
     scheduled_by(simulation, watched)

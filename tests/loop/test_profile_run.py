@@ -82,9 +82,9 @@ class StubModel(ExactModel):
         super().__init__(vocab_size)
         self.captured = captured
 
-    def forward(self, batch: object, kv: object, taps: object = ()) -> object:  # type: ignore[override]
+    def forward(self, batch: object, kv: object, aux_layers: object = ()) -> object:  # type: ignore[override]
         return torch.zeros(batch.token_ids.shape[0], 1, dtype=torch.float64), []  # type: ignore[attr-defined]
 
-    def run(self, batch: object, kv: object, staged: object, taps: object = ()) -> object:  # type: ignore[override]
+    def run(self, batch: object, kv: object, prepared: object, aux_layers: object = ()) -> object:  # type: ignore[override]
         self.captured.append(str(batch.token_ids.shape[0]))  # type: ignore[attr-defined]
         return self.forward(batch, kv)

@@ -226,7 +226,7 @@ TIMINGS = Timings(
     cached_tokens=4,
     drafted_tokens=3,
     accepted_tokens=2,
-    rounds=2,
+    decode_steps=2,
     draft_chains=1,
     draft_ms=0.05,
 )

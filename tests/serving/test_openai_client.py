@@ -42,7 +42,7 @@ async def test_chat_is_answered_with_usage_and_timings_that_add_up() -> None:
         assert 0 < timings["ttft_ms"] <= timings["total_ms"]
         assert timings["itl_ms"]["count"] == len("Hello world")
         assert (timings["cached_tokens"], timings["drafted_tokens"], timings["accepted_tokens"]) == (4, 3, 2)
-        assert (timings["rounds"], timings["draft_chains"], timings["draft_width"]) == (2, 1, 1.5)
+        assert (timings["decode_steps"], timings["draft_chains"], timings["num_draft_tokens"]) == (2, 1, 1.5)
         assert (timings["draft_ms"], timings["draft_share"]) == (0.05, 0.4)
 
 

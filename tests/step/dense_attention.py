@@ -1,4 +1,4 @@
-"""Attention that can be recorded on a CPU: every query on all keys of its row's block table, the unseen ones masked."""
+"""Attention that can be captured on a CPU: every query on all keys of its row's block table, the unseen ones masked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.contracts.ops import Attention
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class Prepared:
     batch: AttentionBatch
     rows: Tensor
     """int64 ``[num_tokens]``: the row of each query."""
@@ -24,19 +24,19 @@ class Staged:
 class DenseAttention:
     """Full attention over a cache that stores keys and values as they are."""
 
-    capabilities = AttentionCapabilities(None, ("float32",), False, False, max_verify_width=64, recordable=True)
+    capabilities = AttentionCapabilities(None, ("float32",), False, False, max_verify_width=64, capturable=True)
 
     def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
         return "DenseAttention"
 
-    def stage(self, batch: AttentionBatch) -> Staged:
+    def prepare(self, batch: AttentionBatch) -> Prepared:
         rows = [row for row, count in enumerate(batch.q_lens) for _ in range(count)]
         ahead = [count - 1 - j for count in batch.q_lens for j in range(count)]
-        return Staged(batch, torch.tensor(rows), torch.tensor(ahead))
+        return Prepared(batch, torch.tensor(rows), torch.tensor(ahead))
 
-    def record(
+    def forward(
         self,
-        staged: Staged,
+        prepared: Prepared,
         op: Attention,
         q: Tensor,
         k_cache: Tensor,
@@ -45,9 +45,9 @@ class DenseAttention:
         k_scale: Tensor | None,
         v_scale: Tensor | None,
     ) -> Tensor:
-        batch, group = staged.batch, op.num_heads // op.num_kv_heads
-        keys, values = (cache[batch.block_tables.long()].flatten(1, 2)[staged.rows] for cache in (k_cache, v_cache))
-        end = batch.kv_lens_device.long()[staged.rows] - staged.ahead
+        batch, group = prepared.batch, op.num_heads // op.num_kv_heads
+        keys, values = (cache[batch.block_tables.long()].flatten(1, 2)[prepared.rows] for cache in (k_cache, v_cache))
+        end = batch.kv_lens_device.long()[prepared.rows] - prepared.ahead
         seen = torch.arange(keys.shape[1])[None] < end[:, None]  # [T, S]
         grouped = q.reshape(len(q), op.num_kv_heads, group, op.head_dim)
         scores = torch.einsum("tkgd,tskd->tkgs", grouped, keys) * op.scale

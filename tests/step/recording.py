@@ -1,4 +1,4 @@
-"""An engine whose decode steps and drafts are recorded on a CPU."""
+"""An engine whose decode steps and drafts are captured on a CPU."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ BLOCK = 8
 
 
 @dataclass(slots=True)
-class Recording:
-    """An engine whose decode steps and drafts are recorded."""
+class Capturing:
+    """An engine whose decode steps and drafts are captured."""
 
     core: EngineCore
     runner: ModelRunner
     capture: Capture
 
 
-def recording_engine(
+def capturing_engine(
     *overrides: str,
     row_shapes: Sequence[int] = (1, 2, 4),
     query_shapes: Sequence[int] | None = None,
@@ -48,10 +48,10 @@ def recording_engine(
     kernels: Kernels = "torch",
     attention: Any = None,
     capture: Capture | None = None,
-) -> Recording:
+) -> Capturing:
     """Its cache begins as NaN: whatever reads a key that nobody wrote shows up.
 
-    ``row_shapes``, ``query_shapes``: the recorded shapes, ``None``: as in an engine. ``drafter``: instead of the
+    ``row_shapes``, ``query_shapes``: the captured shapes, ``None``: as in an engine. ``drafter``: instead of the
     plan's; ``kernels``, ``attention`` (made of a build context) and ``capture``: instead of plain torch,
     :class:`DenseAttention` and :class:`FrozenGraphs`."""
     common = ("device=cpu", "threads=1", "model.dtype=float32", "model.max_len=128", "exporter=[]", "execution=eager")
@@ -78,4 +78,4 @@ def recording_engine(
         if drafter is not None:
             start_drafter(plan, bound, drafter, runner)
         capture_graphs(runner, bound, capture)
-    return Recording(make_core(plan, bound, DeviceQueue(runner, DeviceWorker(False)), plan.max_len), runner, capture)
+    return Capturing(make_core(plan, bound, DeviceQueue(runner, DeviceWorker(False)), plan.max_len), runner, capture)

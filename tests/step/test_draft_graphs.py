@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.assembly.errors import AssemblyError
-from engine.contracts.drafter import DraftRows, DraftTokens, may_be_recorded
+from engine.contracts.drafter import DraftRows, DraftTokens, may_be_captured
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draft_widths
@@ -34,7 +34,7 @@ from engine.testing.no_sync import NoSync
 from ..laws.drafted import DRAFTERS, Models, answers, prompts, requests_for
 from . import recording
 from .frozen import FrozenGraphs
-from .recording import Recording, recording_engine
+from .recording import Capturing, capturing_engine
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,10 @@ def redraft(runner: ModelRunner, plan: StepPlan, found: DraftBucket) -> None:
     for row in rows:
         first = int(runner.tables.computed[row.row_id]) + 1
         runner.tables.tokens[row.row_id, first : first + row.wants_drafts] = -1
-    recorded = runner.graphs.recorded(found.step)
+    captured = runner.graphs.captured(found.step)
     op_by_op = Drafts(behind.drafter, runner.tables)
-    op_by_op.behind(msgspec.structs.replace(plan, rows=rows), recorded.step_inputs, recorded.taps, recorded)
+    again = msgspec.structs.replace(plan, rows=rows)
+    op_by_op.behind(again, captured.step_inputs, captured.aux_hidden_states, captured)
 
 
 GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
@@ -105,7 +106,7 @@ MIXED = (
 DEVICE_DRAFTERS = ("eagle3", "early_exit", "target", "parallel_block")
 
 
-def outputs(engine: Recording, wanted: Sequence[EngineRequest], batch: int) -> list[tuple[int, ...]]:
+def outputs(engine: Capturing, wanted: Sequence[EngineRequest], batch: int) -> list[tuple[int, ...]]:
     return [answer.tokens for answer in answers(engine.core, wanted, batch)]
 
 
@@ -113,10 +114,10 @@ def outputs(engine: Recording, wanted: Sequence[EngineRequest], batch: int) -> l
 def test_tokens_are_those_without_drafts_and_drafts_those_made_op_by_op(
     models: Models, drafter: str, compared: Counter[str]
 ) -> None:
-    """Requests of every kind in batches that do not fill the recorded shapes."""
+    """Requests of every kind in batches that do not fill the captured shapes."""
     model = f"model.path={models.path('Llama')}"
     options = (*DRAFTERS[drafter](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=3", "seed=3")
-    engine, plain = recording_engine(model, *options), recording_engine(model, "drafter=none", "seed=3")
+    engine, plain = capturing_engine(model, *options), capturing_engine(model, "drafter=none", "seed=3")
     wanted = requests_for(prompts(models, "Llama", 5), MIXED)
     assert outputs(engine, wanted, 3) == outputs(plain, wanted, 3)
     assert {"3 x 3", "2 x 3"} < compared.keys() - {"op by op", "not at all"}, "and fewer at the end"
@@ -127,8 +128,8 @@ def test_preempted_requests_and_growing_tables_change_nothing(models: Models, co
     model = f"model.path={models.path('Llama')}"
     tight = ("scheduler=chunked_prefill", "scheduler.token_budget=24", "kv_allocator=prefix_cache")
     options = (*DRAFTERS["eagle3"](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=4", *tight)
-    engine = recording_engine(model, *options, blocks=18)
-    plain = recording_engine(model, "drafter=none", *tight)
+    engine = capturing_engine(model, *options, blocks=18)
+    plain = capturing_engine(model, "drafter=none", *tight)
     wanted = requests_for(prompts(models, "Llama", 6, seed=2), [GREEDY], max_tokens=40)
     found = answers(engine.core, wanted, 4)
     assert [answer.tokens for answer in found] == outputs(plain, wanted, 4)
@@ -138,7 +139,7 @@ def test_preempted_requests_and_growing_tables_change_nothing(models: Models, co
 
 def test_a_stop_inside_a_draft_ends_the_request_and_nobody_else(models: Models, compared: Counter[str]) -> None:
     model = f"model.path={models.path('Llama')}"
-    engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false")
+    engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false")
     texts = prompts(models, "Llama", 3, seed=3)
     full = outputs(engine, requests_for(texts, [GREEDY]), 3)
     for place in (2, 3, 4):
@@ -150,11 +151,11 @@ def test_a_stop_inside_a_draft_ends_the_request_and_nobody_else(models: Models, 
 
 
 def test_a_tiny_context_is_filled_to_its_last_token(models: Models, compared: Counter[str]) -> None:
-    """Recorded drafts reach further than a request may, and than its blocks do."""
+    """CapturedStep drafts reach further than a request may, and than its blocks do."""
     context = (f"model.path={models.path('Llama')}", "model.max_len=20")
     options = (*DRAFTERS["eagle3"](models, "Llama"), "drafter.adaptive=false", "drafter.max_width=6")
-    engine = recording_engine(*context, *options, row_shapes=(3,))
-    plain = recording_engine(*context, "drafter=none", row_shapes=(3,))
+    engine = capturing_engine(*context, *options, row_shapes=(3,))
+    plain = capturing_engine(*context, "drafter=none", row_shapes=(3,))
     wanted = requests_for([tuple(range(n)) for n in (1, 3, 8, 12, 19)], [GREEDY])
     found = outputs(engine, wanted, 3)
     assert found == outputs(plain, wanted, 3)
@@ -168,7 +169,7 @@ def test_numbers_of_drafts_that_change_are_drafted_captured_or_op_by_op_or_not_a
     """One that grows is drafted op by op once, for there is no graph for it. While none are wanted the drafter is not
     told of the steps: its keys have gaps afterwards, and the tokens stay the same."""
     model = f"model.path={models.path('Llama')}"
-    engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(2,))
+    engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(2,))
     full = outputs(engine, requests_for(prompts(models, "Llama", 2), [GREEDY], max_tokens=60), 2)
     compared.clear()
     wanted = itertools.cycle((1, 1, 3, 3, 3, 2, 0, 0, 6, 5, 2, 1, 0, 4))
@@ -179,7 +180,7 @@ def test_numbers_of_drafts_that_change_are_drafted_captured_or_op_by_op_or_not_a
 
 def test_no_drafter_runs_behind_a_step_that_does_not_sync_it(models: Models) -> None:
     model = f"model.path={models.path('Llama')}"
-    engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), row_shapes=(1,))
+    engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), row_shapes=(1,))
     capture, replayed, launch = engine.capture, [], engine.runner.launch
     assert isinstance(capture, FrozenGraphs)
 
@@ -201,7 +202,7 @@ def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch
     """Of what the host knows, only the integers of each row go to the device behind the prompt, and nothing comes back
     before the result is asked for."""
     model = f"model.path={models.path('Llama')}"
-    engine = recording_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(1,))
+    engine = capturing_engine(model, *DRAFTERS["target"](models, "Llama"), "drafter.adaptive=false", row_shapes=(1,))
     if not captured:
         drafts_of(engine.runner).graphs = None
     launches, launching = [0], [False]
@@ -241,10 +242,10 @@ def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Mo
     if drafter == "target":
         which, texts = (f"model.path={models.path('Llama')}", *DRAFTERS["target"](models, "Llama")), [(5, 6, 7), (8, 9)]
     found = []
-    for recorded in (True, False):
-        engine = recording_engine(*which, "drafter.adaptive=false", "drafter.max_width=3", row_shapes=(3,))
+    for captured in (True, False):
+        engine = capturing_engine(*which, "drafter.adaptive=false", "drafter.max_width=3", row_shapes=(3,))
         assert drafts_of(engine.runner).graphs is not None
-        if not recorded:
+        if not captured:
             drafts_of(engine.runner).graphs = None
         done = answers(engine.core, requests_for(texts, [GREEDY], max_tokens=16), 3)
         timings = [answer.timings for answer in done if answer.timings]
@@ -265,29 +266,29 @@ def test_graphs_follow_the_widths_that_a_step_leads_to() -> None:
     drafter = Toy()
     greedy, sampled = DraftBucket(Bucket(2, 3), 2), DraftBucket(Bucket(2, 3), 2, sampled=True)
     assert draft_buckets(drafter, [Bucket(2, 3)]) == [greedy, sampled]
-    drafter.recordable = False
-    assert draft_buckets(drafter, [Bucket(2, 3)]) == [] and not may_be_recorded(drafter)
-    assert not may_be_recorded(Old()), "a drafter that says nothing of recordings"
+    drafter.capturable = False
+    assert draft_buckets(drafter, [Bucket(2, 3)]) == [] and not may_be_captured(drafter)
+    assert not may_be_captured(Old()), "a drafter that says nothing of recordings"
 
 
 class Old:
     """Proposes the newest token again and again."""
 
     placement, max_width = "device", 2
-    taps, kv, kv_lookahead, weights_bytes = (), None, 0, 0
+    aux_layers, kv, kv_lookahead, weights_bytes = (), None, 0, 0
 
     def start(self, engine: Any) -> None: ...
 
     def extend(self, step: Any) -> None: ...
 
     def propose(self, rows: DraftRows) -> DraftTokens:
-        return DraftTokens(rows.tokens[:, None].expand(-1, max(rows.width, 1)))
+        return DraftTokens(rows.tokens[:, None].expand(-1, max(rows.most_draft_tokens, 1)))
 
     def release(self, slot: int) -> None: ...
 
 
 class Toy(Old):
-    recordable = True
+    capturable = True
 
 
 class Reading(Toy):
@@ -312,16 +313,16 @@ class Few(Toy):
         return DraftTokens(super().propose(rows).tokens[:, :1])
 
 
-def toy_engine(drafter: Any) -> Recording:
+def toy_engine(drafter: Any) -> Capturing:
     """The tiny model with a drafter of this file."""
-    return recording_engine("drafter=early_exit", "drafter.adaptive=false", row_shapes=(1, 2), drafter=drafter)
+    return capturing_engine("drafter=early_exit", "drafter.adaptive=false", row_shapes=(1, 2), drafter=drafter)
 
 
 @pytest.mark.parametrize(
     ("drafter", "what"), [(Reading, "_local_scalar_dense|item"), (Listing, "tolist"), (Uploading, "lift_fresh")]
 )
 def test_a_drafter_that_asks_the_host_is_refused_with_what_it_does(drafter: type[Toy], what: str) -> None:
-    says = f"drafter=early_exit says recordable, .*({what}).* execution=compile"
+    says = f"drafter=early_exit says capturable, .*({what}).* execution=compile"
     with pytest.raises(AssemblyError, match=says) as refusal:
         toy_engine(drafter())
     assert not isinstance(refusal.value, DoesNotFit), "no memory, whatever is freed, would help"
@@ -338,11 +339,11 @@ def test_a_drafter_that_cannot_be_recorded_drafts_op_by_op_and_the_plan_says_so(
         engine = toy_engine(drafter)
         compared.clear()
         tokens.append(outputs(engine, [EngineRequest("r", (5, 9, 5, 9), GREEDY)], 1))
-        recorded = isinstance(drafter, Toy)
-        assert (drafts_of(engine.runner).graphs is not None) is recorded
+        captured = isinstance(drafter, Toy)
+        assert (drafts_of(engine.runner).graphs is not None) is captured
         (line,) = describe_drafting(engine.runner)
-        assert line.startswith("Drafts: recorded, 16 graphs" if recorded else "Drafts: op by op behind every step")
-        assert (compared["1 x 2"] > 5) is recorded
+        assert line.startswith("Drafts: captured, 16 graphs" if captured else "Drafts: op by op behind every step")
+        assert (compared["1 x 2"] > 5) is captured
     assert tokens[0] == tokens[1]
 
 

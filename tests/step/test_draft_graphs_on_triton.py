@@ -1,4 +1,4 @@
-"""Recorded drafting on the Triton kernels, in Triton's interpreter: the tokens and drafts of plain torch."""
+"""CapturedStep drafting on the Triton kernels, in Triton's interpreter: the tokens and drafts of plain torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.interpreted import run_interpreted, starts_interpreter
 
 from ..laws.drafted import DRAFTERS, Answer, Models, answers
 from ..laws.harness import run_again
-from .recording import recording_engine
+from .recording import capturing_engine
 
 QUESTION = EngineRequest("short", (5, 6), SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
 SHAPES: dict[str, Any] = {"row_shapes": (2,), "query_shapes": (1, 3), "capture": run_again}
@@ -38,8 +38,8 @@ def test_tokens_and_drafts_are_those_of_plain_torch(tmp_path: Path, drafter: str
 
         return TritonAttention(SlotConfig(), context, num_sms=4)
 
-    triton = recording_engine(*which, kernels="triton", attention=attention, **SHAPES)
-    found, expected = (answers(e.core, [QUESTION], 1)[0] for e in (triton, recording_engine(*which, **SHAPES)))
+    triton = capturing_engine(*which, kernels="triton", attention=attention, **SHAPES)
+    found, expected = (answers(e.core, [QUESTION], 1)[0] for e in (triton, capturing_engine(*which, **SHAPES)))
     behind = drafts_of(triton.runner)
     assert behind is not None and behind.graphs is not None and len(behind.graphs.buckets) == 6
     assert outcome(found) == outcome(expected)

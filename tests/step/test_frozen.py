@@ -41,7 +41,7 @@ def test_python_and_its_numbers_stay_as_they_were() -> None:
     replay = FrozenGraphs()(step)
     x["now"] = torch.full((2,), 100.0)
     replay()
-    assert out.tolist() == [4.0, 4.0], "the third call is what was recorded, on the tensor of then"
+    assert out.tolist() == [4.0, 4.0], "the third call is what was captured, on the tensor of then"
 
 
 def test_memory_that_a_replay_does_not_write_holds_nothing() -> None:

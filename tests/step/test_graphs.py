@@ -26,7 +26,7 @@ from .toy import BLOCK, BROKEN, MAX_DRAFTS, VOCAB, blocks_of, decode, make_runne
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def captured(runner: ModelRunner) -> StepGraphs:
+def graphs_of(runner: ModelRunner) -> StepGraphs:
     assert runner.graphs is not None
     return runner.graphs
 
@@ -47,7 +47,7 @@ def test_buckets_grow_with_the_batch_and_always_hold_the_largest() -> None:
 
 
 def test_a_batch_takes_the_smallest_graph_that_holds_it() -> None:
-    find = captured(make_runner(*(Bucket(rows, queries) for rows in (1, 2, 4) for queries in (1, 4)))).find
+    find = graphs_of(make_runner(*(Bucket(rows, queries) for rows in (1, 2, 4) for queries in (1, 4)))).find
     assert find([decode(0, 3)]) == Bucket(1, 1)
     assert find([decode(0, 3), decode(1, 3), decode(2, 3)]) == Bucket(4, 1)
     assert find([StepRow(0, 3, 1, num_drafts=2), decode(1, 3)]) == Bucket(2, 4), "drafts on the device or not"
@@ -82,14 +82,14 @@ def test_a_replay_computes_its_rows_and_writes_their_tokens() -> None:
     tables, cache, model = runner.tables, tensor(runner.kv), runner.model
     newest = [found[0] for found in run(runner, prompt_plan({2: (1, 2, 3), 0: (7, 8, 9, 10, 4)}))]
     cache.fill_(float("nan"))
-    recorded = captured(runner).replay(Bucket(4, 1), [decode(2, 3), decode(0, 5)])
+    captured = graphs_of(runner).replay(Bucket(4, 1), [decode(2, 3), decode(0, 5)])
     embedded = model.embed(torch.tensor(newest))
     want = model.project(embedded).argmax(dim=1).tolist()
-    assert recorded.tokens[:2].tolist() == want
+    assert captured.tokens[:2].tolist() == want
     assert [int(tables.tokens[2, 4]), int(tables.tokens[0, 6])] == want
     mine = [blocks_of(2)[0] * BLOCK + 3, blocks_of(0)[1] * BLOCK + 1]
     assert set(written(cache)) == {0, *mine}, "offset 0 of block 0 is the padding's"
-    assert torch.equal(cache[mine], embedded[:, 0]) and torch.equal(recorded.taps[0][:2], embedded)
+    assert torch.equal(cache[mine], embedded[:, 0]) and torch.equal(captured.aux_hidden_states[0][:2], embedded)
 
 
 def test_rows_that_are_nobodys_touch_nothing_of_anybodys() -> None:

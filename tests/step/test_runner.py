@@ -75,8 +75,8 @@ def test_a_row_that_is_rolled_back_goes_on_in_place_from_what_is_confirmed(bucke
 class Says:
     """Proposes what it is told to say."""
 
-    placement, max_width, taps, kv, kv_lookahead, weights_bytes = "device", MAX_DRAFTS, (), None, 0, 0
-    recordable = True
+    placement, max_width, aux_layers, kv, kv_lookahead, weights_bytes = "device", MAX_DRAFTS, (), None, 0, 0
+    capturable = True
 
     def __init__(self) -> None:
         self.says = torch.ones(2, MAX_DRAFTS, dtype=torch.int64)

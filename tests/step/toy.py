@@ -25,7 +25,7 @@ PROMPT_LEN = 3
 class Attention:
     """None."""
 
-    def stage(self, batch: AttentionBatch) -> AttentionBatch:
+    def prepare(self, batch: AttentionBatch) -> AttentionBatch:
         return batch
 
 
@@ -35,15 +35,15 @@ def toy_model() -> LoweredModel:
     head = table.clone()
     table[BROKEN] = float("nan")
 
-    def layer(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+    def layer(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         context.kv[context.slot_mapping] = residual[:, 0]  # type: ignore[index]
-        return residual, carry
+        return residual, hidden_states
 
     return LoweredModel(
         embed=lambda ids: torch.nn.functional.embedding(ids, table),
         layers=((layer,),),
         project=lambda hidden: hidden @ head.T,
-        unembed=lambda normed: normed @ head.T,
+        lm_head=lambda normed: normed @ head.T,
         rotate=lambda positions: (),
         attention=Attention(),  # type: ignore[arg-type]
         lowering=(),

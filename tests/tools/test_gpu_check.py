@@ -196,7 +196,7 @@ def drafted(wall_ms: float, device_ms: float, draft_ms: float) -> DecodeStep:
     """A round as an engine reports it."""
     event = StepEvent(
         at_s=0.0, step=1, duration_ms=wall_ms, host_ms=0.1, device_ms=device_ms, gap_ms=0.0, num_requests=1,
-        num_prefill_tokens=0, num_decode_tokens=5, running=1, waiting=0, kv_used=0.1, drafted=4, draft_width=4,
+        num_prefill_tokens=0, num_decode_tokens=5, running=1, waiting=0, kv_used=0.1, drafted=4, num_draft_tokens=4,
         draft_ms=draft_ms,
     )  # fmt: skip
     return DecodeStep(wall_ms, event)

@@ -27,7 +27,7 @@ from tools.train_drafter.loop import Recipe, Trainer  # noqa: E402
 from tools.train_drafter.parallel_block import BlockSizes, ParallelBlock  # noqa: E402
 from tools.train_drafter.prompts import BUNDLED, PHRASINGS, Prompts, is_held_out  # noqa: E402
 from tools.train_drafter.target import Target  # noqa: E402
-from tools.train_drafter.train import default_taps  # noqa: E402
+from tools.train_drafter.train import default_aux_layers  # noqa: E402
 
 from engine_plugins.drafter.parallel_block import read_facts as read_block_facts  # noqa: E402
 
@@ -65,8 +65,8 @@ def target(folder):
     return Target(str(folder), "cpu", "float32")
 
 
-def features_of(target, taps=TAPS, answers=None, folder=None):
-    return Features(target, answers or some_answers(), taps, batch_tokens=64, choices=16, folder=folder)
+def features_of(target, aux_layers=TAPS, answers=None, folder=None):
+    return Features(target, answers or some_answers(), aux_layers, batch_tokens=64, choices=16, folder=folder)
 
 
 def sizes_of(hidden, heads, kv_heads, head_dim, intermediate, theta=10000.0):
@@ -88,7 +88,7 @@ def new_head(target, draft_vocab=None, **norms):
     torch.manual_seed(3)
     ids = torch.arange(120) if draft_vocab is None else draft_vocab
     shared = sizes_of(64, HEADS, KV_HEADS, DIM, 48)
-    sizes = Eagle3Sizes(**shared, draft_vocab_size=len(ids), taps=TAPS, **norms)
+    sizes = Eagle3Sizes(**shared, draft_vocab_size=len(ids), aux_layers=TAPS, **norms)
     head = Eagle3(sizes, ids, target.embedding().clone())
     with torch.no_grad():  # norms that do something
         for parameter in head.parameters():
@@ -101,7 +101,8 @@ def new_block_head(target):
     """As in the test of the server's drafter, which computes it from the format's description."""
     shared = sizes_of(64, block.HEADS, block.KV_HEADS, block.DIM, block.MLP, block.THETA) | {"rms_norm_eps": block.EPS}
     sizes = BlockSizes(
-        **shared, draft_vocab_size=50, num_hidden_layers=block.LAYERS, block_size=6, mask_token=block.MASK, taps=(1, 3)
+        **shared, draft_vocab_size=50, num_hidden_layers=block.LAYERS, block_size=6, mask_token=block.MASK,
+        aux_layers=(1, 3)
     )
     tensors = block.head_tensors(50)
     head = ParallelBlock(sizes, tensors["d2t"] + torch.arange(50), target.embedding().clone())
@@ -193,10 +194,11 @@ class PlainChain:
         turned = torch.complex(x[:, :half], x[:, half:]) * torch.polar(torch.ones(half), angle)
         return torch.cat((turned.real, turned.imag), dim=1)
 
-    def fuse(self, taps):
+    def fuse(self, aux_layers):
         if "fc_norm.0.weight" in self.w:
-            taps = torch.cat([self.norm(tap, f"fc_norm.{i}") for i, tap in enumerate(taps.chunk(3))])
-        return self.w["fc.weight"] @ taps
+            parts = aux_layers.chunk(3)
+            aux_layers = torch.cat([self.norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)])
+        return self.w["fc.weight"] @ aux_layers
 
     def step(self, token, hidden, position):
         """The layer's output for one pair, after its key has joined the others."""
@@ -232,7 +234,7 @@ def test_the_training_time_test_computes_what_a_server_does_step_by_step(norms, 
         start, ids = int(batch.starts[row, a]), batch.ids[row].tolist()
         chain = PlainChain(head, embedding)
         for position in range(start + 1):
-            fused = chain.fuse(batch.taps[row, position].float())
+            fused = chain.fuse(batch.aux_layers[row, position].float())
             hidden = chain.step(ids[position + 1], fused, position)
         for step in range(STEPS):
             if not bool(chains.judged(batch, step)[row, a]):
@@ -360,7 +362,7 @@ def test_draft_ids_stand_for_the_tokens_that_are_most_frequent_in_answers(folder
 
 
 def test_the_config_names_the_layers_whose_outputs_are_tapped(folder, tmp_path):
-    assert run("eagle3", folder, tmp_path, "--steps", "1", "--taps", "1", "2", "3", *HEAD_FLAGS) == 0
+    assert run("eagle3", folder, tmp_path, "--steps", "1", "--aux_layers", "1", "2", "3", *HEAD_FLAGS) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
     expected = {"hidden_size": 64, "vocab_size": 120, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -374,10 +376,11 @@ def test_the_config_names_the_layers_whose_outputs_are_tapped(folder, tmp_path):
 
 
 def test_the_exported_block_head_is_one_that_the_engine_reads(folder, target, tmp_path):
-    flags = ["--layers", "2", "--mask-token", "119", "--block-size", "6", "--taps", "1", "3", "--draft-vocab", "30"]
+    flags = ["--layers", "2", "--mask-token", "119", "--block-size", "6", "--aux-layers", "1", "3"]
+    flags += ["--draft-vocab", "30"]
     assert run("parallel_block", folder, tmp_path, "--steps", "2", *flags, *HEAD_FLAGS) == 0
     facts = read_block_facts(str(tmp_path / "out"), target.facts)
-    assert (facts.taps, facts.block_size, facts.mask_token, facts.draft_vocab) == ((1, 3), 6, 119, 30)
+    assert (facts.aux_layers, facts.block_size, facts.mask_token, facts.draft_vocab) == ((1, 3), 6, 119, 30)
     names = set(load_file(tmp_path / "out" / "model.safetensors"))
     assert names == set(block.head_tensors(30)) | {"t2d"}
 
@@ -417,17 +420,17 @@ def test_features_of_other_answers_are_not_mixed_up(target, tmp_path):
 
 @pytest.mark.parametrize("order", [((), TAPS, (0, 1, 2)), (TAPS, (), (0, 1, 2))])
 def test_drafters_with_other_taps_share_a_folder(target, tmp_path, order):
-    for taps in order:
-        kept = features_of(target, taps, folder=tmp_path)[0]
-        computed = features_of(target, taps)[0]
+    for aux_layers in order:
+        kept = features_of(target, aux_layers, folder=tmp_path)[0]
+        computed = features_of(target, aux_layers)[0]
         assert torch.equal(kept.choices, computed.choices)
-        assert not taps or torch.equal(kept.taps, computed.taps)
+        assert not aux_layers or torch.equal(kept.aux_layers, computed.aux_layers)
 
 
 def test_kept_features_are_those_that_were_computed(target, tmp_path):
     first = features_of(target, folder=tmp_path)[1]
     again = features_of(target, folder=tmp_path)[1]
-    for name in ("ids", "starts", "real", "taps", "choices", "probabilities"):
+    for name in ("ids", "starts", "real", "aux_layers", "choices", "probabilities"):
         assert torch.equal(getattr(first, name), getattr(again, name)), name
 
 
@@ -440,14 +443,14 @@ def test_a_round_ends_with_the_first_draft_that_falls():
     where = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]], dtype=torch.bool)
     counts.add(right, where)
     # Round 1 at 0: one stands, the second falls. Round 2 at 2: both stand; nothing is left.
-    assert (counts.tried, counts.right, counts.rounds) == ([2, 2], [2, 1], 2)
+    assert (counts.tried, counts.right, counts.decode_steps) == ([2, 2], [2, 1], 2)
     assert counts.by_position == [1.0, 0.5] and counts.tokens == 4
 
 
 def test_every_draft_of_a_block_may_stand():
     counts = Counts(steps=2)
     counts.add(torch.ones(2, 6, dtype=torch.bool), torch.ones(2, 6, dtype=torch.bool))
-    assert counts.right == counts.tried == [2, 2] and counts.tokens_per_round == 3.0
+    assert counts.right == counts.tried == [2, 2] and counts.tokens_per_step == 3.0
 
 
 @pytest.mark.parametrize("block_size", [2, 6, 10])
@@ -466,10 +469,11 @@ def test_acceptance_is_counted_for_as_many_drafts_as_a_block_has(block_size, fol
 
 
 def test_taps_are_where_eagle3_has_them_or_else_distinct():
-    assert default_taps(32) == (2, 16, 29)
+    assert default_aux_layers(32) == (2, 16, 29)
     for layers in range(3, 12):
-        taps = default_taps(layers)
-        assert len(set(taps)) == 3 and list(taps) == sorted(taps) and taps[0] >= 1 and taps[-1] <= layers
+        aux_layers = default_aux_layers(layers)
+        assert len(set(aux_layers)) == 3 and list(aux_layers) == sorted(aux_layers)
+        assert aux_layers[0] >= 1 and aux_layers[-1] <= layers
 
 
 def test_a_guess_stands_as_far_as_the_target_says_the_same(tmp_path):

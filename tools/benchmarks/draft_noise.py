@@ -62,7 +62,7 @@ def answer(llm: LLM, texts: Sequence[str], temperature: float, tokens: int) -> t
 
 def row(timings: Sequence[Timings], tokens: int) -> str:
     drafted, accepted = sum(t.drafted_tokens for t in timings), sum(t.accepted_tokens for t in timings)
-    steps = sum(t.rounds for t in timings)
+    steps = sum(t.decode_steps for t in timings)
     return f"{accepted / drafted:8.3f} {len(timings) * (tokens - 1) / steps:11.2f}"
 
 

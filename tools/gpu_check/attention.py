@@ -85,9 +85,9 @@ def replay_error(case: AttentionCase) -> float:
     lengths = real.kv_lens_device.clone()
     staged_as = dataclasses.replace(real, q_lens=(widest,) * len(case.rows), kv_lens=(widest,) * len(case.rows))
     kernel = kernels()["triton"](make_context(case, "float32", "cuda"))
-    staged = kernel.stage(staged_as)
+    prepared = kernel.prepare(staged_as)
     real.kv_lens_device.fill_(widest)
-    once = recorder(kernel, staged, case, inputs)
+    once = recorder(kernel, prepared, case, inputs)
     once()  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -99,6 +99,7 @@ def replay_error(case: AttentionCase) -> float:
     return error(out, reference(case, inputs))
 
 
-def recorder(kernel: Any, staged: Any, case: AttentionCase, inputs: AttentionInputs) -> Callable[[], torch.Tensor]:
-    """One call of a staged kernel on a case."""
-    return lambda: kernel.record(staged, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
+def recorder(kernel: Any, prepared: Any, case: AttentionCase, inputs: AttentionInputs) -> Callable[[], torch.Tensor]:
+    """One call of a prepared kernel on a case."""
+    arguments = (case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
+    return lambda: kernel.forward(prepared, *arguments)

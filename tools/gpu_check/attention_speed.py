@@ -28,7 +28,7 @@ def measured(case: AttentionCase, rates: dict[str, float]) -> Row:
     """One layer's keys and values may stay in the L2 cache over the repeats: shares above 100 % are possible."""
     inputs = make_inputs(case, "bfloat16", "cuda")
     kernel = kernels()["triton"](make_context(case, "bfloat16", "cuda"))
-    once = recorder(kernel, kernel.stage(inputs.batch), case, inputs)
+    once = recorder(kernel, kernel.prepare(inputs.batch), case, inputs)
     once()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -115,13 +115,13 @@ class _State:
     """Between two ops: see :data:`engine.execution.model.LoweredOp`."""
 
     residual: Tensor
-    carry: Tensor
+    hidden_states: Tensor
 
     def after(self, ops: Sequence[LoweredOp], context: StepContext) -> _State:
-        residual, carry = self.residual.clone(), self.carry  # ops add to the residual in place
+        residual, hidden_states = self.residual.clone(), self.hidden_states  # ops add to the residual in place
         for op in ops:
-            residual, carry = op(residual, carry, context)
-        return _State(residual, carry)
+            residual, hidden_states = op(residual, hidden_states, context)
+        return _State(residual, hidden_states)
 
 
 class LayerRunner:
@@ -223,6 +223,6 @@ def _context(model: LoweredModel, rows: Sequence[Sequence[int]], kv: KVCache, de
     return StepContext(
         rotations=model.rotate(positions),
         slot_mapping=torch.cat(slots).to(device),
-        staged=model.attention.stage(attention),
+        prepared=model.attention.prepare(attention),
         kv=kv,
     )

@@ -21,13 +21,13 @@ class HeadSizes(Sizes):
     """What every head has."""
 
     draft_vocab_size: int
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     """Residuals entering these layers of the target, ascending."""
 
     @property
     def tapped_outputs(self) -> list[int]:
-        """The taps as ``config.json`` has them: a layer's id there means its output, the residual entering the next."""
-        return [tap - 1 for tap in self.taps]
+        """As ``config.json`` has them: a layer's id there means its output, the residual entering the next."""
+        return [aux_layer - 1 for aux_layer in self.aux_layers]
 
 
 class DraftHead(nn.Module):

@@ -1,6 +1,6 @@
 """An EAGLE3 head (arXiv:2503.01840) and its training-time test, in the checkpoint layout of SafeAILab and SpecForge.
 
-The head reads three residual streams of the target, ``g = fc(taps)``, pairs ``g`` of position ``t`` with the embedding
+The head reads three residual streams of the target, ``g = fc(aux)``, pairs ``g`` of position ``t`` with the embedding
 of token ``t + 1``, and says what token ``t + 2`` is. Further ahead it reads its own output in place of ``g``.
 """
 
@@ -21,7 +21,7 @@ class Eagle3Sizes(HeadSizes):
     """Names as in ``config.json``."""
 
     fc_norm: bool = False
-    """Each tap passes a norm of its own first (EAGLE 3.1)."""
+    """Each aux_layer passes a norm of its own first (EAGLE 3.1)."""
     norm_output: bool = False
     """What a position hands to the next is normed (EAGLE 3.1)."""
 
@@ -45,8 +45,8 @@ class Eagle3(DraftHead):
     def __init__(self, sizes: Eagle3Sizes, draft_vocab: Tensor, embedding: Tensor) -> None:
         super().__init__(draft_vocab, embedding)
         self.sizes = sizes
-        self.fc = nn.Linear(len(sizes.taps) * sizes.hidden_size, sizes.hidden_size, bias=False)
-        normed = sizes.taps if sizes.fc_norm else ()
+        self.fc = nn.Linear(len(sizes.aux_layers) * sizes.hidden_size, sizes.hidden_size, bias=False)
+        normed = sizes.aux_layers if sizes.fc_norm else ()
         self.fc_norm = nn.ModuleList(RMSNorm(sizes.hidden_size, sizes.rms_norm_eps) for _ in normed)
         self.midlayer = Layer(sizes, beside=True)
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
@@ -55,18 +55,18 @@ class Eagle3(DraftHead):
     @torch.no_grad()
     def start_from(self, head_weight: Tensor) -> None:
         """Say what the target says of the same hidden state: ``head_weight``, float32 ``[vocab_size, hidden_size]``, is
-        its vocabulary projection; and take the last tap for the hidden state."""
+        its vocabulary projection; and take the last aux_layer for the hidden state."""
         self.lm_head.weight.copy_(head_weight[self.draft_vocab])
         self.fc.weight.mul_(0.1)
         self.fc.weight[:, -self.sizes.hidden_size :] += torch.eye(self.sizes.hidden_size)
 
-    def fuse(self, taps: Tensor) -> Tensor:
-        """``g [..., hidden]`` of taps side by side, ``[..., len(taps) * hidden]``."""
-        taps = taps.to(self.fc.weight.dtype)
+    def fuse(self, aux_layers: Tensor) -> Tensor:
+        """``g [..., hidden]`` of aux_layers side by side, ``[..., len(aux_layers) * hidden]``."""
+        aux_layers = aux_layers.to(self.fc.weight.dtype)
         if self.sizes.fc_norm:
-            parts = taps.chunk(len(self.sizes.taps), dim=-1)
-            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        return self.fc(taps)  # type: ignore[no-any-return]
+            parts = aux_layers.chunk(len(self.sizes.aux_layers), dim=-1)
+            aux_layers = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(aux_layers)  # type: ignore[no-any-return]
 
     def handed_on(self, hidden: Tensor) -> Tensor:
         """What stands for ``g`` one position further."""
@@ -90,7 +90,7 @@ def unrolled(head: Eagle3, batch: Batch, steps: int) -> list[Tensor]:
     """
     ids, starts = batch.ids, batch.starts
     rows, last = torch.arange(len(ids), device=ids.device)[:, None], ids.shape[1] - 1
-    fused = head.fuse(batch.taps)[:, :-1]
+    fused = head.fuse(batch.aux_layers)[:, :-1]
     pairs = head.paired(ids[:, 1:], fused)
     every = torch.arange(last, device=ids.device).expand(len(ids), -1)
     layer, attention = head.midlayer, head.midlayer.self_attn

@@ -36,8 +36,8 @@ class Batch:
     """int64 ``[rows, A]``: positions ``P - 1 + a``, 0 where not real."""
     real: Tensor
     """bool ``[rows, A]``: the answer has a token at the position after it."""
-    taps: Tensor
-    """``[rows, T, len(taps) * hidden_size]``, as kept: float16, or what the target computes in."""
+    aux_layers: Tensor
+    """``[rows, T, len(aux_layers) * hidden_size]``, as kept: float16, or what the target computes in."""
     choices: Tensor
     """int64 ``[rows, A, K]``: what the target finds most likely to follow position ``P - 1 + a``, the first first."""
     probabilities: Tensor
@@ -65,8 +65,8 @@ def shuffled(count: int, seed: int, number: int) -> list[int]:
 
 class Features:
     """Batches by number. ``folder``: where they are kept once computed, ``None``: nowhere, so each pass computes them
-    again. A folder belongs to one target and its answers; each choice of taps has its own within it, and a drafter
-    without taps takes any.
+    again. A folder belongs to one target and its answers; each choice of layers has its own within it, and a drafter
+    without any takes any.
 
     Raises ``ValueError`` for a folder that belongs to others.
     """
@@ -75,20 +75,20 @@ class Features:
         self,
         target: Target,
         answers: Sequence[Answered],
-        taps: Sequence[int],
+        aux_layers: Sequence[int],
         batch_tokens: int,
         choices: int,
         folder: Path | None = None,
     ) -> None:
         self._target = target
         self._batches = composed(answers, batch_tokens)
-        self._taps = tuple(taps)
+        self._aux_layers = tuple(aux_layers)
         self._choices = min(choices, target.facts.vocab_size)
         self._folder = folder
         if folder is not None:
             tokens = hashlib.sha256(repr([row.tokens for rows in self._batches for row in rows]).encode()).hexdigest()
             owner = {"model": target.facts.path, "dtype": target.plan.dtype, "tokens": tokens, "choices": self._choices}
-            self._folder, self._taps = _claimed(folder, owner, self._taps)
+            self._folder, self._aux_layers = _claimed(folder, owner, self._aux_layers)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -102,7 +102,7 @@ class Features:
             ids=ids.to(device),
             starts=starts.to(device),
             real=real.to(device),
-            taps=tensors["taps"].to(device),
+            aux_layers=tensors["aux_layers"].to(device),
             choices=tensors["choices"].long().to(device),
             probabilities=tensors["probabilities"].float().to(device),
             groups=tuple(row.group for row in rows),
@@ -121,23 +121,23 @@ class Features:
 
     def _computed(self, number: int, starts: Tensor) -> dict[str, Tensor]:
         """Ordinary tensors, which gradients may be computed with, unlike those of an inference mode."""
-        seen = self._target.see([row.tokens for row in self._batches[number]], self._taps)
+        seen = self._target.see([row.tokens for row in self._batches[number]], self._aux_layers)
         device = seen.residual.device
         rows = torch.arange(len(starts), device=device)[:, None]
         with torch.no_grad():
             wanted = seen.residual[rows, starts.to(device)].flatten(0, 1)
             ids, probabilities = self._target.likeliest(wanted, self._choices)
             shape = (*starts.shape, self._choices)
-            kept = torch.float16 if seen.taps.dtype == torch.float32 else seen.taps.dtype
+            kept = torch.float16 if seen.aux_layers.dtype == torch.float32 else seen.aux_layers.dtype
             return {
-                "taps": seen.taps.to(kept).clone(),
+                "aux_layers": seen.aux_layers.to(kept).clone(),
                 "choices": ids.view(shape).to(torch.int32).clone(),
                 "probabilities": probabilities.view(shape).half().clone(),
             }
 
 
-def _claimed(folder: Path, owner: dict[str, Any], taps: tuple[int, ...]) -> tuple[Path, tuple[int, ...]]:
-    """Write down or check whom a folder belongs to. Returns where what is computed goes, and which taps with it."""
+def _claimed(folder: Path, owner: dict[str, Any], aux_layers: tuple[int, ...]) -> tuple[Path, tuple[int, ...]]:
+    """Write down or check whom a folder belongs to. Returns where what is computed goes, and which layers with it."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "owner.json"
     if not file.exists():
@@ -148,11 +148,11 @@ def _claimed(folder: Path, owner: dict[str, Any], taps: tuple[int, ...]) -> tupl
         raise ValueError(
             f"{folder} was computed with other {', '.join(differing)}; remove it or take another --features"
         )
-    kept = [tuple(map(int, each.name.split("-")[1:])) for each in sorted(folder.glob("taps-*"))]
-    taps = taps or next(iter(kept), ())
-    chosen = folder / "-".join(["taps", *map(str, taps)]) if taps else folder / "no-taps"
+    kept = [tuple(map(int, each.name.split("-")[1:])) for each in sorted(folder.glob("aux_layers-*"))]
+    aux_layers = aux_layers or next(iter(kept), ())
+    chosen = folder / "-".join(["aux_layers", *map(str, aux_layers)]) if aux_layers else folder / "no-aux_layers"
     chosen.mkdir(exist_ok=True)
-    return chosen, taps
+    return chosen, aux_layers
 
 
 def token_counts(answers: Sequence[Answered], vocab_size: int) -> Tensor:

@@ -1,6 +1,6 @@
 """A head that fills a whole block of masks in one pass (after DFlash, z-lab, 2026), in the layout of its checkpoints.
 
-Every layer attends to the text, of which it knows ``hidden_norm(fc(taps))`` of the target, and to all of the block
+Every layer attends to the text, of which it knows ``hidden_norm(fc(aux))`` of the target, and to all of the block
 ``[newest token, MASK, MASK, ...]``, ahead and behind.
 """
 
@@ -74,7 +74,7 @@ class ParallelBlock(DraftHead):
     def __init__(self, sizes: BlockSizes, draft_vocab: Tensor, embedding: Tensor) -> None:
         super().__init__(draft_vocab, embedding)
         self.sizes = sizes
-        self.fc = nn.Linear(len(sizes.taps) * sizes.hidden_size, sizes.hidden_size, bias=False)
+        self.fc = nn.Linear(len(sizes.aux_layers) * sizes.hidden_size, sizes.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.layers = nn.ModuleList(_BlockLayer(sizes, normed_heads=True) for _ in range(sizes.num_hidden_layers))
         self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
@@ -97,7 +97,7 @@ def filled(head: ParallelBlock, batch: Batch) -> list[Tensor]:
     """
     ids, starts, width = batch.ids, batch.starts, head.sizes.block_size
     rows, length = torch.arange(len(ids), device=ids.device)[:, None], ids.shape[1]
-    text = head.hidden_norm(head.fc(batch.taps.to(head.fc.weight.dtype)))
+    text = head.hidden_norm(head.fc(batch.aux_layers.to(head.fc.weight.dtype)))
     tokens = torch.full((*starts.shape, width), head.sizes.mask_token, device=ids.device)
     tokens[:, :, 0] = ids[rows, (starts + 1).clamp(max=length - 1)]
     positions = starts[:, :, None] + 1 + torch.arange(width, device=ids.device)

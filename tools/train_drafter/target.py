@@ -26,8 +26,8 @@ HEAD_ROWS = 256
 class Seen:
     """What the target computes over sequences padded to ``T`` tokens; padding holds zeros."""
 
-    taps: Tensor
-    """``[rows, T, len(taps) * hidden_size]`` in the compute dtype: residuals side by side, in the order of the taps."""
+    aux_layers: Tensor
+    """``[rows, T, len(aux_layers) * hidden_size]`` in the compute dtype: residuals side by side, in this order."""
     residual: Tensor
     """``[rows, T, hidden_size]``: behind the last layer, before the final norm."""
 
@@ -71,10 +71,10 @@ class Target:
         return weight.float() if weight.shape == (self.facts.vocab_size, self.facts.hidden_size) else None
 
     @torch.inference_mode()
-    def see(self, sequences: Sequence[Sequence[int]], taps: Sequence[int]) -> Seen:
+    def see(self, sequences: Sequence[Sequence[int]], aux_layers: Sequence[int]) -> Seen:
         """Run sequences from position 0. Tap ``i``: the residual entering layer ``i`` (``num_layers``: the last)."""
         lengths = [len(tokens) for tokens in sequences]
-        residual, tapped = self._model.forward(self._batch(sequences, lengths), self._kv(lengths), tuple(taps))
+        residual, tapped = self._model.forward(self._batch(sequences, lengths), self._kv(lengths), tuple(aux_layers))
         flat = torch.cat(tapped, dim=-1) if tapped else residual.new_zeros(len(residual), 0)
         return Seen(_padded(flat, lengths), _padded(residual, lengths))
 

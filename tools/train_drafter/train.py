@@ -41,7 +41,7 @@ class Drafter:
     matches: Matches
     config: dict[str, Any]
     tensors: Callable[[], Mapping[str, Tensor]]
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     steps: int = MEASURED_STEPS
     """Drafts of a round."""
 
@@ -54,7 +54,7 @@ def train(arguments: argparse.Namespace) -> str:
     drafter = MAKERS[arguments.kind](arguments, target, answers)
     batches = (arguments.batch_tokens, arguments.choices)
     keep = None if arguments.no_cache else arguments.features or arguments.work / "features"
-    features = Features(target, answers, drafter.taps, *batches, None if keep is None else keep / "train")
+    features = Features(target, answers, drafter.aux_layers, *batches, None if keep is None else keep / "train")
     recipe = Recipe(
         arguments.learning_rate,
         arguments.warmup_steps,
@@ -70,7 +70,7 @@ def train(arguments: argparse.Namespace) -> str:
     if not finished and not arguments.export_now:
         return f"stopped at step {trainer.progress.step}; go on with --resume"
     round_as_stored(drafter.module)
-    judged = Features(target, held_out, drafter.taps, *batches, None if keep is None else keep / "held-out")
+    judged = Features(target, held_out, drafter.aux_layers, *batches, None if keep is None else keep / "held-out")
     found = measure((judged[i] for i in range(len(judged))), drafter.matches, drafter.steps)
     passes = trainer.progress.number + trainer.progress.taken / len(features)
     trained = Trained(
@@ -109,23 +109,23 @@ def write(out: Path, drafter: Drafter, target: Target, trained: Trained) -> None
     write_card(out, trained, tensors)
 
 
-def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Where EAGLE3 taps (low, middle, high), or spread out where these coincide. Raises ``ValueError``."""
+def default_aux_layers(num_layers: int) -> tuple[int, ...]:
+    """Where EAGLE3 aux_layers (low, middle, high), or spread out where these coincide. Raises ``ValueError``."""
     if num_layers < 3:
-        raise ValueError(f"the target has {num_layers} layers; an EAGLE3 head needs three to tap")
+        raise ValueError(f"the target has {num_layers} layers; an EAGLE3 head needs three to aux_layer")
     usual = (2, num_layers // 2, num_layers - 3)
     return usual if usual[0] < usual[1] < usual[2] else (1, (num_layers + 1) // 2, num_layers - (num_layers > 3))
 
 
 def _eagle3(arguments: argparse.Namespace, target: Target, answers: list[Answered]) -> Drafter:
     facts = target.facts
-    taps = _taps(arguments, facts.num_layers)
+    aux_layers = _aux_layers(arguments, facts.num_layers)
     before = _trained_before(arguments.start_from)
     draft_vocab = _draft_vocab(arguments, facts.vocab_size, answers, before)
     sizes = Eagle3Sizes(
         **_shared_sizes(arguments, facts, facts.hidden_size, facts.intermediate_size),
         draft_vocab_size=len(draft_vocab),
-        taps=taps,
+        aux_layers=aux_layers,
         fc_norm=arguments.fc_norm,
         norm_output=arguments.norm_output,
     )
@@ -139,13 +139,13 @@ def _eagle3(arguments: argparse.Namespace, target: Target, answers: list[Answere
         matches=lambda batch: chains.matches(head, batch, eagle3.unrolled(head, batch, MEASURED_STEPS)),
         config=sizes.config(),
         tensors=partial(chains.checkpoint, head),
-        taps=taps,
+        aux_layers=aux_layers,
     )
 
 
 def _parallel_block(arguments: argparse.Namespace, target: Target, answers: list[Answered]) -> Drafter:
     facts = target.facts
-    taps = _taps(arguments, facts.num_layers)
+    aux_layers = _aux_layers(arguments, facts.num_layers)
     before = _trained_before(arguments.start_from)
     draft_vocab = _draft_vocab(arguments, facts.vocab_size, answers, before)
     mask = arguments.mask_token
@@ -157,7 +157,7 @@ def _parallel_block(arguments: argparse.Namespace, target: Target, answers: list
         num_hidden_layers=arguments.layers,
         block_size=arguments.block_size,
         mask_token=mask,
-        taps=taps,
+        aux_layers=aux_layers,
     )
     embedding = target.embedding().clone()
     head = ParallelBlock(sizes, draft_vocab.to(embedding.device), embedding).to(target.device)
@@ -169,7 +169,7 @@ def _parallel_block(arguments: argparse.Namespace, target: Target, answers: list
         matches=lambda batch: chains.matches(head, batch, parallel_block.filled(head, batch)),
         config=sizes.config(),
         tensors=partial(chains.checkpoint, head),
-        taps=taps,
+        aux_layers=aux_layers,
         steps=sizes.block_size - 1,
     )
 
@@ -191,11 +191,11 @@ def _shared_sizes(
     }
 
 
-def _taps(arguments: argparse.Namespace, num_layers: int) -> tuple[int, ...]:
-    taps = tuple(arguments.taps or default_taps(num_layers))
-    if list(taps) != sorted(set(taps)) or not 1 <= taps[0] <= taps[-1] <= num_layers:
-        raise ValueError(f"--taps {taps}: expected ascending numbers from 1 to {num_layers}")
-    return taps
+def _aux_layers(arguments: argparse.Namespace, num_layers: int) -> tuple[int, ...]:
+    aux_layers = tuple(arguments.aux_layers or default_aux_layers(num_layers))
+    if list(aux_layers) != sorted(set(aux_layers)) or not 1 <= aux_layers[0] <= aux_layers[-1] <= num_layers:
+        raise ValueError(f"--aux_layers {aux_layers}: expected ascending numbers from 1 to {num_layers}")
+    return aux_layers
 
 
 def _draft_vocab(
@@ -240,7 +240,7 @@ def _draft_model(arguments: argparse.Namespace, target: Target, answers: list[An
         matches=lambda batch: draft_model.matches(model, batch, MEASURED_STEPS),
         config=sizes.config(draft_model.target_config(Path(facts.path))),
         tensors=partial(draft_model.checkpoint, model),
-        taps=(),
+        aux_layers=(),
     )
 
 

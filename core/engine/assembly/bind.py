@@ -96,7 +96,7 @@ def build_context(plan: EnginePlan) -> BuildContext:
         max_len=plan.max_len,
         max_requests=int(plan.choice("scheduler").config["max_requests"]),
         block_size=int(plan.choice("kv_allocator").config["block_size"]),
-        max_draft_width=int(plan.choice("drafter").config["max_width"]),
+        max_draft_tokens=int(plan.choice("drafter").config["max_width"]),
         settings=plan.settings,
         find_model=partial(_other, locate),
         read_model=partial(_other, model_facts),

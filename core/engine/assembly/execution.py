@@ -17,26 +17,26 @@ COMPILED_DTYPES = ("float32", "bfloat16")
 TRITON_CAPABILITY = (8, 0)
 """Least compute capability for the Triton kernels: bfloat16 and asynchronous copies."""
 
-RECORDABLE = "recordable"
+RECORDABLE = "capturable"
 """Capability of attention kernels that can be captured in a CUDA graph."""
 
 BEST_FIRST = ("graphs", "compile", "eager")
 
 
-def reasons_against(execution: str, device: DeviceFacts, dtype: str, attention: str, recordable: bool) -> list[str]:
+def reasons_against(execution: str, device: DeviceFacts, dtype: str, attention: str, capturable: bool) -> list[str]:
     """Why a step cannot run this way. ``attention``: the name of the attention kernel, for the reason."""
     if execution == "eager":
         return []
     if device.kind == "cpu":
         return _against_native(device, dtype) if execution == "compile" else ["CUDA graphs need a CUDA device"]
     reasons = _against_triton(device)
-    if execution == "graphs" and not recordable:
+    if execution == "graphs" and not capturable:
         reasons.append(f"attention_kernel={attention} cannot be recorded in a CUDA graph")
     return reasons
 
 
 def choose_execution(
-    wanted: str, device: DeviceFacts, dtype: str, attention: str, recordable: bool
+    wanted: str, device: DeviceFacts, dtype: str, attention: str, capturable: bool
 ) -> tuple[str, list[str]]:
     """What ``execution`` becomes, and notes on what ``auto`` had to pass over."""
     if wanted != "auto":
@@ -45,7 +45,7 @@ def choose_execution(
     for execution in BEST_FIRST:
         if execution == "graphs" and device.kind == "cpu":
             continue
-        reasons = reasons_against(execution, device, dtype, attention, recordable)
+        reasons = reasons_against(execution, device, dtype, attention, capturable)
         if not reasons:
             return execution, [f"execution={execution}, which is slower: {note}" for note in notes]
         notes += [f"{execution} is not possible: {reason}" for reason in reasons]

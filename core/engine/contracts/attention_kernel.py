@@ -28,8 +28,8 @@ class AttentionCapabilities:
     window: bool
     soft_cap: bool
     max_verify_width: int
-    recordable: bool
-    """:meth:`AttentionKernel.record` may be captured in a CUDA graph."""
+    capturable: bool
+    """:meth:`AttentionKernel.forward` may be captured in a CUDA graph."""
     heads_per_kv_head: int | None = None
     """Query heads that share a key-value head, in all layers alike, a drafter's included; ``None``: any."""
 
@@ -65,18 +65,18 @@ class AttentionKernel(Protocol):
         """What computes ``op`` in the compute dtype ``dtype``, for the plan: for example ``CpuAttention, AMX-BF16``."""
         ...
 
-    def stage(self, batch: AttentionBatch) -> Any:
-        """Host-side preparation, once per step, outside any graph. The result is handed to :meth:`record`.
+    def prepare(self, batch: AttentionBatch) -> Any:
+        """Host-side preparation, once per step, outside any graph. The result is handed to :meth:`forward`.
 
-        For a graph, ``q_lens`` of the staged batch are upper bounds and ``kv_lens`` mean nothing: a recordable
-        kernel reads the lengths from the device tensors, which change in place between replays. The staged value
+        For a graph, ``q_lens`` of the prepared batch are upper bounds and ``kv_lens`` mean nothing: a capturable
+        kernel reads the lengths from the device tensors, which change in place between replays. The prepared value
         lives as long as the graph captured from it.
         """
         ...
 
-    def record(
+    def forward(
         self,
-        staged: Any,
+        prepared: Any,
         op: Attention,
         q: Tensor,
         k_cache: Tensor,
@@ -98,12 +98,12 @@ class AttentionKernel(Protocol):
 class NativeAttention(Protocol):
     """An :class:`AttentionKernel` for the CPU whose layers may be calls of a program (:mod:`engine.native`).
 
-    Such a call reads the lengths of rows and the block tables where the staged batch has them as tensors, which change
+    Such a call reads lengths of rows and block tables where the prepared batch has them as tensors, which change
     in place between runs; ``q_lens`` are upper bounds and ``kv_lens`` mean nothing, as in a graph."""
 
     def call(
         self,
-        staged: Any,
+        prepared: Any,
         op: Attention,
         q: Tensor,
         k_cache: Tensor,
@@ -113,6 +113,6 @@ class NativeAttention(Protocol):
         v_scale: Tensor | None,
         out: Tensor,
     ) -> NativeCall | None:
-        """The call that computes what :meth:`AttentionKernel.record` returns, to ``out``; the contents of ``q`` mean
+        """The call that computes what :meth:`AttentionKernel.forward` returns, to ``out``; the contents of ``q`` mean
         nothing yet. ``None`` where that is no single native call."""
         ...

@@ -5,7 +5,7 @@ the target model's, applies stops, commits, and chooses the width (0 included) f
 
 There are two kinds. A :class:`HostDrafter` looks at token ids on the CPU. A :class:`DeviceDrafter` runs behind the
 target's forward pass: it may have weights of its own, keys and values in the target's cache (``kv``), and see the
-target's hidden states (``taps``).
+target's hidden states (``aux_layers``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Drafter(Protocol):
     max_width: int
     """Most tokens it can propose; 0 switches speculation off."""
 
-    def release(self, slot: int) -> None:
+    def release(self, row_id: int) -> None:
         """The request in this slot is gone; forget what was kept for it."""
         ...
 
@@ -57,12 +57,12 @@ class Drafter(Protocol):
 class DraftRow:
     """One request that wants drafts."""
 
-    slot: int
+    row_id: int
     """Its row in the device tables."""
     tokens: Sequence[int]
     """All its tokens so far, prompt included."""
     prompt_len: int
-    width: int
+    num_draft_tokens: int
     """At most this many tokens are wanted (>= 1)."""
     salt: str = ""
     """The tenant, as in :attr:`EngineRequest.cache_salt <engine.contracts.request.EngineRequest.cache_salt>`: tokens
@@ -107,11 +107,11 @@ class TargetStep:
     """int64 ``[num_tokens]``"""
     q_lens: tuple[int, ...]
     """Tokens of each row."""
-    slots: Tensor
+    row_ids: Tensor
     """int64 ``[num_tokens]``: the row of the device tables each token belongs to."""
-    taps: tuple[Tensor, ...]
+    aux_hidden_states: tuple[Tensor, ...]
     """The hidden states asked for, ``[num_tokens, hidden_size]`` each."""
-    place: Any
+    metadata: Any
     """Where these tokens are in the cache: for :meth:`DraftLayers.run`."""
     drafts_follow: bool = True
     """Drafts may be wanted behind this step. ``False``: all that is needed of it is what later steps read in the
@@ -124,7 +124,7 @@ class DraftRows:
 
     index: tuple[int, ...]
     """Which rows of the step these are."""
-    slots: Tensor
+    row_ids: Tensor
     """int64 ``[num_rows]``"""
     last: Tensor
     """int64 ``[num_rows]``: where, among the step's tokens, each row's last settled one is."""
@@ -133,18 +133,18 @@ class DraftRows:
     positions: Tensor
     """int64 ``[num_rows]``: that token's position."""
     lengths: tuple[int, ...]
-    """Bounds of these on the host. ``()`` in a recording (:class:`RecordableDrafter`)."""
-    widths: tuple[int, ...]
+    """Bounds of these on the host. ``()`` in a recording (:class:`CapturableDrafter`)."""
+    num_draft_tokens: tuple[int, ...]
     """Drafts wanted, at least 1 each."""
     sampled: bool = False
     """Some of these requests are sampled, not greedy."""
-    recording: Any = None
+    capture: Any = None
     """The core's own: what the recording that is being made keeps; ``None``: none is."""
 
     @property
-    def width(self) -> int:
+    def most_draft_tokens(self) -> int:
         """The widest."""
-        return max(self.widths, default=0)
+        return max(self.num_draft_tokens, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,9 @@ class DraftTokens:
 
 
 ChainStep = Callable[["Tensor", "Tensor | None", Any], "tuple[Tensor, Tensor | None]"]
-"""``(tokens, hidden, place) -> (logits, hidden)``: of one more token for each row, ``[num_rows, V]``. ``tokens``: int64
-``[num_rows]``, the newest of each row, whose keys go to ``place``; ``hidden``: what the step before returned,
-``[num_rows, size]``."""
+"""``(tokens, hidden, metadata) -> (logits, hidden)``: of one more token for each row, ``[num_rows, V]``. ``tokens``:
+int64 ``[num_rows]``, the newest of each row, whose keys go where ``metadata`` says; ``hidden``: what the step before
+returned, ``[num_rows, size]``."""
 ChainFirst = Callable[["Tensor"], "Tensor"]
 """``hidden -> logits``: what is known without a step."""
 
@@ -178,15 +178,15 @@ class DraftChain(Protocol):
 class DraftLayers(Protocol):
     """Layers that are ready to run."""
 
-    def run(self, residual: Tensor, carry: Tensor, place: Any) -> Tensor:
+    def run(self, residual: Tensor, hidden_states: Tensor, metadata: Any) -> Tensor:
         """The residual stream ``[num_tokens, hidden]`` behind the layers, which write their keys and values.
 
-        ``carry``: what the first op is handed besides: the normed input of a layer whose first op has no norm of its
-        own, else the residual. The residual may be changed in place.
+        ``hidden_states``: what the first op is handed besides: the normed input of a layer whose first op has no norm
+        of its own, else the residual. The residual may be changed in place.
         """
         ...
 
-    def write(self, carry: Tensor, place: Any) -> None:
+    def write(self, hidden_states: Tensor, metadata: Any) -> None:
         """Write the first layer's keys and values of what is normed already, and compute nothing else."""
         ...
 
@@ -242,7 +242,7 @@ class DraftEngine(Protocol):
         """The target's final norm and vocabulary projection: ``[T, hidden_size]`` -> float32 ``[T, vocab]``."""
         ...
 
-    def unembed(self, normed: Tensor) -> Tensor:
+    def lm_head(self, normed: Tensor) -> Tensor:
         """:meth:`head` without the norm: the projection of rows that the drafter has normed."""
         ...
 
@@ -276,7 +276,7 @@ class DraftEngine(Protocol):
         ...
 
     def captured(self, function: Callable[..., Tensor | None]) -> Callable[..., Any]:
-        """The same function, which takes tensors, ``[num_tokens, ...]`` each, and ``place=``, where these tokens are.
+        """The same function, which takes tensors, ``[num_tokens, ...]`` each, and ``metadata=`` of these tokens.
         It may change its arguments.
 
         On a CPU its work on few tokens is a program: the function is called once for each number of tokens with values
@@ -291,12 +291,12 @@ class DraftEngine(Protocol):
         """``torch.cat(parts, dim=-1)`` of matrices."""
         ...
 
-    def places(self, rows: DraftRows, steps: int) -> Sequence[Any]:
+    def chain_metadata(self, rows: DraftRows, steps: int) -> Sequence[Any]:
         """Where the next ``steps`` tokens of each row go, for :meth:`DraftLayers.run`: place ``j`` is one token a row
         at position ``rows.positions[row] + j``, attending to everything before it."""
         ...
 
-    def block(self, rows: DraftRows, width: int) -> Any:
+    def block_metadata(self, rows: DraftRows, width: int) -> Any:
         """Where the next ``width`` tokens of each row go, all at once and each attending to all of them: no mask within
         the block."""
         ...
@@ -320,8 +320,8 @@ class DeviceDrafter(Drafter, Protocol):
     measured, never correctness.
     """
 
-    taps: tuple[int, ...]
-    """Hidden states wanted: tap ``i`` is the residual entering layer ``i``; ``num_layers`` is before the final norm."""
+    aux_layers: tuple[int, ...]
+    """Hidden states wanted: for ``i`` the residual entering layer ``i``; ``num_layers``: that before the final norm."""
     kv: DrafterKV | None
     kv_lookahead: int
     """> 0: draft keys at ``i`` depend on token ``i + kv_lookahead``, so a prefix hit gives up its last block."""
@@ -343,7 +343,7 @@ class DeviceDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
-class RecordableDrafter(DeviceDrafter, Protocol):
+class CapturableDrafter(DeviceDrafter, Protocol):
     """A drafter whose :meth:`~DeviceDrafter.extend` and :meth:`~DeviceDrafter.propose` may be recorded behind the
     target's recorded steps, as a CUDA graph, and made again without Python.
 
@@ -355,13 +355,13 @@ class RecordableDrafter(DeviceDrafter, Protocol):
     least once before they are recorded.
     """
 
-    recordable: bool
+    capturable: bool
     """Whether this one is all that."""
 
 
-def may_be_recorded(drafter: DeviceDrafter) -> bool:
+def may_be_captured(drafter: DeviceDrafter) -> bool:
     """Whether what a drafter does behind a recorded step may be recorded, too."""
-    return isinstance(drafter, RecordableDrafter) and drafter.recordable
+    return isinstance(drafter, CapturableDrafter) and drafter.capturable
 
 
 def on_device(drafter: Drafter) -> DeviceDrafter | None:
@@ -378,7 +378,7 @@ def cached_by(drafter: Drafter) -> DrafterKV | None:
     return None if found is None else found.kv
 
 
-def taps_of(drafter: Drafter) -> tuple[int, ...]:
+def aux_layers_of(drafter: Drafter) -> tuple[int, ...]:
     """The hidden states a drafter wants."""
     found = on_device(drafter)
-    return () if found is None else tuple(found.taps)
+    return () if found is None else tuple(found.aux_layers)

@@ -27,7 +27,7 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     """Leased blocks / all blocks, 0..1 (blocks that only the prefix cache holds count as free)."""
     drafted: int = 0
     accepted: int = 0
-    draft_width: int = 0
+    num_draft_tokens: int = 0
     preemptions: int = 0
     gap_ms: float = 0.0
     """How long the device had nothing to do before this step although requests were running."""
@@ -37,7 +37,7 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     """A drafter on the device, behind this step: keeping up with it, and proposing. One on the host: before it."""
     drafts_tried: tuple[int, ...] = ()
     """By position in a chain, from its first draft on: drafts all of whose predecessors stood."""
-    drafts_stood: tuple[int, ...] = ()
+    drafts_accepted: tuple[int, ...] = ()
     """Those of them that stood as well. The sum is ``accepted``."""
 
 
@@ -92,7 +92,7 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     accepted_tokens: int
     preemptions: int
     max_tokens: int = 0
-    rounds: int = 0
+    decode_steps: int = 0
     """Steps that brought its tokens after the first."""
     draft_chains: int = 0
     """Those of them in which drafts were verified."""

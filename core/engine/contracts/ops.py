@@ -59,7 +59,7 @@ class Embed:
 class NormQKVRopeWrite:
     """Norm, q/k/v projection, optional per-head norm of q and k, rotation, and the write into the KV cache.
 
-    ``norm=None``: the layer is handed its normed input as the carry, and reads nothing of the residual stream (EAGLE3).
+    ``norm=None``: the layer is handed its normed input as the hidden states, and reads nothing of the residual stream.
     """
 
     norm: NormSpec | None

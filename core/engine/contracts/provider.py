@@ -65,7 +65,7 @@ class BuildContext:
     """Rows in the device tables: most requests running at once."""
     block_size: int
     """Tokens per KV block."""
-    max_draft_width: int
+    max_draft_tokens: int
     settings: Settings
     find_model: Callable[[str], Path] = no_model_found
     """The local directory of another checkpoint, for example a drafter's: given as ``model.path`` is. Raises

@@ -83,7 +83,7 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
-    rounds: int = 0
+    decode_steps: int = 0
     """Steps that brought its tokens after the first."""
     draft_chains: int = 0
     """Those of them in which drafts were verified."""

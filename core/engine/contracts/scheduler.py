@@ -29,7 +29,7 @@ class RequestView:
     """Running number by arrival; also the tie-break."""
     max_total: int
     """Most tokens this request can ever have: prompt + max_tokens, capped by the model."""
-    draft_width: int
+    num_draft_tokens: int
     """Draft tokens the core wants verified on top of this request's last token if it decodes now (may be 0)."""
 
     @property

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
 from engine.drafting.graphs import DraftGraphs, propose
-from engine.execution.places import Place
+from engine.execution.metadata import ForwardMetadata
 from engine.execution.transfer import upload
 from engine.sampling.state import Feature
-from engine.step.graphs import Recorded
+from engine.step.graphs import CapturedStep
 from engine.step.plan import StepPlan
 from engine.step.tables import DeviceTables, StepInputs
 
@@ -32,34 +32,34 @@ class Drafts:
     """Of what the drafter does behind captured steps."""
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        return tuple(self.drafter.taps)
+    def aux_layers(self) -> tuple[int, ...]:
+        return tuple(self.drafter.aux_layers)
 
     def behind(
-        self, plan: StepPlan, inputs: StepInputs, taps: Sequence[Tensor], recorded: Recorded | None
+        self, plan: StepPlan, inputs: StepInputs, aux_hidden_states: Sequence[Tensor], captured: CapturedStep | None
     ) -> Tensor | None:
         """See the protocol. Behind a replayed step this is captured, too, where that was possible."""
-        bucket = None if self.graphs is None or recorded is None else self.graphs.find(recorded.bucket, plan.rows)
+        bucket = None if self.graphs is None or captured is None else self.graphs.find(captured.bucket, plan.rows)
         if self.graphs is not None and bucket is not None:
             return self.graphs.replay(bucket)
         batch, wanting = inputs.forward, [i for i, row in enumerate(plan.rows) if row.wants_drafts > 0]
-        staged = None if recorded is None else recorded.staged
+        prepared = None if captured is None else captured.prepared
         self.drafter.extend(
             TargetStep(
                 tokens=batch.token_ids,
-                next_tokens=self.tables.tokens[batch.slots, batch.positions + 1].clamp(min=0),
+                next_tokens=self.tables.tokens[batch.row_ids, batch.positions + 1].clamp(min=0),
                 positions=batch.positions,
                 q_lens=batch.attention.q_lens,
-                slots=batch.slots,
-                taps=tuple(taps),
-                place=Place(batch.positions, batch.slot_mapping, batch.attention, staged),
+                row_ids=batch.row_ids,
+                aux_hidden_states=tuple(aux_hidden_states),
+                metadata=ForwardMetadata(batch.positions, batch.slot_mapping, batch.attention, prepared),
                 drafts_follow=bool(wanting),
             )
         )
         if not wanting:
             return None
         rows = self._rows(plan, inputs, wanting)
-        return self.tables.write_drafts(rows.slots, rows.positions, propose(self.drafter, rows))
+        return self.tables.write_drafts(rows.row_ids, rows.positions, propose(self.drafter, rows))
 
     def _rows(self, plan: StepPlan, inputs: StepInputs, wanting: Sequence[int]) -> DraftRows:
         """The rows that want drafts. (Rows of a bucket that the plan does not have are nobody's and want none.)"""
@@ -71,11 +71,11 @@ class Drafts:
         positions = self.tables.computed[row_ids]
         return DraftRows(
             index=tuple(wanting),
-            slots=row_ids,
+            row_ids=row_ids,
             last=q_starts + (positions - starts) - 1,
             tokens=self.tables.tokens[row_ids, positions],
             positions=positions,
             lengths=tuple(plan.rows[i].max_end for i in wanting),
-            widths=tuple(plan.rows[i].wants_drafts for i in wanting),
+            num_draft_tokens=tuple(plan.rows[i].wants_drafts for i in wanting),
             sampled=Feature.SAMPLED in self.tables.features([plan.rows[i] for i in wanting]),
         )

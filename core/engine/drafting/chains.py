@@ -57,7 +57,7 @@ class CapturedChain:
         """What comes first, and a step, by number of requests."""
 
     def __call__(self, rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
-        count, width = len(rows.index), rows.width
+        count, width = len(rows.index), rows.most_draft_tokens
         if not count:
             return self._plain(rows, hidden)
         if self._written is None:
@@ -78,7 +78,7 @@ class CapturedChain:
         return [] if self._ids is None else [self._ids]
 
     def _begin(self, rows: DraftRows, hidden: Tensor | None) -> None:
-        move(rows.slots, self._table_rows)
+        move(rows.row_ids, self._table_rows)
         move(rows.positions, self._lengths)
         move(rows.tokens, self._tokens)
         if self._hidden is not None:
@@ -96,10 +96,10 @@ class CapturedChain:
         return program
 
     def _write_step(self, count: int) -> Program:
-        program, place = self._programs.begin(name_of(self._step), count)
+        program, metadata = self._programs.begin(name_of(self._step), count)
         program.add(kernels().place_chains.at(ctypes.addressof(self._chains)))
         hidden = None if self._hidden is None else program.value("hidden", self._hidden[:count])
-        logits, carried = self._step(program.value("chain_tokens", self._tokens[:count]), hidden, place)
+        logits, carried = self._step(program.value("chain_tokens", self._tokens[:count]), hidden, metadata)
         self._grow(program, logits, count, advance=1)
         if hidden is not None and carried is not None:
             copy(carried, hidden)

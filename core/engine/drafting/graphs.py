@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep, may_be_recorded
-from engine.drafting.places import RecordedPlaces
-from engine.execution.places import Place
+from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep, may_be_captured
+from engine.drafting.metadata import CapturedMetadata
+from engine.execution.metadata import ForwardMetadata
 from engine.sampling.state import Feature
-from engine.step.graphs import Bucket, Capture, Recorded, Replay, StepGraphs, query_buckets
+from engine.step.graphs import Bucket, Capture, CapturedStep, Replay, StepGraphs, query_buckets
 from engine.step.plan import DrafterBroken, StepRow
 from engine.step.tables import DeviceTables
 
@@ -47,15 +47,15 @@ def draft_widths(queries: int, max_width: int) -> tuple[int, ...]:
 
 
 def draft_buckets(drafter: DeviceDrafter | None, steps: Iterable[Bucket]) -> list[DraftBucket]:
-    """What may follow recorded steps: nothing with a drafter that cannot be recorded."""
-    if drafter is None or not may_be_recorded(drafter):
+    """What may follow captured steps: nothing with a drafter that cannot be captured."""
+    if drafter is None or not may_be_captured(drafter):
         return []
     shapes = [(step, width) for step in steps for width in draft_widths(step.queries, drafter.max_width)]
     return [DraftBucket(*shape, sampled) for shape in shapes for sampled in (False, True)]
 
 
-class NotRecordable(RuntimeError):
-    """A drafter does what no recording can hold, although it says that it may be recorded."""
+class NotCapturable(RuntimeError):
+    """A drafter does what no recording can hold, although it says that it may be captured."""
 
 
 class DraftGraphs:
@@ -73,7 +73,7 @@ class DraftGraphs:
         """Narrowest first."""
         self._valid = torch.ones((), dtype=torch.bool, device=steps.tables.device)
         self._block_tables: dict[int, Tensor] = {}
-        self._places: list[RecordedPlaces] = []
+        self._metadata: list[CapturedMetadata] = []
         """Kept for the graphs, which read their memory."""
 
     @property
@@ -82,7 +82,7 @@ class DraftGraphs:
         return tuple(sorted(self._graphs))
 
     def capture(self, on_progress: Callable[[float, str], None] = lambda fraction, what: None) -> None:
-        """Capture every graph. Once. Raises :class:`NotRecordable`."""
+        """Capture every graph. Once. Raises :class:`NotCapturable`."""
         capture, self._capture = self._capture, None
         assert capture is not None, "graphs are captured once, before the engine is ready"
         for done, found in enumerate(self._todo):
@@ -105,15 +105,15 @@ class DraftGraphs:
         return self._valid
 
     def _record(self, found: DraftBucket, capture: Capture) -> Replay:
-        recorded, drafter, tables = self._steps.recorded(found.step), self._drafter, self._steps.tables
-        places = RecordedPlaces(tables, recorded.batch.attention, self._steps.attention, self._lend)
-        self._places.append(places)
+        captured, drafter, tables = self._steps.captured(found.step), self._drafter, self._steps.tables
+        metadata = CapturedMetadata(tables, captured.batch.attention, self._steps.attention, self._lend)
+        self._metadata.append(metadata)
 
         def follow() -> None:
-            places.begin()
-            drafter.extend(target_step(recorded, tables))
-            rows = draft_rows(recorded, tables, found, places)
-            self._valid.copy_(tables.write_drafts(rows.slots, rows.positions, propose(drafter, rows)))
+            metadata.begin()
+            drafter.extend(target_step(captured, tables))
+            rows = draft_rows(captured, tables, found, metadata)
+            self._valid.copy_(tables.write_drafts(rows.row_ids, rows.positions, propose(drafter, rows)))
 
         try:
             with torch.inference_mode():
@@ -121,7 +121,7 @@ class DraftGraphs:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise NotRecordable(f"says recordable, but recording it failed: {error}") from error
+            raise NotCapturable(f"says capturable, but recording it failed: {error}") from error
 
     def _lend(self, call: int, count: int) -> Tensor:
         """Block tables for ``count`` rows and the ``call``-th call of a pass, in memory that all graphs share: the
@@ -133,46 +133,48 @@ class DraftGraphs:
         return found[:count]
 
 
-def target_step(recorded: Recorded, tables: DeviceTables) -> TargetStep:
+def target_step(captured: CapturedStep, tables: DeviceTables) -> TargetStep:
     """What a captured step leaves, as drafters see it."""
-    batch = recorded.batch
+    batch = captured.batch
     return TargetStep(
         tokens=batch.token_ids,
-        next_tokens=tables.tokens[batch.slots, batch.positions + 1].clamp(min=0),
+        next_tokens=tables.tokens[batch.row_ids, batch.positions + 1].clamp(min=0),
         positions=batch.positions,
         q_lens=batch.attention.q_lens,
-        slots=batch.slots,
-        taps=recorded.taps,
-        place=Place(batch.positions, batch.slot_mapping, batch.attention, recorded.staged),
+        row_ids=batch.row_ids,
+        aux_hidden_states=captured.aux_hidden_states,
+        metadata=ForwardMetadata(batch.positions, batch.slot_mapping, batch.attention, captured.prepared),
         drafts_follow=True,
     )
 
 
-def draft_rows(recorded: Recorded, tables: DeviceTables, wanted: DraftBucket, places: RecordedPlaces) -> DraftRows:
+def draft_rows(
+    captured: CapturedStep, tables: DeviceTables, wanted: DraftBucket, metadata: CapturedMetadata
+) -> DraftRows:
     """The rows of a captured step, ``wanted.width`` drafts for each; all that is known of them is on the device."""
-    rows, queries, row_ids = recorded.bucket.rows, recorded.bucket.queries, recorded.inputs[0]
-    last = recorded.accepted + torch.arange(0, rows * queries, queries, device=row_ids.device)
-    positions = recorded.starts + recorded.accepted + 1
+    rows, queries, row_ids = captured.bucket.rows, captured.bucket.queries, captured.inputs[0]
+    last = captured.accepted + torch.arange(0, rows * queries, queries, device=row_ids.device)
+    positions = captured.starts + captured.accepted + 1
     return DraftRows(
         index=tuple(range(rows)),
-        slots=row_ids,
+        row_ids=row_ids,
         last=last,
         tokens=tables.tokens[row_ids, positions],
         positions=positions,
         lengths=(),
-        widths=(wanted.width,) * rows,
+        num_draft_tokens=(wanted.width,) * rows,
         sampled=wanted.sampled,
-        recording=places,
+        capture=metadata,
     )
 
 
 def propose(drafter: DeviceDrafter, rows: DraftRows) -> Tensor:
-    """What a drafter proposes: int64 ``[num_rows, rows.width]``. Raises :class:`DrafterBroken` for another shape than
-    was asked for: the tables would keep what nobody drafted."""
+    """What a drafter proposes: int64 ``[num_rows, rows.most_draft_tokens]``. Raises :class:`DrafterBroken` for another
+    shape than was asked for: the tables would keep what nobody drafted."""
     tokens, count = drafter.propose(rows).tokens, len(rows.index)
     shape = tuple(tokens.shape)
-    if len(shape) != 2 or shape[0] != count or shape[1] < rows.width:
+    if len(shape) != 2 or shape[0] != count or shape[1] < rows.most_draft_tokens:
         raise DrafterBroken(
-            f"the drafter proposed tokens {list(shape)}: expected {count} rows of at least {rows.width}"
+            f"the drafter proposed tokens {list(shape)}: expected {count} rows of at least {rows.most_draft_tokens}"
         )
-    return tokens[:, : rows.width]
+    return tokens[:, : rows.most_draft_tokens]

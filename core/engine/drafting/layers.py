@@ -8,8 +8,8 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.execution.kv_cache import KVCache
+from engine.execution.metadata import ForwardMetadata, Rotate
 from engine.execution.model import LoweredOp, run_layer
-from engine.execution.places import Place, Rotate
 
 
 class Layers:
@@ -23,11 +23,11 @@ class Layers:
         self._attention = attention
         self._kv = kv
 
-    def run(self, residual: Tensor, carry: Tensor, place: Place) -> Tensor:
-        context = place.context(self._rotate, self._attention, self._kv)
+    def run(self, residual: Tensor, hidden_states: Tensor, metadata: ForwardMetadata) -> Tensor:
+        context = metadata.context(self._rotate, self._attention, self._kv)
         for layer in self._layers:
-            residual, carry = run_layer(layer, residual, carry, context)
+            residual, hidden_states = run_layer(layer, residual, hidden_states, context)
         return residual
 
-    def write(self, carry: Tensor, place: Place) -> None:
-        self._layers[0][0](carry, carry, place.context(self._rotate, self._attention, self._kv))
+    def write(self, hidden_states: Tensor, metadata: ForwardMetadata) -> None:
+        self._layers[0][0](hidden_states, hidden_states, metadata.context(self._rotate, self._attention, self._kv))

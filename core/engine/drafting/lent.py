@@ -23,7 +23,7 @@ from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
 from engine.drafting.chains import CapturedChain, name_of
 from engine.drafting.layers import Layers
-from engine.drafting.places import RecordedPlaces
+from engine.drafting.metadata import CapturedMetadata
 from engine.execution.captured import Captured, CapturedSteps
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.execution.kv_cache import KVCache
@@ -36,8 +36,8 @@ from engine.execution.lowering import (
     op_norms,
     rope_kinds,
 )
+from engine.execution.metadata import Chained, ForwardMetadata, Rotate
 from engine.execution.model import LoweredModel
-from engine.execution.places import Chained, Place, Rotate
 from engine.execution.required_tensors import linear_names, linear_of
 from engine.execution.row_ops import cat, lookup
 from engine.execution.transfer import upload
@@ -70,7 +70,7 @@ class DraftEngine:
         self.dtype: torch.dtype = getattr(torch, loading.dtype)
         self.embed = target.embed
         self.head = target.head
-        self.unembed = target.unembed
+        self.lm_head = target.lm_head
         self.describe = loading.describe
         self._target = target
         self._kv = kv
@@ -102,7 +102,7 @@ class DraftEngine:
 
     def choose(self, logits: Tensor, rows: DraftRows, ids: Tensor | None = None) -> Tensor:
         width = logits.shape[0] // len(rows.index)
-        row_ids = rows.slots.repeat_interleave(width)
+        row_ids = rows.row_ids.repeat_interleave(width)
         positions = (rows.positions[:, None] + torch.arange(width, device=self.device)).flatten()
         return self._choose(logits, row_ids, positions, rows.sampled, ids).view(-1, width)
 
@@ -134,23 +134,23 @@ class DraftEngine:
         drafts: list[Tensor] = []
 
         def add(logits: Tensor) -> Tensor:
-            drafts.append(self._choose(logits, rows.slots, rows.positions + len(drafts), rows.sampled, ids))
+            drafts.append(self._choose(logits, rows.row_ids, rows.positions + len(drafts), rows.sampled, ids))
             return drafts[-1]
 
         tokens = rows.tokens
         if first is not None:
             assert state is not None, "what comes first is told from hidden states"
             tokens = add(first(state))
-        for place in self.places(rows, rows.width - len(drafts)):
-            logits, state = step(tokens, state, place)
+        for metadata in self.chain_metadata(rows, rows.most_draft_tokens - len(drafts)):
+            logits, state = step(tokens, state, metadata)
             tokens = add(logits)
         return DraftTokens(torch.stack(drafts, dim=1))
 
-    def places(self, rows: DraftRows, steps: int) -> list[Place]:
-        recording: RecordedPlaces | None = rows.recording
+    def chain_metadata(self, rows: DraftRows, steps: int) -> list[ForwardMetadata]:
+        recording: CapturedMetadata | None = rows.capture
         if recording is not None:
-            return recording.places(rows, steps)
-        slots, lengths = rows.slots, rows.lengths
+            return recording.chain_metadata(rows, steps)
+        slots, lengths = rows.row_ids, rows.lengths
         positions = rows.positions + torch.arange(steps, device=self.device)[:, None]
         mapping = self._tables.slot_mapping(slots.expand_as(positions), positions)
         kv_lens = (positions + 1).to(torch.int32)
@@ -158,7 +158,7 @@ class DraftEngine:
         q_starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=self.device)
         ones, chain = (1,) * len(lengths), Chained(positions)
         return [
-            Place(
+            ForwardMetadata(
                 positions[j],
                 mapping[j],
                 AttentionBatch(
@@ -175,12 +175,12 @@ class DraftEngine:
             for j in range(steps)
         ]
 
-    def block(self, rows: DraftRows, width: int) -> Place:
-        recording: RecordedPlaces | None = rows.recording
+    def block_metadata(self, rows: DraftRows, width: int) -> ForwardMetadata:
+        recording: CapturedMetadata | None = rows.capture
         if recording is not None:
-            return recording.block(rows, width)
+            return recording.block_metadata(rows, width)
         positions = (rows.positions[:, None] + torch.arange(width, device=self.device)).flatten()
-        flat = rows.slots.repeat_interleave(width)
+        flat = rows.row_ids.repeat_interleave(width)
         ends = tuple(length + width for length in rows.lengths for _ in range(width))
         # Every token is a row of its own, so that it sees the keys behind it, too: all are written before any is read.
         attention = AttentionBatch(
@@ -191,9 +191,9 @@ class DraftEngine:
             kv_lens_device=(rows.positions + width).repeat_interleave(width).to(torch.int32),
             block_size=self._tables.block_size,
         )
-        return Place(positions, self._tables.slot_mapping(flat, positions), attention)
+        return ForwardMetadata(positions, self._tables.slot_mapping(flat, positions), attention)
 
-    def place(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Place:
+    def place(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> ForwardMetadata:
         flat_slots, positions = self._flat(slots, starts, counts)
         ends = tuple(start + count for start, count in zip(starts, counts, strict=True))
         attention = AttentionBatch(
@@ -204,7 +204,7 @@ class DraftEngine:
             kv_lens_device=upload(ends, torch.int32, self.device),
             block_size=self._tables.block_size,
         )
-        return Place(positions, self._tables.slot_mapping(flat_slots, positions), attention)
+        return ForwardMetadata(positions, self._tables.slot_mapping(flat_slots, positions), attention)
 
     def tokens(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
         return self._tables.tokens[self._flat(slots, starts, counts)]

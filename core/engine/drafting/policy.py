@@ -88,7 +88,7 @@ class DraftPolicy:
         self._adaptive = adaptive and max_width > 0
         self._buckets = [Bucket(max_width) for _ in BUCKETS]
 
-    def width(self, batch_size: int) -> int:
+    def num_draft_tokens(self, batch_size: int) -> int:
         """Drafts to ask for of each request of the next decode step, 0 .. ``max_width``. ``batch_size``: requests
         decoding together."""
         if not self._adaptive:

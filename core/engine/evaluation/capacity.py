@@ -48,10 +48,10 @@ class _NotHere:
     def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
         return "not here"
 
-    def stage(self, batch: AttentionBatch) -> NoReturn:
+    def prepare(self, batch: AttentionBatch) -> NoReturn:
         raise NotImplementedError("a plan for a device that is only stated cannot run")
 
-    def record(self, *arguments: object) -> NoReturn:
+    def forward(self, *arguments: object) -> NoReturn:
         raise NotImplementedError("a plan for a device that is only stated cannot run")
 
 

@@ -60,7 +60,7 @@ class LoadedPlan:
             positions=positions,
             slot_mapping=positions + self._block_size,
             attention=attention,
-            slots=torch.zeros_like(positions),
+            row_ids=torch.zeros_like(positions),
         )
         hidden, _ = self.model.forward(batch, self._kv)
         return hidden

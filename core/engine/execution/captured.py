@@ -18,8 +18,8 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.execution.kv_cache import KVCache
 from engine.execution.lowering import MOST_TOKENS
+from engine.execution.metadata import ForwardMetadata
 from engine.execution.model import ForwardBatch, LoweredModel
-from engine.execution.places import Place
 from engine.execution.program import NotNative, Program, Value, scratch_memory
 from engine.execution.row_ops import Metadata, kernels
 
@@ -43,7 +43,7 @@ class Programs:
         for count in range(1, MOST_TOKENS + 1):  # as many rows as tokens, of which some may have no queries
             rows = blocks[:count], q_starts[: count + 1], kv_lens[:count]
             batch = AttentionBatch((1,) * count, (1,) * count, *rows, block_size)
-            self._places.append(Place(positions[:count], slots[:count], batch, attention.stage(batch)))
+            self._places.append(ForwardMetadata(positions[:count], slots[:count], batch, attention.prepare(batch)))
         self._uncaptured: dict[str, str] = {}
         self._noted = False
 
@@ -52,12 +52,12 @@ class Programs:
         self._inputs.append(like.new_zeros(MOST_TOKENS + more, *like.shape[1:]))
         return self._inputs[-1]
 
-    def begin(self, title: str, count: int) -> tuple[Program, Place]:
+    def begin(self, title: str, count: int) -> tuple[Program, ForwardMetadata]:
         """A program for ``count`` tokens, and where they are, as values."""
-        program, place = Program(f"{title}, {count} tokens", self.memory, self.max_len), self._places[count - 1]
+        program, metadata = Program(f"{title}, {count} tokens", self.memory, self.max_len), self._places[count - 1]
         self.written.append(program)
-        positions, slots = program.value("positions", place.positions), program.value("slots", place.slot_mapping)
-        return program, replace(place, positions=positions, slot_mapping=slots)
+        positions, slots = program.value("positions", metadata.positions), program.value("slots", metadata.slot_mapping)
+        return program, replace(metadata, positions=positions, slot_mapping=slots)
 
     def write_all(
         self, name: str, write: Callable[[int], W], refusals: type[Exception] | tuple[type[Exception], ...] = NotNative
@@ -76,10 +76,10 @@ class Programs:
                 warnings.warn(self._uncaptured[what], stacklevel=2)
         return found
 
-    def fill(self, place: Place) -> None:
+    def fill(self, metadata: ForwardMetadata) -> None:
         """Copy where tokens are to the inputs."""
-        batch, tables = place.attention, place.attention.block_tables
-        positions, slots = place.positions.contiguous(), place.slot_mapping.contiguous()
+        batch, tables = metadata.attention, metadata.attention.block_tables
+        positions, slots = metadata.positions.contiguous(), metadata.slot_mapping.contiguous()
         assert tables.stride(1) == 1 and batch.q_starts.is_contiguous() and batch.kv_lens_device.is_contiguous()
         kernels().fill_metadata(
             ctypes.addressof(self.metadata), positions.shape[0], len(batch.q_lens), positions.data_ptr(),
@@ -101,7 +101,7 @@ class Programs:
 
 
 class Captured:
-    """A function ``(*arguments, place=...)`` of ``[num_tokens, ...]`` tensors that returns one, several or ``None``:
+    """A function ``(*arguments, metadata=...)`` of ``[num_tokens, ...]`` tensors that returns one, several or ``None``:
     the same function, run as programs where there are any for so many tokens. What it returns is the caller's."""
 
     def __init__(
@@ -120,27 +120,27 @@ class Captured:
         self._inputs = [self._programs.set_aside(argument) for argument in arguments]
         self._written = self._programs.write_all(self._name, self._write, self._refusals)
 
-    def __call__(self, *arguments: Tensor, place: Place) -> Any:
-        if isinstance(place.positions, Value):  # what calls this is on its way into a program itself
-            return self._function(*arguments, place=place)
+    def __call__(self, *arguments: Tensor, metadata: ForwardMetadata) -> Any:
+        if isinstance(metadata.positions, Value):  # what calls this is on its way into a program itself
+            return self._function(*arguments, metadata=metadata)
         if self._written is None:
             self.write(arguments)
         assert self._written is not None
-        count, longest = place.positions.shape[0], max(place.attention.kv_lens, default=0)
+        count, longest = metadata.positions.shape[0], max(metadata.attention.kv_lens, default=0)
         if not 0 < count <= len(self._written) or longest > self._programs.max_len:
-            return self._function(*arguments, place=place)
+            return self._function(*arguments, metadata=metadata)
         for argument, memory in zip(arguments, self._inputs, strict=True):
             move(argument, memory)
-        self._programs.fill(place)
+        self._programs.fill(metadata)
         program = self._written[count - 1]
         program.run(longest)
         results = tuple(result.clone() for result in program.results)
         return results if len(results) > 1 else results[0] if results else None
 
     def _write(self, count: int) -> Program:
-        program, place = self._programs.begin(self._name, count)
+        program, metadata = self._programs.begin(self._name, count)
         arguments = [program.value(f"argument_{i}", memory[:count]) for i, memory in enumerate(self._inputs)]
-        returned = self._function(*arguments, place=place)
+        returned = self._function(*arguments, metadata=metadata)
         program.results = memory_of(returned if isinstance(returned, tuple) else (returned,) * (returned is not None))
         return program
 
@@ -163,27 +163,30 @@ class CapturedSteps:
     """Steps of a model on a cache, with the hidden states wanted of each. See
     :class:`engine.execution.model.SmallSteps`."""
 
-    def __init__(self, model: LoweredModel, kv: KVCache, max_len: int, taps: Sequence[int]) -> None:
+    def __init__(self, model: LoweredModel, kv: KVCache, max_len: int, aux_layers: Sequence[int]) -> None:
         self.programs = Programs(model.attention, kv.block_size, max_len)
-        self._model, self._kv, self._taps = model, kv, tuple(taps)
+        self._model, self._kv, self._aux_layers = model, kv, tuple(aux_layers)
         self._step = Captured("a step", self._run, self.programs)
         self._step.write([torch.empty(0, dtype=torch.int64)])
 
-    def __call__(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]] | None:
-        if kv is not self._kv or tuple(taps) != self._taps:
+    def __call__(
+        self, batch: ForwardBatch, kv: KVCache, aux_layers: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        if kv is not self._kv or tuple(aux_layers) != self._aux_layers:
             return None
-        place = Place(batch.positions, batch.slot_mapping, batch.attention)
-        found = self._step(batch.token_ids, place=place)
-        return (found[0], list(found[1:])) if taps else (found, [])
+        metadata = ForwardMetadata(batch.positions, batch.slot_mapping, batch.attention)
+        found = self._step(batch.token_ids, metadata=metadata)
+        return (found[0], list(found[1:])) if aux_layers else (found, [])
 
-    def _run(self, token_ids: Tensor, place: Place) -> Any:
-        staged = self._model.attention.stage(place.attention) if place.staged is None else place.staged
-        batch = ForwardBatch(token_ids, place.positions, place.slot_mapping, place.attention, place.slot_mapping)
-        residual, tapped = self._model.run(batch, self._kv, staged, self._taps)
+    def _run(self, token_ids: Tensor, metadata: ForwardMetadata) -> Any:
+        prepared = self._model.attention.prepare(metadata.attention) if metadata.prepared is None else metadata.prepared
+        slots = metadata.slot_mapping
+        batch = ForwardBatch(token_ids, metadata.positions, slots, metadata.attention, slots)
+        residual, tapped = self._model.run(batch, self._kv, prepared, self._aux_layers)
         return (residual, *tapped) if tapped else residual
 
 
-def capture_steps(model: LoweredModel, kv: KVCache, max_len: int, taps: Sequence[int] = ()) -> LoweredModel:
+def capture_steps(model: LoweredModel, kv: KVCache, max_len: int, aux_layers: Sequence[int] = ()) -> LoweredModel:
     """The model with its steps of few tokens on ``kv`` written as programs, where that is possible. ``max_len``: tokens
-    of a request, drafts included; ``taps``: of every step."""
-    return replace(model, small_steps=CapturedSteps(model, kv, max_len, taps)) if model.capturable else model
+    of a request, drafts included; ``aux_layers``: of every step."""
+    return replace(model, small_steps=CapturedSteps(model, kv, max_len, aux_layers)) if model.capturable else model

@@ -131,7 +131,7 @@ class Loader:
             embed=embed,
             layers=tuple(layers),
             project=lowered_head.project,
-            unembed=lowered_head.unembed,
+            lm_head=lowered_head.lm_head,
             rotate=rotate,
             attention=lowering.attention,
             lowering=describe(lowering, ops, self._linears),

@@ -27,7 +27,7 @@ class ForwardBatch:
     slot_mapping: Tensor
     """int64 ``[num_tokens]``: where each token's key and value go, ``block * block_size + offset``."""
     attention: AttentionBatch
-    slots: Tensor
+    row_ids: Tensor
     """int64 ``[num_tokens]``: the row of the device tables each token belongs to."""
 
 
@@ -38,30 +38,32 @@ class StepContext:
     rotations: tuple[tuple[Tensor, Tensor], ...]
     """Cosine and sine tables, one pair for each distinct rotation of the model."""
     slot_mapping: Tensor
-    staged: Any
+    prepared: Any
     """What the attention kernel prepared."""
     kv: KVCache
 
 
 LoweredOp = Callable[[Tensor, Tensor, StepContext], tuple[Tensor, Tensor]]
-"""``(residual, carry, context) -> (residual, carry)``. The carry is what one op hands to the next: queries, the
-attention output, the activated gate. An op may change the residual in place."""
+"""``(residual, hidden_states, context) -> (residual, hidden_states)``. Hidden states are what one op hands to the next:
+queries, the attention output, the activated gate. An op may change the residual in place."""
 
 
 def run_layer(
-    layer: Sequence[LoweredOp], residual: Tensor, carry: Tensor, context: StepContext
+    layer: Sequence[LoweredOp], residual: Tensor, hidden_states: Tensor, context: StepContext
 ) -> tuple[Tensor, Tensor]:
     """The residual behind a layer, and what the next one is handed: the residual, too."""
     with scratch(residual):  # nothing but the residual outlives its layer
         for op in layer:
-            residual, carry = op(residual, carry, context)
+            residual, hidden_states = op(residual, hidden_states, context)
     return residual, residual
 
 
 class SmallSteps(Protocol):
     """Takes steps of few tokens through all layers at once."""
 
-    def __call__(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int]) -> tuple[Tensor, list[Tensor]] | None:
+    def __call__(
+        self, batch: ForwardBatch, kv: KVCache, aux_layers: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]] | None:
         """As :meth:`LoweredModel.forward`, or ``None`` for a step that has to run op by op."""
         ...
 
@@ -75,7 +77,7 @@ class LoweredModel:
     layers: tuple[tuple[LoweredOp, ...], ...]
     project: Callable[[Tensor], Tensor]
     """``residual [R, hidden_size] -> logits [R, vocab]`` float32, the final norm included."""
-    unembed: Callable[[Tensor], Tensor]
+    lm_head: Callable[[Tensor], Tensor]
     """:attr:`project` without the norm: for rows that are normed already."""
     rotate: Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
     """``positions [T]`` -> :attr:`StepContext.rotations`"""
@@ -96,35 +98,35 @@ class LoweredModel:
     ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: KVCache, taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, batch: ForwardBatch, kv: KVCache, aux_layers: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
         """Run all layers and write the batch's keys and values.
 
-        Returns the residual stream ``[T, hidden_size]`` before the final norm, and for each tap ``i`` the residual
-        entering layer ``i`` (``num_layers``: the one returned), ``[T, hidden_size]``.
+        Returns the residual stream ``[T, hidden_size]`` before the final norm, and for each of
+        ``aux_layers`` the residual entering that layer (``num_layers``: the one returned), ``[T, hidden_size]``.
         """
         if self.small_steps is not None:
-            done = self.small_steps(batch, kv, taps)
+            done = self.small_steps(batch, kv, aux_layers)
             if done is not None:
                 return done
-        return self.run(batch, kv, self.attention.stage(batch.attention), taps)
+        return self.run(batch, kv, self.attention.prepare(batch.attention), aux_layers)
 
     @torch.inference_mode()
     def run(
-        self, batch: ForwardBatch, kv: KVCache, staged: Any, taps: Sequence[int] = ()
+        self, batch: ForwardBatch, kv: KVCache, prepared: Any, aux_layers: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """:meth:`forward` with what the attention kernel staged for this batch: the part that can be recorded, or
+        """:meth:`forward` with what the attention kernel prepared for this batch: the part that can be recorded, or
         written as a program, of values."""
         context = StepContext(
-            rotations=self.rotate(batch.positions), slot_mapping=batch.slot_mapping, staged=staged, kv=kv
+            rotations=self.rotate(batch.positions), slot_mapping=batch.slot_mapping, prepared=prepared, kv=kv
         )
         residual = self.embed(batch.token_ids)
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
-            if index in taps:
+            if index in aux_layers:
                 tapped[index] = cloned(residual)  # layers add to the residual in place
             residual, _ = run_layer(layer, residual, residual, context)
         tapped[len(self.layers)] = residual
-        return residual, [tapped[tap] for tap in taps]
+        return residual, [tapped[aux_layer] for aux_layer in aux_layers]
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

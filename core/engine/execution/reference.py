@@ -55,7 +55,7 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each sequence by itself, softmax in float32. Shapes as in ``AttentionKernel.record``."""
+    """Attention of each sequence by itself, softmax in float32. Shapes as in ``AttentionKernel.forward``."""
     outputs = []
     start = 0
     for row, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):

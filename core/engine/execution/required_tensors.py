@@ -27,7 +27,7 @@ from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list
 from engine.execution.lowering import op_norms
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-"""Tensors old checkpoints carry although they follow from the configuration."""
+"""Tensors old checkpoints hidden_states although they follow from the configuration."""
 
 
 def check_readable(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, path: str) -> None:

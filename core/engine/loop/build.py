@@ -16,12 +16,12 @@ from engine.assembly.bind import BoundEngine, bind, build_slots, config_of
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import DrafterConfig, SchedulerConfig
-from engine.contracts.drafter import DeviceDrafter, cached_by, may_be_recorded, on_device, taps_of
+from engine.contracts.drafter import DeviceDrafter, aux_layers_of, cached_by, may_be_captured, on_device
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.quantizer import Quantizer
 from engine.drafting.behind import Drafts
-from engine.drafting.graphs import DraftGraphs, NotRecordable, draft_buckets
+from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
 from engine.drafting.lent import DraftEngine, DraftLoading
 from engine.execution import cpu_ops, row_ops
 from engine.execution.captured import CapturedSteps, capture_steps
@@ -196,7 +196,7 @@ def _make_runner(
     tables = DeviceTables(
         bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device, plan.model.vocab_size
     )
-    model = capture_steps(model, kv, tables.tokens.shape[1], taps_of(bound.drafter))
+    model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers_of(bound.drafter))
     drafter = on_device(bound.drafter)
     return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
 
@@ -230,9 +230,9 @@ def _quantizer_for(plan: EnginePlan, bound: BoundEngine, model: ModelFacts) -> Q
 def capture_graphs(
     runner: ModelRunner, bound: BoundEngine, capture: Capture, on_progress: OnProgress = lambda progress: None
 ) -> None:
-    """Record decode steps, and behind them what a drafter on the device does that may be recorded. Raises
+    """Record decode steps, and behind them what a drafter on the device does that may be captured. Raises
     :class:`AssemblyError` for a drafter that says so and cannot be."""
-    taps, buckets, drafts = taps_of(bound.drafter), graph_buckets(bound), drafts_of(runner)
+    aux_layers, buckets, drafts = aux_layers_of(bound.drafter), graph_buckets(bound), drafts_of(runner)
     drafter = None if drafts is None else drafts.drafter
     graphs = len(buckets) + len(draft_buckets(drafter, buckets))
 
@@ -240,14 +240,14 @@ def capture_graphs(
         """``fraction`` of the ``count`` graphs that follow ``done`` others."""
         on_progress(Progress("capture graphs", (done + fraction * count) / graphs, what))
 
-    runner.graphs = StepGraphs(runner.model, runner.kv, runner.tables, taps, buckets, capture)
+    runner.graphs = StepGraphs(runner.model, runner.kv, runner.tables, aux_layers, buckets, capture)
     runner.graphs.capture(partial(captured, 0, len(buckets)))
-    if drafts is None or not may_be_recorded(drafts.drafter):
+    if drafts is None or not may_be_captured(drafts.drafter):
         return
     behind = DraftGraphs(drafts.drafter, runner.graphs, capture)
     try:
         behind.capture(partial(captured, len(buckets), graphs - len(buckets)))
-    except NotRecordable as error:
+    except NotCapturable as error:
         name = bound.plan.choice("drafter").name
         raise AssemblyError([f"drafter={name} {error}; execution=compile records nothing"]) from error
     drafts.graphs = behind
@@ -260,13 +260,13 @@ def drafts_of(runner: ModelRunner) -> Drafts | None:
 
 
 def describe_drafting(runner: ModelRunner) -> tuple[str, ...]:
-    """How a drafter on the device runs behind recorded steps, for the plan."""
+    """How a drafter on the device runs behind captured steps, for the plan."""
     drafts = drafts_of(runner)
     if runner.graphs is None or drafts is None:
         return ()
     if drafts.graphs is None:
-        return ("Drafts: op by op behind every step (the drafter cannot be recorded)",)
-    return (f"Drafts: recorded, {len(drafts.graphs.buckets)} graphs; op by op behind prompts",)
+        return ("Drafts: op by op behind every step (the drafter cannot be captured)",)
+    return (f"Drafts: captured, {len(drafts.graphs.buckets)} graphs; op by op behind prompts",)
 
 
 def graph_buckets(bound: BoundEngine) -> list[Bucket]:
@@ -292,7 +292,7 @@ def make_core(plan: EnginePlan, bound: BoundEngine, device: DeviceQueue, max_len
         key_parts=parts,
         seed=plan.settings.seed,
         max_width=drafter.max_width,
-        adaptive_width=drafter.adaptive,
+        adaptive_drafts=drafter.adaptive,
     )
     return EngineCore(bound, device, settings)
 
@@ -307,8 +307,8 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
         problems.append(f"dtype={plan.dtype}, it has {', '.join(can.dtypes)}")
     if any(model.layer_windows) and not can.window:
         problems.append("sliding-window layers")
-    if plan.execution == "graphs" and not can.recordable:
-        problems.append("execution=graphs, it cannot be recorded")
+    if plan.execution == "graphs" and not can.capturable:
+        problems.append("execution=graphs, it cannot be captured")
     if bound.drafter.max_width > can.max_verify_width:
         problems.append(f"draft width {bound.drafter.max_width}, it verifies {can.max_verify_width}")
     if problems:
@@ -321,9 +321,9 @@ def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
     if drafter is None:
         return
     problems = [
-        f"the hidden states of tap {tap}, the model has layers 0 to {model.num_layers}"
-        for tap in drafter.taps
-        if not 0 <= tap <= model.num_layers
+        f"the hidden states of aux_layer {aux_layer}, the model has layers 0 to {model.num_layers}"
+        for aux_layer in drafter.aux_layers
+        if not 0 <= aux_layer <= model.num_layers
     ]
     head_dims, kv = bound.attention_kernel.capabilities.head_dims, drafter.kv
     if kv is not None and kv.num_layers and head_dims is not None and kv.head_dim not in head_dims:

@@ -72,7 +72,7 @@ class CoreSettings:
     seed: int
     max_width: int
     """Most drafts per request and step."""
-    adaptive_width: bool
+    adaptive_drafts: bool
 
 
 class EngineCore:
@@ -104,7 +104,7 @@ class EngineCore:
             on_row_free=bound.drafter.release,
             gives_up_last_block=device_drafter is not None and device_drafter.kv_lookahead > 0,
         )
-        policy = DraftPolicy(min(settings.max_width, bound.drafter.max_width), settings.adaptive_width)
+        policy = DraftPolicy(min(settings.max_width, bound.drafter.max_width), settings.adaptive_drafts)
         self._drafting = Drafting(bound.drafter, self._drafter_name, policy, settings.vocab_size)
         self._planner = Planner(
             bound.scheduler,
@@ -120,13 +120,13 @@ class EngineCore:
         self._committer = Committer(self._queues, self._pool, self._outputs.append, clock)
 
     @property
-    def max_draft_width(self) -> int:
+    def max_draft_tokens(self) -> int:
         return self._drafting.max_width
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
         """Meanwhile a drafter always drafts as far as it may; what steps cost is forgotten at the end."""
-        with self.drafting(self.max_draft_width):
+        with self.drafting(self.max_draft_tokens):
             yield
         self._cost = StepCostModel()
 
@@ -249,11 +249,11 @@ class EngineCore:
             kv_used=usage.leased / max(usage.total, 1),
             drafted=drafted.drafted,
             accepted=drafted.accepted,
-            draft_width=max((row.num_drafts for row in plan.rows), default=0),
+            num_draft_tokens=max((row.num_drafts for row in plan.rows), default=0),
             draft_chains=drafted.chains,
             draft_ms=step.draft_ms + result.draft_ms,
             drafts_tried=tuple(drafted.tried),
-            drafts_stood=tuple(drafted.accepted_at),
+            drafts_accepted=tuple(drafted.accepted_at),
             preemptions=step.preemptions,
         )
 

@@ -72,7 +72,7 @@ class Drafting:
         decoding = [s for s in running if s.decodes]
         if self._host is None or not decoding:
             return max((s.device_drafts for s in decoding), default=0)
-        asked = self._policy.width(len(decoding))
+        asked = self._policy.num_draft_tokens(len(decoding))
         settled = [s for s in decoding if s.pending == 0 and s.proposed_at != len(s.tokens)]
         self._propose(self._host, settled, asked)
         return asked
@@ -86,7 +86,7 @@ class Drafting:
     def wants_behind(self, batch_size: int) -> int:
         """How many drafts a drafter on the device is to propose, for each request, behind a step in which so many get
         their next tokens."""
-        return self._policy.width(batch_size) if self._enabled and self._host is None and batch_size else 0
+        return self._policy.num_draft_tokens(batch_size) if self._enabled and self._host is None and batch_size else 0
 
     def observe(self, plan: StepPlan, drafted: Drafted, result: StepResult, gap_ms: float | None) -> None:
         """What a step came to: its drafts, its times, and how long the device had waited before it, for a drafter on
@@ -119,7 +119,7 @@ class Drafting:
         if len(draft.tokens) != len(rows):
             raise DrafterBroken(f"drafter={self._name} answered {len(draft.tokens)} rows, expected {len(rows)}")
         for sequence, row, tokens in zip(about, rows, draft.tokens, strict=True):
-            self._check(tokens, row.width)
+            self._check(tokens, row.num_draft_tokens)
             sequence.propose(tokens)
 
     def _check(self, tokens: tuple[int, ...], width: int) -> None:

@@ -171,7 +171,7 @@ class Planner:
             priority=s.request.priority,
             arrival=s.arrival,
             max_total=s.max_total,
-            draft_width=self._num_drafts(s),
+            num_draft_tokens=self._num_drafts(s),
         )
 
     def _blocks_needed(self, request_id: str, num_tokens: int) -> int:

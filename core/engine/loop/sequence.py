@@ -199,7 +199,7 @@ class Sequence:
             drafted_tokens=self.num_drafted,
             accepted_tokens=self.num_accepted,
             preemptions=self.num_preemptions,
-            rounds=self.num_decode_steps,
+            decode_steps=self.num_decode_steps,
             draft_chains=self.num_draft_chains,
             draft_ms=self.draft_ms,
         )

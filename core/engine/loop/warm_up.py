@@ -22,7 +22,7 @@ def warm_up(core: EngineCore, max_len: int) -> None:
     greedy = {"temperature": 0.0}
     with core.warming_up():
         _run_together(core, [max(min(max_len - 8, 256), 1)], 2, greedy)
-        for outputs in (4, 4, *range(3, core.max_draft_width + 3)):
+        for outputs in (4, 4, *range(3, core.max_draft_tokens + 3)):
             _run_together(core, [1], max(1, min(outputs, max_len - 2)), greedy)
 
 
@@ -54,7 +54,7 @@ def batch_shapes(max_requests: int, max_len: int, token_budget: int) -> Iterator
 @torch.inference_mode()
 def _forward(runner: ModelRunner, rows: int, length: int) -> None:
     inputs = runner.tables.inputs((StepRow(runner.tables.nobody, 0, length),) * rows)
-    hidden, _ = runner.model.forward(inputs.forward, runner.kv, runner.taps)
+    hidden, _ = runner.model.forward(inputs.forward, runner.kv, runner.aux_layers)
     for count in HEAD_ROWS:
         runner.model.head(hidden[:count])
 

@@ -64,7 +64,7 @@ class Account:
             accepted_tokens=self.engine.accepted_tokens,
             preemptions=self.engine.preemptions,
             max_tokens=limit,
-            rounds=self.engine.rounds,
+            decode_steps=self.engine.decode_steps,
             draft_chains=self.engine.draft_chains,
             draft_ms=round(self.engine.draft_ms, 3),
         )
@@ -119,9 +119,9 @@ def drafting_summary(engine: Timings) -> dict[str, float | int]:
     """What drafting came to for one sequence, beside the counts of drafted and accepted tokens. The mean width counts
     rounds without drafts as 0; shares and means of nothing are 0."""
     return {
-        "rounds": engine.rounds,
+        "decode_steps": engine.decode_steps,
         "draft_chains": engine.draft_chains,
-        "draft_width": round(engine.drafted_tokens / max(engine.rounds, 1), 3),
+        "num_draft_tokens": round(engine.drafted_tokens / max(engine.decode_steps, 1), 3),
         "draft_ms": round(engine.draft_ms, 3),
         "draft_share": round(engine.draft_ms / engine.decode_ms, 4) if engine.decode_ms > 0.0 else 0.0,
     }

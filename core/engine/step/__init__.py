@@ -1,1 +1,1 @@
-"""One step on the device: its plan and result (plain data), the device tables, the runner, recorded steps."""
+"""One step on the device: its plan and result (plain data), the device tables, the runner, captured steps."""

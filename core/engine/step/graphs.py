@@ -53,7 +53,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class CapturedStep:
     """What a replay leaves behind, in the same memory every time. Rows of ``bucket.queries`` entries each."""
 
     bucket: Bucket
@@ -68,8 +68,8 @@ class Recorded:
     """int64 ``[bucket.rows]``: drafts that are."""
     logprobs: Tensor
     """float32 ``[bucket.tokens]``: of the chosen tokens, where a request asked for logprobs."""
-    taps: tuple[Tensor, ...]
-    staged: Any
+    aux_hidden_states: tuple[Tensor, ...]
+    prepared: Any
     """What the attention kernel prepared: the graph reads its tensors."""
 
     @property
@@ -88,7 +88,7 @@ class _Graph:
     step: Replay
     sample: dict[bool, Replay]
     """Behind the step: without and with what adjusts logits."""
-    recorded: Recorded
+    captured: CapturedStep
 
 
 ALL_SAMPLING = Feature.SAMPLED | Feature.FILTERED | Feature.LOGPROBS
@@ -103,9 +103,9 @@ def row_buckets(max_requests: int) -> tuple[int, ...]:
     return tuple(sorted(n for n in sizes if n <= max_requests))
 
 
-def query_buckets(max_draft_width: int) -> tuple[int, ...]:
+def query_buckets(max_draft_tokens: int) -> tuple[int, ...]:
     """Tokens per row worth a graph: one, and with drafts the powers of two and the widest."""
-    widest = max_draft_width + 1
+    widest = max_draft_tokens + 1
     return tuple(sorted({1, widest, *(n for n in (2, 4, 8, 16) if n < widest)}))
 
 
@@ -121,14 +121,14 @@ class StepGraphs:
         model: LoweredModel,
         kv: KVCache,
         tables: DeviceTables,
-        taps: Sequence[int],
+        aux_layers: Sequence[int],
         buckets: Iterable[Bucket],
         capture: Capture,
     ) -> None:
         self._model = model
         self._kv = kv
         self.tables = tables
-        self._taps = tuple(taps)
+        self._aux_layers = tuple(aux_layers)
         self._capture: Capture | None = capture
         self._todo = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
         self._graphs: dict[Bucket, _Graph] = {}
@@ -137,7 +137,7 @@ class StepGraphs:
         self._accepted = torch.zeros(most, dtype=torch.int64, device=tables.device)
         self._logprobs = torch.zeros(most, dtype=torch.float32, device=tables.device)
         self._logits: Tensor | None = None
-        self._tapped: tuple[Tensor, ...] | None = None
+        self._aux: tuple[Tensor, ...] | None = None
 
     @property
     def attention(self) -> AttentionKernel:
@@ -165,44 +165,44 @@ class StepGraphs:
         return min(fitting, key=lambda bucket: (bucket.tokens, bucket.rows), default=None)
 
     @torch.inference_mode()
-    def replay(self, bucket: Bucket, rows: Sequence[StepRow]) -> Recorded:
+    def replay(self, bucket: Bucket, rows: Sequence[StepRow]) -> CapturedStep:
         """Run a batch that :meth:`find` found the bucket for. Nothing here waits for the device."""
         graph, features = self._graphs[bucket], self.tables.features(rows)
         idle = bucket.rows - len(rows)
         ids = [row.row_id for row in rows] + [self.tables.nobody] * idle
-        refill(graph.recorded.inputs, ids + [row.num_drafts for row in rows] + [0] * idle)
+        refill(graph.captured.inputs, ids + [row.num_drafts for row in rows] + [0] * idle)
         graph.step()
         if features:
             graph.sample[features.adjusts]()
-        return graph.recorded
+        return graph.captured
 
-    def recorded(self, bucket: Bucket) -> Recorded:
+    def captured(self, bucket: Bucket) -> CapturedStep:
         """What a replay of a captured bucket leaves."""
-        return self._graphs[bucket].recorded
+        return self._graphs[bucket].captured
 
     def _record(self, bucket: Bucket, capture: Capture) -> _Graph:
         device = self.tables.device
         inputs = torch.zeros(2, bucket.rows, dtype=torch.int64, device=device)
         inputs[0] = self.tables.nobody
         batch = self._static_batch(bucket)
-        staged = self._model.attention.stage(batch.attention)
-        found: list[Recorded] = []
+        prepared = self._model.attention.prepare(batch.attention)
+        found: list[CapturedStep] = []
 
         def step() -> None:
             fill(batch, inputs, self.tables)
-            hidden, taps = self._model.run(batch, self._kv, staged, self._taps)
+            hidden, aux = self._model.run(batch, self._kv, prepared, self._aux_layers)
             logits, tokens = self._model.greedy(hidden)
-            recorded = self._keep(bucket, inputs, batch, staged, logits, taps)
-            self._settle(recorded, tokens)
-            found[:] = [recorded]
+            captured = self._keep(bucket, inputs, batch, prepared, logits, aux)
+            self._settle(captured, tokens)
+            found[:] = [captured]
 
         def sample(features: Feature) -> None:
-            recorded = found[0]
+            captured = found[0]
             # The step wrote its own tokens over the drafts, which penalties count.
-            self.tables.tokens[batch.slots, batch.positions] = batch.token_ids
-            chosen = self.tables.sampling.at(batch.slots, batch.positions, features)
+            self.tables.tokens[batch.row_ids, batch.positions] = batch.token_ids
+            chosen = self.tables.sampling.at(batch.row_ids, batch.positions, features)
             tokens, logits = choose_tokens(
-                recorded.logits,
+                captured.logits,
                 chosen,
                 self.tables.sampling,
                 self.tables.tokens,
@@ -210,8 +210,8 @@ class StepGraphs:
                 on_triton=self._model.on_triton,
             )
             own = logits.gather(1, tokens.clamp(min=0)[:, None]).squeeze(1) - logits.logsumexp(dim=1)
-            recorded.logprobs.copy_(own)
-            self._settle(recorded, tokens)
+            captured.logprobs.copy_(own)
+            self._settle(captured, tokens)
 
         with torch.inference_mode():
             replay = capture(step)
@@ -219,16 +219,16 @@ class StepGraphs:
             samplers = {adjusts: capture(partial(sample, features)) for adjusts, features in both.items()}
         return _Graph(replay, samplers, found[0])
 
-    def _settle(self, recorded: Recorded, tokens: Tensor) -> None:
+    def _settle(self, captured: CapturedStep, tokens: Tensor) -> None:
         """Accept drafts, write the chosen tokens as inputs of the next step, and move each row on. Doing it again with
         other tokens replaces what was done."""
-        rows, queries = recorded.bucket.rows, recorded.bucket.queries
-        batch, (ids, num_drafts) = recorded.batch, recorded.inputs.unbind()
-        recorded.tokens.copy_(tokens)
+        rows, queries = captured.bucket.rows, captured.bucket.queries
+        batch, (ids, num_drafts) = captured.batch, captured.inputs.unbind()
+        captured.tokens.copy_(tokens)
         accepted = accepted_drafts(batch.token_ids.view(rows, queries), tokens.view(rows, queries), num_drafts)
-        recorded.accepted.copy_(accepted)
-        self.tables.write(batch.slots, batch.positions + 1, tokens)
-        ends = recorded.starts + 1 + accepted
+        captured.accepted.copy_(accepted)
+        self.tables.write(batch.row_ids, batch.positions + 1, tokens)
+        ends = captured.starts + 1 + accepted
         self.tables.computed[ids] = torch.where(ids == self.tables.nobody, 0, ends)
 
     def _keep(
@@ -236,17 +236,17 @@ class StepGraphs:
         bucket: Bucket,
         inputs: Tensor,
         batch: ForwardBatch,
-        staged: Any,
+        prepared: Any,
         logits: Tensor,
-        taps: Sequence[Tensor],
-    ) -> Recorded:
+        aux: Sequence[Tensor],
+    ) -> CapturedStep:
         """Copy the results to where every graph leaves them. The first, largest bucket makes that place while it
         warms up, so before anything is captured."""
-        if self._logits is None or self._tapped is None:
+        if self._logits is None or self._aux is None:
             self._logits = torch.zeros_like(logits)
-            self._tapped = tuple(torch.zeros_like(tap) for tap in taps)
+            self._aux = tuple(torch.zeros_like(hidden) for hidden in aux)
         count = bucket.tokens
-        kept = Recorded(
+        kept = CapturedStep(
             bucket,
             inputs,
             batch,
@@ -254,10 +254,10 @@ class StepGraphs:
             self._tokens[:count],
             self._accepted[: bucket.rows],
             self._logprobs[:count],
-            tuple(tap[:count] for tap in self._tapped),
-            staged,
+            tuple(hidden[:count] for hidden in self._aux),
+            prepared,
         )
-        for target, source in zip((kept.logits, *kept.taps), (logits, *taps), strict=True):
+        for target, source in zip((kept.logits, *kept.aux_hidden_states), (logits, *aux), strict=True):
             target.copy_(source)
         return kept
 
@@ -285,16 +285,16 @@ def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
 
         fill_step(
             inputs, tables.tokens, tables.block_tables, tables.computed,
-            batch.token_ids, batch.positions, batch.slots, batch.slot_mapping, batch.attention,
+            batch.token_ids, batch.positions, batch.row_ids, batch.slot_mapping, batch.attention,
         )  # fmt: skip
         return
     rows = inputs.shape[1]
     queries = batch.token_ids.shape[0] // rows
     steps, starts = torch.arange(queries, device=tables.device), tables.computed[inputs[0]]
-    batch.slots.view(rows, queries).copy_(inputs[0][:, None].expand(rows, queries))
+    batch.row_ids.view(rows, queries).copy_(inputs[0][:, None].expand(rows, queries))
     torch.add(starts[:, None], steps, out=batch.positions.view(rows, queries))
-    batch.token_ids.copy_(tables.tokens[batch.slots, batch.positions].clamp(min=0))
-    batch.slot_mapping.copy_(tables.slot_mapping(batch.slots, batch.positions))
+    batch.token_ids.copy_(tables.tokens[batch.row_ids, batch.positions].clamp(min=0))
+    batch.slot_mapping.copy_(tables.slot_mapping(batch.row_ids, batch.positions))
     torch.index_select(tables.block_tables, 0, inputs[0], out=batch.attention.block_tables)
     batch.attention.kv_lens_device.copy_(starts + queries)
 

@@ -16,7 +16,7 @@ from engine.execution.model import LoweredModel
 from engine.execution.transfer import Mark, mark, upload
 from engine.sampling.logprobs import Ranked, rank_prompt
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
-from engine.step.graphs import Recorded, StepGraphs
+from engine.step.graphs import CapturedStep, StepGraphs
 from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
 from engine.step.running import RunningStep, Sampled, Times
 from engine.step.tables import DeviceTables, StepInputs
@@ -31,14 +31,14 @@ class BehindSteps(Protocol):
     """What a drafter on the device does behind steps: :class:`engine.drafting.behind.Drafts`."""
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """Hidden states of the target that it wants."""
         ...
 
     def behind(
-        self, plan: StepPlan, inputs: StepInputs, taps: Sequence[Tensor], recorded: Recorded | None
+        self, plan: StepPlan, inputs: StepInputs, aux_hidden_states: Sequence[Tensor], captured: CapturedStep | None
     ) -> Tensor | None:
-        """Let the drafter see a step and propose behind it; its drafts go into the tables. ``recorded``: of a replayed
+        """Let the drafter see a step and propose behind it; its drafts go into the tables. ``captured``: of a replayed
         step. Returns whether all drafts are tokens, bool on the device; ``None`` where none are wanted."""
         ...
 
@@ -59,8 +59,8 @@ class ModelRunner:
         """When the last step was done."""
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        return () if self.drafts is None else self.drafts.taps
+    def aux_layers(self) -> tuple[int, ...]:
+        return () if self.drafts is None else self.drafts.aux_layers
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
@@ -68,18 +68,18 @@ class ModelRunner:
         :class:`DeviceQueue`)."""
         started = mark(self.tables.device)
         bucket = None if self.graphs is None else self.graphs.find(plan.rows)
-        recorded = None if self.graphs is None or bucket is None else self.graphs.replay(bucket, plan.rows)
-        if recorded is None:
+        captured = None if self.graphs is None or bucket is None else self.graphs.replay(bucket, plan.rows)
+        if captured is None:
             inputs = self.tables.inputs(plan.rows)
-            hidden, taps = self.model.forward(inputs.forward, self.kv, self.taps)
+            hidden, aux = self.model.forward(inputs.forward, self.kv, self.aux_layers)
             sampled, prompts = self._sample(plan, inputs, hidden), self._prompt_logprobs(plan, hidden)
         else:
-            inputs, taps = recorded.step_inputs, list(recorded.taps)
-            sampled, prompts = self._captured(plan, recorded), {}
+            inputs, aux = captured.step_inputs, list(captured.aux_hidden_states)
+            sampled, prompts = self._captured(plan, captured), {}
         done = ended = mark(self.tables.device)
         valid = None
         if self.drafts is not None and plan.syncs_drafter:
-            valid = self.drafts.behind(plan, inputs, taps, recorded)
+            valid = self.drafts.behind(plan, inputs, aux, captured)
             ended = mark(self.tables.device)
         times = Times(self._last, started, done, ended)
         self._last = ended
@@ -87,20 +87,20 @@ class ModelRunner:
 
     # Tokens -----------------------------------------------------------------------------------------------------
 
-    def _captured(self, plan: StepPlan, recorded: Recorded) -> Sampled:
+    def _captured(self, plan: StepPlan, captured: CapturedStep) -> Sampled:
         """The tokens of a replayed step. Logprobs of other tokens than the chosen ones are made here, not in it."""
-        num_drafts, queries = tuple(row.num_drafts for row in plan.rows), recorded.bucket.queries
+        num_drafts, queries = tuple(row.num_drafts for row in plan.rows), captured.bucket.queries
         tops = self._logprobs_wanted(plan.rows)
         others = [top or None for top in tops]
-        ranked = rank_tokens(recorded.logits, recorded.tokens, num_drafts, others, queries)
+        ranked = rank_tokens(captured.logits, captured.tokens, num_drafts, others, queries)
         own = tuple(i for i, top in enumerate(tops) if top == 0)
         choice = Choice(
             num_drafts,
-            recorded.tokens,
-            recorded.accepted[: len(plan.rows)],
+            captured.tokens,
+            captured.accepted[: len(plan.rows)],
             ranked,
             queries,
-            (own, recorded.logprobs) if own else None,
+            (own, captured.logprobs) if own else None,
         )
         return Sampled(tuple(range(len(plan.rows))), choice)
 
@@ -117,7 +117,7 @@ class ModelRunner:
             return None
         q_ends = list(accumulate(row.num_queries for row in plan.rows))
         wanted = [at for i in sampling for at in range(q_ends[i] - 1 - plan.rows[i].num_drafts, q_ends[i])]
-        token_ids, row_ids, positions = batch.token_ids, batch.slots, batch.positions
+        token_ids, row_ids, positions = batch.token_ids, batch.row_ids, batch.positions
         if len(wanted) != hidden.shape[0]:
             index = upload(wanted, torch.int64, hidden.device)
             hidden, token_ids, row_ids, positions = (t[index] for t in (hidden, token_ids, row_ids, positions))

@@ -1,6 +1,6 @@
 """Device tables, indexed by row: what the device knows of everything that runs.
 
-Row ``num_rows`` is nobody's: padding of recorded steps points there. Only the device thread touches these tensors, in
+Row ``num_rows`` is nobody's: padding of captured steps points there. Only the device thread touches these tensors, in
 plan order, so a row or block that was freed and reused is always written after its former owner's last step.
 """
 
@@ -50,14 +50,14 @@ class StepInputs:
 
 
 class DeviceTables:
-    """``tokens``: int64 ``[num_rows + 1, max_len + max_draft_width + 2]``, the text of each row, drafts behind it;
+    """``tokens``: int64 ``[num_rows + 1, max_len + max_draft_tokens + 2]``, the text of each row, drafts behind it;
     ``block_tables``: int32 ``[num_rows + 1, max_blocks]``; ``computed``: int64 ``[num_rows + 1]``, how many tokens of
     each row have keys and values (confirmed or accepted); ``sampling``: the requests' sampling parameters."""
 
     def __init__(
-        self, num_rows: int, max_len: int, max_draft_width: int, block_size: int, device: str, vocab_size: int
+        self, num_rows: int, max_len: int, max_draft_tokens: int, block_size: int, device: str, vocab_size: int
     ) -> None:
-        width = max_len + max_draft_width + 2
+        width = max_len + max_draft_tokens + 2
         self.block_size = block_size
         self.device = device
         self.vocab_size = vocab_size
@@ -124,7 +124,7 @@ class DeviceTables:
             positions=positions,
             slot_mapping=self.slot_mapping(flat_rows, positions),
             attention=attention,
-            slots=flat_rows,
+            row_ids=flat_rows,
         )
         return StepInputs(forward, row_ids, starts, lengths)
 

@@ -122,7 +122,7 @@ class PlainFormat:
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """Tensors of a case, as :meth:`AttentionKernel.record` takes them, and the plain keys and values per row."""
+    """Tensors of a case, as :meth:`AttentionKernel.forward` takes them, and the plain keys and values per row."""
 
     batch: AttentionBatch
     q: Tensor
@@ -234,7 +234,7 @@ def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
 
 def make_context(case: AttentionCase, dtype: str, device: str) -> BuildContext:
     """A build context of a model with the case's heads. ``device``: ``cpu`` or ``cuda``."""
-    plain = build_context(block_size=case.block_size, max_len=32768, max_requests=64, max_draft_width=8)
+    plain = build_context(block_size=case.block_size, max_len=32768, max_requests=64, max_draft_tokens=8)
     model = replace(
         plain.model,
         hidden_size=case.num_heads * case.head_dim,
@@ -253,8 +253,8 @@ def run(
     kernel: AttentionKernel, case: AttentionCase, inputs: AttentionInputs, kv_format: KVFormat | None = None
 ) -> Tensor:
     """One stage and one record."""
-    return kernel.record(
-        kernel.stage(inputs.batch), case.op, inputs.q, inputs.k_cache, inputs.v_cache,
+    return kernel.forward(
+        kernel.prepare(inputs.batch), case.op, inputs.q, inputs.k_cache, inputs.v_cache,
         kv_format or PlainFormat(), inputs.k_scale, inputs.v_scale,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@
         def make(self, context):
             return Mine(MineConfig(), context)
 
-A recordable kernel inherits :class:`RecordableConformance` instead.
+A capturable kernel inherits :class:`CapturableConformance` instead.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AttentionKernelConformance:
 
     def test_the_suites_of_all_that_the_kernel_offers_are_inherited(self) -> None:
         kernel = self.make(make_context(case_named("verify"), "float32", self.device))
-        assert kernel.capabilities.recordable == isinstance(self, RecordableConformance)
+        assert kernel.capabilities.capturable == isinstance(self, CapturableConformance)
         assert isinstance(kernel, NativeAttention) == isinstance(self, NativeConformance)
 
     def test_the_plan_can_say_what_computes_it(self) -> None:
@@ -97,11 +97,11 @@ class AttentionKernelConformance:
         assert torch.equal(run(kernel, case, inputs), run(kernel, case, inputs))
 
 
-class RecordableConformance(AttentionKernelConformance):
-    """For kernels that claim to be recordable."""
+class CapturableConformance(AttentionKernelConformance):
+    """For kernels that claim to be capturable."""
 
     def test_a_recorded_call_takes_its_lengths_from_the_device(self) -> None:
-        """A graph captured at ``stage`` time is replayed with fewer queries per row and longer contexts."""
+        """A graph captured at ``prepare`` time is replayed with fewer queries per row and longer contexts."""
         case = case_named("verify")
         kernel = self.make(make_context(case, "float32", self.device))
         inputs = make_inputs(case, "float32", self.device)
@@ -125,8 +125,8 @@ class NativeConformance(AttentionKernelConformance):
         tables, q_starts, kv_lens, q = (torch.zeros_like(tensor) for tensor in tensors)
         ones = (1,) * len(real.batch.q_lens)
         batch = AttentionBatch(ones, ones, tables, q_starts, kv_lens, real.batch.block_size)
-        staged, out = kernel.stage(batch), q.new_empty(q.shape[0], case.num_heads * case.head_dim)
-        call = kernel.call(staged, case.op, q, real.k_cache, real.v_cache, PlainFormat(), None, None, out)
+        prepared, out = kernel.prepare(batch), q.new_empty(q.shape[0], case.num_heads * case.head_dim)
+        call = kernel.call(prepared, case.op, q, real.k_cache, real.v_cache, PlainFormat(), None, None, out)
         assert call is not None
         for later, value in zip((tables, q_starts, kv_lens, q), tensors, strict=True):
             later.copy_(value)

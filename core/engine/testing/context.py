@@ -11,7 +11,7 @@ def build_context(
     block_size: int = 16,
     max_len: int = 4096,
     max_requests: int = 32,
-    max_draft_width: int = 4,
+    max_draft_tokens: int = 4,
     device: DeviceFacts | None = None,
     dtype: str = "float32",
     execution: str = "eager",
@@ -49,6 +49,6 @@ def build_context(
         max_len=max_len,
         max_requests=max_requests,
         block_size=block_size,
-        max_draft_width=max_draft_width,
+        max_draft_tokens=max_draft_tokens,
         settings=Settings(device="cpu"),
     )

@@ -22,7 +22,7 @@ from typing import Any
 from engine import LLM
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
-from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter, may_be_recorded, on_device
+from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter, may_be_captured, on_device
 from engine.drafting.behind import Drafts
 from engine.execution.kv_cache import KVCache
 from engine.loop.build import capture_graphs, load_plan, start_drafter
@@ -185,7 +185,7 @@ class DeviceDrafterConformance:
         runner = ModelRunner(load_plan(plan, bound), kv, tables, drafts := Drafts(drafter, tables))
         start_drafter(plan, bound, drafter, runner)
         capture_graphs(runner, bound, _record_without_the_host)
-        assert (drafts.graphs is not None) == may_be_recorded(drafter)
+        assert (drafts.graphs is not None) == may_be_captured(drafter)
 
     def check_nothing_held(self, llm: LLM) -> None:
         stats = llm.core.stats()

@@ -64,15 +64,15 @@ class ExactModel:
     def attention(self) -> ExactModel:
         return self
 
-    def stage(self, batch: AttentionBatch) -> AttentionBatch:
+    def prepare(self, batch: AttentionBatch) -> AttentionBatch:
         return batch
 
-    def forward(self, batch: ForwardBatch, kv: ExactKV, taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, batch: ForwardBatch, kv: ExactKV, aux_layers: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
         """``hidden`` is float64 ``[T, 1]``: the next token's id."""
-        return self.run(batch, kv, self.stage(batch.attention), taps)
+        return self.run(batch, kv, self.prepare(batch.attention), aux_layers)
 
     def run(
-        self, batch: ForwardBatch, kv: ExactKV, staged: AttentionBatch, taps: Sequence[int] = ()
+        self, batch: ForwardBatch, kv: ExactKV, prepared: AttentionBatch, aux_layers: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
         """As a recorded step must, looks at the batch's tensors only: ``q_lens`` and ``kv_lens`` may be bounds."""
         self.num_forwards += 1
@@ -82,15 +82,15 @@ class ExactModel:
         assert bool((ids >= 0).all()), "an input token was read before anybody wrote it"
         kv.tokens.view(-1)[batch.slot_mapping] = ids
         followers: list[int] = []
-        q_starts, kv_lens = staged.q_starts.tolist(), staged.kv_lens_device.tolist()
+        q_starts, kv_lens = prepared.q_starts.tolist(), prepared.kv_lens_device.tolist()
         for row, kv_len in enumerate(kv_lens):
             q_len = q_starts[row + 1] - q_starts[row]
-            blocks = staged.block_tables[row].to(torch.int64)
+            blocks = prepared.block_tables[row].to(torch.int64)
             seen = kv.tokens[blocks].reshape(-1)[:kv_len].tolist()
             assert min(seen) >= 0, "a key was read before anybody wrote it"
             followers += [next_token(seen[: kv_len - q_len + j + 1], self.vocab_size) for j in range(q_len)]
         hidden = torch.tensor(followers, dtype=torch.float64)[:, None]
-        return hidden, [hidden for _ in taps]
+        return hidden, [hidden for _ in aux_layers]
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits: 8 for the next token, a gentle slope for the others."""

@@ -71,7 +71,7 @@ def request(
     computed: int = 0,
     is_running: bool = False,
     priority: int = 0,
-    draft_width: int = 0,
+    num_draft_tokens: int = 0,
     max_output: int = 16,
 ) -> RequestView:
     """A request named ``r<arrival>``."""
@@ -83,13 +83,13 @@ def request(
         priority=priority,
         arrival=arrival,
         max_total=known + max_output,
-        draft_width=draft_width,
+        num_draft_tokens=num_draft_tokens,
     )
 
 
-def decoding(arrival: int, known: int = 33, priority: int = 0, draft_width: int = 0) -> RequestView:
+def decoding(arrival: int, known: int = 33, priority: int = 0, num_draft_tokens: int = 0) -> RequestView:
     """A running request with one token to compute."""
-    return request(arrival, known, known - 1, True, priority, draft_width)
+    return request(arrival, known, known - 1, True, priority, num_draft_tokens)
 
 
 @st.composite
@@ -130,7 +130,7 @@ def workloads(draw: st.DrawFn) -> tuple[Machine, list[Job]]:
         block_size=BLOCK,
         token_budget=draw(st.sampled_from([8, 64, 256])),
         itl_target_ms=draw(st.sampled_from([0.0, 8.0])),
-        draft_width=draw(st.sampled_from([0, 3])),
+        num_draft_tokens=draw(st.sampled_from([0, 3])),
     )
     job = st.builds(
         Job,

@@ -34,7 +34,7 @@ class Machine:
     itl_target_ms: float = 0.0
     base_ms: float = 5.0
     per_token_ms: float = 0.1
-    draft_width: int = 0
+    num_draft_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Simulation:
         check_schedule(view, schedule)
         ran = self._fit(schedule)
         assert ran, f"stall at {self.now_ms} ms with {len(view.running)} running, {len(view.waiting)} waiting"
-        drafts = {r.request_id: r.draft_width for r in view.running if r.remaining == 1}
+        drafts = {r.request_id: r.num_draft_tokens for r in view.running if r.remaining == 1}
         tokens = sum(count + drafts.get(name, 0) for name, (_, count) in ran.items())
         self.step_tokens.append(tokens)
         self.num_steps += 1
@@ -141,7 +141,7 @@ class Simulation:
             priority=r.trace.job.priority,
             arrival=r.arrival,
             max_total=r.trace.job.prompt + r.trace.job.output,
-            draft_width=self._machine.draft_width if r.is_running else 0,
+            num_draft_tokens=self._machine.num_draft_tokens if r.is_running else 0,
         )
 
     def _needed(self, r: _Request, num_tokens: int) -> int:
@@ -200,7 +200,7 @@ def check_schedule(view: SchedulerView, schedule: Schedule) -> None:
     for row in schedule.rows:
         request = running.get(row.request_id) or waiting[row.request_id]
         assert 0 < row.num_tokens <= request.remaining, f"{row} of {request}"
-        total += row.num_tokens + (request.draft_width if request.remaining == 1 else 0)
+        total += row.num_tokens + (request.num_draft_tokens if request.remaining == 1 else 0)
     # One decode with its drafts always fits: the core never asks for more drafts than the budget holds.
     assert total <= view.token_budget, f"{total} tokens in a budget of {view.token_budget}"
     new = [name for name in ids if name in waiting]

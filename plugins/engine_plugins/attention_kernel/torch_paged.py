@@ -63,7 +63,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Staged:
+class Prepared:
     """A step's rows, and the pieces of the windows met so far."""
 
     batch: AttentionBatch
@@ -79,7 +79,7 @@ class TorchAttention:
         window=True,
         soft_cap=True,
         max_verify_width=1 << 30,
-        recordable=False,
+        capturable=False,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext) -> None:
@@ -88,12 +88,12 @@ class TorchAttention:
     def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
         return "TorchAttention"
 
-    def stage(self, batch: AttentionBatch) -> Staged:
-        return Staged(batch)
+    def prepare(self, batch: AttentionBatch) -> Prepared:
+        return Prepared(batch)
 
-    def record(
+    def forward(
         self,
-        staged: Staged,
+        prepared: Prepared,
         op: Attention,
         q: Tensor,
         k_cache: Tensor,
@@ -105,9 +105,9 @@ class TorchAttention:
         """See the contract. A window's pieces are made when its first layer asks for them."""
         capped = op.soft_cap is not None
         key = (op.window, capped, q.dtype)
-        pieces = staged.pieces.get(key)
+        pieces = prepared.pieces.get(key)
         if pieces is None:
-            pieces = staged.pieces[key] = make_pieces(staged.batch, op.window, q.dtype, not capped)
+            pieces = prepared.pieces[key] = make_pieces(prepared.batch, op.window, q.dtype, not capped)
         keys, values = _Cache(k_cache, k_scale, kv_format), _Cache(v_cache, v_scale, kv_format)
         if len(pieces) == 1 and isinstance(pieces[0].query, int):
             return _attend(pieces[0], op, q, keys, values)

@@ -26,8 +26,8 @@ class DraftModelDrafter:
     """Chains of a whole model."""
 
     placement: Literal["host", "device"] = "device"
-    recordable = True
-    taps: tuple[int, ...] = ()
+    capturable = True
+    aux_layers: tuple[int, ...] = ()
     kv_lookahead = 0
 
     def __init__(self, config: DraftModelConfig, context: BuildContext) -> None:
@@ -50,20 +50,20 @@ class DraftModelDrafter:
 
     def extend(self, step: TargetStep) -> None:
         """Computes the step's tokens, rejected drafts too: one pass over a few rows more costs next to nothing."""
-        self._follow(step.tokens, place=step.place)
+        self._follow(step.tokens, metadata=step.metadata)
 
     def propose(self, rows: DraftRows) -> DraftTokens:
         return self._chain(rows)
 
-    def _run(self, tokens: Tensor, place: Any) -> Tensor:
+    def _run(self, tokens: Tensor, metadata: Any) -> Tensor:
         residual: Tensor = self._embed(tokens)
-        return self._layers.run(residual, residual, place)
+        return self._layers.run(residual, residual, metadata)
 
-    def _next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, None]:
-        logits: Tensor = self._head(self._run(tokens, place))
+    def _next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, None]:
+        logits: Tensor = self._head(self._run(tokens, metadata))
         return logits, None
 
-    def release(self, slot: int) -> None:
+    def release(self, row_id: int) -> None:
         """Nothing is kept beside the cache."""
 
 

@@ -20,8 +20,8 @@ class EarlyExitDrafter:
     """Drafts with the first ``layers`` of the target."""
 
     placement: Literal["host", "device"] = "device"
-    recordable = True
-    taps: tuple[int, ...] = ()
+    capturable = True
+    aux_layers: tuple[int, ...] = ()
     kv_lookahead = 0
     weights_bytes = 0
 
@@ -44,9 +44,9 @@ class EarlyExitDrafter:
     def propose(self, rows: DraftRows) -> DraftTokens:
         return self._chain(rows)
 
-    def _next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, None]:
+    def _next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, None]:
         residual = self._engine.embed(tokens)
-        return self._engine.head(self._layers.run(residual, residual, place)), None
+        return self._engine.head(self._layers.run(residual, residual, metadata)), None
 
-    def release(self, slot: int) -> None:
+    def release(self, row_id: int) -> None:
         """Nothing is kept."""

@@ -77,17 +77,17 @@ class NgramDrafter:
         """What followed the longest suffix that occurred before; nothing for a row whose suffixes are all new."""
         return Draft(tokens=tuple(self._propose(row) for row in rows))
 
-    def release(self, slot: int) -> None:
-        self._indexes.pop(slot, None)
+    def release(self, row_id: int) -> None:
+        self._indexes.pop(row_id, None)
 
     def _propose(self, row: DraftRow) -> tuple[int, ...]:
-        index = self._indexes.get(row.slot)
+        index = self._indexes.get(row.row_id)
         if index is None or not index.follows(row.tokens):
             index = SuffixIndex(self._config.min_match, self._config.max_match)
-            self._indexes[row.slot] = index
+            self._indexes[row.row_id] = index
         index.extend(row.tokens)
         at = index.find(row.tokens, self._config.window)
-        return () if at is None else _continuation(row.tokens, at, min(row.width, self.max_width))
+        return () if at is None else _continuation(row.tokens, at, min(row.num_draft_tokens, self.max_width))
 
 
 def _continuation(tokens: Sequence[int], at: int, width: int) -> tuple[int, ...]:

@@ -22,5 +22,5 @@ class NoDrafter:
     def propose(self, rows: Sequence[DraftRow]) -> Draft:
         return Draft(tokens=((),) * len(rows))
 
-    def release(self, slot: int) -> None:
+    def release(self, row_id: int) -> None:
         pass

@@ -56,7 +56,7 @@ class BlockFacts:
     block_size: int
     """Tokens of a block, the newest one included."""
     mask_token: int
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     draft_vocab: int | None
     """Entries of its own projection; ``None``: the target's."""
     quantization: Mapping[str, Any] | None
@@ -109,7 +109,7 @@ def read_facts(folder: str, target: ModelFacts) -> BlockFacts:
             rope=RopeFacts(float(config.get("rope_theta", 10000.0))),
             block_size=int(config["block_size"]),
             mask_token=int(own["mask_token_id"]),
-            taps=tuple(int(layer) + 1 for layer in own["target_layer_ids"]),
+            aux_layers=tuple(int(layer) + 1 for layer in own["target_layer_ids"]),
             draft_vocab=config.get("draft_vocab_size"),
             quantization=config.get("quantization_config"),
         )
@@ -126,8 +126,8 @@ def read_facts(folder: str, target: ModelFacts) -> BlockFacts:
         problems.append(f"hidden_size={facts.hidden_size}, {target.name} has {target.hidden_size}")
     if not 0 <= facts.mask_token < target.vocab_size:
         problems.append(f"mask_token_id={facts.mask_token}, {target.name} has {target.vocab_size} tokens")
-    if not facts.taps or not all(0 <= tap <= target.num_layers for tap in facts.taps):
-        ids = [tap - 1 for tap in facts.taps]
+    if not facts.aux_layers or not all(0 <= aux_layer <= target.num_layers for aux_layer in facts.aux_layers):
+        ids = [aux_layer - 1 for aux_layer in facts.aux_layers]
         problems.append(f"target_layer_ids={ids}, {target.name} has {target.num_layers} layers")
     if facts.block_size < 2:
         problems.append(f"block_size={facts.block_size}, expected at least 2")
@@ -140,7 +140,7 @@ class ParallelBlockDrafter:
     """Blocks of a DFlash head."""
 
     placement: Literal["host", "device"] = "device"
-    recordable = True
+    capturable = True
     kv_lookahead = 0
 
     def __init__(self, config: ParallelBlockConfig, context: BuildContext) -> None:
@@ -148,7 +148,7 @@ class ParallelBlockDrafter:
         self._facts = facts
         self._model = replace(context.model, path=facts.path, head_dim=facts.head_dim, quantization=facts.quantization)
         self.max_width = min(config.max_width, facts.block_size - 1)
-        self.taps = facts.taps
+        self.aux_layers = facts.aux_layers
         self.kv: DrafterKV | None = DrafterKV(facts.num_layers, facts.num_kv_heads, facts.head_dim)
         self.weights_bytes = open_checkpoint(facts.path).num_bytes_as(context.dtype)
 
@@ -156,47 +156,47 @@ class ParallelBlockDrafter:
         facts, weights = self._facts, engine.open(self._model)
         size, eps = facts.hidden_size, facts.eps
         self._engine = engine
-        self._fc = weights.linear(LinearSpec((LinearPart("fc", size),), len(facts.taps) * size))
+        self._fc = weights.linear(LinearSpec((LinearPart("fc", size),), len(facts.aux_layers) * size))
         self._fused_norm = weights.norm(NormSpec("hidden_norm", eps), size)
         layers = range(facts.num_layers)
         self._layers = [weights.layers([facts.layer(i)], first=i) for i in layers]
         self._norms = [weights.norm(NormSpec(f"layers.{i}.input_layernorm", eps), size) for i in layers]
         self._final_norm = weights.norm(NormSpec("norm", eps), size)
-        self._unembed, self._to_target = engine.unembed, None
+        self._lm_head, self._to_target = engine.lm_head, None
         if facts.draft_vocab is not None:
             part = LinearPart("lm_head", facts.draft_vocab)
-            self._unembed = weights.linear(LinearSpec((part,), size, "out", "head"))
+            self._lm_head = weights.linear(LinearSpec((part,), size, "out", "head"))
             found = target_ids(weights, facts.draft_vocab, self._model.vocab_size, facts.path)
             self._to_target = found.to(engine.device)
         weights.finish(ignored=("t2d", "rotary_emb.inv_freq"))
         self._follow, self._fill = engine.captured(self._write), engine.captured(self._filled)
 
     def extend(self, step: TargetStep) -> None:
-        self._follow(*step.taps, place=step.place)
+        self._follow(*step.aux_hidden_states, metadata=step.metadata)
 
-    def _write(self, *taps: Tensor, place: Any) -> None:
+    def _write(self, *aux: Tensor, metadata: Any) -> None:
         """Keys and values of what the target's hidden states are fused to."""
-        fused: Tensor = self._fused_norm(self._fc(self._engine.cat(taps)))
+        fused: Tensor = self._fused_norm(self._fc(self._engine.cat(aux)))
         for layer in self._layers:
-            layer.write(fused, place)
+            layer.write(fused, metadata)
 
     def propose(self, rows: DraftRows) -> DraftTokens:
         if not rows.index:
             return DraftTokens(rows.tokens[:, None])
-        width = rows.width + 1
+        width = rows.most_draft_tokens + 1
         tokens = torch.full((len(rows.index), width), self._facts.mask_token, device=self._engine.device)
         tokens[:, 0] = rows.tokens
-        logits: Tensor = self._fill(tokens.flatten(), place=self._engine.block(rows, width))
+        logits: Tensor = self._fill(tokens.flatten(), metadata=self._engine.block_metadata(rows, width))
         masked = logits.view(len(rows.index), width, -1)[:, 1:].flatten(0, 1)
         return DraftTokens(self._engine.choose(masked, rows, self._to_target))
 
-    def _filled(self, tokens: Tensor, place: Any) -> Tensor:
+    def _filled(self, tokens: Tensor, metadata: Any) -> Tensor:
         """Logits of the token at every place of the blocks."""
         residual = self._engine.embed(tokens)
         for norm, layer in zip(self._norms, self._layers, strict=True):
-            residual = layer.run(residual, norm(residual), place)
-        logits: Tensor = self._unembed(self._final_norm(residual))
+            residual = layer.run(residual, norm(residual), metadata)
+        logits: Tensor = self._lm_head(self._final_norm(residual))
         return logits
 
-    def release(self, slot: int) -> None:
+    def release(self, row_id: int) -> None:
         """Nothing is kept beside the cache."""

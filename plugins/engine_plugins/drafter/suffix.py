@@ -152,9 +152,9 @@ class SuffixDrafter:
         """The likely continuation of each row; nothing for a row whose last tokens are new."""
         return Draft(tokens=tuple(self._propose(row) for row in rows))
 
-    def release(self, slot: int) -> None:
+    def release(self, row_id: int) -> None:
         """What the request was answered, as far as it was seen, now serves others of its tenant."""
-        request = self._requests.pop(slot, None)
+        request = self._requests.pop(row_id, None)
         if request is not None:
             self._memory.add(request.salt, request.texts.tokens[request.prompt_len :])
 
@@ -165,12 +165,12 @@ class SuffixDrafter:
         found = [(length, texts.tokens, at) for texts in searched for length, at in texts.matches(tail)]
         longest = max((length for length, _, _ in found), default=0)
         places = [(tokens, at) for length, tokens, at in found if length == longest]
-        return continued(places, longest, min(row.width, self.max_width), self._config.min_confidence)
+        return continued(places, longest, min(row.num_draft_tokens, self.max_width), self._config.min_confidence)
 
     def _keep_up(self, row: DraftRow) -> _Request:
-        request = self._requests.get(row.slot)
+        request = self._requests.get(row.row_id)
         if request is None:
-            request = self._requests[row.slot] = _Request(row.salt, row.prompt_len, self._config.min_match)
+            request = self._requests[row.row_id] = _Request(row.salt, row.prompt_len, self._config.min_match)
         request.texts.append(row.tokens[len(request.texts.tokens) :])
         return request
 

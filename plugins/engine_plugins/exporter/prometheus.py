@@ -43,11 +43,11 @@ class Observer(Protocol):
 class EngineMetrics:
     """The engine's own names, ``engine_*``."""
 
-    def __init__(self, model: str, max_draft_width: int) -> None:
-        """``max_draft_width``: drafts of one request in one step that there are counters for."""
+    def __init__(self, model: str, max_draft_tokens: int) -> None:
+        """``max_draft_tokens``: drafts of one request in one step that there are counters for."""
         page = self.page = Page({"model": model})
         seconds, counter, gauge = self._seconds, page.counter, page.gauge
-        positions = ("position", [str(1 + at) for at in range(max_draft_width)])
+        positions = ("position", [str(1 + at) for at in range(max_draft_tokens)])
         self.ttft = seconds("ttft", "Arrival at the server to the first token leaving for the client.")
         self.itl = seconds("itl", "Time between consecutive output tokens, one observation per token.")
         self.tpot = seconds("tpot", "(e2e - ttft) / (output tokens - 1), per completed sequence.")
@@ -115,7 +115,7 @@ class EngineMetrics:
         self.accepted.add(event.accepted)
         self.chains.add(event.draft_chains)
         self.drafting.add(event.draft_ms / 1e3)
-        for counter, drafts in ((self.tried, event.drafts_tried), (self.stood, event.drafts_stood)):
+        for counter, drafts in ((self.tried, event.drafts_tried), (self.stood, event.drafts_accepted)):
             for position, count in enumerate(drafts, start=1):
                 counter.add(count, str(position))
         self.preemptions.add(event.preemptions)
@@ -143,7 +143,7 @@ class PrometheusExporter:
     """The plugin: a :class:`~engine.contracts.exporter.ScrapedExporter`."""
 
     def __init__(self, config: PrometheusConfig, context: BuildContext) -> None:
-        self._observers: list[Observer] = [EngineMetrics(context.model.name, context.max_draft_width)]
+        self._observers: list[Observer] = [EngineMetrics(context.model.name, context.max_draft_tokens)]
         if config.compat == "vllm":
             self._observers.append(VllmMetrics(context.model.name, context.block_size))
         # A scrape may come from another thread than the batches.

@@ -19,7 +19,7 @@ def decodes(request: RequestView) -> bool:
 
 def step_tokens(request: RequestView, num_tokens: int) -> int:
     """Tokens of the budget that a row takes, drafts included."""
-    return num_tokens + (request.draft_width if decodes(request) else 0)
+    return num_tokens + (request.num_draft_tokens if decodes(request) else 0)
 
 
 class StepRoom:

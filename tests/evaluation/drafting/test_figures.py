@@ -8,12 +8,12 @@ from engine.evaluation.drafting.worker import Run
 
 def plain(wall_ms=500.0):
     """100 steps of one request: 4 ms on the device, 1 ms besides."""
-    return Run(rounds=100, tokens=100, wall_ms=wall_ms, verify_ms=400.0)
+    return Run(decode_steps=100, tokens=100, wall_ms=wall_ms, verify_ms=400.0)
 
 
 def drafted(wall_ms=400.0, **changes):
     """50 rounds with 2 drafts each, half of which stand at either place: 1 ms to draft, 5 to verify, 2 besides."""
-    fields = {"rounds": 50, "tokens": 100, "wall_ms": wall_ms, "verify_ms": 250.0, "draft_ms": 50.0}
+    fields = {"decode_steps": 50, "tokens": 100, "wall_ms": wall_ms, "verify_ms": 250.0, "draft_ms": 50.0}
     fields |= {"chains": 50, "drafted": 100, "tried": [50, 40], "stood": [40, 10]}
     return Run(**(fields | changes))
 
@@ -21,7 +21,7 @@ def drafted(wall_ms=400.0, **changes):
 def test_a_round_is_split_into_drafting_verifying_and_the_rest():
     found = drafted_figures([drafted()], [plain()])
     assert (found.draft_ms, found.verify_ms, found.rest_ms) == pytest.approx((1.0, 5.0, 2.0))
-    assert (found.tokens_per_round, found.ms_per_token) == (2.0, 4.0)
+    assert (found.tokens_per_step, found.ms_per_token) == (2.0, 4.0)
 
 
 def test_costs_are_in_steps_without_drafts_and_give_the_ideal():

@@ -51,16 +51,16 @@ def test_engines_answer_alike_and_the_counts_add_up(tmp_path, prompts, capsys):
     for row in result["rows"]:
         figures = row["figures"]
         whole = figures["draft_ms"] + figures["verify_ms"] + figures["rest_ms"]
-        assert whole > 0 and figures["tokens_per_round"] >= 1
+        assert whole > 0 and figures["tokens_per_step"] >= 1
         if row["label"] == "drafter=none":
-            assert figures["tokens_per_round"] == 1 and figures["drafted"] == figures["draft_ms"] == 0
+            assert figures["tokens_per_step"] == 1 and figures["drafted"] == figures["draft_ms"] == 0
             continue
-        assert figures["drafted"] >= figures["accepted"] and figures["chains"] <= figures["rounds"]
+        assert figures["drafted"] >= figures["accepted"] and figures["chains"] <= figures["decode_steps"]
         assert figures["draft_ms"] > 0 and figures["slowdown_bound"] >= figures["slowdown"] > 0
-        tau = figures["tokens_per_round"]
+        tau = figures["tokens_per_step"]
         assert figures["ideal"] == pytest.approx(tau / (figures["drafting_cost"] + figures["verify_cost"]))
         # What drafts bring is in the tokens, but for those behind the end of an answer.
-        assert 1 <= tau <= 1 + figures["accepted"] / figures["rounds"] + 1e-9
+        assert 1 <= tau <= 1 + figures["accepted"] / figures["decode_steps"] + 1e-9
     assert any(row["figures"]["accepted"] for row in result["rows"])
     assert "all 20 answers equal those without drafts, token for token" in " ".join(capsys.readouterr().out.split())
 

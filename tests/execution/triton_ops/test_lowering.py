@@ -55,7 +55,7 @@ def run(kernels: Kernels, kv_format: Any, rows: int, device: str) -> tuple[Tenso
             scale.fill_(0.05)
     positions = torch.arange(rows, device=device)
     rotations = lower_rotations(lowering, HEAD_DIM, 64)(positions)
-    step = StepContext(rotations=rotations, slot_mapping=positions + 3, staged=None, kv=kv)
+    step = StepContext(rotations=rotations, slot_mapping=positions + 3, prepared=None, kv=kv)
     with torch.inference_mode(), count_launches() as launches:
         op = lower_layer_op(lowering, OP, 0, norms, packed)
         del launches.names[:]

@@ -75,14 +75,14 @@ def layer_launches(path: Path, rows: int, quantizer: Any = None) -> Launches:
     facts, model = load(path, kernels="triton", quantizer=quantizer)
     loop = PagedLoop(facts, model)
     slots, positions = torch.arange(rows), torch.arange(rows)
-    context = StepContext(rotations=model.rotate(positions), slot_mapping=slots, staged=None, kv=loop.kv)
+    context = StepContext(rotations=model.rotate(positions), slot_mapping=slots, prepared=None, kv=loop.kv)
     residual = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
-    carry = residual
+    hidden_states = residual
     ops = list(model.layers[1])
     del ops[1]  # attention: its output is as large as its queries
     with torch.inference_mode(), count_launches() as launches:
         for op in ops:
-            residual, carry = op(residual, carry.flatten(1), context)
+            residual, hidden_states = op(residual, hidden_states.flatten(1), context)
     return launches
 
 

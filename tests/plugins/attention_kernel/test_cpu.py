@@ -127,7 +127,7 @@ LONG_ROWS = tuple(
 @pytest.mark.parametrize("case", LONG_ROWS, ids=lambda case: case.name)
 def test_keys_of_long_rows_are_split_between_threads(case: AttentionCase, use_amx: bool, three_threads: Any) -> None:
     kernel = build(make_context(case, "bfloat16", "cpu"), use_amx)
-    assert kernel.most_splits(kernel.stage(make_inputs(case, "bfloat16", "cpu").batch), case.op) > 1
+    assert kernel.most_splits(kernel.prepare(make_inputs(case, "bfloat16", "cpu").batch), case.op) > 1
     check(case, "bfloat16", use_amx)
 
 
@@ -160,9 +160,9 @@ def test_block_tables_may_be_a_part_of_wider_ones() -> None:
     part = wide[:, : tables.shape[1]]
     part.copy_(tables)
     kernel = build(make_context(case, "float32", "cpu"))
-    staged = kernel.stage(dataclasses.replace(inputs.batch, block_tables=part))
-    assert staged.step.table_stride == wide.shape[1] and staged.step.block_tables == wide.data_ptr()
-    got = kernel.record(staged, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
+    prepared = kernel.prepare(dataclasses.replace(inputs.batch, block_tables=part))
+    assert prepared.step.table_stride == wide.shape[1] and prepared.step.block_tables == wide.data_ptr()
+    got = kernel.forward(prepared, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
     assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
 
@@ -171,10 +171,10 @@ def test_one_stage_serves_layers_of_different_kinds() -> None:
     plain = case_named("prefill_decode_verify")
     inputs = make_inputs(plain, "float32", "cpu")
     kernel = build(make_context(plain, "float32", "cpu"))
-    staged = kernel.stage(inputs.batch)
+    prepared = kernel.prepare(inputs.batch)
     for changes in ({}, {"window": 9}, {"soft_cap": 2.0}, {"scale": 1.0}, {}):
         case = dataclasses.replace(plain, **changes)
-        got = kernel.record(staged, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
+        got = kernel.forward(prepared, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
         assert error(got, reference(case, inputs)) <= TOLERANCE["float32"], changes
 
 
@@ -311,7 +311,7 @@ def test_queries_beyond_the_keys_are_an_error_here_not_in_the_kernel() -> None:
     inputs = make_inputs(case_named("whole_prompt"), "float32", "cpu")
     broken: AttentionBatch = dataclasses.replace(inputs.batch, kv_lens=(3,))
     with pytest.raises(AssertionError, match="new tokens are keys"):
-        build(build_context()).stage(broken)
+        build(build_context()).prepare(broken)
 
 
 def test_it_is_offered_where_kernels_can_be_built() -> None:

@@ -26,7 +26,7 @@ from engine.testing.attention_cases import (
     reference,
     run,
 )
-from engine.testing.attention_kernel import RecordableConformance
+from engine.testing.attention_kernel import CapturableConformance
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 from engine_plugins.attention_kernel.triton.planning import num_splits
 from engine_plugins.kv_format.fp8 import FP8Format
@@ -40,7 +40,7 @@ def on(num_sms: int) -> Any:
     return lambda context: TritonAttention(SlotConfig(), context, num_sms=num_sms)
 
 
-class TestOnOneMultiprocessor(RecordableConformance):
+class TestOnOneMultiprocessor(CapturableConformance):
     """Too small a device to split keys; every long row goes to the prefill kernel."""
 
     device = DEVICE
@@ -50,7 +50,7 @@ class TestOnOneMultiprocessor(RecordableConformance):
         return on(1)(context)
 
 
-class TestOnManyMultiprocessors(RecordableConformance):
+class TestOnManyMultiprocessors(CapturableConformance):
     """Every row is split, far beyond the number of its key tiles: many splits are empty."""
 
     device = DEVICE
@@ -101,8 +101,8 @@ def test_queries_may_be_a_view_of_a_fused_projection() -> None:
     fused[:, : case.num_heads] = inputs.q
     want = reference(case, inputs)
     kernel = on(4)(make_context(case, "float32", DEVICE))
-    got = kernel.record(
-        kernel.stage(inputs.batch), case.op, fused[:, : case.num_heads], inputs.k_cache, inputs.v_cache,
+    got = kernel.forward(
+        kernel.prepare(inputs.batch), case.op, fused[:, : case.num_heads], inputs.k_cache, inputs.v_cache,
         Plain(), None, None,
     )  # fmt: skip
     assert (got.double() - want).abs().max() <= 1e-5
@@ -153,9 +153,9 @@ def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_behind(rows: 
     case = AttentionCase(f"shorter_{rows}", rows)
     inputs = make_inputs(case, "float32", DEVICE, padding_rows=2 - len(rows))
     kernel = TritonAttention(SlotConfig(), make_context(case, "float32", DEVICE), num_sms=32)
-    staged = kernel.stage(replace(inputs.batch, q_lens=(20, 20), kv_lens=(0, 0)))
-    assert sum(len(item.work.tiles) for item in staged.works) == 4, "two query tiles a row, some without queries"
-    got = kernel.record(staged, case.op, inputs.q, inputs.k_cache, inputs.v_cache, Plain(), None, None)
+    prepared = kernel.prepare(replace(inputs.batch, q_lens=(20, 20), kv_lens=(0, 0)))
+    assert sum(len(item.work.tiles) for item in prepared.works) == 4, "two query tiles a row, some without queries"
+    got = kernel.forward(prepared, case.op, inputs.q, inputs.k_cache, inputs.v_cache, Plain(), None, None)
     assert (got.double() - reference(case, inputs)).abs().max() <= 1e-5
     assert not kernel._arrived.any()
 
@@ -165,7 +165,7 @@ def test_verification_of_every_width_is_one_launch_of_the_split_kernel(width: in
     case = AttentionCase(f"width_{width}", ((width, 500), (width, width)), num_heads=8)
     inputs = make_inputs(case, "bfloat16", DEVICE)
     kernel = TritonAttention(SlotConfig(), make_context(case, "bfloat16", DEVICE), num_sms=64)
-    (item,) = kernel.stage(inputs.batch).works
+    (item,) = kernel.prepare(inputs.batch).works
     assert item.work.split
     gap = (run(kernel, case, inputs).double() - reference(case, inputs)).abs().max()
     assert gap <= 3 * TOLERANCE["bfloat16"]

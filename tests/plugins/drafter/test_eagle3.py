@@ -126,7 +126,7 @@ class Paper:
         self.layer = self.config.get("transformer_layer_config", self.config)
         self.t = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
         self.dim = self.layer.get("head_dim", DIM)
-        self.taps, self.target = TAPS[layout], target
+        self.aux_layers, self.target = TAPS[layout], target
         self.embedding = self.t.get("embed_tokens.weight", target.model.embed_tokens.weight)
 
     def rms(self, x: Tensor, name: str) -> Tensor:
@@ -155,10 +155,10 @@ class Paper:
         found = self.target(torch.tensor([tokens]), output_hidden_states=True)
         # transformers puts the final norm on the last one: taken before it here.
         states = [*found.hidden_states[:-1], self.before_norm]
-        taps = [states[tap][0] for tap in self.taps]
+        aux_layers = [states[aux_layer][0] for aux_layer in self.aux_layers]
         if self.config.get("fc_norm"):
-            taps = [self.rms(tap, f"fc_norm.{i}") for i, tap in enumerate(taps)]
-        together = torch.cat(taps, dim=-1)
+            aux_layers = [self.rms(aux_layer, f"fc_norm.{i}") for i, aux_layer in enumerate(aux_layers)]
+        together = torch.cat(aux_layers, dim=-1)
         return F.linear(
             self.rms(together, "input_norm") if self.config.get("norm_before_fc") else together, self.t["fc.weight"]
         )

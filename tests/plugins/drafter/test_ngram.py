@@ -12,8 +12,8 @@ def make(**config):
     return NgramDrafter(NgramConfig(**config), None)
 
 
-def propose(drafter, tokens, width=4, slot=0):
-    (draft,) = drafter.propose([DraftRow(slot, tokens, 1, width)]).tokens
+def propose(drafter, tokens, width=4, row_id=0):
+    (draft,) = drafter.propose([DraftRow(row_id, tokens, 1, width)]).tokens
     return draft
 
 

@@ -151,9 +151,10 @@ def test_blocks_are_those_of_the_description(
 
     def proposing(self: ParallelBlockDrafter, rows: DraftRows) -> DraftTokens:
         proposed = propose(self, rows)
-        for i, (slot, length, width) in enumerate(zip(rows.slots.tolist(), rows.lengths, rows.widths, strict=True)):
+        wanted = zip(rows.row_ids.tolist(), rows.lengths, rows.num_draft_tokens, strict=True)
+        for i, (slot, length, width) in enumerate(wanted):
             # The whole block counts: a row may have asked for less than the widest of its batch.
-            assert width <= rows.width
+            assert width <= rows.most_draft_tokens
             seen.append((str(slot), length, proposed.tokens[i].clone()))
         return proposed
 

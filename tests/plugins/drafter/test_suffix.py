@@ -14,15 +14,15 @@ def make(**config):
     return SuffixDrafter(SuffixConfig(**{"min_confidence": 0.0, **config}), None)
 
 
-def propose(drafter, tokens, width=4, slot=0, prompt_len=1, salt=""):
-    (draft,) = drafter.propose([DraftRow(slot, tokens, prompt_len, width, salt)]).tokens
+def propose(drafter, tokens, width=4, row_id=0, prompt_len=1, salt=""):
+    (draft,) = drafter.propose([DraftRow(row_id, tokens, prompt_len, width, salt)]).tokens
     return draft
 
 
-def answer(drafter, prompt, output, slot=0, salt=""):
+def answer(drafter, prompt, output, row_id=0, salt=""):
     """A whole request: its output is in the drafter's memory afterwards."""
-    propose(drafter, [*prompt, *output], slot=slot, prompt_len=len(prompt), salt=salt)
-    drafter.release(slot)
+    propose(drafter, [*prompt, *output], row_id=row_id, prompt_len=len(prompt), salt=salt)
+    drafter.release(row_id)
 
 
 class TestSuffixConformance(HostDrafterConformance):
@@ -51,7 +51,7 @@ def test_a_repeating_text_is_continued_beyond_its_end():
 def test_outputs_of_finished_requests_are_continued_in_others():
     drafter = make()
     answer(drafter, [1, 2], [30, 31, 32, 33, 34])
-    assert propose(drafter, [8, 9, 30, 31], slot=1) == (32, 33, 34)
+    assert propose(drafter, [8, 9, 30, 31], row_id=1) == (32, 33, 34)
 
 
 def test_prompts_of_others_and_texts_end_to_end_are_not_matched():
@@ -59,16 +59,16 @@ def test_prompts_of_others_and_texts_end_to_end_are_not_matched():
     answer(drafter, [1, 2, 3, 4], [5, 6])
     answer(drafter, [1, 2, 3, 4], [7, 8])
     assert propose(drafter, [9, 1, 2]) == ()
-    assert propose(drafter, [9, 5, 6], slot=1) == ()
-    assert propose(drafter, [9, 6, 7], slot=2) == ()
+    assert propose(drafter, [9, 5, 6], row_id=1) == ()
+    assert propose(drafter, [9, 6, 7], row_id=2) == ()
 
 
 def test_a_tenants_tokens_never_show_in_anothers_drafts():
     drafter = make()
     answer(drafter, [1], [30, 31, 32, 33], salt="ours")
     assert propose(drafter, [30, 31], salt="theirs") == ()
-    assert propose(drafter, [30, 31], slot=1) == ()
-    assert propose(drafter, [30, 31], slot=2, salt="ours") == (32, 33)
+    assert propose(drafter, [30, 31], row_id=1) == ()
+    assert propose(drafter, [30, 31], row_id=2, salt="ours") == (32, 33)
 
 
 def test_the_oldest_outputs_are_forgotten_and_memory_is_bounded():
@@ -77,8 +77,8 @@ def test_the_oldest_outputs_are_forgotten_and_memory_is_bounded():
         answer(drafter, [0], [1000 + 10 * i + j for j in range(10)], salt=f"tenant {i % 3}")
         assert held(drafter) <= 100
     assert propose(drafter, [1590, 1591], salt="tenant 2") == (1592, 1593, 1594, 1595)
-    assert propose(drafter, [1550, 1551], slot=1, salt="tenant 1") != ()
-    assert propose(drafter, [1000, 1001], slot=2, salt="tenant 0") == ()
+    assert propose(drafter, [1550, 1551], row_id=1, salt="tenant 1") != ()
+    assert propose(drafter, [1000, 1001], row_id=2, salt="tenant 0") == ()
 
 
 def held(drafter):
@@ -90,7 +90,7 @@ def test_of_an_output_longer_than_the_memory_the_end_is_kept():
     drafter = make(remembered_tokens=20)
     answer(drafter, [0], list(range(100, 200)))
     assert propose(drafter, [190, 191]) == (192, 193, 194, 195)
-    assert propose(drafter, [170, 171], slot=1) == ()
+    assert propose(drafter, [170, 171], row_id=1) == ()
 
 
 def test_nothing_is_remembered_where_nothing_may_be():
@@ -103,9 +103,9 @@ def test_a_draft_is_short_where_it_is_unsure_and_long_where_it_is_not():
     sure, unsure = [*range(100, 120)] * 2, [*range(100, 120), 118, 119]
     drafter = make(min_confidence=0.3)
     assert len(propose(drafter, sure, width=8)) == 8
-    assert 1 <= len(propose(drafter, [*unsure[:20], 5, 100, 101], width=8, slot=1)) < 8
+    assert 1 <= len(propose(drafter, [*unsure[:20], 5, 100, 101], width=8, row_id=1)) < 8
     split = [token for last in range(6) for token in (1, 2, 10 + last)] + [1, 2]
-    assert propose(drafter, split, width=8, slot=2) == ()
+    assert propose(drafter, split, width=8, row_id=2) == ()
 
 
 def test_a_place_behind_the_end_of_a_finished_text_has_no_say():

@@ -125,8 +125,8 @@ def test_gauges_hold_the_latest_step_and_counters_the_sum():
 
 def test_drafts_are_counted_by_their_position():
     exporter = make()
-    exporter.export([step_event(drafts_tried=(3, 2, 1), drafts_stood=(2, 1, 0)), step_event()])
-    exporter.export([step_event(drafts_tried=(1, 1), drafts_stood=(1, 0))])
+    exporter.export([step_event(drafts_tried=(3, 2, 1), drafts_accepted=(2, 1, 0)), step_event()])
+    exporter.export([step_event(drafts_tried=(1, 1), drafts_accepted=(1, 0))])
     tried, stood = (
         [value(exporter, f"engine_draft_position_{name}_total", position=str(at)) for at in (1, 2, 3, 4)]
         for name in ("tried", "stood")
@@ -135,7 +135,7 @@ def test_drafts_are_counted_by_their_position():
 
 
 def test_an_engine_without_drafts_has_no_positions():
-    exporter = PrometheusExporter(PrometheusConfig(), replace(context(), max_draft_width=0))
+    exporter = PrometheusExporter(PrometheusConfig(), replace(context(), max_draft_tokens=0))
     exporter.export(one_of_each())
     assert families(exporter)["engine_draft_position_tried"].samples == []
 

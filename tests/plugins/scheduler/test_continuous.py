@@ -34,7 +34,7 @@ def test_a_prompt_longer_than_the_budget_runs_alone_in_pieces() -> None:
 
 
 def test_drafts_count_against_the_budget() -> None:
-    running = [decoding(i, draft_width=3) for i in range(3)]
+    running = [decoding(i, num_draft_tokens=3) for i in range(3)]
     assert rows_of(running, [], token_budget=9) == {"r0": 1, "r1": 1}
 
 

@@ -23,8 +23,8 @@ T_975 = (
 class Figures:
     """One engine at one batch size. A round is one request in one step; milliseconds are medians over passes."""
 
-    rounds: int
-    tokens_per_round: float
+    decode_steps: int
+    tokens_per_step: float
     """tau: the model's own token included, rounds without drafts too."""
     draft_ms: float
     verify_ms: float
@@ -60,12 +60,12 @@ class Figures:
 
 def plain_figures(runs: Sequence[Run]) -> Figures:
     """Of the engine without drafts, from its passes. Raises ``ValueError`` where no answer had a second token."""
-    if not all(run.rounds for run in runs):
+    if not all(run.decode_steps for run in runs):
         raise ValueError("no answer has more than one token")
     draft, verify, rest = (statistics.median(part) for part in zip(*map(_parts, runs), strict=True))
     return Figures(
-        rounds=sum(run.rounds for run in runs),
-        tokens_per_round=sum(run.tokens for run in runs) / sum(run.rounds for run in runs),
+        decode_steps=sum(run.decode_steps for run in runs),
+        tokens_per_step=sum(run.tokens for run in runs) / sum(run.decode_steps for run in runs),
         draft_ms=draft,
         verify_ms=verify,
         rest_ms=rest,
@@ -83,12 +83,12 @@ def drafted_figures(runs: Sequence[Run], plain: Sequence[Run]) -> Figures:
         total.drafted += run.drafted
         total.chains += run.chains
         total.tried, total.stood = added(total.tried, run.tried), added(total.stood, run.stood)
-    width, drafting, verify = total.drafted / own.rounds, own.draft_ms / step_ms, own.verify_ms / step_ms
-    ideal = own.tokens_per_round / (drafting + verify)
+    width, drafting, verify = total.drafted / own.decode_steps, own.draft_ms / step_ms, own.verify_ms / step_ms
+    ideal = own.tokens_per_step / (drafting + verify)
     stood = [*total.stood, *[0] * (len(total.tried) - len(total.stood))]
     return Figures(
-        rounds=own.rounds,
-        tokens_per_round=own.tokens_per_round,
+        decode_steps=own.decode_steps,
+        tokens_per_step=own.tokens_per_step,
         draft_ms=own.draft_ms,
         verify_ms=own.verify_ms,
         rest_ms=own.rest_ms,
@@ -116,8 +116,8 @@ def ms_per_token(run: Run) -> float:
 
 def _parts(run: Run) -> tuple[float, float, float]:
     """Milliseconds of a round: in the drafter, verifying, and the rest."""
-    draft, verify = run.draft_ms / run.rounds, run.verify_ms / run.rounds
-    return draft, verify, run.wall_ms / run.rounds - draft - verify
+    draft, verify = run.draft_ms / run.decode_steps, run.verify_ms / run.decode_steps
+    return draft, verify, run.wall_ms / run.decode_steps - draft - verify
 
 
 def upper_bound(ratios: Sequence[float]) -> float | None:

@@ -111,13 +111,13 @@ def _add(table: Table, report: Report, row: Row, cells: Sequence[str]) -> None:
 
 
 def _speeds(report: Report) -> Table:
-    names = ("tokens/round", "draft", "verify", "rest", "ms/token", "speed-up", "time/none")
+    names = ("tokens/step", "draft", "verify", "rest", "ms/token", "speed-up", "time/none")
     table = _table("milliseconds of a round, and of a token", report, names)
     for row in report.rows:
         f = row.figures
         time = _shown(f.slowdown, ".3f") if f.slowdown_bound is None else f"{f.slowdown:.3f} <= {f.slowdown_bound:.3f}"
         parts = [f"{ms:.3f}" for ms in (f.draft_ms, f.verify_ms, f.rest_ms, f.ms_per_token)]
-        _add(table, report, row, [f"{f.tokens_per_round:.2f}", *parts, _shown(f.speed_up, ".2f"), time])
+        _add(table, report, row, [f"{f.tokens_per_step:.2f}", *parts, _shown(f.speed_up, ".2f"), time])
     return table
 
 
@@ -140,7 +140,7 @@ def notes(report: Report) -> list[str]:
     lines = [
         f"{report.prompts}: {asked}, answered greedily to their end or {report.answer_tokens} tokens, {report.pairs} "
         "times, the engines in turn; steps in which all requests decode",
-        "time/none: mean over passes <= upper end of its 95 % interval. ideal = tokens/round / (k*c + v): k drafts a "
+        "time/none: mean over passes <= upper end of its 95 % interval. ideal = tokens/step / (k*c + v): k drafts a "
         "round, c and v a draft and a step in steps of none; reached: speed-up of that",
     ]
     if not report.differences:

@@ -52,7 +52,7 @@ class Run(msgspec.Struct):
 
     outputs: list[tuple[int, ...]] = []
     """Whole answers, in the order of the prompts."""
-    rounds: int = 0
+    decode_steps: int = 0
     """Requests that got tokens, summed over steps."""
     tokens: int = 0
     wall_ms: float = 0.0
@@ -69,7 +69,7 @@ class Run(msgspec.Struct):
     def add(self, other: Run) -> None:
         """Take in another group."""
         self.outputs = [*self.outputs, *other.outputs]
-        self.rounds += other.rounds
+        self.decode_steps += other.decode_steps
         self.tokens += other.tokens
         self.wall_ms += other.wall_ms
         self.verify_ms += other.verify_ms
@@ -85,7 +85,7 @@ class Run(msgspec.Struct):
         if len(steps) != 1 or steps[0].num_prefill_tokens or not rows:
             return
         step = steps[0]
-        self.rounds += rows
+        self.decode_steps += rows
         self.tokens += sum(len(out.tokens) for out in output.outputs)
         self.wall_ms += wall_ms * rows
         self.verify_ms += step.device_ms * rows
@@ -93,7 +93,7 @@ class Run(msgspec.Struct):
         self.chains += step.draft_chains
         self.drafted += step.drafted
         self.tried = added(self.tried, step.drafts_tried)
-        self.stood = added(self.stood, step.drafts_stood)
+        self.stood = added(self.stood, step.drafts_accepted)
 
 
 class Refused(msgspec.Struct, frozen=True):

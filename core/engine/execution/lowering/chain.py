@@ -40,21 +40,21 @@ def rotates_whole(lowering: Lowering, facts: RopeFacts, head_dim: int) -> bool:
 
 
 def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: PackedLinear) -> LoweredHead:
-    norm, unembed = lowering.norm(norm_weight, op.norm.eps), lower_unembed(lowering, head)
-    return LoweredHead(lambda hidden: unembed(norm(hidden)), unembed)
+    norm, lm_head = lowering.norm(norm_weight, op.norm.eps), lower_lm_head(lowering, head)
+    return LoweredHead(lambda hidden: lm_head(norm(hidden)), lm_head)
 
 
-def lower_unembed(lowering: Lowering, head: PackedLinear) -> Callable[[Tensor], Tensor]:
+def lower_lm_head(lowering: Lowering, head: PackedLinear) -> Callable[[Tensor], Tensor]:
     """The vocabulary projection of rows that are normed."""
     linear = lowering.linear(head)
 
-    def unembed(normed: Tensor) -> Tensor:
+    def lm_head(normed: Tensor) -> Tensor:
         logits = linear(normed)
         if lowering.tp > 1:
             logits = lowering.parallelism.all_gather(logits, "tp", axis=-1)
         return widen(logits)
 
-    return unembed
+    return lm_head
 
 
 def lower_qkv(
@@ -68,8 +68,8 @@ def lower_qkv(
     rotation = None if op.rope is None else lowering.rope_kinds.index(op.rope)
     turn = rotate_paired if op.rope and rotates_whole(lowering, op.rope, head_dim) else rotate
 
-    def qkv_rope_write(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        qkv = linear(norm(residual, carry))
+    def qkv_rope_write(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        qkv = linear(norm(residual, hidden_states))
         # Queries and keys are normed and rotated together: one kernel call instead of two.
         qk = qkv[:, :rotated_size].view(-1, rotated_heads, head_dim)
         if head_norm is not None:
@@ -104,12 +104,12 @@ def _head_norm(
 
 
 def lower_attention(lowering: Lowering, op: Attention, layer: int) -> LoweredOp:
-    record, kv_format = lowering.attention.record, lowering.kv_format
+    record, kv_format = lowering.attention.forward, lowering.kv_format
     local = op if lowering.tp == 1 else _local_attention(op, lowering.tp)
 
-    def attention(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+    def attention(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         keys, values, key_scale, value_scale = context.kv.layer(layer)
-        out = record(context.staged, local, carry, keys, values, kv_format, key_scale, value_scale)
+        out = record(context.prepared, local, hidden_states, keys, values, kv_format, key_scale, value_scale)
         return residual, out
 
     return attention
@@ -129,7 +129,7 @@ def _local_attention(op: Attention, tp: int) -> Attention:
 def lower_gate_up(lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor], packed: PackedLinear) -> LoweredOp:
     norm, linear, act = lowering.norm(norms[op.norm.name], op.norm.eps), lowering.linear(packed), op.act
 
-    def gate_up(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+    def gate_up(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         return residual, gated_activation(linear(norm(residual)), act)
 
     return gate_up
@@ -139,11 +139,11 @@ def lower_residual(lowering: Lowering, packed: PackedLinear) -> LoweredOp:
     linear = lowering.reduced(lowering.linear(packed))
     fused = packed.apply_add if lowering.fused and lowering.tp == 1 else None
 
-    def fused_add(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+    def fused_add(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         assert fused is not None
-        return fused(carry, residual), carry
+        return fused(hidden_states, residual), hidden_states
 
-    def add_to_residual(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        return residual.add_(linear(carry)), carry
+    def add_to_residual(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        return residual.add_(linear(hidden_states)), hidden_states
 
     return add_to_residual if fused is None else fused_add

@@ -47,8 +47,8 @@ def lower_qkv(
     rotation = None if op.rope is None else lowering.rope_kinds.index(op.rope)
     writes = lowering.stores_kv_as_is
 
-    def qkv_rope_write(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        qkv = linear(norm(residual, carry))
+    def qkv_rope_write(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        qkv = linear(norm(residual, hidden_states))
         tables = None if rotation is None else context.rotations[rotation]
         keys, values = context.kv.layer(layer)[:2] if writes else (None, None)
         rotate_and_write(qkv, tables, context.slot_mapping, keys, values)
@@ -74,7 +74,7 @@ def lower_attention(lowering: Lowering, op: Attention, layer: int) -> LoweredOp:
         out = empty(queries, "attended", (queries.shape[0], op.num_heads * op.head_dim))
 
         def call(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> NativeCall:
-            found = kernel.call(context.staged, op, q, k, v, kv_format, *scales, out)
+            found = kernel.call(context.prepared, op, q, k, v, kv_format, *scales, out)
             if found is None:
                 raise NotNative(f"attention is computed by {kernel.label(op, lowering.dtype_name, kv_format)}")
             return found
@@ -89,7 +89,7 @@ def lower_gate_up(lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor
     norm, gate = lowering.norm(norms[op.norm.name], op.norm.eps), compiled_gate(op.act, lowering.dtype)
     apply_gated = packed.apply_gated
 
-    def gate_up(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+    def gate_up(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         x = norm(residual)
         if isinstance(x, Value):
             y = empty(x, "gated", (x.shape[0], packed.out_features // 2))
@@ -103,10 +103,10 @@ def lower_gate_up(lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor
 def lower_residual(lowering: Lowering, packed: PackedLinear) -> LoweredOp:
     of_tensors = chain.lower_residual(lowering, packed)
 
-    def add(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+    def add(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         if not isinstance(residual, Value):
-            return of_tensors(residual, carry, context)
-        run(lambda x, residual: _native(packed)(x, residual, residual), carry, residual)
-        return residual, carry
+            return of_tensors(residual, hidden_states, context)
+        run(lambda x, residual: _native(packed)(x, residual, residual), hidden_states, residual)
+        return residual, hidden_states
 
     return add

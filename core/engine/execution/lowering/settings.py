@@ -97,11 +97,11 @@ class Lowering:
         return cpu_norm(weight, eps) if self.on_cpu else gpu_norm(weight, eps, self.dtype)
 
     def input_norm(self, spec: NormSpec | None, norms: Mapping[str, Tensor]) -> InputNorm:
-        """What a layer's first linear reads, of residual and carry."""
+        """What a layer's first linear reads, of residual and hidden_states."""
         if spec is None:
-            return lambda residual, carry: carry
+            return lambda residual, hidden_states: hidden_states
         norm = self.norm(norms[spec.name], spec.eps)
-        return lambda residual, carry: norm(residual)
+        return lambda residual, hidden_states: norm(residual)
 
     def linear(self, packed: PackedLinear) -> Linear:
         if self.native:
@@ -123,7 +123,7 @@ class LoweredHead:
 
     project: Callable[[Tensor], Tensor]
     """``residual [R, hidden_size] -> logits [R, vocab]`` float32"""
-    unembed: Callable[[Tensor], Tensor]
+    lm_head: Callable[[Tensor], Tensor]
     """:attr:`project` without the norm: for rows that are normed already."""
     project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """:attr:`project`, and each row's most likely token, int64 ``[R]``: the lowest id among equals, -1 where the logits

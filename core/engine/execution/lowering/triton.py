@@ -78,7 +78,7 @@ def lower_qkv(
     rotation = None if op.rope is None else lowering.rope_kinds.index(op.rope)
     store_tile, in_two = lowering.kv_format.store_tile(), needs_whole_heads(lowering, op)
 
-    def qkv_rope_write(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+    def qkv_rope_write(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         tables = None if rotation is None else context.rotations[rotation]
         target = KVTarget(context.slot_mapping, *context.kv.layer(layer))
         if few is None or not few.serves(residual):
@@ -96,7 +96,7 @@ def lower_gate_up(lowering: Lowering, op: NormGateUpAct, norms: dict[str, Tensor
     normed_linear = _many_rows(lowering, op.norm, norms, packed)
     launch = Launch.on(lowering.device)
 
-    def gate_up(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+    def gate_up(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         if few is not None and few.serves(residual):
             return residual, few.linear.gate(residual, act)
         return residual, gated_activation(normed_linear(residual), act, launch)
@@ -112,12 +112,12 @@ def lower_residual(lowering: Lowering, op: OutResidual | DownResidual, packed: P
         return many
     partial = lowering.reduced(few.linear.store)
 
-    def add_to_residual(residual: Tensor, carry: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        if not few.serves(carry):
-            return many(residual, carry, context)
+    def add_to_residual(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        if not few.serves(hidden_states):
+            return many(residual, hidden_states, context)
         if lowering.tp > 1:
-            return residual.add_(partial(carry)), carry
-        return few.linear.add(carry, residual), carry
+            return residual.add_(partial(hidden_states)), hidden_states
+        return few.linear.add(hidden_states, residual), hidden_states
 
     return add_to_residual
 
@@ -145,7 +145,7 @@ def lower_head(lowering: Lowering, op: LMHead, norm_weight: Tensor, head: Packed
         logits = project(hidden).contiguous()
         return logits, argmax_rows(logits, launch)
 
-    return LoweredHead(project, chain.lower_unembed(lowering, head), project_greedy)
+    return LoweredHead(project, chain.lower_lm_head(lowering, head), project_greedy)
 
 
 def _few_rows(lowering: Lowering, spec: LinearSpec, packed: PackedLinear, norm: NormWeight | None) -> FewRows | None:

@@ -128,7 +128,7 @@ def _programs(plan: EnginePlan, bound: BoundEngine, block_size: int) -> int:
     inputs, tables, logits = blocks + SMALL_INPUTS * NUMBER_BYTES, (plan.max_len + PAGE) * rotation, 0
     if drafter is not None:
         # A drafter is handed hidden states and leaves one, and a chain carries one on; a step leaves them and its own.
-        states = len(drafter.taps) + 3
+        states = len(drafter.aux_layers) + 3
         layer += states * hidden
         inputs += 2 * states * hidden + MOST_DRAFTS * NUMBER_BYTES
         tables, logits = 2 * tables, 2 * _logits(plan, MOST_TOKENS, 1)

@@ -11,7 +11,7 @@ import torch
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
-from engine.contracts.drafter import cached_by, on_device, taps_of
+from engine.contracts.drafter import aux_layers_of, cached_by, on_device
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import SamplingParams
 from engine.drafting.graphs import draft_buckets
@@ -60,7 +60,7 @@ def profile_run(
         workspace = meter.peak() - before
         give_back()
         largest_first = sorted(buckets, key=lambda bucket: (-bucket.tokens, -bucket.rows))
-        captured = StepGraphs(model, kv, tables, taps_of(bound.drafter), largest_first[:2], capture)
+        captured = StepGraphs(model, kv, tables, aux_layers_of(bound.drafter), largest_first[:2], capture)
         readings: list[int] = []
         captured.capture(lambda fraction, what: readings.append(free(plan.device)))
         readings.append(free(plan.device))
@@ -92,7 +92,7 @@ def _largest_step(plan: EnginePlan, bound: BoundEngine, model: LoweredModel, kv:
     lengths = [min(plan.max_len, budget - start) for start in range(0, budget, plan.max_len)][:most]
     rows = tuple(StepRow(tables.nobody, 0, length) for length in lengths)
     inputs = tables.inputs(rows)
-    hidden, _ = model.forward(inputs.forward, kv, taps_of(bound.drafter))
+    hidden, _ = model.forward(inputs.forward, kv, aux_layers_of(bound.drafter))
     sampled = hidden[: most * (1 + bound.drafter.max_width)]
     tables.sampling.write(tables.nobody, FULL_SAMPLING, 0, 1, ())
     nobody = torch.full((len(sampled),), tables.nobody, device=tables.device)

@@ -91,14 +91,14 @@ def kernels_8bit() -> ctypes.CDLL:
 
 
 @dataclass(slots=True)
-class Staged:
+class Prepared:
     """A step's rows as the kernel reads them, and as torch does if a layer needs it."""
 
     batch: AttentionBatch
     step: _Step
     """Points at tensors of ``batch``."""
     for_torch: Any = None
-    """What :meth:`TorchAttention.stage` made of ``batch``, once a layer was left to it."""
+    """What :meth:`TorchAttention.prepare` made of ``batch``, once a layer was left to it."""
 
 
 class CpuAttention:
@@ -114,7 +114,7 @@ class CpuAttention:
         window=True,
         soft_cap=True,
         max_verify_width=1 << 30,
-        recordable=False,
+        capturable=False,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext, *, use_amx: bool = True) -> None:
@@ -135,17 +135,17 @@ class CpuAttention:
         scaled = "" if kv_format.scale == "none" else f", {str(stored).removeprefix('torch.')} keys and values"
         return f"CpuAttention, {instructions}{scaled}"
 
-    def stage(self, batch: AttentionBatch) -> Staged:
+    def prepare(self, batch: AttentionBatch) -> Prepared:
         assert all(q <= kv for q, kv in zip(batch.q_lens, batch.kv_lens, strict=True)), "new tokens are keys, too"
         tables, lengths = batch.block_tables, (batch.q_starts, batch.kv_lens_device)
         assert tables.dtype == torch.int32 and tables.stride(1) == 1, "block tables are rows of int32"
         assert all(t.dtype == torch.int32 and t.is_contiguous() for t in lengths), "lengths are vectors of int32"
         pointers = (tensor.data_ptr() for tensor in (*lengths, tables))
-        return Staged(batch, _Step(*pointers, len(batch.q_lens), tables.stride(0), batch.block_size))
+        return Prepared(batch, _Step(*pointers, len(batch.q_lens), tables.stride(0), batch.block_size))
 
-    def record(
+    def forward(
         self,
-        staged: Staged,
+        prepared: Prepared,
         op: Attention,
         q: Tensor,
         k_cache: Tensor,
@@ -158,15 +158,15 @@ class CpuAttention:
         if q.stride(2) != 1 or q.stride(1) != op.head_dim:
             q = q.contiguous()
         out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
-        call = self.call(staged, op, q, k_cache, v_cache, kv_format, k_scale, v_scale, out)
+        call = self.call(prepared, op, q, k_cache, v_cache, kv_format, k_scale, v_scale, out)
         if call is None:
-            return self._by_torch(staged, op, q, k_cache, v_cache, kv_format, k_scale, v_scale)
+            return self._by_torch(prepared, op, q, k_cache, v_cache, kv_format, k_scale, v_scale)
         call()
         return out
 
     def call(
         self,
-        staged: Staged,
+        prepared: Prepared,
         op: Attention,
         q: Tensor,
         k_cache: Tensor,
@@ -183,15 +183,15 @@ class CpuAttention:
         library = self._library if q.dtype == k_cache.dtype else kernels_8bit()
         function: Function = getattr(library, FUNCTIONS[q.dtype, k_cache.dtype])
         return function.at(
-            ctypes.addressof(staged.step), ctypes.addressof(self._op(op)),
+            ctypes.addressof(prepared.step), ctypes.addressof(self._op(op)),
             ctypes.addressof(self._scales(k_scale, v_scale)), q.data_ptr(), q.stride(0), k_cache.data_ptr(),
             v_cache.data_ptr(), out.data_ptr(), self.use_amx,
         )  # fmt: skip
 
-    def most_splits(self, staged: Staged, op: Attention) -> int:
+    def most_splits(self, prepared: Prepared, op: Attention) -> int:
         """Into how many parts the keys of some of the step's queries are split between threads, at most."""
         most = ctypes.c_int64()
-        self._library.count_splits(ctypes.byref(staged.step), ctypes.byref(self._op(op)), ctypes.byref(most))
+        self._library.count_splits(ctypes.byref(prepared.step), ctypes.byref(self._op(op)), ctypes.byref(most))
         return most.value
 
     def _why_torch(self, op: Attention, dtype: torch.dtype, stored: torch.dtype, kv_format: KVFormat) -> str | None:
@@ -218,7 +218,7 @@ class CpuAttention:
         key = k_scale.data_ptr(), v_scale.data_ptr(), k_scale.dim() > 1
         return self._known_scales.setdefault(key, _Scales(*key))
 
-    def _by_torch(self, staged: Staged, *arguments: Any) -> Tensor:
-        if staged.for_torch is None:
-            staged.for_torch = self._torch.stage(staged.batch)
-        return self._torch.record(staged.for_torch, *arguments)
+    def _by_torch(self, prepared: Prepared, *arguments: Any) -> Tensor:
+        if prepared.for_torch is None:
+            prepared.for_torch = self._torch.prepare(prepared.batch)
+        return self._torch.forward(prepared.for_torch, *arguments)

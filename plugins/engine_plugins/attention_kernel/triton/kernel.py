@@ -31,7 +31,7 @@ from engine_plugins.attention_kernel.triton.prefill import chunk_attention
 
 
 @dataclass(frozen=True, slots=True)
-class StagedWork:
+class PreparedWork:
     """A launch whose list of query tiles, int32 ``[n, 2]``, is on the device."""
 
     work: Work
@@ -39,11 +39,11 @@ class StagedWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class Prepared:
     """A step's launches. Owns what the kernels read: keep it as long as a graph captured from it."""
 
     batch: AttentionBatch
-    works: tuple[StagedWork, ...]
+    works: tuple[PreparedWork, ...]
 
 
 class TritonAttention:
@@ -61,7 +61,7 @@ class TritonAttention:
         window=True,
         soft_cap=True,
         max_verify_width=32,
-        recordable=True,
+        capturable=True,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext, *, num_sms: int | None = None) -> None:
@@ -88,17 +88,17 @@ class TritonAttention:
         stored = "" if kv_format.scale == "none" else f", {kv_format.storage_dtype(dtype)} keys and values"
         return f"Triton split-KV (merged in the kernel), FA2-style prefill{stored}"
 
-    def stage(self, batch: AttentionBatch) -> Staged:
+    def prepare(self, batch: AttentionBatch) -> Prepared:
         """Plan the launches of this batch. See :func:`plan_work`; depends on the batch's shape, not its contexts."""
         works = plan_work(
             batch.q_lens, batch.kv_lens, group=self._group, num_kv_heads=self._model.num_kv_heads,
             head_dim=self._model.head_dim, itemsize=self._itemsize, num_sms=self._num_sms,
         )  # fmt: skip
-        return Staged(batch, tuple(StagedWork(work, self._tile_list(work)) for work in works))
+        return Prepared(batch, tuple(PreparedWork(work, self._tile_list(work)) for work in works))
 
-    def record(
+    def forward(
         self,
-        staged: Staged,
+        prepared: Prepared,
         op: Attention,
         q: Tensor,
         k_cache: Tensor,
@@ -107,12 +107,12 @@ class TritonAttention:
         k_scale: Tensor | None,
         v_scale: Tensor | None,
     ) -> Tensor:
-        """See :meth:`engine.contracts.attention_kernel.AttentionKernel.record`."""
+        """See :meth:`engine.contracts.attention_kernel.AttentionKernel.forward`."""
         assert q.stride(-1) == 1 and k_cache.stride(-1) == 1 and k_cache.stride() == v_cache.stride()
         assert op.num_heads == self._group * op.num_kv_heads, "heads per kv head differ from the model's"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        call = _Call(staged.batch, op, q, k_cache, v_cache, kv_format, k_scale, v_scale, out, self._pdl)
-        for item in staged.works:
+        call = _Call(prepared.batch, op, q, k_cache, v_cache, kv_format, k_scale, v_scale, out, self._pdl)
+        for item in prepared.works:
             shape = tile_shape(item.work.split, item.work.block_m, op.head_dim, q.element_size())
             if item.work.split:
                 self._split(call, item, shape)
@@ -121,7 +121,7 @@ class TritonAttention:
                 chunk_attention[grid](*call.tensors(item.tiles), *call.numbers(), **call.constants(shape))
         return out.view(q.shape[0], -1)
 
-    def _split(self, call: _Call, item: StagedWork, shape: TileShape) -> None:
+    def _split(self, call: _Call, item: PreparedWork, shape: TileShape) -> None:
         programs = len(item.work.tiles) * call.op.num_kv_heads
         splits = num_splits(programs, self._num_sms, item.work.queries)
         rows = programs * splits * shape.block_m

@@ -28,7 +28,7 @@ from engine.contracts.ops import (
     OutResidual,
 )
 
-NUM_TAPS = 3
+NUM_AUX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Eagle3Facts:
     bias: bool
     """Of the q/k/v projections."""
     qk_norm: bool
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     prefix: str
     """Of the first layer's tensors."""
     norm_before_residual: bool
@@ -62,7 +62,7 @@ class Eagle3Facts:
     quantization: Mapping[str, Any] | None
 
     def layer(self, index: int) -> tuple[LayerOp, ...]:
-        """One layer as ops. The first is handed its normed input, twice as wide, as the carry."""
+        """One layer as ops. The first is handed its normed input, twice as wide, as the hidden_states."""
         name = self.prefix if index == 0 else f"layers.{index}"
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
         width = self.num_heads * self.head_dim
@@ -145,7 +145,7 @@ class _Reader:
             rope=self._rope(),
             bias=bool(layer.get("attention_bias", False)),
             qk_norm="qwen3" in str(layer.get("model_type", "")) and self._by_speculators,
-            taps=self._taps(),
+            aux_layers=self._aux_layers(),
             prefix="layers.0" if self._by_speculators else "midlayer",
             norm_before_residual=bool(config.get("norm_before_residual", False)),
             norm_before_fc=bool(config.get("norm_before_fc", False)),
@@ -168,7 +168,7 @@ class _Reader:
         given.pop("type", None)
         return RopeFacts(float(theta), kind, None, given)
 
-    def _taps(self) -> tuple[int, ...]:
+    def _aux_layers(self) -> tuple[int, ...]:
         """Layers of the target whose input is tapped."""
         nested = self._config.get("eagle_config") or {}
         if nested.get("use_aux_hidden_state") is False:
@@ -177,8 +177,8 @@ class _Reader:
         total = self._target.num_layers
         if ids is None:
             return (2, total // 2, total - 3)
-        if len(ids) == NUM_TAPS + 1 and self._by_speculators:
-            ids = ids[:NUM_TAPS]  # the last one is what training compared with
+        if len(ids) == NUM_AUX + 1 and self._by_speculators:
+            ids = ids[:NUM_AUX]  # the last one is what training compared with
         return tuple(int(i) + (0 if self._by_speculators else 1) for i in ids)
 
 
@@ -188,10 +188,10 @@ def _check(facts: Eagle3Facts, target: ModelFacts, problems: list[str]) -> None:
         problems.append(f"hidden_size={facts.hidden_size}, {name} has {target.hidden_size}")
     if facts.draft_vocab > target.vocab_size:
         problems.append(f"draft_vocab_size={facts.draft_vocab}, {name} has {target.vocab_size} tokens")
-    if len(facts.taps) != NUM_TAPS or not all(0 <= tap <= target.num_layers for tap in facts.taps):
+    if len(facts.aux_layers) != NUM_AUX or not all(0 <= layer <= target.num_layers for layer in facts.aux_layers):
         problems.append(
-            f"hidden states entering layers {list(facts.taps)} of {name}, which has {target.num_layers} layers; "
-            f"expected {NUM_TAPS} of them (eagle_aux_hidden_state_layer_ids)"
+            f"hidden states entering layers {list(facts.aux_layers)} of {name}, which has {target.num_layers} layers; "
+            f"expected {NUM_AUX} of them (eagle_aux_hidden_state_layer_ids)"
         )
     if facts.num_heads % max(1, facts.num_kv_heads):
         problems.append(f"{facts.num_heads} heads cannot share {facts.num_kv_heads} KV heads")

@@ -27,7 +27,7 @@ from engine.contracts.ops import LinearPart, LinearSpec, NormSpec
 from engine.contracts.provider import BuildContext
 from engine.execution.checkpoint import open_checkpoint
 from engine_plugins.drafter.config import Eagle3Config
-from engine_plugins.drafter.eagle3.checkpoint import NUM_TAPS, Eagle3Facts, read_facts
+from engine_plugins.drafter.eagle3.checkpoint import NUM_AUX, Eagle3Facts, read_facts
 from engine_plugins.drafter.shipped import find_checkpoint
 from engine_plugins.drafter.vocabulary import target_ids
 
@@ -36,7 +36,7 @@ class Eagle3Drafter:
     """Chains of an EAGLE3 head."""
 
     placement: Literal["host", "device"] = "device"
-    recordable = True
+    capturable = True
     kv_lookahead = 1
 
     def __init__(self, config: Eagle3Config, context: BuildContext) -> None:
@@ -44,7 +44,7 @@ class Eagle3Drafter:
         facts = read_facts(find_checkpoint("eagle3", config.path, context), context.model)
         self._facts = facts
         self._model = replace(context.model, path=facts.path, head_dim=facts.head_dim, quantization=facts.quantization)
-        self.taps = facts.taps
+        self.aux_layers = facts.aux_layers
         self.kv: DrafterKV | None = DrafterKV(facts.num_layers, facts.num_kv_heads, facts.head_dim)
         self.weights_bytes = open_checkpoint(facts.path).num_bytes_as(context.dtype)
         self._hidden = torch.empty(0)
@@ -58,14 +58,14 @@ class Eagle3Drafter:
 
     def extend(self, step: TargetStep) -> None:
         if step.drafts_follow or self._facts.num_layers > 1:  # what layers behind the first keep is made of its output
-            self._hidden = self._follow(step.next_tokens, *step.taps, place=step.place)
+            self._hidden = self._follow(step.next_tokens, *step.aux_hidden_states, metadata=step.metadata)
         else:
-            self._note(step.next_tokens, *step.taps, place=step.place)
+            self._note(step.next_tokens, *step.aux_hidden_states, metadata=step.metadata)
 
     def propose(self, rows: DraftRows) -> DraftTokens:
         return self._chain(rows, self._hidden)
 
-    def release(self, slot: int) -> None:
+    def release(self, row_id: int) -> None:
         """Nothing is kept beside the cache."""
 
 
@@ -77,11 +77,11 @@ class Eagle3Head:
         self._engine, self._embed = engine, engine.embed
         if "embed_tokens.weight" in weights.names:
             self._embed = weights.embedding("embed_tokens", self._vocabulary(weights), size)
-        self._fc = weights.linear(LinearSpec((LinearPart("fc", size),), NUM_TAPS * target_size))
+        self._fc = weights.linear(LinearSpec((LinearPart("fc", size),), NUM_AUX * target_size))
         self._norms_before: list[Any] = []
         if facts.fc_norm:
-            self._norms_before = [weights.norm(NormSpec(f"fc_norm.{i}", eps), target_size) for i in range(NUM_TAPS)]
-        self._norm_before = weights.norm(NormSpec("input_norm", eps), NUM_TAPS * size) if facts.norm_before_fc else None
+            self._norms_before = [weights.norm(NormSpec(f"fc_norm.{i}", eps), target_size) for i in range(NUM_AUX)]
+        self._norm_before = weights.norm(NormSpec("input_norm", eps), NUM_AUX * size) if facts.norm_before_fc else None
         self._embedding_norm = weights.norm(NormSpec(f"{facts.prefix}.input_layernorm", eps), size)
         self._hidden_norm = weights.norm(NormSpec(f"{facts.prefix}.hidden_norm", eps), size)
         self._residual_is_normed = facts.norm_before_residual
@@ -95,32 +95,32 @@ class Eagle3Head:
             self.ids = target_ids(weights, facts.draft_vocab, target_vocab, facts.path).to(engine.device)
         weights.finish(ignored=("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight"))
 
-    def fuse(self, taps: tuple[Tensor, ...]) -> Tensor:
+    def fuse(self, aux: tuple[Tensor, ...]) -> Tensor:
         """The target's hidden states -> ``g``."""
         if self._norms_before:
-            taps = tuple(norm(tap) for norm, tap in zip(self._norms_before, taps, strict=True))
-        together = self._engine.cat(taps)
+            aux = tuple(norm(hidden) for norm, hidden in zip(self._norms_before, aux, strict=True))
+        together = self._engine.cat(aux)
         fused: Tensor = self._fc(together if self._norm_before is None else self._norm_before(together))
         return fused
 
-    def follow(self, next_tokens: Tensor, *taps: Tensor, place: Any) -> Tensor:
+    def follow(self, next_tokens: Tensor, *aux: Tensor, metadata: Any) -> Tensor:
         """Where the target has been."""
-        return self.run(next_tokens, self.fuse(taps), place)
+        return self.run(next_tokens, self.fuse(aux), metadata)
 
-    def note(self, next_tokens: Tensor, *taps: Tensor, place: Any) -> None:
+    def note(self, next_tokens: Tensor, *aux: Tensor, metadata: Any) -> None:
         """Where the target has been and nobody drafts: the keys and values of the first layer."""
-        self._layers.write(self._read(next_tokens, self._hidden_norm(self.fuse(taps))), place)
+        self._layers.write(self._read(next_tokens, self._hidden_norm(self.fuse(aux))), metadata)
 
-    def next(self, tokens: Tensor, hidden: Tensor | None, place: Any) -> tuple[Tensor, Tensor]:
+    def next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, Tensor]:
         """One step of a chain."""
         assert hidden is not None
-        hidden = self.run(tokens, self.carried(hidden), place)
+        hidden = self.run(tokens, self.carried(hidden), metadata)
         return self.logits(hidden), hidden
 
-    def run(self, next_tokens: Tensor, g: Tensor, place: Any) -> Tensor:
+    def run(self, next_tokens: Tensor, g: Tensor, metadata: Any) -> Tensor:
         """The layers: what the head knows at each position, and the ``g`` of the next. Overwrites ``g``."""
         normed = self._hidden_norm(g)
-        return self._layers.run(normed if self._residual_is_normed else g, self._read(next_tokens, normed), place)
+        return self._layers.run(normed if self._residual_is_normed else g, self._read(next_tokens, normed), metadata)
 
     def _read(self, next_tokens: Tensor, normed: Tensor) -> Tensor:
         """What queries, keys and values are made of."""

@@ -1,4 +1,4 @@
-"""Places that a recorded drafter asks for: each call has its own, and they live as long as the recording."""
+"""Places that a captured drafter asks for: each call has its own, and they live as long as the recording."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_rows
-from engine.drafting.places import RecordedPlaces
+from engine.drafting.metadata import CapturedMetadata
 from engine.loop.build import drafts_of
 from engine.step.graphs import Bucket
 
-from .recording import Recording
+from .recording import Capturing
 from .test_draft_graphs import Old, Toy, toy_engine
 
 
@@ -29,22 +29,22 @@ class Placing(Toy):
         self.ask = ask
 
     def propose(self, rows: DraftRows) -> DraftTokens:
-        if rows.index and rows.recording is not None:
+        if rows.index and rows.capture is not None:
             self.ask(rows)
         return super().propose(rows)
 
 
-def recorded_places(engine: Recording) -> tuple[RecordedPlaces, DraftRows]:
-    """As a recorded step of two rows has them, in a pass that begins."""
+def recorded_places(engine: Capturing) -> tuple[CapturedMetadata, DraftRows]:
+    """As a captured step of two rows has them, in a pass that begins."""
     steps = engine.runner.graphs
     assert steps is not None
-    step = steps.recorded(Bucket(2, 1))
+    step = steps.captured(Bucket(2, 1))
     blocks = steps.tables.block_tables
 
     def lend(call: int, count: int) -> Tensor:
         return blocks.new_zeros(count, blocks.shape[1])
 
-    places = RecordedPlaces(steps.tables, step.batch.attention, steps.attention, lend)
+    places = CapturedMetadata(steps.tables, step.batch.attention, steps.attention, lend)
     places.begin()
     return places, draft_rows(step, steps.tables, DraftBucket(step.bucket, 2), places)
 
@@ -55,8 +55,8 @@ def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> 
     passes = []
     for _ in range(2):
         places.begin()
-        batches = [place.attention for which in (rows, later) for place in places.places(which, 2)]
-        batches += [places.block(which, 2).attention for which in (rows, later)]
+        batches = [one.attention for which in (rows, later) for one in places.chain_metadata(which, 2)]
+        batches += [places.block_metadata(which, 2).attention for which in (rows, later)]
         passes.append([batch.kv_lens_device.data_ptr() for batch in batches])
         ends = [rows.positions + 1, rows.positions + 2, later.positions + 1, later.positions + 2]
         ends += [(which.positions + 2).repeat_interleave(2) for which in (rows, later)]
@@ -76,7 +76,7 @@ def test_blocks_of_a_pass_have_block_tables_of_their_own() -> None:
 def test_places_for_other_rows_than_the_steps_are_refused(index: tuple[int, ...]) -> None:
     def ask(rows: DraftRows) -> None:
         if len(rows.index) == 2:
-            rows.recording.places(replace(rows, index=index), 1)
+            rows.capture.chain_metadata(replace(rows, index=index), 1)
 
     with pytest.raises(AssemblyError, match=rf"places of rows \[{index[0]}.*: expected .* all 2 of the step"):
         toy_engine(Placing(ask))
@@ -87,7 +87,7 @@ def test_what_a_recording_reads_lives_as_long_as_the_recordings() -> None:
     lengths: list[weakref.ref[Tensor]] = []
 
     def ask(rows: DraftRows) -> None:
-        lengths.append(weakref.ref(rows.recording.places(rows, 1)[0].attention.kv_lens_device))
+        lengths.append(weakref.ref(rows.capture.chain_metadata(rows, 1)[0].attention.kv_lens_device))
 
     def forgetting(step: Callable[[], None]) -> Callable[[], None]:
         step()

@@ -16,23 +16,23 @@ Rotate = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 
 
 @dataclass(slots=True)
-class Place:
+class ForwardMetadata:
     """The place of some tokens."""
 
     positions: Tensor
     """int64 ``[num_tokens]``. While a program is written, this and the slots are values."""
     slot_mapping: Tensor
     attention: AttentionBatch
-    staged: Any = None
+    prepared: Any = None
     """By the attention kernel, when it is first needed."""
     chain: Chained | None = None
     """The places this one was made with, and which of them it is."""
     index: int = 0
 
     def context(self, rotate: Rotate, attention: AttentionKernel, kv: KVCache) -> StepContext:
-        if self.staged is None:
-            self.staged = attention.stage(self.attention)
-        return StepContext(self.rotations(rotate), self.slot_mapping, self.staged, kv)
+        if self.prepared is None:
+            self.prepared = attention.prepare(self.attention)
+        return StepContext(self.rotations(rotate), self.slot_mapping, self.prepared, kv)
 
     def rotations(self, rotate: Rotate) -> tuple[tuple[Tensor, Tensor], ...]:
         return rotate(self.positions) if self.chain is None else self.chain.rotations(rotate)[self.index]

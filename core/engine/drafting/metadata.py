@@ -11,24 +11,24 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import DraftRows
-from engine.execution.places import Chained, Place
+from engine.execution.metadata import Chained, ForwardMetadata
 from engine.step.tables import DeviceTables
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     batch: AttentionBatch
-    staged: Any
+    prepared: Any
 
 
 _ALIGNED = 4
 """Lengths of a step begin at multiples of so many int32: kernels are compiled anew for pointers aligned less well."""
 
 
-class RecordedPlaces:
-    """Where the drafts of a recorded step go. What the attention kernel reads stays where it is, and is staged when
+class CapturedMetadata:
+    """Where the drafts of a captured step go. What the attention kernel reads stays where it is, and is prepared when
     drafts are first proposed, in front of the recording; no two calls of a pass share any of it. Keep this as long as
-    what was recorded with it."""
+    what was captured with it."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class RecordedPlaces:
         attention: AttentionKernel,
         lend: Callable[[int, int], Tensor],
     ) -> None:
-        """``step``: the recorded step's, whose block tables its recording fills; ``lend``: the n-th block tables of a
+        """``step``: the captured step's, whose block tables its recording fills; ``lend``: the n-th block tables of a
         pass, and how many rows they have, until the next recording is made."""
         self._tables = tables
         self._step = step
@@ -52,34 +52,34 @@ class RecordedPlaces:
         """A pass begins. It asks for what the passes before have asked for."""
         self._calls = 0
 
-    def places(self, rows: DraftRows, steps: int) -> list[Place]:
-        """See :meth:`engine.contracts.drafter.DraftEngine.places`."""
+    def chain_metadata(self, rows: DraftRows, steps: int) -> list[ForwardMetadata]:
+        """See :meth:`engine.contracts.drafter.DraftEngine.chain_metadata`."""
         count = self._count(rows)
         if not steps:
             return []
         call = self._call(), steps
         if call not in self._chains:
-            self._chains[call] = self._stage_chain(count, steps)
+            self._chains[call] = self._prepare_chain(count, steps)
         positions = rows.positions + torch.arange(steps, device=rows.positions.device)[:, None]
-        mapping = self._tables.slot_mapping(rows.slots.expand_as(positions), positions)
+        mapping = self._tables.slot_mapping(rows.row_ids.expand_as(positions), positions)
         chain, found = Chained(positions), []
         for j, kept in enumerate(self._chains[call]):
             kept.batch.kv_lens_device.copy_(positions[j] + 1)
-            found.append(Place(positions[j], mapping[j], kept.batch, kept.staged, chain, j))
+            found.append(ForwardMetadata(positions[j], mapping[j], kept.batch, kept.prepared, chain, j))
         return found
 
-    def block(self, rows: DraftRows, width: int) -> Place:
-        """See :meth:`engine.contracts.drafter.DraftEngine.block`."""
+    def block_metadata(self, rows: DraftRows, width: int) -> ForwardMetadata:
+        """See :meth:`engine.contracts.drafter.DraftEngine.block_metadata`."""
         count, call = self._count(rows), (self._call(), width)
         if call not in self._blocks:
-            self._blocks[call] = self._stage(self._lend(call[0], count * width), self._lengths(1, count * width)[0])
+            self._blocks[call] = self._prepare(self._lend(call[0], count * width), self._lengths(1, count * width)[0])
         kept = self._blocks[call]
         positions = (rows.positions[:, None] + torch.arange(width, device=rows.positions.device)).flatten()
-        slots = rows.slots[:, None].expand(count, width).flatten()
+        slots = rows.row_ids[:, None].expand(count, width).flatten()
         kept.batch.kv_lens_device.view(count, width).copy_((rows.positions + width)[:, None].expand(count, width))
         blocks = self._step.block_tables[:, None]
         kept.batch.block_tables.view(count, width, -1).copy_(blocks.expand(count, width, blocks.shape[-1]))
-        return Place(positions, self._tables.slot_mapping(slots, positions), kept.batch, kept.staged)
+        return ForwardMetadata(positions, self._tables.slot_mapping(slots, positions), kept.batch, kept.prepared)
 
     def _call(self) -> int:
         self._calls += 1
@@ -88,22 +88,22 @@ class RecordedPlaces:
     def _count(self, rows: DraftRows) -> int:
         """Number of rows. Raises ``ValueError`` unless they are those of the step."""
         count = len(self._step.q_lens)
-        if rows.index != tuple(range(count)) or rows.slots.shape[0] != count:
+        if rows.index != tuple(range(count)) or rows.row_ids.shape[0] != count:
             raise ValueError(
-                f"a recorded drafter asked for the places of rows {list(rows.index)}: expected those that it was "
+                f"a captured drafter asked for the places of rows {list(rows.index)}: expected those that it was "
                 f"given, all {count} of the step and in their order"
             )
         return count
 
-    def _stage_chain(self, count: int, steps: int) -> list[_Kept]:
-        return [self._stage(self._step.block_tables, lengths) for lengths in self._lengths(steps, count)]
+    def _prepare_chain(self, count: int, steps: int) -> list[_Kept]:
+        return [self._prepare(self._step.block_tables, lengths) for lengths in self._lengths(steps, count)]
 
     def _lengths(self, steps: int, count: int) -> list[Tensor]:
         """Room for ``steps`` times ``count`` lengths."""
         padded = -(-count // _ALIGNED) * _ALIGNED
         return [row[:count] for row in torch.ones(steps, padded, dtype=torch.int32, device=self._tables.device)]
 
-    def _stage(self, block_tables: Tensor, lengths: Tensor) -> _Kept:
+    def _prepare(self, block_tables: Tensor, lengths: Tensor) -> _Kept:
         """One token a row; ``lengths``: int32 ``[rows]``, to be overwritten."""
         count = len(lengths)
         batch = AttentionBatch(
@@ -114,4 +114,4 @@ class RecordedPlaces:
             kv_lens_device=lengths,
             block_size=self._tables.block_size,
         )
-        return _Kept(batch, self._attention.stage(batch))
+        return _Kept(batch, self._attention.prepare(batch))
