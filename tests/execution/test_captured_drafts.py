@@ -93,7 +93,7 @@ class Compared:
             run, plain = partial(call_chain, called, rows, hidden), partial(called._plain, rows, hidden)
             got = self._compare(called._programs, lambda: plain().tokens, lambda: run().tokens)
             assert called._written, "not captured"
-            self.counts[f"{len(rows.index)} x {rows.width}"] += 1
+            self.counts[f"{len(rows.index)} x {rows.most_draft_tokens}"] += 1
             return DraftTokens(got)
 
         patch.setattr(KVCache, "__init__", cache)

@@ -226,23 +226,31 @@ def test_draft_logits_are_those_of_the_paper(
         "scheduler=chunked_prefill",
         "scheduler.token_budget=16",
         "model.dtype=float32",
+        "overlap=false",  # no step beyond an end
         f"execution={execution}",
     ]
     plan = assemble([f"model.path={target}", "device=cpu", "exporter=[]", *overrides, *chunked])
     seen: list[tuple[int, list[Tensor]]] = []
-    propose, most_likely = Eagle3Drafter.propose, Eagle3Head.most_likely
+    propose, build = Eagle3Drafter.propose, Eagle3Head.__init__
 
     def proposing(self: Eagle3Drafter, rows: DraftRows) -> DraftTokens:
-        seen.append((rows.lengths[0] if rows.lengths else 0, []))
+        seen.append((int(rows.positions[0]), []))
         return propose(self, rows)
 
-    def choosing(self: Eagle3Head, hidden: Tensor) -> Tensor:
-        seen[-1][1].append(self._logits(hidden)[0].clone())
-        return most_likely(self, hidden)
+    def watched(self: Eagle3Head, *arguments: Any) -> None:
+        build(self, *arguments)
+        head = self.logits
 
-    # The copies are torch's work, so chains are not replayed here: test_replayed_drafts.py compares these with those.
+        def logits(hidden: Tensor) -> Tensor:
+            found: Tensor = head(hidden)
+            seen[-1][1].append(found[0].clone())
+            return found
+
+        self.logits = logits
+
+    # The copies are torch's work, so chains are no programs here: test_captured_drafts.py compares these with those.
     monkeypatch.setattr(Eagle3Drafter, "propose", proposing)
-    monkeypatch.setattr(Eagle3Head, "most_likely", choosing)
+    monkeypatch.setattr(Eagle3Head, "__init__", watched)
     engine = build_engine(plan)
     seen.clear()
     prompt = [(7 * i + 3) % VOCAB for i in range(37)]

@@ -143,6 +143,7 @@ def test_blocks_are_those_of_the_description(
         "scheduler=chunked_prefill",
         "scheduler.token_budget=16",
         "model.dtype=float32",
+        "overlap=false",  # no step beyond an end
         f"execution={execution}",
     ]
     engine = build_engine(assemble([f"model.path={target}", "device=cpu", "exporter=[]", *overrides, *chunked]))
@@ -151,11 +152,11 @@ def test_blocks_are_those_of_the_description(
 
     def proposing(self: ParallelBlockDrafter, rows: DraftRows) -> DraftTokens:
         proposed = propose(self, rows)
-        wanted = zip(rows.row_ids.tolist(), rows.lengths, rows.num_draft_tokens, strict=True)
-        for i, (slot, length, width) in enumerate(wanted):
+        wanted = zip(rows.row_ids.tolist(), rows.positions.tolist(), rows.num_draft_tokens, strict=True)
+        for i, (row_id, length, num_draft_tokens) in enumerate(wanted):
             # The whole block counts: a row may have asked for less than the widest of its batch.
-            assert width <= rows.most_draft_tokens
-            seen.append((str(slot), length, proposed.tokens[i].clone()))
+            assert num_draft_tokens <= rows.most_draft_tokens
+            seen.append((str(row_id), length, proposed.tokens[i].clone()))
         return proposed
 
     monkeypatch.setattr(ParallelBlockDrafter, "propose", proposing)
@@ -169,10 +170,10 @@ def test_blocks_are_those_of_the_description(
             texts[output.request_id] += output.tokens
     engine.core.close()
     described = Described(head_tensors(draft_vocab), LlamaForCausalLM.from_pretrained(target, dtype=torch.float32))
-    assert {slot for slot, _, _ in seen} == {"0", "1"} and any(len(tokens) == 4 for _, _, tokens in seen)
-    for slot, length, tokens in seen:
-        wanted = described.drafts(texts[slot][: length + 1], len(tokens))
-        assert tokens.tolist() == wanted.tolist(), (slot, length)
+    assert {request for request, _, _ in seen} == {"0", "1"} and any(len(tokens) == 4 for _, _, tokens in seen)
+    for request, length, tokens in seen:
+        wanted = described.drafts(texts[request][: length + 1], len(tokens))
+        assert tokens.tolist() == wanted.tolist(), (request, length)
 
 
 @pytest.mark.parametrize(
