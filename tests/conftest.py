@@ -29,8 +29,8 @@ def _cache_of_their_own() -> tempfile.TemporaryDirectory[str]:
 
 
 def _cores_of_their_own() -> None:
-    """Give this worker its share of the cores. An engine takes a thread for each core it may use: where another worker's
-    threads run on the same cores, they wait for each other longer than they compute."""
+    """Give this worker its share of the cores. An engine takes a thread for each core it may use: where those of
+    another worker run on the same cores, they wait for each other longer than they compute."""
     if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
         number, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         cores = sorted(os.sched_getaffinity(0))
