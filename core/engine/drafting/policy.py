@@ -6,8 +6,8 @@ included. Chains of ``k`` drafts bring ``1 + a1 + a1 a2 + ... + a1 ... ak`` toke
 Nothing here influences *which* tokens come out.
 
 Now and then a few steps try another number, so that no figure grows old; what was never tried is estimated from what
-was. With 0 drafts the drafter computes nothing for decode steps, so running requests may have lost what it needs;
-requests that start later have not.
+was. With 0 drafts a drafter on the device computes nothing for decode steps, so it lacks keys of running requests and
+the next trial waits for a request that starts.
 """
 
 from __future__ import annotations
@@ -97,6 +97,10 @@ class DraftPolicy:
         trial = bucket.trial(self.max_width)
         return bucket.width if trial is None else trial
 
+    def is_on(self, batch_size: int) -> bool:
+        """Whether drafting pays, trials of no drafts apart."""
+        return self._bucket(batch_size).width > 0 if self._adaptive else self.max_width > 0
+
     def observe(self, chains: Sequence[tuple[int, int]], ms: float | None) -> None:
         """A decode step: for each request how many drafts were asked for, and how many were accepted; and how long it
         took, drafter and waiting for the host included (``None``: not known, or not typical)."""
@@ -109,7 +113,9 @@ class DraftPolicy:
             reached = [accepted > i for asked, accepted in chains if asked > i and accepted >= i]
             bucket.tried[i] = KEEP * bucket.tried[i] + len(reached)
             bucket.accepted[i] = KEEP * bucket.accepted[i] + sum(reached)
-        bucket.count()
+        trial = bucket.trial(self.max_width)
+        if trial is None or trial == width:
+            bucket.count()
         if bucket.steps % TRIAL == 0 and bucket.trial(self.max_width) is None:
             bucket.width = self._best(bucket)
 

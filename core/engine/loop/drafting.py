@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine.contracts.drafter import Drafter, DraftRow, HostDrafter
+from engine.contracts.drafter import Drafter, DraftRow, HostDrafter, cached_by
 from engine.drafting.policy import DraftPolicy
 from engine.loop.sequence import Sequence
 from engine.step.plan import DrafterBroken, StepPlan, StepResult
@@ -49,6 +50,8 @@ class Drafting:
         self._policy = policy
         self._vocab_size = vocab_size
         self._enabled = drafter.max_width > 0
+        kv = cached_by(drafter)
+        self._keeps_keys = kv is not None and kv.num_layers > 0
         self.on_host = self._enabled and self._host is not None
 
     @property
@@ -83,10 +86,18 @@ class Drafting:
             return False
         return min(asked, sequence.max_drafts) > 0
 
-    def wants_behind(self, batch_size: int) -> int:
-        """How many drafts a drafter on the device is to propose, for each request, behind a step in which so many get
-        their next tokens."""
-        return self._policy.num_draft_tokens(batch_size) if self._enabled and self._host is None and batch_size else 0
+    def wants_behind(self, sampling: SequenceOf[Sequence]) -> dict[Sequence, int]:
+        """How many drafts a drafter on the device is to propose behind a step in which these get their next tokens:
+        none for those whose tokens it has not all seen."""
+        if not self._enabled or self._host is not None:
+            return {}
+        synced = [s for s in sampling if s.drafter_synced or not self._keeps_keys]
+        return dict.fromkeys(synced, self._policy.num_draft_tokens(len(sampling))) if synced else {}
+
+    def syncs(self, decoding: SequenceOf[Sequence]) -> bool:
+        """Whether a drafter on the device sees a step in which these decode although nobody drafts behind it."""
+        synced = self._enabled and self._keeps_keys and any(s.drafter_synced for s in decoding)
+        return synced and self._policy.is_on(len(decoding))
 
     def observe(self, plan: StepPlan, drafted: Drafted, result: StepResult, gap_ms: float | None) -> None:
         """What a step came to: its drafts, its times, and how long the device had waited before it, for a drafter on

@@ -193,9 +193,9 @@ class Planner:
             elif not sketch.admission_failed:
                 sketch.admission_failed = not self._admit(sequence, row.num_tokens, sketch)
         sampling = [s for s, placed in sketch.placed.items() if s.scheduled + placed.num_tokens == s.known]
-        wants = self._drafting.wants_behind(len(sampling))
+        wants = self._drafting.wants_behind(sampling)
         for sequence in sampling:
-            self._add_drafts(sequence, sketch, wants)
+            self._add_drafts(sequence, sketch, wants.get(sequence, 0))
         return sketch
 
     def _add_drafts(self, s: Sequence, sketch: Sketch, wants: int) -> None:
@@ -294,16 +294,16 @@ class Planner:
         return self._finish(Sketch(placed={suspect: Placed(count)}), asked=0)
 
     def _finish(self, sketch: Sketch, asked: int) -> Planned:
-        has_prompt = any(not s.decodes for s in sketch.placed)
+        wants_drafts = any(placed.wants_drafts for placed in sketch.placed.values())
+        syncs = wants_drafts or any(not s.decodes for s in sketch.placed) or self._drafting.syncs([*sketch.placed])
         admits: list[Admit] = []
         rows, asked_of = [], []
         for s, placed in sketch.placed.items():
             if not s.is_on_device:
                 admits.append(s.admission())
             asked_of.append(min(asked, s.max_drafts) if s.decodes else 0)
-            rows.append(s.schedule(self._next_id, placed.num_tokens, placed.num_drafts, placed.wants_drafts))
-        wants_drafts = any(row.wants_drafts for row in rows)
-        plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs_drafter=has_prompt or wants_drafts)
+            rows.append(s.schedule(self._next_id, placed.num_tokens, placed.num_drafts, placed.wants_drafts, syncs))
+        plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs)
         owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
         self._next_id += 1
         preempted, self._preempted = self._preempted, 0

@@ -52,6 +52,8 @@ class Sequence:
     """By a drafter on the host, for the next step."""
     device_drafts: int = 0
     """How many drafts a drafter on the device will have left for the next step."""
+    drafter_synced: bool = True
+    """A drafter on the device has seen all its tokens: its keys are there, and drafts may be good."""
     proposed_at: int = -1
     """Length of ``tokens`` for which a drafter on the host was asked last."""
     epoch: int = 0
@@ -110,6 +112,7 @@ class Sequence:
     def admit(self, row_id: int, lease: Lease) -> None:
         """Take a row and blocks, of which the first may hold a cached prefix."""
         self.row_id, self.lease = row_id, lease
+        self.drafter_synced = True
         self.scheduled = self.computed = lease.num_cached
 
     def admission(self) -> Admit:
@@ -125,7 +128,9 @@ class Sequence:
             stop_ids=tuple(self.stop_ids),
         )
 
-    def schedule(self, plan_id: int, num_tokens: int, num_drafts: int, wants_drafts: int) -> StepRow:
+    def schedule(
+        self, plan_id: int, num_tokens: int, num_drafts: int, wants_drafts: int, syncs_drafter: bool = True
+    ) -> StepRow:
         """Its part of a step; from here on these tokens count as scheduled."""
         assert self.lease is not None and self.is_on_device
         blocks = self.lease.blocks[0]
@@ -144,6 +149,7 @@ class Sequence:
         self.scheduled += row.num_queries
         self.pending += row.samples + num_drafts
         self.host_drafts, self.device_drafts = (), wants_drafts
+        self.drafter_synced &= syncs_drafter
         self._check()
         return row
 
