@@ -46,8 +46,9 @@ def test_good_drafts_that_cost_little_are_asked_for_in_full(batch):
 @pytest.mark.parametrize("accuracy, ms", [(0.0, lambda w: 10.0 + w), (0.9, compute_bound)])
 def test_drafts_that_do_not_pay_are_asked_for_in_trials_only(accuracy, ms):
     asked = decode(DraftPolicy(MOST), 16, accuracy, ms, 2000)[100:]
-    assert usual(asked) == 0
-    assert 0 < sum(width > 0 for width in asked) <= 0.04 * len(asked)
+    assert usual(asked) == 0 and any(asked)
+    assert sum(map(ms, asked)) < 1.04 * len(asked) * ms(0) or ms is compute_bound
+    assert sum(width > 0 for width in asked) <= (0.04 if ms is compute_bound else 0.13) * len(asked)
 
 
 def test_the_number_with_the_most_tokens_per_millisecond_is_found():

@@ -25,7 +25,8 @@ KEEP = 0.98
 GAIN = 1.05
 """What another number must promise to replace the present one: a mean of step times is off by about 3 %."""
 RETRY = 128
-"""Decode steps between two trials: with TRIAL, at most 3 % of all steps are trials."""
+"""Decode steps between two trials: with TRIAL, at most 3 % of all steps are trials. While drafting is off and a draft
+adds less than a step to a step, trials come sooner by as much, but at most four times."""
 TRIAL = 4
 """Steps of a trial. The times of the last ``4 * TRIAL`` steps are kept for each number of drafts."""
 
@@ -47,11 +48,19 @@ class Bucket:
 
     def trial(self, max_width: int) -> int | None:
         """What is being tried, in turns: none, half and twice as many; ``None``: nothing now."""
-        if self.steps < RETRY:
+        if self.steps < self.period:
             return None
         others = dict.fromkeys((0, self.width // 2, min(2 * self.width + 1, max_width)))
         others.pop(self.width, None)
         return list(others)[self.trials % len(others)] if others else None
+
+    @property
+    def period(self) -> int:
+        """Steps between two trials."""
+        none, one = self._typical.get(0), self._typical.get(1)
+        if self.width or none is None or one is None:
+            return RETRY
+        return int(RETRY * min(1.0, max(0.25, one / none - 1.0)))
 
     def took(self, width: int, ms: float) -> None:
         """A step with so many drafts asked for took ``ms`` milliseconds."""
@@ -65,7 +74,7 @@ class Bucket:
     def count(self) -> None:
         """A step of this batch size was made."""
         self.steps += 1
-        if self.steps >= RETRY + TRIAL:
+        if self.steps >= self.period + TRIAL:
             self.steps, self.trials = 0, self.trials + 1
 
     def ms(self, width: int) -> float | None:
