@@ -361,7 +361,7 @@ def test_draft_ids_stand_for_the_tokens_that_are_most_frequent_in_answers(folder
     assert counts[meant].min() >= counts[left_out].max()
 
 
-def test_the_config_names_the_layers_whose_outputs_are_tapped(folder, tmp_path):
+def test_the_config_names_the_layers_of_the_aux_hidden_states(folder, tmp_path):
     assert run("eagle3", folder, tmp_path, "--steps", "1", "--aux_layers", "1", "2", "3", *HEAD_FLAGS) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
@@ -437,17 +437,17 @@ def test_kept_features_are_those_that_were_computed(target, tmp_path):
 # What is asked and what is counted ------------------------------------------------------------------------------------
 
 
-def test_a_round_ends_with_the_first_draft_that_falls():
+def test_a_step_ends_with_the_first_rejected_draft():
     counts = Counts(steps=2)
     right = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 0]], dtype=torch.bool)
     where = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]], dtype=torch.bool)
     counts.add(right, where)
-    # Round 1 at 0: one stands, the second falls. Round 2 at 2: both stand; nothing is left.
+    # Step 1 at 0: one is accepted, the second rejected. Step 2 at 2: both are accepted; nothing is left.
     assert (counts.tried, counts.right, counts.decode_steps) == ([2, 2], [2, 1], 2)
     assert counts.by_position == [1.0, 0.5] and counts.tokens == 4
 
 
-def test_every_draft_of_a_block_may_stand():
+def test_every_draft_of_a_block_may_be_accepted():
     counts = Counts(steps=2)
     counts.add(torch.ones(2, 6, dtype=torch.bool), torch.ones(2, 6, dtype=torch.bool))
     assert counts.right == counts.tried == [2, 2] and counts.tokens_per_step == 3.0
@@ -455,7 +455,7 @@ def test_every_draft_of_a_block_may_stand():
 
 @pytest.mark.parametrize("block_size", [2, 6, 10])
 def test_acceptance_is_counted_for_as_many_drafts_as_a_block_has(block_size, folder, tmp_path, monkeypatch):
-    """Also where all of them stand."""
+    """Also where all of them are accepted."""
 
     def right(head, batch, logits):
         matches = torch.ones(len(logits), *batch.real.shape, dtype=torch.bool)

@@ -44,7 +44,7 @@ def kernels() -> dict[str, Callable[[BuildContext], Any]]:
 def run(context: Context) -> None:
     cases: tuple[AttentionCase, ...] = (*LARGE_CASES, *SMALL_CASES)
     dtypes: tuple[str, ...] = ("bfloat16", "float32", "float16")
-    if context.rehearse:
+    if context.dry_run:
         cases, dtypes = tuple(case for case in cases if case.name in REHEARSED), ("float32",)
     else:
         context.emit(replays())

@@ -60,14 +60,14 @@ class Layer:
 
 
 def run(context: Context) -> None:
-    shapes = {"tiny": TINY} if context.rehearse else SHAPES
-    for dtype in ("float32",) if context.rehearse else ("bfloat16", "float32", "float16"):
+    shapes = {"tiny": TINY} if context.dry_run else SHAPES
+    for dtype in ("float32",) if context.dry_run else ("bfloat16", "float32", "float16"):
         for name, shape in shapes.items():
             found: dict[str, float | str] = {}
-            for rows in (1, 3) if context.rehearse else ROWS:
+            for rows in (1, 3) if context.dry_run else ROWS:
                 few = Layer(shape, getattr(torch, dtype), context.device, rows)
                 found |= {f"{op} x {rows}": worst(check) for op, check in fused(few)}
-            many = Layer(shape, getattr(torch, dtype), context.device, 5 if context.rehearse else MANY)
+            many = Layer(shape, getattr(torch, dtype), context.device, 5 if context.dry_run else MANY)
             found |= {f"{op} x {many.rows}": worst(check) for op, check in unfused(many)}
             context.emit(verdict(f"fused ops in {name} shapes, {dtype}", found, TOLERANCE[dtype]))
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from engine.contracts.model import ModelFacts
 
 MEASURED_STEPS = 7
-"""Drafts of a round that acceptance is reported for, where the drafter has no bound of its own."""
+"""Drafts of a decode step that acceptance is reported for, where the drafter has no bound of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Drafter:
     tensors: Callable[[], Mapping[str, Tensor]]
     aux_layers: tuple[int, ...]
     steps: int = MEASURED_STEPS
-    """Drafts of a round."""
+    """Drafts of a decode step."""
 
 
 def train(arguments: argparse.Namespace) -> str:

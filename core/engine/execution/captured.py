@@ -182,8 +182,8 @@ class CapturedSteps:
         prepared = self._model.attention.prepare(metadata.attention) if metadata.prepared is None else metadata.prepared
         slots = metadata.slot_mapping
         batch = ForwardBatch(token_ids, metadata.positions, slots, metadata.attention, slots)
-        residual, tapped = self._model.run(batch, self._kv, prepared, self._aux_layers)
-        return (residual, *tapped) if tapped else residual
+        residual, aux = self._model.run(batch, self._kv, prepared, self._aux_layers)
+        return (residual, *aux) if aux else residual
 
 
 def capture_steps(model: LoweredModel, kv: KVCache, max_len: int, aux_layers: Sequence[int] = ()) -> LoweredModel:

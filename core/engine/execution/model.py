@@ -120,13 +120,13 @@ class LoweredModel:
             rotations=self.rotate(batch.positions), slot_mapping=batch.slot_mapping, prepared=prepared, kv=kv
         )
         residual = self.embed(batch.token_ids)
-        tapped: dict[int, Tensor] = {}
+        aux: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if index in aux_layers:
-                tapped[index] = cloned(residual)  # layers add to the residual in place
+                aux[index] = cloned(residual)  # layers add to the residual in place
             residual, _ = run_layer(layer, residual, residual, context)
-        tapped[len(self.layers)] = residual
-        return residual, [tapped[aux_layer] for aux_layer in aux_layers]
+        aux[len(self.layers)] = residual
+        return residual, [aux[aux_layer] for aux_layer in aux_layers]
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
