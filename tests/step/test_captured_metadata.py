@@ -78,7 +78,7 @@ def test_places_for_other_rows_than_the_steps_are_refused(index: tuple[int, ...]
         if len(rows.index) == 2:
             rows.capture.chain_metadata(replace(rows, index=index), 1)
 
-    with pytest.raises(AssemblyError, match=rf"places of rows \[{index[0]}.*: expected .* all 2 of the step"):
+    with pytest.raises(AssemblyError, match=rf"forward metadata of rows \[{index[0]}.*: expected .* all 2 of the step"):
         toy_engine(Placing(ask))
 
 

@@ -18,7 +18,7 @@ from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens, may_be_captured
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.drafting.behind import Drafts
-from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draft_widths
+from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draft_counts
 from engine.execution.transfer import Arriving, refill
 from engine.loop.build import capture_graphs, describe_drafting, drafts_of
 from engine.loop.memory.budget import DoesNotFit
@@ -84,7 +84,7 @@ def redraft(runner: ModelRunner, plan: StepPlan, found: DraftBucket) -> None:
     filled according to its size."""
     behind = drafts_of(runner)
     assert runner.graphs is not None and behind is not None
-    rows = tuple(msgspec.structs.replace(row, wants_drafts=found.width if row.wants_drafts else 0) for row in plan.rows)
+    rows = tuple(msgspec.structs.replace(row, wants_drafts=found.num_draft_tokens if row.wants_drafts else 0) for row in plan.rows)
     for row in rows:
         first = int(runner.tables.computed[row.row_id]) + 1
         runner.tables.tokens[row.row_id, first : first + row.wants_drafts] = -1
@@ -102,7 +102,7 @@ MIXED = (
     SamplingParams(max_tokens=26, temperature=0.0, frequency_penalty=1.0, repetition_penalty=1.3, ignore_eos=True),
     SamplingParams(max_tokens=9, temperature=0.0, logprobs=2, ignore_eos=True),
 )
-"""What a row may want; of different lengths, so that batches shrink and widths differ at the end."""
+"""What a row may want; of different lengths, so that batches shrink and numbers of drafts differ at the end."""
 DEVICE_DRAFTERS = ("eagle3", "early_exit", "target", "parallel_block")
 
 
@@ -257,11 +257,11 @@ def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Mo
 # Parts --------------------------------------------------------------------------------------------------------------
 
 
-def test_graphs_follow_the_widths_that_a_step_leads_to() -> None:
-    assert draft_widths(1, 6) == (1, 3, 6)
-    assert draft_widths(4, 6) == (3,)
-    assert draft_widths(7, 6) == (6,)
-    assert draft_widths(1, 1) == (1,)
+def test_graphs_exist_for_the_numbers_of_drafts_that_a_step_leads_to() -> None:
+    assert draft_counts(1, 6) == (1, 3, 6)
+    assert draft_counts(4, 6) == (3,)
+    assert draft_counts(7, 6) == (6,)
+    assert draft_counts(1, 1) == (1,)
     assert draft_buckets(None, [Bucket(1, 1)]) == []
     drafter = Toy()
     greedy, sampled = DraftBucket(Bucket(2, 3), 2), DraftBucket(Bucket(2, 3), 2, sampled=True)
@@ -284,7 +284,7 @@ class Old:
     def propose(self, rows: DraftRows) -> DraftTokens:
         return DraftTokens(rows.tokens[:, None].expand(-1, max(rows.most_draft_tokens, 1)))
 
-    def release(self, slot: int) -> None: ...
+    def release(self, row_id: int) -> None: ...
 
 
 class Toy(Old):
@@ -342,7 +342,7 @@ def test_a_drafter_that_cannot_be_recorded_drafts_op_by_op_and_the_plan_says_so(
         captured = isinstance(drafter, Toy)
         assert (drafts_of(engine.runner).graphs is not None) is captured
         (line,) = describe_drafting(engine.runner)
-        assert line.startswith("Drafts: captured, 16 graphs" if captured else "Drafts: op by op behind every step")
+        assert line.startswith("Drafts: captured, 16 graphs" if captured else "Drafts: eager behind every step")
         assert (compared["1 x 2"] > 5) is captured
     assert tokens[0] == tokens[1]
 

@@ -166,7 +166,8 @@ def test_a_head_of_the_public_sizes_reads_the_bytes_it_is_known_to_read() -> Non
     head = HeadShape(SHAPES["8b"])
     assert (head.layer / 1e6, head.lm_head / 1e6) == pytest.approx((243.3, 131.1), abs=0.1)
     assert (head.drafting_bytes(4, 2.0) - head.drafting_bytes(3, 2.0)) / 1e9 == pytest.approx(0.75, abs=0.01)
-    assert head.drafting_bytes(1, 2.0) == 2 * (head.layer + 3 * 4096**2 + head.lm_head) and head.aux_layers == (1, 15, 28)
+    assert head.drafting_bytes(1, 2.0) == 2 * (head.layer + 3 * 4096**2 + head.lm_head)
+    assert head.aux_layers == (1, 15, 28)
 
 
 def test_a_head_that_only_syncs_its_kv_reads_what_its_keys_are_made_with() -> None:

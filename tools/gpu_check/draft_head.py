@@ -54,9 +54,9 @@ class HeadShape:
         return 1, max(0, layers // 2 - 1), max(0, layers - 4)
 
     def drafting_bytes(self, drafts: int, bytes_per_weight: float) -> float:
-        """The least that draft KV sync and so many drafts must read: for the first draft all of the head, for each other
-        one all but what takes in the model's states; where nothing is drafted, what the layer's keys are made with.
-        Without keys and values."""
+        """The least that draft KV sync and so many drafts must read: for the first draft all of the head, for each
+        other one all but what takes in the model's states; where nothing is drafted, what the layer's keys are made
+        with. Without keys and values."""
         return bytes_per_weight * (self.fc + (drafts * (self.layer + self.lm_head) if drafts else self.qkv))
 
 

@@ -122,7 +122,7 @@ class Target:
             positions=torch.cat([torch.arange(length) for length in lengths]).to(device),
             slot_mapping=torch.cat(mapping).to(device),
             attention=attention,
-            slots=rows.to(device),
+            row_ids=rows.to(device),
         )
 
 

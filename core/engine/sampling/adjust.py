@@ -18,7 +18,7 @@ def adjust_(
 ) -> None:
     """Change ``logits`` (float32 ``[N, V]``) in place.
 
-    ``tokens``: int64 ``[rows, width]``, each row's text, drafts included, at least up to the positions of ``batch``;
+    ``tokens``: int64 ``[rows, positions]``, each row's text, drafts included, at least up to the positions of ``batch``;
     ``longest``: a bound of the text before any of these. ``on_triton``: penalties by a kernel that needs no bound.
     Biased and stop tokens outside the vocabulary are ignored. Nothing here waits for the device or depends on what is
     in tensors, except on a CPU: may be captured.

@@ -11,7 +11,7 @@ from engine_plugins.drafter.shipped import not_shipped
 
 @dataclass(frozen=True)
 class NoDrafterConfig(DrafterConfig):
-    """No speculation, so no width: the device tables need no room for drafts."""
+    """No speculation: the device tables need no space for drafts."""
 
     max_width: int = 0
 

@@ -129,7 +129,7 @@ class Memory:
 
 
 class _Request:
-    """What is known of the request in a slot."""
+    """What is known of the request in a row."""
 
     def __init__(self, salt: str, prompt_len: int, shortest: int) -> None:
         self.salt = salt
@@ -175,8 +175,8 @@ class SuffixDrafter:
         return request
 
 
-def continued(places: list[tuple[list[int], int]], match: int, width: int, min_confidence: float) -> tuple[int, ...]:
-    """At most ``width`` tokens: step by step what most of the ``places`` (text, position) say, the first of equals.
+def continued(places: list[tuple[list[int], int]], match: int, num_draft_tokens: int, min_confidence: float) -> tuple[int, ...]:
+    """At most ``num_draft_tokens`` tokens: step by step what most of the ``places`` (text, position) say, the first of equals.
 
     ``match``: how many tokens before each place are those of the request. A token that ``c`` of ``n`` places agree
     on is taken to be right with probability ``c / (n + 1/match)``: the longer the match, the less room is left for
@@ -184,7 +184,7 @@ def continued(places: list[tuple[list[int], int]], match: int, width: int, min_c
     """
     draft: list[int] = []
     confidence = 1.0
-    while len(draft) < width:
+    while len(draft) < num_draft_tokens:
         # Behind the end of its own text, a place reads what has just been drafted (a repeating text).
         told = [text[at] if at < len(text) else draft[at - len(text)] for text, at in places]
         votes = Counter(token for token in told if token != _END)

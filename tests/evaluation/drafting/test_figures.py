@@ -12,7 +12,7 @@ def plain(wall_ms=500.0):
 
 
 def drafted(wall_ms=400.0, **changes):
-    """50 decode steps with 2 drafts each, half of them accepted at either position: 1 ms to draft, 5 to verify, 2 besides."""
+    """50 decode steps with 2 drafts each, half of them accepted at either position: 1 ms to draft, 5 to verify, 2 more."""
     fields = {"decode_steps": 50, "tokens": 100, "wall_ms": wall_ms, "verify_ms": 250.0, "draft_ms": 50.0}
     fields |= {"chains": 50, "drafted": 100, "tried": [50, 40], "accepted_at": [40, 10]}
     return Run(**(fields | changes))
@@ -42,7 +42,7 @@ def test_acceptance_counts_drafts_whose_predecessors_stood_over_all_passes():
     assert found.acceptance == pytest.approx((50 / 100, 10 / 50)) and found.accepted == 60
 
 
-def test_rounds_without_drafts_lower_the_width_and_a_cost_of_nothing_is_not_claimed():
+def test_steps_without_drafts_lower_the_mean_and_a_cost_of_nothing_is_not_claimed():
     found = drafted_figures([drafted(chains=0, drafted=0, tried=[], accepted_at=[], tokens=50)], [plain()])
     assert (found.num_draft_tokens, found.draft_cost, found.drafting_cost, found.acceptance) == (0.0, None, 0.25, ())
 

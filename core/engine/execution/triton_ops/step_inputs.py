@@ -56,7 +56,7 @@ def fill_step(
     """Overwrite the tensors of a batch of ``rows`` times ``queries`` tokens.
 
     ``inputs``: int64 ``[1 or more, rows]``, each row's id, then what is not read here; ``tokens`` int64
-    ``[rows, width]``, ``block_tables`` int32 ``[rows, blocks]`` and ``computed`` int64 ``[rows]`` (the position that a
+    ``[rows, positions]``, ``block_tables`` int32 ``[rows, blocks]`` and ``computed`` int64 ``[rows]`` (the position that a
     row's first token has) are the device tables. Written:
     ``token_ids``, ``positions``, ``slots`` and ``slot_mapping`` (int64 ``[rows * queries]``), and of ``attention`` the
     block tables and lengths.
