@@ -92,7 +92,7 @@ def test_a_drafter_with_nothing_to_say_counts_as_wrong():
 
 def test_noise_does_not_make_it_change_its_mind():
     asked = decode(DraftPolicy(MOST), 2, 0.7, lambda drafts: 10.0 + 2.6 * drafts, 3000)[500:]
-    settled = [drafts for i, drafts in enumerate(asked) if asked[max(0, i - TRIAL) : i + TRIAL + 1].count(drafts) > TRIAL]
+    settled = [k for i, k in enumerate(asked) if asked[max(0, i - TRIAL) : i + TRIAL + 1].count(k) > TRIAL]
     changes = sum(a != b for a, b in itertools.pairwise(settled))
     assert changes <= 2 * len(asked) / RETRY
 

@@ -32,9 +32,9 @@ from engine.step.running import RunningStep
 from engine.testing.no_sync import NoSync
 
 from ..laws.drafted import DRAFTERS, Models, answers, prompts, requests_for
-from . import recording
+from . import capturing
+from .capturing import Capturing, capturing_engine
 from .frozen import FrozenGraphs
-from .recording import Capturing, capturing_engine
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,8 @@ def redraft(runner: ModelRunner, plan: StepPlan, found: DraftBucket) -> None:
     filled according to its size."""
     behind = drafts_of(runner)
     assert runner.graphs is not None and behind is not None
-    rows = tuple(msgspec.structs.replace(row, wants_drafts=found.num_draft_tokens if row.wants_drafts else 0) for row in plan.rows)
+    wanted = ((row, found.num_draft_tokens if row.wants_drafts else 0) for row in plan.rows)
+    rows = tuple(msgspec.structs.replace(row, wants_drafts=drafts) for row, drafts in wanted)
     for row in rows:
         first = int(runner.tables.computed[row.row_id]) + 1
         runner.tables.tokens[row.row_id, first : first + row.wants_drafts] = -1
@@ -232,7 +233,7 @@ def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "parallel_block", "target"])
-def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Models, drafter: str) -> None:
+def test_keys_of_captured_drafting_are_as_good_as_those_made_op_by_op(models: Models, drafter: str) -> None:
     """Drafts are accepted as often, made from keys of captured drafting alone: the shipped heads know what the bundled
     model will say, and a draft model that is the target is never wrong."""
     tokenizer = Tokenizer.from_directory(str(models.path("bundled")))
@@ -268,7 +269,7 @@ def test_graphs_exist_for_the_numbers_of_drafts_that_a_step_leads_to() -> None:
     assert draft_buckets(drafter, [Bucket(2, 3)]) == [greedy, sampled]
     drafter.capturable = False
     assert draft_buckets(drafter, [Bucket(2, 3)]) == [] and not may_be_captured(drafter)
-    assert not may_be_captured(Old()), "a drafter that says nothing of recordings"
+    assert not may_be_captured(Old()), "a drafter that says nothing of captures"
 
 
 class Old:
@@ -328,12 +329,12 @@ def test_a_drafter_that_asks_the_host_is_refused_with_what_it_does(drafter: type
     assert not isinstance(refusal.value, DoesNotFit), "no memory, whatever is freed, would help"
 
 
-def test_a_recorded_drafter_must_draft_as_many_as_are_wanted() -> None:
+def test_a_captured_drafter_must_draft_as_many_as_are_wanted() -> None:
     with pytest.raises(AssemblyError, match=r"proposed tokens \[2, 1\]: expected 2 rows of at least 2"):
         toy_engine(Few())
 
 
-def test_a_drafter_that_cannot_be_recorded_drafts_op_by_op_and_the_plan_says_so(compared: Counter[str]) -> None:
+def test_a_drafter_that_cannot_be_captured_drafts_eagerly_and_the_plan_says_so(compared: Counter[str]) -> None:
     tokens = []
     for drafter in (Old(), Toy()):
         engine = toy_engine(drafter)
@@ -361,7 +362,7 @@ def test_graphs_are_captured_largest_first_and_once() -> None:
 
 def test_captures_of_steps_and_drafts_are_one_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Progress] = []
-    monkeypatch.setattr(recording, "capture_graphs", lambda *arguments: capture_graphs(*arguments, seen.append))
+    monkeypatch.setattr(capturing, "capture_graphs", lambda *arguments: capture_graphs(*arguments, seen.append))
     engine = toy_engine(Toy())
     assert engine.runner.graphs is not None and drafts_of(engine.runner).graphs is not None
     count = len(engine.runner.graphs.buckets) + len(drafts_of(engine.runner).graphs.buckets)

@@ -476,7 +476,7 @@ def test_taps_are_where_eagle3_has_them_or_else_distinct():
         assert aux_layers[0] >= 1 and aux_layers[-1] <= layers
 
 
-def test_a_guess_stands_as_far_as_the_target_says_the_same(tmp_path):
+def test_a_guess_is_accepted_as_far_as_the_target_says_the_same(tmp_path):
     text = "<|begin|><|user|>What does json.dumps do?<|end|><|assistant|>"
     lines = [{"prompt": text}, {"prompt": text, "guess": "Serialize ``obj`` to a JSON formatted bicycle, which is"}]
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"

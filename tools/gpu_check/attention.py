@@ -27,7 +27,7 @@ from engine.testing.attention_cases import (
 )
 from gpu_check.section import Context, Row
 
-REHEARSED = ("one_token", "verify", "head_dim_80")
+DRY_RUN_CASES = ("one_token", "verify", "head_dim_80")
 REPLAYED = ("verify", "decode_batch", "verify_batch")
 
 
@@ -45,7 +45,7 @@ def run(context: Context) -> None:
     cases: tuple[AttentionCase, ...] = (*LARGE_CASES, *SMALL_CASES)
     dtypes: tuple[str, ...] = ("bfloat16", "float32", "float16")
     if context.dry_run:
-        cases, dtypes = tuple(case for case in cases if case.name in REHEARSED), ("float32",)
+        cases, dtypes = tuple(case for case in cases if case.name in DRY_RUN_CASES), ("float32",)
     else:
         context.emit(replays())
     for name, make in kernels().items():

@@ -152,8 +152,8 @@ class DraftRows:
 class DraftTokens:
     """Proposals for :class:`DraftRows`, on the device.
 
-    ``tokens``: int64 ``[num_rows, num_draft_tokens]``, all of the vocabulary; what is beyond the number that a row wants
-    is not used.
+    ``tokens``: int64 ``[num_rows, num_draft_tokens]``, all of the vocabulary; what is beyond the number that a row
+    wants is not used.
     """
 
     tokens: Tensor
@@ -171,9 +171,9 @@ class DraftChain(Protocol):
     """Drafts chains, see :meth:`DraftEngine.chain`."""
 
     def __call__(self, rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
-        """A chain for each row, as long as the longest that is wanted. ``hidden``: ``[num_tokens, size]`` for the tokens of the
-        last :class:`TargetStep`; that of each row's last settled one is what its chain begins with. The result is
-        good until the next call."""
+        """A chain for each row, as long as the longest that is wanted. ``hidden``: ``[num_tokens, size]`` for the
+        tokens of the last :class:`TargetStep`; that of each row's last settled one is what its chain begins with. The
+        result is good until the next call."""
         ...
 
 

@@ -117,5 +117,5 @@ class CapturedChain:
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """What the user is told of a drafter's function."""
+    """The name of a drafter's function in messages."""
     return str(getattr(function, "__qualname__", function))

@@ -1,11 +1,11 @@
-"""Captured drafting: one graph for each shape of a captured step and number of draft tokens, replayed right behind the step's.
+"""Captured drafting: one graph for each shape of a captured step and number of drafts, replayed behind the step's.
 
 A graph lets the drafter see the step and propose; its drafts go into the token tables, where the next step finds them.
 Nothing is uploaded for it: all follows from what the step's graph was given and left. Rows that are nobody's, and
 drafts that a row does not want, are computed and not used.
 
 A batch that is no captured step, such as one with a prompt, and the first step of several that wants more drafts, are
-drafted behind op by op.
+drafted behind eagerly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def draft_buckets(drafter: DeviceDrafter | None, steps: Iterable[Bucket]) -> lis
 
 
 class NotCapturable(RuntimeError):
-    """A drafter does what no recording can hold, although it says that it may be captured."""
+    """A drafter does what cannot be captured, although it says ``capturable``."""
 
 
 class DraftGraphs:
@@ -86,8 +86,9 @@ class DraftGraphs:
         capture, self._capture = self._capture, None
         assert capture is not None, "graphs are captured once, before the engine is ready"
         for done, found in enumerate(self._todo):
-            on_progress(done / len(self._todo), f"{found.step.rows} x {found.step.queries}, {found.num_draft_tokens} drafts")
-            self._graphs[found] = self._record(found, capture)
+            shape = f"{found.step.rows} x {found.step.queries}"
+            on_progress(done / len(self._todo), f"{shape}, {found.num_draft_tokens} drafts")
+            self._graphs[found] = self._graph(found, capture)
         for found in self.buckets:
             self._by_step.setdefault(found.step, []).append(found)
 
@@ -104,7 +105,7 @@ class DraftGraphs:
         self._graphs[found]()
         return self._valid
 
-    def _record(self, found: DraftBucket, capture: Capture) -> Replay:
+    def _graph(self, found: DraftBucket, capture: Capture) -> Replay:
         captured, drafter, tables = self._steps.captured(found.step), self._drafter, self._steps.tables
         metadata = CapturedMetadata(tables, captured.batch.attention, self._steps.attention, self._lend)
         self._metadata.append(metadata)
@@ -121,7 +122,7 @@ class DraftGraphs:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise NotCapturable(f"says capturable, but recording it failed: {error}") from error
+            raise NotCapturable(f"says capturable, but its capture failed: {error}") from error
 
     def _lend(self, call: int, count: int) -> Tensor:
         """Block tables for ``count`` rows and the ``call``-th call of a pass, in memory that all graphs share: the
@@ -151,7 +152,7 @@ def target_step(captured: CapturedStep, tables: DeviceTables) -> TargetStep:
 def draft_rows(
     captured: CapturedStep, tables: DeviceTables, wanted: DraftBucket, metadata: CapturedMetadata
 ) -> DraftRows:
-    """The rows of a captured step, ``wanted.num_draft_tokens`` drafts for each; all that is known of them is on the device."""
+    """The rows of a captured step, with the drafts of ``wanted`` for each; what is known of them is on the device."""
     rows, queries, row_ids = captured.bucket.rows, captured.bucket.queries, captured.inputs[0]
     last = captured.accepted + torch.arange(0, rows * queries, queries, device=row_ids.device)
     positions = captured.starts + captured.accepted + 1

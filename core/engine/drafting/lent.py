@@ -1,4 +1,4 @@
-"""What a drafter on the device is lent: the target's ends and layers, room in the cache, and a loader of weights.
+"""What a drafter on the device is lent: the target's ends and layers, memory in the cache, and a loader of weights.
 
 Fulfils :class:`engine.contracts.drafter.DraftEngine`.
 """

@@ -72,7 +72,8 @@ class CapturedMetadata:
         """See :meth:`engine.contracts.drafter.DraftEngine.block_metadata`."""
         count, call = self._count(rows), (self._call(), num_tokens)
         if call not in self._blocks:
-            self._blocks[call] = self._prepare(self._lend(call[0], count * num_tokens), self._lengths(1, count * num_tokens)[0])
+            total = count * num_tokens
+            self._blocks[call] = self._prepare(self._lend(call[0], total), self._lengths(1, total)[0])
         kept = self._blocks[call]
         positions = (rows.positions[:, None] + torch.arange(num_tokens, device=rows.positions.device)).flatten()
         row_ids = rows.row_ids[:, None].expand(count, num_tokens).flatten()
@@ -94,8 +95,8 @@ class CapturedMetadata:
         count = len(self._step.q_lens)
         if rows.index != tuple(range(count)) or rows.row_ids.shape[0] != count:
             raise ValueError(
-                f"a captured drafter asked for the forward metadata of rows {list(rows.index)}: expected those that it was "
-                f"given, all {count} of the step and in their order"
+                f"a captured drafter asked for the forward metadata of rows {list(rows.index)}: expected those that "
+                f"it was given, all {count} of the step and in their order"
             )
         return count
 
@@ -103,7 +104,7 @@ class CapturedMetadata:
         return [self._prepare(self._step.block_tables, lengths) for lengths in self._lengths(steps, count)]
 
     def _lengths(self, steps: int, count: int) -> list[Tensor]:
-        """Room for ``steps`` times ``count`` lengths."""
+        """Memory for ``steps`` times ``count`` lengths."""
         padded = -(-count // _ALIGNED) * _ALIGNED
         return [row[:count] for row in torch.ones(steps, padded, dtype=torch.int32, device=self._tables.device)]
 

@@ -114,7 +114,7 @@ class LoweredModel:
     def run(
         self, batch: ForwardBatch, kv: KVCache, prepared: Any, aux_layers: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """:meth:`forward` with what the attention kernel prepared for this batch: the part that can be recorded, or
+        """:meth:`forward` with what the attention kernel prepared for this batch: the part that can be captured, or
         written as a program, of values."""
         context = StepContext(
             rotations=self.rotate(batch.positions), slot_mapping=batch.slot_mapping, prepared=prepared, kv=kv

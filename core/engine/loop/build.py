@@ -310,7 +310,7 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
     if plan.execution == "graphs" and not can.capturable:
         problems.append("execution=graphs, it cannot be captured")
     if bound.drafter.max_width > can.max_verify_width:
-        problems.append(f"drafter.max_width={bound.drafter.max_width}, it verifies at most {can.max_verify_width} drafts")
+        problems.append(f"drafter.max_width={bound.drafter.max_width}, it verifies at most {can.max_verify_width}")
     if problems:
         raise DoesNotFit(f"attention_kernel={name} cannot run this model: {'; '.join(problems)}")
 

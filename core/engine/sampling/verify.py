@@ -142,8 +142,8 @@ def results(choice: Choice, tensors: Sequence[Tensor]) -> list[Verified]:
     if choice.own is not None:
         own: list[float] = tensors[-1].tolist()
         for i in choice.own[0]:
-            places = range(starts[i], starts[i] + accepted[i] + 1)
-            logprobs[i] = tuple(TokenLogprobs(tokens[at], own[at]) for at in places)
+            indices = range(starts[i], starts[i] + accepted[i] + 1)
+            logprobs[i] = tuple(TokenLogprobs(tokens[at], own[at]) for at in indices)
     found = []
     for i, (begin, count) in enumerate(zip(starts, accepted, strict=True)):
         output = tuple(tokens[begin : begin + count + 1])

@@ -55,7 +55,8 @@ class HostDrafterConformance:
         """Proposals for ``row_ids``, each with the same history."""
         tokens = list(self.history if history is None else history)
         prompt_len = max(1, len(tokens) // 2)
-        return drafter.propose([DraftRow(row_id, list(tokens), prompt_len, num_draft_tokens, salt) for row_id in row_ids])
+        rows = [DraftRow(row_id, list(tokens), prompt_len, num_draft_tokens, salt) for row_id in row_ids]
+        return drafter.propose(rows)
 
     def check(self, drafter: HostDrafter, draft: Draft, num_rows: int, num_draft_tokens: int) -> None:
         """A draft is well-formed: one tuple a row, no more tokens than wanted, ids in the vocabulary."""
@@ -174,8 +175,8 @@ class DeviceDrafterConformance:
         assert first is not None and again is not None and again.cached_tokens > 0 == first.cached_tokens
         assert (again.drafted_tokens, again.accepted_tokens) == (first.drafted_tokens, first.accepted_tokens)
 
-    def test_what_says_recordable_asks_nothing_of_the_host(self) -> None:
-        """What a recording on a GPU would refuse is refused here, too: no host reads, no uploads."""
+    def test_what_says_capturable_asks_nothing_of_the_host(self) -> None:
+        """What a capture on a GPU would refuse is refused here, too: no host reads, no uploads."""
         plain = ("execution=eager", "attention_kernel=torch", "scheduler.max_requests=1", "threads=1")
         plan = assemble([f"model.path={self.model}", *self.settings, *plain, *self.overrides])
         bound = bind(plan)
@@ -186,7 +187,7 @@ class DeviceDrafterConformance:
         tables = DeviceTables(1, plan.max_len, drafter.max_width, block_size, plan.device.kind, plan.model.vocab_size)
         runner = ModelRunner(load_plan(plan, bound), kv, tables, drafts := Drafts(drafter, tables))
         start_drafter(plan, bound, drafter, runner)
-        capture_graphs(runner, bound, _record_without_the_host)
+        capture_graphs(runner, bound, _capture_without_the_host)
         assert (drafts.graphs is not None) == may_be_captured(drafter)
 
     def check_nothing_held(self, llm: LLM) -> None:
@@ -194,7 +195,7 @@ class DeviceDrafterConformance:
         assert (stats.running, stats.waiting, stats.rows_used, stats.blocks_leased) == (0, 0, 0, 0)
 
 
-def _record_without_the_host(step: Callable[[], None]) -> Callable[[], None]:
+def _capture_without_the_host(step: Callable[[], None]) -> Callable[[], None]:
     """Runs a function as often as a capture does, the last time refusing what a capture cannot hold."""
     step()
     with NoSync(), patch.object(choose, "_may_be_asked", return_value=False):  # type: ignore[no-untyped-call]

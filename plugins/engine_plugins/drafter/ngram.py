@@ -91,7 +91,7 @@ class NgramDrafter:
 
 
 def _continuation(tokens: Sequence[int], at: int, num_draft_tokens: int) -> tuple[int, ...]:
-    """``num_draft_tokens`` tokens from ``at`` on; past the end the copy reads what it has just written (a repeating text)."""
+    """Tokens from ``at`` on; past the end the copy reads what it has just written (a repeating text)."""
     copied = list(tokens[at : at + num_draft_tokens])
     period = len(copied)
     while len(copied) < num_draft_tokens:

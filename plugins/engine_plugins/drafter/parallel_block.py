@@ -1,8 +1,8 @@
 """A whole block of drafts in one pass (after DFlash, z-lab, 2026).
 
-The head reads ``[newest token, MASK, MASK, ...]``, every position attending to the whole block and to the text before it,
-and fills all masks at once. Of the text it knows what the target knew: hidden states of several layers, fused into one
-vector per token, from which each of its layers projects keys and values. These are all it keeps in the cache.
+The head reads ``[newest token, MASK, MASK, ...]``, every position attending to the whole block and to the text before
+it, and fills all masks at once. Of the text it knows what the target knew: hidden states of several layers, fused into
+one vector per token, from which each of its layers projects keys and values. These are all it keeps in the cache.
 
 Checkpoints are those of DFlash: ``fc``, ``hidden_norm``, ``layers.N.*`` with norms of queries and keys, ``norm``;
 embedding and vocabulary projection are the target's. A head may bring a projection to fewer tokens: ``lm_head`` with

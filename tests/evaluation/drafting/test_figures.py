@@ -12,7 +12,7 @@ def plain(wall_ms=500.0):
 
 
 def drafted(wall_ms=400.0, **changes):
-    """50 decode steps with 2 drafts each, half of them accepted at either position: 1 ms to draft, 5 to verify, 2 more."""
+    """50 decode steps with 2 drafts each, half of them accepted by position: 1 ms drafting, 5 verifying, 2 more."""
     fields = {"decode_steps": 50, "tokens": 100, "wall_ms": wall_ms, "verify_ms": 250.0, "draft_ms": 50.0}
     fields |= {"chains": 50, "drafted": 100, "tried": [50, 40], "accepted_at": [40, 10]}
     return Run(**(fields | changes))
@@ -37,7 +37,7 @@ def test_with_nothing_besides_the_ideal_is_reached():
     assert found.rest_ms == 0.0 and found.reached == pytest.approx(1.0)
 
 
-def test_acceptance_counts_drafts_whose_predecessors_stood_over_all_passes():
+def test_acceptance_counts_drafts_whose_predecessors_were_accepted_over_all_passes():
     found = drafted_figures([drafted(), drafted(tried=[50, 10], accepted_at=[10])], [plain(), plain()])
     assert found.acceptance == pytest.approx((50 / 100, 10 / 50)) and found.accepted == 60
 
