@@ -123,7 +123,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Compared:
 @pytest.mark.parametrize(
     ("drafter", "functions"),
     [
-        ("eagle3", {"Eagle3Head.follow", "Eagle3Head.note"}),
+        ("eagle3", {"Eagle3Head.sync", "Eagle3Head.sync_keys"}),
         ("target", {"DraftModelDrafter._run"}),
         ("early_exit", set()),
         ("parallel_block", {"ParallelBlockDrafter._write", "ParallelBlockDrafter._filled"}),

@@ -103,7 +103,7 @@ class HostDrafterConformance:
         drafter.release(0)
         drafter.release(7)
 
-    def test_a_reused_slot_knows_nothing_of_a_request_of_another_tenant(self) -> None:
+    def test_a_reused_row_knows_nothing_of_a_request_of_another_tenant(self) -> None:
         """Of the same tenant's requests a drafter may remember what it likes."""
         num_draft_tokens = self.make().max_width
         if not num_draft_tokens:

@@ -169,10 +169,10 @@ class ParallelBlockDrafter:
             found = target_ids(weights, facts.draft_vocab, self._model.vocab_size, facts.path)
             self._to_target = found.to(engine.device)
         weights.finish(ignored=("t2d", "rotary_emb.inv_freq"))
-        self._follow, self._fill = engine.captured(self._write), engine.captured(self._filled)
+        self._sync, self._fill = engine.captured(self._write), engine.captured(self._filled)
 
     def extend(self, step: TargetStep) -> None:
-        self._follow(*step.aux_hidden_states, metadata=step.metadata)
+        self._sync(*step.aux_hidden_states, metadata=step.metadata)
 
     def _write(self, *aux: Tensor, metadata: Any) -> None:
         """Keys and values of what the target's hidden states are fused to."""

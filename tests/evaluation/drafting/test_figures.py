@@ -12,7 +12,7 @@ def plain(wall_ms=500.0):
 
 
 def drafted(wall_ms=400.0, **changes):
-    """50 decode steps with 2 drafts each, half of them accepted by position: 1 ms drafting, 5 verifying, 2 more."""
+    """50 decode steps with 2 drafts each, half accepted at either position: 1 ms to draft, 5 to verify, 2 besides."""
     fields = {"decode_steps": 50, "tokens": 100, "wall_ms": wall_ms, "verify_ms": 250.0, "draft_ms": 50.0}
     fields |= {"chains": 50, "drafted": 100, "tried": [50, 40], "accepted_at": [40, 10]}
     return Run(**(fields | changes))
