@@ -29,7 +29,7 @@ def test_a_drafter_that_needs_what_the_model_lacks_is_refused_by_name() -> None:
     bound.drafter.aux_layers, bound.drafter.kv = (), DrafterKV(num_layers=1, num_kv_heads=1, head_dim=48)
     kernel = bound.attention_kernel
     kernel.capabilities = replace(kernel.capabilities, head_dims=(64, 128))
-    why = r"needs head_dim 48; attention_kernel=torch supports 64, 128 \(.*drafter=none"
+    why = r"needs head_dim 48; attention_kernel=torch supports 64, 128 \(.*drafter\.max_width=0"
     with pytest.raises(DoesNotFit, match=why):
         check_drafter(plan, bound)
 

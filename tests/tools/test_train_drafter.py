@@ -31,7 +31,7 @@ from tools.train_drafter.train import default_aux_layers  # noqa: E402
 
 from engine_plugins.drafter.parallel_block import read_facts as read_block_facts  # noqa: E402
 
-TAPS = (1, 2, 3)
+AUX_LAYERS = (1, 2, 3)
 STEPS = 4
 HEADS, KV_HEADS, DIM = 4, 2, 8
 HEAD_FLAGS = ["--heads", "4", "--kv-heads", "2", "--head-dim", "8", "--intermediate", "48"]
@@ -65,7 +65,7 @@ def target(folder):
     return Target(str(folder), "cpu", "float32")
 
 
-def features_of(target, aux_layers=TAPS, answers=None, folder=None):
+def features_of(target, aux_layers=AUX_LAYERS, answers=None, folder=None):
     return Features(target, answers or some_answers(), aux_layers, batch_tokens=64, choices=16, folder=folder)
 
 
@@ -88,7 +88,7 @@ def new_head(target, draft_vocab=None, **norms):
     torch.manual_seed(3)
     ids = torch.arange(120) if draft_vocab is None else draft_vocab
     shared = sizes_of(64, HEADS, KV_HEADS, DIM, 48)
-    sizes = Eagle3Sizes(**shared, draft_vocab_size=len(ids), aux_layers=TAPS, **norms)
+    sizes = Eagle3Sizes(**shared, draft_vocab_size=len(ids), aux_layers=AUX_LAYERS, **norms)
     head = Eagle3(sizes, ids, target.embedding().clone())
     with torch.no_grad():  # norms that do something
         for parameter in head.parameters():
@@ -112,7 +112,7 @@ def new_block_head(target):
 
 def trained(kind, target, folder, steps, resume=False, stop_at=None):
     """A trainer after its run; ``stop_at``: a run of ``steps`` is cut off there."""
-    features = features_of(target, (1, 3) if kind == "parallel_block" else TAPS)
+    features = features_of(target, (1, 3) if kind == "parallel_block" else AUX_LAYERS)
     if kind == "parallel_block":
         head = new_block_head(target)
         module, loss = head, lambda batch: chains.chain_loss(head, batch, parallel_block.filled(head, batch))
@@ -362,7 +362,7 @@ def test_draft_ids_stand_for_the_tokens_that_are_most_frequent_in_answers(folder
 
 
 def test_the_config_names_the_layers_of_the_aux_hidden_states(folder, tmp_path):
-    assert run("eagle3", folder, tmp_path, "--steps", "1", "--aux_layers", "1", "2", "3", *HEAD_FLAGS) == 0
+    assert run("eagle3", folder, tmp_path, "--steps", "1", "--aux-layers", "1", "2", "3", *HEAD_FLAGS) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
     expected = {"hidden_size": 64, "vocab_size": 120, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -418,7 +418,7 @@ def test_features_of_other_answers_are_not_mixed_up(target, tmp_path):
         features_of(target, answers=some_answers(7), folder=tmp_path)
 
 
-@pytest.mark.parametrize("order", [((), TAPS, (0, 1, 2)), (TAPS, (), (0, 1, 2))])
+@pytest.mark.parametrize("order", [((), AUX_LAYERS, (0, 1, 2)), (AUX_LAYERS, (), (0, 1, 2))])
 def test_drafters_with_other_taps_share_a_folder(target, tmp_path, order):
     for aux_layers in order:
         kept = features_of(target, aux_layers, folder=tmp_path)[0]

@@ -334,6 +334,6 @@ def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
     if problems:
         name, needs = plan.choice("drafter").name, ", and ".join(f"it needs {problem}" for problem in problems)
         raise DoesNotFit(
-            f"drafter={name} does not fit {plan.model.name}: {needs} (another drafter or attention_kernel may fit; "
-            "drafter=none drafts nothing)"
+            f"drafter={name} does not fit {plan.model.name}: {needs} (choose another drafter or attention_kernel; "
+            "drafter.max_width=0 drafts nothing)"
         )

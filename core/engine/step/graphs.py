@@ -104,9 +104,9 @@ def row_buckets(max_requests: int) -> tuple[int, ...]:
 
 
 def query_buckets(max_draft_tokens: int) -> tuple[int, ...]:
-    """Tokens per row worth a graph: one, and with drafts the powers of two and the widest."""
-    widest = max_draft_tokens + 1
-    return tuple(sorted({1, widest, *(n for n in (2, 4, 8, 16) if n < widest)}))
+    """Tokens per row worth a graph: one, and with drafts the powers of two and the most there can be."""
+    most = max_draft_tokens + 1
+    return tuple(sorted({1, most, *(n for n in (2, 4, 8, 16) if n < most)}))
 
 
 class StepGraphs:
@@ -160,8 +160,8 @@ class StepGraphs:
         """The smallest bucket that holds these rows; ``None`` if a row is more than one token and its drafts."""
         if not rows or not all(row.samples and row.num_tokens == 1 for row in rows):
             return None
-        widest = max(row.num_queries for row in rows)
-        fitting = (b for b in self._graphs if b.rows >= len(rows) and b.queries >= widest)
+        most = max(row.num_queries for row in rows)
+        fitting = (b for b in self._graphs if b.rows >= len(rows) and b.queries >= most)
         return min(fitting, key=lambda bucket: (bucket.tokens, bucket.rows), default=None)
 
     @torch.inference_mode()

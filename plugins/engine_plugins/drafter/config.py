@@ -90,7 +90,7 @@ class Eagle3Config(DrafterConfig):
 
 @dataclass(frozen=True)
 class ParallelBlockConfig(DrafterConfig):
-    """A DFlash head for this model, at ``drafter.path``. Its own block may be narrower than ``max_width``."""
+    """A DFlash head for this model, at ``drafter.path``. Its own block may have fewer drafts than ``max_width``."""
 
     def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         return not_shipped("parallel_block", self.path, model)
