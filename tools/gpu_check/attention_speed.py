@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.testing.attention_cases import AttentionCase, make_context, make_inputs
-from gpu_check.attention import kernels, forward_of
+from gpu_check.attention import forward_of, kernels
 from gpu_check.section import Context, Row, time_row
 from gpu_check.timing import device_ms
 
