@@ -23,7 +23,7 @@ import torch
 from engine.execution.triton_ops.device import runs_triton
 
 TESTS = Path(__file__).parent
-ON_CPU = ("execution/triton_ops/test_models.py", "laws/test_recorded_models.py")
+ON_CPU = ("execution/triton_ops/test_models.py", "laws/test_captured_models.py")
 """Tests of kernels whose tensors are on the CPU: interpreted beside a CUDA device, too."""
 KERNEL_TESTS = (
     *ON_CPU,

@@ -14,24 +14,24 @@ def decode(policy, batch, accuracy, ms, steps, seed=0):
     """Steps of a batch whose drafts are right with the chance ``accuracy``; the numbers of drafts that were asked."""
     rng, asked = random.Random(seed), []
     for _ in range(steps):
-        width = policy.num_draft_tokens(batch)
+        drafts = policy.num_draft_tokens(batch)
         chains = []
         for _ in range(batch):
             accepted = 0
-            while accepted < width and rng.random() < accuracy:
+            while accepted < drafts and rng.random() < accuracy:
                 accepted += 1
-            chains.append((width, accepted))
-        policy.observe(chains, ms(width) * (1.0 + 0.04 * rng.random()) * (4.0 if rng.random() < 0.01 else 1.0))
-        asked.append(width)
+            chains.append((drafts, accepted))
+        policy.observe(chains, ms(drafts) * (1.0 + 0.04 * rng.random()) * (4.0 if rng.random() < 0.01 else 1.0))
+        asked.append(drafts)
     return asked
 
 
-def memory_bound(width):
-    return 10.0 + 0.1 * width
+def memory_bound(drafts):
+    return 10.0 + 0.1 * drafts
 
 
-def compute_bound(width):
-    return 10.0 * (1 + width)
+def compute_bound(drafts):
+    return 10.0 * (1 + drafts)
 
 
 def usual(asked):
@@ -48,18 +48,18 @@ def test_drafts_that_do_not_pay_are_asked_for_in_trials_only(accuracy, ms):
     asked = decode(DraftPolicy(MOST), 16, accuracy, ms, 2000)[100:]
     assert usual(asked) == 0 and any(asked)
     assert sum(map(ms, asked)) < 1.04 * len(asked) * ms(0) or ms is compute_bound
-    assert sum(width > 0 for width in asked) <= (0.04 if ms is compute_bound else 0.13) * len(asked)
+    assert sum(drafts > 0 for drafts in asked) <= (0.04 if ms is compute_bound else 0.13) * len(asked)
 
 
 def test_the_number_with_the_most_tokens_per_millisecond_is_found():
-    asked = decode(DraftPolicy(MOST), 1, 0.6, lambda width: 5.0 + 1.5 * width, 1200)[300:]
-    rates = [sum(0.6**i for i in range(width + 1)) / (5.0 + 1.5 * width) for width in range(MOST + 1)]
+    asked = decode(DraftPolicy(MOST), 1, 0.6, lambda drafts: 5.0 + 1.5 * drafts, 1200)[300:]
+    rates = [sum(0.6**i for i in range(drafts + 1)) / (5.0 + 1.5 * drafts) for drafts in range(MOST + 1)]
     assert rates[usual(asked)] > 0.95 * max(rates)
 
 
 def test_a_cost_that_is_concave_in_tokens_is_no_line():
     """As of experts: the first few tokens make each expert's weights be read, more of them cost nothing."""
-    asked = decode(DraftPolicy(MOST), 1, 0.85, lambda width: 10.0 if width == 0 else 16.0, 1500)[300:]
+    asked = decode(DraftPolicy(MOST), 1, 0.85, lambda drafts: 10.0 if drafts == 0 else 16.0, 1500)[300:]
     assert usual(asked) == MOST
 
 
@@ -86,14 +86,14 @@ def test_an_unseen_range_expects_what_others_saw():
 def test_a_drafter_with_nothing_to_say_counts_as_wrong():
     policy = DraftPolicy(MOST)
     for _ in range(400):
-        width = policy.num_draft_tokens(1)
-        policy.observe([(width, 0)], 10.0 + 0.5 * width)
+        drafts = policy.num_draft_tokens(1)
+        policy.observe([(drafts, 0)], 10.0 + 0.5 * drafts)
     assert policy.tokens(1)[MOST] < 1.1 and policy.num_draft_tokens(1) == 0
 
 
 def test_noise_does_not_make_it_change_its_mind():
-    asked = decode(DraftPolicy(MOST), 2, 0.7, lambda width: 10.0 + 2.6 * width, 3000)[500:]
-    settled = [width for i, width in enumerate(asked) if asked[max(0, i - TRIAL) : i + TRIAL + 1].count(width) > TRIAL]
+    asked = decode(DraftPolicy(MOST), 2, 0.7, lambda drafts: 10.0 + 2.6 * drafts, 3000)[500:]
+    settled = [k for i, k in enumerate(asked) if asked[max(0, i - TRIAL) : i + TRIAL + 1].count(k) > TRIAL]
     changes = sum(a != b for a, b in itertools.pairwise(settled))
     assert changes <= 2 * len(asked) / RETRY
 

@@ -123,7 +123,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Compared:
 @pytest.mark.parametrize(
     ("drafter", "functions"),
     [
-        ("eagle3", {"Eagle3Head.follow", "Eagle3Head.note"}),
+        ("eagle3", {"Eagle3Head.sync", "Eagle3Head.sync_keys"}),
         ("target", {"DraftModelDrafter._run"}),
         ("early_exit", set()),
         ("parallel_block", {"ParallelBlockDrafter._write", "ParallelBlockDrafter._filled"}),
@@ -132,7 +132,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Compared:
 def test_captured_drafts_are_those_of_calls_with_tensors(
     models: Models, drafter: str, functions: set[str], dtype: str, compared: Compared
 ) -> None:
-    """For one and for three requests at once, of lengths that end at different times, so of several widths."""
+    """For one and for three requests at once, which end at different times, so for several numbers of drafts."""
     cut = ("scheduler=chunked_prefill", "scheduler.token_budget=15")  # chunks of prompts behind which nobody drafts
     overrides = [*DRAFTERS[drafter](models, "Qwen3"), f"model.dtype={dtype}", *FEW_REQUESTS, *cut]
     core = engine(models, "Qwen3", *overrides, "drafter.max_width=3", "kv_allocator=prefix_cache")

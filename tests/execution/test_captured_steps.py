@@ -25,7 +25,7 @@ from ..laws.drafted import Models
 pytestmark = needs_compiler
 
 TOKENS = [(7 * i + 3) % 120 for i in range(70)]
-TAPS = (2, 0, 3)
+AUX_LAYERS = (2, 0, 3)
 MAX_LEN = 160
 ROWS = {1: [(0, 1)], 2: [(1, 1), (2, 1)], 3: [(1, 1), (2, 2)], 16: [(3, 5), (0, 4), (1, 7)]}
 """Of a step by its number of tokens: sequence and tokens. Of other numbers: three rows."""
@@ -42,7 +42,7 @@ def lowered(models: Models, family: str, *overrides: str) -> tuple[ModelFacts, L
     return plan.model, load_plan(plan, bind(plan)), plan.dtype
 
 
-def captured(loop: PagedLoop, aux_layers: tuple[int, ...] = TAPS) -> CapturedSteps:
+def captured(loop: PagedLoop, aux_layers: tuple[int, ...] = AUX_LAYERS) -> CapturedSteps:
     """Have a loop run its steps of few tokens as programs."""
     with torch.inference_mode():
         loop.model = capture_steps(loop.model, loop.kv, MAX_LEN, aux_layers)
@@ -63,12 +63,12 @@ def compare(facts: ModelFacts, model: LoweredModel, dtype: str) -> CapturedSteps
     steps = captured(one)
     for loop in (one, other):
         for _ in range(4):
-            loop.step([(loop.add(), TOKENS[:40])], TAPS)
+            loop.step([(loop.add(), TOKENS[:40])], AUX_LAYERS)
     for count in (*range(1, MOST_TOKENS + 1), 1, 16):
         step = [(sequence, TOKENS[count + sequence :][:length]) for sequence, length in rows_of(count)]
-        got, want = (loop.step(step, TAPS) for loop in (one, other))
+        got, want = (loop.step(step, AUX_LAYERS) for loop in (one, other))
         assert torch.equal(got[0], want[0]), f"{count} tokens"
-        assert len(got[1]) == len(TAPS) and all(map(torch.equal, got[1], want[1])), f"{count} tokens"
+        assert len(got[1]) == len(AUX_LAYERS) and all(map(torch.equal, got[1], want[1])), f"{count} tokens"
         steps.programs.memory[: max(program.num_bytes for program in steps.programs.written)].fill_(0xFF)
     assert all(map(torch.equal, one.kv._keys, other.kv._keys))
     assert all(map(torch.equal, one.kv._values, other.kv._values))
@@ -118,9 +118,9 @@ def test_what_a_step_returns_stays_when_the_next_one_runs(models: Models) -> Non
     loop = PagedLoop(facts, model, dtype)
     captured(loop)
     sequence = loop.add()
-    hidden, aux_layers = loop.step([(sequence, TOKENS[6:9])], TAPS)
+    hidden, aux_layers = loop.step([(sequence, TOKENS[6:9])], AUX_LAYERS)
     before = [hidden.clone(), *(aux_layer.clone() for aux_layer in aux_layers)]
-    loop.step([(sequence, TOKENS[9:12])], TAPS)
+    loop.step([(sequence, TOKENS[9:12])], AUX_LAYERS)
     assert all(map(torch.equal, [hidden, *aux_layers], before))
 
 
@@ -129,8 +129,8 @@ def test_other_hidden_states_and_other_caches_run_op_by_op(models: Models) -> No
     loop, elsewhere = PagedLoop(facts, model, dtype), PagedLoop(facts, model, dtype)
     captured(loop, ())
     elsewhere.model = loop.model
-    got = [loop.step([(loop.add(), TOKENS[:3])], TAPS), elsewhere.step([(elsewhere.add(), TOKENS[:3])])]
-    assert len(got[0][1]) == len(TAPS) and torch.equal(got[0][0], got[1][0])
+    got = [loop.step([(loop.add(), TOKENS[:3])], AUX_LAYERS), elsewhere.step([(elsewhere.add(), TOKENS[:3])])]
+    assert len(got[0][1]) == len(AUX_LAYERS) and torch.equal(got[0][0], got[1][0])
 
 
 def test_a_program_is_printed_layer_by_layer(models: Models) -> None:

@@ -77,9 +77,9 @@ def test_a_program_is_printed_with_the_names_of_its_buffers() -> None:
         "test: 2 calls",
         "  input_0 int64[1]",
         "  found float32[1, 4]",
-        "  tapped float32[1, 4]",
+        "  copy float32[1, 4]",
         "  gather_rows(float32[10, 4], 10, 16, input_0, 1, found)",
-        "  copy_rows(1, 16, found, 16, tapped, 16)",
+        "  copy_rows(1, 16, found, 16, copy, 16)",
     ]
 
 

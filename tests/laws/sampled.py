@@ -61,7 +61,7 @@ class Sample:
 def sample(core: EngineCore, requests: Sequence[EngineRequest], batch: int) -> Sample:
     """Run all, ``batch`` at once."""
     outputs: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    waiting, running, tried, stood = list(reversed(requests)), 0, 0, 0
+    waiting, running, tried, accepted = list(reversed(requests)), 0, 0, 0
     while waiting or core.has_work:
         while waiting and running < batch:
             core.submit(waiting.pop())
@@ -73,10 +73,10 @@ def sample(core: EngineCore, requests: Sequence[EngineRequest], batch: int) -> S
             running -= out.finish_reason is not None
         for event in done.events:
             if isinstance(event, StepEvent):
-                tried, stood = tried + sum(event.drafts_tried), stood + sum(event.drafts_accepted)
+                tried, accepted = tried + sum(event.drafts_tried), accepted + sum(event.drafts_accepted)
     assert_idle(core)
     found = tuple((request, tuple(outputs[request.request_id])) for request in requests)
-    return Sample(found, stood, tried - stood)
+    return Sample(found, accepted, tried - accepted)
 
 
 # What the model gives every token -----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Law 1 for sampling: whatever drafts, the tokens that leave the engine are drawn from the model's own distribution.
 
 More than 100,000 tokens a case, from the whole loop: requests of different lengths come and go, share prefixes and are
-verified together, with width 4. What the model gives each token is computed without the engine. The same test finds
-verification that is off by a total variation of 0.02.
+verified together, with 4 drafts a step. What the model gives each token is computed without the engine. The same test
+finds verification that is off by a total variation of 0.02.
 """
 
 from __future__ import annotations

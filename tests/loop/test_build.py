@@ -16,19 +16,21 @@ from engine_plugins.drafter.early_exit import EarlyExitDrafter
 from ..execution import tiny
 
 
-def test_a_drafter_that_asks_for_what_the_model_has_not_is_refused_by_name() -> None:
+def test_a_drafter_that_needs_what_the_model_lacks_is_refused_by_name() -> None:
     plan = assemble(["model.path=bundled", "device=cpu", "drafter=early_exit", "attention_kernel=torch"])
     bound = bind(plan)
     check_drafter(plan, bound)
     assert isinstance(bound.drafter, EarlyExitDrafter)
     bound.drafter.aux_layers = (2, 7)
     bound.drafter.kv = DrafterKV(shared_layers=7)
-    with pytest.raises(DoesNotFit, match=r"drafter=early_exit .*aux_layer 7, .*layers 0 to 6; the first 7 layers"):
+    why = "aux_layer 7; .*states 0 to 6, and it needs the first 7 layers; the model has 6"
+    with pytest.raises(DoesNotFit, match=f"drafter=early_exit .*{why}"):
         check_drafter(plan, bound)
     bound.drafter.aux_layers, bound.drafter.kv = (), DrafterKV(num_layers=1, num_kv_heads=1, head_dim=48)
     kernel = bound.attention_kernel
     kernel.capabilities = replace(kernel.capabilities, head_dims=(64, 128))
-    with pytest.raises(DoesNotFit, match="heads of 48, the attention kernel has 64, 128"):
+    why = r"needs head_dim 48; attention_kernel=torch supports 64, 128 \(.*drafter\.max_width=0"
+    with pytest.raises(DoesNotFit, match=why):
         check_drafter(plan, bound)
 
 

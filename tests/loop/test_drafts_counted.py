@@ -53,7 +53,7 @@ def test_rounds_are_the_steps_behind_the_first_token(drafter):
     _, timings = served(f"drafter={drafter}", *(FIXED if drafter == "ngram" else ()))
     for found in timings:
         assert found.draft_chains <= found.decode_steps <= 23
-        # Every round brings one token and the drafts that stood, of which the last may be beyond the limit.
+        # Every decode step brings one token and the accepted drafts, of which the last may be beyond the limit.
         assert 23 <= found.decode_steps + found.accepted_tokens <= 23 + 3
         assert (found.decode_steps == 23) == (found.accepted_tokens == 0)
 

@@ -71,7 +71,7 @@ def test_it_waits_where_steps_in_flight_may_reach_the_end():
     assert s.can_run and s.max_drafts == 2
 
 
-def test_rolled_back_it_goes_on_from_what_is_confirmed_and_the_device_is_told_again():
+def test_rolled_back_it_goes_on_from_what_is_confirmed_and_the_row_is_admitted_again():
     s = sequence()
     s.admission()
     s.commit(s.schedule(0, 10, 0, 2), RowResult((50,)), 1)

@@ -1,4 +1,4 @@
-"""Places that a captured drafter asks for: each call has its own, and they live as long as the recording."""
+"""Forward metadata of a captured drafter: each call has its own, which lives as long as the graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.drafting.metadata import CapturedMetadata
 from engine.loop.build import drafts_of
 from engine.step.graphs import Bucket
 
-from .recording import Capturing
+from .capturing import Capturing
 from .test_draft_graphs import Old, Toy, toy_engine
 
 
@@ -34,7 +34,7 @@ class Placing(Toy):
         return super().propose(rows)
 
 
-def recorded_places(engine: Capturing) -> tuple[CapturedMetadata, DraftRows]:
+def captured_metadata(engine: Capturing) -> tuple[CapturedMetadata, DraftRows]:
     """As a captured step of two rows has them, in a pass that begins."""
     steps = engine.runner.graphs
     assert steps is not None
@@ -50,7 +50,7 @@ def recorded_places(engine: Capturing) -> tuple[CapturedMetadata, DraftRows]:
 
 
 def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> None:
-    places, rows = recorded_places(toy_engine(Old()))
+    places, rows = captured_metadata(toy_engine(Old()))
     later = replace(rows, positions=rows.positions + 5)
     passes = []
     for _ in range(2):
@@ -73,16 +73,16 @@ def test_blocks_of_a_pass_have_block_tables_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("index", [(0,), (1, 0)])
-def test_places_for_other_rows_than_the_steps_are_refused(index: tuple[int, ...]) -> None:
+def test_metadata_of_other_rows_than_the_steps_are_refused(index: tuple[int, ...]) -> None:
     def ask(rows: DraftRows) -> None:
         if len(rows.index) == 2:
             rows.capture.chain_metadata(replace(rows, index=index), 1)
 
-    with pytest.raises(AssemblyError, match=rf"places of rows \[{index[0]}.*: expected .* all 2 of the step"):
+    with pytest.raises(AssemblyError, match=rf"forward metadata of rows \[{index[0]}.*: expected .* all 2 of the step"):
         toy_engine(Placing(ask))
 
 
-def test_what_a_recording_reads_lives_as_long_as_the_recordings() -> None:
+def test_what_a_graph_reads_lives_as_long_as_the_graphs() -> None:
     """A CUDA graph knows addresses only."""
     lengths: list[weakref.ref[Tensor]] = []
 

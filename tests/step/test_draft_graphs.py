@@ -18,7 +18,7 @@ from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens, may_be_captured
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.drafting.behind import Drafts
-from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draft_widths
+from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draft_counts
 from engine.execution.transfer import Arriving, refill
 from engine.loop.build import capture_graphs, describe_drafting, drafts_of
 from engine.loop.memory.budget import DoesNotFit
@@ -32,9 +32,9 @@ from engine.step.running import RunningStep
 from engine.testing.no_sync import NoSync
 
 from ..laws.drafted import DRAFTERS, Models, answers, prompts, requests_for
-from . import recording
+from . import capturing
+from .capturing import Capturing, capturing_engine
 from .frozen import FrozenGraphs
-from .recording import Capturing, capturing_engine
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,8 @@ def redraft(runner: ModelRunner, plan: StepPlan, found: DraftBucket) -> None:
     filled according to its size."""
     behind = drafts_of(runner)
     assert runner.graphs is not None and behind is not None
-    rows = tuple(msgspec.structs.replace(row, wants_drafts=found.width if row.wants_drafts else 0) for row in plan.rows)
+    wanted = ((row, found.num_draft_tokens if row.wants_drafts else 0) for row in plan.rows)
+    rows = tuple(msgspec.structs.replace(row, wants_drafts=drafts) for row, drafts in wanted)
     for row in rows:
         first = int(runner.tables.computed[row.row_id]) + 1
         runner.tables.tokens[row.row_id, first : first + row.wants_drafts] = -1
@@ -102,7 +103,7 @@ MIXED = (
     SamplingParams(max_tokens=26, temperature=0.0, frequency_penalty=1.0, repetition_penalty=1.3, ignore_eos=True),
     SamplingParams(max_tokens=9, temperature=0.0, logprobs=2, ignore_eos=True),
 )
-"""What a row may want; of different lengths, so that batches shrink and widths differ at the end."""
+"""What a row may want; of different lengths, so that batches shrink and numbers of drafts differ at the end."""
 DEVICE_DRAFTERS = ("eagle3", "early_exit", "target", "parallel_block")
 
 
@@ -232,7 +233,7 @@ def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "parallel_block", "target"])
-def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Models, drafter: str) -> None:
+def test_keys_of_captured_drafting_are_as_good_as_those_made_op_by_op(models: Models, drafter: str) -> None:
     """Drafts are accepted as often, made from keys of captured drafting alone: the shipped heads know what the bundled
     model will say, and a draft model that is the target is never wrong."""
     tokenizer = Tokenizer.from_directory(str(models.path("bundled")))
@@ -257,18 +258,18 @@ def test_keys_of_recorded_drafting_are_as_good_as_those_made_op_by_op(models: Mo
 # Parts --------------------------------------------------------------------------------------------------------------
 
 
-def test_graphs_follow_the_widths_that_a_step_leads_to() -> None:
-    assert draft_widths(1, 6) == (1, 3, 6)
-    assert draft_widths(4, 6) == (3,)
-    assert draft_widths(7, 6) == (6,)
-    assert draft_widths(1, 1) == (1,)
+def test_graphs_exist_for_the_numbers_of_drafts_that_a_step_leads_to() -> None:
+    assert draft_counts(1, 6) == (1, 3, 6)
+    assert draft_counts(4, 6) == (3,)
+    assert draft_counts(7, 6) == (6,)
+    assert draft_counts(1, 1) == (1,)
     assert draft_buckets(None, [Bucket(1, 1)]) == []
     drafter = Toy()
     greedy, sampled = DraftBucket(Bucket(2, 3), 2), DraftBucket(Bucket(2, 3), 2, sampled=True)
     assert draft_buckets(drafter, [Bucket(2, 3)]) == [greedy, sampled]
     drafter.capturable = False
     assert draft_buckets(drafter, [Bucket(2, 3)]) == [] and not may_be_captured(drafter)
-    assert not may_be_captured(Old()), "a drafter that says nothing of recordings"
+    assert not may_be_captured(Old()), "a drafter that says nothing of captures"
 
 
 class Old:
@@ -284,7 +285,7 @@ class Old:
     def propose(self, rows: DraftRows) -> DraftTokens:
         return DraftTokens(rows.tokens[:, None].expand(-1, max(rows.most_draft_tokens, 1)))
 
-    def release(self, slot: int) -> None: ...
+    def release(self, row_id: int) -> None: ...
 
 
 class Toy(Old):
@@ -328,12 +329,12 @@ def test_a_drafter_that_asks_the_host_is_refused_with_what_it_does(drafter: type
     assert not isinstance(refusal.value, DoesNotFit), "no memory, whatever is freed, would help"
 
 
-def test_a_recorded_drafter_must_draft_as_many_as_are_wanted() -> None:
+def test_a_captured_drafter_must_draft_as_many_as_are_wanted() -> None:
     with pytest.raises(AssemblyError, match=r"proposed tokens \[2, 1\]: expected 2 rows of at least 2"):
         toy_engine(Few())
 
 
-def test_a_drafter_that_cannot_be_recorded_drafts_op_by_op_and_the_plan_says_so(compared: Counter[str]) -> None:
+def test_a_drafter_that_cannot_be_captured_drafts_eagerly_and_the_plan_says_so(compared: Counter[str]) -> None:
     tokens = []
     for drafter in (Old(), Toy()):
         engine = toy_engine(drafter)
@@ -342,7 +343,7 @@ def test_a_drafter_that_cannot_be_recorded_drafts_op_by_op_and_the_plan_says_so(
         captured = isinstance(drafter, Toy)
         assert (drafts_of(engine.runner).graphs is not None) is captured
         (line,) = describe_drafting(engine.runner)
-        assert line.startswith("Drafts: captured, 16 graphs" if captured else "Drafts: op by op behind every step")
+        assert line.startswith("Drafts: captured, 16 graphs" if captured else "Drafts: eager behind every step")
         assert (compared["1 x 2"] > 5) is captured
     assert tokens[0] == tokens[1]
 
@@ -361,7 +362,7 @@ def test_graphs_are_captured_largest_first_and_once() -> None:
 
 def test_captures_of_steps_and_drafts_are_one_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Progress] = []
-    monkeypatch.setattr(recording, "capture_graphs", lambda *arguments: capture_graphs(*arguments, seen.append))
+    monkeypatch.setattr(capturing, "capture_graphs", lambda *arguments: capture_graphs(*arguments, seen.append))
     engine = toy_engine(Toy())
     assert engine.runner.graphs is not None and drafts_of(engine.runner).graphs is not None
     count = len(engine.runner.graphs.buckets) + len(drafts_of(engine.runner).graphs.buckets)

@@ -15,14 +15,14 @@ from tests.interpreted import run_interpreted, starts_interpreter
 
 from ..laws.drafted import DRAFTERS, Answer, Models, answers
 from ..laws.harness import run_again
-from .recording import capturing_engine
+from .capturing import capturing_engine
 
 QUESTION = EngineRequest("short", (5, 6), SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
 SHAPES: dict[str, Any] = {"row_shapes": (2,), "query_shapes": (1, 3), "capture": run_again}
 
 
 @starts_interpreter
-def test_recorded_drafts_on_the_triton_kernels_under_the_interpreter() -> None:
+def test_captured_drafts_on_the_triton_kernels_under_the_interpreter() -> None:
     assert run_interpreted(Path(__file__), select="are_those_of_plain") >= 1
 
 

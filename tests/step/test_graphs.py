@@ -238,7 +238,7 @@ def assert_same(found: Served, want: Served) -> None:
                 assert [p for _, p in one.top] == pytest.approx([p for _, p in other.top], abs=1e-5)
 
 
-def test_penalties_count_the_drafts_that_the_recording_wrote_over() -> None:
+def test_penalties_count_the_drafts_that_the_graph_wrote_over() -> None:
     """Its own tokens go where the drafts were; what is chosen anew must still see the drafts."""
 
     def chosen(*buckets: Bucket) -> list[list[int]]:

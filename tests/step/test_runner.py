@@ -88,7 +88,7 @@ class Says:
     def propose(self, rows: DraftRows) -> DraftTokens:
         return DraftTokens(self.says[: len(rows.index)])
 
-    def release(self, slot: int) -> None: ...
+    def release(self, row_id: int) -> None: ...
 
 
 def drafting_runner(captured: bool) -> tuple[ModelRunner, Says]:

@@ -45,7 +45,7 @@ def test_a_row_starts_where_the_tables_say_whatever_the_plan_bounds() -> None:
     assert found.forward.attention.kv_lens == (6, 8), "bounds"
 
 
-def test_drafts_outside_of_the_vocabulary_are_told_and_replaced() -> None:
+def test_drafts_outside_of_the_vocabulary_are_reported_and_replaced() -> None:
     tables = make_tables()
     rows, positions = torch.tensor([2, 0]), torch.tensor([4, 9])
     assert bool(tables.write_drafts(rows, positions, torch.tensor([[0, VOCAB - 1], [3, 4]])))

@@ -1,4 +1,4 @@
-"""``tools/gpu_check``: the whole tool rehearsed on a CPU, and that it can say no."""
+"""``tools/gpu_check``: a dry run of the whole tool on a CPU, and that it can say no."""
 
 from __future__ import annotations
 
@@ -42,37 +42,37 @@ RATES = registry.BY_NAME["rates"]
 
 
 @pytest.fixture(scope="module")
-def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, Any]]:
+def dry_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, Any]]:
     """Exit code, output and JSON report of the whole tool."""
-    folder = tmp_path_factory.mktemp("rehearsal")
-    command = [sys.executable, str(TOOL), "--rehearse", "--output", str(folder), "--logs", str(folder)]
+    folder = tmp_path_factory.mktemp("dry_run")
+    command = [sys.executable, str(TOOL), "--dry-run", "--output", str(folder), "--logs", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     (file,) = folder.glob("*.json")
     return done.returncode, done.stdout + done.stderr, json.loads(file.read_text())
 
 
-def test_a_rehearsal_runs_every_section_that_needs_no_gpu_and_passes(
-    rehearsal: tuple[int, str, dict[str, Any]],
+def test_a_dry_run_runs_every_section_that_needs_no_gpu_and_passes(
+    dry_run: tuple[int, str, dict[str, Any]],
 ) -> None:
-    code, output, found = rehearsal
+    code, output, found = dry_run
     states = {name: (section["status"], section["reason"]) for name, section in found["sections"].items()}
     assert code == 0 and found["passed"], output
     assert states == {s.name: ("ok", "") for s in registry.SECTIONS if not s.gpu_only}, output
     assert all(section["rows"] for section in found["sections"].values())
 
 
-def test_what_a_rehearsal_leaves_out_is_named_as_not_measured(rehearsal: tuple[int, str, dict[str, Any]]) -> None:
-    _, output, found = rehearsal
+def test_what_a_dry_run_leaves_out_is_named_as_not_measured(dry_run: tuple[int, str, dict[str, Any]]) -> None:
+    _, output, found = dry_run
     left_out = [s.name for s in registry.SECTIONS if s.gpu_only]
     assert found["not_measured"] == left_out and left_out
     lines = [line for line in output.splitlines() if "not measured" in line]
     assert all(any(name in line for line in lines) for name in left_out), output
 
 
-def test_a_rehearsal_measures_the_engine_and_every_baseline_on_the_same_model(
-    rehearsal: tuple[int, str, dict[str, Any]],
+def test_a_dry_run_measures_the_engine_and_every_baseline_on_the_same_model(
+    dry_run: tuple[int, str, dict[str, Any]],
 ) -> None:
-    rows = {row["metric"]: row for row in rehearsal[2]["sections"]["speed_1b"]["rows"]}
+    rows = {row["metric"]: row for row in dry_run[2]["sections"]["speed_1b"]["rows"]}
     assert rows["1b: first tokens as plain torch's"]["measured"] == "16 of 16"
     for name in ("torch eager", "torch.compile + CUDA graph", "transformers generate"):
         assert rows[f"1b: batch 1, {name} / engine"]["measured"] > 0
@@ -89,7 +89,7 @@ def test_without_a_device_the_exit_code_is_2_and_nothing_runs(tmp_path: Path) ->
 
 def test_a_section_that_fails_is_reported_and_the_others_still_run(tmp_path: Path) -> None:
     sections = [dataclasses.replace(registry.BY_NAME["start"], needs=()), RATES]  # start finds no checkpoint
-    outcomes = {o.section.name: o for o in conduct(sections, tmp_path, rehearse=True, total_s=60.0, say=print)}
+    outcomes = {o.section.name: o for o in conduct(sections, tmp_path, dry_run=True, total_s=60.0, say=print)}
     assert outcomes["rates"].status == "ok" and len(outcomes["rates"].rows) == 3
     assert outcomes["start"].status == "failed" and "no such directory" in outcomes["start"].reason
     assert report.failed(outcomes.values()) and not report.failed([outcomes["rates"]])
@@ -110,7 +110,7 @@ def test_a_section_gets_no_time_once_the_whole_run_has_none(tmp_path: Path) -> N
 
 
 def test_rows_emitted_before_the_end_are_kept_and_half_written_ones_are_not(tmp_path: Path) -> None:
-    context = Context(RATES, tmp_path, rehearse=True)
+    context = Context(RATES, tmp_path, dry_run=True)
     context.emit(Row("whole", 1.5, "ms"))
     with rows_file(tmp_path, "rates").open("a") as file:
         file.write('{"metric": "ha')
@@ -130,9 +130,9 @@ def test_what_measures_time_runs_alone_and_after_what_it_needs() -> None:
 
 
 def test_only_brings_along_what_a_section_needs() -> None:
-    picked, left_out = registry.chosen(["speed_8b"], rehearse=False)
+    picked, left_out = registry.chosen(["speed_8b"], dry_run=False)
     assert [section.name for section in picked] == ["rates", "prepare", "speed_8b"] and left_out == ()
-    picked, left_out = registry.chosen(["speed_8b"], rehearse=True)
+    picked, left_out = registry.chosen(["speed_8b"], dry_run=True)
     assert [section.name for section in left_out] == ["speed_8b"]
 
 
@@ -166,16 +166,17 @@ def test_a_head_of_the_public_sizes_reads_the_bytes_it_is_known_to_read() -> Non
     head = HeadShape(SHAPES["8b"])
     assert (head.layer / 1e6, head.lm_head / 1e6) == pytest.approx((243.3, 131.1), abs=0.1)
     assert (head.drafting_bytes(4, 2.0) - head.drafting_bytes(3, 2.0)) / 1e9 == pytest.approx(0.75, abs=0.01)
-    assert head.drafting_bytes(1, 2.0) == 2 * (head.layer + 3 * 4096**2 + head.lm_head) and head.tapped == (1, 15, 28)
+    assert head.drafting_bytes(1, 2.0) == 2 * (head.layer + 3 * 4096**2 + head.lm_head)
+    assert head.aux_layers == (1, 15, 28)
 
 
-def test_a_head_that_only_keeps_up_reads_what_its_keys_are_made_with() -> None:
+def test_a_head_that_only_syncs_its_kv_reads_what_its_keys_are_made_with() -> None:
     """50 million weights that take in three hidden states, and as many of queries, keys and values."""
     assert HeadShape(SHAPES["8b"]).drafting_bytes(0, 2.0) / 1e9 == pytest.approx(0.2013, abs=1e-4)
 
 
-def test_drafting_asked_for_by_name_is_rehearsed_with_a_round_of_every_width(tmp_path: Path) -> None:
-    command = [sys.executable, str(TOOL), "--rehearse", "--only", "drafting", "--output", str(tmp_path)]
+def test_drafting_asked_for_by_name_is_run_dry_with_a_step_of_every_number_of_drafts(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOL), "--dry-run", "--only", "drafting", "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("*.json")
@@ -183,17 +184,17 @@ def test_drafting_asked_for_by_name_is_rehearsed_with_a_round_of_every_width(tmp
     for title in ("1b float32", "1b int8"):
         for batch in (1, 2):
             assert rows[f"{title}: batch {batch}, plain step"]["measured"] > 0
-            for what in ("no drafts, the head keeps up", "1 drafts", "4 drafts"):
-                detail = rows[f"{title}: batch {batch}, round of {what}"]["detail"]
+            for what in ("no drafts, KV sync only", "1 drafts", "4 drafts"):
+                detail = rows[f"{title}: batch {batch}, decode step of {what}"]["detail"]
                 parts = [detail[f"{part}_ms"] for part in ("verify", "draft", "rest")]
-                assert sum(parts) == pytest.approx(detail["round_ms"]) and detail["v"] > 0
+                assert sum(parts) == pytest.approx(detail["step_ms"]) and detail["v"] > 0
             for length in drafting.LENGTHS:
                 row = rows[f"{title}: batch {batch}, 4 drafts, acceptance length {length} (simulated)"]
-                assert row["measured"] == pytest.approx(detail["round_ms"] / length, rel=1e-3)
+                assert row["measured"] == pytest.approx(detail["step_ms"] / length, rel=1e-3)
 
 
 def drafted(wall_ms: float, device_ms: float, draft_ms: float) -> DecodeStep:
-    """A round as an engine reports it."""
+    """A decode step as an engine reports it."""
     event = StepEvent(
         at_s=0.0, step=1, duration_ms=wall_ms, host_ms=0.1, device_ms=device_ms, gap_ms=0.0, num_requests=1,
         num_prefill_tokens=0, num_decode_tokens=5, running=1, waiting=0, kv_used=0.1, drafted=4, num_draft_tokens=4,
@@ -204,9 +205,9 @@ def drafted(wall_ms: float, device_ms: float, draft_ms: float) -> DecodeStep:
 
 def test_costs_of_drafting_are_counted_in_plain_steps_of_the_device() -> None:
     found = drafting.summed_up([drafted(7.0, 5.0, 1.6)] * 3, 4)
-    context = Context(registry.BY_NAME["drafting"], Path(), rehearse=True)
+    context = Context(registry.BY_NAME["drafting"], Path(), dry_run=True)
     subject = drafting.Subject("8b bf16", context, SHAPES["8b"], 2.0)
-    row = drafting.round_row(subject, found, 1, drafting.Plain(4.2, 4.0), limit_ms=3.5)
+    row = drafting.step_row(subject, found, 1, drafting.Plain(4.2, 4.0), limit_ms=3.5)
     assert row.detail["c"] == pytest.approx(0.1) and row.detail["v"] == pytest.approx(1.25)
     assert row.detail["rest_ms"] == pytest.approx(0.4) and row.share == 0.5 and not row.failed
 
@@ -217,7 +218,7 @@ def test_a_plain_step_takes_the_median_on_each_clock() -> None:
 
 
 def test_drafting_timed_while_the_model_is_still_at_work_is_not_counted_twice() -> None:
-    """A host that waits for the model inside a drafter's call sees both times; a round has no more than its own."""
+    """A host that waits for the model inside a drafter's call sees both times; a step has no more than its own."""
     found = drafting.summed_up([drafted(7.0, 5.0, 6.9)] * 3, 4)
     assert found.draft == pytest.approx(2.0) and found.rest == pytest.approx(0.0)
 

@@ -31,7 +31,7 @@ from tools.train_drafter.train import default_aux_layers  # noqa: E402
 
 from engine_plugins.drafter.parallel_block import read_facts as read_block_facts  # noqa: E402
 
-TAPS = (1, 2, 3)
+AUX_LAYERS = (1, 2, 3)
 STEPS = 4
 HEADS, KV_HEADS, DIM = 4, 2, 8
 HEAD_FLAGS = ["--heads", "4", "--kv-heads", "2", "--head-dim", "8", "--intermediate", "48"]
@@ -65,7 +65,7 @@ def target(folder):
     return Target(str(folder), "cpu", "float32")
 
 
-def features_of(target, aux_layers=TAPS, answers=None, folder=None):
+def features_of(target, aux_layers=AUX_LAYERS, answers=None, folder=None):
     return Features(target, answers or some_answers(), aux_layers, batch_tokens=64, choices=16, folder=folder)
 
 
@@ -88,7 +88,7 @@ def new_head(target, draft_vocab=None, **norms):
     torch.manual_seed(3)
     ids = torch.arange(120) if draft_vocab is None else draft_vocab
     shared = sizes_of(64, HEADS, KV_HEADS, DIM, 48)
-    sizes = Eagle3Sizes(**shared, draft_vocab_size=len(ids), aux_layers=TAPS, **norms)
+    sizes = Eagle3Sizes(**shared, draft_vocab_size=len(ids), aux_layers=AUX_LAYERS, **norms)
     head = Eagle3(sizes, ids, target.embedding().clone())
     with torch.no_grad():  # norms that do something
         for parameter in head.parameters():
@@ -112,7 +112,7 @@ def new_block_head(target):
 
 def trained(kind, target, folder, steps, resume=False, stop_at=None):
     """A trainer after its run; ``stop_at``: a run of ``steps`` is cut off there."""
-    features = features_of(target, (1, 3) if kind == "parallel_block" else TAPS)
+    features = features_of(target, (1, 3) if kind == "parallel_block" else AUX_LAYERS)
     if kind == "parallel_block":
         head = new_block_head(target)
         module, loss = head, lambda batch: chains.chain_loss(head, batch, parallel_block.filled(head, batch))
@@ -361,8 +361,8 @@ def test_draft_ids_stand_for_the_tokens_that_are_most_frequent_in_answers(folder
     assert counts[meant].min() >= counts[left_out].max()
 
 
-def test_the_config_names_the_layers_whose_outputs_are_tapped(folder, tmp_path):
-    assert run("eagle3", folder, tmp_path, "--steps", "1", "--aux_layers", "1", "2", "3", *HEAD_FLAGS) == 0
+def test_the_config_names_the_layers_of_the_aux_hidden_states(folder, tmp_path):
+    assert run("eagle3", folder, tmp_path, "--steps", "1", "--aux-layers", "1", "2", "3", *HEAD_FLAGS) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
     expected = {"hidden_size": 64, "vocab_size": 120, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -418,7 +418,7 @@ def test_features_of_other_answers_are_not_mixed_up(target, tmp_path):
         features_of(target, answers=some_answers(7), folder=tmp_path)
 
 
-@pytest.mark.parametrize("order", [((), TAPS, (0, 1, 2)), (TAPS, (), (0, 1, 2))])
+@pytest.mark.parametrize("order", [((), AUX_LAYERS, (0, 1, 2)), (AUX_LAYERS, (), (0, 1, 2))])
 def test_drafters_with_other_taps_share_a_folder(target, tmp_path, order):
     for aux_layers in order:
         kept = features_of(target, aux_layers, folder=tmp_path)[0]
@@ -437,17 +437,17 @@ def test_kept_features_are_those_that_were_computed(target, tmp_path):
 # What is asked and what is counted ------------------------------------------------------------------------------------
 
 
-def test_a_round_ends_with_the_first_draft_that_falls():
+def test_a_step_ends_with_the_first_rejected_draft():
     counts = Counts(steps=2)
     right = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 0]], dtype=torch.bool)
     where = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]], dtype=torch.bool)
     counts.add(right, where)
-    # Round 1 at 0: one stands, the second falls. Round 2 at 2: both stand; nothing is left.
+    # Step 1 at 0: one is accepted, the second rejected. Step 2 at 2: both are accepted; nothing is left.
     assert (counts.tried, counts.right, counts.decode_steps) == ([2, 2], [2, 1], 2)
     assert counts.by_position == [1.0, 0.5] and counts.tokens == 4
 
 
-def test_every_draft_of_a_block_may_stand():
+def test_every_draft_of_a_block_may_be_accepted():
     counts = Counts(steps=2)
     counts.add(torch.ones(2, 6, dtype=torch.bool), torch.ones(2, 6, dtype=torch.bool))
     assert counts.right == counts.tried == [2, 2] and counts.tokens_per_step == 3.0
@@ -455,7 +455,7 @@ def test_every_draft_of_a_block_may_stand():
 
 @pytest.mark.parametrize("block_size", [2, 6, 10])
 def test_acceptance_is_counted_for_as_many_drafts_as_a_block_has(block_size, folder, tmp_path, monkeypatch):
-    """Also where all of them stand."""
+    """Also where all of them are accepted."""
 
     def right(head, batch, logits):
         matches = torch.ones(len(logits), *batch.real.shape, dtype=torch.bool)
@@ -476,7 +476,7 @@ def test_taps_are_where_eagle3_has_them_or_else_distinct():
         assert aux_layers[0] >= 1 and aux_layers[-1] <= layers
 
 
-def test_a_guess_stands_as_far_as_the_target_says_the_same(tmp_path):
+def test_a_guess_is_accepted_as_far_as_the_target_says_the_same(tmp_path):
     text = "<|begin|><|user|>What does json.dumps do?<|end|><|assistant|>"
     lines = [{"prompt": text}, {"prompt": text, "guess": "Serialize ``obj`` to a JSON formatted bicycle, which is"}]
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"

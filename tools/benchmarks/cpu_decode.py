@@ -108,7 +108,7 @@ def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> Non
         runs[one.label, "many"] = (partial(step, one, many, rows), 4)
     times: dict[tuple[str, str], list[float]] = {name: [] for name in runs}
     with torch.inference_mode():
-        for round_number in range(arguments.decode_steps + 1):
+        for round_number in range(arguments.rounds + 1):
             for name, (run, repeats) in runs.items():
                 taken = seconds(run, repeats)
                 if round_number > 0:  # the first round warms up

@@ -93,12 +93,12 @@ def main() -> int:
     contestants = [Contestant(spec, options.model, options.threads, options.measures) for spec in options.contestants]
     for contestant in contestants:
         print(f"{contestant.name}: {contestant.ready()}", file=sys.stderr)
-    for number in range(-1, options.decode_steps):
+    for number in range(-1, options.rounds):
         rng = random.Random(f"round {number}")
         turn = number % len(contestants)
         for contestant in contestants[turn:] + contestants[:turn]:
             contestant.round(random.Random(rng.random()), vocab)
-        print(f"round {number + 1} of {options.decode_steps}", file=sys.stderr)
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         if number < 0:  # warm-up
             for contestant in contestants:
                 contestant.results = {measure: [] for measure in options.measures}

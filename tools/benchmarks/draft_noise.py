@@ -73,11 +73,11 @@ def main() -> None:
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.7, 1.0])
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--width", type=int, default=4)
+    parser.add_argument("--max-width", type=int, default=4)
     options = parser.parse_args()
     print(f"{'drafter':15} {'temperature':>11} {'drafts':>8} {'accepted':>8} {'tokens/step':>11}")
     for drafter in options.drafters:
-        fixed = (f"drafter={drafter}", "drafter.adaptive=false", f"drafter.max_width={options.width}")
+        fixed = (f"drafter={drafter}", "drafter.adaptive=false", f"drafter.max_width={options.max_width}")
         engines = {name: LLM(options.model, overrides=[*fixed, "overlap=false"]) for name in ("greedy", "coupled")}
         greedy_drafts(engines["greedy"])
         for temperature in options.temperature:

@@ -35,7 +35,7 @@ def main() -> None:
         return (time.perf_counter() - started) * 1e3
 
     times: dict[str, list[float]] = {"cold": [], "cached": [], "alone": []}
-    for _ in range(options.decode_steps + 1):
+    for _ in range(options.rounds + 1):
         prefix = tokens(options.prefix)
         times["cold"].append(ttft_ms(prefix + tokens(options.suffix)))
         times["cached"].append(ttft_ms(prefix + tokens(options.suffix)))

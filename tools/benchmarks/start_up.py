@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     plan = assemble([f"model.path={options.model}", *options.set.split()])
-    cold, warm, cached = starts(plan, options.decode_steps)
+    cold, warm, cached = starts(plan, options.rounds)
     print(f"{plan.model.name} on {plan.device.kind}, {plan.dtype}, {plan.execution}; seconds, medians of {len(cold)}")
     print(f"  {'phase':<46}{'cold':>8}{'warm':>8}")
     for name in cold[0]:

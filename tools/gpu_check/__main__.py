@@ -2,7 +2,7 @@
 
     python tools/gpu_check                  # everything; writes tools/benchmarks/<gpu>-<date>.json, prints one table
     python tools/gpu_check --only speed_8b  # these sections, and those they need
-    python tools/gpu_check --rehearse       # the same code with tiny shapes on a CPU
+    python tools/gpu_check --dry-run       # the same code with tiny shapes on a CPU
 
 Each section is a process of its own with a time budget: one that fails, hangs or takes the CUDA context down with it
 is reported as such, what it had found until then counts, and the others still run.

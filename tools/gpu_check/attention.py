@@ -27,7 +27,7 @@ from engine.testing.attention_cases import (
 )
 from gpu_check.section import Context, Row
 
-REHEARSED = ("one_token", "verify", "head_dim_80")
+DRY_RUN_CASES = ("one_token", "verify", "head_dim_80")
 REPLAYED = ("verify", "decode_batch", "verify_batch")
 
 
@@ -44,8 +44,8 @@ def kernels() -> dict[str, Callable[[BuildContext], Any]]:
 def run(context: Context) -> None:
     cases: tuple[AttentionCase, ...] = (*LARGE_CASES, *SMALL_CASES)
     dtypes: tuple[str, ...] = ("bfloat16", "float32", "float16")
-    if context.rehearse:
-        cases, dtypes = tuple(case for case in cases if case.name in REHEARSED), ("float32",)
+    if context.dry_run:
+        cases, dtypes = tuple(case for case in cases if case.name in DRY_RUN_CASES), ("float32",)
     else:
         context.emit(replays())
     for name, make in kernels().items():
@@ -81,13 +81,13 @@ def replays() -> Row:
 
 def replay_error(case: AttentionCase) -> float:
     inputs = make_inputs(case, "float32", "cuda")
-    real, widest = inputs.batch, max(q_len for q_len, _ in case.rows)
+    real, most = inputs.batch, max(q_len for q_len, _ in case.rows)
     lengths = real.kv_lens_device.clone()
-    staged_as = dataclasses.replace(real, q_lens=(widest,) * len(case.rows), kv_lens=(widest,) * len(case.rows))
+    prepared_as = dataclasses.replace(real, q_lens=(most,) * len(case.rows), kv_lens=(most,) * len(case.rows))
     kernel = kernels()["triton"](make_context(case, "float32", "cuda"))
-    prepared = kernel.prepare(staged_as)
-    real.kv_lens_device.fill_(widest)
-    once = recorder(kernel, prepared, case, inputs)
+    prepared = kernel.prepare(prepared_as)
+    real.kv_lens_device.fill_(most)
+    once = forward_of(kernel, prepared, case, inputs)
     once()  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -99,7 +99,7 @@ def replay_error(case: AttentionCase) -> float:
     return error(out, reference(case, inputs))
 
 
-def recorder(kernel: Any, prepared: Any, case: AttentionCase, inputs: AttentionInputs) -> Callable[[], torch.Tensor]:
+def forward_of(kernel: Any, prepared: Any, case: AttentionCase, inputs: AttentionInputs) -> Callable[[], torch.Tensor]:
     """One call of a prepared kernel on a case."""
     arguments = (case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
     return lambda: kernel.forward(prepared, *arguments)

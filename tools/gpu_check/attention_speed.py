@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.testing.attention_cases import AttentionCase, make_context, make_inputs
-from gpu_check.attention import kernels, recorder
+from gpu_check.attention import forward_of, kernels
 from gpu_check.section import Context, Row, time_row
 from gpu_check.timing import device_ms
 
@@ -28,7 +28,7 @@ def measured(case: AttentionCase, rates: dict[str, float]) -> Row:
     """One layer's keys and values may stay in the L2 cache over the repeats: shares above 100 % are possible."""
     inputs = make_inputs(case, "bfloat16", "cuda")
     kernel = kernels()["triton"](make_context(case, "bfloat16", "cuda"))
-    once = recorder(kernel, kernel.prepare(inputs.batch), case, inputs)
+    once = forward_of(kernel, kernel.prepare(inputs.batch), case, inputs)
     once()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -28,10 +28,10 @@ ROOM = 24 << 30
 def main(doc: str, arguments: list[str] | None = None) -> int:
     options = parser(doc).parse_args(arguments)
     if options.child:
-        return run_child(options.child, options.scratch, options.rehearse)
-    if not options.rehearse and not has_cuda():
+        return run_child(options.child, options.scratch, options.dry_run)
+    if not options.dry_run and not has_cuda():
         return NO_DEVICE
-    with tempfile.TemporaryDirectory(prefix="gpu_check-", dir=scratch_parent(options.rehearse)) as folder:
+    with tempfile.TemporaryDirectory(prefix="gpu_check-", dir=scratch_parent(options.dry_run)) as folder:
         return check(options, Path(folder))
 
 
@@ -44,9 +44,9 @@ def parser(doc: str) -> argparse.ArgumentParser:
         "--only", nargs="+", choices=names, metavar="SECTION", help=f"and what they need; of {', '.join(names)}"
     )
     result.add_argument(
-        "--output", type=Path, help="folder of the JSON report (tools/benchmarks; of a rehearsal: temporary files)"
+        "--output", type=Path, help="folder of the JSON report (tools/benchmarks; of a dry run: temporary files)"
     )
-    result.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU: does the tool itself work?")
+    result.add_argument("--dry-run", action="store_true", help="tiny shapes on a CPU: does the tool itself work?")
     result.add_argument("--logs", type=Path, help="keep the sections' logs in this folder")
     result.add_argument("--child", choices=sorted(registry.BY_NAME), help=argparse.SUPPRESS)
     result.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
@@ -59,13 +59,13 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 160)
-    sections, left_out = registry.chosen(options.only, options.rehearse)
+    sections, left_out = registry.chosen(options.only, options.dry_run)
     when = datetime.datetime.now().isoformat(timespec="seconds")
     outcomes = conduct(
-        sections, scratch, rehearse=options.rehearse, total_s=registry.TOTAL_S, say=lambda line: print(line, flush=True)
+        sections, scratch, dry_run=options.dry_run, total_s=registry.TOTAL_S, say=lambda line: print(line, flush=True)
     )
-    folder = options.output or (Path(tempfile.gettempdir()) if options.rehearse else REPORTS)
-    path = report.write(report.as_json(device_facts(options.rehearse), when, outcomes, left_out), folder)
+    folder = options.output or (Path(tempfile.gettempdir()) if options.dry_run else REPORTS)
+    path = report.write(report.as_json(device_facts(options.dry_run), when, outcomes, left_out), folder)
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
         for log in scratch.glob("*.log"):
@@ -76,11 +76,11 @@ def check(options: argparse.Namespace, scratch: Path) -> int:
     return FAILED if is_failed else PASSED
 
 
-def run_child(name: str, scratch: Path, rehearse: bool) -> int:
+def run_child(name: str, scratch: Path, dry_run: bool) -> int:
     """One section, in this process."""
     section = registry.BY_NAME[name]
     module = importlib.import_module(f"gpu_check.{section.module}")
-    module.run(Context(section, scratch, rehearse))
+    module.run(Context(section, scratch, dry_run))
     return 0
 
 
@@ -90,22 +90,22 @@ def has_cuda() -> bool:
     if not torch.cuda.is_available():
         print(
             f"gpu_check: torch {torch.__version__} finds no CUDA device; there is nothing to check "
-            "(--rehearse runs the tool with tiny shapes on the CPU)",
+            "(--dry-run runs the tool with tiny shapes on the CPU)",
             file=sys.stderr,
         )
         return False
     return True
 
 
-def scratch_parent(rehearse: bool) -> str | None:
+def scratch_parent(dry_run: bool) -> str | None:
     """Memory if there is room for the weights in it, else wherever temporary files go."""
     shared = "/dev/shm"
-    if rehearse or not os.access(shared, os.W_OK) or shutil.disk_usage(shared).free < ROOM:
+    if dry_run or not os.access(shared, os.W_OK) or shutil.disk_usage(shared).free < ROOM:
         return None
     return shared
 
 
-def device_facts(rehearse: bool) -> dict[str, Any]:
+def device_facts(dry_run: bool) -> dict[str, Any]:
     """The device and the software, for the report. Asks the driver, not torch: that would take memory on the card."""
     from engine.assembly.device_facts import cuda_facts
 
@@ -113,8 +113,8 @@ def device_facts(rehearse: bool) -> dict[str, Any]:
         name: importlib.metadata.version(name) for name in ("torch", "triton", "transformers") if _is_there(name)
     }
     common: dict[str, Any] = {**versions, "python": platform.python_version(), "host_cores": os.cpu_count()}
-    if rehearse:
-        return {"name": "rehearsal on a CPU", **common}
+    if dry_run:
+        return {"name": "dry run on a CPU", **common}
     facts, reason = cuda_facts()
     if facts is None:
         return {"name": f"unknown: {reason}", **common}

@@ -35,14 +35,14 @@ class Outcome:
 
 
 def conduct(
-    sections: Sequence[Section], scratch: Path, *, rehearse: bool, total_s: float, say: Callable[[str], None]
+    sections: Sequence[Section], scratch: Path, *, dry_run: bool, total_s: float, say: Callable[[str], None]
 ) -> list[Outcome]:
     """Run all; never raises for what a section does."""
     deadline = time.monotonic() + total_s
     outcomes: list[Outcome] = []
-    for wave in waves(tuple(sections), rehearse):
+    for wave in waves(tuple(sections), dry_run):
         with ThreadPoolExecutor(_width(wave)) as pool:
-            for outcome in pool.map(lambda section: run_section(section, scratch, rehearse, deadline), wave):
+            for outcome in pool.map(lambda section: run_section(section, scratch, dry_run, deadline), wave):
                 outcomes.append(outcome)
                 say(f"{outcome.section.name:17} {outcome.status:12} {outcome.seconds:6.1f} s, {len(outcome.rows)} rows")
     return outcomes
@@ -53,7 +53,7 @@ def _width(wave: Sequence[Section]) -> int:
     return max(1, min(len(wave), len(os.sched_getaffinity(0))))
 
 
-def run_section(section: Section, scratch: Path, rehearse: bool, deadline: float) -> Outcome:
+def run_section(section: Section, scratch: Path, dry_run: bool, deadline: float) -> Outcome:
     """One child, killed with everything it started when its budget or the run's time is over."""
     started = time.monotonic()
     allowed = min(section.budget_s, deadline - started)
@@ -61,10 +61,10 @@ def run_section(section: Section, scratch: Path, rehearse: bool, deadline: float
         return Outcome(section, "not started", 0.0, (), "the time of the whole run was over")
     log = scratch / f"{section.name}.log"
     command = [sys.executable, str(TOOL), "--child", section.name, "--scratch", str(scratch)]
-    environment = child_environment(scratch, **(rehearsal(section) if rehearse else {}))
+    environment = child_environment(scratch, **(dry_run_environment(section) if dry_run else {}))
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*command, "--rehearse"] if rehearse else command,
+            [*command, "--dry-run"] if dry_run else command,
             stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
         )  # fmt: skip
         try:
@@ -80,8 +80,8 @@ def run_section(section: Section, scratch: Path, rehearse: bool, deadline: float
     return Outcome(section, "out of time" if code is None else "failed", seconds, rows, f"{reason}; {tail(log)}")
 
 
-def rehearsal(section: Section) -> dict[str, str]:
-    """Environment of a rehearsed section. One thread: the shapes are tiny, and another section runs beside it."""
+def dry_run_environment(section: Section) -> dict[str, str]:
+    """Environment of a section in a dry run. One thread: the shapes are tiny, and another section runs beside it."""
     return {"OMP_NUM_THREADS": "1", **({"TRITON_INTERPRET": "1"} if section.interpreted else {})}
 
 

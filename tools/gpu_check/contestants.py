@@ -57,7 +57,7 @@ class Compiled(Eager):
 
     def __init__(self, shape: Shape, weights: dict[str, Tensor], rows: int, context: int) -> None:
         super().__init__(shape, weights, rows, context)
-        # On a CPU only the path is rehearsed: building kernels there would take longer than all else.
+        # On a CPU a dry run tries only the path: building kernels there would take longer than all else.
         backend = "eager" if self.device == "cpu" else "inductor"
         self.run = torch.compile(layer, dynamic=False, fullgraph=True, backend=backend)
         self.replay: Callable[[], Any] = self.step

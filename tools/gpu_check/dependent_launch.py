@@ -1,7 +1,7 @@
 """A model with programmatic dependent launch switched off computes exactly what it does with it.
 
 A kernel that reads what its predecessor has not written yet is right most of the time; so this compares whole
-generations through recorded steps, where kernels follow one another as closely as they ever do.
+generations through captured steps, where kernels follow one another as closely as they ever do.
 """
 
 from __future__ import annotations

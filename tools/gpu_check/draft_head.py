@@ -48,15 +48,15 @@ class HeadShape:
         return self.draft_vocab * self.target.hidden_size
 
     @property
-    def tapped(self) -> tuple[int, int, int]:
+    def aux_layers(self) -> tuple[int, int, int]:
         """The model's layers whose output is taken: an early one, one in the middle, a late one."""
         layers = self.target.num_hidden_layers
         return 1, max(0, layers // 2 - 1), max(0, layers - 4)
 
     def drafting_bytes(self, drafts: int, bytes_per_weight: float) -> float:
-        """The least that keeping up and so many drafts must read: for the first draft all of the head, for each other
-        one all but what takes in the model's states; where nothing is drafted, what the layer's keys are made with.
-        Without keys and values."""
+        """The least that draft KV sync and so many drafts must read: for the first draft all of the head, for each
+        other one all but what takes in the model's states; where nothing is drafted, what the layer's keys are made
+        with. Without keys and values."""
         return bytes_per_weight * (self.fc + (drafts * (self.layer + self.lm_head) if drafts else self.qkv))
 
 
@@ -71,7 +71,7 @@ def write_head(shape: HeadShape, folder: Path, dtype: torch.dtype, device: str) 
         "intermediate_size": target.intermediate_size, "vocab_size": target.vocab_size,
         "draft_vocab_size": shape.draft_vocab, "rms_norm_eps": EPS, "rope_theta": ROPE_THETA,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(shape.tapped)},
+        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(shape.aux_layers)},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     found = {name: tensor.cpu() for name, tensor in tensors(shape, dtype, device).items()}

@@ -1,10 +1,11 @@
-"""What drafting costs: rounds of an EAGLE3 head with random weights on Llama-3.1-8B's shape, by width.
+"""What drafting costs: decode steps with an EAGLE3 head of random weights on Llama-3.1-8B's shape, by drafts a step.
 
-A round verifies the drafts of the round before, keeps the head up with the model and drafts anew. It takes as long
-whether its drafts stand or fall: the same tokens are computed. With random weights hardly any stands, so what a round
-would take per token at an acceptance length (tokens a round yields) is the measured round divided by that length. That
-is a simulation of acceptance, and said to be one in the rows; nothing else is simulated. Rounds run as the engine
-serves them: in the smallest recorded shape that holds them, so some widths cost what the next wider one does.
+A step verifies the drafts of the step before, writes the head's keys and values for what it computed, and drafts anew.
+It takes as long whether its drafts are accepted or not: the same tokens are computed. With random weights hardly any
+is accepted, so what a step would take per token at an acceptance length (tokens a step yields) is the measured step
+divided by that length. That is a simulation of acceptance, and said to be one in the rows; nothing else is simulated.
+Steps run as the engine serves them: in the smallest captured shape that holds them, so some numbers of drafts cost what
+the next larger one does.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from gpu_check.speed import context_tokens
 from gpu_check.speed_formats import PLANS
 
 BATCHES = (1, 4, 16)
-MAX_WIDTH = 6
-ROUNDS, WARM_UP = 24, 4
+MAX_DRAFTS = 6
+STEPS, WARM_UP = 24, 4
 LENGTHS = (2, 3, 4, 5)
 FORMATS: dict[str, tuple[float, list[str]]] = {"bf16": (2.0, []), "fp8": PLANS["fp8"]}
 """Bytes per weight, and what is asked for."""
@@ -41,18 +42,19 @@ SpecBundle table, SGLang): 2.2 ms on MT-Bench, 1.57 on MATH500, at these accepta
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """Medians of rounds of one width, in milliseconds. On a CPU and for unrecorded drafting by the host's clock."""
+class Drafted:
+    """Medians of decode steps of one number of drafts, in milliseconds. On a CPU and for uncaptured drafting by the
+    host's clock."""
 
-    width: int
+    num_draft_tokens: int
     whole: float
-    """From the results of the round before to this one's."""
+    """From the results of the step before to this one's."""
     verify: float
     """The model's pass over the last token and the drafts of every request."""
     draft: float
-    """The head: keeping up with the model, and drafting."""
+    """The head: draft KV sync, and drafting."""
     accepted: int
-    """Drafts that stood, of all rounds and requests together."""
+    """Drafts accepted, of all steps and requests together."""
 
     @property
     def rest(self) -> float:
@@ -80,46 +82,46 @@ class Subject:
         """Whether others have said what it takes them."""
         return batch == 1 and self.bytes_per_weight == FORMATS["bf16"][0]
 
-    def limit_ms(self, batch: int, width: int | None = None) -> float:
-        """The shortest the measured read bandwidth allows for a plain step, or for a round of ``width`` drafts."""
-        tokens = context_tokens(self.context.rehearse) + ROUNDS // 2
+    def limit_ms(self, batch: int, num_draft_tokens: int | None = None) -> float:
+        """The shortest the measured read bandwidth allows for a plain step, or for one with so many drafts."""
+        tokens = context_tokens(self.context.dry_run) + STEPS // 2
         keys = self.shape.decode_bytes(batch, tokens, 2) - self.shape.decode_bytes(0, tokens, 2)
         least = self.bytes_per_weight * (self.shape.body + self.shape.head + keys / 2)
-        if width is not None:
-            least += HeadShape(self.shape).drafting_bytes(width, self.bytes_per_weight)
+        if num_draft_tokens is not None:
+            least += HeadShape(self.shape).drafting_bytes(num_draft_tokens, self.bytes_per_weight)
         return least / self.context.rates["read_gb_s"] / 1e6
 
 
 def run(context: Context) -> None:
-    name = "1b" if context.rehearse else context.section.argument
-    shape, folder = shape_of(name, context.rehearse), folder_of(name, context.scratch)
+    name = "1b" if context.dry_run else context.section.argument
+    shape, folder = shape_of(name, context.dry_run), folder_of(name, context.scratch)
     head = head_folder_of(name, context.scratch)
     if not (head / "config.json").exists():
         raise RuntimeError(f"there is no head {head}: the section prepare did not get that far")
-    for title, (per_weight, asked) in formats(context.rehearse).items():
+    for title, (per_weight, asked) in formats(context.dry_run).items():
         subject = Subject(f"{name} {title}", context, shape, per_weight)
         plain = plain_steps(subject, folder, asked)
         give_back_memory()
-        drafted_rounds(subject, folder, head, asked, plain)
+        drafted_steps(subject, folder, head, asked, plain)
         give_back_memory()
 
 
-def formats(rehearse: bool) -> dict[str, tuple[float, list[str]]]:
-    return {"float32": (4.0, []), "int8": (1.0, ["quantizer=int8"])} if rehearse else FORMATS
+def formats(dry_run: bool) -> dict[str, tuple[float, list[str]]]:
+    return {"float32": (4.0, []), "int8": (1.0, ["quantizer=int8"])} if dry_run else FORMATS
 
 
-def batches(rehearse: bool) -> tuple[int, ...]:
-    return (1, 2) if rehearse else BATCHES
+def batches(dry_run: bool) -> tuple[int, ...]:
+    return (1, 2) if dry_run else BATCHES
 
 
-def widths(rehearse: bool) -> tuple[int, ...]:
-    return (1, 4) if rehearse else tuple(range(1, MAX_WIDTH + 1))
+def numbers_of_drafts(dry_run: bool) -> tuple[int, ...]:
+    return (1, 4) if dry_run else tuple(range(1, MAX_DRAFTS + 1))
 
 
-def overrides(rehearse: bool) -> list[str]:
+def overrides(dry_run: bool) -> list[str]:
     """Room for the largest batch, and nothing that would make a step more than it is."""
-    most, tokens, budget = (4, 1024, 128) if rehearse else (max(BATCHES), 32768, 2048)
-    length = context_tokens(rehearse) + 8 * (ROUNDS + WARM_UP)
+    most, tokens, budget = (4, 1024, 128) if dry_run else (max(BATCHES), 32768, 2048)
+    length = context_tokens(dry_run) + 8 * (STEPS + WARM_UP)
     return [
         "scheduler=continuous", f"scheduler.token_budget={budget}", f"scheduler.max_requests={most}", "overlap=true",
         f"model.max_len={length}", f"memory.kv_tokens={tokens}",
@@ -135,11 +137,11 @@ def give_back_memory() -> None:
 
 def plain_steps(subject: Subject, folder: Path, asked: Sequence[str]) -> dict[int, Plain]:
     """A step of each batch size without a drafter: the unit of all that follows."""
-    rehearse = subject.context.rehearse
-    engine = EngineRun(folder, subject.context.device, [*overrides(rehearse), "drafter=none", *asked])
+    dry_run = subject.context.dry_run
+    engine = EngineRun(folder, subject.context.device, [*overrides(dry_run), "drafter=none", *asked])
     found = {}
-    for batch in batches(rehearse):
-        steps = [engine.decode(batch, context_tokens(rehearse), ROUNDS + WARM_UP) for _ in range(2)][-1]
+    for batch in batches(dry_run):
+        steps = [engine.decode(batch, context_tokens(dry_run), STEPS + WARM_UP) for _ in range(2)][-1]
         found[batch] = step = medians(steps)
         metric = f"{subject.title}: batch {batch}, plain step"
         target = PUBLISHED_PLAIN if subject.is_published(batch) else ""
@@ -156,40 +158,41 @@ def medians(steps: Sequence[DecodeStep]) -> Plain:
     )
 
 
-def drafted_rounds(
+def drafted_steps(
     subject: Subject, folder: Path, head: Path, asked: Sequence[str], plain: dict[int, Plain]
 ) -> None:
-    """Rounds of every width and batch size with a head, and what they would come to."""
-    context, rehearse = subject.context, subject.context.rehearse
-    drafter = ["drafter=eagle3", f"drafter.path={quoted(str(head))}", f"drafter.max_width={MAX_WIDTH}"]
-    engine = EngineRun(folder, context.device, [*overrides(rehearse), *drafter, *asked])
+    """Decode steps of every number of drafts and batch size with a head, and what they would come to."""
+    context, dry_run = subject.context, subject.context.dry_run
+    drafter = ["drafter=eagle3", f"drafter.path={quoted(str(head))}", f"drafter.max_width={MAX_DRAFTS}"]
+    engine = EngineRun(folder, context.device, [*overrides(dry_run), *drafter, *asked])
     context.emit(Row(f"{subject.title}: engine with a head built", round(engine.build_s, 1), "s"))
     for batch, step in plain.items():
-        for width in (0, *widths(rehearse)):
-            found = measure(engine, batch, context_tokens(rehearse), width)
-            context.emit(round_row(subject, found, batch, step, subject.limit_ms(batch, width)))
+        for num_draft_tokens in (0, *numbers_of_drafts(dry_run)):
+            found = measure(engine, batch, context_tokens(dry_run), num_draft_tokens)
+            context.emit(step_row(subject, found, batch, step, subject.limit_ms(batch, num_draft_tokens)))
         for length in LENGTHS:
             context.emit(length_row(subject, found, batch, step, length))
     engine.close()
 
 
-def measure(engine: EngineRun, batch: int, context: int, width: int) -> Round:
-    """Rounds in which each of ``batch`` requests verifies ``width`` drafts; 0: the head only keeps up."""
-    sampling = SamplingParams(max_tokens=8 * (ROUNDS + WARM_UP), temperature=0.0, ignore_eos=True)
+def measure(engine: EngineRun, batch: int, context: int, num_draft_tokens: int) -> Drafted:
+    """Steps in which each of ``batch`` requests verifies ``num_draft_tokens`` drafts; 0: the head only syncs its KV."""
+    sampling = SamplingParams(max_tokens=8 * (STEPS + WARM_UP), temperature=0.0, ignore_eos=True)
     vocab = engine.info.vocab_size - 8
     prompts = [tuple((i * 7919 + j * 31) % vocab + 4 for j in range(context)) for i in range(batch)]
     names = [engine.submit(prompt, sampling) for prompt in prompts]
-    # Configuration fixes one width for an engine's life, and to build an engine for each takes minutes.
-    with engine.core.drafting(width):
-        rounds = run_rounds(engine, names, width)
-    if len(rounds) < ROUNDS + WARM_UP:
-        raise RuntimeError(f"{len(rounds)} rounds of {batch} requests with {width} drafts; expected {ROUNDS + WARM_UP}")
-    return summed_up(rounds[WARM_UP : WARM_UP + ROUNDS], width)
+    # Configuration fixes one number of drafts for an engine's life, and to build an engine for each takes minutes.
+    with engine.core.drafting(num_draft_tokens):
+        steps = run_steps(engine, names, num_draft_tokens)
+    if len(steps) < STEPS + WARM_UP:
+        what = f"steps of {batch} requests with {num_draft_tokens} drafts"
+        raise RuntimeError(f"{len(steps)} {what}; expected {STEPS + WARM_UP}")
+    return summed_up(steps[WARM_UP : WARM_UP + STEPS], num_draft_tokens)
 
 
-def run_rounds(engine: EngineRun, names: Sequence[str], width: int) -> list[DecodeStep]:
+def run_steps(engine: EngineRun, names: Sequence[str], num_draft_tokens: int) -> list[DecodeStep]:
     """Until there are enough, or the requests have ended. Raises ``RuntimeError`` if one fails."""
-    rounds: list[DecodeStep] = []
+    steps: list[DecodeStep] = []
     before = time.perf_counter()
     while engine.core.has_work:
         done = engine.core.step()
@@ -197,48 +200,48 @@ def run_rounds(engine: EngineRun, names: Sequence[str], width: int) -> list[Deco
         if errors := [out.error for out in done.outputs if out.error]:
             raise RuntimeError(errors[0])
         events = [event for event in done.events if isinstance(event, StepEvent)]
-        rounds += [DecodeStep((now - before) * 1e3, e) for e in events if is_round(e, len(names), width)]
+        steps += [DecodeStep((now - before) * 1e3, e) for e in events if is_drafted(e, len(names), num_draft_tokens)]
         before = now if events else before
-        if len(rounds) >= ROUNDS + WARM_UP:
+        if len(steps) >= STEPS + WARM_UP:
             engine.core.abort(names)
-    return rounds
+    return steps
 
 
-def is_round(event: StepEvent, batch: int, width: int) -> bool:
-    """All requests decode, and each verifies ``width`` drafts."""
-    return event.num_requests == batch and event.num_prefill_tokens == 0 and event.drafted == batch * width
+def is_drafted(event: StepEvent, batch: int, num_draft_tokens: int) -> bool:
+    """All requests decode, and each verifies ``num_draft_tokens`` drafts."""
+    return event.num_requests == batch and event.num_prefill_tokens == 0 and event.drafted == batch * num_draft_tokens
 
 
-def summed_up(rounds: Sequence[DecodeStep], width: int) -> Round:
-    whole = statistics.median(r.wall_ms for r in rounds)
-    verify = statistics.median(r.event.device_ms for r in rounds)
-    draft = statistics.median(r.event.draft_ms for r in rounds)
+def summed_up(steps: Sequence[DecodeStep], num_draft_tokens: int) -> Drafted:
+    whole = statistics.median(r.wall_ms for r in steps)
+    verify = statistics.median(r.event.device_ms for r in steps)
+    draft = statistics.median(r.event.draft_ms for r in steps)
     # By the host's clock drafting begins while the model is still at work.
     draft = max(0.0, min(draft, whole - verify))
-    return Round(width, whole, verify, draft, sum(r.event.accepted for r in rounds))
+    return Drafted(num_draft_tokens, whole, verify, draft, sum(r.event.accepted for r in steps))
 
 
-def round_row(subject: Subject, found: Round, batch: int, plain: Plain, limit_ms: float) -> Row:
-    """A round in its parts; ``c``: a draft, keeping up included, ``v``: verifying, in plain steps on the device."""
-    step, width = plain.device_ms, found.width
-    c, v = found.draft / max(1, width) / step, found.verify / step
-    what = f"{width} drafts" if width else "no drafts, the head keeps up"
+def step_row(subject: Subject, found: Drafted, batch: int, plain: Plain, limit_ms: float) -> Row:
+    """A decode step in its parts; ``c``: a draft, KV sync included, ``v``: verifying, in plain steps on the device."""
+    step, num_drafts = plain.device_ms, found.num_draft_tokens
+    c, v = found.draft / max(1, num_drafts) / step, found.verify / step
+    what = f"{num_drafts} drafts" if num_drafts else "no drafts, KV sync only"
     parts = f"{found.verify:.3g} verify + {found.draft:.3g} draft + {found.rest:.2g} rest = {found.whole:.4g}"
     detail: dict[str, Any] = {
-        "round_ms": found.whole, "verify_ms": found.verify, "draft_ms": found.draft, "rest_ms": found.rest,
-        "c": c, "v": v, "accepted": found.accepted, "rounds": ROUNDS, "plain_device_ms": step,
+        "step_ms": found.whole, "verify_ms": found.verify, "draft_ms": found.draft, "rest_ms": found.rest,
+        "c": c, "v": v, "accepted": found.accepted, "steps": STEPS, "plain_device_ms": step,
     }  # fmt: skip
     return Row(
-        f"{subject.title}: batch {batch}, round of {what}", f"c {c:.3f}, v {v:.2f}: {parts}", "ms", limit=limit_ms,
-        share=limit_ms / found.whole, is_check=False, detail=detail,
+        f"{subject.title}: batch {batch}, decode step of {what}", f"c {c:.3f}, v {v:.2f}: {parts}", "ms",
+        limit=limit_ms, share=limit_ms / found.whole, is_check=False, detail=detail,
     )  # fmt: skip
 
 
-def length_row(subject: Subject, found: Round, batch: int, plain: Plain, length: int) -> Row:
-    """Milliseconds per token if every round yielded ``length`` tokens."""
-    ms, limit = found.whole / length, subject.limit_ms(batch, found.width) / length
+def length_row(subject: Subject, found: Drafted, batch: int, plain: Plain, length: int) -> Row:
+    """Milliseconds per token if every step yielded ``length`` tokens."""
+    ms, limit = found.whole / length, subject.limit_ms(batch, found.num_draft_tokens) / length
     return Row(
-        f"{subject.title}: batch {batch}, {found.width} drafts, acceptance length {length} (simulated)",
+        f"{subject.title}: batch {batch}, {found.num_draft_tokens} drafts, acceptance length {length} (simulated)",
         round(ms, 4), "ms/token", limit, limit / ms, PUBLISHED if subject.is_published(batch) else "", is_check=False,
-        detail={"speed_up": plain.wall_ms / ms, "plain_ms": plain.wall_ms, "simulated": "the round / the length"},
+        detail={"speed_up": plain.wall_ms / ms, "plain_ms": plain.wall_ms, "simulated": "the step / the length"},
     )  # fmt: skip

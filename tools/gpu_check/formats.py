@@ -79,12 +79,12 @@ def few_or_many(packed: PackedLinear, in_features: int, device: str) -> Callable
 
 
 def run(context: Context) -> None:
-    size = (48, 288) if context.rehearse else (4096, 14336)
-    dtype = torch.float32 if context.rehearse else torch.bfloat16
+    size = (48, 288) if context.dry_run else (4096, 14336)
+    dtype = torch.float32 if context.dry_run else torch.bfloat16
     for form in FORMATS:
         weight = form.weight(*size, context.device)
         call = few_or_many(form.packed(weight, context.device), size[1], context.device)
-        rows = (1, 3, 17) if context.rehearse else ROWS
+        rows = (1, 3, 17) if context.dry_run else ROWS
         found = {f"{n} rows": worst(partial(error, call, weight, n, dtype, context.device)) for n in rows}
         context.emit(verdict(f"{form.name} weights", found, TOLERANCE[form.activations]))
 

@@ -31,15 +31,15 @@ class Tally:
 
 
 def run(context: Context) -> None:
-    dtype, count = context.section.argument, 8 if context.rehearse else COUNT
+    dtype, count = context.section.argument, 8 if context.dry_run else COUNT
     reference = EngineRun("bundled", "cpu", ["+preset=baseline", "model.dtype=float32", *LIMITS])
-    prompts = make_prompts(reference.plan.model.path)[: 3 if context.rehearse else None]
+    prompts = make_prompts(reference.plan.model.path)[: 3 if context.dry_run else None]
     want = reference.generate(prompts, count, together=False)
     exact = reference.logprobs(prompts)
     noise = 0.0
-    for preset in PRESETS[1:2] if context.rehearse else PRESETS:
+    for preset in PRESETS[1:2] if context.dry_run else PRESETS:
         tally = Tally()
-        executions = ("eager",) if context.rehearse else ("eager", "compile", "graphs")
+        executions = ("eager",) if context.dry_run else ("eager", "compile", "graphs")
         for execution, overlap in itertools.product(executions, ("true", "false")):
             overrides = [f"+preset={preset}", f"execution={execution}", f"overlap={overlap}", f"model.dtype={dtype}"]
             try:

@@ -60,14 +60,14 @@ class Layer:
 
 
 def run(context: Context) -> None:
-    shapes = {"tiny": TINY} if context.rehearse else SHAPES
-    for dtype in ("float32",) if context.rehearse else ("bfloat16", "float32", "float16"):
+    shapes = {"tiny": TINY} if context.dry_run else SHAPES
+    for dtype in ("float32",) if context.dry_run else ("bfloat16", "float32", "float16"):
         for name, shape in shapes.items():
             found: dict[str, float | str] = {}
-            for rows in (1, 3) if context.rehearse else ROWS:
+            for rows in (1, 3) if context.dry_run else ROWS:
                 few = Layer(shape, getattr(torch, dtype), context.device, rows)
                 found |= {f"{op} x {rows}": worst(check) for op, check in fused(few)}
-            many = Layer(shape, getattr(torch, dtype), context.device, 5 if context.rehearse else MANY)
+            many = Layer(shape, getattr(torch, dtype), context.device, 5 if context.dry_run else MANY)
             found |= {f"{op} x {many.rows}": worst(check) for op, check in unfused(many)}
             context.emit(verdict(f"fused ops in {name} shapes, {dtype}", found, TOLERANCE[dtype]))
 
@@ -165,7 +165,7 @@ def heads_of(case: Layer) -> tuple[HeadShape, int]:
 
 
 def cache_for(case: Layer) -> tuple[KVTarget, tuple[Tensor, Tensor]]:
-    """A cache of NaN with scattered places for the rows, and tables of rotations."""
+    """A cache of NaN with scattered slots for the rows, and tables of rotations."""
     heads, block = case.shape, 16
     blocks = -(-case.rows // block) + 2
     size = (blocks, block, heads.num_key_value_heads, heads.head_dim)
@@ -183,7 +183,7 @@ def judge_heads(case: Layer, q: Tensor, kv: KVTarget, want: Tensor, tables: tupl
     stored = [cache.flatten(0, 1)[kv.slot_mapping] for cache in (kv.keys, kv.values)]
     pairs = ((q, rotate(queries, cos, sin)), (stored[0], rotate(keys, cos, sin)), (stored[1], values))
     touched = int((~kv.keys.flatten(0, 1).isnan().flatten(1).all(1)).sum())
-    assert touched == case.rows, f"{touched} places of the cache were written, expected {case.rows}"
+    assert touched == case.rows, f"{touched} slots of the cache were written, expected {case.rows}"
     return max(apart(got, right) for got, right in pairs)
 
 

@@ -50,7 +50,7 @@ class Wait:
 
 
 def run(context: Context) -> None:
-    if context.rehearse:
+    if context.dry_run:
         found = [judge("linear_store (compiled for sm_90)", example(), True)]
     else:
         if torch.cuda.get_device_capability() < (9, 0):

@@ -56,9 +56,9 @@ def jobs(count: int, longest: int, seed: int) -> list[Job]:
 
 
 def run(context: Context) -> None:
-    count, longest = (14, 60) if context.rehearse else (200, 3000)
-    for preset in PRESETS[:1] if context.rehearse else PRESETS:
-        dtype = "float32" if context.rehearse else "bfloat16"
+    count, longest = (14, 60) if context.dry_run else (200, 3000)
+    for preset in PRESETS[:1] if context.dry_run else PRESETS:
+        dtype = "float32" if context.dry_run else "bfloat16"
         engine = EngineRun("bundled", context.device, [f"+preset={preset}", f"model.dtype={dtype}"])
         with watched() as late:
             finished, aborted, errors = drive(engine, jobs(count, longest, seed=7))

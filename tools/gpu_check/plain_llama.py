@@ -22,7 +22,7 @@ WEIGHTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Metadata:
     """Where a step's ``n`` tokens are, the same for all rows."""
 
     positions: Tensor
@@ -85,10 +85,10 @@ class PlainLlama:
     def __call__(self, tokens: Tensor, positions: Tensor, run: Callable[..., Tensor] = layer) -> Tensor:
         """Logits ``[rows, vocab]`` behind the last of ``tokens`` ``[rows, n]`` at ``positions`` ``[n]``."""
         mask = self.everywhere[None, :] <= positions[:, None]
-        places = Places(positions, self.cos[positions], self.sin[positions], mask)
+        metadata = Metadata(positions, self.cos[positions], self.sin[positions], mask)
         x = F.embedding(tokens, self.embed)
         for weights, (keys, values) in zip(self.layers, self.caches, strict=True):
-            x = run(x, *weights, keys, values, places.positions, places.cos, places.sin, places.mask)
+            x = run(x, *weights, keys, values, metadata.positions, metadata.cos, metadata.sin, metadata.mask)
         return F.linear(F.rms_norm(x[:, -1], self.norm.shape, self.norm, EPS), self.head)
 
     def greedy(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -14,11 +14,11 @@ WITH_HEAD = "8b"
 
 
 def run(context: Context) -> None:
-    dtype = torch.float32 if context.rehearse else torch.bfloat16
-    for name in ["1b"] if context.rehearse else list(SHAPES):
+    dtype = torch.float32 if context.dry_run else torch.bfloat16
+    for name in ["1b"] if context.dry_run else list(SHAPES):
         started = time.monotonic()
-        write(shape_of(name, context.rehearse), folder_of(name, context.scratch), dtype, context.device)
-        if context.rehearse or name == WITH_HEAD:
-            head = HeadShape(shape_of(name, context.rehearse))
+        write(shape_of(name, context.dry_run), folder_of(name, context.scratch), dtype, context.device)
+        if context.dry_run or name == WITH_HEAD:
+            head = HeadShape(shape_of(name, context.dry_run))
             write_head(head, head_folder_of(name, context.scratch), dtype, context.device)
         context.emit(Row(f"{name}: weights made and written", round(time.monotonic() - started, 1), "s"))

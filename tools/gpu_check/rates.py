@@ -32,7 +32,7 @@ def add_up(x_ptr, out_ptr, per_program, BLOCK: tl.constexpr):
 
 def run(context: Context) -> None:
     device = context.device
-    read_bytes, size = (1 << 22, 256) if context.rehearse else (8 << 30, 8192)
+    read_bytes, size = (1 << 22, 256) if context.dry_run else (8 << 30, 8192)
     read, copy = memory_rates(read_bytes, device)
     best = max(read, key=lambda name: read[name])
     gemm = gemm_rate(size, device)

@@ -44,7 +44,7 @@ ON_REQUEST: tuple[Section, ...] = (
             alone=True, needs=("rates",), gpu_only=True),
     Section("speed_8b_formats", "speed_formats", "Llama-3.1-8B: decode in fp8, int8 and int4, rounded while loading",
             300, alone=True, needs=("rates", "prepare"), argument="8b", gpu_only=True),
-    Section("drafting", "drafting", "Llama-3.1-8B with an EAGLE3 head: what a round costs by width, bf16 and fp8", 400,
+    Section("drafting", "drafting", "Llama-3.1-8B with an EAGLE3 head: decode steps by drafts, bf16 and fp8", 400,
             alone=True, needs=("rates", "prepare"), argument="8b"),
 )  # fmt: skip
 """What takes too long for every run (many kernels to compile, all weights of an 8B model to round): asked for by
@@ -54,21 +54,21 @@ ALL = (*SECTIONS, *ON_REQUEST)
 BY_NAME = {section.name: section for section in ALL}
 
 
-def chosen(only: list[str] | None, rehearse: bool) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
-    """Sections to run, those they need included, and those a rehearsal leaves out."""
+def chosen(only: list[str] | None, dry_run: bool) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
+    """Sections to run, those they need included, and those a dry run leaves out."""
     wanted = {section.name for section in SECTIONS} if not only else set(only)
     for section in reversed(ALL):
         if section.name in wanted:
             wanted.update(section.needs)
     picked = [section for section in ALL if section.name in wanted]
-    left_out = tuple(section for section in picked if rehearse and section.gpu_only)
+    left_out = tuple(section for section in picked if dry_run and section.gpu_only)
     return tuple(section for section in picked if section not in left_out), left_out
 
 
-def waves(sections: tuple[Section, ...], rehearse: bool) -> list[tuple[Section, ...]]:
-    """Sections that may run side by side, in order. Those that measure time are alone, except in a rehearsal, where
+def waves(sections: tuple[Section, ...], dry_run: bool) -> list[tuple[Section, ...]]:
+    """Sections that may run side by side, in order. Those that measure time are alone, except in a dry run, where
     times mean nothing: there only what others need goes first."""
-    if rehearse:
+    if dry_run:
         needed = {name for section in sections for name in section.needs}
         first = tuple(section for section in sections if section.name in needed)
         rest = tuple(section for section in sections if section.name not in needed)

@@ -22,7 +22,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 def run(context: Context) -> None:
-    vocab, columns, rows, rounds = (700, 300, 9, 1) if context.rehearse else (128256, 32000, 63, 8)
+    vocab, columns, rows, rounds = (700, 300, 9, 1) if context.dry_run else (128256, 32000, 63, 8)
     compare(context, f"sampled tokens as torch's, vocabulary {vocab}", vocab, None, rows, rounds)
     of_columns = torch.randperm(vocab, generator=torch.Generator().manual_seed(0))[:columns].to(context.device)
     compare(

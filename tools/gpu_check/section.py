@@ -27,13 +27,13 @@ class Section:
     """It measures time, so nothing may run beside it."""
     needs: tuple[str, ...] = ()
     gpu_only: bool = False
-    """Left out of a rehearsal, by name."""
+    """Left out of a dry run, by name."""
     argument: str = ""
     """For modules that serve several sections."""
     is_optional: bool = False
     """It checks nothing itself: whether it finishes does not matter."""
     interpreted: bool = False
-    """In a rehearsal its Triton kernels run in Triton's interpreter."""
+    """In a dry run its Triton kernels run in Triton's interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,11 @@ class Context:
     section: Section
     scratch: Path
     """Shared by all sections of a run, removed after it."""
-    rehearse: bool
+    dry_run: bool
 
     @property
     def device(self) -> str:
-        return "cpu" if self.rehearse else "cuda"
+        return "cpu" if self.dry_run else "cuda"
 
     @property
     def rates(self) -> dict[str, float]:

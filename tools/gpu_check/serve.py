@@ -23,10 +23,10 @@ def run(context: Context) -> None:
     port, log = free_port(), context.scratch / "server.txt"
     where = (
         ["device=cpu", "execution=eager", "attention_kernel=torch", "threads=1"]
-        if context.rehearse
+        if context.dry_run
         else ["device=cuda"]
     )
-    most = 512 if context.rehearse else 8192
+    most = 512 if context.dry_run else 8192
     command = [*ENGINE, "serve", "+preset=latency", "--model", str(folder_of("1b", context.scratch)),
                f"server.port={port}", f"model.max_len={most}", "drafter=none", *where]  # fmt: skip
     started = time.monotonic()
@@ -35,7 +35,7 @@ def run(context: Context) -> None:
     try:
         until_ready(f"http://127.0.0.1:{port}", server, log)
         context.emit(Row("serve: from the command to readiness", round(time.monotonic() - started, 1), "s"))
-        for at_once in (2,) if context.rehearse else (1, 8, 32):
+        for at_once in (2,) if context.dry_run else (1, 8, 32):
             bench(context, port, at_once)
     finally:
         server.terminate()
@@ -45,8 +45,8 @@ def run(context: Context) -> None:
 def bench(context: Context, port: int, at_once: int) -> None:
     """``engine bench`` in its own process; its summary goes into the report as it is."""
     file = context.scratch / f"bench-{at_once}.json"
-    prompt, output, requests = (16, 8, 6) if context.rehearse else (512, 64, 4 * max(at_once, 4))
-    vocab = shape_of("1b", context.rehearse).vocab_size - 8
+    prompt, output, requests = (16, 8, 6) if context.dry_run else (512, 64, 4 * max(at_once, 4))
+    vocab = shape_of("1b", context.dry_run).vocab_size - 8
     done = subprocess.run(
         [*ENGINE, "bench", "--url", f"http://127.0.0.1:{port}", "--endpoint", "completions", "--prompt-ids", str(vocab),
          "--requests", str(requests), "--concurrency", str(at_once), "--prompt-tokens", str(prompt),

@@ -59,11 +59,11 @@ SHAPES = {
 }
 """Llama-3.2-1B and Llama-3.1-8B."""
 TINY = Shape(64, 2, 4, 2, 16, 128, 512, True, 512)
-"""For a rehearsal."""
+"""For a dry run."""
 
 
-def shape_of(name: str, rehearse: bool) -> Shape:
-    return TINY if rehearse else SHAPES[name]
+def shape_of(name: str, dry_run: bool) -> Shape:
+    return TINY if dry_run else SHAPES[name]
 
 
 def folder_of(name: str, scratch: Path) -> Path:

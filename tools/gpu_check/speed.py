@@ -41,30 +41,30 @@ class Subject:
 
     @property
     def itemsize(self) -> int:
-        return 4 if self.context.rehearse else 2
+        return 4 if self.context.dry_run else 2
 
     def limit_ms(self, batch: int) -> float:
         """The shortest decode step the measured read bandwidth allows, in the middle of the decoded text."""
-        tokens = context_tokens(self.context.rehearse) + DECODED // 2
+        tokens = context_tokens(self.context.dry_run) + DECODED // 2
         return self.shape.decode_bytes(batch, tokens, self.itemsize) / self.context.rates["read_gb_s"] / 1e6
 
 
-def context_tokens(rehearse: bool) -> int:
-    return 32 if rehearse else 1024
+def context_tokens(dry_run: bool) -> int:
+    return 32 if dry_run else 1024
 
 
-def batches(rehearse: bool) -> tuple[int, ...]:
-    return (1, 2) if rehearse else BATCHES
+def batches(dry_run: bool) -> tuple[int, ...]:
+    return (1, 2) if dry_run else BATCHES
 
 
 def run(context: Context) -> None:
     name = context.section.argument
-    shape, folder = shape_of(name, context.rehearse), folder_of(name, context.scratch)
+    shape, folder = shape_of(name, context.dry_run), folder_of(name, context.scratch)
     if not folder.exists():
         raise RuntimeError(f"there is no checkpoint {folder}: the section prepare did not get that far")
-    if not context.rehearse:
+    if not context.dry_run:
         torch.cuda.reset_peak_memory_stats()
-    subject = Subject(name, shape, EngineRun(folder, context.device, overrides(context.rehearse)), context)
+    subject = Subject(name, shape, EngineRun(folder, context.device, overrides(context.dry_run)), context)
     decode_alone(subject)
     first_tokens(subject)
     start_and_ledger(subject)
@@ -72,9 +72,9 @@ def run(context: Context) -> None:
     subject.run.close()
 
 
-def overrides(rehearse: bool) -> list[str]:
+def overrides(dry_run: bool) -> list[str]:
     """Room for the largest batch and the longest prompt, and nothing that would make a step more than it is."""
-    budget, most, tokens = (128, 4, 1024) if rehearse else (8192, 64, 81920)
+    budget, most, tokens = (128, 4, 1024) if dry_run else (8192, 64, 81920)
     return [
         "scheduler=chunked_prefill", f"scheduler.token_budget={budget}", f"scheduler.max_requests={most}",
         "drafter=none", "overlap=true", f"model.max_len={budget + 256}", f"memory.kv_tokens={tokens}",
@@ -83,12 +83,12 @@ def overrides(rehearse: bool) -> list[str]:
 
 def decode_alone(subject: Subject) -> None:
     """Decode and the device's idle time between steps, with nothing else on the card."""
-    rehearse = subject.context.rehearse
-    for batch in batches(rehearse):
-        runs = [subject.run.decode(batch, context_tokens(rehearse), DECODED) for _ in range(1 if rehearse else 2)]
+    dry_run = subject.context.dry_run
+    for batch in batches(dry_run):
+        runs = [subject.run.decode(batch, context_tokens(dry_run), DECODED) for _ in range(1 if dry_run else 2)]
         steps = runs[-1]  # the first one met cold caches
         ms = statistics.median(step.wall_ms for step in steps)
-        targets = {} if rehearse else {
+        targets = {} if dry_run else {
             "least_share": LEAST_SHARE.get((subject.name, batch)), "most_ms": MOST_MS.get((subject.name, batch))
         }  # fmt: skip
         detail = spread(steps) | {"tokens_per_s": round(batch * 1e3 / ms, 1), "steps": len(steps)}
@@ -96,7 +96,7 @@ def decode_alone(subject: Subject) -> None:
         subject.context.emit(time_row(metric, ms, subject.limit_ms(batch), **targets, detail=detail))
         gap = statistics.median(step.event.gap_ms for step in steps)
         host = statistics.median(step.event.host_ms for step in steps)
-        promised = not rehearse
+        promised = not dry_run
         subject.context.emit(
             Row(
                 f"{subject.name}: host gap, batch {batch}", gap, "ms", detail={"host_ms": host}, is_check=False,
@@ -112,11 +112,11 @@ def spread(steps: Sequence[DecodeStep]) -> dict[str, float]:
 
 def first_tokens(subject: Subject) -> None:
     """TTFT of one prompt on an idle engine, against the measured GEMM rate."""
-    rehearse = subject.context.rehearse
-    for tokens in (32, 64) if rehearse else PROMPTS:
+    dry_run = subject.context.dry_run
+    for tokens in (32, 64) if dry_run else PROMPTS:
         times = [subject.run.first_token_ms(tokens) for _ in range(1 + ROUNDS)][1:]
         limit = subject.shape.prefill_flops(tokens) / subject.context.rates["gemm_tflop_s"] / 1e9
-        least = None if rehearse else LEAST_GEMM_SHARE.get((subject.name, tokens))
+        least = None if dry_run else LEAST_GEMM_SHARE.get((subject.name, tokens))
         metric = f"{subject.name}: TTFT, {tokens} tokens"
         subject.context.emit(time_row(metric, statistics.median(times), limit, least_share=least, detail=times))
 
@@ -127,7 +127,7 @@ def start_and_ledger(subject: Subject) -> None:
     phases = {phase.name: phase.seconds for phase in info.phases}
     context.emit(Row(f"{subject.name}: engine built", round(subject.run.build_s, 1), "s", detail=phases))
     metric, ledger = f"{subject.name}: memory ledger / real peak", info.ledger
-    if ledger is None or context.rehearse:
+    if ledger is None or context.dry_run:
         context.emit(Row(metric, detail="a CPU's ledger is checked by tools/benchmarks/memory_peak.py"))
         return
     peak = ledger.free_bytes - torch.cuda.mem_get_info()[0]
@@ -143,13 +143,13 @@ def start_and_ledger(subject: Subject) -> None:
 
 def side_by_side(subject: Subject, weights: dict[str, Tensor]) -> None:
     """Everybody in turns at each batch size, on the same weights; ratios of medians of the rounds."""
-    rehearse = subject.context.rehearse
+    dry_run = subject.context.dry_run
     same_model(subject, weights)
-    for batch in batches(rehearse):
+    for batch in batches(dry_run):
         contestants = enter(subject, weights, batch)
         times: dict[str, list[float]] = {name: [] for name in ("engine", *contestants)}
-        for _ in range(1 if rehearse else ROUNDS):
-            steps = subject.run.decode(batch, context_tokens(rehearse), DECODED)
+        for _ in range(1 if dry_run else ROUNDS):
+            steps = subject.run.decode(batch, context_tokens(dry_run), DECODED)
             times["engine"].append(statistics.median(step.wall_ms for step in steps))
             for name, contestant in contestants.items():
                 times[name].append(contestant.step_ms())
@@ -157,7 +157,7 @@ def side_by_side(subject: Subject, weights: dict[str, Tensor]) -> None:
         for name in contestants:
             theirs = statistics.median(times[name])
             metric, detail = f"{subject.name}: batch {batch}, {name} / engine", {"ms": theirs, "engine_ms": ours}
-            target, held = ("", None) if rehearse else ("> 1", theirs > ours)
+            target, held = ("", None) if dry_run else ("> 1", theirs > ours)
             subject.context.emit(
                 Row(metric, round(theirs / ours, 2), "x", target=target, held=held, is_check=False, detail=detail)
             )
@@ -165,7 +165,7 @@ def side_by_side(subject: Subject, weights: dict[str, Tensor]) -> None:
 
 def enter(subject: Subject, weights: dict[str, Tensor], batch: int) -> dict[str, Contestant]:
     """Those that run here; one that does not is a row that says why."""
-    rows = context_tokens(subject.context.rehearse)
+    rows = context_tokens(subject.context.dry_run)
     makers: dict[str, Callable[[], Contestant]] = {
         "torch eager": partial(Eager, subject.shape, weights, batch, rows),
         "torch.compile + CUDA graph": partial(Compiled, subject.shape, weights, batch, rows),
@@ -191,5 +191,5 @@ def same_model(subject: Subject, weights: dict[str, Tensor]) -> None:
         theirs = PlainLlama(subject.shape, weights, 1, 64).greedy(prompt, count)
     (ours,) = subject.run.generate([prompt], count)
     equal = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), count)
-    held = equal == count if subject.context.rehearse else None
+    held = equal == count if subject.context.dry_run else None
     subject.context.emit(Row(f"{subject.name}: first tokens as plain torch's", f"{equal} of {count}", held=held))

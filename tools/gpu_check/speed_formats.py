@@ -20,15 +20,15 @@ LEAST_SHARE = {"fp8": 0.75, "int4": 0.65}
 
 def run(context: Context) -> None:
     name = context.section.argument
-    shape, folder = shape_of(name, context.rehearse), folder_of(name, context.scratch)
+    shape, folder = shape_of(name, context.dry_run), folder_of(name, context.scratch)
     for plan, (per_weight, asked) in PLANS.items():
-        engine = EngineRun(folder, context.device, [*overrides(context.rehearse), *asked])
+        engine = EngineRun(folder, context.device, [*overrides(context.dry_run), *asked])
         context.emit(Row(f"{name} {plan}: engine built", round(engine.build_s, 1), "s"))
         per_key = 2 if asked[1].endswith("native") else 1
-        for batch in batches(context.rehearse):
-            steps = [engine.decode(batch, context_tokens(context.rehearse), DECODED) for _ in range(2)][-1]
+        for batch in batches(context.dry_run):
+            steps = [engine.decode(batch, context_tokens(context.dry_run), DECODED) for _ in range(2)][-1]
             ms = statistics.median(step.wall_ms for step in steps)
-            tokens = context_tokens(context.rehearse) + DECODED // 2
+            tokens = context_tokens(context.dry_run) + DECODED // 2
             kv = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * tokens * per_key
             limit = (shape.body * per_weight + shape.head + batch * kv) / context.rates["read_gb_s"] / 1e6
             least = LEAST_SHARE.get(plan) if batch == 1 else None

@@ -96,16 +96,16 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def _add_eagle3(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--aux_layers", type=int, nargs=3, help="residuals entering these layers (default 2, L // 2, L - 3)")
+    add("--aux-layers", type=int, nargs=3, help="residuals entering these layers (default 2, L // 2, L - 3)")
     add("--draft-vocab", type=at_least(1), help="tokens that can be drafted, the most frequent (default: all)")
-    add("--fc-norm", action="store_true", help="norms of the aux_layers, as in EAGLE 3.1")
+    add("--fc-norm", action="store_true", help="norms of the aux hidden states, as in EAGLE 3.1")
     add("--norm-output", action="store_true", help="norm of what a position hands to the next, as in EAGLE 3.1")
     add("--ttt-steps", type=at_least(1), default=7, help="of the training-time test")
 
 
 def _add_parallel_block(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--aux_layers", type=int, nargs="+", help="residuals entering these layers (default 2, L // 2, L - 3)")
+    add("--aux-layers", type=int, nargs="+", help="residuals entering these layers (default 2, L // 2, L - 3)")
     add("--draft-vocab", type=at_least(1), help="tokens that can be drafted, the most frequent (default: all)")
     add("--layers", type=at_least(1), required=True)
     add("--block-size", type=at_least(2), default=8, help="tokens of a block, the newest one included")

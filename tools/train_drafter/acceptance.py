@@ -17,31 +17,31 @@ Matches = Callable[[Batch], tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class Counts:
-    """Of rounds of speculation, as a server goes through greedy answers with chains of ``steps`` tokens."""
+    """Of decode steps with drafts, as a server goes through greedy answers with chains of ``steps`` tokens."""
 
     steps: int
     tried: list[int] = field(default_factory=list)
-    """By position: rounds whose drafts before it stood, and in which the answer went on."""
+    """By position: decode steps whose drafts before it were accepted, and in which the answer went on."""
     right: list[int] = field(default_factory=list)
-    """Those of them whose draft at this position stood, too."""
-    rounds: int = 0
+    """Those of them whose draft at this position was accepted, too."""
+    decode_steps: int = 0
     tokens: int = 0
-    """Of all rounds: drafts that stood, and the target's own token after them."""
+    """Of all decode steps: drafts accepted, and the target's own token after them."""
 
     def __post_init__(self) -> None:
         self.tried, self.right = [0] * self.steps, [0] * self.steps
 
     @property
     def by_position(self) -> list[float]:
-        """Share of drafts that stand, given that all before them do."""
+        """Share of drafts that are accepted, given that all before them are."""
         return [right / max(1, tried) for right, tried in zip(self.right, self.tried, strict=True)]
 
     @property
-    def tokens_per_round(self) -> float:
-        return self.tokens / max(1, self.rounds)
+    def tokens_per_step(self) -> float:
+        return self.tokens / max(1, self.decode_steps)
 
     def add(self, right: Tensor, where: Tensor) -> None:
-        """One answer, ``[steps, A]``: rounds one after another, the first where its first token is known."""
+        """One answer, ``[steps, A]``: decode steps one after another, the first where its first token is known."""
         start = 0
         found, judged = right.T.tolist(), where.T.tolist()
         while start < len(found) and judged[start][0]:
@@ -54,7 +54,7 @@ class Counts:
                     break
                 self.right[step] += 1
                 accepted += 1
-            self.rounds += 1
+            self.decode_steps += 1
             left = sum(row[0] for row in judged[start:])
             self.tokens += min(accepted + 1, left)
             start += accepted + 1
@@ -75,8 +75,8 @@ def table(groups: dict[str, Counts]) -> str:
     """Markdown: a line for each group of prompts."""
     steps = max(counts.steps for counts in groups.values())
     positions = "".join(f" {step + 1} |" for step in range(steps))
-    lines = [f"| prompts |{positions} tokens/round |", "|---" * (steps + 2) + "|"]
+    lines = [f"| prompts |{positions} tokens/step |", "|---" * (steps + 2) + "|"]
     for name, counts in groups.items():
         shares = "".join(f" {share:.1%} |" for share in counts.by_position)
-        lines.append(f"| {name} |{shares} {counts.tokens_per_round:.2f} |")
+        lines.append(f"| {name} |{shares} {counts.tokens_per_step:.2f} |")
     return "\n".join(lines)

@@ -2,8 +2,8 @@
 
 Prompts are lines of JSON: ``{"prompt": text}`` or ``{"messages": [...]}``, which goes through the model's chat
 template, and optionally ``group`` (a name to report under), ``temperature`` (0: greedy), ``max_tokens`` and ``guess``:
-text that the greedy answer may begin with. A guess costs one forward pass, and stands as far as the target would have
-said the same; nothing is generated then. Answers are lines
+text that the greedy answer may begin with. A guess costs one forward pass, and is accepted as far as the target would
+have said the same; nothing is generated then. Answers are lines
 ``{"tokens": [...], "prompt_len": n, "group": ...}``, in the order of the prompts.
 """
 

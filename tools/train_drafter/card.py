@@ -84,8 +84,8 @@ with other work), what the target computes for the first pass included.
 
 ## Held-out acceptance
 
-Share of greedy drafts at each position of a chain that the target says too, given that those before it stand, and
-tokens per round of {steps} drafts (the target's own one included). The weights as stored, computed in float32.
+Share of greedy drafts at each position of a chain that are accepted, given that those before them are, and tokens per
+decode step of {steps} drafts (the target's own one included). The weights as stored, computed in float32.
 
 {table}
 """

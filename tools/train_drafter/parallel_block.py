@@ -40,10 +40,10 @@ class BlockSizes(HeadSizes):
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _Block:
     """Where the blocks of a batch are: ``A`` a row, ``W`` tokens each, one block behind the other."""
 
-    width: int
+    size: int
     positions: Tensor
     """int64 ``[rows, A * W]``"""
     text: Tensor
@@ -51,18 +51,18 @@ class _Places:
     visible: Tensor
     """bool ``[rows, A * W, T]``: the text before the block."""
 
-    def of_all(self, x: Tensor, place: int) -> Tensor:
-        """What the token at ``place`` of a block has, for every token of the block: ``[rows, A * W, ...]``."""
-        blocks = x.unflatten(1, (-1, self.width))
-        return blocks[:, :, place : place + 1].expand_as(blocks).flatten(1, 2)
+    def of_all(self, x: Tensor, position: int) -> Tensor:
+        """What the token at ``position`` of a block has, for every token of the block: ``[rows, A * W, ...]``."""
+        blocks = x.unflatten(1, (-1, self.size))
+        return blocks[:, :, position : position + 1].expand_as(blocks).flatten(1, 2)
 
 
 class _BlockLayer(Layer):
-    def forward(self, x: Tensor, block: _Places, text: Tensor) -> Tensor:
+    def forward(self, x: Tensor, block: _Block, text: Tensor) -> Tensor:
         """``x [rows, A * W, hidden]``; ``text [rows, T, hidden]``, what the head knows of it."""
         normed = self.input_layernorm(x)
         k, v = self.self_attn.keys(normed, block.positions)
-        own = [(block.of_all(k, place), block.of_all(v, place)) for place in range(block.width)]
+        own = [(block.of_all(k, position), block.of_all(v, position)) for position in range(block.size)]
         shared = self.self_attn.keys(text, block.text)
         found = attend(self.self_attn.queries(normed, block.positions), *shared, block.visible, own)
         return self.output(x, found)
@@ -95,17 +95,17 @@ def filled(head: ParallelBlock, batch: Batch) -> list[Tensor]:
     Column ``a`` is a block whose newest token is at position ``starts[a] + 1``; of the text before that, the target's
     hidden states are known. Mask ``i`` (from 0) says what is at position ``starts[a] + 2 + i``.
     """
-    ids, starts, width = batch.ids, batch.starts, head.sizes.block_size
+    ids, starts, size = batch.ids, batch.starts, head.sizes.block_size
     rows, length = torch.arange(len(ids), device=ids.device)[:, None], ids.shape[1]
     text = head.hidden_norm(head.fc(batch.aux_layers.to(head.fc.weight.dtype)))
-    tokens = torch.full((*starts.shape, width), head.sizes.mask_token, device=ids.device)
+    tokens = torch.full((*starts.shape, size), head.sizes.mask_token, device=ids.device)
     tokens[:, :, 0] = ids[rows, (starts + 1).clamp(max=length - 1)]
-    positions = starts[:, :, None] + 1 + torch.arange(width, device=ids.device)
+    positions = starts[:, :, None] + 1 + torch.arange(size, device=ids.device)
     every = torch.arange(length, device=ids.device).expand(len(ids), -1)
-    visible = (every[:, None, :] <= starts[:, :, None]).repeat_interleave(width, dim=1)
-    block = _Places(width, positions.flatten(1), every, visible)
+    visible = (every[:, None, :] <= starts[:, :, None]).repeat_interleave(size, dim=1)
+    block = _Block(size, positions.flatten(1), every, visible)
     x = head.embed(tokens.flatten(1))
     for layer in head.layers:
         x = layer(x, block, text)
-    logits = head.logits(x.unflatten(1, (-1, width))[:, :, 1:])
+    logits = head.logits(x.unflatten(1, (-1, size))[:, :, 1:])
     return list(logits.unbind(dim=2))

@@ -72,10 +72,10 @@ class Target:
 
     @torch.inference_mode()
     def see(self, sequences: Sequence[Sequence[int]], aux_layers: Sequence[int]) -> Seen:
-        """Run sequences from position 0. Tap ``i``: the residual entering layer ``i`` (``num_layers``: the last)."""
+        """Run sequences from position 0. State ``i``: the residual entering layer ``i`` (``num_layers``: the last)."""
         lengths = [len(tokens) for tokens in sequences]
-        residual, tapped = self._model.forward(self._batch(sequences, lengths), self._kv(lengths), tuple(aux_layers))
-        flat = torch.cat(tapped, dim=-1) if tapped else residual.new_zeros(len(residual), 0)
+        residual, aux = self._model.forward(self._batch(sequences, lengths), self._kv(lengths), tuple(aux_layers))
+        flat = torch.cat(aux, dim=-1) if aux else residual.new_zeros(len(residual), 0)
         return Seen(_padded(flat, lengths), _padded(residual, lengths))
 
     @torch.inference_mode()

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from engine.contracts.model import ModelFacts
 
 MEASURED_STEPS = 7
-"""Drafts of a round that acceptance is reported for, where the drafter has no bound of its own."""
+"""Drafts of a decode step that acceptance is reported for, where the drafter has no bound of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Drafter:
     tensors: Callable[[], Mapping[str, Tensor]]
     aux_layers: tuple[int, ...]
     steps: int = MEASURED_STEPS
-    """Drafts of a round."""
+    """Drafts of a decode step."""
 
 
 def train(arguments: argparse.Namespace) -> str:
@@ -194,7 +194,7 @@ def _shared_sizes(
 def _aux_layers(arguments: argparse.Namespace, num_layers: int) -> tuple[int, ...]:
     aux_layers = tuple(arguments.aux_layers or default_aux_layers(num_layers))
     if list(aux_layers) != sorted(set(aux_layers)) or not 1 <= aux_layers[0] <= aux_layers[-1] <= num_layers:
-        raise ValueError(f"--aux_layers {aux_layers}: expected ascending numbers from 1 to {num_layers}")
+        raise ValueError(f"--aux-layers {aux_layers}: expected ascending numbers from 1 to {num_layers}")
     return aux_layers
 
 

@@ -1,7 +1,7 @@
 """``execution``: how a step runs. Which ways this machine, model and attention kernel have, and which is taken.
 
 ``eager``: torch ops. ``compile``: kernels built on this machine, C++ on a CPU and Triton on a GPU. ``graphs``: the
-same, and decode steps recorded as CUDA graphs.
+same, and decode steps captured as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COMPILED_DTYPES = ("float32", "bfloat16")
 TRITON_CAPABILITY = (8, 0)
 """Least compute capability for the Triton kernels: bfloat16 and asynchronous copies."""
 
-RECORDABLE = "capturable"
+CAPTURABLE = "capturable"
 """Capability of attention kernels that can be captured in a CUDA graph."""
 
 BEST_FIRST = ("graphs", "compile", "eager")
@@ -31,7 +31,7 @@ def reasons_against(execution: str, device: DeviceFacts, dtype: str, attention: 
         return _against_native(device, dtype) if execution == "compile" else ["CUDA graphs need a CUDA device"]
     reasons = _against_triton(device)
     if execution == "graphs" and not capturable:
-        reasons.append(f"attention_kernel={attention} cannot be recorded in a CUDA graph")
+        reasons.append(f"attention_kernel={attention} cannot be captured in a CUDA graph")
     return reasons
 
 
@@ -47,8 +47,8 @@ def choose_execution(
             continue
         reasons = reasons_against(execution, device, dtype, attention, capturable)
         if not reasons:
-            return execution, [f"execution={execution}, which is slower: {note}" for note in notes]
-        notes += [f"{execution} is not possible: {reason}" for reason in reasons]
+            return execution, [f"execution=auto chose {execution}: {'; '.join(notes)}"] if notes else []
+        notes.append(f"{execution} unavailable ({'; '.join(reasons)})")
     raise AssertionError("eager is always possible")
 
 

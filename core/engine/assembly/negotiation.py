@@ -12,7 +12,7 @@ from engine.assembly.compose.selection import AUTO, Composed, Selection
 from engine.assembly.compose.text import failure_notes
 from engine.assembly.discovery import Discovered, Offer
 from engine.assembly.errors import AssemblyError, listing, nearest
-from engine.assembly.execution import RECORDABLE, choose_execution, reasons_against
+from engine.assembly.execution import CAPTURABLE, choose_execution, reasons_against
 from engine.assembly.model_facts import BUNDLED
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.contracts import MULTI_SLOTS, SLOTS
@@ -248,10 +248,10 @@ def _execution_problems(chosen: list[_Chosen], settings: Settings, model: ModelF
 
 
 def _attention(chosen: list[_Chosen]) -> tuple[str, bool]:
-    """The attention kernel's name, and whether it can be recorded."""
+    """The attention kernel's name, and whether it can be captured."""
     for one in chosen:
         if one.slot == "attention_kernel":
-            return one.offer.name, RECORDABLE in one.offer.provider.provides
+            return one.offer.name, CAPTURABLE in one.offer.provider.provides
     return "none", False
 
 

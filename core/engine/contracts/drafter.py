@@ -1,7 +1,8 @@
 """Slot ``drafter``: what might come next?
 
 A drafter proposes chains of tokens. The core verifies them, samples so that the output distribution is exactly
-the target model's, applies stops, commits, and chooses the width (0 included) from measured acceptance.
+the target model's, applies stops, commits, and chooses how many drafts to ask for (0 included) from
+measured acceptance.
 
 There are two kinds. A :class:`HostDrafter` looks at token ids on the CPU. A :class:`DeviceDrafter` runs behind the
 target's forward pass: it may have weights of its own, keys and values in the target's cache (``kv``), and see the
@@ -46,7 +47,7 @@ class Drafter(Protocol):
     """Most tokens it can propose; 0 switches speculation off."""
 
     def release(self, row_id: int) -> None:
-        """The request in this slot is gone; forget what was kept for it."""
+        """The request in this row is gone; forget what was kept for it."""
         ...
 
 
@@ -73,7 +74,7 @@ class DraftRow:
 class Draft:
     """Proposals for a batch of rows, in the order of the rows.
 
-    ``tokens[i]`` has at most ``rows[i].width`` ids; fewer (or none) when the drafter has nothing to say.
+    ``tokens[i]`` has at most ``rows[i].num_draft_tokens`` ids; fewer (or none) when the drafter has nothing to say.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -133,17 +134,17 @@ class DraftRows:
     positions: Tensor
     """int64 ``[num_rows]``: that token's position."""
     lengths: tuple[int, ...]
-    """Bounds of these on the host. ``()`` in a recording (:class:`CapturableDrafter`)."""
+    """Bounds of these on the host. ``()`` in a capture (:class:`CapturableDrafter`)."""
     num_draft_tokens: tuple[int, ...]
     """Drafts wanted, at least 1 each."""
     sampled: bool = False
     """Some of these requests are sampled, not greedy."""
     capture: Any = None
-    """The core's own: what the recording that is being made keeps; ``None``: none is."""
+    """The core's own: the forward metadata of the capture that is being made; ``None``: none is."""
 
     @property
     def most_draft_tokens(self) -> int:
-        """The widest."""
+        """Most drafts that a row wants."""
         return max(self.num_draft_tokens, default=0)
 
 
@@ -151,7 +152,8 @@ class DraftRows:
 class DraftTokens:
     """Proposals for :class:`DraftRows`, on the device.
 
-    ``tokens``: int64 ``[num_rows, width]``, all of the vocabulary; what is beyond a row's own width is not used.
+    ``tokens``: int64 ``[num_rows, num_draft_tokens]``, all of the vocabulary; what is beyond the number that a row
+    wants is not used.
     """
 
     tokens: Tensor
@@ -169,9 +171,9 @@ class DraftChain(Protocol):
     """Drafts chains, see :meth:`DraftEngine.chain`."""
 
     def __call__(self, rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
-        """A chain for each row, as wide as the widest wants. ``hidden``: ``[num_tokens, size]`` for the tokens of the
-        last :class:`TargetStep`; that of each row's last settled one is what its chain begins with. The result is
-        good until the next call."""
+        """A chain for each row, as long as the longest that is wanted. ``hidden``: ``[num_tokens, size]`` for the
+        tokens of the last :class:`TargetStep`; that of each row's last settled one is what its chain begins with. The
+        result is good until the next call."""
         ...
 
 
@@ -267,7 +269,8 @@ class DraftEngine(Protocol):
         ...
 
     def choose(self, logits: Tensor, rows: DraftRows, ids: Tensor | None = None) -> Tensor:
-        """Drafts from logits ``[num_rows * width, V]``, each row's one after another: int64 ``[num_rows, width]``.
+        """Drafts from logits ``[num_rows * num_draft_tokens, V]``, each row's one after another: int64 ``[num_rows,
+        num_draft_tokens]``.
 
         Greedy requests get the most likely tokens. For sampled ones the noise is that of verification, at the request's
         temperature and filters: where the drafter has the target's logits, a draft is the target's token. ``ids``:
@@ -292,20 +295,20 @@ class DraftEngine(Protocol):
         ...
 
     def chain_metadata(self, rows: DraftRows, steps: int) -> Sequence[Any]:
-        """Where the next ``steps`` tokens of each row go, for :meth:`DraftLayers.run`: place ``j`` is one token a row
-        at position ``rows.positions[row] + j``, attending to everything before it."""
+        """Where the next ``steps`` tokens of each row go, for :meth:`DraftLayers.run`: entry ``j`` is one token a
+        row at position ``rows.positions[row] + j``, attending to everything before it."""
         ...
 
-    def block_metadata(self, rows: DraftRows, width: int) -> Any:
-        """Where the next ``width`` tokens of each row go, all at once and each attending to all of them: no mask within
-        the block."""
+    def block_metadata(self, rows: DraftRows, num_tokens: int) -> Any:
+        """Where the next ``num_tokens`` tokens of each row go, all at once and each attending to all of them: no mask
+        within the block."""
         ...
 
-    def place(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Any:
+    def metadata(self, row_ids: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Any:
         """Where ``counts[i] >= 1`` tokens from position ``starts[i]`` on of each row go."""
         ...
 
-    def tokens(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    def tokens(self, row_ids: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
         """The tokens of these positions, int64 ``[sum(counts)]``."""
         ...
 
@@ -329,12 +332,12 @@ class DeviceDrafter(Drafter, Protocol):
     """What its own weights will take on the device, as far as headers tell."""
 
     def start(self, engine: DraftEngine) -> None:
-        """Called once, when target and cache are in place: load weights here. Raises ``ValueError`` for a checkpoint
+        """Called once, when target and cache exist: load weights here. Raises ``ValueError`` for a checkpoint
         that does not fit."""
         ...
 
     def extend(self, step: TargetStep) -> None:
-        """Keep up with the target."""
+        """Draft KV sync: compute and write the keys and values of the tokens that the target has just computed."""
         ...
 
     def propose(self, rows: DraftRows) -> DraftTokens:
@@ -344,23 +347,23 @@ class DeviceDrafter(Drafter, Protocol):
 
 @runtime_checkable
 class CapturableDrafter(DeviceDrafter, Protocol):
-    """A drafter whose :meth:`~DeviceDrafter.extend` and :meth:`~DeviceDrafter.propose` may be recorded behind the
-    target's recorded steps, as a CUDA graph, and made again without Python.
+    """A drafter whose :meth:`~DeviceDrafter.extend` and :meth:`~DeviceDrafter.propose` may be captured behind the
+    target's captured steps, as a CUDA graph, which is replayed without Python.
 
-    In a recording the rows of a step are all of a batch shape, some of them nobody's, and all have the shape's number
+    In a capture the rows of a step are all of a batch shape, some of them nobody's, and all have the shape's number
     of tokens and drafts; a row's tokens beyond its last settled one mean nothing. What both do may depend on shapes
     and on tensors only. So they must not read a tensor on the host (``item``, ``tolist``, a mask as an index), nor
-    bring host values to the device, nor use :attr:`DraftRows.lengths`, :meth:`DraftEngine.place` or
+    bring host values to the device, nor use :attr:`DraftRows.lengths`, :meth:`DraftEngine.metadata` or
     :meth:`DraftEngine.tokens`; what they keep in Python must be the same after every step of a shape. They run at
-    least once before they are recorded.
+    least once before they are captured.
     """
 
     capturable: bool
-    """Whether this one is all that."""
+    """Whether this drafter keeps these rules."""
 
 
 def may_be_captured(drafter: DeviceDrafter) -> bool:
-    """Whether what a drafter does behind a recorded step may be recorded, too."""
+    """Whether what a drafter does behind a captured step may be captured, too."""
     return isinstance(drafter, CapturableDrafter) and drafter.capturable
 
 

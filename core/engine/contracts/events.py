@@ -34,11 +34,11 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     draft_chains: int = 0
     """Requests of which drafts were verified: ``1 + accepted / draft_chains`` is the mean accepted length."""
     draft_ms: float = 0.0
-    """A drafter on the device, behind this step: keeping up with it, and proposing. One on the host: before it."""
+    """A drafter on the device, behind this step: draft KV sync, and proposing. One on the host: before it."""
     drafts_tried: tuple[int, ...] = ()
-    """By position in a chain, from its first draft on: drafts all of whose predecessors stood."""
+    """By position in a chain, from its first draft on: drafts whose predecessors were all accepted."""
     drafts_accepted: tuple[int, ...] = ()
-    """Those of them that stood as well. The sum is ``accepted``."""
+    """Those of them that were accepted. The sum is ``accepted``."""
 
 
 class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):

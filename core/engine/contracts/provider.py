@@ -58,7 +58,7 @@ class BuildContext:
     """Resolved compute dtype: ``float32``, ``bfloat16`` or ``float16``."""
     execution: str
     """Resolved way of running a step: ``eager`` (torch ops), ``compile`` (kernels built on this machine: C++ on a CPU,
-    Triton on a GPU) or ``graphs`` (these, recorded in CUDA graphs)."""
+    Triton on a GPU) or ``graphs`` (these, captured in CUDA graphs)."""
     max_len: int
     """Most tokens (prompt + output) of one request."""
     max_requests: int

@@ -44,7 +44,7 @@ class CapturedChain:
         self._plain = plain
         self._programs = programs
         self._hidden: Tensor | None = None
-        """The hidden state each chain carries on, where there is any."""
+        """The hidden state of each chain, where there is any."""
         numbers = torch.empty(0, dtype=torch.int64)
         self._table_rows, self._lengths, self._tokens = (programs.set_aside(numbers) for _ in range(3))
         self._drafts = programs.set_aside(numbers.new_empty(0, MOST_DRAFTS))
@@ -57,22 +57,22 @@ class CapturedChain:
         """What comes first, and a step, by number of requests."""
 
     def __call__(self, rows: DraftRows, hidden: Tensor | None = None) -> DraftTokens:
-        count, width = len(rows.index), rows.most_draft_tokens
+        count, most = len(rows.index), rows.most_draft_tokens
         if not count:
             return self._plain(rows, hidden)
         if self._written is None:
             self._hidden = None if hidden is None else self._programs.set_aside(hidden)
             self._written = self._programs.write_all(name_of(self._step), self._write, Exception)
-        longest = max(rows.lengths, default=0) + width
-        if count > len(self._written) or width > MOST_DRAFTS or longest > self._programs.max_len:
+        longest = max(rows.lengths, default=0) + most
+        if count > len(self._written) or most > MOST_DRAFTS or longest > self._programs.max_len:
             return self._plain(rows, hidden)
         first, step = self._written[count - 1]
         self._begin(rows, hidden)
         if first is not None:
             first.run(longest)
-        for _ in range(width - self._chains.made):
+        for _ in range(most - self._chains.made):
             step.run(longest)
-        return DraftTokens(self._drafts[:count, :width].clone())
+        return DraftTokens(self._drafts[:count, :most].clone())
 
     def _constants(self) -> list[Tensor]:
         return [] if self._ids is None else [self._ids]
@@ -99,10 +99,10 @@ class CapturedChain:
         program, metadata = self._programs.begin(name_of(self._step), count)
         program.add(kernels().place_chains.at(ctypes.addressof(self._chains)))
         hidden = None if self._hidden is None else program.value("hidden", self._hidden[:count])
-        logits, carried = self._step(program.value("chain_tokens", self._tokens[:count]), hidden, metadata)
+        logits, following = self._step(program.value("chain_tokens", self._tokens[:count]), hidden, metadata)
         self._grow(program, logits, count, advance=1)
-        if hidden is not None and carried is not None:
-            copy(carried, hidden)
+        if hidden is not None and following is not None:
+            copy(following, hidden)
         return program
 
     def _grow(self, program: Program, logits: Tensor, count: int, advance: int) -> None:
@@ -117,5 +117,5 @@ class CapturedChain:
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """What the user is told of a drafter's function."""
+    """The name of a drafter's function in messages."""
     return str(getattr(function, "__qualname__", function))

@@ -1,11 +1,11 @@
-"""Captured drafting: one graph for each shape of a captured step and each width, replayed right behind the step's.
+"""Captured drafting: one graph for each shape of a captured step and number of drafts, replayed behind the step's.
 
 A graph lets the drafter see the step and propose; its drafts go into the token tables, where the next step finds them.
 Nothing is uploaded for it: all follows from what the step's graph was given and left. Rows that are nobody's, and
 drafts that a row does not want, are computed and not used.
 
 A batch that is no captured step, such as one with a prompt, and the first step of several that wants more drafts, are
-drafted behind op by op.
+drafted behind eagerly.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class DraftBucket:
     """What follows a step of some shape: drafts of so many tokens a row."""
 
     step: Bucket
-    width: int
+    num_draft_tokens: int
     sampled: bool = False
     """Drafts are drawn where requests are sampled; else all are the most likely tokens."""
 
     @property
     def tokens(self) -> int:
         """Most tokens that are computed at once."""
-        return max(self.step.tokens, self.step.rows * (self.width + 1))
+        return max(self.step.tokens, self.step.rows * (self.num_draft_tokens + 1))
 
 
-def draft_widths(queries: int, max_width: int) -> tuple[int, ...]:
-    """Widths worth a graph behind a step of so many tokens a row, ascending: as many drafts as it verifies, for widths
-    seldom change; behind one that verifies nothing, any that fill the shape of a later step."""
+def draft_counts(queries: int, max_width: int) -> tuple[int, ...]:
+    """Numbers of drafts worth a graph behind a step of so many tokens a row, ascending: as many as it verifies, for
+    that number seldom changes; behind one that verifies nothing, any that fill the shape of a later step."""
     return (queries - 1,) if queries > 1 else tuple(n - 1 for n in query_buckets(max_width) if n > 1)
 
 
@@ -50,12 +50,12 @@ def draft_buckets(drafter: DeviceDrafter | None, steps: Iterable[Bucket]) -> lis
     """What may follow captured steps: nothing with a drafter that cannot be captured."""
     if drafter is None or not may_be_captured(drafter):
         return []
-    shapes = [(step, width) for step in steps for width in draft_widths(step.queries, drafter.max_width)]
+    shapes = [(step, count) for step in steps for count in draft_counts(step.queries, drafter.max_width)]
     return [DraftBucket(*shape, sampled) for shape in shapes for sampled in (False, True)]
 
 
 class NotCapturable(RuntimeError):
-    """A drafter does what no recording can hold, although it says that it may be captured."""
+    """A drafter does what cannot be captured, although it says ``capturable``."""
 
 
 class DraftGraphs:
@@ -67,10 +67,10 @@ class DraftGraphs:
         self._steps = steps
         self._capture: Capture | None = capture
         todo = draft_buckets(drafter, steps.buckets)
-        self._todo = sorted(todo, key=lambda found: (-found.tokens, -found.step.tokens, -found.width, found))
+        self._todo = sorted(todo, key=lambda found: (-found.tokens, -found.step.tokens, -found.num_draft_tokens, found))
         self._graphs: dict[DraftBucket, Replay] = {}
         self._by_step: dict[Bucket, list[DraftBucket]] = {}
-        """Narrowest first."""
+        """Fewest drafts first."""
         self._valid = torch.ones((), dtype=torch.bool, device=steps.tables.device)
         self._block_tables: dict[int, Tensor] = {}
         self._metadata: list[CapturedMetadata] = []
@@ -86,15 +86,16 @@ class DraftGraphs:
         capture, self._capture = self._capture, None
         assert capture is not None, "graphs are captured once, before the engine is ready"
         for done, found in enumerate(self._todo):
-            on_progress(done / len(self._todo), f"{found.step.rows} x {found.step.queries}, {found.width} drafts")
-            self._graphs[found] = self._record(found, capture)
+            shape = f"{found.step.rows} x {found.step.queries}"
+            on_progress(done / len(self._todo), f"{shape}, {found.num_draft_tokens} drafts")
+            self._graphs[found] = self._graph(found, capture)
         for found in self.buckets:
             self._by_step.setdefault(found.step, []).append(found)
 
     def find(self, step: Bucket, rows: Sequence[StepRow]) -> DraftBucket | None:
-        """The graph that follows a step of these rows: the narrowest that drafts all that is wanted, if any."""
+        """The graph that follows a step of these rows: the smallest that drafts all that is wanted, if any."""
         wanted, sampled = max(row.wants_drafts for row in rows), Feature.SAMPLED in self._steps.tables.features(rows)
-        fitting = (b for b in self._by_step.get(step, ()) if b.width >= wanted > 0 and b.sampled == sampled)
+        fitting = (b for b in self._by_step.get(step, ()) if b.num_draft_tokens >= wanted > 0 and b.sampled == sampled)
         return next(fitting, None)
 
     @torch.inference_mode()
@@ -104,7 +105,7 @@ class DraftGraphs:
         self._graphs[found]()
         return self._valid
 
-    def _record(self, found: DraftBucket, capture: Capture) -> Replay:
+    def _graph(self, found: DraftBucket, capture: Capture) -> Replay:
         captured, drafter, tables = self._steps.captured(found.step), self._drafter, self._steps.tables
         metadata = CapturedMetadata(tables, captured.batch.attention, self._steps.attention, self._lend)
         self._metadata.append(metadata)
@@ -121,7 +122,7 @@ class DraftGraphs:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise NotCapturable(f"says capturable, but recording it failed: {error}") from error
+            raise NotCapturable(f"says capturable, but its capture failed: {error}") from error
 
     def _lend(self, call: int, count: int) -> Tensor:
         """Block tables for ``count`` rows and the ``call``-th call of a pass, in memory that all graphs share: the
@@ -151,7 +152,7 @@ def target_step(captured: CapturedStep, tables: DeviceTables) -> TargetStep:
 def draft_rows(
     captured: CapturedStep, tables: DeviceTables, wanted: DraftBucket, metadata: CapturedMetadata
 ) -> DraftRows:
-    """The rows of a captured step, ``wanted.width`` drafts for each; all that is known of them is on the device."""
+    """The rows of a captured step, with the drafts of ``wanted`` for each; what is known of them is on the device."""
     rows, queries, row_ids = captured.bucket.rows, captured.bucket.queries, captured.inputs[0]
     last = captured.accepted + torch.arange(0, rows * queries, queries, device=row_ids.device)
     positions = captured.starts + captured.accepted + 1
@@ -162,7 +163,7 @@ def draft_rows(
         tokens=tables.tokens[row_ids, positions],
         positions=positions,
         lengths=(),
-        num_draft_tokens=(wanted.width,) * rows,
+        num_draft_tokens=(wanted.num_draft_tokens,) * rows,
         sampled=wanted.sampled,
         capture=metadata,
     )

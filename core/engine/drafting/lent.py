@@ -1,4 +1,4 @@
-"""What a drafter on the device is lent: the target's ends and layers, room in the cache, and a loader of weights.
+"""What a drafter on the device is lent: the target's ends and layers, memory in the cache, and a loader of weights.
 
 Fulfils :class:`engine.contracts.drafter.DraftEngine`.
 """
@@ -101,10 +101,10 @@ class DraftEngine:
         return CapturedChain(step, first, ids, plain, self._programs, self._tables)
 
     def choose(self, logits: Tensor, rows: DraftRows, ids: Tensor | None = None) -> Tensor:
-        width = logits.shape[0] // len(rows.index)
-        row_ids = rows.row_ids.repeat_interleave(width)
-        positions = (rows.positions[:, None] + torch.arange(width, device=self.device)).flatten()
-        return self._choose(logits, row_ids, positions, rows.sampled, ids).view(-1, width)
+        num_draft_tokens = logits.shape[0] // len(rows.index)
+        row_ids = rows.row_ids.repeat_interleave(num_draft_tokens)
+        positions = (rows.positions[:, None] + torch.arange(num_draft_tokens, device=self.device)).flatten()
+        return self._choose(logits, row_ids, positions, rows.sampled, ids).view(-1, num_draft_tokens)
 
     def _choose(
         self, logits: Tensor, row_ids: Tensor, positions: Tensor, sampled: bool, ids: Tensor | None
@@ -139,7 +139,7 @@ class DraftEngine:
 
         tokens = rows.tokens
         if first is not None:
-            assert state is not None, "what comes first is told from hidden states"
+            assert state is not None, "the first draft is computed from hidden states"
             tokens = add(first(state))
         for metadata in self.chain_metadata(rows, rows.most_draft_tokens - len(drafts)):
             logits, state = step(tokens, state, metadata)
@@ -147,14 +147,14 @@ class DraftEngine:
         return DraftTokens(torch.stack(drafts, dim=1))
 
     def chain_metadata(self, rows: DraftRows, steps: int) -> list[ForwardMetadata]:
-        recording: CapturedMetadata | None = rows.capture
-        if recording is not None:
-            return recording.chain_metadata(rows, steps)
-        slots, lengths = rows.row_ids, rows.lengths
+        capture: CapturedMetadata | None = rows.capture
+        if capture is not None:
+            return capture.chain_metadata(rows, steps)
+        row_ids, lengths = rows.row_ids, rows.lengths
         positions = rows.positions + torch.arange(steps, device=self.device)[:, None]
-        mapping = self._tables.slot_mapping(slots.expand_as(positions), positions)
+        mapping = self._tables.slot_mapping(row_ids.expand_as(positions), positions)
         kv_lens = (positions + 1).to(torch.int32)
-        tables = self._block_tables(slots, max(lengths, default=0) + steps)
+        tables = self._block_tables(row_ids, max(lengths, default=0) + steps)
         q_starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=self.device)
         ones, chain = (1,) * len(lengths), Chained(positions)
         return [
@@ -175,48 +175,48 @@ class DraftEngine:
             for j in range(steps)
         ]
 
-    def block_metadata(self, rows: DraftRows, width: int) -> ForwardMetadata:
-        recording: CapturedMetadata | None = rows.capture
-        if recording is not None:
-            return recording.block_metadata(rows, width)
-        positions = (rows.positions[:, None] + torch.arange(width, device=self.device)).flatten()
-        flat = rows.row_ids.repeat_interleave(width)
-        ends = tuple(length + width for length in rows.lengths for _ in range(width))
+    def block_metadata(self, rows: DraftRows, num_tokens: int) -> ForwardMetadata:
+        capture: CapturedMetadata | None = rows.capture
+        if capture is not None:
+            return capture.block_metadata(rows, num_tokens)
+        positions = (rows.positions[:, None] + torch.arange(num_tokens, device=self.device)).flatten()
+        flat = rows.row_ids.repeat_interleave(num_tokens)
+        ends = tuple(length + num_tokens for length in rows.lengths for _ in range(num_tokens))
         # Every token is a row of its own, so that it sees the keys behind it, too: all are written before any is read.
         attention = AttentionBatch(
             q_lens=(1,) * len(ends),
             kv_lens=ends,
             block_tables=self._block_tables(flat, max(ends, default=0)),
             q_starts=torch.arange(len(ends) + 1, dtype=torch.int32, device=self.device),
-            kv_lens_device=(rows.positions + width).repeat_interleave(width).to(torch.int32),
+            kv_lens_device=(rows.positions + num_tokens).repeat_interleave(num_tokens).to(torch.int32),
             block_size=self._tables.block_size,
         )
         return ForwardMetadata(positions, self._tables.slot_mapping(flat, positions), attention)
 
-    def place(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> ForwardMetadata:
-        flat_slots, positions = self._flat(slots, starts, counts)
+    def metadata(self, row_ids: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> ForwardMetadata:
+        flat_rows, positions = self._flat(row_ids, starts, counts)
         ends = tuple(start + count for start, count in zip(starts, counts, strict=True))
         attention = AttentionBatch(
             q_lens=tuple(counts),
             kv_lens=ends,
-            block_tables=self._block_tables(upload(slots, torch.int64, self.device), max(ends, default=0)),
+            block_tables=self._block_tables(upload(row_ids, torch.int64, self.device), max(ends, default=0)),
             q_starts=upload(list(accumulate(counts, initial=0)), torch.int32, self.device),
             kv_lens_device=upload(ends, torch.int32, self.device),
             block_size=self._tables.block_size,
         )
-        return ForwardMetadata(positions, self._tables.slot_mapping(flat_slots, positions), attention)
+        return ForwardMetadata(positions, self._tables.slot_mapping(flat_rows, positions), attention)
 
-    def tokens(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
-        return self._tables.tokens[self._flat(slots, starts, counts)]
+    def tokens(self, row_ids: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+        return self._tables.tokens[self._flat(row_ids, starts, counts)]
 
-    def _flat(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Slot and position of every token."""
-        flat = [slot for slot, count in zip(slots, counts, strict=True) for _ in range(count)]
+    def _flat(self, row_ids: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Row and position of every token."""
+        flat = [row_id for row_id, count in zip(row_ids, counts, strict=True) for _ in range(count)]
         positions = [start + j for start, count in zip(starts, counts, strict=True) for j in range(count)]
         return upload(flat, torch.int64, self.device), upload(positions, torch.int64, self.device)
 
-    def _block_tables(self, slots: Tensor, longest: int) -> Tensor:
-        return self._tables.block_tables[slots, : -(-longest // self._tables.block_size)]
+    def _block_tables(self, row_ids: Tensor, longest: int) -> Tensor:
+        return self._tables.block_tables[row_ids, : -(-longest // self._tables.block_size)]
 
 
 class Weights:

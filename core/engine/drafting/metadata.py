@@ -27,7 +27,7 @@ _ALIGNED = 4
 
 class CapturedMetadata:
     """Where the drafts of a captured step go. What the attention kernel reads stays where it is, and is prepared when
-    drafts are first proposed, in front of the recording; no two calls of a pass share any of it. Keep this as long as
+    drafts are first proposed, in front of the capture; no two calls of a pass share any of it. Keep this as long as
     what was captured with it."""
 
     def __init__(
@@ -37,15 +37,15 @@ class CapturedMetadata:
         attention: AttentionKernel,
         lend: Callable[[int, int], Tensor],
     ) -> None:
-        """``step``: the captured step's, whose block tables its recording fills; ``lend``: the n-th block tables of a
-        pass, and how many rows they have, until the next recording is made."""
+        """``step``: the captured step's, whose block tables its graph fills; ``lend``: the n-th block tables of a
+        pass, and how many rows they have, until the next capture."""
         self._tables = tables
         self._step = step
         self._attention = attention
         self._lend = lend
         self._chains: dict[tuple[int, int], list[_Kept]] = {}
         self._blocks: dict[tuple[int, int], _Kept] = {}
-        """Both by the number of the call within its pass, and by steps or width."""
+        """Both by the number of the call within its pass, and by steps or tokens a row."""
         self._calls = 0
 
     def begin(self) -> None:
@@ -68,18 +68,23 @@ class CapturedMetadata:
             found.append(ForwardMetadata(positions[j], mapping[j], kept.batch, kept.prepared, chain, j))
         return found
 
-    def block_metadata(self, rows: DraftRows, width: int) -> ForwardMetadata:
+    def block_metadata(self, rows: DraftRows, num_tokens: int) -> ForwardMetadata:
         """See :meth:`engine.contracts.drafter.DraftEngine.block_metadata`."""
-        count, call = self._count(rows), (self._call(), width)
+        count, call = self._count(rows), (self._call(), num_tokens)
         if call not in self._blocks:
-            self._blocks[call] = self._prepare(self._lend(call[0], count * width), self._lengths(1, count * width)[0])
+            total = count * num_tokens
+            self._blocks[call] = self._prepare(self._lend(call[0], total), self._lengths(1, total)[0])
         kept = self._blocks[call]
-        positions = (rows.positions[:, None] + torch.arange(width, device=rows.positions.device)).flatten()
-        slots = rows.row_ids[:, None].expand(count, width).flatten()
-        kept.batch.kv_lens_device.view(count, width).copy_((rows.positions + width)[:, None].expand(count, width))
+        positions = (rows.positions[:, None] + torch.arange(num_tokens, device=rows.positions.device)).flatten()
+        row_ids = rows.row_ids[:, None].expand(count, num_tokens).flatten()
+        kept.batch.kv_lens_device.view(count, num_tokens).copy_(
+            (rows.positions + num_tokens)[:, None].expand(count, num_tokens)
+        )
         blocks = self._step.block_tables[:, None]
-        kept.batch.block_tables.view(count, width, -1).copy_(blocks.expand(count, width, blocks.shape[-1]))
-        return ForwardMetadata(positions, self._tables.slot_mapping(slots, positions), kept.batch, kept.prepared)
+        kept.batch.block_tables.view(count, num_tokens, -1).copy_(
+            blocks.expand(count, num_tokens, blocks.shape[-1])
+        )
+        return ForwardMetadata(positions, self._tables.slot_mapping(row_ids, positions), kept.batch, kept.prepared)
 
     def _call(self) -> int:
         self._calls += 1
@@ -90,8 +95,8 @@ class CapturedMetadata:
         count = len(self._step.q_lens)
         if rows.index != tuple(range(count)) or rows.row_ids.shape[0] != count:
             raise ValueError(
-                f"a captured drafter asked for the places of rows {list(rows.index)}: expected those that it was "
-                f"given, all {count} of the step and in their order"
+                f"a captured drafter asked for the forward metadata of rows {list(rows.index)}: expected those that "
+                f"it was given, all {count} of the step and in their order"
             )
         return count
 
@@ -99,7 +104,7 @@ class CapturedMetadata:
         return [self._prepare(self._step.block_tables, lengths) for lengths in self._lengths(steps, count)]
 
     def _lengths(self, steps: int, count: int) -> list[Tensor]:
-        """Room for ``steps`` times ``count`` lengths."""
+        """Memory for ``steps`` times ``count`` lengths."""
         padded = -(-count // _ALIGNED) * _ALIGNED
         return [row[:count] for row in torch.ones(steps, padded, dtype=torch.int32, device=self._tables.device)]
 

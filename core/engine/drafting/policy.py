@@ -41,7 +41,7 @@ class Bucket:
         self._times: list[deque[float]] = [deque(maxlen=4 * TRIAL) for _ in range(max_width + 1)]
         self._typical: dict[int, float] = {}
         """Both in milliseconds, by number of drafts asked for."""
-        self.width = (max_width + 1) // 2
+        self.num_draft_tokens = (max_width + 1) // 2
         self.steps = RETRY - 2 * TRIAL
         """Since the last trial began. The first one comes soon."""
         self.trials = 0
@@ -50,26 +50,26 @@ class Bucket:
         """What is being tried, in turns: none, half and twice as many; ``None``: nothing now."""
         if self.steps < self.period:
             return None
-        others = dict.fromkeys((0, self.width // 2, min(2 * self.width + 1, max_width)))
-        others.pop(self.width, None)
+        others = dict.fromkeys((0, self.num_draft_tokens // 2, min(2 * self.num_draft_tokens + 1, max_width)))
+        others.pop(self.num_draft_tokens, None)
         return list(others)[self.trials % len(others)] if others else None
 
     @property
     def period(self) -> int:
         """Steps between two trials."""
         none, one = self._typical.get(0), self._typical.get(1)
-        if self.width or none is None or one is None:
+        if self.num_draft_tokens or none is None or one is None:
             return RETRY
         return int(RETRY * min(1.0, max(0.25, one / none - 1.0)))
 
-    def took(self, width: int, ms: float) -> None:
+    def took(self, num_draft_tokens: int, ms: float) -> None:
         """A step with so many drafts asked for took ``ms`` milliseconds."""
-        times = self._times[width]
+        times = self._times[num_draft_tokens]
         times.append(ms)
         if len(times) >= TRIAL - 1:  # the first step of a trial is none yet: its drafts were asked for before
             # The middle half: a pause of the machine is no property of drafting.
             middle = sorted(times)[len(times) // 4 : -(len(times) // 4) or None]
-            self._typical[width] = sum(middle) / len(middle)
+            self._typical[num_draft_tokens] = sum(middle) / len(middle)
 
     def count(self) -> None:
         """A step of this batch size was made."""
@@ -77,15 +77,17 @@ class Bucket:
         if self.steps >= self.period + TRIAL:
             self.steps, self.trials = 0, self.trials + 1
 
-    def ms(self, width: int) -> float | None:
+    def ms(self, num_draft_tokens: int) -> float | None:
         """What a step takes: measured, on the line between the nearest measured numbers, or beyond the last."""
         known = sorted(self._typical.items())
         if len(known) < 2:
             return None
-        above = next((i for i, (k, _) in enumerate(known) if k >= width), len(known) - 1)
+        above = next((i for i, (k, _) in enumerate(known) if k >= num_draft_tokens), len(known) - 1)
         (k0, ms0), (k1, ms1) = known[max(above, 1) - 1], known[max(above, 1)]
         slope = (ms1 - ms0) / (k1 - k0)
-        return ms0 + (slope if k0 <= width <= k1 else max(slope, 0.0)) * (width - k0)
+        if not k0 <= num_draft_tokens <= k1:
+            slope = max(slope, 0.0)
+        return ms0 + slope * (num_draft_tokens - k0)
 
 
 class DraftPolicy:
@@ -104,29 +106,29 @@ class DraftPolicy:
             return self.max_width
         bucket = self._bucket(batch_size)
         trial = bucket.trial(self.max_width)
-        return bucket.width if trial is None else trial
+        return bucket.num_draft_tokens if trial is None else trial
 
     def is_on(self, batch_size: int) -> bool:
         """Whether drafting pays, trials of no drafts apart."""
-        return self._bucket(batch_size).width > 0 if self._adaptive else self.max_width > 0
+        return self._bucket(batch_size).num_draft_tokens > 0 if self._adaptive else self.max_width > 0
 
     def observe(self, chains: Sequence[tuple[int, int]], ms: float | None) -> None:
         """A decode step: for each request how many drafts were asked for, and how many were accepted; and how long it
         took, drafter and waiting for the host included (``None``: not known, or not typical)."""
         if not self._adaptive or not chains:
             return
-        bucket, width = self._bucket(len(chains)), max(asked for asked, _ in chains)
+        bucket, most = self._bucket(len(chains)), max(asked for asked, _ in chains)
         if ms is not None:
-            bucket.took(width, ms)
-        for i in range(width):
+            bucket.took(most, ms)
+        for i in range(most):
             reached = [accepted > i for asked, accepted in chains if asked > i and accepted >= i]
             bucket.tried[i] = KEEP * bucket.tried[i] + len(reached)
             bucket.accepted[i] = KEEP * bucket.accepted[i] + sum(reached)
         trial = bucket.trial(self.max_width)
-        if trial is None or trial == width:
+        if trial is None or trial == most:
             bucket.count()
         if bucket.steps % TRIAL == 0 and bucket.trial(self.max_width) is None:
-            bucket.width = self._best(bucket)
+            bucket.num_draft_tokens = self._best(bucket)
 
     def tokens(self, batch_size: int) -> list[float]:
         """Expected output tokens of a step at each number of drafts."""
@@ -142,13 +144,13 @@ class DraftPolicy:
     def _best(self, bucket: Bucket) -> int:
         """The number of highest rate, unless the present one is almost as good; the present one while times are not
         known yet."""
-        times = [bucket.ms(width) for width in range(self.max_width + 1)]
+        times = [bucket.ms(k) for k in range(self.max_width + 1)]
         expected = self.tokens(BUCKETS[self._buckets.index(bucket)])
         rates = [tokens / ms for tokens, ms in zip(expected, times, strict=True) if ms]
         if len(rates) != len(times):
-            return bucket.width
+            return bucket.num_draft_tokens
         best = max(range(len(rates)), key=rates.__getitem__)
-        return best if rates[best] > GAIN * rates[bucket.width] else bucket.width
+        return best if rates[best] > GAIN * rates[bucket.num_draft_tokens] else bucket.num_draft_tokens
 
     def _bucket(self, batch_size: int) -> Bucket:
         return self._buckets[max(0, bisect(BUCKETS, batch_size) - 1)]

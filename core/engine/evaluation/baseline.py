@@ -20,9 +20,9 @@ def lossless_override(slot: str, discovered: Discovered) -> str:
 def undrafted_override(discovered: Discovered) -> str:
     """``drafter=NAME`` of a plugin that never drafts. Raises :class:`EvalError` where there is none."""
     silent = (offer for offer in discovered.of_slot("drafter") if DRAFTS not in offer.provider.provides)
-    # One that drafts, and does not say so, has a width.
+    # One that drafts, and does not say so, has a ``max_width`` above 0.
     offers = (offer for offer in silent if getattr(offer.config_class, "max_width", None) == 0)
-    return _override("drafter", offers, f"of width 0 that does not provide {DRAFTS!r}")
+    return _override("drafter", offers, f"with max_width 0 that does not provide {DRAFTS!r}")
 
 
 def _override(slot: str, offers: Iterable[Offer], wanted: str) -> str:

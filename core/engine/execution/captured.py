@@ -39,11 +39,11 @@ class Programs:
         q_starts, kv_lens = (self.set_aside(torch.empty(0, dtype=torch.int32), 1) for _ in range(2))
         blocks = self.set_aside(torch.empty(0, -(-max_len // block_size), dtype=torch.int32))
         self.metadata = Metadata(*(tensor.data_ptr() for tensor in self._inputs), blocks.stride(0))
-        self._places = []
+        self._metadata = []
         for count in range(1, MOST_TOKENS + 1):  # as many rows as tokens, of which some may have no queries
             rows = blocks[:count], q_starts[: count + 1], kv_lens[:count]
             batch = AttentionBatch((1,) * count, (1,) * count, *rows, block_size)
-            self._places.append(ForwardMetadata(positions[:count], slots[:count], batch, attention.prepare(batch)))
+            self._metadata.append(ForwardMetadata(positions[:count], slots[:count], batch, attention.prepare(batch)))
         self._uncaptured: dict[str, str] = {}
         self._noted = False
 
@@ -54,7 +54,7 @@ class Programs:
 
     def begin(self, title: str, count: int) -> tuple[Program, ForwardMetadata]:
         """A program for ``count`` tokens, and where they are, as values."""
-        program, metadata = Program(f"{title}, {count} tokens", self.memory, self.max_len), self._places[count - 1]
+        program, metadata = Program(f"{title}, {count} tokens", self.memory, self.max_len), self._metadata[count - 1]
         self.written.append(program)
         positions, slots = program.value("positions", metadata.positions), program.value("slots", metadata.slot_mapping)
         return program, replace(metadata, positions=positions, slot_mapping=slots)
@@ -182,8 +182,8 @@ class CapturedSteps:
         prepared = self._model.attention.prepare(metadata.attention) if metadata.prepared is None else metadata.prepared
         slots = metadata.slot_mapping
         batch = ForwardBatch(token_ids, metadata.positions, slots, metadata.attention, slots)
-        residual, tapped = self._model.run(batch, self._kv, prepared, self._aux_layers)
-        return (residual, *tapped) if tapped else residual
+        residual, aux = self._model.run(batch, self._kv, prepared, self._aux_layers)
+        return (residual, *aux) if aux else residual
 
 
 def capture_steps(model: LoweredModel, kv: KVCache, max_len: int, aux_layers: Sequence[int] = ()) -> LoweredModel:

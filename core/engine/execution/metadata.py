@@ -17,7 +17,7 @@ Rotate = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 
 @dataclass(slots=True)
 class ForwardMetadata:
-    """The place of some tokens."""
+    """Positions, cache slots and attention metadata of some tokens."""
 
     positions: Tensor
     """int64 ``[num_tokens]``. While a program is written, this and the slots are values."""
@@ -26,7 +26,7 @@ class ForwardMetadata:
     prepared: Any = None
     """By the attention kernel, when it is first needed."""
     chain: Chained | None = None
-    """The places this one was made with, and which of them it is."""
+    """The steps of a chain that this one was made with; :attr:`index` is its own."""
     index: int = 0
 
     def context(self, rotate: Rotate, attention: AttentionKernel, kv: KVCache) -> StepContext:
@@ -40,7 +40,7 @@ class ForwardMetadata:
 
 @dataclass(slots=True)
 class Chained:
-    """Places one behind the other share the tables of their rotations."""
+    """Steps of a chain share the tables of their rotations."""
 
     positions: Tensor
     """int64 ``[steps, num_rows]``"""

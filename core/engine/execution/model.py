@@ -114,19 +114,19 @@ class LoweredModel:
     def run(
         self, batch: ForwardBatch, kv: KVCache, prepared: Any, aux_layers: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """:meth:`forward` with what the attention kernel prepared for this batch: the part that can be recorded, or
+        """:meth:`forward` with what the attention kernel prepared for this batch: the part that can be captured, or
         written as a program, of values."""
         context = StepContext(
             rotations=self.rotate(batch.positions), slot_mapping=batch.slot_mapping, prepared=prepared, kv=kv
         )
         residual = self.embed(batch.token_ids)
-        tapped: dict[int, Tensor] = {}
+        aux: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if index in aux_layers:
-                tapped[index] = cloned(residual)  # layers add to the residual in place
+                aux[index] = cloned(residual)  # layers add to the residual in place
             residual, _ = run_layer(layer, residual, residual, context)
-        tapped[len(self.layers)] = residual
-        return residual, [tapped[aux_layer] for aux_layer in aux_layers]
+        aux[len(self.layers)] = residual
+        return residual, [aux[aux_layer] for aux_layer in aux_layers]
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ def cloned(x: Tensor) -> Tensor:
     """``x.clone()`` of a contiguous tensor: hidden states that a layer is about to change."""
     if not isinstance(x, Value):
         return x.clone()
-    copy = empty(x, "tapped", x.shape)
+    copy = empty(x, "copy", x.shape)
     run(_copied, x, copy)
     return copy
 

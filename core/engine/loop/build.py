@@ -13,7 +13,7 @@ from itertools import product
 import torch
 
 from engine.assembly.bind import BoundEngine, bind, build_slots, config_of
-from engine.assembly.errors import AssemblyError
+from engine.assembly.errors import AssemblyError, listing
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.drafter import DeviceDrafter, aux_layers_of, cached_by, may_be_captured, on_device
@@ -76,7 +76,7 @@ def build_engine(
     on_progress: OnProgress = lambda progress: None,
     free: Callable[[DeviceFacts], int] = free_memory,
 ) -> Engine:
-    """Build everything the plan names, in this process. ``free`` tells how many bytes are free on a device.
+    """Build everything the plan names, in this process. ``free`` says how many bytes are free on a device.
 
     Raises :class:`DoesNotFit`, before any weight is read where that can be known, and what plugins raise.
     """
@@ -94,7 +94,7 @@ def build_engine(
         with phase("build kernels"):
             cpu_ops.kernels()
             row_ops.kernels()
-    # A GPU works by itself once it has been told what to do; a CPU needs a thread to do it.
+    # A GPU works by itself once kernels are launched; a CPU needs a thread that computes.
     worker = DeviceWorker(own_thread=plan.overlap and plan.device.kind == "cpu")
     with phase("load weights"):
         model = worker.start(partial(load_plan, plan, bound, on_progress))()
@@ -230,7 +230,7 @@ def _quantizer_for(plan: EnginePlan, bound: BoundEngine, model: ModelFacts) -> Q
 def capture_graphs(
     runner: ModelRunner, bound: BoundEngine, capture: Capture, on_progress: OnProgress = lambda progress: None
 ) -> None:
-    """Record decode steps, and behind them what a drafter on the device does that may be captured. Raises
+    """Capture decode steps, and behind them what a drafter on the device does that may be captured. Raises
     :class:`AssemblyError` for a drafter that says so and cannot be."""
     aux_layers, buckets, drafts = aux_layers_of(bound.drafter), graph_buckets(bound), drafts_of(runner)
     drafter = None if drafts is None else drafts.drafter
@@ -249,7 +249,7 @@ def capture_graphs(
         behind.capture(partial(captured, len(buckets), graphs - len(buckets)))
     except NotCapturable as error:
         name = bound.plan.choice("drafter").name
-        raise AssemblyError([f"drafter={name} {error}; execution=compile records nothing"]) from error
+        raise AssemblyError([f"drafter={name} {error}; execution=compile captures nothing"]) from error
     drafts.graphs = behind
 
 
@@ -265,8 +265,8 @@ def describe_drafting(runner: ModelRunner) -> tuple[str, ...]:
     if runner.graphs is None or drafts is None:
         return ()
     if drafts.graphs is None:
-        return ("Drafts: op by op behind every step (the drafter cannot be captured)",)
-    return (f"Drafts: captured, {len(drafts.graphs.buckets)} graphs; op by op behind prompts",)
+        return ("Drafts: eager behind every step: the drafter cannot be captured",)
+    return (f"Drafts: captured, {len(drafts.graphs.buckets)} graphs; eager behind prompts",)
 
 
 def graph_buckets(bound: BoundEngine) -> list[Bucket]:
@@ -302,33 +302,38 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
     can, name, model = bound.attention_kernel.capabilities, plan.choice("attention_kernel").name, plan.model
     problems = []
     if can.head_dims is not None and model.head_dim not in can.head_dims:
-        problems.append(f"head_dim={model.head_dim}, it has {', '.join(map(str, can.head_dims))}")
+        problems.append(f"head_dim {model.head_dim}, it supports {listing(map(str, can.head_dims))}")
     if plan.dtype not in can.dtypes:
-        problems.append(f"dtype={plan.dtype}, it has {', '.join(can.dtypes)}")
+        problems.append(f"model.dtype={plan.dtype}, it supports {listing(can.dtypes)}")
     if any(model.layer_windows) and not can.window:
         problems.append("sliding-window layers")
     if plan.execution == "graphs" and not can.capturable:
         problems.append("execution=graphs, it cannot be captured")
     if bound.drafter.max_width > can.max_verify_width:
-        problems.append(f"draft width {bound.drafter.max_width}, it verifies {can.max_verify_width}")
+        problems.append(f"drafter.max_width={bound.drafter.max_width}, it verifies at most {can.max_verify_width}")
     if problems:
         raise DoesNotFit(f"attention_kernel={name} cannot run this model: {'; '.join(problems)}")
 
 
 def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
-    """Raise :class:`DoesNotFit` when the drafter asks for what the target or its attention kernel has not."""
+    """Raise :class:`DoesNotFit` when the target or its attention kernel lacks what the drafter needs."""
     drafter, model = on_device(bound.drafter), plan.model
     if drafter is None:
         return
     problems = [
-        f"the hidden states of aux_layer {aux_layer}, the model has layers 0 to {model.num_layers}"
-        for aux_layer in drafter.aux_layers
-        if not 0 <= aux_layer <= model.num_layers
+        f"aux_layer {layer}; the model has hidden states 0 to {model.num_layers}"
+        for layer in drafter.aux_layers
+        if not 0 <= layer <= model.num_layers
     ]
     head_dims, kv = bound.attention_kernel.capabilities.head_dims, drafter.kv
     if kv is not None and kv.num_layers and head_dims is not None and kv.head_dim not in head_dims:
-        problems.append(f"heads of {kv.head_dim}, the attention kernel has {', '.join(map(str, head_dims))}")
+        kernel = f"attention_kernel={plan.choice('attention_kernel').name}"
+        problems.append(f"head_dim {kv.head_dim}; {kernel} supports {listing(map(str, head_dims))}")
     if kv is not None and kv.shared_layers > model.num_layers:
-        problems.append(f"the first {kv.shared_layers} layers, the model has {model.num_layers}")
+        problems.append(f"the first {kv.shared_layers} layers; the model has {model.num_layers}")
     if problems:
-        raise DoesNotFit(f"drafter={plan.choice('drafter').name} asks for what there is not: {'; '.join(problems)}")
+        name, needs = plan.choice("drafter").name, ", and ".join(f"it needs {problem}" for problem in problems)
+        raise DoesNotFit(
+            f"drafter={name} does not fit {plan.model.name}: {needs} (choose another drafter or attention_kernel; "
+            "drafter.max_width=0 drafts nothing)"
+        )

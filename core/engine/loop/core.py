@@ -57,7 +57,7 @@ class Device(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
-    """What the loop is told of a plan."""
+    """What the loop needs to know of a plan."""
 
     max_len: int
     max_requests: int
@@ -131,9 +131,9 @@ class EngineCore:
         self._cost = StepCostModel()
 
     @contextlib.contextmanager
-    def drafting(self, width: int) -> Iterator[None]:
+    def drafting(self, num_drafts: int) -> Iterator[None]:
         """Meanwhile so many drafts are wanted of each request, as far as it goes on; nothing is learnt from them."""
-        with self._drafting.always(width):
+        with self._drafting.always(num_drafts):
             yield
 
     # Requests ---------------------------------------------------------------------------------------------------

@@ -133,9 +133,9 @@ class Drafting:
             self._check(tokens, row.num_draft_tokens)
             sequence.propose(tokens)
 
-    def _check(self, tokens: tuple[int, ...], width: int) -> None:
-        if len(tokens) > width:
-            raise DrafterBroken(f"drafter={self._name} proposed {len(tokens)} tokens, at most {width} were wanted")
+    def _check(self, tokens: tuple[int, ...], most: int) -> None:
+        if len(tokens) > most:
+            raise DrafterBroken(f"drafter={self._name} proposed {len(tokens)} tokens, at most {most} were wanted")
         for token in tokens:
             if not 0 <= token < self._vocab_size:
                 raise DrafterBroken(

@@ -22,7 +22,7 @@ Inbox = queue.SimpleQueue  # of ToEngine; None ends the loop like Shutdown
 
 
 def drive(core: EngineCore, inbox: Inbox[ToEngine | None], send: Callable[[FromEngine], None]) -> bool:
-    """Run until told to stop (True) or until the engine broke (False; the reason was sent as ``Failed``)."""
+    """Run until asked to stop (True) or until the engine broke (False; the reason was sent as ``Failed``)."""
     send(StepOutputs((), (), core.stats()))  # the pool's size is known before the first step
     try:
         while _receive(core, inbox):

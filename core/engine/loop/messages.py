@@ -68,7 +68,7 @@ class MemoryLedger(msgspec.Struct, frozen=True):
     lines: tuple[MemoryLine, ...]
     total_bytes: int
     """Estimated peak with every block of the KV pool written. Less than the sum of the lines: the largest step takes
-    the room that loading needed for a moment."""
+    the memory that loading needed for a moment."""
     headroom_bytes: int
     """What stays free at that peak."""
     peak_so_far_bytes: int

@@ -1,4 +1,4 @@
-"""From the queues to a step plan: ask the scheduler, find room, preempt if there is none."""
+"""From the queues to a step plan: ask the scheduler, reserve blocks, preempt if there are none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.loop.sequence import Sequence, Status
 from engine.step.plan import Admit, StepPlan
 
 HITS_LOOKED_UP = 64
-"""Waiting requests, from the head of the queue, whose prefix hits a scheduler is told; the others show 0."""
+"""Waiting requests, from the head of the queue, whose prefix hits a scheduler sees; the others show 0."""
 
 
 class SchedulerBroken(RuntimeError):
@@ -119,7 +119,7 @@ class Planner:
         return self._finish(sketch, asked)
 
     def _sketch(self, asked: int, admitting: bool) -> Sketch | None:
-        """Ask the scheduler and find room for its rows; ``None`` when there is nobody to ask about."""
+        """Ask the scheduler and reserve blocks for its rows; ``None`` when there is nobody to ask about."""
         view = self._view(asked, admitting)
         if not view.running and not view.waiting:
             return None
@@ -199,7 +199,7 @@ class Planner:
         return sketch
 
     def _add_drafts(self, s: Sequence, sketch: Sketch, wants: int) -> None:
-        """Verify the drafts that the sequence has, and have ``wants`` more proposed behind, as far as there is room."""
+        """Verify the drafts that the sequence has, and have ``wants`` more proposed behind, as far as blocks last."""
         num_tokens = sketch.placed[s].num_tokens
         drafts, end = self._num_drafts(s), s.scheduled + num_tokens
         if drafts and not self._pool.grow(s, end + drafts):

@@ -1,4 +1,4 @@
-"""Rows and blocks: the one place where sequences take and give back rows of the device tables and KV leases."""
+"""Rows and blocks: the one module where sequences take and give back rows of the device tables and KV leases."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Pool:
         return self.allocator.match_prefix(self.prefix_keys(sequence)) * self.block_size
 
     def admit(self, sequence: Sequence) -> bool:
-        """Give the sequence a row and a lease, prefix hit included. False: no room."""
+        """Give the sequence a row and a lease, prefix hit included. False: no free row or blocks."""
         if not self._free_rows:
             return False
         lease = self.allocator.open(sequence.request_id, self.prefix_keys(sequence), sequence.max_total)

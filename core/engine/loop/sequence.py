@@ -163,7 +163,7 @@ class Sequence:
         self._check()
 
     def roll_back(self) -> None:
-        """Steps in flight have failed: go on from what is confirmed, on a row that the device is told of again."""
+        """Steps in flight have failed: go on from what is confirmed, on a row that is admitted again."""
         self.scheduled, self.pending = self.computed, 0
         self._forget_device()
 

@@ -17,8 +17,8 @@ HEAD_ROWS = (1, 2, 9, 17)
 
 
 def warm_up(core: EngineCore, max_len: int) -> None:
-    """Run requests of different shapes, so that the first real one meets warm kernels: of one request, drafts of every
-    width among them."""
+    """Run requests of different shapes, so that the first real one meets warm kernels: of one request, every
+    number of drafts among them."""
     greedy = {"temperature": 0.0}
     with core.warming_up():
         _run_together(core, [max(min(max_len - 8, 256), 1)], 2, greedy)

@@ -33,7 +33,7 @@ extern "C" int probe() { return static_cast<int>(std::vector<int>(omp_get_max_th
 TIMEOUT_S = 300
 KEEP_S = 30 * 24 * 3600
 INCLUDE = Path(__file__).parent
-REMEDY = "or choose what needs no compiling: execution=eager, another attention_kernel, another quantizer"
+INSTEAD = "or choose what needs no compiling: execution=eager, another attention_kernel, another quantizer"
 
 
 class NativeError(RuntimeError):
@@ -70,14 +70,14 @@ class Compiler:
                 lines = "\n".join(done.stderr.strip().splitlines()[:10])
                 raise NativeError(
                     f"{source.name} does not compile with {shlex.join(self.command)} ({self.version}): set CXX to "
-                    f"another compiler, {REMEDY}. It says:\n{lines}"
+                    f"another compiler, {INSTEAD}. It says:\n{lines}"
                 )
             # Whole or not at all, for other processes that look and after a power failure.
             with open(unfinished, "rb") as built:
                 os.fsync(built.fileno())
             os.replace(unfinished, target)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise NativeError(f"{shlex.join(self.command)} did not build {source.name}: {error}; {REMEDY}") from error
+            raise NativeError(f"{shlex.join(self.command)} did not build {source.name}: {error}; {INSTEAD}") from error
         finally:
             unfinished.unlink(missing_ok=True)
 
@@ -94,17 +94,17 @@ def find_compiler() -> Compiler | str:
     candidates = [wanted] if wanted else [[name] for name in NAMES]
     command = next((one for one in candidates if shutil.which(one[0]) is not None), None)
     if command is None:
-        return f"no C++ compiler found (looked for {', '.join(one[0] for one in candidates)}): install g++, {REMEDY}"
-    told = shlex.join(command)
+        return f"no C++ compiler found (looked for {', '.join(one[0] for one in candidates)}): install g++, {INSTEAD}"
+    shown = shlex.join(command)
     try:
         version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
         build = [*command, *FLAGS, "-x", "c++", "-", "-o", os.devnull]
         probe = subprocess.run(build, input=PROBE, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError) as error:
-        return f"{told} does not run: {error}"
+        return f"{shown} does not run: {error}"
     if probe.returncode != 0:
         why = next(iter(probe.stderr.strip().splitlines()), "no message")
-        return f"{told} does not build OpenMP code: {why}"
+        return f"{shown} does not build OpenMP code: {why}"
     return Compiler(tuple(command), next(iter(version.splitlines()), "unknown version"))
 
 

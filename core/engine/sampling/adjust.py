@@ -18,7 +18,7 @@ def adjust_(
 ) -> None:
     """Change ``logits`` (float32 ``[N, V]``) in place.
 
-    ``tokens``: int64 ``[rows, width]``, each row's text, drafts included, at least up to the positions of ``batch``;
+    ``tokens``: int64 ``[rows, positions]``, each row's text with its drafts, at least up to the positions of ``batch``;
     ``longest``: a bound of the text before any of these. ``on_triton``: penalties by a kernel that needs no bound.
     Biased and stop tokens outside the vocabulary are ignored. Nothing here waits for the device or depends on what is
     in tensors, except on a CPU: may be captured.
@@ -45,9 +45,9 @@ def adjust_(
 def _penalise(logits: Tensor, batch: SamplingBatch, tokens: Tensor, longest: int) -> None:
     """Change only the logits of tokens that occurred: the work grows with the text, not with the vocabulary."""
     text = tokens[batch.rows, :longest]
-    place = torch.arange(text.shape[1], device=text.device)
-    known = place <= batch.positions[:, None]
-    is_output = (known & (place >= batch.prompt_len[:, None])).to(logits.dtype)
+    position = torch.arange(text.shape[1], device=text.device)
+    known = position <= batch.positions[:, None]
+    is_output = (known & (position >= batch.prompt_len[:, None])).to(logits.dtype)
     # Behind its text a row repeats its first token, not marked as output, which changes nothing.
     text = torch.where(known, text, text[:, :1])
     counts = torch.zeros_like(logits).scatter_add_(1, text, is_output)

@@ -90,15 +90,15 @@ def accepted_drafts(inputs: Tensor, tokens: Tensor, num_drafts: Tensor) -> Tenso
 def accepted_of(inputs: Tensor, tokens: Tensor, num_drafts: Sequence[int]) -> Tensor:
     """:func:`accepted_drafts` of requests one after another: ``inputs`` and ``tokens`` int64
     ``[sum(1 + num_drafts)]``."""
-    device, widest = inputs.device, max(num_drafts)
-    if widest == 0:
+    device, most = inputs.device, max(num_drafts)
+    if most == 0:
         return torch.zeros(len(num_drafts), dtype=torch.int64, device=device)
-    if all(count == widest for count in num_drafts):
-        shape = (len(num_drafts), widest + 1)
-        return accepted_drafts(inputs.view(shape), tokens.view(shape), torch.full(shape[:1], widest, device=device))
+    if all(count == most for count in num_drafts):
+        shape = (len(num_drafts), most + 1)
+        return accepted_drafts(inputs.view(shape), tokens.view(shape), torch.full(shape[:1], most, device=device))
     starts = accumulate((1 + count for count in num_drafts[:-1]), initial=0)
     begin, count = upload((*starts, *num_drafts), torch.int64, device).view(2, -1).unbind()
-    grid = (begin[:, None] + torch.arange(widest + 1, device=device)).clamp_(max=len(inputs) - 1)
+    grid = (begin[:, None] + torch.arange(most + 1, device=device)).clamp_(max=len(inputs) - 1)
     return accepted_drafts(inputs[grid], tokens[grid], count)
 
 
@@ -142,8 +142,8 @@ def results(choice: Choice, tensors: Sequence[Tensor]) -> list[Verified]:
     if choice.own is not None:
         own: list[float] = tensors[-1].tolist()
         for i in choice.own[0]:
-            places = range(starts[i], starts[i] + accepted[i] + 1)
-            logprobs[i] = tuple(TokenLogprobs(tokens[at], own[at]) for at in places)
+            indices = range(starts[i], starts[i] + accepted[i] + 1)
+            logprobs[i] = tuple(TokenLogprobs(tokens[at], own[at]) for at in indices)
     found = []
     for i, (begin, count) in enumerate(zip(starts, accepted, strict=True)):
         output = tuple(tokens[begin : begin + count + 1])

@@ -116,8 +116,8 @@ def make_account(
 
 
 def drafting_summary(engine: Timings) -> dict[str, float | int]:
-    """What drafting came to for one sequence, beside the counts of drafted and accepted tokens. The mean width counts
-    rounds without drafts as 0; shares and means of nothing are 0."""
+    """What drafting came to for one sequence, beside the counts of drafted and accepted tokens. The mean number of
+    draft tokens counts steps without drafts as 0; shares and means of nothing are 0."""
     return {
         "decode_steps": engine.decode_steps,
         "draft_chains": engine.draft_chains,

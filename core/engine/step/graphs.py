@@ -37,7 +37,7 @@ from engine.step.tables import DeviceTables, StepInputs
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
-"""Runs a function, at least once before it records it, and returns what runs the recording."""
+"""Runs a function, at least once, captures it, and returns what replays it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -104,9 +104,9 @@ def row_buckets(max_requests: int) -> tuple[int, ...]:
 
 
 def query_buckets(max_draft_tokens: int) -> tuple[int, ...]:
-    """Tokens per row worth a graph: one, and with drafts the powers of two and the widest."""
-    widest = max_draft_tokens + 1
-    return tuple(sorted({1, widest, *(n for n in (2, 4, 8, 16) if n < widest)}))
+    """Tokens per row worth a graph: one, and with drafts the powers of two and the most there can be."""
+    most = max_draft_tokens + 1
+    return tuple(sorted({1, most, *(n for n in (2, 4, 8, 16) if n < most)}))
 
 
 class StepGraphs:
@@ -154,14 +154,14 @@ class StepGraphs:
         assert capture is not None, "graphs are captured once, before the engine is ready"
         for done, bucket in enumerate(self._todo):
             on_progress(done / len(self._todo), f"{bucket.rows} x {bucket.queries}")
-            self._graphs[bucket] = self._record(bucket, capture)
+            self._graphs[bucket] = self._graph(bucket, capture)
 
     def find(self, rows: Sequence[StepRow]) -> Bucket | None:
         """The smallest bucket that holds these rows; ``None`` if a row is more than one token and its drafts."""
         if not rows or not all(row.samples and row.num_tokens == 1 for row in rows):
             return None
-        widest = max(row.num_queries for row in rows)
-        fitting = (b for b in self._graphs if b.rows >= len(rows) and b.queries >= widest)
+        most = max(row.num_queries for row in rows)
+        fitting = (b for b in self._graphs if b.rows >= len(rows) and b.queries >= most)
         return min(fitting, key=lambda bucket: (bucket.tokens, bucket.rows), default=None)
 
     @torch.inference_mode()
@@ -180,7 +180,7 @@ class StepGraphs:
         """What a replay of a captured bucket leaves."""
         return self._graphs[bucket].captured
 
-    def _record(self, bucket: Bucket, capture: Capture) -> _Graph:
+    def _graph(self, bucket: Bucket, capture: Capture) -> _Graph:
         device = self.tables.device
         inputs = torch.zeros(2, bucket.rows, dtype=torch.int64, device=device)
         inputs[0] = self.tables.nobody
@@ -240,7 +240,7 @@ class StepGraphs:
         logits: Tensor,
         aux: Sequence[Tensor],
     ) -> CapturedStep:
-        """Copy the results to where every graph leaves them. The first, largest bucket makes that place while it
+        """Copy the results to where every graph leaves them. The first, largest bucket makes that memory while it
         warms up, so before anything is captured."""
         if self._logits is None or self._aux is None:
             self._logits = torch.zeros_like(logits)
@@ -264,7 +264,7 @@ class StepGraphs:
     def _static_batch(self, bucket: Bucket) -> ForwardBatch:
         tables, device = self.tables, self.tables.device
         flat = [torch.zeros(bucket.tokens, dtype=torch.int64, device=device) for _ in range(4)]
-        token_ids, positions, slot_mapping, slots = flat
+        token_ids, positions, slot_mapping, row_ids = flat
         q_lens = (bucket.queries,) * bucket.rows
         q_starts = torch.arange(0, bucket.tokens + 1, bucket.queries, dtype=torch.int32, device=device)
         attention = AttentionBatch(
@@ -275,7 +275,7 @@ class StepGraphs:
             kv_lens_device=torch.full((bucket.rows,), bucket.queries, dtype=torch.int32, device=device),
             block_size=tables.block_size,
         )
-        return ForwardBatch(token_ids, positions, slot_mapping, attention, slots)
+        return ForwardBatch(token_ids, positions, slot_mapping, attention, row_ids)
 
 
 def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:

@@ -1,7 +1,7 @@
 """What the loop hands to the device for one step, and what comes back: plain data without tensors.
 
 Token ids that the device just sampled or drafted never travel to the host and back: a step reads them from its rows'
-token tables, and where a row stands is in the tables, too. So a plan can be made before the tokens of the steps in
+token tables, and how far a row is computed is there, too. So a plan can be made before the tokens of the steps in
 flight are known, nor how many drafts they accept: what a plan says of a row's position is then an upper bound.
 """
 

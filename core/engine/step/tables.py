@@ -158,12 +158,12 @@ class DeviceTables:
         self.tokens[rows, positions] = tokens.clamp(min=0)
 
     def write_drafts(self, rows: Tensor, positions: Tensor, drafts: Tensor) -> Tensor:
-        """Put ``drafts`` (int64 ``[R, width]``) behind the newest token of each row, which is at ``positions [R]``.
-        Returns a bool: whether all are tokens; others are replaced by one, for the step behind must be able to embed
-        them."""
+        """Put ``drafts`` (int64 ``[R, num_draft_tokens]``) behind the newest token of each row, which is at
+        ``positions [R]``. Returns a bool: whether all are tokens; others are replaced by one, for the step behind must
+        be able to embed them."""
         valid = (drafts >= 0) & (drafts < self.vocab_size)
-        places = positions[:, None] + torch.arange(1, drafts.shape[1] + 1, device=drafts.device)
-        self.tokens[rows[:, None], places] = torch.where(valid, drafts, 0)
+        behind = positions[:, None] + torch.arange(1, drafts.shape[1] + 1, device=drafts.device)
+        self.tokens[rows[:, None], behind] = torch.where(valid, drafts, 0)
         return valid.all()
 
     def _upload(self, *parts: Sequence[int]) -> tuple[Tensor, ...]:

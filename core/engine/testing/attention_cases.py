@@ -252,7 +252,7 @@ def make_context(case: AttentionCase, dtype: str, device: str) -> BuildContext:
 def run(
     kernel: AttentionKernel, case: AttentionCase, inputs: AttentionInputs, kv_format: KVFormat | None = None
 ) -> Tensor:
-    """One stage and one record."""
+    """One prepare and one forward."""
     return kernel.forward(
         kernel.prepare(inputs.batch), case.op, inputs.q, inputs.k_cache, inputs.v_cache,
         kv_format or PlainFormat(), inputs.k_scale, inputs.v_scale,

@@ -100,7 +100,7 @@ class AttentionKernelConformance:
 class CapturableConformance(AttentionKernelConformance):
     """For kernels that claim to be capturable."""
 
-    def test_a_recorded_call_takes_its_lengths_from_the_device(self) -> None:
+    def test_a_captured_call_takes_its_lengths_from_the_device(self) -> None:
         """A graph captured at ``prepare`` time is replayed with fewer queries per row and longer contexts."""
         case = case_named("verify")
         kernel = self.make(make_context(case, "float32", self.device))

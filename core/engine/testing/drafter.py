@@ -47,22 +47,23 @@ class HostDrafterConformance:
     def ask(
         self,
         drafter: HostDrafter,
-        slots: Sequence[int],
-        width: int,
+        row_ids: Sequence[int],
+        num_draft_tokens: int,
         history: Sequence[int] | None = None,
         salt: str = "",
     ) -> Draft:
-        """Proposals for ``slots``, each with the same history."""
+        """Proposals for ``row_ids``, each with the same history."""
         tokens = list(self.history if history is None else history)
         prompt_len = max(1, len(tokens) // 2)
-        return drafter.propose([DraftRow(slot, list(tokens), prompt_len, width, salt) for slot in slots])
+        rows = [DraftRow(row_id, list(tokens), prompt_len, num_draft_tokens, salt) for row_id in row_ids]
+        return drafter.propose(rows)
 
-    def check(self, drafter: HostDrafter, draft: Draft, num_rows: int, width: int) -> None:
+    def check(self, drafter: HostDrafter, draft: Draft, num_rows: int, num_draft_tokens: int) -> None:
         """A draft is well-formed: one tuple a row, no more tokens than wanted, ids in the vocabulary."""
         assert len(draft.tokens) == num_rows, "one proposal per row, in the order of the rows"
         for tokens in draft.tokens:
             assert isinstance(tokens, tuple), "proposals are tuples"
-            assert len(tokens) <= min(width, drafter.max_width), "no more tokens than wanted"
+            assert len(tokens) <= min(num_draft_tokens, drafter.max_width), "no more tokens than wanted"
             assert all(type(t) is int and 0 <= t < self.vocab_size for t in tokens), "ids in the vocabulary"
 
     def test_declares_what_the_core_plans_with(self) -> None:
@@ -72,9 +73,9 @@ class HostDrafterConformance:
         assert drafter.placement == "host" or drafter.max_width == 0
 
     def test_never_proposes_more_than_wanted(self) -> None:
-        for width in range(1, self.make().max_width + 1):
+        for num_draft_tokens in range(1, self.make().max_width + 1):
             drafter = self.make()
-            self.check(drafter, self.ask(drafter, [0], width), 1, width)
+            self.check(drafter, self.ask(drafter, [0], num_draft_tokens), 1, num_draft_tokens)
 
     def test_proposes_for_the_history_it_was_made_for(self) -> None:
         drafter = self.make()
@@ -82,14 +83,14 @@ class HostDrafterConformance:
             assert self.ask(drafter, [0], drafter.max_width).tokens[0], "override `history`"
 
     def test_rows_of_a_batch_do_not_influence_each_other(self) -> None:
-        slots = [3, 1, 2]
+        row_ids = [3, 1, 2]
         drafter = self.make()
-        width = drafter.max_width
-        if width:
-            alone = self.ask(self.make(), [1], width).tokens[0]
-            draft = self.ask(drafter, slots, width)
-            self.check(drafter, draft, len(slots), width)
-            assert draft.tokens == (alone,) * len(slots)
+        num_draft_tokens = drafter.max_width
+        if num_draft_tokens:
+            alone = self.ask(self.make(), [1], num_draft_tokens).tokens[0]
+            draft = self.ask(drafter, row_ids, num_draft_tokens)
+            self.check(drafter, draft, len(row_ids), num_draft_tokens)
+            assert draft.tokens == (alone,) * len(row_ids)
 
     def test_an_empty_batch_is_fine(self) -> None:
         drafter = self.make()
@@ -102,17 +103,17 @@ class HostDrafterConformance:
         drafter.release(0)
         drafter.release(7)
 
-    def test_a_reused_slot_knows_nothing_of_a_request_of_another_tenant(self) -> None:
+    def test_a_reused_row_knows_nothing_of_a_request_of_another_tenant(self) -> None:
         """Of the same tenant's requests a drafter may remember what it likes."""
-        width = self.make().max_width
-        if not width:
+        num_draft_tokens = self.make().max_width
+        if not num_draft_tokens:
             return
         for other in (tuple(reversed(self.history)), self.history[: max(1, len(self.history) // 2)]):
             used, fresh = self.make(), self.make()
-            self.ask(used, [0, 1], width, salt="one")
+            self.ask(used, [0, 1], num_draft_tokens, salt="one")
             used.release(0)
-            expected = self.ask(fresh, [0], width, other, salt="other").tokens
-            assert self.ask(used, [0], width, other, salt="other").tokens == expected
+            expected = self.ask(fresh, [0], num_draft_tokens, other, salt="other").tokens
+            assert self.ask(used, [0], num_draft_tokens, other, salt="other").tokens == expected
 
 
 class DeviceDrafterConformance:
@@ -174,8 +175,8 @@ class DeviceDrafterConformance:
         assert first is not None and again is not None and again.cached_tokens > 0 == first.cached_tokens
         assert (again.drafted_tokens, again.accepted_tokens) == (first.drafted_tokens, first.accepted_tokens)
 
-    def test_what_says_recordable_asks_nothing_of_the_host(self) -> None:
-        """What a recording on a GPU would refuse is refused here, too: no host reads, no uploads."""
+    def test_what_says_capturable_asks_nothing_of_the_host(self) -> None:
+        """What a capture on a GPU would refuse is refused here, too: no host reads, no uploads."""
         plain = ("execution=eager", "attention_kernel=torch", "scheduler.max_requests=1", "threads=1")
         plan = assemble([f"model.path={self.model}", *self.settings, *plain, *self.overrides])
         bound = bind(plan)
@@ -186,7 +187,7 @@ class DeviceDrafterConformance:
         tables = DeviceTables(1, plan.max_len, drafter.max_width, block_size, plan.device.kind, plan.model.vocab_size)
         runner = ModelRunner(load_plan(plan, bound), kv, tables, drafts := Drafts(drafter, tables))
         start_drafter(plan, bound, drafter, runner)
-        capture_graphs(runner, bound, _record_without_the_host)
+        capture_graphs(runner, bound, _capture_without_the_host)
         assert (drafts.graphs is not None) == may_be_captured(drafter)
 
     def check_nothing_held(self, llm: LLM) -> None:
@@ -194,7 +195,7 @@ class DeviceDrafterConformance:
         assert (stats.running, stats.waiting, stats.rows_used, stats.blocks_leased) == (0, 0, 0, 0)
 
 
-def _record_without_the_host(step: Callable[[], None]) -> Callable[[], None]:
+def _capture_without_the_host(step: Callable[[], None]) -> Callable[[], None]:
     """Runs a function as often as a capture does, the last time refusing what a capture cannot hold."""
     step()
     with NoSync(), patch.object(choose, "_may_be_asked", return_value=False):  # type: ignore[no-untyped-call]

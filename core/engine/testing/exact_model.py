@@ -74,7 +74,7 @@ class ExactModel:
     def run(
         self, batch: ForwardBatch, kv: ExactKV, prepared: AttentionBatch, aux_layers: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """As a recorded step must, looks at the batch's tensors only: ``q_lens`` and ``kv_lens`` may be bounds."""
+        """As a captured step must, looks at the batch's tensors only: ``q_lens`` and ``kv_lens`` may be bounds."""
         self.num_forwards += 1
         ids = batch.token_ids
         if self.fail_on_token is not None and bool((ids == self.fail_on_token).any()):

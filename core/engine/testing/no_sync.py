@@ -1,4 +1,4 @@
-"""Refuse whatever makes a host wait for a GPU, or cannot be recorded in a CUDA graph. Works on a CPU too."""
+"""Refuse whatever makes a host wait for a GPU, or cannot be captured in a CUDA graph. Works on a CPU too."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ def views(draw: st.DrawFn) -> SchedulerView:
         priority = draw(st.integers(-1, 1))
         known = draw(st.integers(2, 400))
         if kind == "decode":
-            width = draw(st.integers(0, 4))
-            running.append(decoding(arrival, known, priority, width))
+            num_drafts = draw(st.integers(0, 4))
+            running.append(decoding(arrival, known, priority, num_drafts))
         elif kind == "prefill":
             computed = draw(st.integers(0, known - 1))
             running.append(request(arrival, known, computed, True, priority))

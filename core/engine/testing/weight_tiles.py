@@ -19,8 +19,8 @@ def _read(
     IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
     UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = tl.load(row_ptr + place)
+    feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.load(row_ptr + feature)
     real = row < OUT_FEATURES
     start = tl.program_id(1) * BLOCK_K
     loaded = LOAD_TILE(
@@ -30,7 +30,7 @@ def _read(
     if channel_scale_ptr is not None:
         tile *= tl.load(channel_scale_ptr + row, mask=real, other=1.0)[:, None]
     column = start + tl.arange(0, BLOCK_K)
-    tl.store(out_ptr + place[:, None] * (tl.num_programs(1) * BLOCK_K) + column[None, :], tile)
+    tl.store(out_ptr + feature[:, None] * (tl.num_programs(1) * BLOCK_K) + column[None, :], tile)
 
 
 def read_tiles(loader: TileLoader, rows: Tensor, out_features: int, in_features: int, block_k: int) -> Tensor:

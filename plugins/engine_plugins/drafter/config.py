@@ -11,7 +11,7 @@ from engine_plugins.drafter.shipped import not_shipped
 
 @dataclass(frozen=True)
 class NoDrafterConfig(DrafterConfig):
-    """No speculation, so no width: the device tables need no room for drafts."""
+    """No speculation: the device tables need no space for drafts."""
 
     max_width: int = 0
 
@@ -90,7 +90,7 @@ class Eagle3Config(DrafterConfig):
 
 @dataclass(frozen=True)
 class ParallelBlockConfig(DrafterConfig):
-    """A DFlash head for this model, at ``drafter.path``. Its own block may be narrower than ``max_width``."""
+    """A DFlash head for this model, at ``drafter.path``. Its own block may have fewer drafts than ``max_width``."""
 
     def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         return not_shipped("parallel_block", self.path, model)

@@ -46,11 +46,11 @@ class DraftModelDrafter:
         self._head = weights.head(ops.head)
         weights.finish(ignored=("rotary_emb.inv_freq", "lm_head.weight") if ops.head.tied else ("rotary_emb.inv_freq",))
 
-        self._follow, self._chain = engine.captured(self._run), engine.chain(self._next)
+        self._sync, self._chain = engine.captured(self._run), engine.chain(self._next)
 
     def extend(self, step: TargetStep) -> None:
         """Computes the step's tokens, rejected drafts too: one pass over a few rows more costs next to nothing."""
-        self._follow(step.tokens, metadata=step.metadata)
+        self._sync(step.tokens, metadata=step.metadata)
 
     def propose(self, rows: DraftRows) -> DraftTokens:
         return self._chain(rows)

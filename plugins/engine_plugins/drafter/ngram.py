@@ -64,7 +64,7 @@ class SuffixIndex:
 
 
 class NgramDrafter:
-    """Host drafter over one :class:`SuffixIndex` per slot."""
+    """Host drafter over one :class:`SuffixIndex` per row."""
 
     placement: Literal["host", "device"] = "host"
 
@@ -90,10 +90,10 @@ class NgramDrafter:
         return () if at is None else _continuation(row.tokens, at, min(row.num_draft_tokens, self.max_width))
 
 
-def _continuation(tokens: Sequence[int], at: int, width: int) -> tuple[int, ...]:
-    """``width`` tokens from ``at`` on; past the end the copy reads what it has just written (a repeating text)."""
-    copied = list(tokens[at : at + width])
+def _continuation(tokens: Sequence[int], at: int, num_draft_tokens: int) -> tuple[int, ...]:
+    """Tokens from ``at`` on; past the end the copy reads what it has just written (a repeating text)."""
+    copied = list(tokens[at : at + num_draft_tokens])
     period = len(copied)
-    while len(copied) < width:
+    while len(copied) < num_draft_tokens:
         copied.append(copied[len(copied) - period])
     return tuple(copied)

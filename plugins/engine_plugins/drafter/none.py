@@ -11,7 +11,7 @@ from engine.contracts.provider import BuildContext
 
 
 class NoDrafter:
-    """Proposes nothing. ``max_width == 0`` tells the core not even to ask."""
+    """Proposes nothing. ``max_width == 0`` makes the core not even ask."""
 
     placement: Literal["host", "device"] = "device"
     max_width = 0

@@ -1,8 +1,8 @@
 """A whole block of drafts in one pass (after DFlash, z-lab, 2026).
 
-The head reads ``[newest token, MASK, MASK, ...]``, every place attending to the whole block and to the text before it,
-and fills all masks at once. Of the text it knows what the target knew: hidden states of several layers, fused into one
-vector per token, from which each of its layers projects keys and values. These are all it keeps in the cache.
+The head reads ``[newest token, MASK, MASK, ...]``, every position attending to the whole block and to the text before
+it, and fills all masks at once. Of the text it knows what the target knew: hidden states of several layers, fused into
+one vector per token, from which each of its layers projects keys and values. These are all it keeps in the cache.
 
 Checkpoints are those of DFlash: ``fc``, ``hidden_norm``, ``layers.N.*`` with norms of queries and keys, ``norm``;
 embedding and vocabulary projection are the target's. A head may bring a projection to fewer tokens: ``lm_head`` with
@@ -169,10 +169,10 @@ class ParallelBlockDrafter:
             found = target_ids(weights, facts.draft_vocab, self._model.vocab_size, facts.path)
             self._to_target = found.to(engine.device)
         weights.finish(ignored=("t2d", "rotary_emb.inv_freq"))
-        self._follow, self._fill = engine.captured(self._write), engine.captured(self._filled)
+        self._sync, self._fill = engine.captured(self._write), engine.captured(self._filled)
 
     def extend(self, step: TargetStep) -> None:
-        self._follow(*step.aux_hidden_states, metadata=step.metadata)
+        self._sync(*step.aux_hidden_states, metadata=step.metadata)
 
     def _write(self, *aux: Tensor, metadata: Any) -> None:
         """Keys and values of what the target's hidden states are fused to."""
@@ -183,15 +183,15 @@ class ParallelBlockDrafter:
     def propose(self, rows: DraftRows) -> DraftTokens:
         if not rows.index:
             return DraftTokens(rows.tokens[:, None])
-        width = rows.most_draft_tokens + 1
-        tokens = torch.full((len(rows.index), width), self._facts.mask_token, device=self._engine.device)
+        num_tokens = rows.most_draft_tokens + 1
+        tokens = torch.full((len(rows.index), num_tokens), self._facts.mask_token, device=self._engine.device)
         tokens[:, 0] = rows.tokens
-        logits: Tensor = self._fill(tokens.flatten(), metadata=self._engine.block_metadata(rows, width))
-        masked = logits.view(len(rows.index), width, -1)[:, 1:].flatten(0, 1)
+        logits: Tensor = self._fill(tokens.flatten(), metadata=self._engine.block_metadata(rows, num_tokens))
+        masked = logits.view(len(rows.index), num_tokens, -1)[:, 1:].flatten(0, 1)
         return DraftTokens(self._engine.choose(masked, rows, self._to_target))
 
     def _filled(self, tokens: Tensor, metadata: Any) -> Tensor:
-        """Logits of the token at every place of the blocks."""
+        """Logits of the token at every position of the blocks."""
         residual = self._engine.embed(tokens)
         for norm, layer in zip(self._norms, self._layers, strict=True):
             residual = layer.run(residual, norm(residual), metadata)

@@ -129,7 +129,7 @@ class Memory:
 
 
 class _Request:
-    """What is known of the request in a slot."""
+    """What is known of the request in a row."""
 
     def __init__(self, salt: str, prompt_len: int, shortest: int) -> None:
         self.salt = salt
@@ -159,15 +159,15 @@ class SuffixDrafter:
             self._memory.add(request.salt, request.texts.tokens[request.prompt_len :])
 
     def _propose(self, row: DraftRow) -> tuple[int, ...]:
-        own = self._keep_up(row).texts
+        own = self._take_in(row).texts
         tail = own.tokens[-self._config.max_match :]
         searched = (own, *self._memory.of(row.salt))
         found = [(length, texts.tokens, at) for texts in searched for length, at in texts.matches(tail)]
         longest = max((length for length, _, _ in found), default=0)
-        places = [(tokens, at) for length, tokens, at in found if length == longest]
-        return continued(places, longest, min(row.num_draft_tokens, self.max_width), self._config.min_confidence)
+        matches = [(tokens, at) for length, tokens, at in found if length == longest]
+        return continued(matches, longest, min(row.num_draft_tokens, self.max_width), self._config.min_confidence)
 
-    def _keep_up(self, row: DraftRow) -> _Request:
+    def _take_in(self, row: DraftRow) -> _Request:
         request = self._requests.get(row.row_id)
         if request is None:
             request = self._requests[row.row_id] = _Request(row.salt, row.prompt_len, self._config.min_match)
@@ -175,25 +175,28 @@ class SuffixDrafter:
         return request
 
 
-def continued(places: list[tuple[list[int], int]], match: int, width: int, min_confidence: float) -> tuple[int, ...]:
-    """At most ``width`` tokens: step by step what most of the ``places`` (text, position) say, the first of equals.
+def continued(
+    matches: list[tuple[list[int], int]], length: int, num_draft_tokens: int, min_confidence: float
+) -> tuple[int, ...]:
+    """At most ``num_draft_tokens`` tokens: step by step what most of the ``matches`` (text, position) say, the first
+    of equals.
 
-    ``match``: how many tokens before each place are those of the request. A token that ``c`` of ``n`` places agree
-    on is taken to be right with probability ``c / (n + 1/match)``: the longer the match, the less room is left for
+    ``length``: how many tokens before each match are those of the request. A token that ``c`` of ``n`` matches agree
+    on is taken to be right with probability ``c / (n + 1/length)``: the longer the match, the less is left for
     something new. The draft ends before its probability falls below ``min_confidence``.
     """
     draft: list[int] = []
     confidence = 1.0
-    while len(draft) < width:
-        # Behind the end of its own text, a place reads what has just been drafted (a repeating text).
-        told = [text[at] if at < len(text) else draft[at - len(text)] for text, at in places]
-        votes = Counter(token for token in told if token != _END)
+    while len(draft) < num_draft_tokens:
+        # Behind the end of its own text, a match reads what has just been drafted (a repeating text).
+        following = [text[at] if at < len(text) else draft[at - len(text)] for text, at in matches]
+        votes = Counter(token for token in following if token != _END)
         if not votes:
             break
         best, agreeing = votes.most_common(1)[0]
-        confidence *= agreeing / (votes.total() + 1.0 / (match + len(draft)))
+        confidence *= agreeing / (votes.total() + 1.0 / (length + len(draft)))
         if confidence < min_confidence:
             break
         draft.append(best)
-        places = [(text, at + 1) for token, (text, at) in zip(told, places, strict=True) if token == best]
+        matches = [(text, at + 1) for token, (text, at) in zip(following, matches, strict=True) if token == best]
     return tuple(draft)

@@ -68,8 +68,12 @@ class EngineMetrics:
         self.drafted = counter("engine_drafted_tokens_total", "Draft tokens verified.")
         self.accepted = counter("engine_accepted_tokens_total", "Draft tokens accepted.")
         self.chains = counter("engine_draft_chains_total", "Drafts of one request in one step, verified.")
-        self.tried = counter("engine_draft_position_tried_total", "Drafts whose predecessors all stood.", *positions)
-        self.stood = counter("engine_draft_position_stood_total", "Those of them that stood as well.", *positions)
+        self.tried = counter(
+            "engine_draft_tokens_tried_per_position_total", "Drafts whose predecessors were all accepted.", *positions
+        )
+        self.accepted_at = counter(
+            "engine_draft_tokens_accepted_per_position_total", "Those of them that were accepted.", *positions
+        )
         self.drafting = counter("engine_draft_seconds_total", "Time in a drafter on the device.")
         self.preemptions = counter("engine_preemptions_total", "Requests that lost their KV blocks.")
         self.aborts = counter("engine_aborts_total", "Sequences aborted.")
@@ -115,7 +119,7 @@ class EngineMetrics:
         self.accepted.add(event.accepted)
         self.chains.add(event.draft_chains)
         self.drafting.add(event.draft_ms / 1e3)
-        for counter, drafts in ((self.tried, event.drafts_tried), (self.stood, event.drafts_accepted)):
+        for counter, drafts in ((self.tried, event.drafts_tried), (self.accepted_at, event.drafts_accepted)):
             for position, count in enumerate(drafts, start=1):
                 counter.add(count, str(position))
         self.preemptions.add(event.preemptions)

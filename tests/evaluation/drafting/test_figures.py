@@ -12,9 +12,9 @@ def plain(wall_ms=500.0):
 
 
 def drafted(wall_ms=400.0, **changes):
-    """50 rounds with 2 drafts each, half of which stand at either place: 1 ms to draft, 5 to verify, 2 besides."""
+    """50 decode steps with 2 drafts each, half accepted at either position: 1 ms to draft, 5 to verify, 2 besides."""
     fields = {"decode_steps": 50, "tokens": 100, "wall_ms": wall_ms, "verify_ms": 250.0, "draft_ms": 50.0}
-    fields |= {"chains": 50, "drafted": 100, "tried": [50, 40], "stood": [40, 10]}
+    fields |= {"chains": 50, "drafted": 100, "tried": [50, 40], "accepted_at": [40, 10]}
     return Run(**(fields | changes))
 
 
@@ -26,7 +26,8 @@ def test_a_round_is_split_into_drafting_verifying_and_the_rest():
 
 def test_costs_are_in_steps_without_drafts_and_give_the_ideal():
     found = drafted_figures([drafted()], [plain()])
-    assert (found.width, found.draft_cost, found.drafting_cost, found.verify_cost) == (2.0, 0.125, 0.25, 1.25)
+    assert (found.num_draft_tokens, found.draft_cost) == (2.0, 0.125)
+    assert (found.drafting_cost, found.verify_cost) == (0.25, 1.25)
     assert found.ideal == pytest.approx(2.0 / (2 * 0.125 + 1.25))
     assert found.speed_up == 1.25 and found.reached == pytest.approx(1.25 / found.ideal)
 
@@ -36,14 +37,14 @@ def test_with_nothing_besides_the_ideal_is_reached():
     assert found.rest_ms == 0.0 and found.reached == pytest.approx(1.0)
 
 
-def test_acceptance_counts_drafts_whose_predecessors_stood_over_all_passes():
-    found = drafted_figures([drafted(), drafted(tried=[50, 10], stood=[10])], [plain(), plain()])
+def test_acceptance_counts_drafts_whose_predecessors_were_accepted_over_all_passes():
+    found = drafted_figures([drafted(), drafted(tried=[50, 10], accepted_at=[10])], [plain(), plain()])
     assert found.acceptance == pytest.approx((50 / 100, 10 / 50)) and found.accepted == 60
 
 
-def test_rounds_without_drafts_lower_the_width_and_a_cost_of_nothing_is_not_claimed():
-    found = drafted_figures([drafted(chains=0, drafted=0, tried=[], stood=[], tokens=50)], [plain()])
-    assert (found.width, found.draft_cost, found.drafting_cost, found.acceptance) == (0.0, None, 0.25, ())
+def test_steps_without_drafts_lower_the_mean_and_a_cost_of_nothing_is_not_claimed():
+    found = drafted_figures([drafted(chains=0, drafted=0, tried=[], accepted_at=[], tokens=50)], [plain()])
+    assert (found.num_draft_tokens, found.draft_cost, found.drafting_cost, found.acceptance) == (0.0, None, 0.25, ())
 
 
 def test_speed_up_is_the_median_of_pairs_and_a_pause_in_one_of_them_is_not_it():

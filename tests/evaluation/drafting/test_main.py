@@ -216,5 +216,5 @@ def test_the_engine_without_drafts_is_one_that_does_not_claim_to_draft():
     )
     own = offer("silent", "engine", Silent)
     assert undrafted_override(Discovered((quiet, own))) == "drafter=silent"
-    with pytest.raises(EvalError, match="no drafter of width 0 that does not provide 'drafts' is installed"):
+    with pytest.raises(EvalError, match="no drafter with max_width 0 that does not provide 'drafts' is installed"):
         undrafted_override(Discovered((forgetful, offer("b", "engine", Silent, "drafts"))))

@@ -160,9 +160,9 @@ def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_behind(rows: 
     assert not kernel._arrived.any()
 
 
-@pytest.mark.parametrize("width", [1, 4, 8, 32])
-def test_verification_of_every_width_is_one_launch_of_the_split_kernel(width: int) -> None:
-    case = AttentionCase(f"width_{width}", ((width, 500), (width, width)), num_heads=8)
+@pytest.mark.parametrize("queries", [1, 4, 8, 32])
+def test_verification_of_every_width_is_one_launch_of_the_split_kernel(queries: int) -> None:
+    case = AttentionCase(f"width_{queries}", ((queries, 500), (queries, queries)), num_heads=8)
     inputs = make_inputs(case, "bfloat16", DEVICE)
     kernel = TritonAttention(SlotConfig(), make_context(case, "bfloat16", DEVICE), num_sms=64)
     (item,) = kernel.prepare(inputs.batch).works

@@ -81,9 +81,9 @@ def test_one_decoding_sequence_uses_the_whole_device() -> None:
     assert num_splits(8 * len(work.tiles), 132, work.queries) * 8 >= CTAS_PER_SM * 128
 
 
-@pytest.mark.parametrize("width", [2, 4, 8, 16])
-def test_verification_of_one_sequence_occupies_nearly_every_multiprocessor(width: int) -> None:
-    (work,) = plan([width], [4000])
+@pytest.mark.parametrize("queries", [2, 4, 8, 16])
+def test_verification_of_one_sequence_occupies_nearly_every_multiprocessor(queries: int) -> None:
+    (work,) = plan([queries], [4000])
     assert work.split and num_splits(8 * len(work.tiles), 132, work.queries) * 8 >= 128
 
 

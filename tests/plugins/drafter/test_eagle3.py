@@ -61,7 +61,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "transformer_layer_config": LAYER | {"model_type": "qwen3", "num_hidden_layers": 2, "head_dim": 32},
     },
 }
-TAPS = {
+AUX_LAYERS = {
     "authors": (2, 1, 0),
     "specforge": (1, 2, 3),
     "eagle 3.1": (2, 1, 0),
@@ -126,7 +126,7 @@ class Paper:
         self.layer = self.config.get("transformer_layer_config", self.config)
         self.t = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
         self.dim = self.layer.get("head_dim", DIM)
-        self.aux_layers, self.target = TAPS[layout], target
+        self.aux_layers, self.target = AUX_LAYERS[layout], target
         self.embedding = self.t.get("embed_tokens.weight", target.model.embed_tokens.weight)
 
     def rms(self, x: Tensor, name: str) -> Tensor:

@@ -8,5 +8,5 @@ class TestNoDrafterConformance(HostDrafterConformance):
         return NoDrafter(DrafterConfig(), None)
 
 
-def test_width_zero_switches_speculation_off():
+def test_no_draft_tokens_switches_speculation_off():
     assert NoDrafter(DrafterConfig(max_width=4), None).max_width == 0

@@ -96,16 +96,16 @@ class Described:
         first, second = y.chunk(2, dim=-1)
         return y * torch.cos(angle).repeat(1, 2) + torch.cat((-second, first), -1) * torch.sin(angle).repeat(1, 2)
 
-    def drafts(self, tokens: list[int], width: int) -> Tensor:
-        """``width`` tokens behind ``tokens``, of which the target has computed all but the last."""
+    def drafts(self, tokens: list[int], count: int) -> Tensor:
+        """``count`` tokens behind ``tokens``, of which the target has computed all but the last."""
         states = self.target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
         seen: list[Tensor] = []
         hook = self.target.model.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         self.target(torch.tensor([tokens[:-1]]))
         hook.remove()
         fused = self.rms(F.linear(torch.cat((states[1][0], seen[0][0]), -1), self.t["fc.weight"]), "hidden_norm")
-        x = self.target.model.embed_tokens.weight[torch.tensor([tokens[-1], *[MASK] * width])]
-        text, block = torch.arange(len(tokens) - 1), len(tokens) - 1 + torch.arange(width + 1)
+        x = self.target.model.embed_tokens.weight[torch.tensor([tokens[-1], *[MASK] * count])]
+        text, block = torch.arange(len(tokens) - 1), len(tokens) - 1 + torch.arange(count + 1)
         for i in range(LAYERS):
             name = f"layers.{i}.self_attn"
             normed = self.rms(x, f"layers.{i}.input_layernorm")
@@ -113,7 +113,7 @@ class Described:
             k = torch.cat((self.heads(fused, f"{name}.k", text), self.heads(normed, f"{name}.k", block)), dim=1)
             v = torch.cat((self.heads(fused, f"{name}.v", None), self.heads(normed, f"{name}.v", None)), dim=1)
             k, v = (y.repeat_interleave(HEADS // KV_HEADS, dim=0) for y in (k, v))
-            out = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(width + 1, -1)
+            out = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(count + 1, -1)
             x = x + F.linear(out, self.t[f"{name}.o_proj.weight"])
             mlp, normed = f"layers.{i}.mlp", self.rms(x, f"layers.{i}.post_attention_layernorm")
             gated = F.silu(F.linear(normed, self.t[f"{mlp}.gate_proj.weight"])) * F.linear(

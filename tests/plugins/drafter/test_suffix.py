@@ -14,8 +14,8 @@ def make(**config):
     return SuffixDrafter(SuffixConfig(**{"min_confidence": 0.0, **config}), None)
 
 
-def propose(drafter, tokens, width=4, row_id=0, prompt_len=1, salt=""):
-    (draft,) = drafter.propose([DraftRow(row_id, tokens, prompt_len, width, salt)]).tokens
+def propose(drafter, tokens, drafts=4, row_id=0, prompt_len=1, salt=""):
+    (draft,) = drafter.propose([DraftRow(row_id, tokens, prompt_len, drafts, salt)]).tokens
     return draft
 
 
@@ -31,12 +31,12 @@ class TestSuffixConformance(HostDrafterConformance):
 
 
 def test_what_followed_the_longest_match_is_proposed():
-    assert propose(make(), [7, 1, 2, 5, 5, 0, 1, 2, 6, 6, 7, 1, 2], width=1) == (5,)
+    assert propose(make(), [7, 1, 2, 5, 5, 0, 1, 2, 6, 6, 7, 1, 2], drafts=1) == (5,)
 
 
 def test_of_equally_long_matches_the_most_frequent_continuation_wins_and_of_those_the_latest():
-    assert propose(make(), [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], width=1) == (3,)
-    assert propose(make(), [1, 2, 3, 9, 8, 1, 2, 4, 7, 1, 2], width=1) == (4,)
+    assert propose(make(), [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], drafts=1) == (3,)
+    assert propose(make(), [1, 2, 3, 9, 8, 1, 2, 4, 7, 1, 2], drafts=1) == (4,)
 
 
 def test_new_text_gets_no_proposal():
@@ -45,7 +45,7 @@ def test_new_text_gets_no_proposal():
 
 
 def test_a_repeating_text_is_continued_beyond_its_end():
-    assert propose(make(), [9, 1, 2, 3, 1, 2, 3], width=7) == (1, 2, 3, 1, 2, 3, 1)
+    assert propose(make(), [9, 1, 2, 3, 1, 2, 3], drafts=7) == (1, 2, 3, 1, 2, 3, 1)
 
 
 def test_outputs_of_finished_requests_are_continued_in_others():
@@ -102,10 +102,10 @@ def test_nothing_is_remembered_where_nothing_may_be():
 def test_a_draft_is_short_where_it_is_unsure_and_long_where_it_is_not():
     sure, unsure = [*range(100, 120)] * 2, [*range(100, 120), 118, 119]
     drafter = make(min_confidence=0.3)
-    assert len(propose(drafter, sure, width=8)) == 8
-    assert 1 <= len(propose(drafter, [*unsure[:20], 5, 100, 101], width=8, row_id=1)) < 8
+    assert len(propose(drafter, sure, drafts=8)) == 8
+    assert 1 <= len(propose(drafter, [*unsure[:20], 5, 100, 101], drafts=8, row_id=1)) < 8
     split = [token for last in range(6) for token in (1, 2, 10 + last)] + [1, 2]
-    assert propose(drafter, split, width=8, row_id=2) == ()
+    assert propose(drafter, split, drafts=8, row_id=2) == ()
 
 
 def test_a_place_behind_the_end_of_a_finished_text_has_no_say():

@@ -127,17 +127,17 @@ def test_drafts_are_counted_by_their_position():
     exporter = make()
     exporter.export([step_event(drafts_tried=(3, 2, 1), drafts_accepted=(2, 1, 0)), step_event()])
     exporter.export([step_event(drafts_tried=(1, 1), drafts_accepted=(1, 0))])
-    tried, stood = (
-        [value(exporter, f"engine_draft_position_{name}_total", position=str(at)) for at in (1, 2, 3, 4)]
-        for name in ("tried", "stood")
+    tried, accepted = (
+        [value(exporter, f"engine_draft_tokens_{name}_per_position_total", position=str(at)) for at in (1, 2, 3, 4)]
+        for name in ("tried", "accepted")
     )
-    assert (tried, stood) == ([4, 3, 1, 0], [3, 1, 0, 0])
+    assert (tried, accepted) == ([4, 3, 1, 0], [3, 1, 0, 0])
 
 
 def test_an_engine_without_drafts_has_no_positions():
     exporter = PrometheusExporter(PrometheusConfig(), replace(context(), max_draft_tokens=0))
     exporter.export(one_of_each())
-    assert families(exporter)["engine_draft_position_tried"].samples == []
+    assert families(exporter)["engine_draft_tokens_tried_per_position"].samples == []
 
 
 def test_prefix_cache_and_dropped_events_are_summed():

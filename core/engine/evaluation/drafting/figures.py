@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine.evaluation.drafting.worker import Run, added
 
 FEWEST_DRAFTS = 0.1
-"""A round, on average, for a cost of each."""
+"""Draft tokens a decode step, on average, for a cost of each."""
 T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -21,15 +21,15 @@ T_975 = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One engine at one batch size. A round is one request in one step; milliseconds are medians over passes."""
+    """One engine at one batch size. A decode step is one request in one step; milliseconds are medians over passes."""
 
     decode_steps: int
     tokens_per_step: float
-    """tau: the model's own token included, rounds without drafts too."""
+    """tau: the model's own token included, steps without drafts too."""
     draft_ms: float
     verify_ms: float
     rest_ms: float
-    """What a round takes beside drafting and verifying."""
+    """What a decode step takes beside drafting and verifying."""
     ms_per_token: float
     """That a request waits for a token."""
     speed_up: float | None = None
@@ -39,21 +39,21 @@ class Figures:
     slowdown_bound: float | None = None
     """Upper end of its 95 % confidence interval; ``None`` for a single pair."""
     chains: int = 0
-    """Rounds with drafts."""
+    """Decode steps with drafts."""
     drafted: int = 0
     accepted: int = 0
     acceptance: tuple[float | None, ...] = ()
-    """By position: share of drafts that stood, of those all of whose predecessors stood."""
-    width: float | None = None
-    """k: mean drafts a round, none counting as 0."""
+    """By position: share of drafts accepted, of those whose predecessors were all accepted."""
+    num_draft_tokens: float | None = None
+    """k: mean draft tokens a decode step, steps without any counting as 0."""
     drafting_cost: float | None = None
-    """k*c: time of the drafter in a round, in device time of a step without drafts."""
+    """k*c: time of the drafter in a decode step, in device time of a step without drafts."""
     draft_cost: float | None = None
-    """c: that for each draft; ``None`` where hardly any round has drafts, and most of it is no draft's."""
+    """c: that for each draft; ``None`` where hardly any step has drafts, and most of it is no draft's."""
     verify_cost: float | None = None
     """v: device time of a step, in that of a step without drafts."""
     ideal: float | None = None
-    """``tau / (k * c + v)``: the speed-up if a round were nothing but drafting and verifying."""
+    """``tau / (k * c + v)``: the speed-up if a decode step were nothing but drafting and verifying."""
     reached: float | None = None
     """``speed_up / ideal``"""
 
@@ -82,10 +82,11 @@ def drafted_figures(runs: Sequence[Run], plain: Sequence[Run]) -> Figures:
     for run in runs:
         total.drafted += run.drafted
         total.chains += run.chains
-        total.tried, total.stood = added(total.tried, run.tried), added(total.stood, run.stood)
-    width, drafting, verify = total.drafted / own.decode_steps, own.draft_ms / step_ms, own.verify_ms / step_ms
+        total.tried, total.accepted_at = added(total.tried, run.tried), added(total.accepted_at, run.accepted_at)
+    num_draft_tokens = total.drafted / own.decode_steps
+    drafting, verify = own.draft_ms / step_ms, own.verify_ms / step_ms
     ideal = own.tokens_per_step / (drafting + verify)
-    stood = [*total.stood, *[0] * (len(total.tried) - len(total.stood))]
+    accepted_at = [*total.accepted_at, *[0] * (len(total.tried) - len(total.accepted_at))]
     return Figures(
         decode_steps=own.decode_steps,
         tokens_per_step=own.tokens_per_step,
@@ -98,11 +99,11 @@ def drafted_figures(runs: Sequence[Run], plain: Sequence[Run]) -> Figures:
         slowdown_bound=upper_bound(slowdowns),
         chains=total.chains,
         drafted=total.drafted,
-        accepted=sum(stood),
-        acceptance=tuple(a / b if b else None for a, b in zip(stood, total.tried, strict=True)),
-        width=width,
+        accepted=sum(accepted_at),
+        acceptance=tuple(a / b if b else None for a, b in zip(accepted_at, total.tried, strict=True)),
+        num_draft_tokens=num_draft_tokens,
         drafting_cost=drafting,
-        draft_cost=drafting / width if width >= FEWEST_DRAFTS else None,
+        draft_cost=drafting / num_draft_tokens if num_draft_tokens >= FEWEST_DRAFTS else None,
         verify_cost=verify,
         ideal=ideal,
         reached=speed_up / ideal,
@@ -115,7 +116,7 @@ def ms_per_token(run: Run) -> float:
 
 
 def _parts(run: Run) -> tuple[float, float, float]:
-    """Milliseconds of a round: in the drafter, verifying, and the rest."""
+    """Milliseconds of a decode step: in the drafter, verifying, and the rest."""
     draft, verify = run.draft_ms / run.decode_steps, run.verify_ms / run.decode_steps
     return draft, verify, run.wall_ms / run.decode_steps - draft - verify
 

@@ -22,7 +22,7 @@ class Setting:
 
     @property
     def max_width(self) -> int:
-        """Most drafts a round."""
+        """Most draft tokens a decode step."""
         return int(self.plan.choice("drafter").config["max_width"])
 
     @property

@@ -112,7 +112,7 @@ def _add(table: Table, report: Report, row: Row, cells: Sequence[str]) -> None:
 
 def _speeds(report: Report) -> Table:
     names = ("tokens/step", "draft", "verify", "rest", "ms/token", "speed-up", "time/none")
-    table = _table("milliseconds of a round, and of a token", report, names)
+    table = _table("milliseconds of a decode step, and of a token", report, names)
     for row in report.rows:
         f = row.figures
         time = _shown(f.slowdown, ".3f") if f.slowdown_bound is None else f"{f.slowdown:.3f} <= {f.slowdown_bound:.3f}"
@@ -128,7 +128,7 @@ def _reasons(report: Report) -> Table:
         if f.speed_up is None:
             continue
         accepted = " ".join("-" if share is None else f"{share:.0%}"[:-1] for share in f.acceptance) or "-"
-        costs = [_shown(f.width, ".2f"), _shown(f.draft_cost, ".3f"), _shown(f.drafting_cost, ".2f")]
+        costs = [_shown(f.num_draft_tokens, ".2f"), _shown(f.draft_cost, ".3f"), _shown(f.drafting_cost, ".2f")]
         costs.append(_shown(f.verify_cost, ".2f"))
         _add(table, report, row, [*costs, _shown(f.ideal, ".2f"), _shown(f.reached, ".0%"), accepted])
     return table
@@ -141,7 +141,7 @@ def notes(report: Report) -> list[str]:
         f"{report.prompts}: {asked}, answered greedily to their end or {report.answer_tokens} tokens, {report.pairs} "
         "times, the engines in turn; steps in which all requests decode",
         "time/none: mean over passes <= upper end of its 95 % interval. ideal = tokens/step / (k*c + v): k drafts a "
-        "round, c and v a draft and a step in steps of none; reached: speed-up of that",
+        "decode step, c and v a draft and a step in steps of none; reached: speed-up of that",
     ]
     if not report.differences:
         lines.append(f"all {report.compared} answers equal those without drafts, token for token")

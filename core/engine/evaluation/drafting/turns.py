@@ -20,7 +20,8 @@ from engine.evaluation.drafting.worker import DUMP_SIGNAL, Answer, Group, Run, S
 from engine.evaluation.errors import EvalError, EvalFailed
 
 WARM_UP_GROUPS = 4
-"""Groups of each batch size that are answered before any is timed: kernels are ready then, and widths were tried."""
+"""Groups of each batch size that are answered before any is timed: kernels are ready then, and the drafting
+policy has tried its numbers of draft tokens."""
 LAST_WORDS = 4000
 """Characters of what an engine that ended has said."""
 PATIENCE_S = 10.0

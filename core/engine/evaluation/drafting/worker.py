@@ -60,11 +60,12 @@ class Run(msgspec.Struct):
     """Forward, sample and verify, by the device's clock."""
     draft_ms: float = 0.0
     chains: int = 0
-    """Rounds with drafts."""
+    """Those in which drafts were verified."""
     drafted: int = 0
     tried: list[int] = []
-    """By position: drafts all of whose predecessors stood."""
-    stood: list[int] = []
+    """By position: drafts whose predecessors were all accepted."""
+    accepted_at: list[int] = []
+    """Those of them that were accepted."""
 
     def add(self, other: Run) -> None:
         """Take in another group."""
@@ -76,7 +77,7 @@ class Run(msgspec.Struct):
         self.draft_ms += other.draft_ms
         self.chains += other.chains
         self.drafted += other.drafted
-        self.tried, self.stood = added(self.tried, other.tried), added(self.stood, other.stood)
+        self.tried, self.accepted_at = added(self.tried, other.tried), added(self.accepted_at, other.accepted_at)
 
     def add_step(self, output: StepOutputs, wall_ms: float) -> None:
         """Take in what one call of ``step()`` brought, if it was a step in which every request decodes."""
@@ -93,7 +94,7 @@ class Run(msgspec.Struct):
         self.chains += step.draft_chains
         self.drafted += step.drafted
         self.tried = added(self.tried, step.drafts_tried)
-        self.stood = added(self.stood, step.drafts_accepted)
+        self.accepted_at = added(self.accepted_at, step.drafts_accepted)
 
 
 class Refused(msgspec.Struct, frozen=True):

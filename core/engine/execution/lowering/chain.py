@@ -104,12 +104,12 @@ def _head_norm(
 
 
 def lower_attention(lowering: Lowering, op: Attention, layer: int) -> LoweredOp:
-    record, kv_format = lowering.attention.forward, lowering.kv_format
+    attend, kv_format = lowering.attention.forward, lowering.kv_format
     local = op if lowering.tp == 1 else _local_attention(op, lowering.tp)
 
     def attention(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         keys, values, key_scale, value_scale = context.kv.layer(layer)
-        out = record(context.prepared, local, hidden_states, keys, values, kv_format, key_scale, value_scale)
+        out = attend(context.prepared, local, hidden_states, keys, values, kv_format, key_scale, value_scale)
         return residual, out
 
     return attention

@@ -73,7 +73,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class KVTarget:
-    """Where a step's keys and values go: the cache of one layer, and the places in it."""
+    """Where a step's keys and values go: the cache of one layer, and the slots in it."""
 
     slot_mapping: Tensor
     """int64 ``[num_tokens]``, contiguous: ``block * block_size + offset`` of each token, negative for none."""

@@ -15,29 +15,29 @@ BLOCK_IDS = 1024
 @triton.jit
 def step_inputs(
     inputs_ptr, tokens_ptr, tables_ptr, computed_ptr,
-    ids_ptr, positions_ptr, slots_ptr, mapping_ptr, lengths_ptr, row_tables_ptr,
+    ids_ptr, positions_ptr, row_ids_ptr, mapping_ptr, lengths_ptr, row_tables_ptr,
     tokens_stride, tables_stride, num_blocks,
     QUERIES: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program ``(row, part)``: part 0 makes the row's tokens, every part copies ``BLOCK`` ids of its block table."""
     row, part = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(inputs_ptr + row)
-    table = tables_ptr + slot * tables_stride
+    row_id = tl.load(inputs_ptr + row)
+    table = tables_ptr + row_id * tables_stride
     entry = part * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(table + entry, mask=entry < num_blocks, other=0)
     tl.store(row_tables_ptr + row * num_blocks + entry, ids, mask=entry < num_blocks)
     if part == 0:
-        start = tl.load(computed_ptr + slot)
+        start = tl.load(computed_ptr + row_id)
         query = tl.arange(0, BLOCK_Q)
         real = query < QUERIES
         position = start + query
-        token = tl.load(tokens_ptr + slot * tokens_stride + position, mask=real, other=0)
+        token = tl.load(tokens_ptr + row_id * tokens_stride + position, mask=real, other=0)
         block = tl.load(table + position // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
         at = row * QUERIES + query
         # Behind its last query a row may find an entry nobody has written yet, which is -1.
         tl.store(ids_ptr + at, tl.maximum(token, 0), mask=real)
         tl.store(positions_ptr + at, position, mask=real)
-        tl.store(slots_ptr + at, tl.zeros([BLOCK_Q], tl.int64) + slot, mask=real)
+        tl.store(row_ids_ptr + at, tl.zeros([BLOCK_Q], tl.int64) + row_id, mask=real)
         tl.store(mapping_ptr + at, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=real)
         tl.store(lengths_ptr + row, (start + QUERIES).to(tl.int32))
 
@@ -49,23 +49,22 @@ def fill_step(
     computed: Tensor,
     token_ids: Tensor,
     positions: Tensor,
-    slots: Tensor,
+    row_ids: Tensor,
     slot_mapping: Tensor,
     attention: AttentionBatch,
 ) -> None:
     """Overwrite the tensors of a batch of ``rows`` times ``queries`` tokens.
 
     ``inputs``: int64 ``[1 or more, rows]``, each row's id, then what is not read here; ``tokens`` int64
-    ``[rows, width]``, ``block_tables`` int32 ``[rows, blocks]`` and ``computed`` int64 ``[rows]`` (the position that a
-    row's first token has) are the device tables. Written:
-    ``token_ids``, ``positions``, ``slots`` and ``slot_mapping`` (int64 ``[rows * queries]``), and of ``attention`` the
-    block tables and lengths.
+    ``[rows, positions]``, ``block_tables`` int32 ``[rows, blocks]`` and ``computed`` int64 ``[rows]`` (the position
+    that a row's first token has) are the device tables. Written: ``token_ids``, ``positions``, ``row_ids`` and
+    ``slot_mapping`` (int64 ``[rows * queries]``), and of ``attention`` the block tables and lengths.
     """
     rows = inputs.shape[1]
     queries, num_blocks = token_ids.shape[0] // rows, block_tables.shape[1]
     step_inputs[(rows, triton.cdiv(num_blocks, BLOCK_IDS))](
         inputs, tokens, block_tables, computed,
-        token_ids, positions, slots, slot_mapping, attention.kv_lens_device, attention.block_tables,
+        token_ids, positions, row_ids, slot_mapping, attention.kv_lens_device, attention.block_tables,
         tokens.stride(0), block_tables.stride(0), num_blocks,
         QUERIES=queries, BLOCK_SIZE=attention.block_size, BLOCK_Q=triton.next_power_of_2(queries),
         BLOCK=BLOCK_IDS, num_warps=4, enable_fp_fusion=True,

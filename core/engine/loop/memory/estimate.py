@@ -47,7 +47,7 @@ class MemoryEstimate:
     loading: int
     """Beside the weights, while they are loaded."""
     workspace: int
-    """Activations and logits of the largest step. It takes the room that loading left."""
+    """Activations and logits of the largest step. It takes the memory that loading gave back."""
     tables: int
     programs: int
     """Of native calls: see :mod:`engine.execution.program`."""
@@ -127,7 +127,7 @@ def _programs(plan: EnginePlan, bound: BoundEngine, block_size: int) -> int:
     layer = 3 * hidden + (2 * (query + key) + 3 * model.intermediate_size) * item + 2 * rotation
     inputs, tables, logits = blocks + SMALL_INPUTS * NUMBER_BYTES, (plan.max_len + PAGE) * rotation, 0
     if drafter is not None:
-        # A drafter is handed hidden states and leaves one, and a chain carries one on; a step leaves them and its own.
+        # A drafter is handed hidden states and leaves one, and a chain has one more; a step leaves them and its own.
         states = len(drafter.aux_layers) + 3
         layer += states * hidden
         inputs += 2 * states * hidden + MOST_DRAFTS * NUMBER_BYTES

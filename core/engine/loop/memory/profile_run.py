@@ -49,9 +49,9 @@ def profile_run(
     plan = memory.plan
     block_size, device = bound.context.block_size, plan.device.kind
     kv = KVCache(plan.model, bound.kv_format, 2, block_size, plan.dtype, device, cached_by(bound.drafter))
-    width = bound.drafter.max_width
     vocab_size = plan.model.vocab_size
-    tables = DeviceTables(bound.context.max_requests, plan.max_len, width, block_size, device, vocab_size)
+    requests, drafts = bound.context.max_requests, bound.drafter.max_width
+    tables = DeviceTables(requests, plan.max_len, drafts, block_size, device, vocab_size)
     try:
         give_back()
         meter.reset_peak()

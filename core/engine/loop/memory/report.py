@@ -34,7 +34,7 @@ def describe_ledger(ledger: MemoryLedger) -> str:
         measured = "-" if line.measured_bytes is None else size(line.measured_bytes)
         if line.planned_bytes or line.measured_bytes:
             lines.append(f"  {line.name:<17}{size(line.planned_bytes):>12}{measured:>12}")
-    # Loading and the largest step are never at the same time, and the later one takes the room of the other.
+    # Loading and the largest step are never at the same time, and the later one takes the memory of the other.
     lines.append(f"  {'peak, at most':<17}{size(ledger.total_bytes):>12}{'':>12}")
     lines.append(f"  {'headroom':<17}{size(ledger.headroom_bytes):>12}{'':>12}")
     lines.append(f"  {'peak so far':<17}{'':>12}{size(ledger.peak_so_far_bytes):>12}")

@@ -22,7 +22,7 @@ HISTORY_BLOCK = 1024
 def penalise_on_device(logits: Tensor, batch: SamplingBatch, text: Tensor) -> None:
     """Change ``logits`` (float32 ``[N, V]``, rows contiguous) as :func:`engine.sampling.adjust.adjust_` would.
 
-    ``text``: int64 ``[rows, width]``, prompt, output and behind them the drafts to be verified. Ids outside the
+    ``text``: int64 ``[rows, positions]``, prompt, output and behind them the drafts to be verified. Ids outside the
     vocabulary are ignored. No synchronisation; may be captured in a CUDA graph.
     """
     rows, vocab = logits.shape
@@ -62,12 +62,12 @@ def apply_penalties(
     occurred = tl.zeros([CHUNK], tl.int32)
     produced = tl.zeros([CHUNK], tl.int32)
     for begin in range(0, end.to(tl.int32), BLOCK):
-        place = begin + tl.arange(0, BLOCK)
-        token = tl.load(text + place, mask=place < end, other=-1)
+        position = begin + tl.arange(0, BLOCK)
+        token = tl.load(text + position, mask=position < end, other=-1)
         mine = (token >= first) & (token < first + CHUNK)
         bucket = tl.where(mine, token - first, 0).to(tl.int32)
         occurred += tl.histogram(bucket, CHUNK, mask=mine)
-        produced += tl.histogram(bucket, CHUNK, mask=mine & (place >= prompt_len))
+        produced += tl.histogram(bucket, CHUNK, mask=mine & (position >= prompt_len))
     at = first + tl.arange(0, CHUNK)
     logit_ptr = logits_ptr + row.to(tl.int64) * stride_logits + at
     changed = (occurred > 0) & (at < VOCAB)

@@ -2,7 +2,7 @@
 
 Two layouts. That of the paper's authors and SpecForge is a Llama configuration with ``draft_vocab_size`` and tensors
 ``midlayer.*``; that of speculators nests the layer's configuration in ``transformer_layer_config`` and names tensors
-``layers.N.*``. They also count the tapped layers differently: the former names the layers whose *output* is taken, the
+``layers.N.*``. They also count the aux layers differently: the former names the layers whose *output* is taken, the
 latter those whose input is.
 """
 
@@ -54,9 +54,9 @@ class Eagle3Facts:
     norm_before_residual: bool
     """The residual is the normed hidden state."""
     norm_before_fc: bool
-    """One norm over all tapped states together."""
+    """One norm over all aux hidden states together."""
     fc_norm: bool
-    """One norm for each tapped state (EAGLE 3.1)."""
+    """One norm for each aux hidden state (EAGLE 3.1)."""
     norm_output: bool
     """The next step is handed the hidden state behind the final norm (EAGLE 3.1)."""
     quantization: Mapping[str, Any] | None
@@ -169,7 +169,7 @@ class _Reader:
         return RopeFacts(float(theta), kind, None, given)
 
     def _aux_layers(self) -> tuple[int, ...]:
-        """Layers of the target whose input is tapped."""
+        """Layers of the target whose input is an aux hidden state."""
         nested = self._config.get("eagle_config") or {}
         if nested.get("use_aux_hidden_state") is False:
             self._problems.append("eagle_config.use_aux_hidden_state=false is EAGLE 1 or 2; EAGLE 3 heads are read")

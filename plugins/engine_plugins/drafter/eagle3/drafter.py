@@ -52,15 +52,15 @@ class Eagle3Drafter:
 
     def start(self, engine: DraftEngine) -> None:
         head = Eagle3Head(self._facts, self._model.vocab_size, engine.open(self._model), engine)
-        self._follow = engine.captured(head.follow)
-        self._note = engine.captured(head.note)
+        self._sync = engine.captured(head.sync)
+        self._sync_keys = engine.captured(head.sync_keys)
         self._chain = engine.chain(head.next, first=head.logits, ids=head.ids)
 
     def extend(self, step: TargetStep) -> None:
         if step.drafts_follow or self._facts.num_layers > 1:  # what layers behind the first keep is made of its output
-            self._hidden = self._follow(step.next_tokens, *step.aux_hidden_states, metadata=step.metadata)
+            self._hidden = self._sync(step.next_tokens, *step.aux_hidden_states, metadata=step.metadata)
         else:
-            self._note(step.next_tokens, *step.aux_hidden_states, metadata=step.metadata)
+            self._sync_keys(step.next_tokens, *step.aux_hidden_states, metadata=step.metadata)
 
     def propose(self, rows: DraftRows) -> DraftTokens:
         return self._chain(rows, self._hidden)
@@ -103,18 +103,18 @@ class Eagle3Head:
         fused: Tensor = self._fc(together if self._norm_before is None else self._norm_before(together))
         return fused
 
-    def follow(self, next_tokens: Tensor, *aux: Tensor, metadata: Any) -> Tensor:
-        """Where the target has been."""
+    def sync(self, next_tokens: Tensor, *aux: Tensor, metadata: Any) -> Tensor:
+        """Draft KV sync of tokens that the target has computed."""
         return self.run(next_tokens, self.fuse(aux), metadata)
 
-    def note(self, next_tokens: Tensor, *aux: Tensor, metadata: Any) -> None:
-        """Where the target has been and nobody drafts: the keys and values of the first layer."""
+    def sync_keys(self, next_tokens: Tensor, *aux: Tensor, metadata: Any) -> None:
+        """The same where nobody drafts behind: the keys and values of the first layer alone."""
         self._layers.write(self._read(next_tokens, self._hidden_norm(self.fuse(aux))), metadata)
 
     def next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, Tensor]:
         """One step of a chain."""
         assert hidden is not None
-        hidden = self.run(tokens, self.carried(hidden), metadata)
+        hidden = self.run(tokens, self.next_hidden(hidden), metadata)
         return self.logits(hidden), hidden
 
     def run(self, next_tokens: Tensor, g: Tensor, metadata: Any) -> Tensor:
@@ -126,10 +126,10 @@ class Eagle3Head:
         """What queries, keys and values are made of."""
         return self._engine.cat((self._embedding_norm(self._embed(next_tokens)), normed))
 
-    def carried(self, hidden: Tensor) -> Tensor:
-        """What the next position is handed."""
-        carried: Tensor = hidden if self._final_norm is None else self._final_norm(hidden)
-        return carried
+    def next_hidden(self, hidden: Tensor) -> Tensor:
+        """The ``g`` of the next position."""
+        following: Tensor = hidden if self._final_norm is None else self._final_norm(hidden)
+        return following
 
     @staticmethod
     def _vocabulary(weights: DraftWeights) -> int:

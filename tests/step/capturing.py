@@ -63,11 +63,11 @@ def capturing_engine(
         plan.model, bound.architecture.describe(plan.model), bound.quantizer, bound.attention_kernel, bound.kv_format,
         bound.parallelism, plan.dtype, "cpu", kernels=kernels,
     )  # fmt: skip
-    drafter, width, capture = on_device(bound.drafter), bound.drafter.max_width, capture or FrozenGraphs()
+    drafter, drafts, capture = on_device(bound.drafter), bound.drafter.max_width, capture or FrozenGraphs()
     kv = KVCache(plan.model, bound.kv_format, blocks, BLOCK, plan.dtype, "cpu", None if drafter is None else drafter.kv)
     for tensor in (*kv._keys, *kv._values):
         tensor.fill_(float("nan"))
-    tables = DeviceTables(bound.context.max_requests, plan.max_len, width, BLOCK, "cpu", plan.model.vocab_size)
+    tables = DeviceTables(bound.context.max_requests, plan.max_len, drafts, BLOCK, "cpu", plan.model.vocab_size)
     bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], blocks)
     runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
     with pytest.MonkeyPatch.context() as patch:
