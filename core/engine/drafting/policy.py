@@ -19,7 +19,8 @@ from collections.abc import Sequence
 BUCKETS = (1, 2, 4, 8, 16, 32)
 """Batch sizes that begin a range; steps within one cost about the same."""
 PRIOR = 0.6
-"""Acceptance of a position that was never tried; typical of trained heads on chat (EAGLE3 0.7, n-grams 0.4)."""
+"""Acceptance of the first draft before any was tried, typical of trained heads (EAGLE3 0.7, n-grams 0.4). A later
+position that was never tried is taken to be as good as the one before it."""
 KEEP = 0.98
 """What counts of acceptances keep when a step's are added: a memory of some 50 steps, within one long answer."""
 GAIN = 1.05
@@ -132,12 +133,13 @@ class DraftPolicy:
 
     def tokens(self, batch_size: int) -> list[float]:
         """Expected output tokens of a step at each number of drafts."""
-        bucket, everywhere = self._bucket(batch_size), self._buckets
+        bucket, rate = self._bucket(batch_size), PRIOR
         expected, reached = [1.0], 1.0
         for i in range(self.max_width):
-            tried, hits = (sum(getattr(b, name)[i] for b in everywhere) for name in ("tried", "accepted"))
-            prior = (hits + 2.0 * PRIOR) / (tried + 2.0)
-            reached *= (bucket.accepted[i] + 2.0 * prior) / (bucket.tried[i] + 2.0)
+            tried, hits = (sum(getattr(b, name)[i] for b in self._buckets) for name in ("tried", "accepted"))
+            everywhere = (hits + 2.0 * rate) / (tried + 2.0)
+            rate = (bucket.accepted[i] + 2.0 * everywhere) / (bucket.tried[i] + 2.0)
+            reached *= rate
             expected.append(expected[-1] + reached)
         return expected
 
