@@ -42,7 +42,7 @@ class Bucket:
         self._times: list[deque[float]] = [deque(maxlen=4 * TRIAL) for _ in range(max_width + 1)]
         self._typical: dict[int, float] = {}
         """Both in milliseconds, by number of drafts asked for."""
-        self.num_draft_tokens = (max_width + 1) // 2
+        self.num_draft_tokens = max_width  # the first steps then tell of every position
         self.steps = RETRY - 2 * TRIAL
         """Since the last trial began. The first one comes soon."""
         self.trials = 0
