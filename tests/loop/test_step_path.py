@@ -63,3 +63,14 @@ def test_the_engine_process_imports_nothing_of_assembly_and_nothing_new_while_it
     plan = assemble(["+preset=latency", "device=cpu", "model.max_len=256", "threads=1"])
     done = subprocess.run([sys.executable, "-c", script], input=plan.to_json(), capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_the_loop_imports_neither_torch_nor_anything_that_computes() -> None:
+    """A simulator runs it on a machine without a device."""
+    script = (
+        "import sys, engine.loop.core, engine.loop.driver\n"
+        "computes = ('torch', 'triton', 'engine.execution', 'engine.sampling', 'engine.step.runner')\n"
+        "assert not [name for name in sys.modules if name.startswith(computes)], sorted(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()

@@ -304,14 +304,6 @@ class DraftEngine(Protocol):
         within the block."""
         ...
 
-    def metadata(self, row_ids: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Any:
-        """Where ``counts[i] >= 1`` tokens from position ``starts[i]`` on of each row go."""
-        ...
-
-    def tokens(self, row_ids: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
-        """The tokens of these positions, int64 ``[sum(counts)]``."""
-        ...
-
 
 @runtime_checkable
 class DeviceDrafter(Drafter, Protocol):
@@ -341,7 +333,7 @@ class DeviceDrafter(Drafter, Protocol):
         ...
 
     def propose(self, rows: DraftRows) -> DraftTokens:
-        """Propose continuations, behind :meth:`extend`; ``rows`` may be empty."""
+        """Propose continuations, behind :meth:`extend`."""
         ...
 
 
@@ -353,9 +345,8 @@ class CapturableDrafter(DeviceDrafter, Protocol):
     In a capture the rows of a step are all of a batch shape, some of them nobody's, and all have the shape's number
     of tokens and drafts; a row's tokens beyond its last settled one mean nothing. What both do may depend on shapes
     and on tensors only. So they must not read a tensor on the host (``item``, ``tolist``, a mask as an index), nor
-    bring host values to the device, nor use :attr:`DraftRows.lengths`, :meth:`DraftEngine.metadata` or
-    :meth:`DraftEngine.tokens`; what they keep in Python must be the same after every step of a shape. They run at
-    least once before they are captured.
+    bring host values to the device, nor use :attr:`DraftRows.lengths`; what they keep in Python must be the same after
+    every step of a shape. They run at least once before they are captured.
     """
 
     capturable: bool

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -40,7 +39,6 @@ from engine.execution.metadata import Chained, ForwardMetadata, Rotate
 from engine.execution.model import LoweredModel
 from engine.execution.required_tensors import linear_names, linear_of
 from engine.execution.row_ops import cat, lookup
-from engine.execution.transfer import upload
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables
@@ -192,28 +190,6 @@ class DraftEngine:
             block_size=self._tables.block_size,
         )
         return ForwardMetadata(positions, self._tables.slot_mapping(flat, positions), attention)
-
-    def metadata(self, row_ids: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> ForwardMetadata:
-        flat_rows, positions = self._flat(row_ids, starts, counts)
-        ends = tuple(start + count for start, count in zip(starts, counts, strict=True))
-        attention = AttentionBatch(
-            q_lens=tuple(counts),
-            kv_lens=ends,
-            block_tables=self._block_tables(upload(row_ids, torch.int64, self.device), max(ends, default=0)),
-            q_starts=upload(list(accumulate(counts, initial=0)), torch.int32, self.device),
-            kv_lens_device=upload(ends, torch.int32, self.device),
-            block_size=self._tables.block_size,
-        )
-        return ForwardMetadata(positions, self._tables.slot_mapping(flat_rows, positions), attention)
-
-    def tokens(self, row_ids: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
-        return self._tables.tokens[self._flat(row_ids, starts, counts)]
-
-    def _flat(self, row_ids: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Row and position of every token."""
-        flat = [row_id for row_id, count in zip(row_ids, counts, strict=True) for _ in range(count)]
-        positions = [start + j for start, count in zip(starts, counts, strict=True) for j in range(count)]
-        return upload(flat, torch.int64, self.device), upload(positions, torch.int64, self.device)
 
     def _block_tables(self, row_ids: Tensor, longest: int) -> Tensor:
         return self._tables.block_tables[row_ids, : -(-longest // self._tables.block_size)]
