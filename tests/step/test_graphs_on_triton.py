@@ -22,7 +22,7 @@ def test_captured_steps_are_the_same_when_kernels_fill_them_and_sample() -> None
 def test_the_kernel_compiles_for_real_gpus_without_spills(capability: int) -> None:
     from engine.execution.triton_ops.step_inputs import BLOCK_IDS, step_inputs
 
-    longs = ("inputs_ptr", "tokens_ptr", "ids_ptr", "positions_ptr", "slots_ptr", "mapping_ptr", "computed_ptr")
+    longs = ("inputs_ptr", "tokens_ptr", "ids_ptr", "positions_ptr", "row_ids_ptr", "mapping_ptr", "computed_ptr")
     ints = ("tables_ptr", "lengths_ptr", "row_tables_ptr")
     sizes = ("tokens_stride", "tables_stride", "num_blocks")
     arguments = dict.fromkeys(longs, "*i64") | dict.fromkeys(ints, "*i32") | dict.fromkeys(sizes, "i32")

@@ -310,9 +310,9 @@ class DeviceDrafter(Drafter, Protocol):
     """A drafter that runs behind the target's forward pass.
 
     The core calls :meth:`extend` behind target forward passes with a prompt among their rows or drafts wanted behind
-    them, and then :meth:`propose` if drafts are wanted. While drafting is off, decode steps pass without either: a
-    request's keys may then lack some positions, or be those of a block's former owner. That costs acceptance, which is
-    measured, never correctness.
+    them, and behind all while drafting pays; and then :meth:`propose` if drafts are wanted. While drafting is off,
+    decode steps pass without either: a request's keys may then lack some positions, or be those of a block's former
+    owner. That costs acceptance, which is measured, never correctness.
     """
 
     aux_layers: tuple[int, ...]

@@ -46,6 +46,8 @@ class Bucket:
         self.steps = RETRY - 2 * TRIAL
         """Since the last trial began. The first one comes soon."""
         self.trials = 0
+        self.period = RETRY
+        """Steps between the last trial and the next."""
 
     def trial(self, max_width: int) -> int | None:
         """What is being tried, in turns: none, half and twice as many; ``None``: nothing now."""
@@ -55,11 +57,10 @@ class Bucket:
         others.pop(self.num_draft_tokens, None)
         return list(others)[self.trials % len(others)] if others else None
 
-    @property
-    def period(self) -> int:
-        """Steps between two trials."""
+    def next_period(self) -> int:
+        """Steps until the next trial."""
         none, one = self._typical.get(0), self._typical.get(1)
-        if self.num_draft_tokens or none is None or one is None:
+        if self.num_draft_tokens or not none or not one:
             return RETRY
         return int(RETRY * min(1.0, max(0.25, one / none - 1.0)))
 
@@ -76,7 +77,7 @@ class Bucket:
         """A step of this batch size was made."""
         self.steps += 1
         if self.steps >= self.period + TRIAL:
-            self.steps, self.trials = 0, self.trials + 1
+            self.steps, self.trials, self.period = 0, self.trials + 1, self.next_period()
 
     def ms(self, num_draft_tokens: int) -> float | None:
         """What a step takes: measured, on the line between the nearest measured numbers, or beyond the last."""
@@ -126,7 +127,7 @@ class DraftPolicy:
             bucket.tried[i] = KEEP * bucket.tried[i] + len(reached)
             bucket.accepted[i] = KEEP * bucket.accepted[i] + sum(reached)
         trial = bucket.trial(self.max_width)
-        if trial is None or trial == most:
+        if not trial or most > 0:  # nobody drafts: a trial of drafts waits for a request that can
             bucket.count()
         if bucket.steps % TRIAL == 0 and bucket.trial(self.max_width) is None:
             bucket.num_draft_tokens = self._best(bucket)
@@ -148,7 +149,7 @@ class DraftPolicy:
         known yet."""
         times = [bucket.ms(k) for k in range(self.max_width + 1)]
         expected = self.tokens(BUCKETS[self._buckets.index(bucket)])
-        rates = [tokens / ms for tokens, ms in zip(expected, times, strict=True) if ms]
+        rates = [tokens / ms for tokens, ms in zip(expected, times, strict=True) if ms and ms > 0.0]
         if len(rates) != len(times):
             return bucket.num_draft_tokens
         best = max(range(len(rates)), key=rates.__getitem__)

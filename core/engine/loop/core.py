@@ -268,7 +268,10 @@ class EngineCore:
         if isinstance(error, DrafterBroken):
             raise EngineBroken(f"drafter={self._drafter_name}: {error}") from error
         owners = [s for s, epoch in step.owners if s.epoch == epoch and s.status is Status.RUNNING]
-        self._drain()
+        try:
+            self._drain()
+        except DeviceBroken as broken:
+            raise EngineBroken(str(broken)) from broken
         self._device.resume()
         for sequence in self._queues.running:
             sequence.roll_back()
@@ -286,11 +289,19 @@ class EngineCore:
             suspects.extend(s for s in owners if s not in suspects)
 
     def _drain(self) -> None:
-        """Retire everything in flight after a failure; what was queued behind it was skipped."""
+        """Retire everything in flight after a failure; what was queued behind it was skipped. Raises
+        :class:`DeviceBroken` if one of these steps does."""
+        broken: DeviceBroken | None = None
         while self._ledger:
-            with contextlib.suppress(Exception):
+            try:
                 self._ledger.oldest().wait()
+            except DeviceBroken as error:
+                broken = error
+            except Exception as error:
+                del error  # the first failure was reported; those behind it are its consequences
             self._ledger.retire()
+        if broken is not None:
+            raise broken
 
     def _absolve(self, step: InFlight) -> None:
         """A step went well: a suspect that ran alone is cleared."""
@@ -327,7 +338,8 @@ class EngineCore:
     def close(self) -> None:
         """Abort everything, wait for the device, give everything back."""
         self.abort(list(self._queues.by_id))
-        self._drain()
+        with contextlib.suppress(DeviceBroken):
+            self._drain()
         self._device.close()
 
 

@@ -80,6 +80,13 @@ class Drafting:
         self._propose(self._host, settled, asked)
         return asked
 
+    def asked_of(self, sequence: Sequence, asked: int) -> int:
+        """Drafts that were asked for of this request, to be verified now: a drafter on the host may have had nothing to
+        say, one on the device was not asked about every request."""
+        if not sequence.decodes:
+            return 0
+        return min(asked if self._host is not None else sequence.device_drafts, sequence.max_drafts)
+
     def waits_for_tokens(self, sequence: Sequence, asked: int) -> bool:
         """A drafter on the host looks at all tokens of a request, so none may be in flight when drafts are wanted."""
         if self._host is None or sequence.pending == 0 or not sequence.decodes:

@@ -301,7 +301,7 @@ class Planner:
         for s, placed in sketch.placed.items():
             if not s.is_on_device:
                 admits.append(s.admission())
-            asked_of.append(min(asked, s.max_drafts) if s.decodes else 0)
+            asked_of.append(self._drafting.asked_of(s, asked))
             rows.append(s.schedule(self._next_id, placed.num_tokens, placed.num_drafts, placed.wants_drafts, syncs))
         plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs)
         owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
