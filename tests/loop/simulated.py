@@ -12,7 +12,7 @@ from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.planning import Limits
-from engine.step.plan import RowResult, StepPlan, StepResult, StepRow
+from engine.step.plan import RowResult, StepPlan, StepResult, StepRow, StepSkipped
 from engine.testing.exact_model import next_token
 from tests.laws.harness import BLOCK, VOCAB, _plan
 
@@ -55,7 +55,7 @@ class SimulatedDevice:
         self.plans.append(plan)
         for admit in plan.admits:
             self._rows[admit.row_id] = _Row(list(admit.tokens), admit.num_computed)
-        error = RuntimeError("skipped") if self._failed else self.fail(plan)
+        error = StepSkipped("planned on top of a failed step") if self._failed else self.fail(plan)
         if error is not None:
             self._failed = True
 

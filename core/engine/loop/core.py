@@ -28,7 +28,7 @@ from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
 from engine.loop.step_cost import StepCostModel
-from engine.step.plan import DeviceBroken, DrafterBroken, StepPlan, StepResult
+from engine.step.plan import DeviceBroken, DrafterBroken, StepPlan, StepResult, StepSkipped
 
 Clock = Callable[[], float]
 """Seconds, never going back: :func:`time.monotonic`, or a simulator's."""
@@ -297,8 +297,10 @@ class EngineCore:
                 self._ledger.oldest().wait()
             except DeviceBroken as error:
                 broken = error
+            except StepSkipped:
+                pass
             except Exception as error:
-                del error  # the first failure was reported; those behind it are its consequences
+                traceback.print_exception(error)  # its requests run again, and fail again if they are its cause
             self._ledger.retire()
         if broken is not None:
             raise broken
