@@ -14,7 +14,7 @@ import yaml
 
 from engine import testing
 from engine.assembly.discovery import discover
-from engine.cli.main import COMMANDS
+from engine.cli.commands import commands
 from engine.contracts import SLOTS
 from engine.contracts.config import PluginSettings, SchedulerConfig
 from engine.testing.context import build_context
@@ -69,7 +69,8 @@ def test_the_readme_fits_on_two_screens_and_links_to_every_page():
 
 
 def test_the_serving_page_lists_every_command():
-    assert {row[0].strip("`") for row in rows("| command |", SERVING)} == {f"engine {name}" for name in COMMANDS}
+    known = commands(discover(PluginSettings(third_party=False)))
+    assert {row[0].strip("`") for row in rows("| command |", SERVING)} == {f"engine {name}" for name in known}
 
 
 def test_the_tools_page_lists_every_script():

@@ -17,8 +17,8 @@ def example(hook) -> str:
     return textwrap.dedent(code)
 
 
-def test_there_is_one_hook_per_slot_and_one_for_yaml():
-    assert set(HOOKS) == {*(f"engine_{slot}" for slot in SLOTS), "engine_config_searchpath"}
+def test_there_is_one_hook_per_slot_one_for_yaml_and_one_for_commands():
+    assert set(HOOKS) == {*(f"engine_{slot}" for slot in SLOTS), "engine_config_searchpath", "engine_command"}
 
 
 def test_every_slot_has_a_config_base():

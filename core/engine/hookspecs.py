@@ -5,14 +5,15 @@
     [project.entry-points."engine.plugins.v1"]
     mine = "engine_mine"
 
-Each hook returns a list of :class:`~engine.contracts.provider.Provider` records. Hooks *describe*; nothing is built
-and the factory's module is not imported until its plugin is selected. Hooks are called once, at assembly.
+Each hook of a slot returns a list of :class:`~engine.contracts.provider.Provider` records. Hooks *describe*; nothing is
+built and the factory's module is not imported until its plugin is selected. Hooks are called once, at assembly.
 """
 
 from __future__ import annotations
 
 import pluggy
 
+from engine.contracts.command import CommandProvider
 from engine.contracts.provider import Provider
 
 PROJECT = "engine"
@@ -155,4 +156,16 @@ def engine_config_searchpath() -> list[str]:  # type: ignore[empty-body]
         @hookimpl
         def engine_config_searchpath():
             return ["pkg://engine_mine.conf"]
+    """
+
+
+@hookspec
+def engine_command() -> list[CommandProvider]:  # type: ignore[empty-body]
+    """Offer subcommands of ``engine``. Contract: ``engine.contracts.command``.
+
+    .. code-block:: python
+
+        @hookimpl
+        def engine_command():
+            return [CommandProvider("replay", "engine_mine:REPLAY", "replay recorded requests")]
     """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from engine.contracts.command import CommandProvider
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
@@ -309,5 +310,16 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.llama:LlamaArchitecture",
             unsupported=only_llama_like,
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
+        )
+    ]
+
+
+@hookimpl
+def engine_command() -> list[CommandProvider]:
+    return [
+        CommandProvider(
+            "bench",
+            "engine_plugins.command.bench.command:COMMAND",
+            "measure TTFT, ITL and throughput of a running server",
         )
     ]

@@ -4,6 +4,7 @@ import pytest
 
 from engine.assembly.discovery import discover
 from engine.contracts import SLOTS
+from engine.contracts.command import CommandProvider
 from engine.contracts.config import DrafterConfig, PluginSettings, SchedulerConfig
 from engine.contracts.provider import Provider
 
@@ -132,3 +133,21 @@ def test_search_paths_come_with_their_origin_and_odd_ones_are_refused(entry):
         ("pkg://engine_yaml.conf", "engine-yaml 0.3.0")
     ]
     assert "/tmp/x" in found.failures[0].error
+
+
+COMMAND = CommandProvider("replay", "engine_mine:REPLAY", "replay recorded requests")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ([COMMAND, "bench"], "engine_command gave 'bench', expected a CommandProvider"),
+        ([COMMAND, CommandProvider("Bad name", "a:b", "")], "name 'Bad name': expected lower-case"),
+        ([COMMAND, CommandProvider("odd", "nowhere", "")], "factory 'nowhere': expected 'package.module:attribute'"),
+        ([COMMAND, CommandProvider("new", "a:b", "", api=(1, 9))], "needs plugin API 1.9"),
+    ],
+)
+def test_a_record_of_a_command_that_cannot_be_used_is_a_failure_and_the_others_stay(answer, expected, entry):
+    found = discover(entries=[entry("engine-mine", engine_command=answer)])
+    assert [offered.provider for offered in found.commands] == [COMMAND]
+    assert expected in found.failures[0].error

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from engine.contracts.events import FirstTokenEvent, TokensEvent
-from engine.serving.latency import RollingLatency, percentiles
+from engine.contracts.percentiles import percentiles
+from engine.serving.latency import RollingLatency
 from engine.testing.exporter import request_event, step_event
 
 

@@ -17,6 +17,7 @@ import pluggy
 
 from engine import hookspecs
 from engine.contracts import SLOTS
+from engine.contracts.command import CommandProvider
 from engine.contracts.config import SLOT_CONFIGS, PluginSettings
 from engine.contracts.provider import PLUGIN_API, Provider
 
@@ -64,6 +65,19 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class CommandOffer:
+    """One subcommand, and who offers it."""
+
+    provider: CommandProvider
+    origin: Origin
+
+    @property
+    def qualified(self) -> str:
+        """``dist:name``, unique even when two distributions offer the same name."""
+        return f"{self.origin.dist}:{self.provider.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class PluginFailure:
     """A plugin that is installed but cannot be used."""
 
@@ -95,6 +109,7 @@ class Discovered:
     offers: tuple[Offer, ...] = ()
     failures: tuple[PluginFailure, ...] = ()
     searchpaths: tuple[SearchPath, ...] = ()
+    commands: tuple[CommandOffer, ...] = ()
     switched_off: tuple[Origin, ...] = ()
     """Left out by ``plugins.third_party``, ``plugins.allow`` or ``plugins.disable``."""
 
@@ -169,10 +184,17 @@ class _Findings:
         self.offers: list[Offer] = []
         self.failures: list[PluginFailure] = []
         self.searchpaths: list[SearchPath] = []
+        self.commands: list[CommandOffer] = []
         self.switched_off: list[Origin] = []
 
     def frozen(self) -> Discovered:
-        return Discovered(tuple(self.offers), tuple(self.failures), tuple(self.searchpaths), tuple(self.switched_off))
+        return Discovered(
+            tuple(self.offers),
+            tuple(self.failures),
+            tuple(self.searchpaths),
+            tuple(self.commands),
+            tuple(self.switched_off),
+        )
 
     def fail(self, origin: Origin, stage: str, error: object, slot: str = "", name: str = "") -> None:
         if isinstance(error, BaseException):
@@ -195,7 +217,7 @@ class _Findings:
             self.fail(origin, "hooks", str(error).splitlines()[-1])
             return False
         callers = self.manager.get_hookcallers(module) or []
-        known = [*HOOK_BY_SLOT.values(), "engine_config_searchpath"]
+        known = [*HOOK_BY_SLOT.values(), "engine_config_searchpath", "engine_command"]
         unknown = [caller.name for caller in callers if not caller.has_spec()]
         if unknown:
             self.fail(origin, "hooks", f"no such hook: {', '.join(unknown)}; hooks are {', '.join(known)}")
@@ -217,6 +239,13 @@ class _Findings:
                 self.fail(
                     origin, "call", f"engine_config_searchpath gave {path!r}: expected 'pkg://...' or 'file://...'"
                 )
+
+        for command in self._call(origin, module, "engine_command"):
+            wrong = command_error(command)
+            if wrong:
+                self.fail(origin, "provider", wrong)
+            else:
+                self.commands.append(CommandOffer(command, origin))
 
     def _call(self, origin: Origin, module: ModuleType, hook: str) -> Sequence[Any]:
         """One plugin's answer to one hook; others' exceptions cannot lose it."""
@@ -249,13 +278,9 @@ class _Findings:
 
 def provider_error(slot: str, provider: Provider) -> str:
     """Why this record cannot be used; empty when it can."""
-    major, minor = provider.api
-    if major != PLUGIN_API[0] or minor > PLUGIN_API[1]:
-        return f"needs plugin API {major}.{minor}, this engine has {PLUGIN_API[0]}.{PLUGIN_API[1]}"
-    if not _NAME.match(provider.name) or provider.name in RESERVED_NAMES:
-        return f"name {provider.name!r}: expected lower-case letters, digits and '_', and not 'auto'"
-    if not isinstance(provider.factory, str) or not _FACTORY.match(provider.factory):
-        return f"factory {provider.factory!r}: expected 'package.module:attribute'"
+    wrong = _record_error(provider)
+    if wrong:
+        return wrong
     unknown = [name for name in provider.requires if name not in SLOTS]
     if unknown:
         return f"requires names no slot: {', '.join(unknown)}"
@@ -263,4 +288,22 @@ def provider_error(slot: str, provider: Provider) -> str:
     config = provider.config
     if config is not None and not (isinstance(config, type) and is_dataclass(config) and issubclass(config, base)):
         return f"config {config!r}: expected a frozen dataclass derived from engine.contracts.config.{base.__name__}"
+    return ""
+
+
+def command_error(provider: object) -> str:
+    """Why this record of a command cannot be used; empty when it can."""
+    if not isinstance(provider, CommandProvider):
+        return f"engine_command gave {provider!r}, expected a CommandProvider"
+    return _record_error(provider)
+
+
+def _record_error(provider: Provider | CommandProvider) -> str:
+    major, minor = provider.api
+    if major != PLUGIN_API[0] or minor > PLUGIN_API[1]:
+        return f"needs plugin API {major}.{minor}, this engine has {PLUGIN_API[0]}.{PLUGIN_API[1]}"
+    if not _NAME.match(provider.name) or provider.name in RESERVED_NAMES:
+        return f"name {provider.name!r}: expected lower-case letters, digits and '_', and not 'auto'"
+    if not isinstance(provider.factory, str) or not _FACTORY.match(provider.factory):
+        return f"factory {provider.factory!r}: expected 'package.module:attribute'"
     return ""

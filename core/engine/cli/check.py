@@ -6,8 +6,9 @@ import argparse
 import shutil
 import sys
 
-from engine.cli.command import OK, Command, report_failures
+from engine.cli.command import report_failures
 from engine.cli.serve import overrides_of, shorthands
+from engine.contracts.command import OK, Command
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -39,4 +40,4 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     return OK
 
 
-COMMAND = Command("check", "Resolve a configuration against model and device, from metadata alone.", _run, _flags)
+COMMAND = Command("Resolve a configuration against model and device, from metadata alone.", _run, _flags)

@@ -1,18 +1,15 @@
-"""What a subcommand is, and how its words are told apart: flags by argparse, the rest are overrides."""
+"""How a subcommand's words are told apart: flags by argparse, the rest are overrides."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from engine.assembly.errors import nearest
-
-OK, FAILED, USAGE = 0, 1, 2
-"""Exit codes: done, went wrong, asked wrongly."""
+from engine.contracts.command import USAGE, Command
 
 OVERRIDES_HELP = """\
 overrides (anywhere on the line):
@@ -23,50 +20,43 @@ overrides (anywhere on the line):
 'engine plugins' lists the plugins, 'engine config' prints every key and its value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One subcommand."""
-
-    name: str
-    help: str
-    run: Callable[[argparse.Namespace, list[str]], int]
-    """Flags and overrides -> exit code."""
-    flags: Callable[[argparse.ArgumentParser], None] = lambda parser: None
-    takes_overrides: bool = True
-    notes: str = ""
-    """What its help ends with, where there is nothing to say about overrides."""
-
-    def parser(self) -> argparse.ArgumentParser:
-        parser = _Parser(
-            prog=f"engine {self.name}",
-            description=self.help,
-            usage=f"engine {self.name} [--flags]" + (" [overrides]" if self.takes_overrides else ""),
-            epilog=OVERRIDES_HELP if self.takes_overrides else self.notes or None,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
+def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=f"engine {name}",
+        description=command.help,
+        usage=f"engine {name} [--flags]" + (" [overrides]" if command.takes_overrides else ""),
+        epilog=OVERRIDES_HELP if command.takes_overrides else command.notes or None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    if command.takes_overrides:
+        parser.add_argument(
+            "--config-dir",
+            action="append",
+            default=[],
+            type=Path,
+            metavar="DIR",
+            help="folder with your own presets and variants (may be repeated)",
         )
-        if self.takes_overrides:
-            parser.add_argument(
-                "--config-dir",
-                action="append",
-                default=[],
-                type=Path,
-                metavar="DIR",
-                help="folder with your own presets and variants (may be repeated)",
-            )
-        self.flags(parser)
-        return parser
+    command.flags(parser)
+    return parser
 
-    def main(self, argv: Sequence[str]) -> int:
-        parser = self.parser()
-        flags, rest = parser.parse_known_args(list(argv))
-        for word in rest:
-            if word.startswith("-"):
-                known = [option for action in parser._actions for option in action.option_strings]
-                parser.error(f"no such flag {word.partition('=')[0]}{nearest(word.partition('=')[0], known)}")
-            if not self.takes_overrides:
-                parser.error(f"unexpected {word!r}")
-        return self.run(flags, rest)
+
+def run(name: str, command: Command, argv: Sequence[str]) -> int:
+    """Parse the words behind ``engine NAME`` and run the command; its exit code."""
+    parser = parser_of(name, command)
+    flags, rest = parser.parse_known_args(list(argv))
+    for word in rest:
+        if word.startswith("-"):
+            parser.error(f"no such flag {word.partition('=')[0]}{nearest(word.partition('=')[0], options(parser))}")
+        if not command.takes_overrides:
+            parser.error(f"unexpected {word!r}")
+    return command.run(flags, rest)
+
+
+def options(parser: argparse.ArgumentParser) -> list[str]:
+    """Every flag a parser knows."""
+    return [option for action in parser._actions for option in action.option_strings]
 
 
 class _Parser(argparse.ArgumentParser):

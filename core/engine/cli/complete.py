@@ -6,9 +6,11 @@ import argparse
 import dataclasses
 from collections.abc import Iterable
 
-from engine.cli.command import OK, Command
-from engine.cli.main import COMMANDS, load
+from engine.assembly.discovery import discover
+from engine.cli.command import options, parser_of
+from engine.cli.commands import commands, load
 from engine.contracts import MULTI_SLOTS, SLOTS
+from engine.contracts.command import OK, Command
 from engine.contracts.config import Settings
 
 
@@ -16,27 +18,27 @@ def candidates(line: str) -> list[str]:
     """What the last word of ``line`` (which starts with ``engine``) could become."""
     words = line.split(" ")[1:] or [""]
     word = words[-1]
+    known = commands(discover())
     if len(words) == 1:
-        return _matching(word, COMMANDS)
-    if words[0] not in COMMANDS:
+        return _matching(word, known)
+    if words[0] not in known:
         return []
-    command = load(words[0])
+    command = load(known[words[0]])
     if word.startswith("-"):
-        actions = command.parser()._actions
-        return _matching(word, (option for action in actions for option in action.option_strings))
+        return _matching(word, options(parser_of(words[0], command)))
     return _overrides(word) if command.takes_overrides else []
 
 
 def _overrides(word: str) -> list[str]:
-    from engine.assembly.compose import PRESET, options
-    from engine.assembly.discovery import discover
+    from engine.assembly.compose import PRESET
+    from engine.assembly.compose import options as choices
 
     discovered = discover()
     plus = "+" if word.startswith("+") else ""
     bare = word.removeprefix("+")
     if "=" in bare:
         group, _, typed = bare.partition("=")
-        return [f"{plus}{group}={name}" for name in _matching(typed, options(discovered).get(group, ()))]
+        return [f"{plus}{group}={name}" for name in _matching(typed, choices(discovered).get(group, ()))]
     groups = [f"{plus}{group}=" for group in (PRESET, *SLOTS)]
     keys = [f"{key}" for key in _setting_keys(Settings(), "")] if not plus else []
     slot = bare.partition(".")[0]
@@ -71,4 +73,4 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     return OK
 
 
-COMMAND = Command("complete", "Candidates for a command line.", _run, _flags, takes_overrides=False)
+COMMAND = Command("Candidates for a command line.", _run, _flags, takes_overrides=False)

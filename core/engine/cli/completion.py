@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from engine.cli.command import OK, Command
+from engine.contracts.command import OK, Command
 
 BASH = """\
 _engine_complete() {
@@ -44,4 +44,4 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     return OK
 
 
-COMMAND = Command("completion", "Print a completion script for your shell.", _run, _flags, takes_overrides=False)
+COMMAND = Command("Print a completion script for your shell.", _run, _flags, takes_overrides=False)

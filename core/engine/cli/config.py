@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from engine.cli.command import OK, Command
 from engine.cli.serve import overrides_of, shorthands
+from engine.contracts.command import OK, Command
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -27,4 +27,4 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     return OK
 
 
-COMMAND = Command("config", "Print the composed configuration; nothing is resolved or started.", _run, _flags)
+COMMAND = Command("Print the composed configuration; nothing is resolved or started.", _run, _flags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from engine.cli.command import USAGE, Command
+from engine.contracts.command import USAGE, Command
 from engine.evaluation.drafting.options import add_flags as add_drafting_flags
 from engine.evaluation.drafting.options import drafting_options_of
 from engine.evaluation.errors import EvalError, complain
@@ -39,5 +39,5 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "eval", "Perplexity, KL and recall of a plan beside the same model unquantized; what fits; drafters.", _run, _flags
+    "Perplexity, KL and recall of a plan beside the same model unquantized; what fits; drafters.", _run, _flags
 )

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from engine import __version__
-from engine.assembly.errors import AssemblyError, listing, nearest
-from engine.cli.command import FAILED, OK, USAGE, Command
-
-COMMANDS = {
-    "serve": "start the OpenAI-compatible server",
-    "bench": "measure TTFT, ITL and throughput of a running server",
-    "eval": "measure what a plan costs in quality and what fits in memory",
-    "check": "resolve a configuration without starting anything",
-    "config": "print the composed configuration",
-    "plugins": "list the installed plugins",
-    "completion": "print a completion script for bash, zsh or fish",
-}
-HIDDEN = ("complete",)
+from engine.assembly.discovery import discover
+from engine.assembly.errors import AssemblyError
+from engine.cli.command import run
+from engine.cli.commands import commands, find, load
+from engine.contracts.command import FAILED, OK, USAGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,17 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] in ("--version", "-V"):
         print(f"engine {__version__}")
         return OK
-    name, rest = words[0], words[1:]
-    if name not in COMMANDS and name not in HIDDEN:
-        hint = nearest(name, COMMANDS) or f" (commands: {listing(COMMANDS)})"
-        print(f"engine: no such command {name!r}{hint}", file=sys.stderr)
-        return USAGE
-    return _run(name, rest)
-
-
-def _run(name: str, rest: list[str]) -> int:
     try:
-        return load(name).main(rest)
+        provider = find(words[0])
+        return run(provider.name, load(provider), words[1:])
     except AssemblyError as error:
         print(error.text(), file=sys.stderr)
         return USAGE
@@ -55,16 +38,10 @@ def _run(name: str, rest: list[str]) -> int:
         return FAILED
 
 
-def load(name: str) -> Command:
-    """The subcommand's own module, imported only when it is called."""
-    command = importlib.import_module(f"engine.cli.{name}").COMMAND
-    assert isinstance(command, Command)
-    return command
-
-
 def usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    known = commands(discover())
+    width = max(map(len, known))
+    lines = "\n".join(f"  {name:<{width}}  {provider.doc}" for name, provider in known.items())
     return (
         "usage: engine COMMAND [--flags] [overrides]\n\n"
         "An LLM inference server in which every latency optimisation is a plugin.\n\n"

@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 from engine.assembly.compose import AUTO
-from engine.cli.command import OK, Command
 from engine.contracts import SLOTS
+from engine.contracts.command import OK, Command
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +39,17 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
         }
         for slot in SLOTS
         for offer in found.of_slot(slot)
+    ]
+    rows += [
+        {
+            "slot": "command",
+            "name": offer.provider.name,
+            "selected": False,
+            "origin": str(offer.origin),
+            "provides": [],
+            "doc": offer.provider.doc,
+        }
+        for offer in found.commands
     ]
     failures = [str(failure) for failure in found.failures]
     off = [str(origin) for origin in found.switched_off]
@@ -71,4 +82,4 @@ def _print(rows: list[dict[str, Any]], failures: list[str], off: list[str]) -> N
         print(f"broken: {line}", file=sys.stderr)
 
 
-COMMAND = Command("plugins", "List the installed plugins, their origin, and what failed to load.", _run, _flags)
+COMMAND = Command("List the installed plugins, their origin, and what failed to load.", _run, _flags)

@@ -7,7 +7,8 @@ import shutil
 import sys
 
 from engine.assembly.compose import quoted
-from engine.cli.command import Command, report_failures
+from engine.cli.command import report_failures
+from engine.contracts.command import Command
 
 SHORTHANDS = {"model": "model.path", "host": "server.host", "port": "server.port"}
 
@@ -38,4 +39,4 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     return serve(plan)
 
 
-COMMAND = Command("serve", "Start the OpenAI-compatible server.", _run, shorthands)
+COMMAND = Command("Start the OpenAI-compatible server.", _run, shorthands)

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from engine.benchmark.report import METRICS, SCHEMA, Result, show
+from engine_plugins.command.bench.report import METRICS, SCHEMA, Result, show
 
 IGNORED = frozenset({"nonce", "started", "url", "model", "load", "chars_per_token", "prompt_length_from"})
 """Parts of a run's config that may differ between comparable runs."""

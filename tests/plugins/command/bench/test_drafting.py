@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from engine.benchmark.compare import rows
-from engine.benchmark.record import Drafting, RequestRecord
-from engine.benchmark.report import render, summarise
-from engine.benchmark.target import Target
-from engine.benchmark.workload import BenchRequest
+from engine_plugins.command.bench.compare import rows
+from engine_plugins.command.bench.record import Drafting, RequestRecord
+from engine_plugins.command.bench.report import render, summarise
+from engine_plugins.command.bench.target import Target
+from engine_plugins.command.bench.workload import BenchRequest
 
 CONFIG = {"model": "m", "url": "http://x", "load": "closed loop, 1 at once", "prompt_length_from": "test"}
 EVENT = RequestRecord(

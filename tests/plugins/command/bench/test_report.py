@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from engine.benchmark.compare import read_result, render_comparison, rows, warnings
-from engine.benchmark.record import RequestRecord
-from engine.benchmark.report import render, summarise
-from engine.benchmark.slo import parse_slo
+from engine_plugins.command.bench.compare import read_result, render_comparison, rows, warnings
+from engine_plugins.command.bench.record import RequestRecord
+from engine_plugins.command.bench.report import render, summarise
+from engine_plugins.command.bench.slo import parse_slo
 
 CONFIG = {"model": "m", "url": "http://x", "load": "closed loop, 1 at once", "prompt_length_from": "test", "seed": 0}
 

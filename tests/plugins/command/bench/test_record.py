@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.benchmark.record import RequestRecord
+from engine_plugins.command.bench.record import RequestRecord
 
 LATE = RequestRecord(
     index=0,

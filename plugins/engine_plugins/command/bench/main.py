@@ -18,14 +18,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine.benchmark.compare import read_result, render_comparison
-from engine.benchmark.load import Limit, LoopLag, OnDone, closed_loop, open_loop
-from engine.benchmark.options import BenchOptions, options_of
-from engine.benchmark.probe import Calibration, Counter, ProbeError, calibrate, find_model, load_tokenizer
-from engine.benchmark.record import RequestRecord
-from engine.benchmark.report import Result, render, summarise
-from engine.benchmark.target import HttpSender, Target, open_session
-from engine.benchmark.workload import Workload, arrivals, random_text
+from engine_plugins.command.bench.compare import read_result, render_comparison
+from engine_plugins.command.bench.load import Limit, LoopLag, OnDone, closed_loop, open_loop
+from engine_plugins.command.bench.options import BenchOptions, options_of
+from engine_plugins.command.bench.probe import Calibration, Counter, ProbeError, calibrate, find_model, load_tokenizer
+from engine_plugins.command.bench.record import RequestRecord
+from engine_plugins.command.bench.report import Result, render, summarise
+from engine_plugins.command.bench.target import HttpSender, Target, open_session
+from engine_plugins.command.bench.workload import Workload, arrivals, random_text
 
 OK, FAILED, USAGE, INVALID, INTERRUPTED = 0, 1, 2, 3, 130
 SAMPLE_CHARS = 4000

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.benchmark.record import Drafting
-from engine.benchmark.stream import StreamResult, read_stream
+from engine_plugins.command.bench.record import Drafting
+from engine_plugins.command.bench.stream import StreamResult, read_stream
 
 
 def chat(**fields: object) -> str:

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from engine.benchmark.record import RequestRecord
-from engine.benchmark.slo import Slo
-from engine.serving.latency import Sample, describe
+from engine.contracts.percentiles import Sample, describe
+from engine_plugins.command.bench.record import RequestRecord
+from engine_plugins.command.bench.slo import Slo
 
 SCHEMA = "engine-bench/1"
 MAX_LAG_MS = 5.0

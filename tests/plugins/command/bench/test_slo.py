@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.benchmark.record import RequestRecord
-from engine.benchmark.slo import parse_slo
+from engine_plugins.command.bench.record import RequestRecord
+from engine_plugins.command.bench.slo import parse_slo
 
 RECORD = RequestRecord(0, 0.0, 0.0, 0.4, chunks_s=(0.1, 0.12, 0.3), end_s=0.3, output_tokens=3)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from engine.benchmark.options import add_flags
-from engine.cli.command import Command
+from engine.contracts.command import Command
+from engine_plugins.command.bench.options import add_flags
 
 NOTES = """\
 A LENGTH is N, uniform:LOW,HIGH or lognormal:MEAN,SIGMA.
@@ -13,13 +13,12 @@ Exit status: 0 measured, 1 no request succeeded, 2 wrong usage, 3 the client lag
 
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
-    from engine.benchmark.main import run
+    from engine_plugins.command.bench.main import run
 
     return run(flags)
 
 
 COMMAND = Command(
-    "bench",
     "Measure the latency of a running OpenAI-compatible server.",
     _run,
     add_flags,

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from engine.benchmark import main as bench
-from engine.benchmark.options import BenchOptions, add_flags, options_of
-from engine.benchmark.probe import ProbeError, calibrate
-from engine.benchmark.target import Target, open_session
 from engine.cli.main import main
+from engine_plugins.command.bench import main as bench
+from engine_plugins.command.bench.options import BenchOptions, add_flags, options_of
+from engine_plugins.command.bench.probe import ProbeError, calibrate
+from engine_plugins.command.bench.target import Target, open_session
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -182,8 +182,8 @@ def test_a_server_that_is_not_there_is_named():
 
 def result_with(valid: bool, ok: int) -> Any:
     async def fake_measure(options: Any) -> dict[str, Any]:
-        from engine.benchmark.record import RequestRecord
-        from engine.benchmark.report import summarise
+        from engine_plugins.command.bench.record import RequestRecord
+        from engine_plugins.command.bench.report import summarise
 
         records = [RequestRecord(0, 0.0, 0.0, 0.2, (0.1,), 0.2, 1, 0, 1, "stop", "" if ok else "timeout")]
         config = {"model": "m", "url": "u", "load": "l", "prompt_length_from": "p"}
@@ -233,5 +233,5 @@ def test_help_explains_every_flag_and_tells_the_lengths_it_defaults_to(capsys):
 
 
 def test_the_load_generator_does_not_import_torch():
-    code = "import sys, engine.benchmark.main; sys.exit('torch' in sys.modules)"
+    code = "import sys, engine_plugins.command.bench.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode == 0

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from engine.benchmark.record import RequestRecord
-from engine.benchmark.stream import Clock
-from engine.benchmark.target import Send
-from engine.benchmark.workload import BenchRequest
+from engine_plugins.command.bench.record import RequestRecord
+from engine_plugins.command.bench.stream import Clock
+from engine_plugins.command.bench.target import Send
+from engine_plugins.command.bench.workload import BenchRequest
 
 Sleep = Callable[[float], Awaitable[None]]
 OnDone = Callable[[RequestRecord], None]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.benchmark.distribution import Distribution, parse_distribution
-from engine.benchmark.slo import Slo, parse_slo
+from engine_plugins.command.bench.distribution import Distribution, parse_distribution
+from engine_plugins.command.bench.slo import Slo, parse_slo
 
 DEFAULT_REQUESTS = 100
 DEFAULT_VOCAB = 1000

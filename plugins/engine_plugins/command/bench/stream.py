@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.benchmark.record import Drafting
+from engine_plugins.command.bench.record import Drafting
 
 Clock = Callable[[], float]
 

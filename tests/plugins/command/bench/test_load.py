@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from engine.benchmark.load import Limit, LoopLag, closed_loop, open_loop
-from engine.benchmark.record import RequestRecord
-from engine.benchmark.workload import BenchRequest
+from engine_plugins.command.bench.load import Limit, LoopLag, closed_loop, open_loop
+from engine_plugins.command.bench.record import RequestRecord
+from engine_plugins.command.bench.workload import BenchRequest
 
 
 class VirtualTime:

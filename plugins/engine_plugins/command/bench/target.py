@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from engine.benchmark.record import RequestRecord
-from engine.benchmark.stream import Clock, StreamResult, read_stream
-from engine.benchmark.workload import BenchRequest
+from engine_plugins.command.bench.record import RequestRecord
+from engine_plugins.command.bench.stream import Clock, StreamResult, read_stream
+from engine_plugins.command.bench.workload import BenchRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from engine.benchmark.target import Target
-from engine.benchmark.workload import BenchRequest
+from engine_plugins.command.bench.target import Target
+from engine_plugins.command.bench.workload import BenchRequest
 
 Counter = Callable[[str], int]
 """Number of tokens of a text."""

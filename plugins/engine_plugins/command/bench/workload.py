@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.benchmark.distribution import Distribution
+from engine_plugins.command.bench.distribution import Distribution
 
 _VOCABULARY = """
 about after again along also always among answer around because before below between both bring build call change

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.benchmark.record import RequestRecord
+from engine_plugins.command.bench.record import RequestRecord
 
 LIMITS = ("ttft", "itl", "tpot", "e2e")
 

@@ -5,8 +5,8 @@ from itertools import islice, pairwise
 
 import pytest
 
-from engine.benchmark.distribution import parse_distribution
-from engine.benchmark.workload import Workload, arrivals, random_text
+from engine_plugins.command.bench.distribution import parse_distribution
+from engine_plugins.command.bench.workload import Workload, arrivals, random_text
 
 BASE = Workload(
     prompt_tokens=parse_distribution("50"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.serving.latency import Sample, percentiles
+from engine.contracts.percentiles import Sample, percentiles
 
 
 @dataclass(frozen=True, slots=True)

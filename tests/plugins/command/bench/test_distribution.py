@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.benchmark.distribution import parse_distribution
+from engine_plugins.command.bench.distribution import parse_distribution
 
 
 def draws(text: str, count: int = 4000) -> list[int]:

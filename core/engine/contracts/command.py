@@ -1,0 +1,44 @@
+"""A subcommand of ``engine``: what a plugin offers from the hook ``engine_command``.
+
+The core parses the line: words that start with ``-`` are flags, the others are configuration overrides.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+OK, FAILED, USAGE = 0, 1, 2
+"""Exit codes: done, went wrong, asked wrongly. A command may return others, which its ``notes`` should list."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandProvider:
+    """One subcommand on offer: metadata alone, so that listing commands imports none of them.
+
+    ``factory`` is ``"package.module:attribute"`` of a :class:`Command`; it is imported when the command is called.
+    ``api`` is the interface version the plugin was written for: write it as a literal.
+    """
+
+    name: str
+    factory: str
+    doc: str
+    """One line for the list of commands."""
+    api: tuple[int, int] = (1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a subcommand does."""
+
+    help: str
+    """What its own help starts with."""
+    run: Callable[[argparse.Namespace, list[str]], int]
+    """Flags and overrides -> exit code. Imports of anything heavy belong in here."""
+    flags: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    """Adds its flags; called for help and completion, too."""
+    takes_overrides: bool = True
+    """Whether it composes a configuration: it gets the overrides, and ``flags.config_dir``, a list of paths."""
+    notes: str = ""
+    """What its help ends with, where it takes no overrides."""
