@@ -19,7 +19,7 @@ from engine.loop.core import EngineCore
 from engine.step.graphs import Bucket, StepGraphs, query_buckets, row_buckets
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
-from engine.testing.exact_model import ExactKV, ExactModel, expected_output
+from tests.exact_model import ExactKV, ExactModel, expected_output
 
 VOCAB = 97
 BLOCK = 8

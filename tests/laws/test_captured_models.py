@@ -27,7 +27,7 @@ from engine.step.graphs import Bucket, StepGraphs
 from engine.step.plan import StepRow
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
-from engine.testing.launches import count_launches
+from tests.launches import count_launches
 
 from ..execution import tiny
 from ..execution.paged_loop import PagedLoop, load

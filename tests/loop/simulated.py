@@ -13,7 +13,7 @@ from engine.contracts.request import EngineRequest
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.planning import Limits
 from engine.step.plan import RowResult, StepPlan, StepResult, StepRow, StepSkipped
-from engine.testing.exact_model import next_token
+from tests.exact_model import next_token
 from tests.laws.harness import BLOCK, VOCAB, _plan
 
 

@@ -14,7 +14,7 @@ from engine.loop.build import load_plan
 from engine.loop.memory.budget import Meter
 from engine.loop.memory.profile_run import profile_run
 from engine.step.graphs import Bucket
-from engine.testing.exact_model import ExactModel
+from tests.exact_model import ExactModel
 from tests.execution import tiny
 
 from .test_memory import plan_of, planned

@@ -13,7 +13,7 @@ from engine.step.graphs import Bucket, StepGraphs
 from engine.step.plan import Admit, DrafterBroken, StepPlan, StepRow, StepSkipped
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
-from engine.testing.exact_model import ExactKV, ExactModel, expected_output
+from tests.exact_model import ExactKV, ExactModel, expected_output
 
 from ..laws.harness import run_again
 from .toy import BLOCK, MAX_DRAFTS, VOCAB, blocks_of, decode, make_capture, make_runner, prompt_plan, run

@@ -17,11 +17,11 @@ from engine.execution.kv_cache import KVCache
 from engine.execution.lowering import Kernels, Lowering, lower_layer_op, lower_rotations
 from engine.execution.model import StepContext
 from engine.testing.context import build_context
-from engine.testing.launches import count_launches
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.parallelism.single import SingleDevice
 from engine_plugins.quantizer.unquantized import pack_plain
 from tests.execution.triton_ops.test_heads import Int8Format
+from tests.launches import count_launches
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 48, 3, 1, 32
 ROPE = RopeFacts(rotary_dim=16)

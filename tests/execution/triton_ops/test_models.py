@@ -15,12 +15,12 @@ from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear
 from engine.execution.model import LoweredModel, StepContext
 from engine.testing.context import build_context
-from engine.testing.launches import Launches, count_launches
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.unquantized import Unquantized
 from tests.execution.paged_loop import PagedLoop, load
 from tests.execution.triton_ops.models import FAMILIES, LAYERS, write
+from tests.launches import Launches, count_launches
 
 TOKENS = [(7 * i + 3) % 120 for i in range(37)]
 TOLERANCE = {"float32": 3e-5, "bfloat16": 0.15, "float16": 0.02}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.launches import count_launches
 from tests.plugins.quantizer.gpu_weights import WEIGHTS, int8_groups
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from engine.execution.norms import rms_norm
 from engine.execution.triton_ops.launch import Launch, NormWeight, quantized_rows
 from engine.testing import quantizer as suite
 from engine.testing.context import build_context
-from engine.testing.launches import count_launches
 from engine.testing.quantizer import TileLoaderConformance
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
 from engine_plugins.quantizer.gpu.layout import gpu_bytes, packed_int4, unpacked_int4
