@@ -22,9 +22,10 @@ MAY_IMPORT = {
     "sampling": {"sampling", "execution", "contracts", "native"},
     "step": {"step", "sampling", "execution", "contracts"},
     "drafting": {"drafting", "step", "sampling", "execution", "contracts"},
-    "loop": {"loop", "drafting", "step", "sampling", "execution", "assembly", "contracts"},
-    "serving": {"serving", "loop", "assembly", "contracts"},
-    "evaluation": {"evaluation", "serving", "loop", "execution", "assembly", "contracts"},
+    "loop": {"loop", "drafting", "step", "assembly", "contracts"},
+    "startup": {"startup", "loop", "drafting", "step", "sampling", "execution", "assembly", "contracts"},
+    "serving": {"serving", "startup", "loop", "assembly", "contracts"},
+    "evaluation": {"evaluation", "serving", "startup", "loop", "execution", "assembly", "contracts"},
     "cli": {"cli", "serving", "evaluation", "assembly", "contracts"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
@@ -33,7 +34,7 @@ SHOWS_PLUGINS = ("cli/", "testing/")
 """Whose help shows what one may choose; whose suites run whole engines."""
 HYDRA_ONLY_IN = "assembly/compose/"
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
-TORCH_FREE = ("contracts", "native", "assembly", "cli", "serving")
+TORCH_FREE = ("contracts", "native", "assembly", "cli", "serving", "loop")
 
 
 def sources(folder: Path) -> list[Path]:

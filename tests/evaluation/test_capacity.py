@@ -12,8 +12,8 @@ from engine.assembly.bind import bind
 from engine.evaluation.capacity import bind_stated, capacity_of
 from engine.evaluation.options import EvalOptions, Limits
 from engine.evaluation.plans import contestants
-from engine.loop.memory.estimate import estimate_memory
-from engine.loop.memory.weights import quantized_bytes, weight_sizes
+from engine.startup.memory.estimate import estimate_memory
+from engine.startup.memory.weights import quantized_bytes, weight_sizes
 from tests.execution import tiny
 
 GIB = 2**30

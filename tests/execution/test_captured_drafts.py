@@ -18,8 +18,8 @@ from engine.execution.captured import Captured, CapturedSteps, Programs
 from engine.execution.kv_cache import KVCache
 from engine.execution.metadata import ForwardMetadata
 from engine.execution.program import NotNative, Value
-from engine.loop.build import build_engine
-from engine.loop.memory.report import describe_start
+from engine.startup.build import build_engine
+from engine.startup.memory.report import describe_start
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.drafter.early_exit import EarlyExitDrafter
 from tests.native import needs_compiler

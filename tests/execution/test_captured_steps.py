@@ -15,7 +15,7 @@ from engine.execution.loading import load_model
 from engine.execution.lowering import MOST_TOKENS
 from engine.execution.metadata import ForwardMetadata
 from engine.execution.model import LoweredModel
-from engine.loop.build import load_plan
+from engine.startup.build import load_plan
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from tests.execution.paged_loop import BLOCK_SIZE, PagedLoop
 from tests.native import needs_compiler

@@ -15,9 +15,9 @@ from engine.assembly.assemble import assemble
 from engine.assembly.model_facts import model_facts
 from engine.contracts.model import ModelFacts
 from engine.contracts.request import EngineRequest, SamplingParams, Timings, TokenLogprobs
-from engine.loop.build import build_engine
 from engine.loop.core import EngineCore
 from engine.serving.tokenizer import Tokenizer
+from engine.startup.build import build_engine
 
 from ..execution import tiny
 from .heads import write_eagle3, write_parallel_block

@@ -14,8 +14,8 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import aux_layers_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
-from engine.loop.build import make_core
 from engine.loop.core import EngineCore
+from engine.startup.build import make_core
 from engine.step.graphs import Bucket, StepGraphs, query_buckets, row_buckets
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables

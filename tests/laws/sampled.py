@@ -14,8 +14,8 @@ from torch import Tensor
 from engine.assembly.assemble import assemble
 from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.loop.build import build_engine
 from engine.loop.core import EngineCore
+from engine.startup.build import build_engine
 
 from ..execution import tiny
 from .drafted import COMMON, assert_idle

@@ -22,7 +22,7 @@ from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
 from engine.execution.model import LoweredModel, StepContext
-from engine.loop.build import make_core
+from engine.startup.build import make_core
 from engine.step.graphs import Bucket, StepGraphs
 from engine.step.plan import StepRow
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner

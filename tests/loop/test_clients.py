@@ -15,10 +15,10 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.loop import process
 from engine.loop.client import EngineDead, EngineRefused, OutputStream
-from engine.loop.inprocess import InprocessEngineClient
 from engine.loop.messages import Progress
 from engine.loop.process import ProcessEngineClient
 from engine.serving import server
+from engine.startup.inprocess import InprocessEngineClient
 
 PROMPT = tuple(range(5, 40))
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

@@ -45,7 +45,7 @@ def test_the_engine_process_imports_nothing_of_assembly_and_nothing_new_while_it
         "import sys\n"
         "from engine.assembly.plan import EnginePlan\n"
         "from engine.contracts.request import EngineRequest, SamplingParams\n"
-        "from engine.loop.build import build_engine\n"
+        "from engine.startup.build import build_engine\n"
         "core = build_engine(EnginePlan.from_json(sys.stdin.buffer.read())).core\n"
         "before = set(sys.modules)\n"
         "assert not before & {'hydra', 'omegaconf', 'pluggy'}, before & {'hydra', 'omegaconf', 'pluggy'}\n"

@@ -20,10 +20,10 @@ from engine.contracts.request import EngineRequest, SamplingParams
 from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draft_counts
 from engine.execution.transfer import Arriving, refill
-from engine.loop.build import capture_graphs, describe_drafting, drafts_of
-from engine.loop.memory.budget import DoesNotFit
 from engine.loop.messages import Progress
 from engine.serving.tokenizer import Tokenizer
+from engine.startup.build import capture_graphs, describe_drafting, drafts_of
+from engine.startup.memory.budget import DoesNotFit
 from engine.step import graphs
 from engine.step.graphs import Bucket
 from engine.step.plan import StepPlan

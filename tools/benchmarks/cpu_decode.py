@@ -32,7 +32,7 @@ from engine.contracts.quantizer import SizedQuantizer
 from engine.execution.captured import capture_steps
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import ForwardBatch, LoweredModel
-from engine.loop.build import load_plan
+from engine.startup.build import load_plan
 
 BLOCK_SIZE = 16
 READ_BYTES = 1 << 30

@@ -40,7 +40,7 @@ def measure(model: str, batch: int, overrides: list[str]) -> dict[str, float]:
     plan = assemble([f"model.path={model}", "device=cpu", *overrides])
     os.environ.update(with_defaults(os.environ, "cpu"))
     from engine.contracts.request import EngineRequest, SamplingParams
-    from engine.loop.build import build_engine
+    from engine.startup.build import build_engine
 
     bind(plan)  # imports and kernels are not what the ledger is about
     before, libraries = status("VmRSS"), status("RssFile")

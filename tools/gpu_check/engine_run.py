@@ -36,7 +36,7 @@ class EngineRun:
         where = on_cpu if device == "cpu" else [f"device={device}"]
         self.plan = assemble([f"model.path={quoted(str(model))}", "exporter=[]", *where, *overrides])
         os.environ.update(with_defaults(os.environ, self.plan.device.kind))
-        from engine.loop.build import build_engine
+        from engine.startup.build import build_engine
 
         started = time.monotonic()
         self._engine = build_engine(self.plan)

@@ -16,7 +16,8 @@ from engine.contracts.model import ModelFacts
 from engine.execution.checkpoint import open_checkpoint
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import ForwardBatch
-from engine.loop.build import check_attention, load_plan
+from engine.startup.build import load_plan
+from engine.startup.checks import check_attention
 
 HEAD_ROWS = 256
 """Rows of logits at a time."""

@@ -18,9 +18,9 @@ from engine.contracts.ops import Attention
 from engine.evaluation.errors import EvalError
 from engine.execution.checkpoint import Checkpoint, TensorEntry, open_checkpoint
 from engine.execution.required_tensors import linear_of
-from engine.loop.memory.budget import Budget
-from engine.loop.memory.estimate import MemoryEstimate, estimate_memory
-from engine.loop.memory.weights import weight_sizes
+from engine.startup.memory.budget import Budget
+from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
+from engine.startup.memory.weights import weight_sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import ForwardBatch
-from engine.loop.build import check_attention, load_plan
+from engine.startup.build import load_plan
+from engine.startup.checks import check_attention
 
 HEAD_ROWS = 256
 """Rows of logits at a time: ``[rows, vocab]`` in float32, for two plans, is what scoring takes."""

@@ -157,8 +157,8 @@ def _scored(options: EvalOptions, plans: Sequence[Contestant], rows: Sequence[Ro
 
 def _check_fits(plan: EnginePlan, rows: Sequence[Row]) -> None:
     """Plans are compared window by window, so all weights are in memory at once."""
-    from engine.loop.memory.budget import free_memory
-    from engine.loop.memory.report import size
+    from engine.startup.memory.budget import free_memory
+    from engine.startup.memory.report import size
 
     together, free = sum(row.weights_bytes for row in rows), free_memory(plan.device)
     if together > free:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.evaluation.options import Limits
-from engine.loop.memory.report import size
+from engine.startup.memory.report import size
 
 
 @dataclass(frozen=True, slots=True)

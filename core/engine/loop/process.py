@@ -52,7 +52,7 @@ class ProcessEngineClient(ClientBase):
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "engine.loop.child", str(theirs.fileno())],
+                [sys.executable, "-m", "engine.startup.child", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=with_defaults(os.environ, self._plan.device.kind),
                 stdin=subprocess.DEVNULL,

@@ -96,7 +96,7 @@ class LLM:
             raise TypeError(f"overrides={overrides!r} is one string; expected a list, such as [{overrides!r}]")
         self.plan = assemble([f"model.path={quoted(path)}", *overrides], config_dirs=config_dirs, download=True)
         os.environ.update(with_defaults(os.environ, self.plan.device.kind))
-        from engine.loop.build import build_engine  # imports torch, which reads the environment
+        from engine.startup.build import build_engine  # imports torch, which reads the environment
 
         self.tokenizer = Tokenizer.from_directory(self.plan.model.path)
         self._engine = build_engine(self.plan)

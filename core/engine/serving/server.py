@@ -17,7 +17,6 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import Router
 from engine.loop.client import EngineClient, EngineDead, EngineRefused
-from engine.loop.memory.report import describe_start
 from engine.serving import logs
 from engine.serving.app import build_app
 from engine.serving.errors import ApiError
@@ -25,6 +24,7 @@ from engine.serving.logs import http_logger
 from engine.serving.starting import StartReport
 from engine.serving.state import STATE, ServerState
 from engine.serving.tokenizer import Tokenizer, TokenizerError
+from engine.startup.memory.report import describe_start
 
 HEADER_S = 10.0
 """A new connection must have sent its first request's header by then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.assembly.bind import bind_api
 from engine.assembly.plan import EnginePlan
-from engine.loop.memory.report import size
+from engine.startup.memory.report import size
 
 
 def try_plan(plan: EnginePlan) -> str:
@@ -12,7 +12,7 @@ def try_plan(plan: EnginePlan) -> str:
 
     Raises :class:`engine.assembly.errors.AssemblyError` with what stands against it.
     """
-    from engine.loop.memory.fit import check_memory  # imports torch, as the engine's plugins do
+    from engine.startup.memory.fit import check_memory  # imports torch, as the engine's plugins do
 
     memory = check_memory(plan)
     bind_api(plan)

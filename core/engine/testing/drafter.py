@@ -26,8 +26,8 @@ from engine.assembly.bind import bind
 from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter, may_be_captured, on_device
 from engine.drafting.behind import Drafts
 from engine.execution.kv_cache import KVCache
-from engine.loop.build import capture_graphs, load_plan, start_drafter
 from engine.sampling import choose
+from engine.startup.build import capture_graphs, load_plan, start_drafter
 from engine.step.runner import ModelRunner
 from engine.step.tables import DeviceTables
 from engine.testing.no_sync import NoSync

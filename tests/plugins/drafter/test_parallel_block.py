@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from engine.assembly.assemble import assemble
 from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.loop.build import build_engine
+from engine.startup.build import build_engine
 from engine_plugins.drafter.parallel_block import ParallelBlockDrafter, read_facts
 
 HIDDEN, VOCAB, HEADS, KV_HEADS, DIM, MLP, LAYERS = 64, 120, 4, 2, 24, 80, 2

@@ -8,11 +8,11 @@ from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.execution.checkpoint import CheckpointError, open_checkpoint
-from engine.loop.memory.budget import Budget, DoesNotFit, free_memory
-from engine.loop.memory.estimate import FEWEST_BLOCKS, MemoryEstimate, estimate_memory
-from engine.loop.memory.refusal import refusal
-from engine.loop.memory.report import size
-from engine.loop.memory.weights import weight_sizes
+from engine.startup.memory.budget import Budget, DoesNotFit, free_memory
+from engine.startup.memory.estimate import FEWEST_BLOCKS, MemoryEstimate, estimate_memory
+from engine.startup.memory.refusal import refusal
+from engine.startup.memory.report import size
+from engine.startup.memory.weights import weight_sizes
 
 
 @dataclass(frozen=True, slots=True)

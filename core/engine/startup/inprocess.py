@@ -40,8 +40,8 @@ class InprocessEngineClient(ClientBase):
             loop.call_soon_threadsafe(self.deliver, message)
 
         def run() -> None:
-            from engine.loop.build import build_engine
-            from engine.loop.child import refusal
+            from engine.startup.build import build_engine
+            from engine.startup.child import refusal
 
             try:
                 engine = build_engine(self._plan, send)

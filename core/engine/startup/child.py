@@ -1,4 +1,4 @@
-"""The engine process: ``python -m engine.loop.child FD``. Ends when its parent does."""
+"""The engine process: ``python -m engine.startup.child FD``. Ends when its parent does."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def main(fd: int) -> int:
         connection.send(Progress(IMPORTS, 0.0))
         started = time.monotonic()
         from engine.execution.checkpoint import CheckpointError
-        from engine.loop.build import build_engine
         from engine.loop.driver import drive
+        from engine.startup.build import build_engine
 
         imported = Phase(IMPORTS, round(time.monotonic() - started, 3))
         explained += (CheckpointError,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from engine.loop.warm_up import batch_shapes, warm_up_launches
+from engine.startup.warm_up import batch_shapes, warm_up_launches
 from engine_plugins.attention_kernel.triton.planning import merge_shape, num_splits, plan_work, tile_shape
 
 from ..laws.harness import assert_nothing_held, exact_engine, expected, random_requests, run

@@ -10,7 +10,8 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import DrafterKV
-from engine.loop.build import DoesNotFit, build_engine, check_drafter
+from engine.startup.build import DoesNotFit, build_engine
+from engine.startup.checks import check_drafter
 from engine_plugins.drafter.early_exit import EarlyExitDrafter
 
 from ..execution import tiny

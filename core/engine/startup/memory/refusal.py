@@ -10,10 +10,10 @@ import torch
 from engine.assembly import values
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
-from engine.loop.memory.budget import Budget
-from engine.loop.memory.estimate import FEWEST_BLOCKS, MemoryEstimate
-from engine.loop.memory.report import size
-from engine.loop.memory.weights import quantized_bytes
+from engine.startup.memory.budget import Budget
+from engine.startup.memory.estimate import FEWEST_BLOCKS, MemoryEstimate
+from engine.startup.memory.report import size
+from engine.startup.memory.weights import quantized_bytes
 
 MOST_FRACTION = 0.95
 """The rest is for fragmentation and for what other processes do meanwhile."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -16,10 +19,11 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution.checkpoint import CheckpointError
 from engine.execution.cpu_memory import give_back_freed_memory
-from engine.loop.build import build_engine, load_plan
-from engine.loop.memory.budget import Budget, DoesNotFit, Meter, free_memory
-from engine.loop.memory.fit import MemoryPlan, plan_memory, size_pool
-from engine.loop.memory.report import describe_ledger, describe_start, size
+from engine.loop.messages import EngineInfo
+from engine.startup.build import build_engine, load_plan
+from engine.startup.memory.budget import Budget, DoesNotFit, Meter, free_memory
+from engine.startup.memory.fit import MemoryPlan, plan_memory, size_pool
+from engine.startup.memory.report import describe_ledger, describe_start, size
 from tests.execution import tiny
 from tests.native import needs_compiler
 
@@ -250,27 +254,38 @@ def test_a_pool_smaller_than_a_request_shortens_requests_and_says_so(model: Path
         engine.core.close()
 
 
+IN_A_PROCESS_OF_ITS_OWN = """
+import sys
+import msgspec
+from engine.assembly.plan import EnginePlan
+from engine.loop.messages import EngineInfo
+from engine.startup.build import build_engine
+engine = build_engine(EnginePlan.from_json(sys.stdin.buffer.read()))
+engine.core.close()
+sys.stdout.buffer.write(msgspec.json.encode(engine.info))
+"""
+"""Memory that other tests freed would be used again, and nothing would seem to be taken."""
+
+
 def test_the_ledger_holds_estimate_and_measurement_and_adds_up(heavy: Path) -> None:
     plan = plan_of(heavy, "model.max_len=64", "model.dtype=float32")
-    give_back_freed_memory()  # what earlier tests left would be used again, and nothing would seem to be taken
-    engine = build_engine(plan)
-    try:
-        info, ledger = engine.info, engine.info.ledger
-        assert ledger is not None
-        lines = {line.name: line for line in ledger.lines}
-        for name in ("weights", "KV pool", "tables"):
-            planned_bytes, measured = lines[name].planned_bytes, lines[name].measured_bytes
-            assert measured is not None and abs(planned_bytes - measured) <= 0.02 * measured + 64, name
-        sizes = {name: line.planned_bytes for name, line in lines.items()}
-        shared = max(sizes.pop("loading peak"), sizes.pop("workspace"))
-        assert ledger.total_bytes == sum(sizes.values()) + shared
-        assert ledger.headroom_bytes == ledger.free_bytes - ledger.total_bytes > 0
-        assert [phase.name for phase in info.phases][-1] == "warm up"
-        assert ledger.peak_so_far_bytes >= info.phases[-1].held_bytes > info.weights_bytes / 2
-        text = describe_ledger(ledger)
-        assert all(line.name in text for line in ledger.lines if line.planned_bytes)
-    finally:
-        engine.core.close()
+    command = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN]
+    done = subprocess.run(command, input=plan.to_json(), stdout=subprocess.PIPE, check=True, timeout=120)
+    info = msgspec.json.decode(done.stdout, type=EngineInfo)
+    ledger = info.ledger
+    assert ledger is not None
+    lines = {line.name: line for line in ledger.lines}
+    for name in ("weights", "KV pool", "tables"):
+        planned_bytes, measured = lines[name].planned_bytes, lines[name].measured_bytes
+        assert measured is not None and abs(planned_bytes - measured) <= 0.02 * measured + 64, name
+    sizes = {name: line.planned_bytes for name, line in lines.items()}
+    shared = max(sizes.pop("loading peak"), sizes.pop("workspace"))
+    assert ledger.total_bytes == sum(sizes.values()) + shared
+    assert ledger.headroom_bytes == ledger.free_bytes - ledger.total_bytes > 0
+    assert [phase.name for phase in info.phases][-1] == "warm up"
+    assert ledger.peak_so_far_bytes >= info.phases[-1].held_bytes > info.weights_bytes / 2
+    text = describe_ledger(ledger)
+    assert all(line.name in text for line in ledger.lines if line.planned_bytes)
 
 
 @needs_compiler

@@ -13,7 +13,7 @@ from itertools import product
 import torch
 
 from engine.assembly.bind import BoundEngine, bind, build_slots, config_of
-from engine.assembly.errors import AssemblyError, listing
+from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.drafter import DeviceDrafter, aux_layers_of, cached_by, may_be_captured, on_device
@@ -31,13 +31,14 @@ from engine.execution.loading import load_model
 from engine.execution.lowering import Kernels
 from engine.execution.model import LoweredModel
 from engine.loop.core import CoreSettings, EngineCore
-from engine.loop.memory.budget import DoesNotFit, Meter, free_memory
-from engine.loop.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
-from engine.loop.memory.ledger import make_ledger
-from engine.loop.memory.profile_run import profile_run
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
-from engine.loop.warm_up import warm_up, warm_up_launches
+from engine.startup.checks import check_attention, check_drafter
+from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
+from engine.startup.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
+from engine.startup.memory.ledger import make_ledger
+from engine.startup.memory.profile_run import profile_run
+from engine.startup.warm_up import warm_up, warm_up_launches
 from engine.step.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
@@ -295,45 +296,3 @@ def make_core(plan: EnginePlan, bound: BoundEngine, device: DeviceQueue, max_len
         adaptive_drafts=drafter.adaptive,
     )
     return EngineCore(bound, device, settings)
-
-
-def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
-    """Raise :class:`DoesNotFit` when the attention kernel cannot compute this model."""
-    can, name, model = bound.attention_kernel.capabilities, plan.choice("attention_kernel").name, plan.model
-    problems = []
-    if can.head_dims is not None and model.head_dim not in can.head_dims:
-        problems.append(f"head_dim {model.head_dim}, it supports {listing(map(str, can.head_dims))}")
-    if plan.dtype not in can.dtypes:
-        problems.append(f"model.dtype={plan.dtype}, it supports {listing(can.dtypes)}")
-    if any(model.layer_windows) and not can.window:
-        problems.append("sliding-window layers")
-    if plan.execution == "graphs" and not can.capturable:
-        problems.append("execution=graphs, it cannot be captured")
-    if bound.drafter.max_width > can.max_verify_width:
-        problems.append(f"drafter.max_width={bound.drafter.max_width}, it verifies at most {can.max_verify_width}")
-    if problems:
-        raise DoesNotFit(f"attention_kernel={name} cannot run this model: {'; '.join(problems)}")
-
-
-def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
-    """Raise :class:`DoesNotFit` when the target or its attention kernel lacks what the drafter needs."""
-    drafter, model = on_device(bound.drafter), plan.model
-    if drafter is None:
-        return
-    problems = [
-        f"aux_layer {layer}; the model has hidden states 0 to {model.num_layers}"
-        for layer in drafter.aux_layers
-        if not 0 <= layer <= model.num_layers
-    ]
-    head_dims, kv = bound.attention_kernel.capabilities.head_dims, drafter.kv
-    if kv is not None and kv.num_layers and head_dims is not None and kv.head_dim not in head_dims:
-        kernel = f"attention_kernel={plan.choice('attention_kernel').name}"
-        problems.append(f"head_dim {kv.head_dim}; {kernel} supports {listing(map(str, head_dims))}")
-    if kv is not None and kv.shared_layers > model.num_layers:
-        problems.append(f"the first {kv.shared_layers} layers; the model has {model.num_layers}")
-    if problems:
-        name, needs = plan.choice("drafter").name, ", and ".join(f"it needs {problem}" for problem in problems)
-        raise DoesNotFit(
-            f"drafter={name} does not fit {plan.model.name}: {needs} (choose another drafter or attention_kernel; "
-            "drafter.max_width=0 drafts nothing)"
-        )

@@ -17,11 +17,11 @@ from engine.contracts.request import SamplingParams
 from engine.drafting.graphs import draft_buckets
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import LoweredModel
-from engine.loop.memory.budget import DoesNotFit, Meter
-from engine.loop.memory.fit import MemoryPlan
-from engine.loop.memory.report import size
 from engine.sampling.state import Feature
 from engine.sampling.verify import choose_tokens
+from engine.startup.memory.budget import DoesNotFit, Meter
+from engine.startup.memory.fit import MemoryPlan
+from engine.startup.memory.report import size
 from engine.step.graphs import Bucket, Capture, StepGraphs
 from engine.step.plan import StepRow
 from engine.step.tables import DeviceTables

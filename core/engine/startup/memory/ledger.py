@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.loop.memory.fit import KVPoolSize, MemoryPlan
 from engine.loop.messages import MemoryLedger, MemoryLine, Phase
+from engine.startup.memory.fit import KVPoolSize, MemoryPlan
 
 LOADING, CAPTURING, WARMING = "load weights", "capture graphs", "warm up"
 """Phases of start-up whose peaks say something about a line of the ledger."""

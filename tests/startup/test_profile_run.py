@@ -10,9 +10,9 @@ import torch
 
 from engine.assembly.bind import bind
 from engine.execution.model import LoweredModel
-from engine.loop.build import load_plan
-from engine.loop.memory.budget import Meter
-from engine.loop.memory.profile_run import profile_run
+from engine.startup.build import load_plan
+from engine.startup.memory.budget import Meter
+from engine.startup.memory.profile_run import profile_run
 from engine.step.graphs import Bucket
 from tests.exact_model import ExactModel
 from tests.execution import tiny

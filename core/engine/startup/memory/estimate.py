@@ -13,8 +13,8 @@ from engine.drafting.chains import MOST_DRAFTS
 from engine.execution.kv_cache import KVCache
 from engine.execution.lowering import MOST_TOKENS, replay_obstacle
 from engine.execution.lowering.rotation_tables import PAGE
-from engine.loop.memory.weights import WeightSizes
 from engine.sampling.state import STATE_BYTES_PER_ROW
+from engine.startup.memory.weights import WeightSizes
 from engine.step.runner import PROMPT_LOGPROB_ROWS
 
 GRAPHS_BYTES = 512 * 2**20
