@@ -17,8 +17,8 @@ from engine.drafting.behind import Drafts
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
 from engine.execution.lowering import Kernels
-from engine.loop import build
 from engine.loop.core import EngineCore
+from engine.startup import build
 from engine.startup.build import capture_graphs, make_core, start_drafter
 from engine.step.graphs import Capture
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
