@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.sampling import choose
-from engine.testing.no_sync import NoSync, Synchronises
+from engine.testing.no_sync import NoSync, Synchronises, as_on_a_gpu
 
 POISON_ID = 1 << 40
 """An index that is in no table."""
@@ -60,7 +59,7 @@ class FrozenGraphs:
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
         tape = _Tape()
-        with _as_on_a_gpu():
+        with as_on_a_gpu():
             for _ in range(2):
                 step()
             with _refusing_the_host(), NoSync(), tape:
@@ -88,23 +87,15 @@ class RunAgain:
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
         self.captured += 1
-        with _as_on_a_gpu():
+        with as_on_a_gpu():
             step()
 
         def replay() -> None:
             self.replayed += 1
-            with _as_on_a_gpu(), NoSync():
+            with as_on_a_gpu(), NoSync():
                 step()
 
         return replay
-
-
-@contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
-    """Sampling that does not ask what is in a tensor, as on a CPU it may."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choose, "_may_be_asked", lambda tensor: False)
-        yield
 
 
 def poison(tensor: Tensor) -> None:

@@ -23,7 +23,7 @@ from engine.contracts.quantizer import Quantizer
 from engine.drafting.chains import CapturedChain, name_of
 from engine.drafting.layers import Layers
 from engine.drafting.metadata import CapturedMetadata
-from engine.execution.captured import Captured, CapturedSteps
+from engine.execution.captured import Captured
 from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import Loader
@@ -74,8 +74,7 @@ class DraftEngine:
         self._kv = kv
         self._tables = tables
         self._loading = loading
-        steps = target.small_steps
-        self._programs = steps.programs if isinstance(steps, CapturedSteps) else None
+        self._programs = None if target.small_steps is None else target.small_steps.programs
         self.cat = cat
 
     def target_layers(self, count: int) -> Layers:

@@ -160,8 +160,7 @@ def move(source: Tensor, memory: Tensor) -> None:
 
 
 class CapturedSteps:
-    """Steps of a model on a cache, with the hidden states wanted of each. See
-    :class:`engine.execution.model.SmallSteps`."""
+    """Steps of a model on a cache, with the hidden states wanted of each."""
 
     def __init__(self, model: LoweredModel, kv: KVCache, max_len: int, aux_layers: Sequence[int]) -> None:
         self.programs = Programs(model.attention, kv.block_size, max_len)
@@ -172,6 +171,7 @@ class CapturedSteps:
     def __call__(
         self, batch: ForwardBatch, kv: KVCache, aux_layers: Sequence[int]
     ) -> tuple[Tensor, list[Tensor]] | None:
+        """As :meth:`LoweredModel.forward`, or ``None`` for a step that has to run op by op."""
         if kv is not self._kv or tuple(aux_layers) != self._aux_layers:
             return None
         metadata = ForwardMetadata(batch.positions, batch.slot_mapping, batch.attention)

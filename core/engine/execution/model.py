@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from engine.execution.kv_cache import KVCache
 from engine.execution.program import scratch
 from engine.execution.reference import most_likely
 from engine.execution.row_ops import cloned
+
+if TYPE_CHECKING:
+    from engine.execution.captured import CapturedSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +61,6 @@ def run_layer(
     return residual, residual
 
 
-class SmallSteps(Protocol):
-    """Takes steps of few tokens through all layers at once."""
-
-    def __call__(
-        self, batch: ForwardBatch, kv: KVCache, aux_layers: Sequence[int]
-    ) -> tuple[Tensor, list[Tensor]] | None:
-        """As :meth:`LoweredModel.forward`, or ``None`` for a step that has to run op by op."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LoweredModel:
     """Made by :func:`engine.execution.loading.load_model`; ``embed``, ``layers[i]`` and ``project`` also run alone."""
@@ -91,8 +84,8 @@ class LoweredModel:
     """:attr:`project` and the most likely tokens as :meth:`greedy` has them, where a kernel finds both at once."""
     capturable: bool = False
     """Steps of few tokens may run as programs, as far as the plan tells."""
-    small_steps: SmallSteps | None = None
-    """Of one cache: see :func:`engine.execution.captured.capture_steps`."""
+    small_steps: CapturedSteps | None = None
+    """Steps of few tokens on one cache as programs: see :func:`engine.execution.captured.capture_steps`."""
     kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()
     """By layer, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
     ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""

@@ -24,7 +24,7 @@ from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
 from engine.drafting.lent import DraftEngine, DraftLoading
 from engine.execution import cpu_ops, row_ops
-from engine.execution.captured import CapturedSteps, capture_steps
+from engine.execution.captured import capture_steps
 from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
@@ -132,7 +132,7 @@ def _describe(
 ) -> EngineInfo:
     kv, tables = runner.kv, runner.tables
     steps = runner.model.small_steps
-    programs = steps.programs if isinstance(steps, CapturedSteps) else None
+    programs = None if steps is None else steps.programs
     return EngineInfo(
         pid=os.getpid(),
         num_blocks=pool.blocks,

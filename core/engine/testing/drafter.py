@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest.mock import patch
 
 from engine import LLM
 from engine.assembly.assemble import assemble
@@ -26,11 +25,10 @@ from engine.assembly.bind import bind
 from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter, may_be_captured, on_device
 from engine.drafting.behind import Drafts
 from engine.execution.kv_cache import KVCache
-from engine.sampling import choose
 from engine.startup.build import capture_graphs, load_plan, start_drafter
 from engine.step.runner import ModelRunner
 from engine.step.tables import DeviceTables
-from engine.testing.no_sync import NoSync
+from engine.testing.no_sync import NoSync, as_on_a_gpu
 
 
 class HostDrafterConformance:
@@ -198,6 +196,6 @@ class DeviceDrafterConformance:
 def _capture_without_the_host(step: Callable[[], None]) -> Callable[[], None]:
     """Runs a function as often as a capture does, the last time refusing what a capture cannot hold."""
     step()
-    with NoSync(), patch.object(choose, "_may_be_asked", return_value=False):  # type: ignore[no-untyped-call]
+    with NoSync(), as_on_a_gpu():  # type: ignore[no-untyped-call]
         step()
     return step
