@@ -58,3 +58,18 @@ def write(folder: Path, tensors: dict[str, Tensor] | None = None, layers: int = 
     (folder / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers} | options))
     save_file(weights(layers=layers) if tensors is None else tensors, folder / "model.safetensors")
     return folder
+
+
+def variant(folder: Path, family: str, tied: bool, stored: torch.dtype) -> Path:
+    """A tiny checkpoint of a Llama-like family, with the tensors that family has."""
+    tensors = weights()
+    if tied:
+        del tensors["lm_head.weight"]
+    for i in range(3):
+        name = f"model.layers.{i}.self_attn"
+        if family == "Qwen2ForCausalLM":
+            tensors |= {f"{name}.{part}_proj.bias": torch.ones(64 if part == "q" else 32) for part in "qkv"}
+        if family == "Qwen3ForCausalLM":
+            tensors |= {f"{name}.{part}_norm.weight": torch.ones(16) for part in "qk"}
+    kept = {name: tensor.to(stored) for name, tensor in tensors.items()}
+    return write(folder, kept, architectures=[family], tie_word_embeddings=tied)

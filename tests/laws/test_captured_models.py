@@ -31,7 +31,6 @@ from tests.launches import count_launches
 
 from ..execution import tiny
 from ..execution.paged_loop import PagedLoop, load
-from ..loop.test_memory import variant
 from .harness import run, run_again
 
 BLOCK, NUM_BLOCKS = 8, 40
@@ -107,7 +106,7 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
     ("family", "count", "rows"), [("Llama", 5, 1), ("Llama", 5, 16), ("Qwen2", 5, 4), ("Qwen3", 6, 1), ("Qwen3", 6, 16)]
 )
 def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, family: str, count: int, rows: int) -> None:
-    plan, _, model, kv = triton_model(variant(tmp_path, f"{family}ForCausalLM", tied=False, stored=torch.float32))
+    plan, _, model, kv = triton_model(tiny.variant(tmp_path, f"{family}ForCausalLM", tied=False, stored=torch.float32))
     tables = DeviceTables(rows, plan.max_len, 0, BLOCK, "cpu", plan.model.vocab_size)
     tables.tokens[:] = 0
     tables.computed[:] = 8

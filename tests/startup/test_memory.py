@@ -44,20 +44,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("model"))
 
 
-def variant(folder: Path, family: str, tied: bool, stored: torch.dtype) -> Path:
-    tensors = tiny.weights()
-    if tied:
-        del tensors["lm_head.weight"]
-    for i in range(3):
-        name = f"model.layers.{i}.self_attn"
-        if family == "Qwen2ForCausalLM":
-            tensors |= {f"{name}.{part}_proj.bias": torch.ones(64 if part == "q" else 32) for part in "qkv"}
-        if family == "Qwen3ForCausalLM":
-            tensors |= {f"{name}.{part}_norm.weight": torch.ones(16) for part in "qk"}
-    kept = {name: tensor.to(stored) for name, tensor in tensors.items()}
-    return tiny.write(folder, kept, architectures=[family], tie_word_embeddings=tied)
-
-
 @pytest.mark.parametrize("execution", ["eager", "auto"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [True, False])
@@ -65,7 +51,7 @@ def variant(folder: Path, family: str, tied: bool, stored: torch.dtype) -> Path:
 def test_the_estimate_of_the_weights_is_what_they_take(
     tmp_path: Path, family: str, tied: bool, dtype: str, execution: str
 ) -> None:
-    folder = variant(tmp_path, family, tied, torch.bfloat16 if tied else torch.float32)
+    folder = tiny.variant(tmp_path, family, tied, torch.bfloat16 if tied else torch.float32)
     plan = plan_of(folder, f"model.dtype={dtype}", f"execution={execution}")
     bound = bind(plan)
     taken = load_plan(plan, bound).weights_bytes
