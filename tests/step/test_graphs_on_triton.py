@@ -1,4 +1,4 @@
-"""Kernels of captured steps: ``test_graphs.py`` in Triton's interpreter; the one that fills a step, compiled."""
+"""Kernels of captured steps: ``test_graphs.py`` in Triton's interpreter; those that fill a step and settle it, compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_captured_steps_are_the_same_when_kernels_fill_them_and_sample() -> None
 
 @pytest.mark.skipif(runs_triton("cpu"), reason="interpreted kernels cannot be compiled")
 @pytest.mark.parametrize("capability", [80, 89, 90])
-def test_the_kernel_compiles_for_real_gpus_without_spills(capability: int) -> None:
+def test_the_kernel_that_fills_a_step_compiles_for_real_gpus_without_spills(capability: int) -> None:
     from engine.execution.triton_ops.step_inputs import BLOCK_IDS, step_inputs
 
     longs = ("inputs_ptr", "tokens_ptr", "ids_ptr", "positions_ptr", "row_ids_ptr", "mapping_ptr", "computed_ptr")
@@ -28,5 +28,18 @@ def test_the_kernel_compiles_for_real_gpus_without_spills(capability: int) -> No
     arguments = dict.fromkeys(longs, "*i64") | dict.fromkeys(ints, "*i32") | dict.fromkeys(sizes, "i32")
     constants = {"QUERIES": 5, "BLOCK_SIZE": 16, "BLOCK_Q": 8, "BLOCK": BLOCK_IDS}
     cost = measure_kernel(step_inputs, arguments, constants, capability, num_warps=4)
+    print(cost)
+    assert cost.spill_stores == cost.spill_loads == 0
+
+
+@pytest.mark.skipif(runs_triton("cpu"), reason="interpreted kernels cannot be compiled")
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_the_kernel_that_settles_a_step_compiles_for_real_gpus_without_spills(capability: int) -> None:
+    from engine.execution.triton_ops.step_outputs import step_outputs
+
+    names = ("inputs", "ids", "positions", "chosen", "kept", "accepted", "tokens", "computed")
+    arguments = {f"{name}_ptr": "*i64" for name in names}
+    arguments |= dict.fromkeys(("tokens_stride", "num_rows", "nobody"), "i32")
+    cost = measure_kernel(step_outputs, arguments, {"QUERIES": 5, "BLOCK_Q": 8}, capability, num_warps=1)
     print(cost)
     assert cost.spill_stores == cost.spill_loads == 0

@@ -222,14 +222,22 @@ class StepGraphs:
     def _settle(self, captured: CapturedStep, tokens: Tensor) -> None:
         """Accept drafts, write the chosen tokens as inputs of the next step, and move each row on. Doing it again with
         other tokens replaces what was done."""
+        batch, tables = captured.batch, self.tables
+        if runs_triton(tables.device):
+            from engine.execution.triton_ops.step_outputs import settle_step  # Triton is imported only where it runs
+
+            settle_step(
+                captured.inputs, batch.token_ids, batch.positions, tokens, captured.tokens, captured.accepted,
+                tables.tokens, tables.computed, tables.nobody,
+            )  # fmt: skip
+            return
         rows, queries = captured.bucket.rows, captured.bucket.queries
-        batch, (ids, num_drafts) = captured.batch, captured.inputs.unbind()
+        ids, num_drafts = captured.inputs.unbind()
         captured.tokens.copy_(tokens)
         accepted = accepted_drafts(batch.token_ids.view(rows, queries), tokens.view(rows, queries), num_drafts)
         captured.accepted.copy_(accepted)
-        self.tables.write(batch.row_ids, batch.positions + 1, tokens)
-        ends = captured.starts + 1 + accepted
-        self.tables.computed[ids] = torch.where(ids == self.tables.nobody, 0, ends)
+        tables.write(batch.row_ids, batch.positions + 1, tokens)
+        tables.computed[ids] = torch.where(ids == tables.nobody, 0, captured.starts + 1 + accepted)
 
     def _keep(
         self,
