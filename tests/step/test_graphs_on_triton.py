@@ -1,4 +1,4 @@
-"""Kernels of captured steps: ``test_graphs.py`` in Triton's interpreter; those that fill a step and settle it, compiled."""
+"""Kernels of captured steps: ``test_graphs.py`` in Triton's interpreter; those that fill or settle a step, compiled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.interpreted import run_interpreted, starts_interpreter
 
 @starts_interpreter
 def test_captured_steps_are_the_same_when_kernels_fill_them_and_sample() -> None:
-    claims = "replay_computes or nobodys or move_on or penalties or mix-3"
-    assert run_interpreted(Path(__file__).with_name("test_graphs.py"), select=claims) == 6
+    claims = "replay_computes or nobodys or move_on or penalties or mix-3 or broken"
+    assert run_interpreted(Path(__file__).with_name("test_graphs.py"), select=claims) == 8
 
 
 @pytest.mark.skipif(runs_triton("cpu"), reason="interpreted kernels cannot be compiled")
