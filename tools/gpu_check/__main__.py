@@ -9,7 +9,7 @@ is reported as such, what it had found until then counts, and the others still r
 
 The engine need not be installed, but what it imports must be. A GPU machine that has torch, triton, transformers and
 their like still lacks a few small packages; fetch them where there is a network, with the same version of
-Python, hidden_states the folder over, and install from it:
+Python, copy the folder over, and install from it:
 
     pip wheel --no-deps -w wheels -c constraints.txt hydra-core omegaconf antlr4-python3-runtime structlog msgspec
     pip install --no-index --no-deps --find-links wheels hydra-core omegaconf antlr4-python3-runtime structlog msgspec
