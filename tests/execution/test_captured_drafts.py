@@ -15,7 +15,7 @@ from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.contracts.request import SamplingParams
 from engine.drafting.chains import CapturedChain
 from engine.execution.captured import Captured, CapturedSteps, Programs
-from engine.execution.kv_cache import KVCache
+from engine.execution.kv_cache import KVCache, stored_tensors
 from engine.execution.metadata import ForwardMetadata
 from engine.execution.program import NotNative, Value
 from engine.startup.build import build_engine
@@ -44,8 +44,8 @@ class Cache:
     """All keys and values of an engine, as they are and as they were."""
 
     def __init__(self, kv: KVCache) -> None:
-        layers = (kv.layer(i) for i in range(len(kv._keys)))
-        self._tensors = [tensor for layer in layers for tensor in layer if tensor is not None]
+        tensors = (tensor for layer in kv.layers for tensor in stored_tensors(layer))
+        self._tensors = [tensor for tensor in tensors if tensor is not None]
 
     def copy(self) -> list[Tensor]:
         return [tensor.clone() for tensor in self._tensors]

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.contracts.attention_kernel import LayerCache
 from engine.execution.cpu_ops import HeadNorm, RotateAndWrite, compiled_gate, compiled_norm
 from engine.execution.norms import rms_norm
 from engine.execution.reference import gated_activation
 from engine.execution.rope import rotate
+from engine.testing.attention_cases import PlainFormat
 from tests.needs import needs_compiler
 
 pytestmark = needs_compiler
@@ -77,7 +79,7 @@ def test_heads_are_normed_rotated_and_written(
         rotation = (angles.cos(), angles.sin()) if rotary_dim else None
         slots = torch.randperm(400, generator=torch.Generator().manual_seed(6))[:tokens]
         keys, values = (torch.zeros(100, block_size, kv_heads, head_dim, dtype=dtype) for _ in range(2))
-        op(qkv, rotation, slots, keys, values)
+        op(qkv, rotation, slots, LayerCache(keys, values, PlainFormat()))
 
         def reference(x: Tensor, norm: HeadNorm | None, rotation: object = rotation) -> Tensor:
             x = x.float() if norm is None else rms_norm(x, norm.weight, norm.eps).float()
@@ -97,5 +99,5 @@ def test_without_a_cache_values_are_left_alone() -> None:
     op = RotateAndWrite(2, 1, 8, 8, None, None, torch.float32)
     qkv, angle = random(1, 32), random(1, 1, 4)
     v = qkv[:, 24:].clone()
-    op(qkv, (angle.cos(), angle.sin()), torch.zeros(1, dtype=torch.int64), None, None)
+    op(qkv, (angle.cos(), angle.sin()), torch.zeros(1, dtype=torch.int64), None)
     assert torch.equal(qkv[:, 24:], v)

@@ -46,10 +46,10 @@ def test_tokens_land_in_their_slots_and_nowhere_else() -> None:
     cache = KVCache(MODEL, NativeFormat(SlotConfig(), CONTEXT), 4, 8, "float32", "cpu")
     k, v = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
     cache.write(0, torch.tensor([9, 31, 0]), k, v)
-    keys, values, *scales = cache.layer(0)
-    assert torch.equal(keys[1, 1], k[0]) and torch.equal(keys[3, 7], k[1]) and torch.equal(values[0, 0], v[2])
-    assert int((keys.flatten(0, 1).abs().sum((1, 2)) > 0).sum()) == 3
-    assert scales == [None, None]
+    layer = cache.layers[0]
+    assert torch.equal(layer.k[1, 1], k[0]) and torch.equal(layer.k[3, 7], k[1]) and torch.equal(layer.v[0, 0], v[2])
+    assert int((layer.k.flatten(0, 1).abs().sum((1, 2)) > 0).sum()) == 3
+    assert layer.k_scale is None and layer.v_scale is None
 
 
 def test_native_is_lossless() -> None:
@@ -65,7 +65,7 @@ def test_scaled_formats_read_back_what_was_written(granularity: Any) -> None:
     size = 1.0 if granularity == "per_token_head" else 30.0
     k, v = torch.randn(2, 2, 8) * size, torch.randn(2, 2, 8) * size
     cache.write(0, torch.tensor([5, 17]), k, v)
-    keys, _, scale, _ = cache.layer(0)
+    keys, scale = cache.layers[0].k, cache.layers[0].k_scale
     assert scale is not None
     picked = scale.flatten(0, 1)[[5, 17]] if granularity == "per_token_head" else scale
     back = kv_format.unpack(keys.flatten(0, 1)[[5, 17]], picked, torch.float32)
@@ -90,12 +90,11 @@ def test_8_bit_formats_take_about_half_the_bytes_of_16_bits(kind: Any, per_head:
 def test_a_layer_has_the_scales_of_the_checkpoint_and_no_other_layer_has() -> None:
     cache = KVCache(replace(MODEL, num_layers=2), FP8Format(SlotConfig(), CONTEXT), 4, 8, "float32", "cpu")
     heads = MODEL.num_kv_heads
+    first, second = cache.layers
     cache.set_scales(1, torch.tensor(0.5), torch.linspace(0.1, 0.2, heads))
-    _, _, key_scale, value_scale = cache.layer(1)
-    assert key_scale is not None and key_scale.tolist() == [0.5] * heads
-    assert value_scale is not None and torch.equal(value_scale, torch.linspace(0.1, 0.2, heads))
-    _, _, key_scale, _ = cache.layer(0)
-    assert key_scale is not None and key_scale.tolist() == [1.0] * heads
+    assert second.k_scale is not None and second.k_scale.tolist() == [0.5] * heads
+    assert second.v_scale is not None and torch.equal(second.v_scale, torch.linspace(0.1, 0.2, heads))
+    assert first.k_scale is not None and first.k_scale.tolist() == [1.0] * heads
 
 
 @pytest.mark.parametrize("scale", [torch.ones(MODEL.num_kv_heads + 1), torch.tensor(0.0), torch.tensor(float("nan"))])

@@ -62,10 +62,9 @@ def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEn
         kernels="triton",
     )
     kv = KVCache(plan.model, bound.kv_format, NUM_BLOCKS, BLOCK, "float32", "cpu")
-    for layer in range(plan.model.num_layers):
-        for tensor in kv.layer(layer)[:2]:
-            assert tensor is not None
-            tensor.fill_(float("nan"))
+    for layer in kv.layers:
+        layer.k.fill_(float("nan"))
+        layer.v.fill_(float("nan"))
     return plan, bound, model, kv
 
 

@@ -65,8 +65,9 @@ def capturing_engine(
     )  # fmt: skip
     drafter, drafts, capture = on_device(bound.drafter), bound.drafter.max_width, capture or FrozenGraphs()
     kv = KVCache(plan.model, bound.kv_format, blocks, BLOCK, plan.dtype, "cpu", None if drafter is None else drafter.kv)
-    for tensor in (*kv._keys, *kv._values):
-        tensor.fill_(float("nan"))
+    for layer in kv.layers:
+        layer.k.fill_(float("nan"))
+        layer.v.fill_(float("nan"))
     tables = DeviceTables(bound.context.max_requests, plan.max_len, drafts, BLOCK, "cpu", plan.model.vocab_size)
     bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], blocks)
     runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))

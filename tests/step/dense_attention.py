@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
+from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, LayerCache
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 
@@ -34,19 +34,9 @@ class DenseAttention:
         ahead = [count - 1 - j for count in batch.q_lens for j in range(count)]
         return Prepared(batch, torch.tensor(rows), torch.tensor(ahead))
 
-    def forward(
-        self,
-        prepared: Prepared,
-        op: Attention,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        kv_format: KVFormat,
-        k_scale: Tensor | None,
-        v_scale: Tensor | None,
-    ) -> Tensor:
+    def forward(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
         batch, group = prepared.batch, op.num_heads // op.num_kv_heads
-        keys, values = (cache[batch.block_tables.long()].flatten(1, 2)[prepared.rows] for cache in (k_cache, v_cache))
+        keys, values = (part[batch.block_tables.long()].flatten(1, 2)[prepared.rows] for part in (cache.k, cache.v))
         end = batch.kv_lens_device.long()[prepared.rows] - prepared.ahead
         seen = torch.arange(keys.shape[1])[None] < end[:, None]  # [T, S]
         grouped = q.reshape(len(q), op.num_kv_heads, group, op.head_dim)

@@ -18,7 +18,6 @@ from engine.testing.attention_cases import (
     TOLERANCE,
     AttentionCase,
     AttentionInputs,
-    PlainFormat,
     error,
     make_context,
     make_inputs,
@@ -101,5 +100,4 @@ def replay_error(case: AttentionCase) -> float:
 
 def forward_of(kernel: Any, prepared: Any, case: AttentionCase, inputs: AttentionInputs) -> Callable[[], torch.Tensor]:
     """One call of a prepared kernel on a case."""
-    arguments = (case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
-    return lambda: kernel.forward(prepared, *arguments)
+    return lambda: kernel.forward(prepared, case.op, inputs.q, inputs.cache)

@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.config import SlotConfig
+from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.quantizer import TileLoader
 from engine.execution.triton_ops.device import has_dependent_launch
 from engine.execution.triton_ops.launch import (
     HeadShape,
     HeadWriter,
-    KVTarget,
     Launch,
     NormWeight,
     SkinnyLinear,
@@ -27,7 +26,7 @@ from engine.execution.triton_ops.launch import (
     gated_activation,
 )
 from engine.execution.triton_ops.weights import load_plain
-from engine.testing.context import build_context
+from engine.testing.attention_cases import PlainFormat
 from gpu_check.attention import verdict, worst
 from gpu_check.section import Context
 from gpu_check.shapes import EPS, SHAPES, TINY, Shape
@@ -164,25 +163,27 @@ def heads_of(case: Layer) -> tuple[HeadShape, int]:
     return heads, shape.num_attention_heads + 2 * shape.num_key_value_heads
 
 
-def cache_for(case: Layer) -> tuple[KVTarget, tuple[Tensor, Tensor]]:
-    """A cache of NaN with scattered slots for the rows, and tables of rotations."""
+def cache_for(case: Layer) -> tuple[Tensor, LayerCache, tuple[Tensor, Tensor]]:
+    """Scattered slots for the rows, a cache of NaN, and tables of rotations."""
     heads, block = case.shape, 16
     blocks = -(-case.rows // block) + 2
     size = (blocks, block, heads.num_key_value_heads, heads.head_dim)
     keys, values = (torch.full(size, float("nan"), dtype=case.dtype, device=case.device) for _ in range(2))
     slots = torch.randperm(blocks * block, generator=torch.Generator().manual_seed(case.rows))[: case.rows]
     angles = case.random(case.rows, 1, heads.head_dim // 2).float()
-    return KVTarget(slots.to(case.device), keys, values, None, None), (angles.cos(), angles.sin())
+    return slots.to(case.device), LayerCache(keys, values, PlainFormat()), (angles.cos(), angles.sin())
 
 
-def judge_heads(case: Layer, q: Tensor, kv: KVTarget, want: Tensor, tables: tuple[Tensor, Tensor]) -> float:
+def judge_heads(
+    case: Layer, q: Tensor, slots: Tensor, cache: LayerCache, want: Tensor, tables: tuple[Tensor, Tensor]
+) -> float:
     """``want``: float64 ``[rows, heads + 2 kv_heads, head_dim]``, not rotated yet."""
     shape = case.shape
     queries, keys, values = want.split([shape.num_attention_heads, *[shape.num_key_value_heads] * 2], dim=1)
     cos, sin = (table.double() for table in tables)
-    stored = [cache.flatten(0, 1)[kv.slot_mapping] for cache in (kv.keys, kv.values)]
+    stored = [part.flatten(0, 1)[slots] for part in (cache.k, cache.v)]
     pairs = ((q, rotate(queries, cos, sin)), (stored[0], rotate(keys, cos, sin)), (stored[1], values))
-    touched = int((~kv.keys.flatten(0, 1).isnan().flatten(1).all(1)).sum())
+    touched = int((~cache.k.flatten(0, 1).isnan().flatten(1).all(1)).sum())
     assert touched == case.rows, f"{touched} slots of the cache were written, expected {case.rows}"
     return max(apart(got, right) for got, right in pairs)
 
@@ -191,29 +192,26 @@ def qkv_error(case: Layer) -> float:
     heads, total = heads_of(case)
     hidden, size = case.shape.hidden_size, total * case.shape.head_dim
     weight, x, norm = case.weight(size, hidden), case.random(case.rows, hidden), case.norm(hidden)
-    kv, tables = cache_for(case)
+    slots, cache, tables = cache_for(case)
 
     def call(launch: Launch) -> tuple[Tensor, ...]:
         linear = SkinnyLinear(launch, TileLoader(load_plain, weight), hidden, size, norm)
-        q = linear.rope_write(x, heads, tables, kv, None)
-        return q, kv.keys[~kv.keys.isnan()].clone(), kv.values[~kv.values.isnan()].clone()
+        q = linear.rope_write(x, heads, tables, slots, cache)
+        return q, cache.k[~cache.k.isnan()].clone(), cache.v[~cache.v.isnan()].clone()
 
     q = both_ways(case.device, call)[0]
     want = (normed(x, norm) @ weight.double().T).view(case.rows, total, -1)
-    return judge_heads(case, q, kv, want, tables)
+    return judge_heads(case, q, slots, cache, want, tables)
 
 
 def writer_error(case: Layer) -> float:
-    from engine_plugins.kv_format.native import NativeFormat
-
     heads, total = heads_of(case)
-    qkv, (kv, tables) = case.random(case.rows, total * case.shape.head_dim), cache_for(case)
+    qkv, (slots, cache, tables) = case.random(case.rows, total * case.shape.head_dim), cache_for(case)
     norms = [case.norm(case.shape.head_dim) for _ in range(2)]
-    kv_format = NativeFormat(SlotConfig(), build_context())
-    (q,) = both_ways(case.device, lambda launch: (HeadWriter(launch, heads, kv_format, *norms)(qkv, tables, kv),))
+    (q,) = both_ways(case.device, lambda launch: (HeadWriter(launch, heads, *norms)(qkv, tables, slots, cache),))
     parts = qkv.view(case.rows, total, -1).split([heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
     want = torch.cat((normed(parts[0], norms[0]), normed(parts[1], norms[1]), parts[2].double()), dim=1)
-    return judge_heads(case, q, kv, want, tables)
+    return judge_heads(case, q, slots, cache, want, tables)
 
 
 def activation_error(case: Layer) -> float:

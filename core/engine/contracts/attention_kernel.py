@@ -55,6 +55,22 @@ class AttentionBatch:
     block_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """The cached keys and values of one layer: one object, and the same tensors, for the life of the cache."""
+
+    k: Tensor
+    """``[num_blocks, block_size, num_kv_heads, head_dim]``, contiguous, in the storage dtype of ``format``."""
+    v: Tensor
+    """As ``k``."""
+    format: KVFormat
+    k_scale: Tensor | None = None
+    """float32, contiguous: ``[num_kv_heads]`` with ``KVFormat.scale == "per_layer_head"``, ``[num_blocks, block_size,
+    num_kv_heads]`` with ``"per_token_head"`` (written with the keys), ``None`` with ``"none"``."""
+    v_scale: Tensor | None = None
+    """As ``k_scale``."""
+
+
 @runtime_checkable
 class AttentionKernel(Protocol):
     """The plugin."""
@@ -74,21 +90,10 @@ class AttentionKernel(Protocol):
         """
         ...
 
-    def forward(
-        self,
-        prepared: Any,
-        op: Attention,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        kv_format: KVFormat,
-        k_scale: Tensor | None,
-        v_scale: Tensor | None,
-    ) -> Tensor:
+    def forward(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
         """Attention of one layer.
 
-        ``q``: ``[num_tokens, num_heads, head_dim]`` in the compute dtype; ``k_cache``, ``v_cache``:
-        ``[num_blocks, block_size, num_kv_heads, head_dim]`` in the storage dtype. Returns
+        ``q``: ``[num_tokens, num_heads, head_dim]`` in the compute dtype. Returns
         ``[num_tokens, num_heads * head_dim]`` in the dtype of ``q``. No synchronisation, no compilation.
         """
         ...
@@ -101,18 +106,7 @@ class NativeAttention(Protocol):
     Such a call reads lengths of rows and block tables where the prepared batch has them as tensors, which change
     in place between runs; ``q_lens`` are upper bounds and ``kv_lens`` mean nothing, as in a graph."""
 
-    def call(
-        self,
-        prepared: Any,
-        op: Attention,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        kv_format: KVFormat,
-        k_scale: Tensor | None,
-        v_scale: Tensor | None,
-        out: Tensor,
-    ) -> NativeCall | None:
+    def call(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, out: Tensor) -> NativeCall | None:
         """The call that computes what :meth:`AttentionKernel.forward` returns, to ``out``; the contents of ``q`` mean
         nothing yet. ``None`` where that is no single native call."""
         ...

@@ -102,11 +102,6 @@ class KVAllocator(Protocol):
         ``caches_prefixes`` is false), which may now be shared. Rejected drafts are simply never committed."""
         ...
 
-    def trim(self, lease: Lease, num_tokens: int) -> None:
-        """Give back blocks beyond those that cover ``num_tokens`` (at least the committed) tokens. A plugin that
-        reserves ahead may keep them."""
-        ...
-
     def release(self, lease: Lease) -> None:
         """End the lease. Committed full blocks may stay cached; the rest become free. Idempotent."""
         ...

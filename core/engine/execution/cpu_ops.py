@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine import native
+from engine.contracts.attention_kernel import LayerCache
 from engine.execution.norms import Norm
 from engine.execution.program import empty, run
 from engine.native import FLOAT, INT32, INT64, POINTER, Function, NativeCall
@@ -126,17 +127,13 @@ class RotateAndWrite:
         self._heads = Heads(num_heads, num_kv_heads, head_dim, rotary_dim // 2, q_weight, k_weight, q_eps, k_eps)
 
     def __call__(
-        self,
-        qkv: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        slots: Tensor,
-        keys: Tensor | None,
-        values: Tensor | None,
+        self, qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, slots: Tensor, cache: LayerCache | None
     ) -> None:
         """``qkv``: contiguous ``[tokens, (num_heads + 2 * num_kv_heads) * head_dim]``, changed in place; ``rotation``:
-        float32 cosines and sines ``[tokens, 1, rotary_dim / 2]``; ``slots``: int64 ``[tokens]``; ``keys``, ``values``:
-        ``[num_blocks, block_size, num_kv_heads, head_dim]`` in the same dtype, or ``None`` to write neither."""
-        run(self._call, qkv, *(rotation or (None, None)), slots, keys, values)
+        float32 cosines and sines ``[tokens, 1, rotary_dim / 2]``; ``slots``: int64 ``[tokens]``; ``cache``: one that
+        stores the dtype of ``qkv`` as it is, or ``None`` to write nothing."""
+        keys_and_values = (None, None) if cache is None else (cache.k, cache.v)
+        run(self._call, qkv, *(rotation or (None, None)), slots, *keys_and_values)
 
     def _call(self, qkv: Tensor, *others: Tensor | None) -> NativeCall:
         assert qkv.is_contiguous()

@@ -8,6 +8,7 @@ import mmap
 import torch
 from torch import Tensor
 
+from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.drafter import DrafterKV
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
@@ -17,10 +18,8 @@ Heads = tuple[int, int]
 
 
 class KVCache:
-    """One pair of tensors per layer: those of the model, then the drafter's own.
+    """One :class:`LayerCache` per layer: those of the model, then the drafter's own.
 
-    Keys and values: ``[num_blocks, block_size, num_kv_heads, head_dim]`` in the storage dtype of the format. Scales,
-    if the format has them, float32: ``[num_kv_heads]`` per layer, or ``[num_blocks, block_size, num_kv_heads]``.
     A slot is ``block * block_size + offset``.
     """
 
@@ -39,16 +38,12 @@ class KVCache:
         self._format = kv_format
         self._storage = _torch_dtype(kv_format.storage_dtype(dtype))
         self.num_target_layers = model.num_layers
-        layers = _layer_heads(model, drafter)
-        shapes = [(num_blocks, block_size, *heads) for heads in layers]
-        self._keys = [_zeros(shape, self._storage, device) for shape in shapes]
-        self._values = [_zeros(shape, self._storage, device) for shape in shapes]
-        scale_shapes = [_scale_shape(num_kv_heads, kv_format, num_blocks, block_size) for num_kv_heads, _ in layers]
-        self._key_scales = [_scales(shape, device) for shape in scale_shapes]
-        self._value_scales = [_scales(shape, device) for shape in scale_shapes]
-        # [num_slots, heads, dim] views made once: making them anew in every layer and step is measurable on a CPU.
-        self._key_slots = [as_bits(keys.flatten(0, 1)) for keys in self._keys]
-        self._value_slots = [as_bits(values.flatten(0, 1)) for values in self._values]
+        shapes = [(num_blocks, block_size, *heads) for heads in _layer_heads(model, drafter)]
+        # Made once, as are the [num_slots, heads, dim] views: making either anew in every layer and step is measurable
+        # on a CPU.
+        self.layers = tuple(_empty_layer(kv_format, shape, self._storage, device) for shape in shapes)
+        self._key_slots = [as_bits(layer.k.flatten(0, 1)) for layer in self.layers]
+        self._value_slots = [as_bits(layer.v.flatten(0, 1)) for layer in self.layers]
 
     @staticmethod
     def block_bytes(
@@ -62,12 +57,7 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        tensors = [*self._keys, *self._values, *self._key_scales, *self._value_scales]
-        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
-
-    def layer(self, i: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Keys, values and their scales of layer ``i``."""
-        return self._keys[i], self._values[i], self._key_scales[i], self._value_scales[i]
+        return sum(t.nbytes for layer in self.layers for t in stored_tensors(layer) if t is not None)
 
     def set_scales(self, layer: int, key_scale: Tensor, value_scale: Tensor) -> None:
         """Scales of a layer's heads as the checkpoint has them: float32, one number or ``[num_kv_heads]``.
@@ -76,8 +66,8 @@ class KVCache:
         """
         if self._format.scale != "per_layer_head":
             return
-        held_of, given_of = (self._key_scales[layer], self._value_scales[layer]), (key_scale, value_scale)
-        for name, held, scale in zip("kv", held_of, given_of, strict=True):
+        cache = self.layers[layer]
+        for name, held, scale in (("k", cache.k_scale, key_scale), ("v", cache.v_scale, value_scale)):
             assert held is not None
             given = scale.detach().to(held).flatten()
             if given.numel() not in (1, held.numel()):
@@ -91,8 +81,9 @@ class KVCache:
 
         A slot may occur once only (two tokens in one place would race).
         """
-        self._store(self._key_slots[layer], self._key_scales[layer], slot_mapping, k)
-        self._store(self._value_slots[layer], self._value_scales[layer], slot_mapping, v)
+        cache = self.layers[layer]
+        self._store(self._key_slots[layer], cache.k_scale, slot_mapping, k)
+        self._store(self._value_slots[layer], cache.v_scale, slot_mapping, v)
 
     def _store(self, slots: Tensor, scales: Tensor | None, slot_mapping: Tensor, x: Tensor) -> None:
         scale = scales
@@ -126,6 +117,11 @@ def as_bits(stored: Tensor) -> Tensor:
     return stored.view(torch.uint8) if stored.dtype.is_floating_point and stored.itemsize == 1 else stored
 
 
+def stored_tensors(cache: LayerCache) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Keys, values and their scales as Triton kernels take them: 8-bit floats as uint8."""
+    return as_bits(cache.k), as_bits(cache.v), cache.k_scale, cache.v_scale
+
+
 def largest_value(dtype: torch.dtype) -> float:
     """The largest number of a storage dtype: what a scale per token and head maps its largest element to."""
     return torch.finfo(dtype).max if dtype.is_floating_point else float(torch.iinfo(dtype).max)
@@ -136,12 +132,10 @@ def _layer_heads(model: ModelFacts, drafter: DrafterKV | None) -> list[Heads]:
     return [(model.num_kv_heads, model.head_dim)] * model.num_layers + own
 
 
-def _scale_shape(num_kv_heads: int, kv_format: KVFormat, num_blocks: int, block_size: int) -> tuple[int, ...] | None:
+def _empty_layer(kv_format: KVFormat, shape: tuple[int, ...], storage: torch.dtype, device: str) -> LayerCache:
+    k, v = (_zeros(shape, storage, device) for _ in "kv")
     if kv_format.scale == "none":
-        return None
+        return LayerCache(k, v, kv_format)
     per_token = kv_format.scale == "per_token_head"
-    return (num_blocks, block_size, num_kv_heads) if per_token else (num_kv_heads,)
-
-
-def _scales(shape: tuple[int, ...] | None, device: str) -> Tensor | None:
-    return None if shape is None else torch.ones(shape, dtype=torch.float32, device=device)
+    scales = (torch.ones(shape[:3] if per_token else shape[2:3], dtype=torch.float32, device=device) for _ in "kv")
+    return LayerCache(k, v, kv_format, *scales)

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.attention_kernel import AttentionBatch
-from engine.contracts.kv_format import KVFormat
+from engine.contracts.attention_kernel import AttentionBatch, LayerCache
 from engine.contracts.ops import Attention
 
 NOT_FINITE = -1
@@ -45,16 +44,7 @@ def gather_sequence(cache: Tensor, scale: Tensor | None, slots: Tensor) -> tuple
     return picked, scale.flatten(0, 1).index_select(0, slots)
 
 
-def paged_attention(
-    batch: AttentionBatch,
-    op: Attention,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    kv_format: KVFormat,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> Tensor:
+def paged_attention(batch: AttentionBatch, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
     """Attention of each sequence by itself, softmax in float32. Shapes as in ``AttentionKernel.forward``."""
     outputs = []
     start = 0
@@ -62,8 +52,8 @@ def paged_attention(
         positions = torch.arange(kv_len, device=q.device)
         blocks = batch.block_tables[row, positions // batch.block_size].long()
         slots = blocks * batch.block_size + positions % batch.block_size
-        keys = kv_format.unpack(*gather_sequence(k_cache, k_scale, slots), torch.float32)
-        values = kv_format.unpack(*gather_sequence(v_cache, v_scale, slots), torch.float32)
+        keys = cache.format.unpack(*gather_sequence(cache.k, cache.k_scale, slots), torch.float32)
+        values = cache.format.unpack(*gather_sequence(cache.v, cache.v_scale, slots), torch.float32)
         outputs.append(_attend(op, q[start : start + q_len].float(), keys, values))
         start += q_len
     return torch.cat(outputs).flatten(1).to(q.dtype)

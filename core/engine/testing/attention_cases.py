@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
+from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, LayerCache
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import Attention
@@ -126,10 +126,7 @@ class AttentionInputs:
 
     batch: AttentionBatch
     q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
-    k_scale: Tensor | None
-    v_scale: Tensor | None
+    cache: LayerCache
     keys: tuple[Tensor, ...]
     """``[kv_len, num_kv_heads, head_dim]`` per row, as the cache gives them back."""
     values: tuple[Tensor, ...]
@@ -170,10 +167,9 @@ def make_inputs(
         block_size=case.block_size,
     )
     k, v = caches
-    k_scale, v_scale = (None if cache.scale is None else cache.scale.to(device) for cache in caches)
-    return AttentionInputs(
-        batch, q.to(device), k.data.to(device), v.data.to(device), k_scale, v_scale, tuple(plain[0]), tuple(plain[1])
-    )
+    scales = (None if cache.scale is None else cache.scale.to(device) for cache in caches)
+    cached = LayerCache(k.data.to(device), v.data.to(device), kv_format, *scales)
+    return AttentionInputs(batch, q.to(device), cached, tuple(plain[0]), tuple(plain[1]))
 
 
 class _Cache:
@@ -249,14 +245,9 @@ def make_context(case: AttentionCase, dtype: str, device: str) -> BuildContext:
     return replace(plain, model=model, device=facts, dtype=dtype)
 
 
-def run(
-    kernel: AttentionKernel, case: AttentionCase, inputs: AttentionInputs, kv_format: KVFormat | None = None
-) -> Tensor:
+def run(kernel: AttentionKernel, case: AttentionCase, inputs: AttentionInputs) -> Tensor:
     """One prepare and one forward."""
-    return kernel.forward(
-        kernel.prepare(inputs.batch), case.op, inputs.q, inputs.k_cache, inputs.v_cache,
-        kv_format or PlainFormat(), inputs.k_scale, inputs.v_scale,
-    )  # fmt: skip
+    return kernel.forward(kernel.prepare(inputs.batch), case.op, inputs.q, inputs.cache)
 
 
 def error(got: Tensor, want: Tensor) -> float:
@@ -274,7 +265,7 @@ def measure(
 ) -> float:
     """Error of a freshly built kernel on one case, to be compared with :data:`TOLERANCE`."""
     inputs = make_inputs(case, dtype, device, kv_format)
-    got = run(make_kernel(make_context(case, dtype, device)), case, inputs, kv_format)
+    got = run(make_kernel(make_context(case, dtype, device)), case, inputs)
     assert got.shape == (inputs.q.shape[0], case.num_heads * case.head_dim), f"shape {tuple(got.shape)}"
     assert got.dtype == inputs.q.dtype, f"dtype {got.dtype}"
     return error(got, reference(case, inputs))

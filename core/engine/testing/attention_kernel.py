@@ -126,7 +126,7 @@ class NativeConformance(AttentionKernelConformance):
         ones = (1,) * len(real.batch.q_lens)
         batch = AttentionBatch(ones, ones, tables, q_starts, kv_lens, real.batch.block_size)
         prepared, out = kernel.prepare(batch), q.new_empty(q.shape[0], case.num_heads * case.head_dim)
-        call = kernel.call(prepared, case.op, q, real.k_cache, real.v_cache, PlainFormat(), None, None, out)
+        call = kernel.call(prepared, case.op, q, real.cache, out)
         assert call is not None
         for later, value in zip((tables, q_starts, kv_lens, q), tensors, strict=True):
             later.copy_(value)

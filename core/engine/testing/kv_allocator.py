@@ -151,15 +151,6 @@ class AllocatorMachine(RuleBasedStateMachine):
         """The request gets more tokens."""
         owner.tokens.extend([token] * count)
 
-    @rule(owner=owners)
-    def trim(self, owner: Owner) -> None:
-        if not owner.open:
-            return
-        before = self.allocator.usage()
-        self.allocator.trim(owner.lease, owner.written)
-        assert self.allocator.usage().available >= before.available
-        assert len(owner.lease.blocks[0]) * BLOCK >= owner.written
-
     @rule(owner=consumes(owners), twice=st.booleans())
     def release(self, owner: Owner, twice: bool) -> None:
         self.allocator.release(owner.lease)
@@ -260,16 +251,6 @@ class KVAllocatorConformance(ABC):
             allocator.commit(lease, 5 * BLOCK, keys_of(tokens) if allocator.caches_prefixes else [])
             allocator.release(lease)
             assert allocator.usage().available == allocator.usage().total
-
-    def test_rejected_drafts_leave_no_blocks_behind(self) -> None:
-        allocator = self.started()
-        lease = allocator.open("r", [], 8 * BLOCK)
-        assert lease is not None and allocator.reserve(lease, BLOCK)
-        before = allocator.usage()
-        assert allocator.reserve(lease, 3 * BLOCK)
-        allocator.commit(lease, BLOCK, keys_of([1] * BLOCK) if allocator.caches_prefixes else [])
-        allocator.trim(lease, BLOCK)
-        assert allocator.usage().leased == before.leased == len(lease.blocks[0])
 
     def test_a_request_may_start_again_before_its_old_lease_ends(self) -> None:
         allocator = self.started()

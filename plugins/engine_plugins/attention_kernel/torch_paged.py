@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
+from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, LayerCache
 from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
@@ -91,54 +91,35 @@ class TorchAttention:
     def prepare(self, batch: AttentionBatch) -> Prepared:
         return Prepared(batch)
 
-    def forward(
-        self,
-        prepared: Prepared,
-        op: Attention,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        kv_format: KVFormat,
-        k_scale: Tensor | None,
-        v_scale: Tensor | None,
-    ) -> Tensor:
+    def forward(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
         """See the contract. A window's pieces are made when its first layer asks for them."""
         capped = op.soft_cap is not None
         key = (op.window, capped, q.dtype)
         pieces = prepared.pieces.get(key)
         if pieces is None:
             pieces = prepared.pieces[key] = make_pieces(prepared.batch, op.window, q.dtype, not capped)
-        keys, values = _Cache(k_cache, k_scale, kv_format), _Cache(v_cache, v_scale, kv_format)
         if len(pieces) == 1 and isinstance(pieces[0].query, int):
-            return _attend(pieces[0], op, q, keys, values)
+            return _attend(pieces[0], op, q, cache)
         out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
         for piece in pieces:
             if isinstance(piece.query, int):
                 stop = piece.query + piece.rows * piece.num_queries
-                out[piece.query : stop] = _attend(piece, op, q[piece.query : stop], keys, values)
+                out[piece.query : stop] = _attend(piece, op, q[piece.query : stop], cache)
             else:
-                out.index_copy_(0, piece.query, _attend(piece, op, q[piece.query], keys, values))
+                out.index_copy_(0, piece.query, _attend(piece, op, q[piece.query], cache))
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Cache:
-    """Keys or values of one layer, and how to read them."""
-
-    stored: Tensor
-    scale: Tensor | None
-    kv_format: KVFormat
-
-    def read(self, piece: Piece, dtype: torch.dtype) -> Tensor:
-        """``[rows, kv_heads, num_keys, head_dim]`` in ``dtype``; a view of the cache where slots are contiguous."""
-        scale = self.scale
-        if scale is None and isinstance(piece.keys, int):
-            return self.kv_format.unpack(_run(self.stored, piece.keys, piece.num_keys), None, dtype)
-        picked = _pick(self.stored, piece)
-        if scale is not None and scale.dim() > 1:
-            scale = _pick(scale, piece)
-        plain = self.kv_format.unpack(picked, scale, dtype)
-        return plain.view(piece.rows, piece.num_keys, *plain.shape[1:]).transpose(1, 2)
+def _read(piece: Piece, stored: Tensor, scale: Tensor | None, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
+    """Keys or values: ``[rows, kv_heads, num_keys, head_dim]`` in ``dtype``; a view of the cache where slots are
+    contiguous."""
+    if scale is None and isinstance(piece.keys, int):
+        return kv_format.unpack(_run(stored, piece.keys, piece.num_keys), None, dtype)
+    picked = _pick(stored, piece)
+    if scale is not None and scale.dim() > 1:
+        scale = _pick(scale, piece)
+    plain = kv_format.unpack(picked, scale, dtype)
+    return plain.view(piece.rows, piece.num_keys, *plain.shape[1:]).transpose(1, 2)
 
 
 def _run(stored: Tensor, first_slot: int, num_keys: int) -> Tensor:
@@ -157,9 +138,10 @@ def _pick(stored: Tensor, piece: Piece) -> Tensor:
     return as_bits(slots).index_select(0, piece.keys).view(stored.dtype)
 
 
-def _attend(piece: Piece, op: Attention, q: Tensor, keys: _Cache, values: _Cache) -> Tensor:
+def _attend(piece: Piece, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
     """``q [rows * num_queries, heads, dim]`` -> ``[rows * num_queries, heads * dim]``."""
-    k, v = keys.read(piece, q.dtype), values.read(piece, q.dtype)
+    k = _read(piece, cache.k, cache.k_scale, cache.format, q.dtype)
+    v = _read(piece, cache.v, cache.v_scale, cache.format, q.dtype)
     rows, n, kv_heads, group = piece.rows, piece.num_queries, op.num_kv_heads, op.num_heads // op.num_kv_heads
     mask = piece.mask
     if op.soft_cap is None and n > FOLD_LIMIT:

@@ -77,19 +77,6 @@ class Leases:
         return blocks
 
 
-def cut_tail(lease: Lease, num_tokens: int, block_size: int) -> list[int]:
-    """Take from the lease, and return, its blocks beyond those that cover ``num_tokens`` tokens."""
-    if num_tokens < lease.num_committed:
-        raise ValueError(
-            f"request {lease.request_id!r}: trim to {num_tokens} tokens, but {lease.num_committed} are committed"
-        )
-    blocks = lease.blocks[0]
-    keep = blocks_for(num_tokens, block_size)
-    tail = blocks[keep:]
-    del blocks[keep:]
-    return tail
-
-
 def advance(lease: Lease, num_tokens: int, block_size: int) -> None:
     """Move the lease's commit mark; it never goes back, nor past the lease's blocks."""
     assert lease.num_committed <= num_tokens <= len(lease.blocks[0]) * block_size, (

@@ -95,9 +95,6 @@ class ContiguousAllocator:
     def commit(self, lease: Lease, num_tokens: int, keys: Sequence[bytes]) -> None:
         advance(lease, num_tokens, self._block_size)
 
-    def trim(self, lease: Lease, num_tokens: int) -> None:
-        """Keeps everything: the run is the request's until it ends."""
-
     def release(self, lease: Lease) -> None:
         self._free.give(self._leases.remove(lease) or [])
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease
 from engine.contracts.provider import BuildContext
-from engine_plugins.kv_allocator.block_pool import FreeBlocks, Leases, advance, blocks_for, check_partition, cut_tail
+from engine_plugins.kv_allocator.block_pool import FreeBlocks, Leases, advance, blocks_for, check_partition
 
 
 class PagedAllocator:
@@ -42,9 +42,6 @@ class PagedAllocator:
 
     def commit(self, lease: Lease, num_tokens: int, keys: Sequence[bytes]) -> None:
         advance(lease, num_tokens, self._block_size)
-
-    def trim(self, lease: Lease, num_tokens: int) -> None:
-        self._free.give(cut_tail(lease, num_tokens, self._block_size))
 
     def release(self, lease: Lease) -> None:
         self._free.give(self._leases.remove(lease) or [])

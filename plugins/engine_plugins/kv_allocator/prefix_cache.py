@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease
 from engine.contracts.provider import BuildContext
-from engine_plugins.kv_allocator.block_pool import FreeBlocks, Leases, advance, blocks_for, check_partition, cut_tail
+from engine_plugins.kv_allocator.block_pool import FreeBlocks, Leases, advance, blocks_for, check_partition
 
 
 class PrefixCacheAllocator:
@@ -86,13 +86,6 @@ class PrefixCacheAllocator:
             own.append(keys[index])
             if keys[index] not in self._block_of:
                 self._publish(keys[index], lease.blocks[0][index])
-
-    def trim(self, lease: Lease, num_tokens: int) -> None:
-        # Only committed blocks have keys or other leases, and those cannot be trimmed.
-        tail = cut_tail(lease, num_tokens, self._block_size)
-        for block in tail:
-            self._num_leases_of[block] = 0
-        self._free.give(tail)
 
     def release(self, lease: Lease) -> None:
         blocks = self._leases.remove(lease)

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.config import SlotConfig
 from engine.contracts.quantizer import TileLoader
 from engine.execution.kv_cache import KVCache
 from engine.execution.norms import rms_norm
 from engine.execution.rope import rotate
-from engine.execution.triton_ops.launch import HeadShape, HeadWriter, KVTarget, Launch, NormWeight, SkinnyLinear
+from engine.execution.triton_ops.launch import HeadShape, HeadWriter, Launch, NormWeight, SkinnyLinear
 from engine.execution.triton_ops.weights import load_plain
 from engine.testing.context import build_context
 from engine_plugins.kv_format import int8 as formats
@@ -73,23 +74,24 @@ class Case:
         loader = TileLoader(load_plain, self.weight, bias=self.bias)
         return SkinnyLinear(Launch.on(str(self.x.device)), loader, IN_FEATURES, self.weight.shape[0], self.norm)
 
-    def target(self) -> KVTarget:
-        return KVTarget(self.slots, *self.caches[0].layer(0))
+    def target(self) -> tuple[Tensor, LayerCache]:
+        """The slots, and the cache to fill."""
+        return self.slots, self.caches[0].layers[0]
 
     def check(self, q: Tensor) -> None:
         tolerance = TOLERANCE[str(self.dtype).removeprefix("torch.")]
         largest = max(1.0, float(self.q.abs().max()), float(self.k.abs().max()))
         assert q.shape == self.q.shape and float((q.float() - self.q).abs().max()) <= tolerance * largest
-        got, want = self.caches
-        want.write(0, self.slots, self.k.to(self.dtype), self.v.to(self.dtype))
-        for a, b in zip(got.layer(0)[:2], want.layer(0)[:2], strict=True):
+        self.caches[1].write(0, self.slots, self.k.to(self.dtype), self.v.to(self.dtype))
+        got, want = (cache.layers[0] for cache in self.caches)
+        for a, b in ((got.k, want.k), (got.v, want.v)):
             a, b = a.flatten(0, 1), b.flatten(0, 1)
             unused = torch.ones(len(a), dtype=torch.bool)
             unused[self.slots.cpu()] = False
             assert torch.equal(a[unused].nan_to_num(7.0), b[unused].nan_to_num(7.0)), "an unused slot was written"
             close = 1.0 if a.dtype == torch.int8 else tolerance * largest
             assert float((a[self.slots].float() - b[self.slots].float()).abs().max()) <= close
-        for a, b in zip(got.layer(0)[2:], want.layer(0)[2:], strict=True):
+        for a, b in ((got.k_scale, want.k_scale), (got.v_scale, want.v_scale)):
             assert (a is None) == (b is None)
             if a is not None and b is not None:
                 assert torch.allclose(a, b, rtol=tolerance, atol=1e-6)
@@ -123,24 +125,25 @@ def make(
     num_blocks = max(NUM_BLOCKS, -(-num_tokens // BLOCK_SIZE) + 1)
     caches = tuple(KVCache(model, kv_format, num_blocks, BLOCK_SIZE, dtype, device) for _ in range(2))
     for cache in caches:
-        for tensor in cache.layer(0)[:2]:
+        layer = cache.layers[0]
+        for tensor in (layer.k, layer.v):
             tensor.fill_(float("nan") if tensor.is_floating_point() else 99)
         if kv_format.scale == "per_layer_head":
-            for scale in cache.layer(0)[2:]:
+            for scale in (layer.k_scale, layer.v_scale):
                 assert scale is not None
                 scale.copy_(torch.linspace(0.02, 0.04, heads.num_kv_heads))
     slots = torch.randperm(num_blocks * BLOCK_SIZE, generator=generator)[:num_tokens].to(device)
     return Case(heads, x, weight, bias, tables, slots, q, k, v, norm, head_norms, (caches[0], caches[1]))
 
 
-def written(case: Case, kv_format: Any = NATIVE) -> Tensor:
+def written(case: Case) -> Tensor:
     """The queries, by way of a plain product and the second kernel."""
     q_norm, k_norm = case.head_norms or (None, None)
-    writer = HeadWriter(Launch.on(str(case.x.device)), case.heads, kv_format, q_norm, k_norm)
+    writer = HeadWriter(Launch.on(str(case.x.device)), case.heads, q_norm, k_norm)
     few = case.x.shape[0] <= 16
     normed = rms_norm(case.x, case.norm.weight, case.norm.eps)
     qkv = case.linear().store(case.x) if few else F.linear(normed, case.weight, case.bias)
-    return writer(qkv, case.tables, case.target())
+    return writer(qkv, case.tables, *case.target())
 
 
 @pytest.mark.parametrize(
@@ -148,14 +151,14 @@ def written(case: Case, kv_format: Any = NATIVE) -> Tensor:
 )
 def test_a_program_rotates_and_stores_the_pairs_it_computed(device: str, heads: HeadShape, num_tokens: int) -> None:
     case = make(device, heads, num_tokens)
-    case.check(case.linear().rope_write(case.x, heads, case.tables, case.target(), None))
+    case.check(case.linear().rope_write(case.x, heads, case.tables, *case.target()))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("num_tokens", [1, 7])
 def test_projection_and_rotation_round_once(device: str, num_tokens: int, dtype: str) -> None:
     case = make(device, SHAPES[1], num_tokens, dtype)
-    case.check(case.linear().rope_write(case.x, case.heads, case.tables, case.target(), None))
+    case.check(case.linear().rope_write(case.x, case.heads, case.tables, *case.target()))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +188,7 @@ def test_the_second_kernel_works_in_every_dtype(device: str, dtype: str) -> None
 def test_a_format_with_scales_per_layer_is_packed_by_the_projection(device: str, num_tokens: int, dtype: str) -> None:
     kv_format = Int8Format("per_layer_head")
     case = make(device, TWO_KV_HEADS, num_tokens, dtype, kv_format)
-    case.check(case.linear().rope_write(case.x, case.heads, case.tables, case.target(), kv_format.store_tile()))
+    case.check(case.linear().rope_write(case.x, case.heads, case.tables, *case.target()))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,7 @@ def test_the_second_kernel_packs_and_finds_scales_of_whole_heads(
 ) -> None:
     kv_format = Int8Format(scale)
     case = make(device, SHAPES[1], num_tokens, dtype, kv_format, head_norm=True)
-    case.check(written(case, kv_format))
+    case.check(written(case))
 
 
 @pytest.mark.parametrize("second_kernel", [False, True])
@@ -210,8 +213,9 @@ def test_a_negative_slot_is_not_written(device: str, second_kernel: bool) -> Non
     if second_kernel:
         written(case)
     else:
-        case.linear().rope_write(case.x, case.heads, case.tables, case.target(), None)
-    for tensor in case.caches[0].layer(0)[:2]:
+        case.linear().rope_write(case.x, case.heads, case.tables, *case.target())
+    layer = case.caches[0].layers[0]
+    for tensor in (layer.k, layer.v):
         assert int(tensor.flatten(0, 1).isfinite().all(-1).all(-1).sum()) == 2
 
 
@@ -219,6 +223,6 @@ def test_a_poisoned_padding_row_reaches_no_other_row(device: str) -> None:
     heads = TWO_KV_HEADS
     case = make(device, heads, 4)
     case.x[3] = float("nan")
-    q = case.linear().rope_write(case.x, heads, case.tables, case.target(), None)
+    q = case.linear().rope_write(case.x, heads, case.tables, *case.target())
     assert bool(q[:3].isfinite().all()) and float((q[:3] - case.q[:3]).abs().max()) <= 1e-4
-    assert bool(case.caches[0].layer(0)[0].flatten(0, 1)[case.slots[:3]].isfinite().all())
+    assert bool(case.caches[0].layers[0].k.flatten(0, 1)[case.slots[:3]].isfinite().all())

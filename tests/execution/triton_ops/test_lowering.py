@@ -13,7 +13,7 @@ from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import RopeFacts
 from engine.contracts.ops import LinearPart, LinearSpec, NormQKVRopeWrite, NormSpec
 from engine.contracts.quantizer import PackedLinear
-from engine.execution.kv_cache import KVCache
+from engine.execution.kv_cache import KVCache, stored_tensors
 from engine.execution.lowering import Kernels, Lowering, lower_layer_op, lower_rotations
 from engine.execution.model import StepContext
 from engine.testing.context import build_context
@@ -50,7 +50,8 @@ def run(kernels: Kernels, kv_format: Any, rows: int, device: str) -> tuple[Tenso
     norms = {"norm": (1.0 + torch.rand(HIDDEN, generator=generator)).to(device)}
     model = replace(context.model, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
     kv = KVCache(model, kv_format, 8, 4, "float32", device)
-    for scale in kv.layer(0)[2:]:
+    (layer,) = kv.layers
+    for scale in (layer.k_scale, layer.v_scale):
         if scale is not None:
             scale.fill_(0.05)
     positions = torch.arange(rows, device=device)
@@ -60,7 +61,7 @@ def run(kernels: Kernels, kv_format: Any, rows: int, device: str) -> tuple[Tenso
         op = lower_layer_op(lowering, OP, 0, norms, packed)
         del launches.names[:]
         _, q = op(residual, residual, step)
-    return q, [tensor for tensor in kv.layer(0) if tensor is not None], launches.names
+    return q, [tensor for tensor in stored_tensors(layer) if tensor is not None], launches.names
 
 
 @pytest.mark.parametrize("rows", [1, 5, 18])

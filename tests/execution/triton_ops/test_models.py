@@ -19,7 +19,7 @@ from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, U
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.unquantized import Unquantized
 from tests.execution.paged_loop import PagedLoop, load
-from tests.execution.triton_ops.models import FAMILIES, LAYERS, write
+from tests.execution.triton_ops.models import FAMILIES, write
 from tests.launches import Launches, count_launches
 
 TOKENS = [(7 * i + 3) % 120 for i in range(37)]
@@ -57,9 +57,9 @@ def test_logits_equal_the_reference_at_every_number_of_rows(
 
 def poison(loop: PagedLoop) -> None:
     """NaN wherever nothing has been written yet."""
-    for layer in range(LAYERS):
-        for tensor in loop.kv.layer(layer)[:2]:
-            tensor.fill_(float("nan"))
+    for layer in loop.kv.layers:
+        layer.k.fill_(float("nan"))
+        layer.v.fill_(float("nan"))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])

@@ -162,7 +162,7 @@ def test_block_tables_may_be_a_part_of_wider_ones() -> None:
     kernel = build(make_context(case, "float32", "cpu"))
     prepared = kernel.prepare(dataclasses.replace(inputs.batch, block_tables=part))
     assert prepared.step.table_stride == wide.shape[1] and prepared.step.block_tables == wide.data_ptr()
-    got = kernel.forward(prepared, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
+    got = kernel.forward(prepared, case.op, inputs.q, inputs.cache)
     assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
 
@@ -174,7 +174,7 @@ def test_one_stage_serves_layers_of_different_kinds() -> None:
     prepared = kernel.prepare(inputs.batch)
     for changes in ({}, {"window": 9}, {"soft_cap": 2.0}, {"scale": 1.0}, {}):
         case = dataclasses.replace(plain, **changes)
-        got = kernel.forward(prepared, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat(), None, None)
+        got = kernel.forward(prepared, case.op, inputs.q, inputs.cache)
         assert error(got, reference(case, inputs)) <= TOLERANCE["float32"], changes
 
 
@@ -212,11 +212,11 @@ def test_every_8_bit_number_is_read_exactly(kind: Any) -> None:
     inputs = make_inputs(case, "float32", "cpu", kind(SlotConfig(), make_context(case, "float32", "cpu")))
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(16, 16)
     for row, block in enumerate(inputs.batch.block_tables[:, 0].tolist()):
-        inputs.v_cache[block, 0, 0] = codes[row].view(inputs.v_cache.dtype)
-    inputs.v_scale.fill_(1.0)
-    kv_format = kind(SlotConfig(), make_context(case, "float32", "cpu"))
-    got = run(build(make_context(case, "float32", "cpu")), case, inputs, kv_format)
-    want = codes.view(inputs.v_cache.dtype).float()
+        inputs.cache.v[block, 0, 0] = codes[row].view(inputs.cache.v.dtype)
+    assert inputs.cache.v_scale is not None
+    inputs.cache.v_scale.fill_(1.0)
+    got = run(build(make_context(case, "float32", "cpu")), case, inputs)
+    want = codes.view(inputs.cache.v.dtype).float()
     assert int(want.isnan().sum()) in (0, 2)
     assert torch.allclose(got[~want.isnan()], want[~want.isnan()], rtol=1e-6, atol=0.0)
 
@@ -300,7 +300,7 @@ def cases() -> st.SearchStrategy[AttentionCase]:
 def test_any_batch_equals_the_plain_version(case: AttentionCase, dtype: str, use_amx: bool) -> None:
     inputs = make_inputs(case, dtype, "cpu")
     got = run(build(make_context(case, dtype, "cpu"), use_amx), case, inputs)
-    want = paged_attention(inputs.batch, case.op, inputs.q, inputs.k_cache, inputs.v_cache, PlainFormat())
+    want = paged_attention(inputs.batch, case.op, inputs.q, inputs.cache)
     # The plain version rounds to bfloat16, too, perhaps to the other side.
     slack = 2.0**-8 if dtype == "bfloat16" else 0.0
     assert error(got, want.double()) <= TOLERANCE[dtype] + slack

@@ -50,7 +50,7 @@ def batch(rows: list[tuple[int, int]], tables: list[list[int]], block_size: int 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
 def test_the_plain_version_equals_the_definition(case: AttentionCase) -> None:
     inputs = make_inputs(case, "float32", "cpu")
-    got = paged_attention(inputs.batch, case.op, inputs.q, inputs.k_cache, inputs.v_cache, NATIVE)
+    got = paged_attention(inputs.batch, case.op, inputs.q, inputs.cache)
     assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
 
@@ -59,7 +59,7 @@ def test_the_plain_version_equals_the_definition(case: AttentionCase) -> None:
 def test_8_bit_keys_and_values_are_unpacked(case: AttentionCase, kind: type[Int8Format] | type[FP8Format]) -> None:
     kv_format = kind(SlotConfig(), build_context())
     inputs = make_inputs(case, "float32", "cpu", kv_format)
-    got = run(TorchAttention(SlotConfig(), build_context()), case, inputs, kv_format)
+    got = run(TorchAttention(SlotConfig(), build_context()), case, inputs)
     assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
 

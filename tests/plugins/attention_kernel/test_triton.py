@@ -101,21 +101,8 @@ def test_queries_may_be_a_view_of_a_fused_projection() -> None:
     fused[:, : case.num_heads] = inputs.q
     want = reference(case, inputs)
     kernel = on(4)(make_context(case, "float32", DEVICE))
-    got = kernel.forward(
-        kernel.prepare(inputs.batch), case.op, fused[:, : case.num_heads], inputs.k_cache, inputs.v_cache,
-        Plain(), None, None,
-    )  # fmt: skip
+    got = run(kernel, case, replace(inputs, q=fused[:, : case.num_heads]))
     assert (got.double() - want).abs().max() <= 1e-5
-
-
-class Plain:
-    """A format without scales or unpacking."""
-
-    scale = "none"
-    lossless = True
-
-    def load_tile(self) -> None:
-        return None
 
 
 def test_one_kernel_object_serves_batches_of_every_shape_in_turn() -> None:
@@ -155,7 +142,7 @@ def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_behind(rows: 
     kernel = TritonAttention(SlotConfig(), make_context(case, "float32", DEVICE), num_sms=32)
     prepared = kernel.prepare(replace(inputs.batch, q_lens=(20, 20), kv_lens=(0, 0)))
     assert sum(len(item.work.tiles) for item in prepared.works) == 4, "two query tiles a row, some without queries"
-    got = kernel.forward(prepared, case.op, inputs.q, inputs.k_cache, inputs.v_cache, Plain(), None, None)
+    got = kernel.forward(prepared, case.op, inputs.q, inputs.cache)
     assert (got.double() - reference(case, inputs)).abs().max() <= 1e-5
     assert not kernel._arrived.any()
 

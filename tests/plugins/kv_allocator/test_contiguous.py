@@ -55,11 +55,3 @@ def test_neighbouring_runs_merge_in_whatever_order_they_come_back(order: tuple[i
         allocator.release(lease)
         allocator.check()
     assert allocator.open("big", [], 9 * BLOCK) is not None
-
-
-def test_trim_keeps_the_reservation() -> None:
-    allocator = started(9)
-    lease = allocator.open("r", [], 4 * BLOCK)
-    assert lease is not None
-    allocator.trim(lease, 1)
-    assert allocator.reserve(lease, 4 * BLOCK)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import KVGroup
 from engine.testing.context import build_context
@@ -43,12 +41,3 @@ def test_fresh_and_returned_blocks_come_out_as_ascending_runs() -> None:
         assert allocator.reserve(lease, 5 * BLOCK)
         assert lease.blocks[0] == [1, 2, 3, 4, 5]
         allocator.release(lease)
-
-
-def test_committed_tokens_cannot_be_trimmed() -> None:
-    allocator = started(9)
-    lease = allocator.open("r", [], 4 * BLOCK)
-    assert allocator.reserve(lease, 2 * BLOCK)
-    allocator.commit(lease, 2 * BLOCK, [])
-    with pytest.raises(ValueError, match="16 are committed"):
-        allocator.trim(lease, BLOCK)

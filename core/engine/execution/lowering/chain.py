@@ -104,13 +104,11 @@ def _head_norm(
 
 
 def lower_attention(lowering: Lowering, op: Attention, layer: int) -> LoweredOp:
-    attend, kv_format = lowering.attention.forward, lowering.kv_format
+    attend = lowering.attention.forward
     local = op if lowering.tp == 1 else _local_attention(op, lowering.tp)
 
     def attention(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        keys, values, key_scale, value_scale = context.kv.layer(layer)
-        out = attend(context.prepared, local, hidden_states, keys, values, kv_format, key_scale, value_scale)
-        return residual, out
+        return residual, attend(context.prepared, local, hidden_states, context.kv.layers[layer])
 
     return attention
 

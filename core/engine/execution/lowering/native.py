@@ -50,8 +50,7 @@ def lower_qkv(
     def qkv_rope_write(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         qkv = linear(norm(residual, hidden_states))
         tables = None if rotation is None else context.rotations[rotation]
-        keys, values = context.kv.layer(layer)[:2] if writes else (None, None)
-        rotate_and_write(qkv, tables, context.slot_mapping, keys, values)
+        rotate_and_write(qkv, tables, context.slot_mapping, context.kv.layers[layer] if writes else None)
         heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
         if not writes:
             k, v = heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:]
@@ -62,7 +61,7 @@ def lower_qkv(
 
 
 def lower_attention(lowering: Lowering, op: Attention, layer: int) -> LoweredOp:
-    kernel, kv_format = lowering.attention, lowering.kv_format
+    kernel = lowering.attention
     of_tensors = chain.lower_attention(lowering, op, layer)
 
     def attention(residual: Tensor, queries: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
@@ -70,16 +69,16 @@ def lower_attention(lowering: Lowering, op: Attention, layer: int) -> LoweredOp:
             return of_tensors(residual, queries, context)
         if not isinstance(kernel, NativeAttention):
             raise NotNative("the attention kernel has no native calls")
-        keys, values, *scales = context.kv.layer(layer)
+        cache = context.kv.layers[layer]
         out = empty(queries, "attended", (queries.shape[0], op.num_heads * op.head_dim))
 
-        def call(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> NativeCall:
-            found = kernel.call(context.prepared, op, q, k, v, kv_format, *scales, out)
+        def call(q: Tensor, out: Tensor, *held: Tensor) -> NativeCall:
+            found = kernel.call(context.prepared, op, q, cache, out)
             if found is None:
-                raise NotNative(f"attention is computed by {kernel.label(op, lowering.dtype_name, kv_format)}")
+                raise NotNative(f"attention is computed by {kernel.label(op, lowering.dtype_name, cache.format)}")
             return found
 
-        run(call, queries, keys, values, out)
+        run(call, queries, out, cache.k, cache.v)
         return residual, out
 
     return attention

@@ -25,7 +25,6 @@ from engine.execution.model import LoweredOp, StepContext
 from engine.execution.triton_ops.launch import (
     HeadShape,
     HeadWriter,
-    KVTarget,
     Launch,
     NormWeight,
     SkinnyLinear,
@@ -74,18 +73,18 @@ def lower_qkv(
     normed_linear = _many_rows(lowering, op.norm, norms, packed)
     heads = HeadShape(op.num_heads // lowering.tp, op.num_kv_heads // lowering.tp, op.head_dim, _rotary_dim(op))
     q_norm, k_norm = (None if spec is None else _input_norm(lowering, spec, norms) for spec in (op.q_norm, op.k_norm))
-    write = HeadWriter(Launch.on(lowering.device), heads, lowering.kv_format, q_norm, k_norm)
+    write = HeadWriter(Launch.on(lowering.device), heads, q_norm, k_norm)
     rotation = None if op.rope is None else lowering.rope_kinds.index(op.rope)
-    store_tile, in_two = lowering.kv_format.store_tile(), needs_whole_heads(lowering, op)
+    in_two = needs_whole_heads(lowering, op)
 
     def qkv_rope_write(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         tables = None if rotation is None else context.rotations[rotation]
-        target = KVTarget(context.slot_mapping, *context.kv.layer(layer))
+        slots, cache = context.slot_mapping, context.kv.layers[layer]
         if few is None or not few.serves(residual):
-            return residual, write(normed_linear(residual), tables, target)
+            return residual, write(normed_linear(residual), tables, slots, cache)
         if in_two:
-            return residual, write(few.linear.store(residual), tables, target)
-        return residual, few.linear.rope_write(residual, heads, tables, target, store_tile)
+            return residual, write(few.linear.store(residual), tables, slots, cache)
+        return residual, few.linear.rope_write(residual, heads, tables, slots, cache)
 
     return qkv_rope_write
 

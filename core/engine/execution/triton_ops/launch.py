@@ -9,9 +9,9 @@ import torch
 import triton
 from torch import Tensor
 
-from engine.contracts.kv_format import KVFormat
+from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.quantizer import TileLoader
-from engine.execution.kv_cache import as_bits, largest_value
+from engine.execution.kv_cache import largest_value, stored_tensors
 from engine.execution.triton_ops.device import has_dependent_launch, multiprocessors
 from engine.execution.triton_ops.heads import norm_rope_write
 from engine.execution.triton_ops.rowwise import best_of_blocks, best_of_chunks, gate_rows, quantize_rows
@@ -72,27 +72,6 @@ class HeadShape:
 
 
 @dataclass(frozen=True, slots=True)
-class KVTarget:
-    """Where a step's keys and values go: the cache of one layer, and the slots in it."""
-
-    slot_mapping: Tensor
-    """int64 ``[num_tokens]``, contiguous: ``block * block_size + offset`` of each token, negative for none."""
-    keys: Tensor
-    """``[num_blocks, block_size, num_kv_heads, head_dim]``, contiguous, in the format's storage dtype."""
-    values: Tensor
-    """As ``keys``."""
-    key_scale: Tensor | None
-    """float32, contiguous: ``[num_kv_heads]`` with ``KVFormat.scale == "per_layer_head"``, ``[num_blocks, block_size,
-    num_kv_heads]`` with ``"per_token_head"`` (written with the keys), ``None`` with ``"none"``."""
-    value_scale: Tensor | None
-    """As ``key_scale``."""
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """Keys, values and their scales as kernels take them."""
-        return as_bits(self.keys), as_bits(self.values), self.key_scale, self.value_scale
-
-
-@dataclass(frozen=True, slots=True)
 class SkinnyLinear:
     """``norm(x) @ W.T + bias`` and what follows it, for 1 to 16 rows ``x [rows, in_features]`` in one kernel."""
 
@@ -134,21 +113,21 @@ class SkinnyLinear:
         return out
 
     def rope_write(
-        self, x: Tensor, heads: HeadShape, tables: tuple[Tensor, Tensor] | None, kv: KVTarget, store_tile: Any | None
+        self, x: Tensor, heads: HeadShape, tables: tuple[Tensor, Tensor] | None, slots: Tensor, cache: LayerCache
     ) -> Tensor:
         """Queries ``[rows, num_heads, head_dim]``, rotated; keys and values are in the cache.
 
         ``tables``: float32 cosines and sines, ``[rows, 1, rotary_dim / 2]``, or ``None`` if nothing rotates.
-        ``store_tile``: the cache format's Triton function (:meth:`KVFormat.store_tile`), or ``None`` to store the
-        values cast to the dtype of the cache. Scales per token need whole heads: those are :class:`HeadWriter`'s.
+        ``slots``: int64 ``[rows]``, contiguous: ``block * block_size + offset`` of each token, negative for none.
+        Scales per token need whole heads: those are :class:`HeadWriter`'s.
         """
         q = torch.empty(x.shape[0], heads.num_heads, heads.head_dim, dtype=x.dtype, device=x.device)
         cos, sin = tables or (None, None)
         tile = self._tile(x)
         linear_rope_write[self._grid(tile)](
-            *self._tensors(x), cos, sin, kv.slot_mapping, q, *kv.tensors(),
+            *self._tensors(x), cos, sin, slots, q, *stored_tensors(cache),
             x.shape[0], x.stride(0), self._eps(),
-            STORE_TILE=store_tile, **heads.constants(), **self._constants(tile),
+            STORE_TILE=cache.format.store_tile(), **heads.constants(), **self._constants(tile),
         )  # fmt: skip
         return q
 
@@ -208,14 +187,13 @@ class HeadWriter:
 
     launch: Launch
     heads: HeadShape
-    kv_format: KVFormat
     q_norm: NormWeight | None = None
     k_norm: NormWeight | None = None
 
-    def __call__(self, qkv: Tensor, tables: tuple[Tensor, Tensor] | None, kv: KVTarget) -> Tensor:
+    def __call__(self, qkv: Tensor, tables: tuple[Tensor, Tensor] | None, slots: Tensor, cache: LayerCache) -> Tensor:
         """``qkv [num_tokens, (heads + 2 kv_heads) * head_dim]`` -> queries ``[num_tokens, num_heads, head_dim]``.
 
-        ``tables`` as in :meth:`SkinnyLinear.rope_write`.
+        ``tables`` and ``slots`` as in :meth:`SkinnyLinear.rope_write`.
         """
         assert qkv.stride(1) == 1
         heads = self.heads
@@ -227,9 +205,9 @@ class HeadWriter:
         q_norm, k_norm = self.q_norm, self.k_norm
         norm_rope_write[(num_tokens, triton.cdiv(total, block_h))](
             qkv, q_norm and q_norm.weight, k_norm and k_norm.weight, cos, sin,
-            kv.slot_mapping, q, *kv.tensors(),
+            slots, q, *stored_tensors(cache),
             qkv.stride(0), q_norm.eps if q_norm else 0.0, k_norm.eps if k_norm else 0.0,
-            SCALE=self.kv_format.scale, LARGEST=largest_value(kv.keys.dtype), STORE_TILE=self.kv_format.store_tile(),
+            SCALE=cache.format.scale, LARGEST=largest_value(cache.k.dtype), STORE_TILE=cache.format.store_tile(),
             BLOCK_H=block_h, BLOCK_P=block_p, **heads.constants(), **self.launch.options(2),
         )  # fmt: skip
         return q

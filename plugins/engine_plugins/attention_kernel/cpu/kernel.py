@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine import native
-from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
+from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, LayerCache
 from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
@@ -143,49 +143,28 @@ class CpuAttention:
         pointers = (tensor.data_ptr() for tensor in (*lengths, tables))
         return Prepared(batch, _Step(*pointers, len(batch.q_lens), tables.stride(0), batch.block_size))
 
-    def forward(
-        self,
-        prepared: Prepared,
-        op: Attention,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        kv_format: KVFormat,
-        k_scale: Tensor | None,
-        v_scale: Tensor | None,
-    ) -> Tensor:
+    def forward(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
         """See the contract. ``q`` may be a view: each token's heads contiguous, tokens any stride apart."""
         if q.stride(2) != 1 or q.stride(1) != op.head_dim:
             q = q.contiguous()
         out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
-        call = self.call(prepared, op, q, k_cache, v_cache, kv_format, k_scale, v_scale, out)
+        call = self.call(prepared, op, q, cache, out)
         if call is None:
-            return self._by_torch(prepared, op, q, k_cache, v_cache, kv_format, k_scale, v_scale)
+            return self._by_torch(prepared, op, q, cache)
         call()
         return out
 
-    def call(
-        self,
-        prepared: Prepared,
-        op: Attention,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        kv_format: KVFormat,
-        k_scale: Tensor | None,
-        v_scale: Tensor | None,
-        out: Tensor,
-    ) -> NativeCall | None:
+    def call(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, out: Tensor) -> NativeCall | None:
         """See :class:`engine.contracts.attention_kernel.NativeAttention`."""
-        if self._why_torch(op, q.dtype, k_cache.dtype, kv_format) is not None:
+        if self._why_torch(op, q.dtype, cache.k.dtype, cache.format) is not None:
             return None
         assert q.stride(2) == 1 and q.stride(1) == op.head_dim
-        library = self._library if q.dtype == k_cache.dtype else kernels_8bit()
-        function: Function = getattr(library, FUNCTIONS[q.dtype, k_cache.dtype])
+        library = self._library if q.dtype == cache.k.dtype else kernels_8bit()
+        function: Function = getattr(library, FUNCTIONS[q.dtype, cache.k.dtype])
         return function.at(
             ctypes.addressof(prepared.step), ctypes.addressof(self._op(op)),
-            ctypes.addressof(self._scales(k_scale, v_scale)), q.data_ptr(), q.stride(0), k_cache.data_ptr(),
-            v_cache.data_ptr(), out.data_ptr(), self.use_amx,
+            ctypes.addressof(self._scales(cache)), q.data_ptr(), q.stride(0), cache.k.data_ptr(), cache.v.data_ptr(),
+            out.data_ptr(), self.use_amx,
         )  # fmt: skip
 
     def most_splits(self, prepared: Prepared, op: Attention) -> int:
@@ -212,13 +191,13 @@ class CpuAttention:
             self._ops[op] = known
         return known
 
-    def _scales(self, k_scale: Tensor | None, v_scale: Tensor | None) -> _Scales:
-        if k_scale is None or v_scale is None:
+    def _scales(self, cache: LayerCache) -> _Scales:
+        if cache.k_scale is None or cache.v_scale is None:
             return UNSCALED
-        key = k_scale.data_ptr(), v_scale.data_ptr(), k_scale.dim() > 1
+        key = cache.k_scale.data_ptr(), cache.v_scale.data_ptr(), cache.k_scale.dim() > 1
         return self._known_scales.setdefault(key, _Scales(*key))
 
-    def _by_torch(self, prepared: Prepared, *arguments: Any) -> Tensor:
+    def _by_torch(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
         if prepared.for_torch is None:
             prepared.for_torch = self._torch.prepare(prepared.batch)
-        return self._torch.forward(prepared.for_torch, *arguments)
+        return self._torch.forward(prepared.for_torch, op, q, cache)

@@ -8,12 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
-from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
+from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, LayerCache
 from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
-from engine.execution.kv_cache import as_bits
+from engine.execution.kv_cache import stored_tensors
 from engine.execution.triton_ops.device import has_dependent_launch
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.attention_kernel.triton.decode import split_attention
@@ -96,22 +96,12 @@ class TritonAttention:
         )  # fmt: skip
         return Prepared(batch, tuple(PreparedWork(work, self._tile_list(work)) for work in works))
 
-    def forward(
-        self,
-        prepared: Prepared,
-        op: Attention,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        kv_format: KVFormat,
-        k_scale: Tensor | None,
-        v_scale: Tensor | None,
-    ) -> Tensor:
+    def forward(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
         """See :meth:`engine.contracts.attention_kernel.AttentionKernel.forward`."""
-        assert q.stride(-1) == 1 and k_cache.stride(-1) == 1 and k_cache.stride() == v_cache.stride()
+        assert q.stride(-1) == 1 and cache.k.stride(-1) == 1 and cache.k.stride() == cache.v.stride()
         assert op.num_heads == self._group * op.num_kv_heads, "heads per kv head differ from the model's"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        call = _Call(prepared.batch, op, q, k_cache, v_cache, kv_format, k_scale, v_scale, out, self._pdl)
+        call = _Call(prepared.batch, op, q, cache, out, self._pdl)
         for item in prepared.works:
             shape = tile_shape(item.work.split, item.work.block_m, op.head_dim, q.element_size())
             if item.work.split:
@@ -156,26 +146,22 @@ class _Call:
     batch: AttentionBatch
     op: Attention
     q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
-    kv_format: KVFormat
-    k_scale: Tensor | None
-    v_scale: Tensor | None
+    cache: LayerCache
     out: Tensor
     pdl: bool
 
     def tensors(self, tiles: Tensor) -> tuple[Tensor | None, ...]:
         batch = self.batch
         return (
-            self.q, as_bits(self.k_cache), as_bits(self.v_cache), self.k_scale, self.v_scale, self.out,
+            self.q, *stored_tensors(self.cache), self.out,
             tiles, batch.block_tables, batch.q_starts, batch.kv_lens_device,
         )  # fmt: skip
 
     def numbers(self) -> tuple[int | float, ...]:
-        q, out, cache, op = self.q, self.out, self.k_cache, self.op
+        q, out, keys, op = self.q, self.out, self.cache.k, self.op
         return (
             self.batch.block_tables.stride(0), op.window or 0,
-            q.stride(0), q.stride(1), out.stride(0), out.stride(1), *cache.stride()[:3],
+            q.stride(0), q.stride(1), out.stride(0), out.stride(1), *keys.stride()[:3],
             op.scale, op.soft_cap or 1.0,
         )  # fmt: skip
 
@@ -195,8 +181,8 @@ class _Call:
             "BLOCK_D": shape.block_d,
             "HAS_WINDOW": op.window is not None,
             "HAS_CAP": op.soft_cap is not None,
-            "SCALE": self.kv_format.scale,
-            "LOAD_TILE": self.kv_format.load_tile(),
+            "SCALE": self.cache.format.scale,
+            "LOAD_TILE": self.cache.format.load_tile(),
             **shape.options,
             # The default changes between Triton releases; fused multiply-add is wanted in either.
             "enable_fp_fusion": True,
