@@ -69,6 +69,23 @@ def test_drafting_comes_back_when_drafts_become_good():
     assert usual(decode(policy, 4, 0.9, memory_bound, 6 * RETRY)[-RETRY:]) > 2
 
 
+def test_short_chains_grow_with_the_text_and_wait_for_no_trial():
+    """Positions that are not drafted age: what a hard text said of them does not keep chains short on an easy one."""
+    policy = DraftPolicy(MOST)
+    decode(policy, 1, 0.45, lambda drafts: 10.0 + 3.0 * drafts, 1000)
+    steps = decode(policy, 1, 0.95, lambda drafts: 10.0 + 3.0 * drafts, RETRY // 2)
+    assert usual(steps[-TRIAL * 4 :]) > 3
+
+
+@pytest.mark.parametrize("added", [0.3, 1.0, 2.0])
+def test_trials_of_useless_drafts_cost_a_fixed_share_of_the_time(added):
+    def ms(drafts):
+        return 10.0 * (1.0 + added * (drafts > 0))
+
+    asked = decode(DraftPolicy(MOST), 16, 0.0, ms, 12 * RETRY)[RETRY:]
+    assert 0.005 < sum(map(ms, asked)) / (10.0 * len(asked)) - 1.0 < 0.025
+
+
 def test_ranges_of_batch_sizes_learn_by_themselves():
     policy = DraftPolicy(MOST)
     for round_number in range(4):

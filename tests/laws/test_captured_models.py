@@ -27,7 +27,7 @@ from engine.step.graphs import Bucket, StepGraphs
 from engine.step.plan import StepRow
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
-from tests.launches import count_launches
+from tests.launches import Launches, count_launches
 
 from ..execution import tiny
 from ..execution.paged_loop import PagedLoop, load
@@ -118,3 +118,24 @@ def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, fami
             for op in model.layers[0]:
                 residual, hidden_states = op(residual, hidden_states, context)
     assert len(launches.names) == count and launches.torch_ops == [], launches.names
+
+
+def test_a_captured_step_launches_little_beside_its_layers(tmp_path: Path) -> None:
+    """One kernel fills it and one settles it; what samples is captured behind it, without and with penalties."""
+    plan, _, model, kv = triton_model(tiny.write(tmp_path, layers=1))
+    tables = DeviceTables(3, plan.max_len, 0, BLOCK, "cpu", plan.model.vocab_size)
+    captured: list[Launches] = []
+
+    def counted(step: Callable[[], None]) -> Callable[[], None]:
+        step()  # the first, largest step makes memory
+        with count_launches() as launches:
+            step()
+        captured.append(launches)
+        return step
+
+    StepGraphs(model, kv, tables, (), [Bucket(3, 1)], counted).capture()
+    step, sample, adjust = captured
+    assert step.kernels[0] == "step_inputs" and step.kernels[-1] == "step_outputs"
+    assert sample.kernels == ["survey", "find_border", "draw", "step_outputs"]
+    assert adjust.kernels == ["apply_penalties", *sample.kernels]
+    assert len(step.names) == 9 + 5 and (len(sample.names), len(adjust.names)) == (15, 33)

@@ -20,14 +20,15 @@ BUCKETS = (1, 2, 4, 8, 16, 32)
 """Batch sizes that begin a range; steps within one cost about the same."""
 PRIOR = 0.6
 """Acceptance of the first draft before any was tried, typical of trained heads (EAGLE3 0.7, n-grams 0.4). A later
-position that was never tried is taken to be as good as the one before it."""
+position that was not tried lately is taken to be as good as the one before it."""
 KEEP = 0.98
-"""What counts of acceptances keep when a step's are added: a memory of some 50 steps, within one long answer."""
+"""What counts of acceptances keep of a step that drafts: a memory of some 50 steps, within one long answer. Counts of
+positions that are not drafted age, too: what was learned on another text does not hold for ever."""
 GAIN = 1.05
 """What another number must promise to replace the present one: a mean of step times is off by about 3 %."""
-RETRY = 128
-"""Decode steps between two trials: with TRIAL, at most 3 % of all steps are trials. While drafting is off and a draft
-adds less than a step to a step, trials come sooner by as much, but at most four times."""
+RETRY = 256
+"""Decode steps between two trials: with TRIAL, at most 2 % of all steps. While drafting is off, this times what a draft
+adds to a step, in steps (a quarter to four): trials cost 2 % of the time."""
 TRIAL = 4
 """Steps of a trial. The times of the last ``4 * TRIAL`` steps are kept for each number of drafts."""
 
@@ -62,7 +63,7 @@ class Bucket:
         none, one = self._typical.get(0), self._typical.get(1)
         if self.num_draft_tokens or not none or not one:
             return RETRY
-        return int(RETRY * min(1.0, max(0.25, one / none - 1.0)))
+        return int(RETRY * min(4.0, max(0.25, one / none - 1.0)))
 
     def took(self, num_draft_tokens: int, ms: float) -> None:
         """A step with so many drafts asked for took ``ms`` milliseconds."""
@@ -122,7 +123,7 @@ class DraftPolicy:
         bucket, most = self._bucket(len(chains)), max(asked for asked, _ in chains)
         if ms is not None:
             bucket.took(most, ms)
-        for i in range(most):
+        for i in range(self.max_width if most else 0):
             reached = [accepted > i for asked, accepted in chains if asked > i and accepted >= i]
             bucket.tried[i] = KEEP * bucket.tried[i] + len(reached)
             bucket.accepted[i] = KEEP * bucket.accepted[i] + sum(reached)
