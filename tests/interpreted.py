@@ -28,6 +28,7 @@ ON_CPU = ("execution/triton_ops/test_models.py", "laws/test_captured_models.py")
 KERNEL_TESTS = (
     *ON_CPU,
     *(f"execution/triton_ops/test_{name}.py" for name in ("heads", "linear", "lowering", "narrow_types", "rowwise")),
+    "execution/triton_ops/test_step_outputs.py",
     "sampling/triton/test_kernels.py",
     "plugins/attention_kernel/test_triton.py",
     *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),

@@ -6,7 +6,8 @@
     mine = "engine_mine"
 
 Each hook of a slot returns a list of :class:`~engine.contracts.provider.Provider` records. Hooks *describe*; nothing is
-built and the factory's module is not imported until its plugin is selected. Hooks are called once, at assembly.
+built and the factory's module is not imported until its plugin is selected. Hooks are called when plugins are
+looked for, never while an engine runs.
 """
 
 from __future__ import annotations

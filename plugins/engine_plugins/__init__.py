@@ -1,1 +1,1 @@
-"""The built-in plugins: one folder per slot, one file (or folder) per plugin."""
+"""The built-in plugins: one folder per slot and one for subcommands, one file (or folder) per plugin."""

@@ -78,6 +78,7 @@ def test_another_major_version_is_reported_without_being_imported(broken_entry):
     [
         ({"api": (1, 9)}, "needs plugin API 1.9"),
         ({"api": (2, 0)}, "needs plugin API 2.0"),
+        ({"api": "1.0"}, "api '1.0': expected two numbers"),
         ({"config": NotASlotConfig}, "DrafterConfig"),
         ({"config": SchedulerConfig}, "DrafterConfig"),
         ({"requires": {"memory": ("x",)}}, "memory"),
@@ -141,10 +142,14 @@ COMMAND = CommandProvider("replay", "engine_mine:REPLAY", "replay recorded reque
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ([COMMAND, "bench"], "engine_command gave 'bench', expected a CommandProvider"),
+        ([COMMAND, "bench"], "engine_command gave a str, expected a CommandProvider"),
         ([COMMAND, CommandProvider("Bad name", "a:b", "")], "name 'Bad name': expected lower-case"),
         ([COMMAND, CommandProvider("odd", "nowhere", "")], "factory 'nowhere': expected 'package.module:attribute'"),
-        ([COMMAND, CommandProvider("new", "a:b", "", api=(1, 9))], "needs plugin API 1.9"),
+        ([COMMAND, CommandProvider("new", "a:b", "", api=(1, 9))], "command 'new': needs plugin API 1.9"),
+        ([COMMAND, CommandProvider("new", "a:b", "", api="1.0")], "api '1.0': expected two numbers"),
+        ([COMMAND, CommandProvider(3, "a:b", "")], "name 3: expected lower-case"),
+        ([COMMAND, CommandProvider("new", "a:b", "two\nlines")], "expected one line"),
+        ([COMMAND, COMMAND], "offers the command 'replay' twice"),
     ],
 )
 def test_a_record_of_a_command_that_cannot_be_used_is_a_failure_and_the_others_stay(answer, expected, entry):

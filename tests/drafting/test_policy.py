@@ -77,6 +77,14 @@ def test_short_chains_grow_with_the_text_and_wait_for_no_trial():
     assert usual(steps[-TRIAL * 4 :]) > 3
 
 
+def test_what_one_range_learned_of_a_hard_text_does_not_hold_for_ever_in_another():
+    policy = DraftPolicy(MOST)
+    decode(policy, 16, 0.45, lambda drafts: 10.0 + 0.1 * drafts, 600)
+    decode(policy, 1, 0.45, lambda drafts: 10.0 + 3.0 * drafts, 1000)
+    steps = decode(policy, 1, 0.95, lambda drafts: 10.0 + 3.0 * drafts, RETRY)
+    assert usual(steps[-TRIAL * 4 :]) > 3
+
+
 @pytest.mark.parametrize("added", [0.3, 1.0, 2.0])
 def test_trials_of_useless_drafts_cost_a_fixed_share_of_the_time(added):
     def ms(drafts):

@@ -13,12 +13,12 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
-from engine.loop import process
 from engine.loop.client import EngineDead, EngineRefused, OutputStream
 from engine.loop.messages import Progress
-from engine.loop.process import ProcessEngineClient
 from engine.serving import server
+from engine.startup import process
 from engine.startup.inprocess import InprocessEngineClient
+from engine.startup.process import ProcessEngineClient
 
 PROMPT = tuple(range(5, 40))
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -122,7 +122,7 @@ def test_the_engine_process_ends_when_its_parent_does(plan: EnginePlan) -> None:
     script = (
         "import asyncio, os, sys\n"
         "from engine.assembly.plan import EnginePlan\n"
-        "from engine.loop.process import ProcessEngineClient\n"
+        "from engine.startup.process import ProcessEngineClient\n"
         "async def main():\n"
         "    client = ProcessEngineClient(EnginePlan.from_json(sys.stdin.buffer.read()))\n"
         "    print((await client.start()).pid, flush=True)\n"

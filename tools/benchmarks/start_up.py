@@ -19,8 +19,8 @@ from pathlib import Path
 
 from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan
-from engine.loop.process import ProcessEngineClient
 from engine.startup.memory.report import size
+from engine.startup.process import ProcessEngineClient
 
 Seconds = dict[str, float]
 PROCESS = "start of the process, and what lies between"

@@ -1,7 +1,7 @@
 """Which plugins are installed, and what do they offer?
 
-The only user of pluggy, and only at assembly. A plugin that cannot be loaded is recorded with its origin and the
-stage at which it failed; the others go on. Selecting something that failed is what stops start-up.
+The only user of pluggy; nothing of it runs once an engine is assembled. A plugin that cannot be loaded is recorded with
+its origin and the stage at which it failed; the others go on. Selecting something that failed is what stops start-up.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ GROUP_STEM = "engine.plugins.v"
 HOOK_BY_SLOT = {slot: f"engine_{slot}" for slot in SLOTS}
 RESERVED_NAMES = frozenset({"auto"})
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+_COMMAND_NAME = re.compile(r"[a-z][a-z0-9_-]*\Z")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
 
 
@@ -72,9 +73,13 @@ class CommandOffer:
     origin: Origin
 
     @property
+    def name(self) -> str:
+        return self.provider.name
+
+    @property
     def qualified(self) -> str:
         """``dist:name``, unique even when two distributions offer the same name."""
-        return f"{self.origin.dist}:{self.provider.name}"
+        return f"{self.origin.dist}:{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +246,14 @@ class _Findings:
                 )
 
         for command in self._call(origin, module, "engine_command"):
+            offer = CommandOffer(command, origin)
             wrong = command_error(command)
+            if not wrong and any(offer.qualified == other.qualified for other in self.commands):
+                wrong = f"offers the command {command.name!r} twice"
             if wrong:
                 self.fail(origin, "provider", wrong)
             else:
-                self.commands.append(CommandOffer(command, origin))
+                self.commands.append(offer)
 
     def _call(self, origin: Origin, module: ModuleType, hook: str) -> Sequence[Any]:
         """One plugin's answer to one hook; others' exceptions cannot lose it."""
@@ -278,7 +286,7 @@ class _Findings:
 
 def provider_error(slot: str, provider: Provider) -> str:
     """Why this record cannot be used; empty when it can."""
-    wrong = _record_error(provider)
+    wrong = _record_error(provider.name, _NAME, "and '_', and not 'auto'", provider.factory, provider.api)
     if wrong:
         return wrong
     unknown = [name for name in provider.requires if name not in SLOTS]
@@ -294,16 +302,23 @@ def provider_error(slot: str, provider: Provider) -> str:
 def command_error(provider: object) -> str:
     """Why this record of a command cannot be used; empty when it can."""
     if not isinstance(provider, CommandProvider):
-        return f"engine_command gave {provider!r}, expected a CommandProvider"
-    return _record_error(provider)
+        return f"engine_command gave a {type(provider).__name__}, expected a CommandProvider"
+    if not isinstance(provider.doc, str) or len(provider.doc.splitlines()) > 1:
+        return f"command {provider.name!r}: doc {provider.doc!r}: expected one line"
+    wrong = _record_error(provider.name, _COMMAND_NAME, "'_' and '-'", provider.command, provider.api)
+    return wrong and f"command {provider.name!r}: {wrong}"
 
 
-def _record_error(provider: Provider | CommandProvider) -> str:
-    major, minor = provider.api
-    if major != PLUGIN_API[0] or minor > PLUGIN_API[1]:
-        return f"needs plugin API {major}.{minor}, this engine has {PLUGIN_API[0]}.{PLUGIN_API[1]}"
-    if not _NAME.match(provider.name) or provider.name in RESERVED_NAMES:
-        return f"name {provider.name!r}: expected lower-case letters, digits and '_', and not 'auto'"
-    if not isinstance(provider.factory, str) or not _FACTORY.match(provider.factory):
-        return f"factory {provider.factory!r}: expected 'package.module:attribute'"
+def _record_error(name: object, allowed: re.Pattern[str], others: str, target: object, api: object) -> str:
+    """What plugins and commands have in common."""
+    match api:
+        case (int(major), int(minor)):
+            if major != PLUGIN_API[0] or minor > PLUGIN_API[1]:
+                return f"needs plugin API {major}.{minor}, this engine has {PLUGIN_API[0]}.{PLUGIN_API[1]}"
+        case _:
+            return f"api {api!r}: expected two numbers, like {PLUGIN_API}"
+    if not isinstance(name, str) or not allowed.match(name) or name in RESERVED_NAMES:
+        return f"name {name!r}: expected lower-case letters, digits {others}"
+    if not isinstance(target, str) or not _FACTORY.match(target):
+        return f"factory {target!r}: expected 'package.module:attribute'"
     return ""

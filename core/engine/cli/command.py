@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from engine.assembly.errors import nearest
+from engine.assembly.errors import AssemblyError, nearest
 from engine.contracts.command import USAGE, Command
 
 OVERRIDES_HELP = """\
@@ -25,7 +25,7 @@ def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
         prog=f"engine {name}",
         description=command.help,
         usage=f"engine {name} [--flags]" + (" [overrides]" if command.takes_overrides else ""),
-        epilog=OVERRIDES_HELP if command.takes_overrides else command.notes or None,
+        epilog="\n\n".join(filter(None, (command.notes, OVERRIDES_HELP * command.takes_overrides))),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -38,7 +38,10 @@ def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
             metavar="DIR",
             help="folder with your own presets and variants (may be repeated)",
         )
-    command.flags(parser)
+    try:
+        command.flags(parser)
+    except argparse.ArgumentError as error:
+        raise AssemblyError([f"command {name}: {error}"]) from error
     return parser
 
 
@@ -51,7 +54,10 @@ def run(name: str, command: Command, argv: Sequence[str]) -> int:
             parser.error(f"no such flag {word.partition('=')[0]}{nearest(word.partition('=')[0], options(parser))}")
         if not command.takes_overrides:
             parser.error(f"unexpected {word!r}")
-    return command.run(flags, rest)
+    code = command.run(flags, rest)
+    if not isinstance(code, int):
+        raise AssemblyError([f"command {name} returned {code!r}, expected an exit code"])
+    return code
 
 
 def options(parser: argparse.ArgumentParser) -> list[str]:

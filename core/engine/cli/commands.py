@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 
-from engine.assembly.discovery import Discovered, discover
+from engine.assembly import values
+from engine.assembly.discovery import OWN_DISTRIBUTION, CommandOffer, Discovered, Origin, discover
 from engine.assembly.errors import AssemblyError, listing, nearest
 from engine.cli.command import report_failures
 from engine.contracts.command import Command, CommandProvider
+from engine.contracts.config import PluginSettings
 
 CORE = (
     CommandProvider("serve", "engine.cli.serve:COMMAND", "start the OpenAI-compatible server"),
@@ -19,43 +20,52 @@ CORE = (
     CommandProvider("completion", "engine.cli.completion:COMMAND", "print a completion script for bash, zsh or fish"),
 )
 HIDDEN = (CommandProvider("complete", "engine.cli.complete:COMMAND", "candidates for the last word of a line"),)
+TAKEN = frozenset({"help", *(provider.name for provider in (*CORE, *HIDDEN))})
+_OWN = Origin(OWN_DISTRIBUTION, "", "")
 
 
-def commands(discovered: Discovered) -> dict[str, CommandProvider]:
-    """Every command by the name that calls it. ``dist:name`` calls a plugin's command whose name is the core's or
-    another plugin's, too."""
-    found = {provider.name: provider for provider in CORE}
-    counts = Counter([*found, *(offer.provider.name for offer in discovered.commands)])
+def commands(discovered: Discovered) -> dict[str, CommandOffer]:
+    """Every command by the shortest name that calls it: the core's, then plugins'. Where two packages offer one name
+    it is the built-in one's, and others are ``dist:name``."""
+    found = {provider.name: CommandOffer(provider, _OWN) for provider in CORE}
+    own = {offer.name for offer in discovered.commands if offer.origin.dist == OWN_DISTRIBUTION}
+    counts = Counter(offer.name for offer in discovered.commands)
     for offer in discovered.commands:
-        found[offer.provider.name if counts[offer.provider.name] == 1 else offer.qualified] = offer.provider
+        alone = counts[offer.name] == 1 or (offer.name in own and offer.origin.dist == OWN_DISTRIBUTION)
+        found[offer.name if alone and offer.name not in TAKEN else offer.qualified] = offer
     return found
 
 
-def find(name: str) -> CommandProvider:
-    """The command that ``name`` calls; plugins are loaded only where it is none of the core's. Raises
-    :class:`AssemblyError`."""
-    own = {provider.name: provider for provider in (*CORE, *HIDDEN)}
-    if name in own:
-        return own[name]
-    discovered = discover()
-    known = commands(discovered)
-    if name in known:
-        return known[name]
+def find(name: str) -> CommandOffer:
+    """The command that ``name``, or ``dist:name``, calls. Other packages are loaded only where the engine itself has
+    none of that name. Raises :class:`AssemblyError`."""
+    for provider in (*CORE, *HIDDEN):
+        if name == provider.name:
+            return CommandOffer(provider, _OWN)
+    for settings in (PluginSettings(third_party=False), PluginSettings()):
+        discovered = discover(settings)
+        known = commands(discovered)
+        offer = known.get(name) or next((o for o in discovered.commands if o.qualified == name), None)
+        if offer is not None:
+            return offer
     report_failures(discovered.failures)
-    same = [qualified for qualified in known if qualified.endswith(f":{name}")]
+    same = [offer.qualified for offer in discovered.commands if offer.name == name]
     if same:
-        raise AssemblyError([f"several plugins offer the command {name!r}: {listing(same)} (call one of them so)"])
+        raise AssemblyError([f"several packages offer the command {name!r}: say which of {listing(same)}"])
     raise AssemblyError([f"no such command {name!r}{nearest(name, known) or f' (commands: {listing(known)})'}"])
 
 
-def load(provider: CommandProvider) -> Command:
-    """The command itself, imported only when it is called. Raises :class:`AssemblyError`."""
-    module, _, attribute = provider.factory.partition(":")
-    try:
-        command = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise AssemblyError([f"command {provider.name} cannot be loaded: {type(error).__name__}: {error}"]) from error
+def load(offer: CommandOffer) -> Command:
+    """The command itself, imported only when it is called. Raises :class:`AssemblyError` where a plugin's fails."""
+    target = offer.provider.command
+    if offer.origin is _OWN:
+        command = values.load(target)
+    else:
+        try:
+            command = values.load(target)
+        except Exception as error:  # importing a plugin may fail in any way
+            why = f"{type(error).__name__}: {error}"
+            raise AssemblyError([f"command {offer.qualified} cannot be imported from {target}: {why}"]) from error
     if not isinstance(command, Command):
-        found = type(command).__name__
-        raise AssemblyError([f"command {provider.name}: {provider.factory} is a {found}, expected a Command"])
+        raise AssemblyError([f"command {offer.qualified}: {target} is a {type(command).__name__}, expected a Command"])
     return command

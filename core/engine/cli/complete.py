@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from collections.abc import Iterable
 
-from engine.assembly.discovery import discover
+from engine.assembly.discovery import Discovered, discover
 from engine.cli.command import options, parser_of
 from engine.cli.commands import commands, load
 from engine.contracts import MULTI_SLOTS, SLOTS
@@ -18,22 +18,26 @@ def candidates(line: str) -> list[str]:
     """What the last word of ``line`` (which starts with ``engine``) could become."""
     words = line.split(" ")[1:] or [""]
     word = words[-1]
-    known = commands(discover())
+    discovered = discover()
+    known = commands(discovered)
     if len(words) == 1:
         return _matching(word, known)
     if words[0] not in known:
         return []
-    command = load(known[words[0]])
+    try:
+        command = load(known[words[0]])
+        flags = options(parser_of(words[0], command))
+    except Exception:  # of a plugin's command; calling it tells
+        return []
     if word.startswith("-"):
-        return _matching(word, options(parser_of(words[0], command)))
-    return _overrides(word) if command.takes_overrides else []
+        return _matching(word, flags)
+    return _overrides(word, discovered) if command.takes_overrides else []
 
 
-def _overrides(word: str) -> list[str]:
+def _overrides(word: str, discovered: Discovered) -> list[str]:
     from engine.assembly.compose import PRESET
     from engine.assembly.compose import options as choices
 
-    discovered = discover()
     plus = "+" if word.startswith("+") else ""
     bare = word.removeprefix("+")
     if "=" in bare:

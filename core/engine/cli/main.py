@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from engine import __version__
@@ -11,7 +12,7 @@ from engine.assembly.discovery import discover
 from engine.assembly.errors import AssemblyError
 from engine.cli.command import run
 from engine.cli.commands import commands, find, load
-from engine.contracts.command import FAILED, OK, USAGE
+from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,28 +25,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"engine {__version__}")
         return OK
     try:
-        provider = find(words[0])
-        return run(provider.name, load(provider), words[1:])
+        offer = find(words[0])
+        return run(words[0], load(offer), words[1:])
     except AssemblyError as error:
         print(error.text(), file=sys.stderr)
         return USAGE
     except SystemExit as stop:  # argparse: --help and wrong flags
-        return stop.code if isinstance(stop.code, int) else FAILED
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else OK if stop.code is None else FAILED
     except BrokenPipeError:  # the reader (head, less) has gone; a second write at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        print(f"engine: command {offer.qualified} failed", file=sys.stderr)
         return FAILED
 
 
 def usage() -> str:
-    known = commands(discover())
+    discovered = discover()
+    known = commands(discovered)
     width = max(map(len, known))
-    lines = "\n".join(f"  {name:<{width}}  {provider.doc}" for name, provider in known.items())
+    lines = "\n".join(f"  {name:<{width}}  {offer.provider.doc}" for name, offer in known.items())
+    broken = f"{len(discovered.failures)} failures of plugins: 'engine plugins'\n\n" if discovered.failures else ""
     return (
         "usage: engine COMMAND [--flags] [overrides]\n\n"
         "An LLM inference server in which every latency optimisation is a plugin.\n\n"
         f"commands:\n{lines}\n\n"
+        f"{broken}"
         "start here:\n"
         "  engine serve +preset=latency\n"
         "  engine serve +preset=latency --model path/or/hub-id drafter=none\n\n"

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from engine.assembly.compose import AUTO
+from engine.cli.commands import commands
 from engine.contracts import SLOTS
 from engine.contracts.command import OK, Command
 
@@ -40,27 +41,23 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
         for slot in SLOTS
         for offer in found.of_slot(slot)
     ]
-    rows += [
-        {
-            "slot": "command",
-            "name": offer.provider.name,
-            "selected": False,
-            "origin": str(offer.origin),
-            "provides": [],
-            "doc": offer.provider.doc,
-        }
-        for offer in found.commands
+    offered = [
+        {"name": name, "origin": str(offer.origin), "doc": offer.provider.doc}
+        for name, offer in commands(found).items()
+        if offer in found.commands
     ]
     failures = [str(failure) for failure in found.failures]
     off = [str(origin) for origin in found.switched_off]
     if flags.json:
-        print(json.dumps({"plugins": rows, "failures": failures, "switched_off": off}, indent=2))
+        print(json.dumps({"plugins": rows, "commands": offered, "failures": failures, "switched_off": off}, indent=2))
     else:
-        _print(rows, failures, off)
+        _print(rows, offered, failures, off)
     return OK
 
 
-def _print(rows: list[dict[str, Any]], failures: list[str], off: list[str]) -> None:
+def _print(
+    rows: list[dict[str, Any]], offered: list[dict[str, str]], failures: list[str], off: list[str]
+) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -74,6 +71,8 @@ def _print(rows: list[dict[str, Any]], failures: list[str], off: list[str]) -> N
         mark = " *" if row["selected"] else ""
         table.add_row(row["slot"] if row["slot"] != last else "", row["name"] + mark, row["origin"], row["doc"])
         last = row["slot"]
+    for i, row in enumerate(offered):
+        table.add_row("" if i else "(command)", row["name"], row["origin"], row["doc"])
     Console(width=shutil.get_terminal_size((120, 24)).columns, highlight=False).print(table)
     print("* selected by this configuration (or a candidate of auto)")
     for line in off:

@@ -54,7 +54,8 @@ class KVFormat(Protocol):
         ``ptr``: the cache of one layer, in the storage dtype; one of 8-bit floats is handed over as uint8, their bits,
         because Triton has no such type on every device. ``offsets``: int64 ``[tokens, dims]``, elements from ``ptr``;
         ``mask``: bool, same shape. Returns what is stored, *not* multiplied by its scale (the kernel does that), in
-        ``DTYPE``, 0 where masked; what is stored there may not even be loaded.
+        ``DTYPE``, 0 where masked; what is stored there may not even be loaded. The same function at every call: kernels
+        are compiled for it.
         """
         ...
 
@@ -73,6 +74,6 @@ class KVFormat(Protocol):
         which axis is tokens and which dimensions is the kernel's choice. ``scale``: float32, broadcasts to that
         shape, the one :meth:`pack` would be given; with ``scale == "none"`` it is to be ignored. The stored bytes equal
         those of :meth:`pack`. A format that has no such function but needs one is stored with :meth:`pack`, in
-        kernels of its own.
+        kernels of its own. The same function at every call: kernels are compiled for it.
         """
         ...

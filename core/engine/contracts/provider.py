@@ -11,7 +11,8 @@ from engine.contracts.config import Settings, SlotConfig
 from engine.contracts.model import DeviceFacts, ModelFacts
 
 PLUGIN_API: tuple[int, int] = (1, 0)
-"""(major, minor) of the plugin interface. The major is also in the entry-point group's name."""
+"""(major, minor) of the plugin interface. The major is also in the entry-point group's name. Until the first
+release the interface may change without a new number."""
 
 
 def always_supported(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:

@@ -22,13 +22,13 @@ PRIOR = 0.6
 """Acceptance of the first draft before any was tried, typical of trained heads (EAGLE3 0.7, n-grams 0.4). A later
 position that was not tried lately is taken to be as good as the one before it."""
 KEEP = 0.98
-"""What counts of acceptances keep of a step that drafts: a memory of some 50 steps, within one long answer. Counts of
-positions that are not drafted age, too: what was learned on another text does not hold for ever."""
+"""What all counts of acceptances keep when a step drafts: a memory of some 50 steps, within one long answer. What other
+texts taught of positions and batch sizes that are not drafted now does not hold for ever."""
 GAIN = 1.05
 """What another number must promise to replace the present one: a mean of step times is off by about 3 %."""
 RETRY = 256
 """Decode steps between two trials: with TRIAL, at most 2 % of all steps. While drafting is off, this times what a draft
-adds to a step, in steps (a quarter to four): trials cost 2 % of the time."""
+adds to a step, in steps (a quarter to four): up to there trials cost some 2 % of the time at most."""
 TRIAL = 4
 """Steps of a trial. The times of the last ``4 * TRIAL`` steps are kept for each number of drafts."""
 
@@ -73,6 +73,11 @@ class Bucket:
             # The middle half: a pause of the machine is no property of drafting.
             middle = sorted(times)[len(times) // 4 : -(len(times) // 4) or None]
             self._typical[num_draft_tokens] = sum(middle) / len(middle)
+
+    def age(self) -> None:
+        """A step drafted, of whatever batch size."""
+        self.tried = [KEEP * count for count in self.tried]
+        self.accepted = [KEEP * count for count in self.accepted]
 
     def count(self) -> None:
         """A step of this batch size was made."""
@@ -123,10 +128,12 @@ class DraftPolicy:
         bucket, most = self._bucket(len(chains)), max(asked for asked, _ in chains)
         if ms is not None:
             bucket.took(most, ms)
-        for i in range(self.max_width if most else 0):
+        for other in self._buckets if most else ():
+            other.age()
+        for i in range(most):
             reached = [accepted > i for asked, accepted in chains if asked > i and accepted >= i]
-            bucket.tried[i] = KEEP * bucket.tried[i] + len(reached)
-            bucket.accepted[i] = KEEP * bucket.accepted[i] + sum(reached)
+            bucket.tried[i] += len(reached)
+            bucket.accepted[i] += sum(reached)
         trial = bucket.trial(self.max_width)
         if not trial or most > 0:  # nobody drafts: a trial of drafts waits for a request that can
             bucket.count()

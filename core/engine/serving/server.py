@@ -197,7 +197,7 @@ def serve(plan: EnginePlan) -> int:
     SIGTERM or SIGINT drains for at most ``server.drain_s``; a second one ends at once.
     """
     from engine.assembly.bind import bind_api
-    from engine.loop.process import ProcessEngineClient
+    from engine.startup.process import ProcessEngineClient
 
     logs.configure()
     try:

@@ -15,7 +15,7 @@ import msgspec
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Phase, Progress, Ready, ToEngine
-from engine.loop.process import HEADER
+from engine.startup.process import HEADER
 
 IMPORTS = "import torch"
 """The first phase of start-up: a process that has not loaded torch yet spends seconds there."""

@@ -18,6 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 from engine_plugins.command.bench.compare import read_result, render_comparison
 from engine_plugins.command.bench.load import Limit, LoopLag, OnDone, closed_loop, open_loop
 from engine_plugins.command.bench.options import BenchOptions, options_of
@@ -27,7 +28,8 @@ from engine_plugins.command.bench.report import Result, render, summarise
 from engine_plugins.command.bench.target import HttpSender, Target, open_session
 from engine_plugins.command.bench.workload import Workload, arrivals, random_text
 
-OK, FAILED, USAGE, INVALID, INTERRUPTED = 0, 1, 2, 3, 130
+INVALID = 3
+"""Exit code of a run in which the client itself lagged."""
 SAMPLE_CHARS = 4000
 clock = time.perf_counter
 
