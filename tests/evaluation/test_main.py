@@ -245,7 +245,7 @@ def test_ctrl_c_ends_it_without_a_traceback_and_leaves_no_result(tmp_path, text,
     monkeypatch.setattr("engine.evaluation.scoring._score", interrupted)
     folder = tmp_path / "results"
     folder.mkdir()
-    assert main(["eval", "device=cpu", "--text", text, "--json", str(folder / "result.json")]) == 1
+    assert main(["eval", "device=cpu", "--text", text, "--json", str(folder / "result.json")]) == 130
     assert "Traceback" not in capsys.readouterr().err and not list(folder.iterdir())
 
 

@@ -11,7 +11,7 @@ from engine import __version__
 from engine.assembly.discovery import discover
 from engine.assembly.errors import AssemblyError
 from engine.cli.command import run
-from engine.cli.commands import commands, find, load
+from engine.cli.commands import CORE, commands, find, load
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 
 
@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception:
+        if offer.provider in CORE:
+            raise
         traceback.print_exc()
         print(f"engine: command {offer.qualified} failed", file=sys.stderr)
         return FAILED
