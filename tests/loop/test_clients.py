@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +18,7 @@ from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.loop.client import EngineDead, EngineRefused, OutputStream
-from engine.loop.messages import Progress
+from engine.loop.messages import Heartbeat, Progress
 from engine.serving import server
 from engine.startup import process
 from engine.startup.inprocess import InprocessEngineClient
@@ -118,21 +122,99 @@ def test_an_engine_that_cannot_start_says_why_in_one_message(capfd: pytest.Captu
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_the_engine_process_ends_when_its_parent_does(plan: EnginePlan) -> None:
+def test_a_stopped_engine_answers_no_ping_and_is_killed_with_its_stacks(
+    plan: EnginePlan, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> None:
+        client = ProcessEngineClient(plan)
+        info = await client.start()
+        client.ping()
+        heard = client.num_messages
+        await until(lambda: client.num_messages > heard)
+        stream = client.submit(EngineRequest("a", PROMPT, SamplingParams(max_tokens=200, temperature=0.0)))
+        await anext(stream)
+        os.kill(info.pid, signal.SIGSTOP)
+        await asyncio.sleep(0.2)
+        heard = client.num_messages
+        client.ping()
+        await asyncio.sleep(0.3)
+        assert client.alive and client.num_messages == heard
+        client.kill("it does not answer")
+        with pytest.raises(EngineDead, match="it does not answer"):
+            await asyncio.wait_for(collect(stream), process.STACKS_S + 2)
+        assert client.cause_of_death == "it does not answer"
+        again = await client.start()
+        assert again.pid != info.pid
+        await client.close()
+
+    asyncio.run(scenario())
+    shown = capfd.readouterr().err
+    assert "Fatal Python error: Aborted" in shown and "in drive" in shown
+
+
+def test_pings_are_answered_while_a_step_runs_and_say_how_long_it_has() -> None:
+    slow = assemble(["device=cpu", "model.max_len=4096", "exporter=[]", "threads=1", "scheduler.token_budget=4096"])
+
+    async def scenario() -> list[Heartbeat]:
+        client = ProcessEngineClient(slow)
+        await client.start()
+        stream = client.submit(EngineRequest("a", tuple(range(5, 3900)), GREEDY))
+        first, beats = asyncio.ensure_future(anext(stream)), []
+        while not first.done():
+            client.ping()
+            await asyncio.sleep(0.01)
+            beats.append(client.heartbeat)
+        await client.close()
+        return beats
+
+    stepping = [beat for beat in asyncio.run(scenario()) if beat.step_s]
+    assert len({beat.step_s for beat in stepping}) > 3
+    assert stepping[-1].expected_s > 0.0  # known from warming up, before any step was measured
+
+
+async def until(seen: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not seen():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("phase", ["import torch", "plan memory", "load weights", "warm up", "ready"])
+def test_the_engine_process_ends_with_its_parent_in_every_phase(plan: EnginePlan, phase: str) -> None:
     script = (
-        "import asyncio, os, sys\n"
+        "import asyncio, os, signal, sys\n"
         "from engine.assembly.plan import EnginePlan\n"
         "from engine.startup.process import ProcessEngineClient\n"
+        "client = ProcessEngineClient(EnginePlan.from_json(sys.stdin.buffer.read()))\n"
+        "def die(progress=None):\n"
+        "    if progress is None or progress.phase == sys.argv[1]:\n"
+        "        print(client._process.pid, flush=True)\n"
+        "        os.kill(client._process.pid, signal.SIGSTOP)  # it can do nothing about it itself\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "async def main():\n"
-        "    client = ProcessEngineClient(EnginePlan.from_json(sys.stdin.buffer.read()))\n"
-        "    print((await client.start()).pid, flush=True)\n"
-        "    os._exit(0)\n"
+        "    await client.start(die)\n"
+        "    die()\n"
         "asyncio.run(main())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=plan.to_json(), capture_output=True, timeout=120, check=True
-    )
-    pid = int(done.stdout)
-    subprocess.run(
-        ["timeout", "30", "tail", f"--pid={pid}", "-f", "/dev/null"], check=True
-    )  # returns as soon as the process is gone
+    command = [sys.executable, "-c", script, phase]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        parent.stdin.write(plan.to_json())
+        parent.stdin.close()
+        child = int(parent.stdout.readline())
+        try:
+            assert parent.wait(60) == -signal.SIGKILL
+            by = time.monotonic() + 2.0
+            while not has_ended(child):
+                assert time.monotonic() < by
+                time.sleep(0.01)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for whoever inherited it to take note."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True

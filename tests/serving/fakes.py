@@ -25,6 +25,7 @@ from engine.loop.messages import (
     EngineInfo,
     EngineStats,
     Failed,
+    Heartbeat,
     Progress,
     Ready,
     StepOutputs,
@@ -142,6 +143,10 @@ class ScriptedClient(ClientBase):
         self.starts = 0
         self.fail_starts = 0
         self.fail_request = ""
+        self.silent = False
+        self.hang_at_start: asyncio.Event | None = None
+        self.next_heartbeat = Heartbeat()
+        self.killed: list[str] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
@@ -151,6 +156,9 @@ class ScriptedClient(ClientBase):
         if self.fail_starts:
             self.fail_starts -= 1
             raise EngineDead("no memory left")
+        if self.hang_at_start is not None:
+            await self.hang_at_start.wait()
+            raise EngineDead(self.cause_of_death)
         info = EngineInfo(1, 8, 16, MAX_LEN, VOCAB, 0, 0, (), ())
         self.deliver(Ready(info))
         return info
@@ -168,6 +176,17 @@ class ScriptedClient(ClientBase):
                         task.cancel()
                         self._out(TokensOut(name, finish_reason=reason, timings=TIMINGS))
                 self.abort_seen.set()
+
+    def ping(self) -> None:
+        if not self.silent:
+            self.deliver(self.next_heartbeat)
+
+    def kill(self, why: str) -> None:
+        self.killed.append(why)
+        self.silent = False
+        self.died(why)
+        if self.hang_at_start is not None:
+            self.hang_at_start.set()
 
     def die(self) -> None:
         for task in self._tasks.values():

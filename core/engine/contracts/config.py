@@ -145,6 +145,9 @@ class ServerSettings:
     """Most sequences one API request may ask for (prompts x n)."""
     drain_s: float = 30.0
     """After SIGTERM, how long running requests may take to finish."""
+    stall_s: float = 30.0
+    """An engine that answers nothing for so long, or whose step takes so much longer than it should, is killed and
+    started again. ``/ready`` is 503 after 5 s of this."""
     max_body_bytes: int = 8 * 1024 * 1024
     keepalive_s: float = 5.0
     """Silence in a stream after which a comment line is sent; 0: never."""
@@ -154,6 +157,7 @@ class ServerSettings:
         at_least("server.max_queue", self.max_queue, 1)
         at_least("server.max_n", self.max_n, 1)
         at_least("server.drain_s", self.drain_s, 0)
+        at_least("server.stall_s", self.stall_s, 5)
         at_least("server.max_body_bytes", self.max_body_bytes, 1)
         at_least("server.keepalive_s", self.keepalive_s, 0)
         if self.api_key == "":

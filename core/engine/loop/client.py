@@ -7,7 +7,7 @@ from typing import Protocol
 
 from engine.contracts.events import Event
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
-from engine.loop.messages import EngineInfo, EngineStats, Progress
+from engine.loop.messages import EngineInfo, EngineStats, Heartbeat, Progress
 
 
 class EngineDead(RuntimeError):
@@ -41,6 +41,10 @@ class EngineClient(Protocol):
     stats: EngineStats
     """The latest the engine reported."""
     info: EngineInfo | None
+    heartbeat: Heartbeat
+    """The latest the engine answered to a :meth:`ping`."""
+    num_messages: int
+    """How many messages the engine has sent: moves while it is alive and pinged."""
     cause_of_death: str
     """Why the engine is not alive, once it has died."""
 
@@ -55,6 +59,14 @@ class EngineClient(Protocol):
 
     def on_events(self, callback: Callable[[Sequence[Event]], None]) -> None:
         """Have the engine's events delivered, batch by batch."""
+        ...
+
+    def ping(self) -> None:
+        """Ask for a sign of life; from the moment of :meth:`start` on. Never raises."""
+        ...
+
+    def kill(self, why: str) -> None:
+        """End an engine that hangs: its stacks are written to stderr, then it is dead, of ``why``."""
         ...
 
     async def reset_prefix_cache(self) -> None: ...

@@ -22,7 +22,7 @@ from engine.loop.block_keys import BlockKeys
 from engine.loop.commit import Committer
 from engine.loop.drafting import Drafted, Drafting
 from engine.loop.ledger import InFlight, Ledger
-from engine.loop.messages import EngineStats, StepOutputs
+from engine.loop.messages import EngineStats, Heartbeat, StepOutputs
 from engine.loop.planning import Limits, Planner
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
@@ -93,6 +93,10 @@ class EngineCore:
         self._outputs: list[TokensOut] = []
         self._events: list[Event] = []
         self._cost = StepCostModel()
+        self._cost_at_start = self._cost.cost()
+        """Measured while warming up: too high rather than too low, and all there is before the first step."""
+        self._step_began_s: float | None = None
+        self._expected_ms = 0.0
         self._ledger = Ledger()
         self._queues = Queues()
         device_drafter = on_device(bound.drafter)
@@ -128,7 +132,7 @@ class EngineCore:
         """Meanwhile a drafter always drafts as far as it may; what steps cost is forgotten at the end."""
         with self.drafting(self.max_draft_tokens):
             yield
-        self._cost = StepCostModel()
+        self._cost_at_start, self._cost = self._cost.cost(), StepCostModel()
 
     @contextlib.contextmanager
     def drafting(self, num_drafts: int) -> Iterator[None]:
@@ -183,11 +187,21 @@ class EngineCore:
 
     def step(self) -> StepOutputs:
         """Launch what can be launched, wait for the oldest step in flight, commit it."""
+        self._step_began_s, self._expected_ms = self._clock(), 0.0
         while len(self._ledger) < self._settings.in_flight and self._queues.by_id and self._launch():
             pass
+        cost = self._cost.cost() if self._cost.cost().num_samples else self._cost_at_start
+        self._expected_ms = sum(cost.ms(num_tokens) for num_tokens in self._ledger.num_tokens())
         if self._ledger:
             self._collect()
-        return self._flush()
+        outputs = self._flush()
+        self._step_began_s = None
+        return outputs
+
+    def heartbeat(self) -> Heartbeat:
+        """How the step in hand is getting on. May be called from any thread."""
+        began = self._step_began_s
+        return Heartbeat() if began is None else Heartbeat(self._clock() - began, self._expected_ms / 1e3)
 
     def _launch(self) -> bool:
         started = self._clock()

@@ -42,6 +42,10 @@ class Ledger:
     def launched(self, step: InFlight) -> None:
         self._steps.append(step)
 
+    def num_tokens(self) -> tuple[int, ...]:
+        """Of each step in flight."""
+        return tuple(step.plan.num_tokens for step in self._steps)
+
     def oldest(self) -> InFlight:
         return self._steps[0]
 

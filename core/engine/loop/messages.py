@@ -33,7 +33,11 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Abort what runs and end the process. (Draining is the API's job: it waits before it sends this.)"""
 
 
-ToEngine = Submit | Abort | ResetPrefixCache | Shutdown
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Answer with a :class:`Heartbeat` at once, whatever a step is doing."""
+
+
+ToEngine = Submit | Abort | ResetPrefixCache | Shutdown | Ping
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -142,4 +146,13 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The configuration cannot run here, and the error says what to change: trying again is no use."""
 
 
-FromEngine = Progress | Ready | StepOutputs | Failed
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """The engine process runs; how its step in hand is getting on, by the engine's own clock."""
+
+    step_s: float = 0.0
+    """How long the step has taken so far; 0 between steps."""
+    expected_s: float = 0.0
+    """How long such a step takes, from measured ones; 0 before anything was measured."""
+
+
+FromEngine = Progress | Ready | StepOutputs | Failed | Heartbeat

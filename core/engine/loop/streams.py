@@ -15,6 +15,7 @@ from engine.loop.messages import (
     EngineStats,
     Failed,
     FromEngine,
+    Heartbeat,
     Progress,
     Ready,
     StepOutputs,
@@ -59,6 +60,8 @@ class ClientBase:
         self.alive = False
         self.stats = EngineStats()
         self.info: EngineInfo | None = None
+        self.heartbeat = Heartbeat()
+        self.num_messages = 0
         self.cause_of_death = ""
         self._streams: dict[str, Stream] = {}
         self._event_callbacks: list[Callable[[Sequence[Event]], None]] = []
@@ -87,6 +90,7 @@ class ClientBase:
 
     def deliver(self, message: FromEngine) -> None:
         """Take a message from the engine; on the event loop's thread."""
+        self.num_messages += 1
         match message:
             case StepOutputs(outputs, events, stats):
                 self.stats = stats
@@ -95,6 +99,8 @@ class ClientBase:
                 if events:
                     for callback in self._event_callbacks:
                         callback(events)
+            case Heartbeat():
+                self.heartbeat = message
             case Progress() if self._on_progress is not None:
                 self._on_progress(message)
             case Ready(info):
@@ -117,7 +123,7 @@ class ClientBase:
         """The engine is gone: everybody who waits for it learns why."""
         self.alive = False
         self.cause_of_death = why
-        self.stats = EngineStats()
+        self.stats, self.heartbeat = EngineStats(), Heartbeat()
         dead = kind(why)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(dead)

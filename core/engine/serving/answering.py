@@ -95,8 +95,6 @@ async def answer(
     finally:
         for run in runs:
             run.close()
-        if isinstance(route, ToEngine):
-            state.engine_runs -= len(runs)
     if all(run.finish_reason is not None for run in runs):
         _report(state, job.api, runs)
     return response
@@ -146,8 +144,6 @@ def _start(state: ServerState, job: Job, route: ToEngine | Answer) -> list[Seque
         for run in runs:
             run.close()
         raise engine_died() from None
-    if isinstance(route, ToEngine):
-        state.engine_runs += len(runs)
     return runs
 
 

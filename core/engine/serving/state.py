@@ -37,8 +37,6 @@ class ServerState:
     latency: RollingLatency
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
-    engine_runs: int = 0
-    """Sequences the engine owes output for."""
     supervisor: Supervisor = field(init=False)
     spoken: set[object] = field(default_factory=set)
     """Connections on which a request has arrived; the server forgets those that are closed."""
@@ -46,7 +44,7 @@ class ServerState:
     """For proxied requests; opened with the application."""
 
     def __post_init__(self) -> None:
-        self.supervisor = Supervisor(self.client, lambda: self.engine_runs)
+        self.supervisor = Supervisor(self.client, self.settings.stall_s)
 
     @property
     def settings(self) -> ServerSettings:

@@ -1,4 +1,4 @@
-"""Keeps an engine behind the listener: starts it, notices its death, starts it again, knows when to give up."""
+"""Keeps an engine behind the listener: starts it, sees it die or hang, starts it again, knows when to give up."""
 
 from __future__ import annotations
 
@@ -15,45 +15,57 @@ from engine.loop.messages import Progress
 
 MAX_CRASHES = 3
 CRASH_WINDOW_S = 60.0
-STALL_S = 120.0
-"""No step for so long while work is pending means stuck. Generous: one step over a long prompt is progress too."""
+PING_S = 1.0
+"""Between two pings."""
+NOT_READY_S = 4.0
+"""An engine that hangs for so long gets no more requests: with the time between pings, within 5 s."""
+SLACK = 10.0
+"""A step hangs only once it has taken so many times what was expected: a long prompt on a busy machine does not."""
 
 State = Literal["loading", "serving", "restarting", "failed"]
 log = structlog.get_logger("engine.supervisor")
 
 
 class Supervisor:
-    """``pending()``: sequences the engine owes output for."""
+    """An engine hangs while it answers no ping, and while a step takes far longer than such steps do. ``stall_s``: for
+    how long, until it is killed and started again."""
 
     def __init__(
         self,
         client: EngineClient,
-        pending: Callable[[], int],
+        stall_s: float,
         *,
         poll_s: float = 0.1,
+        ping_s: float = PING_S,
         backoff_s: float = 0.5,
-        stall_s: float = STALL_S,
     ) -> None:
         self._client = client
-        self._pending = pending
-        self._poll_s = poll_s
-        self._backoff_s = backoff_s
         self._stall_s = stall_s
+        self._poll_s = poll_s
+        self._ping_s = ping_s
+        self._backoff_s = backoff_s
         self._crashes: deque[float] = deque(maxlen=MAX_CRASHES)
-        self._step = -1
-        self._moved_s = time.monotonic()
+        self._num_messages = 0
+        self._silent_s = self._since_ping_s = 0.0
         self.state: State = "loading"
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> None:
-        """First start. Raises :class:`EngineDead` with the engine's own words."""
-        await self._client.start(on_progress)
-        self._serving()
+        """Start the engine; kill it if it hangs meanwhile. Raises :class:`EngineDead` with the engine's own words."""
+        self._silent_s = 0.0
+        starting = asyncio.ensure_future(self._client.start(on_progress))
+        try:
+            while not (await asyncio.wait({starting}, timeout=self._poll_s))[0]:
+                self._check()
+            await starting
+        finally:
+            starting.cancel()
+        self.state = "serving"
 
     async def watch(self) -> None:
-        """Restart the engine whenever it dies. Raises :class:`EngineDead` after three crashes in 60 s."""
+        """Restart the engine whenever it dies or hangs. Raises :class:`EngineDead` after three crashes in 60 s."""
         while True:
             await asyncio.sleep(self._poll_s)
-            self._look()
+            self._check()
             if not self._client.alive:
                 self.state = "restarting"
                 log.error("engine died", cause=self._client.cause_of_death)
@@ -65,11 +77,7 @@ class Supervisor:
             return f"engine {self.state}"
         if not self._client.alive:
             return "engine dead"
-        self._look()
-        stalled_s = time.monotonic() - self._moved_s
-        if stalled_s > self._stall_s:
-            return f"engine stalled: no step for {stalled_s:.0f} s with {self._pending()} sequences pending"
-        return None
+        return self._why() if self._hangs_s() > NOT_READY_S else None
 
     async def _restart(self) -> None:
         words = self._client.cause_of_death
@@ -80,21 +88,41 @@ class Supervisor:
                 raise EngineDead(f"{MAX_CRASHES} crashes within {CRASH_WINDOW_S:.0f} s, giving up. Last: {words}")
             await asyncio.sleep(self._backoff_s * 2 ** (len(self._crashes) - 1))
             try:
-                await self._client.start(None)
+                await self.start()
             except EngineDead as error:
                 words = str(error)
                 log.error("engine did not start again", cause=words)
                 continue
-            self._serving()
             log.info("engine restarted")
             return
 
-    def _serving(self) -> None:
-        self.state = "serving"
-        self._moved_s = time.monotonic()
+    def _check(self) -> None:
+        """Once every ``poll_s``: ping, and kill an engine that has hung for too long."""
+        # Counted in polls, not by a clock: what this process missed while it was stopped is no silence of the engine.
+        self._silent_s += self._poll_s
+        self._since_ping_s += self._poll_s
+        if self._client.num_messages != self._num_messages:
+            self._num_messages, self._silent_s = self._client.num_messages, 0.0
+        if self._since_ping_s >= self._ping_s:
+            self._since_ping_s = 0.0
+            self._client.ping()
+        if self._hangs_s() > self._stall_s:
+            why = self._why()
+            log.error("engine is killed", cause=why)
+            self._silent_s = 0.0
+            self._client.kill(why)
 
-    def _look(self) -> None:
-        step = self._client.stats.step
-        if step != self._step or self._pending() == 0:
-            self._step = step
-            self._moved_s = time.monotonic()
+    def _over_s(self) -> float:
+        """By how much the engine's step exceeds what one may take."""
+        beat = self._client.heartbeat
+        return max(0.0, beat.step_s - SLACK * beat.expected_s)
+
+    def _hangs_s(self) -> float:
+        """For how long the engine has not been getting on."""
+        return self._over_s() + self._silent_s
+
+    def _why(self) -> str:
+        beat, silent_s = self._client.heartbeat, self._silent_s
+        if self._over_s() > silent_s:
+            return f"engine stalled: a step has taken {beat.step_s:.0f} s, {beat.expected_s:.1f} s were expected"
+        return f"engine stalled: no answer for {silent_s:.0f} s"

@@ -1,7 +1,10 @@
-"""The engine process: ``python -m engine.startup.child FD``. Ends when its parent does."""
+"""The engine process: ``python -m engine.startup.child FD PARENT``. Ends when its parent does."""
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
+import os
 import queue
 import signal
 import socket
@@ -9,25 +12,29 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 import msgspec
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Phase, Progress, Ready, ToEngine
+from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Heartbeat, Phase, Ping, Progress, Ready, ToEngine
 from engine.startup.process import HEADER
 
+PR_SET_PDEATHSIG = 1
+"""See prctl(2)."""
 IMPORTS = "import torch"
 """The first phase of start-up: a process that has not loaded torch yet spends seconds there."""
 
 
 class Connection:
-    """Blocking frames over the socket to the API process."""
+    """Blocking frames over the socket to the API process. Any thread may send."""
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._stream = self._socket.makefile("rb")
         self._encode = msgspec.msgpack.Encoder().encode
+        self._sending = threading.Lock()
 
     def receive(self) -> bytes | None:
         """The next frame; ``None`` when the peer is gone."""
@@ -41,22 +48,41 @@ class Connection:
         return body if len(body) == size else None
 
     def send(self, message: FromEngine) -> None:
-        body = self._encode(message)
-        self._socket.sendall(HEADER.pack(len(body)) + body)
+        with self._sending:
+            body = self._encode(message)
+            self._socket.sendall(HEADER.pack(len(body)) + body)
 
 
-def main(fd: int) -> int:
+class Beats:
+    """Where heartbeats come from: nothing is known of steps until there is an engine."""
+
+    def __init__(self) -> None:
+        self.of: Callable[[], Heartbeat] = Heartbeat
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, whatever either of them is doing."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before that
+        sys.exit(1)
+
+
+def main(fd: int, parent: int) -> int:
     """Receive the plan, build the engine, run it."""
+    end_with(parent)
+    faulthandler.enable()  # who kills a process that hangs sends SIGABRT first, and its stacks are seen
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent drains, then says so
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(fd)
     inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+    beats = Beats()
     explained: tuple[type[Exception], ...] = ()
     try:
         plan_json = connection.receive()
         if plan_json is None:
             return 1
         plan = EnginePlan.from_json(plan_json)
+        threading.Thread(target=_listen, args=(connection, inbox, beats), name="inbox", daemon=True).start()
         connection.send(Progress(IMPORTS, 0.0))
         started = time.monotonic()
         from engine.execution.checkpoint import CheckpointError
@@ -66,7 +92,7 @@ def main(fd: int) -> int:
         imported = Phase(IMPORTS, round(time.monotonic() - started, 3))
         explained += (CheckpointError,)
         engine = build_engine(plan, connection.send)
-        threading.Thread(target=_listen, args=(connection, inbox), name="inbox", daemon=True).start()
+        beats.of = engine.core.heartbeat
         connection.send(Ready(msgspec.structs.replace(engine.info, phases=(imported, *engine.info.phases))))
         return 0 if drive(engine.core, inbox, connection.send) else 1
     except BrokenPipeError:
@@ -88,16 +114,21 @@ def refusal(error: AssemblyError) -> Failed:
     return Failed(error.text().removeprefix("engine: "), refused=True)
 
 
-def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | None]) -> None:
-    """Decode what the API process sends; ``None`` when it is gone or not making sense."""
+def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | None], beats: Beats) -> None:
+    """Decode what the API process sends; ``None`` when it is gone or not making sense. Pings are answered here, while
+    the engine builds and steps."""
     decode = msgspec.msgpack.Decoder(ToEngine).decode
     try:
         while (body := connection.receive()) is not None:
-            inbox.put(decode(body))
+            message = decode(body)
+            if isinstance(message, Ping):
+                connection.send(beats.of())
+            else:
+                inbox.put(message)
     except (ValueError, OSError):
         traceback.print_exc()
     inbox.put(None)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -9,11 +9,13 @@ from collections.abc import Callable
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.loop.core import EngineCore
 from engine.loop.driver import drive
 from engine.loop.messages import (
     EngineInfo,
     Failed,
     FromEngine,
+    Heartbeat,
     Progress,
     Ready,
     ResetPrefixCache,
@@ -31,6 +33,7 @@ class InprocessEngineClient(ClientBase):
         self._plan = plan
         self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._core: EngineCore | None = None
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
         loop = asyncio.get_running_loop()
@@ -51,6 +54,7 @@ class InprocessEngineClient(ClientBase):
             except Exception as error:
                 send(Failed(f"{type(error).__name__}: {error}", phase="starting"))
                 return
+            self._core = engine.core
             send(Ready(engine.info))
             drive(engine.core, self._inbox, send)
 
@@ -60,6 +64,13 @@ class InprocessEngineClient(ClientBase):
 
     def send(self, message: ToEngine) -> None:
         self._inbox.put(message)
+
+    def ping(self) -> None:
+        self.deliver(Heartbeat() if self._core is None else self._core.heartbeat())
+
+    def kill(self, why: str) -> None:
+        """A thread cannot be ended: it is only not listened to any more."""
+        self.died(why)
 
     async def reset_prefix_cache(self) -> None:
         self.send(ResetPrefixCache())

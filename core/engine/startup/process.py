@@ -6,7 +6,9 @@ The first frame to the child is the plan as JSON; all others are msgpack message
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -22,6 +24,7 @@ from engine.loop.messages import (
     MAX_FRAME,
     EngineInfo,
     FromEngine,
+    Ping,
     Progress,
     ResetPrefixCache,
     Shutdown,
@@ -33,6 +36,8 @@ HEADER = struct.Struct("<I")
 CLOSE_TIMEOUT_S = 5.0
 """How long a process may take to end by itself. Whoever limits the time of :meth:`ProcessEngineClient.close` must give
 more than this: a close that is cut off cannot kill."""
+STACKS_S = 2.0
+"""How long a process that is killed may take to write its stacks."""
 
 
 class ProcessEngineClient(ClientBase):
@@ -46,17 +51,20 @@ class ProcessEngineClient(ClientBase):
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._killed = ""
+        """Why this process was killed from here."""
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
         await self._reap()
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "engine.startup.child", str(theirs.fileno())],
+                [sys.executable, "-m", "engine.startup.child", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 env=with_defaults(os.environ, self._plan.device.kind),
                 stdin=subprocess.DEVNULL,
             )
+        self._killed = ""
         ours.setblocking(False)
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**20)
         self._ready, self._on_progress = asyncio.get_running_loop().create_future(), on_progress
@@ -66,6 +74,19 @@ class ProcessEngineClient(ClientBase):
 
     def send(self, message: ToEngine) -> None:
         self._write(self._encode(message))
+
+    def ping(self) -> None:
+        with contextlib.suppress(EngineDead):
+            self.send(Ping())
+
+    def kill(self, why: str) -> None:
+        process = self._process
+        if process is None:
+            return
+        self._killed = why
+        process.send_signal(signal.SIGABRT)  # the child writes its stacks before it dies of this
+        process.send_signal(signal.SIGCONT)  # a stopped one, too
+        asyncio.get_running_loop().call_later(STACKS_S, process.kill)
 
     async def reset_prefix_cache(self) -> None:
         self.send(ResetPrefixCache())
@@ -92,7 +113,7 @@ class ProcessEngineClient(ClientBase):
                 self.deliver(self._decode(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await asyncio.to_thread(process.wait)
-            self.died(f"the engine process ended with {describe_exit(code)}")
+            self.died(self._killed or f"the engine process ended with {describe_exit(code)}")
         except Exception as error:
             # Unreadable frames, or a callback that raised: nothing can be delivered any more, so the engine is given
             # up rather than left looking alive.
