@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from engine.contracts.request import SamplingParams
@@ -25,6 +25,9 @@ class ApiRequest:
     stop: tuple[str, ...]
     stream: bool
     echo: bool
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Every field of the body that was given, as plain values, but ``prompt`` and ``messages``, which ``prompts`` has.
+    Some of them shape the text and nothing else here."""
 
 
 @dataclass(frozen=True, slots=True)

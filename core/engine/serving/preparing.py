@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from engine.contracts.request import SamplingParams
@@ -74,8 +76,18 @@ def make_job(
         stop=stop_strings(request),
         stream=bool(request.stream),
         echo=isinstance(request, CompletionRequest) and bool(request.echo),
+        fields=_fields(request),
     )
     return Job(api, request, body, arrival, int(time.time()), state.fingerprint)
+
+
+def _fields(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
+    given = msgspec.structs.asdict(request).items()
+    return {
+        name: msgspec.to_builtins(value)
+        for name, value in given
+        if value is not None and name not in ("prompt", "messages")
+    }
 
 
 def _sampling(

@@ -66,6 +66,8 @@ class RouterConformance:
             replace(REQUEST, n=2),
             replace(REQUEST, stop=("x",)),
             replace(REQUEST, echo=True),
+            replace(REQUEST, fields={"skip_special_tokens": False}),
+            replace(REQUEST, fields={"include_stop_str_in_output": True}),
             replace(REQUEST, sampling=SamplingParams(temperature=0.0, max_tokens=5)),
             replace(REQUEST, sampling=SamplingParams(temperature=0.0, max_tokens=4, logprobs=1)),
             replace(REQUEST, sampling=SamplingParams(temperature=0.0, max_tokens=4, logit_bias={5: 1.0})),

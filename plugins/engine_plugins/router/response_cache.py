@@ -12,6 +12,7 @@ import hashlib
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -23,6 +24,11 @@ from engine_plugins.router.direct import first_alive
 
 ENTRY_BYTES = 512
 """What an entry costs besides its answer: key, table slot, bookkeeping."""
+
+
+SHAPES_NOTHING = frozenset({"request_id", "stream", "stream_options", "priority"})
+"""What may differ between requests with one answer: how and when it is sent. Text is made anew of stored tokens."""
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 class ResponseCacheRouter:
@@ -70,23 +76,11 @@ def is_complete(request: ApiRequest, answer: Answer) -> bool:
 
 
 def cache_key(request: ApiRequest) -> bytes:
-    """SHA-256 over everything that shapes the answer; ``stream`` and the request's id do not.
-
-    Sampling parameters are hashed whole (logprobs, penalties, biases, length limits and stop ids included).
-    """
-    sampling = msgspec.structs.asdict(request.sampling)
-    sampling["logit_bias"] = sorted(sampling["logit_bias"].items())
-    fields = (
-        request.kind,
-        request.model,
-        request.prompts,
-        request.n,
-        tuple(sampling.values()),
-        request.cache_salt,
-        request.stop,
-        request.echo,
-    )
-    return hashlib.sha256(msgspec.msgpack.encode(fields)).digest()
+    """SHA-256 over the whole request but :data:`SHAPES_NOTHING`: what a later version adds is part of it by default."""
+    shaping = {f.name: getattr(request, f.name) for f in fields(request) if f.name not in SHAPES_NOTHING}
+    shaping["sampling"] = msgspec.to_builtins(request.sampling, str_keys=True)
+    shaping["fields"] = {name: value for name, value in request.fields.items() if name not in SHAPES_NOTHING}
+    return hashlib.sha256(_encode(shaping)).digest()
 
 
 def deep_size(value: Any) -> int:

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import msgspec
 import pytest
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
 from engine.contracts.router import Answer, ApiRequest, ToEngine
+from engine.serving.protocol import ChatRequest, CompletionRequest
 from engine.testing.context import build_context
 from engine.testing.router import ALIVE, ANSWER, REQUEST, RouterConformance
 from engine_plugins.router.config import ResponseCacheConfig
-from engine_plugins.router.response_cache import ENTRY_BYTES, ResponseCacheRouter, cache_key, deep_size
+from engine_plugins.router.response_cache import (
+    ENTRY_BYTES,
+    SHAPES_NOTHING,
+    ResponseCacheRouter,
+    cache_key,
+    deep_size,
+)
 
 CONTEXT = build_context()
 FLEET = (ALIVE,)
@@ -118,3 +125,31 @@ def test_the_size_of_an_answer_counts_its_logprobs():
     plain = deep_size(({"tokens": (1,), "logprobs": ()},))
     rich = deep_size(({"tokens": (1,), "logprobs": (TokenLogprobs(1, -0.5, tuple((i, -1.0) for i in range(20))),)},))
     assert rich - plain > 20 * 64
+
+
+OTHER = {
+    "temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "seed": 3, "stop": ["x"], "stop_token_ids": [5],
+    "include_stop_str_in_output": True, "max_tokens": 3, "min_tokens": 1, "ignore_eos": True,
+    "skip_special_tokens": False, "n": 2, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
+    "logit_bias": {"5": 1.0}, "cache_salt": "tenant", "max_completion_tokens": 3, "logprobs": 1, "top_logprobs": 2,
+    "add_generation_prompt": False, "echo": True, "best_of": 1, "model": "other",
+}  # fmt: skip
+"""Another value of every field of a request, the prompt apart."""
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_every_field_of_a_request_is_part_of_the_key_but_those_that_say_how_it_is_sent(kind):
+    names = {field.name for field in msgspec.structs.fields(kind)} - {"prompt", "messages"}
+    assert names - OTHER.keys() == SHAPES_NOTHING - {"request_id"}
+    keys = {cache_key(replace(REQUEST, fields={name: OTHER[name]})) for name in names & OTHER.keys()}
+    assert len(keys | {cache_key(REQUEST)}) == len(names & OTHER.keys()) + 1
+    same = {"stream": True, "stream_options": {"include_usage": True}, "priority": 3}
+    assert cache_key(replace(REQUEST, fields=same)) == cache_key(REQUEST)
+
+
+def test_every_field_of_the_contract_is_part_of_the_key_but_the_id_and_how_it_is_sent():
+    other = {"kind": "completion", "model": "o", "prompts": ((9,),), "n": 2, "sampling": SamplingParams(), "echo": True}
+    other |= {"cache_salt": "t", "stop": ("x",), "fields": {"x": 1}}
+    assert {field.name for field in fields(REQUEST)} - other.keys() == {"request_id", "stream"}
+    keys = {cache_key(replace(REQUEST, **{name: value})) for name, value in other.items()}
+    assert len(keys | {cache_key(REQUEST)}) == len(other) + 1
