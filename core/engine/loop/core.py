@@ -190,7 +190,8 @@ class EngineCore:
         self._step_began_s, self._expected_ms = self._clock(), 0.0
         while len(self._ledger) < self._settings.in_flight and self._queues.by_id and self._launch():
             pass
-        cost = self._cost.cost() if self._cost.cost().num_samples else self._cost_at_start
+        cost = self._cost.cost()
+        cost = cost if cost.num_samples else self._cost_at_start
         self._expected_ms = sum(cost.ms(num_tokens) for num_tokens in self._ledger.num_tokens())
         if self._ledger:
             self._collect()
