@@ -47,11 +47,12 @@ class Supervisor:
         self._crashes: deque[float] = deque(maxlen=MAX_CRASHES)
         self._num_messages = 0
         self._silent_s = self._since_ping_s = 0.0
+        self._killed = False
         self.state: State = "loading"
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Start the engine; kill it if it hangs meanwhile. Raises :class:`EngineDead` with the engine's own words."""
-        self._silent_s = 0.0
+        self._silent_s, self._killed = 0.0, False
         starting = asyncio.ensure_future(self._client.start(on_progress))
         try:
             while not (await asyncio.wait({starting}, timeout=self._poll_s))[0]:
@@ -106,10 +107,9 @@ class Supervisor:
         if self._since_ping_s >= self._ping_s:
             self._since_ping_s = 0.0
             self._client.ping()
-        if self._hangs_s() > self._stall_s:
-            why = self._why()
+        if self._hangs_s() > self._stall_s and not self._killed:
+            why, self._killed = self._why(), True
             log.error("engine is killed", cause=why)
-            self._silent_s = 0.0
             self._client.kill(why)
 
     def _over_s(self) -> float:
