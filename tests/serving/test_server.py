@@ -172,18 +172,6 @@ async def test_wrong_requests_get_json_errors() -> None:
 
 
 @in_loop
-async def test_a_connection_that_never_sends_a_header_is_closed() -> None:
-    async with running() as server:
-        server.server._sweeper.cancel()
-        sweeper = asyncio.create_task(server.server._sweep(0.04))
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.server.port)
-        writer.write(b"GET /health HTTP/1.1\r\nHo")
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-        writer.close()
-        sweeper.cancel()
-
-
-@in_loop
 async def test_text_becomes_tokens_and_back() -> None:
     async with running() as server:
         _, _, data = await server.post("/tokenize", {"prompt": "hé"})

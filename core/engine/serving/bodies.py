@@ -47,5 +47,21 @@ def error_response(error: ApiError) -> web.Response:
     )
 
 
+def http_error_response(error: web.HTTPException, method: str) -> web.Response:
+    """What aiohttp refuses by itself, as this server's errors look."""
+    if error.status == 404:
+        shown = ApiError(404, "There is no such path on this server.", code="not_found")
+    elif error.status == 405:
+        shown = ApiError(405, f"This path does not take {method[:16]}.", code="method_not_allowed")
+    elif error.status == 417:
+        shown = ApiError(417, "The only Expect header supported is 100-continue.", code="expectation_failed")
+    else:
+        shown = ApiError(error.status, error.reason or "The request failed.", code="http_error")
+    response = error_response(shown)
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
+
+
 def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"The body is larger than {limit} bytes (server.max_body_bytes).", code="request_too_large")

@@ -38,8 +38,6 @@ class ServerState:
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
     supervisor: Supervisor = field(init=False)
-    spoken: set[object] = field(default_factory=set)
-    """Connections on which a request has arrived; the server forgets those that are closed."""
     session: ClientSession | None = None
     """For proxied requests; opened with the application."""
 
