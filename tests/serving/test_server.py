@@ -146,9 +146,17 @@ async def test_every_route_but_health_needs_the_key() -> None:
 @in_loop
 async def test_a_keyless_loopback_server_answers_to_local_names_only() -> None:
     async with running() as server:
-        assert (await server.get("/v1/models", "Host: evil.example"))[0] == 403
+        for host in (
+            "evil.example",
+            "localhost:80.evil.com",
+            "localhost.evil.com",
+            "127.0.0.1.evil.com",
+            "[::1].evil.com",
+        ):
+            assert (await server.get("/v1/models", f"Host: {host}"))[0] == 403, host
         assert (await server.get("/v1/models", "Host: 127.0.0.1:1"))[0] == 200
-        assert (await server.get("/v1/models", "Host: [::1]:1"))[0] == 200
+        for host in ("[::1]:1", "localhost:1", "a.localhost"):
+            assert (await server.get("/v1/models", f"Host: {host}"))[0] == 200, host
 
 
 @in_loop

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from engine.serving.chat_template import ChatTemplate, TemplateFailed
 from engine.serving.detokenizer import UnsupportedDecoder
-from engine.serving.tokenizer import PieceCache, Tokenizer, TokenizerError
+from engine.serving.tokenizer import PieceCache, Tokenizer, TokenizerError, TooManyTokens
 
-from .fakes import BACKEND, END, SPECIALS, TOKENIZER_JSON, make_tokenizer
+from .fakes import BACKEND, END, SPECIALS, TOKENIZER_JSON, VOCAB, make_tokenizer
 
 TOKENIZER = make_tokenizer()
 
@@ -67,11 +67,36 @@ def test_a_conversation_seen_before_is_not_tokenized_again() -> None:
 
 
 def test_the_cache_is_bounded_and_forgets_the_oldest() -> None:
-    cache = PieceCache(max_chars=1000)
+    cache = PieceCache(max_bytes=10_000)
     for i in range(100):
         cache.put(f"text {i}", False, (i,))
     assert cache.get("text 0", False) is None
     assert cache.get("text 99", False) == (99,)
+    assert 5_000 < cache.bytes <= 10_000
+
+
+def test_the_cache_counts_the_ids_of_a_text_as_well() -> None:
+    cache = PieceCache(max_bytes=100_000)
+    cache.put("x", False, tuple(range(300, 900)))
+    assert cache.bytes > 600 * 32
+
+
+def test_a_text_of_too_many_tokens_is_refused_before_its_ids_are_made() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.most_tokens = 10
+    assert len(tokenizer.encode_now("x" * 10)) == 10
+    with pytest.raises(TooManyTokens, match="11 tokens"):
+        tokenizer.encode_now("x" * 11)
+    with pytest.raises(TooManyTokens):
+        tokenizer.encode_chat_now([{"role": "user", "content": "x" * 20}])
+    assert tokenizer.cache.get("x" * 11, True) is None
+
+
+@given(st.lists(st.integers(0, VOCAB - 1), max_size=40), st.booleans())
+def test_a_whole_sequence_decodes_as_it_does_token_by_token(tokens: list[int], skips: bool) -> None:
+    tokenizer = TOKENIZER
+    stream = tokenizer.stream(skips)
+    assert tokenizer.decode_now(tokens, skips) == "".join([*map(stream.feed, tokens), stream.flush()])
 
 
 def test_many_threads_get_the_same_ids() -> None:

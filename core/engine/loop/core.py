@@ -98,7 +98,7 @@ class EngineCore:
         self._step_began_s: float | None = None
         self._expected_ms = 0.0
         self._ledger = Ledger()
-        self._queues = Queues()
+        self._queues = Queues(settings.max_requests)
         device_drafter = on_device(bound.drafter)
         self._pool = Pool(
             bound.kv_allocator,

@@ -139,7 +139,7 @@ class Planner:
         waiting: tuple[RequestView, ...] = ()
         if admitting and self._pool.free_rows:
             looked_up = min(HITS_LOOKED_UP, 2 * self._pool.free_rows)
-            waiting = tuple(self._describe(s, i < looked_up) for i, s in enumerate(self._queues.waiting))
+            waiting = tuple(self._describe(s, i < looked_up) for i, s in enumerate(self._queues.admissible()))
         return SchedulerView(
             running=running,
             waiting=waiting,
@@ -169,7 +169,7 @@ class Planner:
             computed=s.scheduled if is_running else self._hits.get(s, 0),
             is_running=is_running,
             priority=s.request.priority,
-            arrival=s.arrival,
+            turn=s.turn,
             max_total=s.max_total,
             num_draft_tokens=self._num_drafts(s),
         )

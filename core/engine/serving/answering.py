@@ -19,9 +19,10 @@ from engine.contracts.router import Answer, ApiRequest, Reject, Route, ToEngine,
 from engine.loop.client import EngineDead, OutputStream
 from engine.serving import proxy
 from engine.serving.admission import Flight
+from engine.serving.bodies import Body
 from engine.serving.errors import ApiError, engine_died
 from engine.serving.generation import Delta, RunSpec, SequenceRun, merge
-from engine.serving.protocol import ChatRequest, CompletionRequest
+from engine.serving.protocol import ChatOptions, CompletionOptions
 from engine.serving.replay import replayed
 from engine.serving.sse import EventStream
 from engine.serving.state import ENGINE_ID, ServerState
@@ -38,10 +39,12 @@ class Job:
     """One API request, validated and tokenized."""
 
     api: ApiRequest
-    request: ChatRequest | CompletionRequest
-    body: bytes
+    request: ChatOptions | CompletionOptions
+    body: Body
     """As received, for a proxy."""
     arrival: Arrival
+    client: str
+    """Who sent it; clients take turns."""
     created: int
     fingerprint: str
 
@@ -88,7 +91,8 @@ async def answer(
     if isinstance(route, Reject):
         raise ApiError(route.status, route.message, code="rejected", retry_after_s=route.retry_after_s)
     if isinstance(route, ToUrl):
-        return await proxy.forward(http, state, flight, route.base_url, job.body, job.api.stream)
+        return await proxy.forward(http, state, flight, route.base_url, job.body.data, job.api.stream)
+    job.body.release()
     runs = _start(state, job, route)
     try:
         response = await (_stream if job.api.stream else _whole)(http, state, flight, job, runs, make_format(runs))
@@ -163,6 +167,8 @@ def _engine_request(job: Job, name: str, prompt: tuple[int, ...], sampling: Samp
         sampling,
         priority=job.request.priority or 0,
         cache_salt=job.api.cache_salt,
+        client=job.client,
+        group=job.api.request_id if len(job.api.prompts) * job.api.n > 1 else "",
     )
 
 

@@ -104,8 +104,8 @@ class Connection(web.RequestHandler):
             connections.server,
             loop=loop,
             keepalive_timeout=IDLE_S,
-            access_log=None,
-            logger=http_logger(),  # type: ignore[arg-type]
+            access_log=None,  # type: ignore[arg-type]
+            logger=http_logger(),
         )
         self._connections = connections
         self._watched: int | None = None

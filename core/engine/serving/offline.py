@@ -99,6 +99,7 @@ class LLM:
         from engine.startup.build import build_engine  # imports torch, which reads the environment
 
         self.tokenizer = Tokenizer.from_directory(self.plan.model.path)
+        self.tokenizer.most_tokens = max(self.tokenizer.most_tokens, self.plan.max_len)
         self._engine = build_engine(self.plan)
         self.info = self._engine.info
         self.core = self._engine.core

@@ -14,9 +14,11 @@ from engine.contracts.exporter import Exporter
 from engine.contracts.router import EngineView, Router
 from engine.loop.client import EngineClient
 from engine.serving.admission import Admission
+from engine.serving.bodies import Bodies, Body
 from engine.serving.bus import EventBus
 from engine.serving.errors import ApiError
 from engine.serving.latency import RollingLatency
+from engine.serving.parsing import Limits, P, parse
 from engine.serving.supervisor import Supervisor
 from engine.serving.tokenizer import Tokenizer
 
@@ -33,6 +35,7 @@ class ServerState:
     exporters: tuple[Exporter, ...]
     tokenizer: Tokenizer
     admission: Admission
+    bodies: Bodies
     bus: EventBus
     latency: RollingLatency
     fingerprint: str
@@ -67,15 +70,10 @@ class ServerState:
         alive = self.client.alive and self.supervisor.state == "serving"
         return (EngineView(ENGINE_ID, self.model, alive, stats.running, stats.waiting, stats.kv_used),)
 
-    def check_model(self, name: str | None) -> None:
-        """Raises :class:`ApiError` 404 unless ``name`` is the served model (or left out)."""
-        if name is not None and name != self.model:
-            raise ApiError(
-                404,
-                f"The model {name[:128]!r} does not exist here; this server has {self.model!r}.",
-                param="model",
-                code="model_not_found",
-            )
+    async def parse(self, kind: type[P], body: Body) -> P:
+        """See :func:`engine.serving.parsing.parse`."""
+        limits = Limits(self.model, self.settings.max_n, self.max_len, self.vocab_size, self.tokenizer.most_tokens)
+        return parse(kind, body.data, limits)
 
     def check_engine(self) -> None:
         """Raises :class:`ApiError` 503 unless the engine can take work."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -19,12 +20,24 @@ from engine.serving.detokenizer import IncrementalDetokenizer, TokenBytes
 
 T = TypeVar("T")
 
-CACHED_CHARS = 32 * 1024 * 1024
-"""Most characters of text whose ids are remembered."""
+CACHED_BYTES = 64 * 1024 * 1024
+"""Most memory for text whose ids are remembered."""
+MOST_TOKENS = 2**18
+"""Text of more tokens is refused before its ids are looked at, unless the model takes more."""
+LARGE_CHARS = 256 * 1024
+"""Longer texts, which may take seconds, have a thread of their own: they never keep others waiting."""
 
 
 class TokenizerError(RuntimeError):
     """The model directory has no usable tokenizer; the message says what is missing."""
+
+
+class TooManyTokens(ValueError):
+    """A text of more tokens than anybody has use for."""
+
+    def __init__(self, count: int, most: int) -> None:
+        super().__init__(f"the text has {count} tokens; expected at most {most}")
+        self.count = count
 
 
 class _Sections(msgspec.Struct):
@@ -36,11 +49,11 @@ class _Sections(msgspec.Struct):
 
 
 class PieceCache:
-    """Least recently used pieces of text and their ids, bounded by characters."""
+    """Least recently used pieces of text and their ids, bounded by the memory they take."""
 
-    def __init__(self, max_chars: int) -> None:
-        self._max_chars = max_chars
-        self._chars = 0
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.bytes = 0
         self._entries: OrderedDict[tuple[str, bool], tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
         self.hits = 0
@@ -54,14 +67,20 @@ class PieceCache:
             return ids
 
     def put(self, text: str, whole: bool, ids: tuple[int, ...]) -> None:
+        size = _bytes_of(text, ids)
         with self._lock:
-            if (text, whole) in self._entries or len(text) > self._max_chars // 4:
+            if (text, whole) in self._entries or size > self._max_bytes // 4:
                 return
             self._entries[text, whole] = ids
-            self._chars += len(text) + 64
-            while self._chars > self._max_chars:
-                (old, _), _ = self._entries.popitem(last=False)
-                self._chars -= len(old) + 64
+            self.bytes += size
+            while self.bytes > self._max_bytes:
+                (old, _), old_ids = self._entries.popitem(last=False)
+                self.bytes -= _bytes_of(old, old_ids)
+
+
+def _bytes_of(text: str, ids: tuple[int, ...]) -> int:
+    """Memory of an entry: the text, the tuple, its integers and the place in the table."""
+    return sys.getsizeof(text) + sys.getsizeof(ids) + 32 * len(ids) + 256
 
 
 class Tokenizer:
@@ -94,8 +113,10 @@ class Tokenizer:
         self.longest_token = max((len(piece) for piece in vocab.values()), default=1)
         self.token_bytes = TokenBytes(sections.decoder, vocab, {id_: token.content for id_, token in added.items()})
         self.template = template
-        self.cache = PieceCache(CACHED_CHARS)
+        self.cache = PieceCache(CACHED_BYTES)
+        self.most_tokens = MOST_TOKENS
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        self._large_pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-large")
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
@@ -122,7 +143,7 @@ class Tokenizer:
 
     async def warm(self) -> None:
         """Start the worker threads and run the tokenizer and the template once, so that no request pays for it."""
-        await self._run(self.encode_now, "warm")
+        await self._run(0, self.encode_now, "warm")
         if self.template is not None:
             try:
                 await self.encode_chat([{"role": "user", "content": "warm"}])
@@ -130,26 +151,31 @@ class Tokenizer:
                 pass  # a template may refuse this conversation; a request that it refuses is told so
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._large_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Ids of raw text; special tokens spelled in it are recognised. Runs in a worker thread."""
+        """Ids of raw text; special tokens spelled in it are recognised. Runs in a worker thread.
+
+        Raises :class:`TooManyTokens`.
+        """
         known = self.cache.get(text, add_special_tokens)
         if known is not None:
             return known
-        return await self._run(self.encode_now, text, add_special_tokens)
+        return await self._run(len(text), self.encode_now, text, add_special_tokens)
 
     async def encode_chat(
         self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
         """Ids of a conversation. Special tokens spelled in a message are text, whoever wrote it.
 
-        Raises :class:`engine.serving.chat_template.TemplateFailed`.
+        Raises :class:`engine.serving.chat_template.TemplateFailed`, :class:`TooManyTokens`.
         """
-        return await self._run(self.encode_chat_now, messages, add_generation_prompt)
+        length = sum(len(message["content"]) for message in messages)
+        return await self._run(length, self.encode_chat_now, messages, add_generation_prompt)
 
     async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return await self._run(self.decode_now, tokens, skip_special_tokens)
+        return await self._run(len(tokens), self.decode_now, tokens, skip_special_tokens)
 
     def encode_now(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """:meth:`encode` in the calling thread."""
@@ -168,8 +194,9 @@ class Tokenizer:
 
     def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of a whole sequence."""
-        stream = self.stream(skip_special_tokens)
-        return "".join([*map(stream.feed, tokens), stream.flush()])
+        hidden = self.hidden if skip_special_tokens else frozenset()
+        data = b"".join([self.token_bytes[token] for token in tokens if token not in hidden])
+        return data.decode("utf-8", "replace")
 
     def stream(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """A detokenizer for one new sequence."""
@@ -179,15 +206,16 @@ class Tokenizer:
         """A lower bound on the number of tokens of ``text``, without tokenizing it."""
         return len(text) // (self.longest_token * self._shrinks) if self._shrinks else 0
 
-    async def _run(self, function: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+    async def _run(self, length: int, function: Callable[..., T], *args: object) -> T:
+        pool = self._pool if length <= LARGE_CHARS else self._large_pool
+        return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
 
     def _whole(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         ids = self.cache.get(text, add_special_tokens)
         if ids is None:
             # The batch call, unlike the single one, releases the interpreter lock.
             (encoding,) = self._parse.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            ids = tuple(encoding.ids)
+            ids = self._ids(encoding)
             self.cache.put(text, add_special_tokens, ids)
         return ids
 
@@ -206,9 +234,14 @@ class Tokenizer:
         ids = self.cache.get(key, False)
         if ids is None:
             (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
-            ids = tuple(encoding.ids)
+            ids = self._ids(encoding)
             self.cache.put(key, False, ids)
         return ids
+
+    def _ids(self, encoding: tokenizers.Encoding) -> tuple[int, ...]:
+        if len(encoding) > self.most_tokens:
+            raise TooManyTokens(len(encoding), self.most_tokens)
+        return tuple(encoding.ids)
 
 
 def cuts_cleanly(sections: _Sections, added: Any) -> bool:
