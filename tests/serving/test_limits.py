@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.serving import bodies
+from engine.serving import bodies, body_parser
 from engine.serving.admission import Admission
+from engine.serving.body_parser import BodyParser
 from engine.serving.errors import ApiError
 from engine.serving.parsing import (
     Limits,
@@ -60,14 +61,14 @@ def test_ids_outside_the_vocabulary_are_refused_while_parsing() -> None:
 
 def test_parsed_ids_are_packed_and_the_prompt_does_not_stay_with_the_options() -> None:
     parsed = parse(ParsedCompletion, json.dumps({"prompt": [[1, 2], [3]], "n": 2}).encode(), LIMITS)
-    assert [unpack(prompt) for prompt in parsed.prompts if isinstance(prompt, bytes)] == [(1, 2), (3,)]
+    assert [unpack(prompt) for prompt in parsed.ids] == [(1, 2), (3,)] and not parsed.texts
     assert parsed.prompts[0] == array("i", [1, 2]).tobytes()
     assert not hasattr(parsed.options, "prompt") and parsed.options.n == 2
 
 
 @pytest.mark.parametrize("field", ["role", "type"])
 def test_messages_repeat_at_most_200_characters_of_a_request(field: str) -> None:
-    long = "x" * 100_000
+    long = "x" * 50_000
     part = {"type": long} if field == "type" else {"type": "text", "text": ""}
     error = refused(ParsedChat, messages=[{"role": long if field == "role" else "user", "content": [part]}])
     assert len(error.message) < 400 and len(error.param or "") <= 128
@@ -143,3 +144,62 @@ async def test_a_client_that_fills_the_queue_does_not_lock_the_others_out() -> N
             pass
     assert admission.in_flight == 0
     admission.gate("many")
+
+
+def bodies_of_all_kinds() -> list[tuple[Any, bytes]]:
+    turn = {"role": "user", "content": "é" * 50_000}
+    big = "x" * 100_000
+    return [
+        (ParsedChat, json.dumps({"messages": [turn], "temperature": 0.5, "user": "ann"}).encode()),
+        (ParsedCompletion, json.dumps({"prompt": [big, "b"], "logprobs": 2}).encode()),
+        (ParsedCompletion, json.dumps({"prompt": [[1, 2, 3], [4]], "suffix": "", "metadata": big}).encode()),
+        (ParsedTokenize, json.dumps({"prompt": big}).encode()),
+        (ParsedDetokenize, json.dumps({"tokens": [1] * 150, "model": MODEL}).encode() + b" " * 100_000),
+        (ParsedCompletion, json.dumps({"prompt": [1] * 200_000}).encode()),
+        (ParsedCompletion, json.dumps({"prompt": "a", "model": big}).encode()),
+        (ParsedChat, b"[" * 100_000),
+    ]
+
+
+@in_loop
+async def test_large_bodies_are_parsed_elsewhere_with_the_same_result() -> None:
+    parser = BodyParser()
+    try:
+        for kind, body in bodies_of_all_kinds():
+            expected: Any
+            try:
+                expected = parse(kind, body, LIMITS)
+            except ApiError as error:
+                expected = error.body()
+            try:
+                got: Any = await parser.parse(kind, body, LIMITS)
+            except ApiError as error:
+                got = error.body()
+            assert got == expected
+    finally:
+        parser.close()
+
+
+@in_loop
+async def test_a_body_that_cannot_be_parsed_within_limits_is_refused_and_the_next_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parser = BodyParser()
+    kind, body = bodies_of_all_kinds()[0]
+    turn = b'{"role":"user","content":"","annotations":[[]]}'
+    slow = b'{"messages":[' + b",".join([turn] * 90_000) + b"]}"
+    try:
+        monkeypatch.setattr(body_parser, "CPU_S", 0.01)
+        with pytest.raises(ApiError, match="CPU time") as refused:
+            await parser.parse(kind, slow, LIMITS)
+        assert refused.value.status == 400
+        monkeypatch.undo()
+        assert (await parser.parse(kind, body, LIMITS)).options.user == "ann"
+    finally:
+        parser.close()
+
+
+def test_a_logit_bias_of_too_many_tokens_is_refused_while_parsing() -> None:
+    bias = {str(token): 1 for token in range(2000)}
+    assert refused(ParsedCompletion, prompt="a", logit_bias=bias).param == "logit_bias"
+    assert refused(ParsedChat, messages=[{"role": "user", "content": "a"}], logit_bias=bias).param == "logit_bias"

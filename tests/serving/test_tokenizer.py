@@ -8,7 +8,6 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.serving.chat_template import ChatTemplate, TemplateFailed
 from engine.serving.detokenizer import UnsupportedDecoder
 from engine.serving.tokenizer import PieceCache, Tokenizer, TokenizerError, TooManyTokens
 
@@ -38,7 +37,7 @@ def test_bytes_that_are_no_text_become_replacement_characters(data: bytes) -> No
 def test_cached_pieces_give_the_ids_of_the_whole_text(turns: list[tuple[str, str]]) -> None:
     messages = [{"role": role, "content": content} for role, content in turns]
     assert TOKENIZER.template is not None
-    rendered = TOKENIZER.template.render(messages, True)
+    rendered = TOKENIZER.template.render_now(messages, True)
     expected = tuple(BACKEND.encode(rendered.text, add_special_tokens=False).ids)
     assert TOKENIZER.encode_chat_now(messages) == expected
 
@@ -164,26 +163,4 @@ def test_a_model_directory_is_loaded_with_its_template(tmp_path: Path) -> None:
     )
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert tokenizer.encode_chat_now([{"role": "user", "content": "x"}]) == (tokenizer.special_ids["<|im_start|>"], 120)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ cycler.__init__.__globals__.os.popen('id') }}",
-        "{{ messages.append(1) }}",
-        "{% for i in range(10**9) %}x{% endfor %}",
-        "{{ raise_exception('roles must alternate') }}",
-        "{% for i in range(90000) %}{{ 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' }}{% endfor %}",
-        "{{ messages[7].content }}",
-    ],
-)
-def test_templates_cannot_escape_or_explode(source: str) -> None:
-    with pytest.raises(TemplateFailed):
-        ChatTemplate(source).render([{"role": "user", "content": "x"}], True)
-
-
-def test_templates_have_the_usual_helpers() -> None:
-    source = "{% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}{{ strftime_now('%%') }}"
-    assert ChatTemplate(source).render([], False).text == '{"a": "<é>"}%'
+    tokenizer.close()

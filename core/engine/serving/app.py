@@ -86,4 +86,5 @@ async def _resources(app: web.Application) -> AsyncIterator[None]:
     yield
     await state.session.close()
     state.tokenizer.close()
+    state.body_parser.close()
     await asyncio.to_thread(state.bus.close)

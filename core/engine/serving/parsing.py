@@ -22,7 +22,14 @@ from engine.serving.protocol import (
     TokenizeRequest,
     decode,
 )
-from engine.serving.validation import check_token_ids, choice_count, split_prompts, template_messages, too_long
+from engine.serving.validation import (
+    check_bias_size,
+    check_token_ids,
+    choice_count,
+    split_prompts,
+    template_messages,
+    too_long,
+)
 
 Turns = list[dict[str, str]]
 Packed = bytes
@@ -46,8 +53,15 @@ class ParsedChat(msgspec.Struct, frozen=True, tag="chat"):
 
 
 class ParsedCompletion(msgspec.Struct, frozen=True, tag="completion"):
+    """``texts`` or ``ids``, one for each prompt."""
+
     options: CompletionOptions
-    prompts: tuple[str | Packed, ...]
+    texts: tuple[str, ...]
+    ids: tuple[Packed, ...]
+
+    @property
+    def prompts(self) -> tuple[str, ...] | tuple[Packed, ...]:
+        return self.texts or self.ids
 
 
 class ParsedTokenize(msgspec.Struct, frozen=True, tag="tokenize"):
@@ -104,8 +118,9 @@ def _completion(body: bytes, limits: Limits) -> ParsedCompletion:
         _check_fan_out(len(request.prompt), n, limits)  # before anything is done for each of them
     prompts = split_prompts(request.prompt)
     _check_fan_out(len(prompts), n, limits)
-    packed = tuple([prompt if isinstance(prompt, str) else _packed(prompt, limits) for prompt in prompts])
-    return ParsedCompletion(_options(request, CompletionOptions), packed)
+    texts = tuple([prompt for prompt in prompts if isinstance(prompt, str)])
+    ids = tuple([_packed(prompt, limits) for prompt in prompts if not isinstance(prompt, str)])
+    return ParsedCompletion(_options(request, CompletionOptions), texts, ids)
 
 
 def _tokenize(body: bytes, limits: Limits) -> ParsedTokenize:
@@ -161,4 +176,5 @@ def _packed(prompt: tuple[int, ...], limits: Limits) -> Packed:
 
 def _options(request: S, kind: type[S]) -> S:
     """The request without its prompt, which may be long and is not needed once it has been parsed."""
+    check_bias_size(request.logit_bias)
     return kind(**{name: getattr(request, name) for name in kind.__struct_fields__})

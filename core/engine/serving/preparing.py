@@ -49,7 +49,7 @@ async def encode_text(
     try:
         return await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except TooManyTokens as error:
-        raise too_long(str(error.count), state.max_len, "prompt") from None
+        raise too_long(f"at least {error.count}", state.max_len, "prompt") from None
 
 
 async def encode_turns(state: ServerState, turns: Turns, add_generation_prompt: bool) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ async def encode_turns(state: ServerState, turns: Turns, add_generation_prompt: 
     try:
         return await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt)
     except TooManyTokens as error:
-        raise too_long(str(error.count), state.max_len, "messages") from None
+        raise too_long(f"at least {error.count}", state.max_len, "messages") from None
     except (TemplateFailed, TokenizerError) as error:
         raise bad_request(f"{str(error)[:1].upper()}{str(error)[1:]}.".replace("..", "."), "messages") from None
 

@@ -186,7 +186,7 @@ def serve(plan: EnginePlan) -> int:
         tokenizer = Tokenizer.from_directory(plan.model.path)
     except TokenizerError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2
     parts = bind_api(plan)
     server = Server(plan, ProcessEngineClient(plan), parts.router, parts.exporters, tokenizer)
     return asyncio.run(server.run())

@@ -15,10 +15,11 @@ from engine.contracts.router import EngineView, Router
 from engine.loop.client import EngineClient
 from engine.serving.admission import Admission
 from engine.serving.bodies import Bodies, Body
+from engine.serving.body_parser import BodyParser
 from engine.serving.bus import EventBus
 from engine.serving.errors import ApiError
 from engine.serving.latency import RollingLatency
-from engine.serving.parsing import Limits, P, parse
+from engine.serving.parsing import Limits, P
 from engine.serving.supervisor import Supervisor
 from engine.serving.tokenizer import Tokenizer
 
@@ -41,6 +42,7 @@ class ServerState:
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
     supervisor: Supervisor = field(init=False)
+    body_parser: BodyParser = field(default_factory=BodyParser)
     session: ClientSession | None = None
     """For proxied requests; opened with the application."""
 
@@ -73,7 +75,7 @@ class ServerState:
     async def parse(self, kind: type[P], body: Body) -> P:
         """See :func:`engine.serving.parsing.parse`."""
         limits = Limits(self.model, self.settings.max_n, self.max_len, self.vocab_size, self.tokenizer.most_tokens)
-        return parse(kind, body.data, limits)
+        return await self.body_parser.parse(kind, body.data, limits)
 
     def check_engine(self) -> None:
         """Raises :class:`ApiError` 503 unless the engine can take work."""

@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 import msgspec
 import tokenizers
 
-from engine.serving.chat_template import ChatTemplate, Rendered, TemplateFailed
+from engine.serving.chat_template import TemplateFailed, TemplateSource
 from engine.serving.detokenizer import IncrementalDetokenizer, TokenBytes
+from engine.serving.quoting import Rendered
+from engine.serving.template_worker import TemplateWorker
 
 T = TypeVar("T")
 
@@ -26,6 +28,8 @@ MOST_TOKENS = 2**18
 """Text of more tokens is refused before its ids are looked at, unless the model takes more."""
 LARGE_CHARS = 256 * 1024
 """Longer texts, which may take seconds, have a thread of their own: they never keep others waiting."""
+SHORT_CHARS = 512
+"""So much text is tokenized in about the time that a worker thread takes to wake up and answer."""
 
 
 class TokenizerError(RuntimeError):
@@ -36,7 +40,7 @@ class TooManyTokens(ValueError):
     """A text of more tokens than anybody has use for."""
 
     def __init__(self, count: int, most: int) -> None:
-        super().__init__(f"the text has {count} tokens; expected at most {most}")
+        super().__init__(f"the text has at least {count} tokens; expected at most {most}")
         self.count = count
 
 
@@ -90,8 +94,9 @@ class Tokenizer:
     are remembered by piece: the turns of a conversation that were seen before cost a look-up.
     """
 
-    def __init__(self, data: bytes, template: ChatTemplate | None, *, threads: int = 2) -> None:
-        """``data``: the bytes of a ``tokenizer.json``. Raises ``UnsupportedDecoder``."""
+    def __init__(self, data: bytes, template: TemplateWorker | None, *, threads: int = 2) -> None:
+        """``data``: the bytes of a ``tokenizer.json``. ``template`` is closed with the tokenizer. Raises
+        ``UnsupportedDecoder``."""
         self._parse = tokenizers.Tokenizer.from_buffer(data)
         self._plain = tokenizers.Tokenizer.from_buffer(data)
         self._plain.encode_special_tokens = True
@@ -133,13 +138,23 @@ class Tokenizer:
                 "tokenizer.json next to its config.json, or set model.path to a directory that has one."
             ) from None
         try:
-            template = ChatTemplate.from_directory(directory)
+            source = TemplateSource.from_directory(directory)
+            template = None if source is None else TemplateWorker(source)  # gets ready while the tokenizer is loaded
         except TemplateFailed as error:
             raise TokenizerError(f"model.path={path}: {error}") from None
         try:
-            return cls(data, template)
+            tokenizer = cls(data, template)
         except Exception as error:  # the tokenizers library raises bare ones
+            if template is not None:
+                template.close()
             raise TokenizerError(f"model.path={path}: tokenizer.json cannot be used: {error}") from error
+        try:
+            if template is not None:
+                template.check()
+        except TemplateFailed as error:
+            tokenizer.close()
+            raise TokenizerError(f"model.path={path}: {error}") from None
+        return tokenizer
 
     async def warm(self) -> None:
         """Start the worker threads and run the tokenizer and the template once, so that no request pays for it."""
@@ -153,6 +168,8 @@ class Tokenizer:
     def close(self) -> None:
         for pool in (self._pool, self._large_pool):
             pool.shutdown(wait=False, cancel_futures=True)
+        if self.template is not None:
+            self.template.close()
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of raw text; special tokens spelled in it are recognised. Runs in a worker thread.
@@ -171,8 +188,10 @@ class Tokenizer:
 
         Raises :class:`engine.serving.chat_template.TemplateFailed`, :class:`TooManyTokens`.
         """
-        length = sum(len(message["content"]) for message in messages)
-        return await self._run(length, self.encode_chat_now, messages, add_generation_prompt)
+        rendered = await self._chat_template().render(messages, add_generation_prompt, self._specials)
+        if len(rendered.text) <= SHORT_CHARS:
+            return self._encode_rendered(rendered)
+        return await self._run(len(rendered.text), self._encode_rendered, rendered)
 
     async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return await self._run(len(tokens), self.decode_now, tokens, skip_special_tokens)
@@ -185,12 +204,7 @@ class Tokenizer:
         self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
         """:meth:`encode_chat` in the calling thread."""
-        if self.template is None:
-            raise TokenizerError("This model has no chat template; use /v1/completions.")
-        rendered = self.template.render(messages, add_generation_prompt, self._specials)
-        if self._specials is None or not (self._cuttable or rendered.quoted):
-            return self._whole(rendered.text, False)
-        return self._pieces(rendered, self._specials)
+        return self._encode_rendered(self._chat_template().render_now(messages, add_generation_prompt, self._specials))
 
     def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of a whole sequence."""
@@ -210,12 +224,20 @@ class Tokenizer:
         pool = self._pool if length <= LARGE_CHARS else self._large_pool
         return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
 
+    def _chat_template(self) -> TemplateWorker:
+        if self.template is None:
+            raise TokenizerError("This model has no chat template; use /v1/completions.")
+        return self.template
+
+    def _encode_rendered(self, rendered: Rendered) -> tuple[int, ...]:
+        if self._specials is None or not (self._cuttable or rendered.quoted):
+            return self._whole(rendered.text, False)
+        return self._pieces(rendered, self._specials)
+
     def _whole(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         ids = self.cache.get(text, add_special_tokens)
         if ids is None:
-            # The batch call, unlike the single one, releases the interpreter lock.
-            (encoding,) = self._parse.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            ids = self._ids(encoding)
+            ids = self._ids(self._parse, text, add_special_tokens)
             self.cache.put(text, add_special_tokens, ids)
         return ids
 
@@ -233,15 +255,29 @@ class Tokenizer:
         key = "\0" + text
         ids = self.cache.get(key, False)
         if ids is None:
-            (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
-            ids = self._ids(encoding)
+            ids = self._ids(self._plain, text, False)
             self.cache.put(key, False, ids)
         return ids
 
-    def _ids(self, encoding: tokenizers.Encoding) -> tuple[int, ...]:
+    def _ids(self, backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        # A token takes about 100 bytes while text is tokenized, so a long text is tried from its beginning: where that
+        # alone has twice the tokens that are allowed, the whole has too many.
+        length = LARGE_CHARS
+        while length < len(text):
+            count = _count(backend, text[:length])
+            if count > 2 * self.most_tokens:
+                raise TooManyTokens(count, self.most_tokens)
+            length *= 2
+        # The batch call, unlike the single one, releases the interpreter lock.
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if len(encoding) > self.most_tokens:
             raise TooManyTokens(len(encoding), self.most_tokens)
         return tuple(encoding.ids)
+
+
+def _count(backend: tokenizers.Tokenizer, text: str) -> int:
+    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+    return len(encoding)
 
 
 def cuts_cleanly(sections: _Sections, added: Any) -> bool:

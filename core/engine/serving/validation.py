@@ -159,9 +159,14 @@ def _content_text(content: str | list[ContentPart] | None, where: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
-    if len(bias) > MAX_BIASED_TOKENS:
+def check_bias_size(bias: dict[str, float] | None) -> None:
+    """Raises :class:`ApiError` 400 for a ``logit_bias`` of more tokens than the engine takes."""
+    if bias is not None and len(bias) > MAX_BIASED_TOKENS:
         raise bad_request(f"logit_bias names {len(bias)} tokens; at most {MAX_BIASED_TOKENS}.", "logit_bias")
+
+
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
+    check_bias_size(bias)
     result = {}
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
-import os
 import queue
 import signal
 import socket
@@ -19,10 +17,9 @@ import msgspec
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Heartbeat, Phase, Ping, Progress, Ready, ToEngine
+from engine.startup.lifetime import end_with
 from engine.startup.process import HEADER
 
-PR_SET_PDEATHSIG = 1
-"""See prctl(2)."""
 IMPORTS = "import torch"
 """The first phase of start-up: a process that has not loaded torch yet spends seconds there."""
 
@@ -58,13 +55,6 @@ class Beats:
 
     def __init__(self) -> None:
         self.of: Callable[[], Heartbeat] = Heartbeat
-
-
-def end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, whatever either of them is doing."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before that
-        sys.exit(1)
 
 
 def main(fd: int, parent: int) -> int:
