@@ -12,6 +12,7 @@ import asyncio
 import json
 import math
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -169,6 +170,11 @@ def percentile(values: Sequence[float], q: float) -> float:
     return ordered[max(0, math.ceil(q / 100 * len(ordered)) - 1)] if ordered else 0.0
 
 
+def token_ids(rng: random.Random, count: int) -> list[int]:
+    """A random prompt."""
+    return [rng.randrange(100, 3000) for _ in range(count)]
+
+
 def is_error_object(reply: Reply) -> bool:
     """OpenAI's error object of exactly four keys."""
     try:
@@ -223,7 +229,7 @@ async def attached(url: str) -> AsyncIterator[Target]:
 
 
 def arguments(doc: str | None, *, url: bool = True, **counts: float) -> argparse.ArgumentParser:
-    """The options of a program: ``--url``, ``--json``, ``--seed``, and its counts with their defaults."""
+    """The options of a program: ``--url``, ``--json``, ``--seed``, its counts with their defaults, and overrides."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if url:
         parser.add_argument("--url", help="a server on this machine; without it, one is started")
@@ -231,12 +237,13 @@ def arguments(doc: str | None, *, url: bool = True, **counts: float) -> argparse
     parser.add_argument("--seed", type=int, default=0)
     for name, default in counts.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default {default}")
+    parser.add_argument("overrides", nargs="*", help="for the servers that are started, such as threads=1")
     return parser
 
 
 def target_of(options: argparse.Namespace, *overrides: str) -> AbstractAsyncContextManager[Target]:
-    """The server that the options name, or one of our own with ``overrides``."""
-    return attached(options.url) if options.url else serve(*overrides)
+    """The server that the options name, or one of our own with ``overrides`` and those of the options."""
+    return attached(options.url) if options.url else serve(*overrides, *options.overrides)
 
 
 def run(options: argparse.Namespace, attack: Callable[[argparse.Namespace], Awaitable[list[Row]]]) -> int:
