@@ -79,8 +79,10 @@ class Planner:
         limits: Limits,
         step_cost: Callable[[], StepCost],
         emit: Callable[[Event], None],
+        fail: Callable[[Sequence, str], None],
         clock: Callable[[], float],
     ) -> None:
+        """``fail`` ends a sequence for a reason that is its own."""
         self._schedule = scheduler.plan
         self._name = scheduler_name
         self._queues = queues
@@ -89,6 +91,7 @@ class Planner:
         self._limits = limits
         self._step_cost = step_cost
         self._emit = emit
+        self._fail = fail
         self._clock = clock
         self._next_id = 0
         self._preempted = 0
@@ -106,6 +109,8 @@ class Planner:
             return None if something_in_flight else self._plan_suspect()
         started = self._clock()
         asked = self._drafting.prepare(self._queues.running)
+        for sequence, why in self._drafting.take_failed():
+            self._fail(sequence, why)
         self._draft_ms += (self._clock() - started) * 1e3
         sketch = self._sketch(asked, admitting=True)
         if sketch is None:
