@@ -14,8 +14,9 @@ from engine.contracts.drafter import Draft, DraftRow
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import PROBE, EngineBroken
 from engine.step import runner
+from tests import exact_model
 
-from .harness import Exact, assert_nothing_held, exact_engine, expected, run, settle
+from .harness import VOCAB, Exact, assert_nothing_held, exact_engine, expected, run, settle
 
 NAN, DRAFTER, MEMORY, FORWARD = 93, 94, 95, 96
 """Tokens that bring a fault where they are: as the next token, in a text, in a batch."""
@@ -154,6 +155,35 @@ def test_requests_that_fail_one_after_another_do_not_end_the_engine(monkeypatch:
         outputs, errors = serve(engine, [request(f"r{i}", rng.choice(("forward", "memory", "nan")), rng)])
         assert outputs == {} and list(errors) == [f"r{i}"]
     assert serve(engine, [innocent := request("innocent", None, rng)])[0] == {"innocent": expected(innocent)}
+    assert_nothing_held(engine)
+    engine.core.close()
+
+
+@pytest.mark.parametrize("overlap", ["true", "false"])
+def test_what_a_broken_request_left_in_the_cache_is_not_used_again(
+    overlap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys were wrong in a chunk that sampled nothing, so that its blocks could be found before anybody noticed."""
+    settings = (f"overlap={overlap}", "drafter=none", "kv_allocator=prefix_cache", "scheduler.token_budget=16")
+    engine, original = exact_engine(*settings), exact_model.next_token
+    prompt, params = tuple(range(60)), SamplingParams(max_tokens=5, temperature=0.0)
+    assert NAN not in expected(EngineRequest("", prompt, params))
+    monkeypatch.setattr(
+        exact_model, "next_token", lambda tokens, size: NAN if max(tokens) >= VOCAB else original(tokens, size)
+    )
+    head, forward, fault = engine.model.head, engine.model.run, [True]
+
+    def faulty_run(batch: Any, kv: Any, *args: Any) -> Any:
+        found = forward(batch, kv, *args)
+        if fault and fault.pop():
+            kv.tokens.view(-1)[batch.slot_mapping] = VOCAB
+        return found
+
+    monkeypatch.setattr(engine.model, "run", faulty_run)
+    monkeypatch.setattr(engine.model, "head", lambda hidden: torch.where(hidden == NAN, float("nan"), head(hidden)))
+    assert list(serve(engine, [EngineRequest("bad", prompt, params)])[1]) == ["bad"]
+    again = EngineRequest("again", prompt, params)
+    assert serve(engine, [again]) == ({"again": expected(again)}, {})
     assert_nothing_held(engine)
     engine.core.close()
 
