@@ -14,9 +14,9 @@ import structlog
 from engine.contracts.request import EngineRequest, TokensOut
 from engine.loop.client import OutputStream
 from engine.serving import chat_format, parsing, preparing
-from engine.serving.chat_template import ChatTemplate
 from engine.serving.detokenizer import IncrementalDetokenizer
 from engine.serving.stops import StopMatcher
+from engine.serving.template_worker import TemplateWorker
 from engine.serving.tokenizer import Tokenizer
 
 from .fakes import END, Running, chat, events_of, ids, in_loop, make_tokenizer, running
@@ -53,7 +53,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, hook: str, te
 
 def inject_all(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, parsing, "template_messages", "parse", lambda messages: str(messages))
-    inject(monkeypatch, ChatTemplate, "render", "template", lambda self, messages, *_: str(messages))
+    inject(monkeypatch, TemplateWorker, "_submit", "template", lambda self, messages, *_: str(messages))
     inject(monkeypatch, Tokenizer, "_plain_ids", "tokenize", lambda self, text: text)
     inject(monkeypatch, preparing, "sampling_params", "parameters", lambda request, *_: request.user or "")
     inject(monkeypatch, IncrementalDetokenizer, "feed", "detokenize", lambda self, token: "<detokenize>" * (token == 1))
