@@ -132,6 +132,8 @@ class Planner:
             schedule = self._schedule(view)
         except Exception as error:
             raise SchedulerBroken(f"scheduler={self._name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(schedule, Schedule):
+            raise SchedulerBroken(f"scheduler={self._name} returned {schedule!r:.60}, expected a Schedule")
         return self._fit(schedule)
 
     def _view(self, asked: int, admitting: bool) -> SchedulerView:
@@ -217,6 +219,8 @@ class Planner:
         sketch.placed[s] = Placed(num_tokens, drafts, wants)
 
     def _checked(self, row: ScheduledRow, sketch: Sketch) -> Sequence:
+        if not isinstance(row, ScheduledRow):
+            raise SchedulerBroken(f"scheduler={self._name} returned a row {row!r:.60}, expected a ScheduledRow")
         sequence = self._queues.by_id.get(row.request_id)
         if sequence is None or sequence in sketch.placed:
             what = "is unknown" if sequence is None else "was scheduled twice"
