@@ -210,6 +210,15 @@ async def test_offsets_of_an_echoed_prompt_count_the_special_tokens_that_it_spel
     assert choice["logprobs"]["text_offset"][5] == len(asked["prompt"])
 
 
+@in_loop
+async def test_a_stop_string_counts_once_the_output_is_long_enough() -> None:
+    async with running(says("ab.cd.ef")) as server:
+        for min_tokens, text in ((0, "ab"), (2, "ab"), (3, "ab.cd"), (6, "ab.cd.ef")):
+            asked = completion(max_tokens=20, stop=".", min_tokens=min_tokens)
+            _, _, data = await server.post("/v1/completions", asked)
+            assert json.loads(data)["choices"][0]["text"] == text
+
+
 TEXT = st.text(alphabet="abé😀\n ", min_size=1, max_size=16)
 
 

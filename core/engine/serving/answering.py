@@ -30,6 +30,9 @@ from engine.serving.stops import StopMatcher
 from engine.serving.timings import Arrival
 from engine.serving.validation import choice_seed
 
+SLOW_ROUTER_MS = 50.0
+"""A router that takes longer over a request is reported: nothing else happens on the event loop meanwhile."""
+
 log = structlog.get_logger("engine.answering")
 encode = msgspec.json.encode
 
@@ -93,8 +96,9 @@ async def answer(
     if isinstance(route, ToUrl):
         return await proxy.forward(http, state, flight, route.base_url, job.body.data, job.api.stream)
     job.body.release()
-    runs = _start(state, job, route)
+    runs: list[SequenceRun] = []
     try:
+        _start(state, job, route, runs)
         response = await (_stream if job.api.stream else _whole)(http, state, flight, job, runs, make_format(runs))
     finally:
         for run in runs:
@@ -105,14 +109,20 @@ async def answer(
 
 
 def _decide(state: ServerState, api: ApiRequest) -> Route:
+    begun_s = time.monotonic()
     try:
         route = state.router.route(api, state.fleet())
     except Exception as error:
         # A router is foreign code; its failure is this request's failure and nobody else's.
         log.error("router raised", error=type(error).__name__, request_id=api.request_id)
         raise ApiError(500, "The router failed on this request.", code="router_failed") from None
+    if (ms := now_ms_since(begun_s)) > SLOW_ROUTER_MS:
+        log.warning("router blocked the server", ms=round(ms), request_id=api.request_id)
     if isinstance(route, ToEngine) and route.engine_id != ENGINE_ID:
         raise ApiError(500, "The router chose an engine that does not exist.", code="router_failed")
+    if not isinstance(route, Route) or (isinstance(route, Reject) and route.status not in range(400, 600)):
+        log.error("router returned no route", returned=type(route).__name__, request_id=api.request_id)
+        raise ApiError(500, "The router failed on this request.", code="router_failed")
     return route
 
 
@@ -124,14 +134,14 @@ def _report(state: ServerState, api: ApiRequest, runs: Sequence[SequenceRun]) ->
         log.error("router raised", error=type(error).__name__, request_id=api.request_id)
 
 
-def _start(state: ServerState, job: Job, route: ToEngine | Answer) -> list[SequenceRun]:
+def _start(state: ServerState, job: Job, route: ToEngine | Answer, runs: list[SequenceRun]) -> None:
+    """Fill ``runs``, which the caller closes: whatever goes wrong on the way, none of them runs on for nobody."""
     api = job.api
     if isinstance(route, Answer):
         if len(route.choices) != len(api.prompts) * api.n:
             raise ApiError(500, "The router's stored answer has the wrong number of choices.", code="router_failed")
     else:
         state.check_engine()
-    runs: list[SequenceRun] = []
     try:
         for index in range(len(api.prompts) * api.n):
             prompt = api.prompts[index // api.n]
@@ -145,10 +155,7 @@ def _start(state: ServerState, job: Job, route: ToEngine | Answer) -> list[Seque
                 stream = state.client.submit(_engine_request(job, name, prompt, sampling))
             runs.append(_run(state, job, index, name, prompt, sampling, stream))
     except EngineDead:
-        for run in runs:
-            run.close()
         raise engine_died() from None
-    return runs
 
 
 def _sampling(api: ApiRequest, prompt: tuple[int, ...], choice: int, max_len: int) -> SamplingParams:

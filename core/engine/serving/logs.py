@@ -11,6 +11,10 @@ from typing import Any
 
 import structlog
 
+from engine.startup.output import keep_output
+
+__all__ = ["Repeated", "configure", "http_logger", "keep_output", "on_loop_error"]
+
 EVERY_S = 60.0
 """Between two lines about the same repeated error."""
 

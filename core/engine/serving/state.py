@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from aiohttp import ClientSession, web
 
@@ -24,6 +27,10 @@ from engine.serving.supervisor import Supervisor
 from engine.serving.tokenizer import Tokenizer
 
 ENGINE_ID = "default"
+READ_S = 5.0
+"""How long exporters may keep a reader of their figures waiting."""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +83,16 @@ class ServerState:
         """See :func:`engine.serving.parsing.parse`."""
         limits = Limits(self.model, self.settings.max_n, self.max_len, self.vocab_size, self.tokenizer.most_tokens)
         return await self.body_parser.parse(kind, body.data, limits)
+
+    async def read_exporters(self, function: Callable[[], T]) -> T:
+        """What ``function`` reads from exporters, behind everything published so far. Raises :class:`ApiError` 503
+        while one of them does not return."""
+        try:
+            async with asyncio.timeout(READ_S):
+                return await asyncio.wrap_future(self.bus.read(function))
+        except TimeoutError:
+            message = f"An exporter has not returned for {READ_S:.0f} s; nothing can be read from exporters meanwhile."
+            raise ApiError(503, message, code="exporter_blocked", retry_after_s=2) from None
 
     def check_engine(self) -> None:
         """Raises :class:`ApiError` 503 unless the engine can take work."""

@@ -18,6 +18,7 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Heartbeat, Phase, Ping, Progress, Ready, ToEngine
 from engine.startup.lifetime import end_with
+from engine.startup.output import keep_output
 from engine.startup.process import HEADER
 
 IMPORTS = "import torch"
@@ -60,6 +61,7 @@ class Beats:
 def main(fd: int, parent: int) -> int:
     """Receive the plan, build the engine, run it."""
     end_with(parent)
+    keep_output()
     faulthandler.enable()  # who kills a process that hangs sends SIGABRT first, and its stacks are seen
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent drains, then says so
         signal.signal(number, signal.SIG_IGN)
@@ -115,6 +117,8 @@ def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | None], b
                 connection.send(beats.of())
             else:
                 inbox.put(message)
+    except ConnectionError:
+        pass  # the API process is gone, or closed the connection while a heartbeat was on its way
     except (ValueError, OSError):
         traceback.print_exc()
     inbox.put(None)
