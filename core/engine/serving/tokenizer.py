@@ -17,7 +17,7 @@ import tokenizers
 
 from engine.serving.chat_template import TemplateFailed, TemplateSource
 from engine.serving.detokenizer import IncrementalDetokenizer, TokenBytes
-from engine.serving.quoting import Rendered
+from engine.serving.quoting import Rendered, specials_pattern
 from engine.serving.template_worker import TemplateWorker
 
 T = TypeVar("T")
@@ -106,8 +106,7 @@ class Tokenizer:
         added = self._parse.get_added_tokens_decoder()
         self.special_ids = {token.content: id_ for id_, token in added.items() if token.special}
         self.hidden = frozenset(self.special_ids.values())
-        names = sorted(self.special_ids, key=len, reverse=True)
-        self._specials = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        self._specials = specials_pattern(self.special_ids) if self.special_ids else None
         sections = msgspec.json.decode(data, type=_Sections)
         self._cuttable = cuts_cleanly(sections, added.values())
         # Unicode normalization composes at most four characters into one; other normalizers may drop anything.
