@@ -135,6 +135,7 @@ def test_a_process_that_died_is_replaced_and_no_conversation_is_lost(
     made.render_now(says("both are there"), True)
     for killed in made.pids:
         os.kill(killed, signal.SIGKILL)
+        os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
     assert made.render_now(says("still here"), True).text == "still here"
 
 
