@@ -12,13 +12,14 @@ from engine.contracts.request import SamplingParams
 from engine.contracts.router import ApiRequest
 from engine.serving.answering import Job, request_id
 from engine.serving.chat_template import TemplateFailed
-from engine.serving.errors import bad_request
+from engine.serving.errors import ApiError, bad_request
 from engine.serving.protocol import ChatRequest, CompletionRequest, Message
 from engine.serving.state import STATE, ServerState
 from engine.serving.timings import Arrival
 from engine.serving.tokenizer import TokenizerError
 from engine.serving.validation import (
     DEFAULT_COMPLETION_TOKENS,
+    check_token_ids,
     output_limit,
     sampling_params,
     stop_strings,
@@ -34,7 +35,11 @@ def state_of(http: web.Request) -> ServerState:
 async def encode_text(state: ServerState, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
     """Raises :class:`ApiError` 400 for text that cannot fit, before tokenizing it."""
     _refuse_hopeless(state, state.tokenizer.fewest_tokens(text), "prompt")
-    return await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    try:
+        tokens = await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except TokenizerError as error:
+        raise _refused(error, "prompt") from None
+    return check_token_ids(tokens, state.vocab_size)
 
 
 async def encode_messages(
@@ -44,9 +49,14 @@ async def encode_messages(
     turns = template_messages(messages)
     _refuse_hopeless(state, sum(state.tokenizer.fewest_tokens(turn["content"]) for turn in turns), "messages")
     try:
-        return await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt is not False)
+        tokens = await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt is not False)
     except (TemplateFailed, TokenizerError) as error:
-        raise bad_request(f"{str(error)[:1].upper()}{str(error)[1:]}.".replace("..", "."), "messages") from None
+        raise _refused(error, "messages") from None
+    return check_token_ids(tokens, state.vocab_size, "messages")
+
+
+def _refused(error: Exception, param: str) -> ApiError:
+    return bad_request(f"{str(error)[:1].upper()}{str(error)[1:]}.".replace("..", "."), param)
 
 
 def _refuse_hopeless(state: ServerState, fewest: int, param: str) -> None:

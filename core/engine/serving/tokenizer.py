@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -14,8 +15,10 @@ from typing import Any, TypeVar
 import msgspec
 import tokenizers
 
+from engine.checkpoint.files import CheckpointError, one_line
 from engine.serving.chat_template import ChatTemplate, Rendered, TemplateFailed
 from engine.serving.detokenizer import IncrementalDetokenizer, TokenBytes
+from engine.serving.tokenizer_file import SPARE_TOKENS, read_tokenizer
 
 T = TypeVar("T")
 
@@ -24,7 +27,7 @@ CACHED_CHARS = 32 * 1024 * 1024
 
 
 class TokenizerError(RuntimeError):
-    """The model directory has no usable tokenizer; the message says what is missing."""
+    """The model directory has no usable tokenizer, or this one cannot handle a text; the message says why."""
 
 
 class _Sections(msgspec.Struct):
@@ -91,6 +94,7 @@ class Tokenizer:
         self._shrinks = 1 if not normalizers else 4 if normalizers <= {"NFC", "NFKC", "NFD", "NFKD"} else 0
         vocab = {id_: piece for piece, id_ in self._parse.get_vocab(with_added_tokens=True).items()}
         self.vocab_size = len(vocab)
+        self.largest_id = max(vocab, default=0)
         self.longest_token = max((len(piece) for piece in vocab.values()), default=1)
         self.token_bytes = TokenBytes(sections.decoder, vocab, {id_: token.content for id_, token in added.items()})
         self.template = template
@@ -98,27 +102,37 @@ class Tokenizer:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
 
     @classmethod
-    def from_directory(cls, path: str | Path) -> Tokenizer:
+    def from_directory(cls, path: str | Path, vocab_size: int | None = None) -> Tokenizer:
         """Load ``tokenizer.json`` and the chat template of a model in Hugging Face layout.
 
-        Raises :class:`TokenizerError` when there is no tokenizer, or one that cannot be used.
+        ``vocab_size``: the model's, which keeps the tokenizer within bounds. Raises :class:`TokenizerError` when there
+        is no tokenizer, or one that cannot be used.
         """
         directory = Path(path)
-        try:
-            data = (directory / "tokenizer.json").read_bytes()
-        except FileNotFoundError:
+        if not os.path.lexists(directory / "tokenizer.json"):
             raise TokenizerError(
                 f"model.path={path}: no tokenizer.json there, so text cannot be turned into tokens. Put the model's "
                 "tokenizer.json next to its config.json, or set model.path to a directory that has one."
-            ) from None
+            )
         try:
+            data = read_tokenizer(directory / "tokenizer.json", vocab_size)
             template = ChatTemplate.from_directory(directory)
-        except TemplateFailed as error:
+        except (CheckpointError, TemplateFailed) as error:
             raise TokenizerError(f"model.path={path}: {error}") from None
+        except RecursionError:
+            raise TokenizerError(f"model.path={path}: its chat template is nested too deep") from None
         try:
-            return cls(data, template)
-        except Exception as error:  # the tokenizers library raises bare ones
-            raise TokenizerError(f"model.path={path}: tokenizer.json cannot be used: {error}") from error
+            tokenizer = cls(data, template)
+            plain = max(tokenizer.encode_now("warm"), default=0)
+        except BaseException as error:  # the tokenizers library raises bare ones, and of panics not even these
+            raise TokenizerError(f"model.path={path}: tokenizer.json cannot be used: {_reason(error)}") from None
+        if vocab_size is not None and (plain >= vocab_size or tokenizer.largest_id >= vocab_size + SPARE_TOKENS):
+            largest = max(plain, tokenizer.largest_id)
+            raise TokenizerError(
+                f"model.path={path}: tokenizer.json has a token with id {largest}, config.json says vocab_size="
+                f"{vocab_size}: at most {SPARE_TOKENS} ids may be beyond it (SPARE_TOKENS), and none of plain text"
+            )
+        return tokenizer
 
     async def warm(self) -> None:
         """Start the worker threads and run the tokenizer and the template once, so that no request pays for it."""
@@ -185,9 +199,7 @@ class Tokenizer:
     def _whole(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         ids = self.cache.get(text, add_special_tokens)
         if ids is None:
-            # The batch call, unlike the single one, releases the interpreter lock.
-            (encoding,) = self._parse.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            ids = tuple(encoding.ids)
+            ids = _encode(self._parse, text, add_special_tokens)
             self.cache.put(text, add_special_tokens, ids)
         return ids
 
@@ -205,10 +217,26 @@ class Tokenizer:
         key = "\0" + text
         ids = self.cache.get(key, False)
         if ids is None:
-            (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
-            ids = tuple(encoding.ids)
+            ids = _encode(self._plain, text, False)
             self.cache.put(key, False, ids)
         return ids
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    """Raises :class:`TokenizerError` for a text on which the library fails."""
+    try:
+        # The batch call, unlike the single one, releases the interpreter lock.
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        raise TokenizerError(f"the model's tokenizer cannot handle this text: {_reason(error)}") from None
+    return tuple(encoding.ids)
+
+
+def _reason(error: BaseException) -> str:
+    """What the tokenizers library says, in one line. Raises ``error`` if it is none of the library's."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return one_line(str(error)) or type(error).__name__
 
 
 def cuts_cleanly(sections: _Sections, added: Any) -> bool:
