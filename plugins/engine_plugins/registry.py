@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from engine.checkpoint.files import shown
 from engine.contracts.command import CommandProvider
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.provider import Provider
@@ -41,7 +42,7 @@ def only_llama_like(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
 def only_plain_checkpoints(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
     if model.quantization is None:
         return ()
-    method = model.quantization.get("quant_method", "unknown")
+    method = shown(model.quantization.get("quant_method", "unknown"))
     return (f"the checkpoint is already quantized (quant_method={method}); quantizer=checkpoint reads that",)
 
 

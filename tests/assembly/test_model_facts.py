@@ -3,6 +3,8 @@ import pytest
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import model_facts, served_name
 
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
 
 def refused(path):
     with pytest.raises(AssemblyError) as raised:
@@ -44,9 +46,9 @@ def test_old_and_new_spellings_of_rope_mean_the_same(spelling, checkpoint):
         ({"rope_type": "dynamic", "factor": 2.0}, 1024),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
         ({"rope_type": "yarn", "factor": 4.0}, 2048),
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 128}, 512),
-        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, 512),
-        ({"type": "su", "short_factor": [1.0], "long_factor": [2.0]}, 512),
+        ({"rope_type": "llama3", **LLAMA3, "original_max_position_embeddings": 128}, 512),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, 512),
+        ({"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, 512),
     ],
 )
 def test_every_scaled_kind_says_how_far_it_reaches_and_keeps_its_numbers(params, reach, checkpoint):

@@ -226,6 +226,13 @@ def test_max_len_is_the_models_unless_a_smaller_one_is_asked_for(plan):
     assert "model.max_len=512 or less" in refused(plan, "model.max_len=513")[0]
 
 
+@pytest.mark.parametrize(("wanted", "block_size", "fewest"), [(16, 16, 32), (64, 64, 128), (40, 64, 128)])
+def test_a_pool_of_one_block_is_refused_naming_one_that_is_large_enough(plan, wanted, block_size, fewest):
+    sizes = (f"memory.kv_tokens={wanted}", f"kv_allocator.block_size={block_size}")
+    assert refused(plan, *sizes)[0].endswith(f"use memory.kv_tokens={fewest}")
+    plan(f"memory.kv_tokens={fewest}", sizes[1])
+
+
 def test_a_host_drafters_cost_is_noted_by_capability_not_by_name(plan, entry):
     mine = entry("engine-m", engine_drafter=[Provider("mine", "x:Y", provides=("host_drafter",))])
     assert any("drafter=mine runs on the host" in note for note in plan("drafter=mine", entries=[mine]).notes)

@@ -23,6 +23,9 @@ def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
+TWICE = b'{"a": %b, "a": %b}' % ((json.dumps(entry()).encode(),) * 2)
+
+
 def write_index(folder: Path, weight_map: Any) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
@@ -66,7 +69,8 @@ def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
         ({"a": {"dtype": "F32"}}, b"", "expected dtype, shape"),
         ([], b"", "not an object"),
         (b"{", b"", "not valid JSON"),
-        (b'{"a": {}, "a": {}}', b"", "appears twice"),
+        (TWICE, b"8bytes..", "'a' appears twice"),
+        (TWICE.replace(b'"a"', b'"\\u0061"', 1), b"8bytes..", "'a' appears twice"),
     ],
 )
 def test_a_bad_header_is_refused(tmp_path: Path, header: Any, data: bytes, message: str) -> None:

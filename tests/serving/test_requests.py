@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.serving.errors import ApiError
-from engine.serving.protocol import IGNORED, ChatRequest, CompletionRequest, decode
+from engine.serving.preparing import encode_messages, encode_text
+from engine.serving.protocol import IGNORED, ChatRequest, CompletionRequest, Message, decode
 from engine.serving.validation import sampling_params
 
-from .fakes import MAX_LEN, VOCAB, chat, completion, events_of, in_loop, running, says
+from .fakes import MAX_LEN, VOCAB, chat, completion, events_of, ids, in_loop, make_tokenizer, running, says
 
 
 def refused(body: bytes, kind: Any = ChatRequest) -> ApiError:
@@ -47,6 +50,16 @@ def body(**fields: Any) -> bytes:
 )
 def test_bodies_that_are_no_json_object_are_refused(data: bytes) -> None:
     refused(data, CompletionRequest)
+
+
+def test_text_whose_ids_the_model_lacks_is_refused() -> None:
+    """Looking such an id up would read beyond the table of embeddings."""
+    state: Any = SimpleNamespace(tokenizer=make_tokenizer(), max_len=MAX_LEN, vocab_size=ord("x"))
+    assert asyncio.run(encode_text(state, "cde")) == ids("cde")
+    with pytest.raises(ApiError, match=r"Token id 120 is outside the vocabulary \(0 to 119\)"):
+        asyncio.run(encode_text(state, "x"))
+    with pytest.raises(ApiError, match="outside the vocabulary"):
+        asyncio.run(encode_messages(state, [Message(role="user", content="x")], True))
 
 
 NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]

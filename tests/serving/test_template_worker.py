@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.serving import logs
+from engine.assembly.errors import AssemblyError
 from engine.serving.chat_template import TemplateFailed, TemplateSource
-from engine.serving.server import serve
 from engine.serving.template_worker import TemplateWorker
+from engine.serving.trial import load_tokenizer
 
 from .fakes import TOKENIZER_JSON, chat, in_loop, make_plan, running
 
@@ -99,16 +99,14 @@ async def test_the_client_of_a_conversation_that_breaks_a_limit_gets_400() -> No
 
 
 @pytest.mark.parametrize("source", ["{{ 'a' * 10 ** 9 }}", "{% for i in [1] %}" * 30 + "{% endfor %}" * 30])
-def test_a_server_with_such_a_template_says_so_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
-    monkeypatch.setattr(logs, "configure", lambda: None)  # it would hold on to this test's stderr
+def test_a_server_with_such_a_template_says_so_in_one_line(tmp_path: Path, source: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes(TOKENIZER_JSON)
     (tmp_path / "chat_template.jinja").write_text(source)
     plan = make_plan()
-    assert serve(replace(plan, model=replace(plan.model, path=str(tmp_path)))) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: model.path={tmp_path}: the ") and "chat template" in line
+    with pytest.raises(AssemblyError) as refused:
+        load_tokenizer(replace(plan, model=replace(plan.model, path=str(tmp_path))))
+    (line,) = refused.value.problems
+    assert line.startswith(f"model.path={tmp_path}: the ") and "chat template" in line and line.isprintable()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.execution.checkpoint import CheckpointError
 from engine.execution.cpu_memory import give_back_freed_memory
@@ -236,6 +237,14 @@ def test_a_pool_smaller_than_a_request_shortens_requests_and_says_so(model: Path
         (note,) = engine.info.notes
         assert "64 tokens" in note and "model.max_len=128" in note and "memory.kv_tokens=60" in note
         assert note in describe_start(engine.info)
+    finally:
+        engine.core.close()
+
+
+def test_one_request_of_one_block_gets_the_smallest_pool(model: Path) -> None:
+    engine = build_engine(plan_of(model, "model.max_len=16", "scheduler.max_requests=1"))
+    try:
+        assert engine.info.max_len == 16 and engine.info.num_blocks == FEWEST_BLOCKS
     finally:
         engine.core.close()
 

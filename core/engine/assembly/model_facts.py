@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.assembly.errors import AssemblyError
-from engine.contracts.model import ModelFacts, RopeFacts
+from engine.checkpoint.files import CheckpointError, clipped, read_json, shown
+from engine.checkpoint.rope import read_reach, read_rope
+from engine.checkpoint.values import Values
+from engine.contracts.model import ModelFacts
 
 BUNDLED = "bundled"
 DTYPES = ("float32", "bfloat16", "float16")
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 QUANT_CONFIG = "hf_quant_config.json"
 """Where ModelOpt writes what ``quantization_config`` says elsewhere."""
-_NEEDS_ORIGINAL = ("dynamic", "yarn", "llama3", "longrope")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok")
 
 
 def bundled_dir() -> Path:
@@ -32,16 +33,17 @@ def model_facts(path: str, name: str = "", *, download: bool = False) -> ModelFa
     ``download``: a hub id that is not in the local cache may be fetched. Raises :class:`AssemblyError`.
     """
     folder = locate(path, download=download)
-    config = _read_json(folder / "config.json", path)
-    generation: Mapping[str, Any] = {}
-    if (folder / "generation_config.json").is_file():
-        generation = _read_json(folder / "generation_config.json", path)
-    if (folder / QUANT_CONFIG).is_file():
-        _add_quantization(config, _read_json(folder / QUANT_CONFIG, path), path)
     try:
+        config = read_json(folder / "config.json")
+        generation = _read_optional(folder / "generation_config.json")
+        _add_quantization(config, _read_optional(folder / QUANT_CONFIG))
         return facts_from_config(config, generation, str(folder), name or served_name(path))
-    except ValueError as error:
+    except CheckpointError as error:
         raise AssemblyError([f"model.path={path}: {error}"]) from error
+
+
+def _read_optional(file: Path) -> dict[str, Any]:
+    return read_json(file) if os.path.lexists(file) else {}
 
 
 def served_name(path: str) -> str:
@@ -65,7 +67,7 @@ def locate(path: str, *, download: bool = False) -> Path:
         return folder
     folder = Path(path).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not os.path.lexists(folder / "config.json"):
             raise AssemblyError([f"model.path={path}: the directory has no config.json (Hugging Face layout)"])
         return folder.resolve()
     if path.startswith(("/", ".", "~")) or path.count("/") != 1:
@@ -120,29 +122,19 @@ def _download(path: str, repo: str, revision: str | None, hint: str) -> Path:
         raise AssemblyError([f"model.path={path}: cannot download: {reason[0]}; try '{hint}'"]) from error
 
 
-def _read_json(file: Path, path: str) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise AssemblyError([f"model.path={path}: cannot read {file.name}: {error}"]) from error
-    if not isinstance(value, dict):
-        raise AssemblyError([f"model.path={path}: {file.name} is not a JSON object"])
-    return value
-
-
-def _add_quantization(config: dict[str, Any], own: Mapping[str, Any], path: str) -> None:
-    """Put ModelOpt's own file into ``config``. Raises :class:`AssemblyError` where ``config`` says something else."""
+def _add_quantization(config: dict[str, Any], own: Mapping[str, Any]) -> None:
+    """Put ModelOpt's own file into ``config``. Raises :class:`CheckpointError` where ``config`` says something else."""
     section = config.get("quantization_config")
+    if not own:
+        return
     if section is None:
         config["quantization_config"] = {"quant_method": "modelopt", **own}
         return
     named, stated = (_algorithm(of) for of in (own, section))
     if named is not None and stated is not None and named != stated:
-        raise AssemblyError(
-            [
-                f"model.path={path}: {QUANT_CONFIG} says quant_algo={named} and quantization_config in config.json "
-                f"says quant_algo={stated}; remove the one that is wrong"
-            ]
+        raise CheckpointError(
+            f"{QUANT_CONFIG} says quant_algo={shown(named)} and quantization_config in config.json says "
+            f"quant_algo={shown(stated)}; remove the one that is wrong"
         )
 
 
@@ -154,114 +146,90 @@ def _algorithm(quantization: Any) -> str | None:
 
 
 def facts_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], path: str, name: str) -> ModelFacts:
-    """The facts a ``config.json`` states. Raises ``ValueError`` naming the key that is missing or odd.
+    """The facts a ``config.json`` states. Raises :class:`CheckpointError` naming the key that is missing or odd.
 
     ``auto_map`` (code in the checkpoint) is ignored: nothing from a checkpoint is ever executed.
     """
-    architectures = config.get("architectures") or []
+    values = Values(config)
+    architectures = values.texts("architectures", "MAX_LISTED")
     if not architectures:
-        raise ValueError("config.json has no 'architectures'")
-    missing = [key for key in _REQUIRED if not isinstance(config.get(key), int)]
+        raise CheckpointError("config.json has no 'architectures'")
+    missing = [key for key in _REQUIRED if not values.has(key)]
     if missing:
-        raise ValueError(f"config.json lacks {', '.join(missing)} ({architectures[0]} is not a text decoder?)")
-    heads = int(config["num_attention_heads"])
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    kv_heads = config.get("num_key_value_heads") or heads
+        family = clipped(architectures[0])
+        raise CheckpointError(f"config.json lacks {', '.join(missing)} ({family} is not a text decoder?)")
+    hidden_size = values.whole("hidden_size", "MAX_HIDDEN_SIZE")
+    heads = values.whole("num_attention_heads", "MAX_HEADS")
+    head_dim = values.whole("head_dim", "MAX_HEAD_DIM", hidden_size // heads)
+    kv_heads = values.whole("num_key_value_heads", "MAX_HEADS", heads)
     if heads % kv_heads:
-        raise ValueError(f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
-    stated = int(config.get("max_position_embeddings") or 2048)
-    rope = _rope(config, int(head_dim), stated)
-    max_position = _max_position(stated, rope)
-    windows = _layer_windows(config, max_position)
+        raise CheckpointError(f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
+    for key in _EXPERTS:
+        values.whole(key, "MAX_EXPERTS", 0, least=0)
+    stated = values.whole("max_position_embeddings", "MAX_POSITION", 2048, least=2)
+    rope = read_rope(values, head_dim, stated)
+    max_position = read_reach(stated, rope)
+    windows = _layer_windows(values, max_position)
+    vocab_size = values.whole("vocab_size", "MAX_VOCAB")
+    bos = values.wholes("bos_token_id", "MAX_LISTED", largest="MAX_VOCAB")
+    eos = [of.wholes("eos_token_id", "MAX_LISTED", largest="MAX_VOCAB") for of in (values, Values(generation))]
     return ModelFacts(
         path=path,
         name=name,
-        architecture=str(architectures[0]),
-        hidden_size=int(config["hidden_size"]),
-        num_layers=int(config["num_hidden_layers"]),
+        architecture=architectures[0],
+        hidden_size=hidden_size,
+        num_layers=values.whole("num_hidden_layers", "MAX_LAYERS"),
         num_heads=heads,
-        num_kv_heads=int(kv_heads),
-        head_dim=int(head_dim),
-        intermediate_size=int(config["intermediate_size"]),
-        vocab_size=int(config["vocab_size"]),
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=values.whole("intermediate_size", "MAX_INTERMEDIATE_SIZE"),
+        vocab_size=vocab_size,
         max_position=max_position,
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=values.number("rms_norm_eps", "MAX_EPS", 1e-6),
         rope=rope,
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        hidden_act=str(config.get("hidden_act", "silu")),
+        tie_embeddings=values.flag("tie_word_embeddings", False),
+        hidden_act=values.text("hidden_act", "silu"),
         sliding_window=next((window for window in windows if window is not None), None),
         layer_windows=windows,
-        dtype=_dtype(config),
+        dtype=_dtype(values),
         quantization=_quantization(config),
-        bos_token_id=_first_id(config.get("bos_token_id")),
-        eos_token_ids=_ids(config.get("eos_token_id"), generation.get("eos_token_id")),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=tuple(dict.fromkeys((*eos[0], *eos[1]))),
         raw=dict(config),
     )
 
 
-def _rope(config: Mapping[str, Any], head_dim: int, stated: int) -> RopeFacts:
-    """Both spellings: ``rope_theta`` + ``rope_scaling``, and the newer ``rope_parameters``."""
-    given = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
-    if any(isinstance(value, Mapping) for value in given.values()):
-        raise ValueError("rope_parameters that differ by layer type are not supported")
-    kind = str(given.get("rope_type") or given.get("type") or "default")
-    kind = {"su": "longrope"}.get(kind, kind)
-    if kind not in ROPE_KINDS:
-        raise ValueError(f"rope type {kind!r}: expected one of {', '.join(ROPE_KINDS)}")
-    theta = float(given.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    partial = float(given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
-    known = ("type", "rope_type", "rope_theta", "partial_rotary_factor")
-    params = {key: value for key, value in given.items() if key not in known}
-    if kind in ("linear", "dynamic", "yarn", "llama3") and "factor" not in params:
-        raise ValueError(f"rope type {kind!r} has no 'factor'")
-    if kind in _NEEDS_ORIGINAL:
-        original = config.get("original_max_position_embeddings") or stated
-        if params.get("original_max_position_embeddings") is None:
-            params["original_max_position_embeddings"] = original
-        params.setdefault("max_position_embeddings", stated)
-    rotary_dim = None if partial == 1.0 else int(head_dim * partial)
-    return RopeFacts(theta=theta, kind=kind, rotary_dim=rotary_dim, params=params)
-
-
-def _max_position(stated: int, rope: RopeFacts) -> int:
-    """Positions the rotation reaches. Scaled kinds state the length before scaling, except llama3 and longrope."""
-    if rope.kind in ("linear", "dynamic"):
-        return int(stated * float(rope.params["factor"]))
-    if rope.kind == "yarn":
-        return max(stated, int(rope.params["original_max_position_embeddings"] * float(rope.params["factor"])))
-    return stated
-
-
-def _layer_windows(config: Mapping[str, Any], max_position: int) -> tuple[int | None, ...]:
+def _layer_windows(values: Values, max_position: int) -> tuple[int | None, ...]:
     """Attention window by layer.
 
     ``layer_types`` decides where given. Else Qwen uses its window only if ``use_sliding_window``, from layer
     ``max_window_layers`` on; Llama never; everyone else (Mistral) in every layer once ``sliding_window`` is set.
     """
-    layers = int(config["num_hidden_layers"])
-    window = config.get("sliding_window")
-    family = str(config.get("model_type", ""))
-    qwen = family.startswith("qwen") or "use_sliding_window" in config
-    if family == "llama" or (qwen and not config.get("use_sliding_window", False)):
-        window = None
-    if window is None or window >= max_position:
+    layers = values.whole("num_hidden_layers", "MAX_LAYERS")
+    family = values.text("model_type", "")
+    qwen = family.startswith("qwen") or "use_sliding_window" in values.values
+    unused = family == "llama" or (qwen and not values.flag("use_sliding_window", False))
+    if unused or not values.has("sliding_window"):
         return (None,) * layers
-    types = config.get("layer_types")
-    if types is not None:
+    window = values.whole("sliding_window", "MAX_POSITION")
+    if window >= max_position:
+        return (None,) * layers
+    if values.has("layer_types"):
+        types = values.texts("layer_types", "MAX_LAYERS")
         if len(types) != layers:
-            raise ValueError(f"layer_types has {len(types)} entries for {layers} layers")
+            raise CheckpointError(f"layer_types has {len(types)} entries for {layers} layers")
         unknown = set(types) - {"sliding_attention", "full_attention"}
         if unknown:
-            raise ValueError(f"layer_types {', '.join(sorted(unknown))} not supported")
-        return tuple(int(window) if kind == "sliding_attention" else None for kind in types)
-    first = int(config.get("max_window_layers", 28)) if qwen else 0
-    return tuple(int(window) if layer >= first else None for layer in range(layers))
+            raise CheckpointError(f"layer_types {clipped(sorted(unknown))} not supported")
+        return tuple(window if kind == "sliding_attention" else None for kind in types)
+    first = values.whole("max_window_layers", "MAX_LAYERS", 28, least=0) if qwen else 0
+    return tuple(window if layer >= first else None for layer in range(layers))
 
 
-def _dtype(config: Mapping[str, Any]) -> str:
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+def _dtype(values: Values) -> str:
+    dtype = values.text("dtype", values.text("torch_dtype", "float32")).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+        raise CheckpointError(f"dtype {clipped(dtype)}: expected one of {', '.join(DTYPES)}")
     return dtype
 
 
@@ -269,20 +237,5 @@ def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     # Checkpoints of compressed-tensors from before it was part of transformers have the second name.
     quantization = config.get("quantization_config") or config.get("compression_config")
     if quantization is not None and not isinstance(quantization, Mapping):
-        raise ValueError(f"quantization_config {quantization!r}: expected an object")
+        raise CheckpointError(f"quantization_config {clipped(quantization)}: expected an object")
     return quantization or None
-
-
-def _ids(*values: Any) -> tuple[int, ...]:
-    """Token ids from several keys, each an int, a list or null, without repeats."""
-    found: dict[int, None] = {}
-    for value in values:
-        for token in value if isinstance(value, list) else [value]:
-            if token is not None:
-                found[int(token)] = None
-    return tuple(found)
-
-
-def _first_id(value: Any) -> int | None:
-    ids = _ids(value)
-    return ids[0] if ids else None

@@ -17,6 +17,7 @@ from engine.assembly.model_facts import BUNDLED
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings, SlotConfig
+from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.model import DeviceFacts, ModelFacts
 
 HOST_DRAFTER = "host_drafter"
@@ -47,6 +48,7 @@ def resolve(composed: Composed, discovered: Discovered, model: ModelFacts, devic
     problems += _parallel_problems(chosen, discovered)
     settings = composed.settings
     problems += _setting_problems(settings, model)
+    problems += _pool_problems(chosen, settings)
     problems += _execution_problems(chosen, settings, model, device)
     if problems:
         raise AssemblyError(problems)
@@ -238,6 +240,18 @@ def _setting_problems(settings: Settings, model: ModelFacts) -> list[str]:
             f"use model.max_len={model.max_position} or less"
         )
     return problems
+
+
+def _pool_problems(chosen: list[_Chosen], settings: Settings) -> list[str]:
+    wanted = settings.memory.kv_tokens
+    sizes = [one.config["block_size"] for one in chosen if one.slot == "kv_allocator"]
+    if wanted is None or not sizes or wanted > sizes[0]:
+        return []
+    fewest = (FEWEST_BLOCKS - 1) * sizes[0]  # one more is padding
+    return [
+        f"memory.kv_tokens={wanted}: the smallest KV pool has {FEWEST_BLOCKS - 1} blocks of kv_allocator.block_size="
+        f"{sizes[0]} tokens; use memory.kv_tokens={fewest}"
+    ]
 
 
 def _execution_problems(chosen: list[_Chosen], settings: Settings, model: ModelFacts, device: DeviceFacts) -> list[str]:

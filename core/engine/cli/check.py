@@ -27,6 +27,9 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     configured = configure(overrides_of(flags, overrides), flags.config_dir)
     report_failures(configured.discovered.failures)
     plan = plan_for(configured)
+    from engine.serving.trial import check_files, try_plan
+
+    check_files(plan)
     if flags.json:
         print(plan.to_json().decode())
     else:
@@ -34,8 +37,6 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
 
         print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), end="")
     if flags.build:
-        from engine.serving.trial import try_plan
-
         print(try_plan(plan), file=sys.stderr)
     return OK
 

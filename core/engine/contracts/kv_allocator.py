@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+FEWEST_BLOCKS = 3
+"""Of a KV pool: the padding block, and two that a request can use."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:

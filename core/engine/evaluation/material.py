@@ -88,7 +88,7 @@ def _same_tokenizer(one: Path, other: Path) -> bool:
 
 @contextmanager
 def _tokenizer(plan: EnginePlan) -> Iterator[Tokenizer]:
-    tokenizer = Tokenizer.from_directory(plan.model.path)
+    tokenizer = Tokenizer.from_directory(plan.model.path, plan.model.vocab_size)
     try:
         yield tokenizer
     finally:

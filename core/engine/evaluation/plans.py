@@ -11,6 +11,7 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import model_facts
 from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.files import shown
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.evaluation.baseline import lossless_override
 from engine.evaluation.errors import EvalError
@@ -58,7 +59,7 @@ def reference_of(options: EvalOptions) -> Contestant:
     facts = _facts(given, options.reference is not None)
     if facts.quantization is not None:
         flag = "model.path" if options.reference is None else "--reference"
-        method = facts.quantization.get("quant_method", "unknown")
+        method = shown(facts.quantization.get("quant_method", "unknown"))
         raise AssemblyError(
             [
                 f"{flag}={given} is quantized already (quant_method={method}), so it cannot be the reference; give "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ import jinja2.nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.checkpoint.files import CheckpointError, read_file, read_json
+from engine.checkpoint.limits import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_CONFIG_BYTES
 
 MAX_GROWTH = 8
 """A prompt may be this many times as long as the text of its messages, plus :data:`SPARE_CHARS`."""
@@ -48,13 +52,14 @@ class TemplateSource:
 
         Raises :class:`TemplateFailed` for a ``tokenizer_config.json`` that is not JSON.
         """
-        config = _read_json(directory / "tokenizer_config.json")
-        try:
-            source = (directory / "chat_template.jinja").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            source = _default_template(config.get("chat_template"))
+        config = _read_config(directory / "tokenizer_config.json")
+        own = directory / "chat_template.jinja"
+        source = _read_source(own) if os.path.lexists(own) else _default_template(config.get("chat_template"))
         if not source:
             return None
+        if len(source) > MAX_TEMPLATE_BYTES:
+            most = f"at most {MAX_TEMPLATE_BYTES} are read (MAX_TEMPLATE_BYTES)"
+            raise TemplateFailed(f"the model's chat template has {len(source)} characters, {most}")
         names = ("bos_token", "eos_token", "unk_token", "pad_token")
         return cls(source, {name: _token_text(config.get(name)) for name in names})
 
@@ -145,20 +150,27 @@ def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
+def _read_config(path: Path) -> dict[str, Any]:
+    if not os.path.lexists(path):
         return {}
-    except ValueError as error:
-        raise TemplateFailed(f"cannot read {path.name}: {error}") from None
-    return value if isinstance(value, dict) else {}
+    try:
+        return read_json(path, MAX_TOKENIZER_CONFIG_BYTES, "MAX_TOKENIZER_CONFIG_BYTES")
+    except CheckpointError as error:
+        raise TemplateFailed(str(error)) from None
+
+
+def _read_source(path: Path) -> str:
+    try:
+        return read_file(path, MAX_TEMPLATE_BYTES, "MAX_TEMPLATE_BYTES").decode()
+    except (CheckpointError, UnicodeDecodeError) as error:
+        raise TemplateFailed(f"{path.name}: {error}") from None
 
 
 def _default_template(entry: Any) -> str:
     """``chat_template`` is a template, or a list of named ones of which ``default`` is meant."""
     if isinstance(entry, list):
-        entry = next((item.get("template") for item in entry if item.get("name") == "default"), "")
+        named = (item for item in entry if isinstance(item, dict))
+        entry = next((item.get("template") for item in named if item.get("name") == "default"), "")
     return entry if isinstance(entry, str) else ""
 
 

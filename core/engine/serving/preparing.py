@@ -13,7 +13,7 @@ from engine.contracts.router import ApiRequest
 from engine.serving.answering import Job, request_id
 from engine.serving.bodies import Body
 from engine.serving.chat_template import TemplateFailed
-from engine.serving.errors import bad_request
+from engine.serving.errors import ApiError, bad_request
 from engine.serving.parsing import Turns
 from engine.serving.protocol import ChatOptions, CompletionOptions
 from engine.serving.state import STATE, ServerState
@@ -21,6 +21,7 @@ from engine.serving.timings import Arrival
 from engine.serving.tokenizer import TokenizerError, TooManyTokens
 from engine.serving.validation import (
     DEFAULT_COMPLETION_TOKENS,
+    check_token_ids,
     output_limit,
     sampling_params,
     stop_strings,
@@ -47,20 +48,28 @@ async def encode_text(
     if fits:
         _refuse_hopeless(state, state.tokenizer.fewest_tokens(text), "prompt")
     try:
-        return await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        tokens = await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except TooManyTokens as error:
         raise too_long(f"at least {error.count}", state.max_len, "prompt") from None
+    except TokenizerError as error:
+        raise _refused(error, "prompt") from None
+    return check_token_ids(tokens, state.vocab_size)
 
 
 async def encode_turns(state: ServerState, turns: Turns, add_generation_prompt: bool) -> tuple[int, ...]:
     """Raises :class:`ApiError` 400 when the model has no template, or its template refuses the conversation."""
     _refuse_hopeless(state, sum(state.tokenizer.fewest_tokens(turn["content"]) for turn in turns), "messages")
     try:
-        return await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt)
+        tokens = await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt)
     except TooManyTokens as error:
         raise too_long(f"at least {error.count}", state.max_len, "messages") from None
     except (TemplateFailed, TokenizerError) as error:
-        raise bad_request(f"{str(error)[:1].upper()}{str(error)[1:]}.".replace("..", "."), "messages") from None
+        raise _refused(error, "messages") from None
+    return check_token_ids(tokens, state.vocab_size, "messages")
+
+
+def _refused(error: Exception, param: str) -> ApiError:
+    return bad_request(f"{str(error)[:1].upper()}{str(error)[1:]}.".replace("..", "."), param)
 
 
 def _refuse_hopeless(state: ServerState, fewest: int, param: str) -> None:

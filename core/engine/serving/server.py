@@ -22,7 +22,8 @@ from engine.serving.connections import Connections, TooFewFiles, most_connection
 from engine.serving.errors import ApiError
 from engine.serving.starting import StartReport
 from engine.serving.state import STATE, ServerState
-from engine.serving.tokenizer import Tokenizer, TokenizerError
+from engine.serving.tokenizer import Tokenizer
+from engine.serving.trial import check_headers, load_tokenizer
 from engine.startup.memory.report import describe_start
 
 ABORT_S = 1.0
@@ -176,17 +177,16 @@ class Server:
 def serve(plan: EnginePlan) -> int:
     """Serve until a signal says otherwise; returns the process's exit code.
 
-    SIGTERM or SIGINT drains for at most ``server.drain_s``; a second one ends at once.
+    SIGTERM or SIGINT drains for at most ``server.drain_s``; a second one ends at once. Raises
+    :class:`engine.assembly.errors.AssemblyError`, before anything is started, for a checkpoint whose headers or
+    tokenizer cannot be used.
     """
     from engine.assembly.bind import bind_api
     from engine.startup.process import ProcessEngineClient
 
     logs.configure()
-    try:
-        tokenizer = Tokenizer.from_directory(plan.model.path)
-    except TokenizerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    check_headers(plan)
+    tokenizer = load_tokenizer(plan)
     parts = bind_api(plan)
     server = Server(plan, ProcessEngineClient(plan), parts.router, parts.exporters, tokenizer)
     return asyncio.run(server.run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 import threading
@@ -15,10 +16,12 @@ from typing import Any, TypeVar
 import msgspec
 import tokenizers
 
+from engine.checkpoint.files import CheckpointError, one_line
 from engine.serving.chat_template import TemplateFailed, TemplateSource
 from engine.serving.detokenizer import IncrementalDetokenizer, TokenBytes
 from engine.serving.quoting import Rendered, specials_pattern
 from engine.serving.template_worker import TemplateWorker
+from engine.serving.tokenizer_file import SPARE_TOKENS, read_tokenizer
 
 T = TypeVar("T")
 
@@ -33,7 +36,7 @@ SHORT_CHARS = 512
 
 
 class TokenizerError(RuntimeError):
-    """The model directory has no usable tokenizer; the message says what is missing."""
+    """The model directory has no usable tokenizer, or this one cannot handle a text; the message says why."""
 
 
 class TooManyTokens(ValueError):
@@ -114,6 +117,7 @@ class Tokenizer:
         self._shrinks = 1 if not normalizers else 4 if normalizers <= {"NFC", "NFKC", "NFD", "NFKD"} else 0
         vocab = {id_: piece for piece, id_ in self._parse.get_vocab(with_added_tokens=True).items()}
         self.vocab_size = len(vocab)
+        self.largest_id = max(vocab, default=0)
         self.longest_token = max((len(piece) for piece in vocab.values()), default=1)
         self.token_bytes = TokenBytes(sections.decoder, vocab, {id_: token.content for id_, token in added.items()})
         self.template = template
@@ -123,36 +127,46 @@ class Tokenizer:
         self._large_pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-large")
 
     @classmethod
-    def from_directory(cls, path: str | Path) -> Tokenizer:
+    def from_directory(cls, path: str | Path, vocab_size: int | None = None) -> Tokenizer:
         """Load ``tokenizer.json`` and the chat template of a model in Hugging Face layout.
 
-        Raises :class:`TokenizerError` when there is no tokenizer, or one that cannot be used.
+        ``vocab_size``: the model's, which keeps the tokenizer within bounds. Raises :class:`TokenizerError` when there
+        is no tokenizer, or one that cannot be used.
         """
         directory = Path(path)
-        try:
-            data = (directory / "tokenizer.json").read_bytes()
-        except FileNotFoundError:
+        if not os.path.lexists(directory / "tokenizer.json"):
             raise TokenizerError(
                 f"model.path={path}: no tokenizer.json there, so text cannot be turned into tokens. Put the model's "
                 "tokenizer.json next to its config.json, or set model.path to a directory that has one."
-            ) from None
+            )
         try:
+            data = read_tokenizer(directory / "tokenizer.json", vocab_size)
             source = TemplateSource.from_directory(directory)
             template = None if source is None else TemplateWorker(source)  # gets ready while the tokenizer is loaded
-        except TemplateFailed as error:
+        except (CheckpointError, TemplateFailed) as error:
             raise TokenizerError(f"model.path={path}: {error}") from None
         try:
             tokenizer = cls(data, template)
-        except Exception as error:  # the tokenizers library raises bare ones
+            plain = max(tokenizer.encode_now("warm"), default=0)
+        except BaseException as error:  # the tokenizers library raises bare ones, and of panics not even these
             if template is not None:
                 template.close()
-            raise TokenizerError(f"model.path={path}: tokenizer.json cannot be used: {error}") from error
+            raise TokenizerError(f"model.path={path}: tokenizer.json cannot be used: {_reason(error)}") from None
         try:
+            if vocab_size is not None and (plain >= vocab_size or tokenizer.largest_id >= vocab_size + SPARE_TOKENS):
+                largest = max(plain, tokenizer.largest_id)
+                raise TokenizerError(
+                    f"model.path={path}: tokenizer.json has a token with id {largest}, config.json says vocab_size="
+                    f"{vocab_size}: at most {SPARE_TOKENS} ids may be beyond it (SPARE_TOKENS), and none of plain text"
+                )
             if template is not None:
                 template.check()
         except TemplateFailed as error:
             tokenizer.close()
             raise TokenizerError(f"model.path={path}: {error}") from None
+        except TokenizerError:
+            tokenizer.close()
+            raise
         return tokenizer
 
     async def warm(self) -> None:
@@ -263,20 +277,32 @@ class Tokenizer:
         # alone has twice the tokens that are allowed, the whole has too many.
         length = LARGE_CHARS
         while length < len(text):
-            count = _count(backend, text[:length])
-            if count > 2 * self.most_tokens:
-                raise TooManyTokens(count, self.most_tokens)
+            self._check_count(_encode(backend, text[:length], False), 2 * self.most_tokens)
             length *= 2
-        # The batch call, unlike the single one, releases the interpreter lock.
-        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        if len(encoding) > self.most_tokens:
-            raise TooManyTokens(len(encoding), self.most_tokens)
+        encoding = _encode(backend, text, add_special_tokens)
+        self._check_count(encoding, self.most_tokens)
         return tuple(encoding.ids)
 
+    def _check_count(self, encoding: tokenizers.Encoding, most: int) -> None:
+        if len(encoding) > most:
+            raise TooManyTokens(len(encoding), self.most_tokens)
 
-def _count(backend: tokenizers.Tokenizer, text: str) -> int:
-    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
-    return len(encoding)
+
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+    """Raises :class:`TokenizerError` for a text on which the library fails."""
+    try:
+        # The batch call, unlike the single one, releases the interpreter lock.
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        raise TokenizerError(f"the model's tokenizer cannot handle this text: {_reason(error)}") from None
+    return encoding
+
+
+def _reason(error: BaseException) -> str:
+    """What the tokenizers library says, in one line. Raises ``error`` if it is none of the library's."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return one_line(str(error)) or type(error).__name__
 
 
 def cuts_cleanly(sections: _Sections, added: Any) -> bool:

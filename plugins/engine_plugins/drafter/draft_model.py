@@ -6,13 +6,16 @@ layers in the target's blocks, so a prefix hit, a preemption or a rollback of th
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from torch import Tensor
 
+from engine.checkpoint.files import CheckpointError, read_file
+from engine.checkpoint.limits import MAX_TOKENIZER_BYTES
 from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import ModelOps
@@ -20,6 +23,22 @@ from engine.contracts.provider import BuildContext
 from engine.execution.checkpoint import open_checkpoint
 from engine_plugins.drafter.config import DraftModelConfig
 from engine_plugins.drafter.shipped import find_checkpoint
+
+
+class _Model(msgspec.Struct, frozen=True):
+    vocab: dict[str, int] | list[tuple[str, float]] = {}
+
+
+class _Added(msgspec.Struct):
+    content: str
+    id: int
+
+
+class _Tokenizer(msgspec.Struct):
+    """What a ``tokenizer.json`` says of the ids of its tokens."""
+
+    model: _Model = _Model()
+    added_tokens: list[_Added] = []
 
 
 class DraftModelDrafter:
@@ -87,11 +106,14 @@ def check_same_tokens(draft: ModelFacts, target: ModelFacts) -> None:
 def _vocabulary(folder: Path) -> dict[str, int] | None:
     """Ids by token of a ``tokenizer.json``; ``None`` without one."""
     file = folder / "tokenizer.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
-    stored = json.loads(file.read_text(encoding="utf-8"))
-    model, added = stored.get("model", {}), stored.get("added_tokens", [])
-    vocab = model.get("vocab", {})
+    data = read_file(file, MAX_TOKENIZER_BYTES, "MAX_TOKENIZER_BYTES")
+    try:
+        stored = msgspec.json.decode(data, type=_Tokenizer)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: not a tokenizer ({error})") from error
+    vocab = stored.model.vocab
     pairs: Sequence[tuple[str, int]]
-    pairs = list(vocab.items()) if isinstance(vocab, dict) else [(entry[0], i) for i, entry in enumerate(vocab)]
-    return {**dict(pairs), **{entry["content"]: int(entry["id"]) for entry in added}}
+    pairs = list(vocab.items()) if isinstance(vocab, dict) else [(token, i) for i, (token, _) in enumerate(vocab)]
+    return {**dict(pairs), **{token.content: token.id for token in stored.added_tokens}}

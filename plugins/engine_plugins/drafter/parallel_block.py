@@ -11,7 +11,6 @@ embedding and vocabulary projection are the target's. A head may bring a project
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from engine.checkpoint.files import CheckpointError, clipped, read_json
+from engine.checkpoint.values import Values
 from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
 from engine.contracts.model import ModelFacts, RopeFacts
 from engine.contracts.ops import (
@@ -92,35 +93,15 @@ class BlockFacts:
 
 def read_facts(folder: str, target: ModelFacts) -> BlockFacts:
     """The head in ``folder``, checked against the model it is to draft for. Raises ``ValueError``."""
-    file = Path(folder) / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        own = config.get("dflash_config") or {}
-        heads = int(config["num_attention_heads"])
-        facts = BlockFacts(
-            path=folder,
-            hidden_size=int(config["hidden_size"]),
-            num_layers=int(config["num_hidden_layers"]),
-            num_heads=heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
-            intermediate_size=int(config["intermediate_size"]),
-            eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope=RopeFacts(float(config.get("rope_theta", 10000.0))),
-            block_size=int(config["block_size"]),
-            mask_token=int(own["mask_token_id"]),
-            aux_layers=tuple(int(layer) + 1 for layer in own["target_layer_ids"]),
-            draft_vocab=config.get("draft_vocab_size"),
-            quantization=config.get("quantization_config"),
-        )
-    except KeyError as error:
-        raise ValueError(f"drafter.path={folder}: {file.name} has no {error.args[0]}, as DFlash heads have") from error
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"drafter.path={folder}: {file.name} cannot be read: {error}") from error
+        config = read_json(Path(folder) / "config.json")
+        facts = _facts(folder, Values(config))
+    except CheckpointError as error:
+        raise ValueError(f"drafter.path={folder}: {error}") from error
     problems = []
     if config.get("rope_scaling"):
-        problems.append(f"rope_scaling={config['rope_scaling']}: only plain rotations are served")
-    if "sliding_attention" in (config.get("layer_types") or ()):
+        problems.append(f"rope_scaling={clipped(config['rope_scaling'])}: only plain rotations are served")
+    if "sliding_attention" in Values(config).texts("layer_types", "MAX_LAYERS"):
         problems.append("layer_types has sliding_attention: only full attention is served")
     if facts.hidden_size != target.hidden_size:
         problems.append(f"hidden_size={facts.hidden_size}, {target.name} has {target.hidden_size}")
@@ -134,6 +115,31 @@ def read_facts(folder: str, target: ModelFacts) -> BlockFacts:
     if problems:
         raise ValueError(f"drafter.path={folder}: {'; '.join(problems)}")
     return facts
+
+
+def _facts(folder: str, config: Values) -> BlockFacts:
+    own = config.section("dflash_config")
+    for values, keys in ((config, ("block_size",)), (own, ("mask_token_id", "target_layer_ids"))):
+        for key in keys:
+            if not values.has(key):
+                raise CheckpointError(f"config.json has no {key}, as DFlash heads have")
+    hidden, heads = config.whole("hidden_size", "MAX_HIDDEN_SIZE"), config.whole("num_attention_heads", "MAX_HEADS")
+    return BlockFacts(
+        path=folder,
+        hidden_size=hidden,
+        num_layers=config.whole("num_hidden_layers", "MAX_LAYERS"),
+        num_heads=heads,
+        num_kv_heads=config.whole("num_key_value_heads", "MAX_HEADS", heads),
+        head_dim=config.whole("head_dim", "MAX_HEAD_DIM", hidden // heads),
+        intermediate_size=config.whole("intermediate_size", "MAX_INTERMEDIATE_SIZE"),
+        eps=config.number("rms_norm_eps", "MAX_EPS", 1e-6),
+        rope=RopeFacts(config.number("rope_theta", "MAX_ROPE_THETA", 10000.0, least=1)),
+        block_size=config.whole("block_size", "MAX_LISTED"),
+        mask_token=own.whole("mask_token_id", "MAX_VOCAB", least=0),
+        aux_layers=tuple(i + 1 for i in own.wholes("target_layer_ids", "MAX_LISTED", largest="MAX_LAYERS")),
+        draft_vocab=config.whole("draft_vocab_size", "MAX_VOCAB") if config.has("draft_vocab_size") else None,
+        quantization=config.section("quantization_config").values or None,
+    )
 
 
 class ParallelBlockDrafter:

@@ -277,7 +277,7 @@ def facts_of(target: Path) -> ModelFacts:
     ("change", "expected"),
     [
         ({"hidden_size": 32}, "hidden_size=32, .* has 64"),
-        ({"hidden_size": None}, "hidden_size=None, expected a positive whole number"),
+        ({"hidden_size": None}, "hidden_size is missing: expected a whole number"),
         ({"draft_vocab_size": 500}, "draft_vocab_size=500, .* has 120 tokens"),
         ({"eagle_aux_hidden_state_layer_ids": [0, 1]}, r"layers \[1, 2\] .*expected 3 of them"),
         ({"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}, r"layers \[1, 2, 4\] .* has 3 layers"),

@@ -48,7 +48,7 @@ def read_prompts(path: str, setting: Setting, batches: Sequence[int]) -> list[Pr
             f"--prompts {path}: {len(lines)} prompts do not fill a batch of {max(batches)}; expected more prompts or a "
             "smaller --batch"
         )
-    tokenizer = Tokenizer.from_directory(setting.plan.model.path)
+    tokenizer = Tokenizer.from_directory(setting.plan.model.path, setting.plan.model.vocab_size)
     try:
         return [_encoded(line, tokenizer, setting) for line in lines]
     finally:

@@ -9,6 +9,7 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import cached_by, on_device
+from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.drafting.chains import MOST_DRAFTS
 from engine.execution.kv_cache import KVCache
 from engine.execution.lowering import MOST_TOKENS, replay_obstacle
@@ -33,8 +34,6 @@ SMALL_INPUTS = 8
 """Such numbers for each token of a program's inputs."""
 PROMPT_COPIES = 2
 """The same for logprobs of prompt tokens: logits and their logarithms."""
-FEWEST_BLOCKS = 3
-"""Of a KV pool: the padding block, and two that a request can use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,8 @@ def estimate_memory(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) 
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
         block_bytes=KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype, cached_by(drafter)),
         block_size=block_size,
-        smallest_blocks=asked + 1,
-        largest_blocks=(asked if wanted is not None else max_requests * per_request) + 1,
+        smallest_blocks=max(FEWEST_BLOCKS, asked + 1),
+        largest_blocks=max(FEWEST_BLOCKS, (asked if wanted is not None else max_requests * per_request) + 1),
     )
 
 

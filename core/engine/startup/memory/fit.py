@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.execution.checkpoint import CheckpointError, open_checkpoint
 from engine.startup.memory.budget import Budget, DoesNotFit, free_memory
-from engine.startup.memory.estimate import FEWEST_BLOCKS, MemoryEstimate, estimate_memory
+from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.refusal import refusal
 from engine.startup.memory.report import size
 from engine.startup.memory.weights import weight_sizes

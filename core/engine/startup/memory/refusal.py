@@ -10,8 +10,9 @@ import torch
 from engine.assembly import values
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
+from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.startup.memory.budget import Budget
-from engine.startup.memory.estimate import FEWEST_BLOCKS, MemoryEstimate
+from engine.startup.memory.estimate import MemoryEstimate
 from engine.startup.memory.report import size
 from engine.startup.memory.weights import quantized_bytes
 

@@ -8,12 +8,14 @@ latter those whose input is.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.files import CheckpointError, read_json
+from engine.checkpoint.rope import read_rope
+from engine.checkpoint.values import Values
 from engine.contracts.model import ModelFacts, RopeFacts
 from engine.contracts.ops import (
     Attention,
@@ -29,6 +31,7 @@ from engine.contracts.ops import (
 )
 
 NUM_AUX = 3
+_AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +107,11 @@ class Eagle3Facts:
 
 def read_facts(folder: str, target: ModelFacts) -> Eagle3Facts:
     """The head in ``folder``, checked against the model it is to draft for. Raises ``ValueError``."""
-    file = Path(folder) / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"drafter.path={folder}: {file.name} cannot be read: {error}") from error
     problems: list[str] = []
-    facts = _Reader(folder, config, target, problems).facts()
+    try:
+        facts = _Reader(folder, read_json(Path(folder) / "config.json"), target, problems).facts()
+    except CheckpointError as error:
+        raise ValueError(f"drafter.path={folder}: {error}") from error
     _check(facts, target, problems)
     if problems:
         raise ValueError(f"drafter.path={folder}: {'; '.join(problems)}")
@@ -118,68 +119,56 @@ def read_facts(folder: str, target: ModelFacts) -> Eagle3Facts:
 
 
 class _Reader:
-    """One ``config.json``; what is wrong with it is added to ``problems``."""
+    """One ``config.json``; what does not go with the target is added to ``problems``."""
 
     def __init__(self, folder: str, config: Mapping[str, Any], target: ModelFacts, problems: list[str]) -> None:
         self._folder = folder
-        self._config = config
-        nested = config.get("transformer_layer_config")
-        self._by_speculators = isinstance(nested, Mapping)
-        self._layer: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
+        self._config = Values(config)
+        self._by_speculators = self._config.has("transformer_layer_config")
+        self._layer = self._config.section("transformer_layer_config") if self._by_speculators else self._config
         self._target = target
         self._problems = problems
 
     def facts(self) -> Eagle3Facts:
-        hidden, heads = self._size("hidden_size"), self._size("num_attention_heads")
         layer, config = self._layer, self._config
+        hidden, heads = layer.whole("hidden_size", "MAX_HIDDEN_SIZE"), layer.whole("num_attention_heads", "MAX_HEADS")
+        head_dim = layer.whole("head_dim", "MAX_HEAD_DIM", hidden // heads)
+        vocab, key = (config, "draft_vocab_size") if config.has("draft_vocab_size") else (layer, "vocab_size")
         return Eagle3Facts(
             path=self._folder,
             hidden_size=hidden,
-            num_layers=int(layer.get("num_hidden_layers", 1)),
+            num_layers=layer.whole("num_hidden_layers", "MAX_LAYERS", 1),
             num_heads=heads,
-            num_kv_heads=int(layer.get("num_key_value_heads") or heads),
-            head_dim=int(layer.get("head_dim") or hidden // max(1, heads)),
-            intermediate_size=self._size("intermediate_size"),
-            draft_vocab=int(config.get("draft_vocab_size") or self._size("vocab_size")),
-            eps=float(layer.get("rms_norm_eps", 1e-6)),
-            rope=self._rope(),
-            bias=bool(layer.get("attention_bias", False)),
-            qk_norm="qwen3" in str(layer.get("model_type", "")) and self._by_speculators,
+            num_kv_heads=layer.whole("num_key_value_heads", "MAX_HEADS", heads),
+            head_dim=head_dim,
+            intermediate_size=layer.whole("intermediate_size", "MAX_INTERMEDIATE_SIZE"),
+            draft_vocab=vocab.whole(key, "MAX_VOCAB"),
+            eps=layer.number("rms_norm_eps", "MAX_EPS", 1e-6),
+            rope=read_rope(layer, head_dim, self._target.max_position),
+            bias=layer.flag("attention_bias", False),
+            qk_norm="qwen3" in layer.text("model_type", "") and self._by_speculators,
             aux_layers=self._aux_layers(),
             prefix="layers.0" if self._by_speculators else "midlayer",
-            norm_before_residual=bool(config.get("norm_before_residual", False)),
-            norm_before_fc=bool(config.get("norm_before_fc", False)),
-            fc_norm=bool(config.get("fc_norm", False) or config.get("use_aux_norm", False)),
-            norm_output=bool(config.get("norm_output", False)),
-            quantization=config.get("quantization_config"),
+            norm_before_residual=config.flag("norm_before_residual", False),
+            norm_before_fc=config.flag("norm_before_fc", False),
+            fc_norm=config.flag("fc_norm", False) or config.flag("use_aux_norm", False),
+            norm_output=config.flag("norm_output", False),
+            quantization=config.section("quantization_config").values or None,
         )
-
-    def _size(self, key: str) -> int:
-        value = self._layer.get(key)
-        if not isinstance(value, int) or value <= 0:
-            self._problems.append(f"config.json has {key}={value!r}, expected a positive whole number")
-            return 1
-        return value
-
-    def _rope(self) -> RopeFacts:
-        given = {**(self._layer.get("rope_scaling") or {}), **(self._layer.get("rope_parameters") or {})}
-        theta = given.pop("rope_theta", None) or self._layer.get("rope_theta") or 10000.0
-        kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
-        given.pop("type", None)
-        return RopeFacts(float(theta), kind, None, given)
 
     def _aux_layers(self) -> tuple[int, ...]:
         """Layers of the target whose input is an aux hidden state."""
-        nested = self._config.get("eagle_config") or {}
-        if nested.get("use_aux_hidden_state") is False:
+        nested = self._config.section("eagle_config")
+        if not nested.flag("use_aux_hidden_state", True):
             self._problems.append("eagle_config.use_aux_hidden_state=false is EAGLE 1 or 2; EAGLE 3 heads are read")
-        ids = self._config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
+        stating = next((one for one in (self._config, nested) if one.has(_AUX_IDS)), None)
         total = self._target.num_layers
-        if ids is None:
+        if stating is None:
             return (2, total // 2, total - 3)
+        ids = stating.wholes(_AUX_IDS, "MAX_LISTED", largest="MAX_LAYERS")
         if len(ids) == NUM_AUX + 1 and self._by_speculators:
             ids = ids[:NUM_AUX]  # the last one is what training compared with
-        return tuple(int(i) + (0 if self._by_speculators else 1) for i in ids)
+        return tuple(i + (0 if self._by_speculators else 1) for i in ids)
 
 
 def _check(facts: Eagle3Facts, target: ModelFacts, problems: list[str]) -> None:
@@ -193,5 +182,5 @@ def _check(facts: Eagle3Facts, target: ModelFacts, problems: list[str]) -> None:
             f"hidden states entering layers {list(facts.aux_layers)} of {name}, which has {target.num_layers} layers; "
             f"expected {NUM_AUX} of them (eagle_aux_hidden_state_layer_ids)"
         )
-    if facts.num_heads % max(1, facts.num_kv_heads):
+    if facts.num_heads % facts.num_kv_heads:
         problems.append(f"{facts.num_heads} heads cannot share {facts.num_kv_heads} KV heads")

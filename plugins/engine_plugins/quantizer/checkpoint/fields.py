@@ -6,14 +6,25 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.checkpoint.files import clipped, shown
+from engine.checkpoint.limits import MAX_MODULES, MAX_PATTERN_CHARS
+from engine.checkpoint.patterns import why_endless
+
+SHORT = 64
+"""Characters. Every string here is a word: the name of a method, a layout, a number type."""
+
 
 class Fields:
     """One object of a configuration. ``where``: its name in messages. ``null`` counts as missing."""
 
-    def __init__(self, where: str, values: Mapping[str, Any], problems: list[str]) -> None:
+    def __init__(
+        self, where: str, values: Mapping[str, Any], problems: list[str], patterns: list[int] | None = None
+    ) -> None:
+        """``patterns``: after each regular expression so far, the characters of all of them."""
         self.where = where
         self.values = values
         self.problems = problems
+        self._patterns: list[int] = [0] if patterns is None else patterns
 
     def refuse(self, reason: str) -> None:
         """Add a problem, in words."""
@@ -21,7 +32,7 @@ class Fields:
 
     def wrong(self, key: str, expected: str) -> None:
         """Add a problem: the value of ``key`` is not what is expected."""
-        self.problems.append(f"{self.where}.{key}={self.values.get(key)!r}: expected {expected}")
+        self.problems.append(f"{self.where}.{key}={clipped(self.values.get(key))}: expected {expected}")
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
@@ -31,15 +42,16 @@ class Fields:
         if not self.has(other):
             return key
         if self.has(key) and str(self.values[key]).lower() != str(self.values[other]).lower():
-            self.refuse(f"{key}={self.values[key]!r} and {other}={self.values[other]!r} contradict each other")
+            both = f"{key}={clipped(self.values[key])} and {other}={clipped(self.values[other])}"
+            self.refuse(f"{both} contradict each other")
         return key if self.has(key) else other
 
     def text(self, key: str, default: str = "") -> str:
         value = self.values.get(key)
         if value is None:
             return default
-        if not isinstance(value, str):
-            self.wrong(key, "a string")
+        if not isinstance(value, str) or len(value) > SHORT or not value.isprintable():
+            self.wrong(key, f"a string of at most {SHORT} characters")
             return default
         return value
 
@@ -105,15 +117,29 @@ class Fields:
         if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
             self.wrong(key, "a list of names")
             return ()
+        if len(value) > MAX_MODULES:
+            self.wrong(key, f"at most {MAX_MODULES} names (MAX_MODULES)")
+            return ()
         return tuple(name for name in value if self.compiles(key, name.removeprefix("re:"), name.startswith("re:")))
 
     def compiles(self, key: str, pattern: str, is_pattern: bool = True) -> bool:
-        """Whether a pattern is a regular expression; says so if not."""
+        """Whether a pattern is a regular expression that can be matched in time; says so if not."""
+        if not is_pattern:
+            return True
+        before = self._patterns[-1]
+        self._patterns.append(before + len(pattern))
+        if before + len(pattern) > MAX_PATTERN_CHARS:
+            if before <= MAX_PATTERN_CHARS:
+                most = f"at most {MAX_PATTERN_CHARS} are read (MAX_PATTERN_CHARS)"
+                self.refuse(f"{key}: its patterns and those before them have too many characters, {most}")
+            return False
+        if why := why_endless(pattern, by_python=True):
+            self.refuse(f"{key} has {clipped(pattern)}: {why}")
+            return False
         try:
-            if is_pattern:
-                re.compile(pattern)
-        except re.error as error:
-            self.refuse(f"{key} has {pattern!r}, which is no regular expression: {error}")
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            self.refuse(f"{key} has {clipped(pattern)}, which is no regular expression: {error}")
             return False
         return True
 
@@ -122,7 +148,7 @@ class Fields:
         value = self.values.get(key)
         if value is None:
             return None
-        if not isinstance(value, Mapping):
-            self.wrong(key, "an object")
+        if not isinstance(value, Mapping) or len(value) > MAX_MODULES:
+            self.wrong(key, f"an object of at most {MAX_MODULES} entries (MAX_MODULES)")
             return None
-        return Fields(f"{self.where}.{key}", value, self.problems)
+        return Fields(f"{self.where}.{shown(key)}", value, self.problems, self._patterns)

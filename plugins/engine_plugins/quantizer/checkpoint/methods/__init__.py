@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.checkpoint.files import shown
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine_plugins.quantizer.checkpoint.fields import Fields
 from engine_plugins.quantizer.checkpoint.methods import awq, compressed_tensors, fp8, gptq, modelopt
@@ -18,6 +19,9 @@ METHODS: dict[str, Callable[[Fields], Recipe]] = {
     "gptq": gptq.parse,
 }
 
+SHOWN = 16
+"""Problems of one checkpoint that are told."""
+
 
 def recipe_of(quantization: Mapping[str, Any]) -> Recipe:
     """What ``quantization_config`` says, with everything in it that cannot be read in ``problems``."""
@@ -27,7 +31,7 @@ def recipe_of(quantization: Mapping[str, Any]) -> Recipe:
     parse = METHODS.get(method)
     if parse is None:
         fields.refuse(f"cannot be read; what can: {', '.join(METHODS)}")
-        return Recipe(str(quantization.get("quant_method")), lambda name, is_head: None, problems=tuple(problems))
+        return Recipe(shown(quantization.get("quant_method")), lambda name, is_head: None, problems=tuple(problems))
     return parse(fields)
 
 
@@ -36,4 +40,6 @@ def unreadable(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
     if model.quantization is None:
         return ()
     recipe = recipe_of(model.quantization)
-    return tuple(f"quant_method={recipe.method}: {problem}" for problem in recipe.problems)
+    reasons = tuple(f"quant_method={recipe.method}: {problem}" for problem in recipe.problems)
+    more = (f"quant_method={recipe.method}: {len(reasons) - SHOWN} more problems",) if len(reasons) > SHOWN else ()
+    return reasons[:SHOWN] + more

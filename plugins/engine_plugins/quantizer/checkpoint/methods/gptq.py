@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from engine.checkpoint.limits import MAX_MODULES
 from engine_plugins.quantizer.checkpoint import names
 from engine_plugins.quantizer.checkpoint.fields import Fields
 from engine_plugins.quantizer.checkpoint.scheme import Recipe, Scheme, grouped
@@ -61,8 +62,8 @@ def _converted(fields: Fields) -> tuple[str, ...]:
         return ()
     lists: list[Any] = value if isinstance(value, list) else [None]
     flat: list[Any] = [name for entry in lists for name in (entry if isinstance(entry, list) else [entry])]
-    if not all(isinstance(name, str) for name in flat):
-        fields.wrong(CONVERTED, "lists of names")
+    if len(flat) > MAX_MODULES or not all(isinstance(name, str) for name in flat):
+        fields.wrong(CONVERTED, f"lists of names, at most {MAX_MODULES} (MAX_MODULES)")
         return ()
     return tuple(name for name in flat if fields.compiles(CONVERTED, name.removeprefix("re:"), name.startswith("re:")))
 
