@@ -49,12 +49,12 @@ class Answer:
     """Of the error, if there is one."""
 
 
-def request(path: str, body: Any = None, *headers: str, method: str = "") -> bytes:
-    """The bytes of a request; ``body`` is bytes or what becomes JSON."""
+def request(path: str, body: Any = None, *headers: str, method: str = "", length: int | None = None) -> bytes:
+    """The bytes of a request; ``body`` is bytes or what becomes JSON. ``length``: what the header says of it."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     head = [f"{method or ('GET' if body is None else 'POST')} {path} HTTP/1.1", "Host: localhost", *headers]
     if body is not None:
-        head += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
+        head += ["Content-Type: application/json", f"Content-Length: {len(data) if length is None else length}"]
     return "\r\n".join(head).encode("utf-8", "surrogateescape") + b"\r\n\r\n" + data
 
 

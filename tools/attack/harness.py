@@ -36,14 +36,15 @@ CANARY = QUESTION | {"temperature": 0, "max_tokens": 24}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One attack. ``held`` is ``None`` where a figure is only reported; ``timed``: the bar is a time or a rate."""
+    """One attack. ``held`` is ``None`` where a figure is only reported; ``measured``: the bar
+    is a time or an amount, which another machine may miss."""
 
     attack: str
     tried: str
     result: str
     bar: str
     held: bool | None
-    timed: bool = False
+    measured: bool = False
 
 
 @dataclass(slots=True)
