@@ -43,6 +43,7 @@ class Answer:
     ending: Ending
     status: int = 0
     text: str = ""
+    """The output, or the message of an error."""
     at_s: list[float] = field(default_factory=list)
     """When each chunk with output arrived, since the request was sent."""
     code: str = ""
@@ -160,7 +161,8 @@ async def ask(target: Address, path: str, body: dict[str, Any], *headers: str) -
 def _take_whole(answer: Answer, reply: Reply) -> None:
     shown = reply.json()
     if reply.status != 200:
-        answer.ending, answer.code = "refused", shown["error"]["code"] or ""
+        error = shown["error"]
+        answer.ending, answer.code, answer.text = "refused", error["code"] or "", error["message"]
         return
     answer.text = "".join(_text(choice) for choice in shown["choices"])
     answer.ending = "whole" if all(choice["finish_reason"] for choice in shown["choices"]) else "truncated"
@@ -180,7 +182,8 @@ async def _follow(connection: Connection, head: Reply, answer: Answer, begun: fl
                 continue
             chunk = json.loads(data)
             if "error" in chunk:
-                answer.ending, answer.code = "error", chunk["error"]["code"] or ""
+                error = chunk["error"]
+                answer.ending, answer.code, answer.text = "error", error["code"] or "", error["message"]
                 return
             for choice in chunk["choices"]:
                 text = _text(choice)

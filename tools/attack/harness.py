@@ -107,9 +107,9 @@ class Target:
                 await asyncio.sleep(0.05)
         return time.monotonic() - begun
 
-    async def held(self) -> str:
-        """What is still held once nothing should run: empty if every row and KV block is free again."""
-        ends = time.monotonic() + IDLE_S
+    async def held(self, limit_s: float = IDLE_S) -> str:
+        """What is still held once nothing should run: empty as soon as every row and KV block is free again."""
+        ends = time.monotonic() + limit_s
         while True:
             stats = await self.stats()
             left = {name: stats[name] for name in ("running", "waiting", "rows_used", "blocks_leased") if stats[name]}
