@@ -43,18 +43,19 @@ class Answer:
     ending: Ending
     status: int = 0
     text: str = ""
+    """The output, or the message of an error."""
     at_s: list[float] = field(default_factory=list)
     """When each chunk with output arrived, since the request was sent."""
     code: str = ""
     """Of the error, if there is one."""
 
 
-def request(path: str, body: Any = None, *headers: str, method: str = "") -> bytes:
-    """The bytes of a request; ``body`` is bytes or what becomes JSON."""
+def request(path: str, body: Any = None, *headers: str, method: str = "", length: int | None = None) -> bytes:
+    """The bytes of a request; ``body`` is bytes or what becomes JSON. ``length``: what the header says of it."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     head = [f"{method or ('GET' if body is None else 'POST')} {path} HTTP/1.1", "Host: localhost", *headers]
     if body is not None:
-        head += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
+        head += ["Content-Type: application/json", f"Content-Length: {len(data) if length is None else length}"]
     return "\r\n".join(head).encode("utf-8", "surrogateescape") + b"\r\n\r\n" + data
 
 
@@ -160,7 +161,8 @@ async def ask(target: Address, path: str, body: dict[str, Any], *headers: str) -
 def _take_whole(answer: Answer, reply: Reply) -> None:
     shown = reply.json()
     if reply.status != 200:
-        answer.ending, answer.code = "refused", shown["error"]["code"] or ""
+        error = shown["error"]
+        answer.ending, answer.code, answer.text = "refused", error["code"] or "", error["message"]
         return
     answer.text = "".join(_text(choice) for choice in shown["choices"])
     answer.ending = "whole" if all(choice["finish_reason"] for choice in shown["choices"]) else "truncated"
@@ -180,7 +182,8 @@ async def _follow(connection: Connection, head: Reply, answer: Answer, begun: fl
                 continue
             chunk = json.loads(data)
             if "error" in chunk:
-                answer.ending, answer.code = "error", chunk["error"]["code"] or ""
+                error = chunk["error"]
+                answer.ending, answer.code, answer.text = "error", error["code"] or "", error["message"]
                 return
             for choice in chunk["choices"]:
                 text = _text(choice)

@@ -149,7 +149,7 @@ def _rows(findings: Findings, count: int, rate: float) -> list[Row]:
     rows = [Row("fuzz", f"{count} requests", f"{rate:.0f} requests/s; {answers}", "reported", None)]
     for kind, bar in BARS.items():
         found = findings.counts[kind]
-        rows.append(Row(f"fuzz: {kind}", f"{count} requests", str(found), bar, found == 0, timed=kind == "hangs"))
+        rows.append(Row(f"fuzz: {kind}", f"{count} requests", str(found), bar, found == 0, measured=kind == "hangs"))
     return rows
 
 

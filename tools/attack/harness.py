@@ -36,14 +36,15 @@ CANARY = QUESTION | {"temperature": 0, "max_tokens": 24}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One attack. ``held`` is ``None`` where a figure is only reported; ``timed``: the bar is a time or a rate."""
+    """One attack. ``held`` is ``None`` where a figure is only reported; ``measured``: the bar
+    is a time or an amount, which another machine may miss."""
 
     attack: str
     tried: str
     result: str
     bar: str
     held: bool | None
-    timed: bool = False
+    measured: bool = False
 
 
 @dataclass(slots=True)
@@ -106,9 +107,9 @@ class Target:
                 await asyncio.sleep(0.05)
         return time.monotonic() - begun
 
-    async def held(self) -> str:
-        """What is still held once nothing should run: empty if every row and KV block is free again."""
-        ends = time.monotonic() + IDLE_S
+    async def held(self, limit_s: float = IDLE_S) -> str:
+        """What is still held once nothing should run: empty as soon as every row and KV block is free again."""
+        ends = time.monotonic() + limit_s
         while True:
             stats = await self.stats()
             left = {name: stats[name] for name in ("running", "waiting", "rows_used", "blocks_leased") if stats[name]}

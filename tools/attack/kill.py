@@ -99,7 +99,7 @@ def rows(seen: Seen) -> list[Row]:
         Row(
             *("kill: /ready is 503", tried, f"after at most {max(seen.noticed_s):.2f} s", f"<= {NOTICED_S:.0f} s"),
             max(seen.noticed_s) <= NOTICED_S,
-            timed=True,
+            measured=True,
         ),
         Row("kill: /ready until it is back", tried, f"{seen.early} times 200 too early; {back}", "0", not seen.early),
         Row("kill: canary", tried, f"{seen.changed} differ", "0", not seen.changed),

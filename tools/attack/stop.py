@@ -110,7 +110,7 @@ def rows(seen: Seen) -> list[Row]:
     back = f"{seen.same_engine} times the same engine; ready again after {max(seen.back_s):.1f} s (worst)"
     in_time = max(seen.noticed_s) <= READY_S
     return [
-        Row("stop: /ready is 503", tried, noticed, f"<= {READY_S:.0f} s", in_time, timed=True),
+        Row("stop: /ready is 503", tried, noticed, f"<= {READY_S:.0f} s", in_time, measured=True),
         Row("stop: another engine", tried, back, "0", not seen.same_engine),
         Row("stop: answers in flight", tried, endings, "error event, broken or 503", set(seen.endings) <= EXPECTED),
         Row("stop: canary", tried, f"{seen.changed} differ", "0", not seen.changed),
