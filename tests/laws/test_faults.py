@@ -16,7 +16,7 @@ from engine.loop.core import PROBE, EngineBroken
 from engine.step import runner
 from tests import exact_model
 
-from .harness import VOCAB, Exact, assert_nothing_held, exact_engine, expected, run, settle
+from .harness import VOCAB, Exact, assert_nothing_held, exact_engine, expected, random_requests, run, settle
 
 NAN, DRAFTER, MEMORY, FORWARD = 93, 94, 95, 96
 """Tokens that bring a fault where they are: as the next token, in a text, in a batch."""
@@ -27,7 +27,7 @@ FAULTS = {
     "sampling": "ValueError: no such noise", "drafter": "drafter=ngram raised KeyError",
 }  # fmt: skip
 HOST = ("drafter=ngram", "drafter.adaptive=false")
-SETS = [("overlap=false", "drafter=none"), ("overlap=true", "drafter=none"), ("overlap=true", *HOST)]
+SETS = [("overlap=false", "drafter=none"), ("overlap=true", *HOST)]
 
 
 def faulty_engine(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Exact:
@@ -184,6 +184,23 @@ def test_what_a_broken_request_left_in_the_cache_is_not_used_again(
     assert list(serve(engine, [EngineRequest("bad", prompt, params)])[1]) == ["bad"]
     again = EngineRequest("again", prompt, params)
     assert serve(engine, [again]) == ({"again": expected(again)}, {})
+    assert_nothing_held(engine)
+    engine.core.close()
+
+
+@pytest.mark.parametrize("overlap", ["true", "false"])
+def test_prefixes_forgotten_in_the_midst_of_requests_change_no_token(overlap: str) -> None:
+    engine = exact_engine(f"overlap={overlap}", "drafter=ngram", "kv_allocator=prefix_cache", kv_tokens=1024)
+    step, rng = engine.core.step, random.Random(9)
+
+    def forgetful() -> Any:
+        if rng.random() < 0.3:
+            engine.core.reset_prefix_cache()
+        return step()
+
+    engine.core.step = forgetful  # type: ignore[method-assign]
+    requests = random_requests(10, 40)
+    assert run(engine.core, requests) == {r.request_id: expected(r) for r in requests}
     assert_nothing_held(engine)
     engine.core.close()
 
