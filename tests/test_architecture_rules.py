@@ -124,7 +124,8 @@ def test_hydra_is_imported_only_when_something_is_composed():
 
 def test_torch_is_not_imported_by_the_front_of_the_house():
     files = [file for package in TORCH_FREE for file in sources(CORE / package)]
-    files += [CORE / "startup" / name for name in ("process.py", "memory/report.py")]  # what serving imports of it
+    imported_by_serving = ("output.py", "process.py", "memory/report.py")
+    files += [CORE / "startup" / name for name in imported_by_serving]
     files += [PLUGINS / "registry.py", *PLUGINS.glob("*/config.py"), *sources(PLUGINS / "command")]
     wrong = [
         f"{file.relative_to(ROOT)}: {name}"
@@ -186,6 +187,27 @@ def test_nothing_is_pickled_or_evaluated(folder):
                 if any(k.arg in ("shell", "trust_remote_code") and getattr(k.value, "value", 0) for k in node.keywords):
                     wrong.append(f"{where}:{node.lineno} {called} with shell or trust_remote_code")
     assert wrong == []
+
+
+WALL_CLOCK = {
+    "core/engine/native/library_cache.py",  # ages of files
+    "core/engine/serving/chat_template.py",  # the date, for templates
+    "core/engine/serving/preparing.py",  # "created"
+    "core/engine/serving/state.py",  # "created"
+    "plugins/engine_plugins/quantizer/disk_cache.py",  # ages of files
+}
+"""What asks for the time of day, and what for. Whatever takes its time is measured by a clock that never jumps."""
+
+
+def test_nothing_is_timed_by_a_clock_that_jumps():
+    asks = set()
+    for file in (*sources(CORE), *sources(PLUGINS)):
+        tree = parsed(file)
+        called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        if any(name.endswith(("time.time", "time.time_ns", "datetime.now", "datetime.utcnow")) for name in called):
+            asks.add(file.relative_to(ROOT).as_posix())
+        assert "time.time" not in imports(tree), f"{file}: from time import time hides it from this test"
+    assert asks == WALL_CLOCK
 
 
 def test_the_readme_and_ci_run_the_same_test_line():

@@ -14,7 +14,7 @@ class Bench:
     """A committer with what it works on, and one running request."""
 
     def __init__(self, **sampling):
-        self.ledger, self.queues, self.published, self.now = Ledger(), Queues(), [], 5.0
+        self.ledger, self.queues, self.published, self.now = Ledger(), Queues(8), [], 5.0
         self.pool = pool(self.ledger)
         self.committer = Committer(self.queues, self.pool, self.published.append, lambda: self.now)
         params = SamplingParams(**{"max_tokens": 8, **sampling})

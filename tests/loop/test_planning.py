@@ -29,6 +29,8 @@ def scheduled_by(simulation, plan):
         (lambda view: Schedule((ScheduledRow("r", 0),)), "gave 0 tokens"),
         (lambda view: Schedule(()), "admitted none of 1 requests"),
         (lambda view: 1 / 0, "raised ZeroDivisionError"),
+        (lambda view: None, "returned None, expected a Schedule"),
+        (lambda view: Schedule((("r", 1),)), r"returned a row \('r', 1\), expected a ScheduledRow"),
     ],
 )
 def test_a_scheduler_that_breaks_its_contract_is_named(schedule, message):

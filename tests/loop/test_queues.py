@@ -3,8 +3,9 @@ from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
 
 
-def sequence(name, arrival, priority=0):
-    return Sequence(EngineRequest(name, (1,), priority=priority), arrival, 0, frozenset(), 9, 0.0, [1])
+def sequence(name, arrival, priority=0, client="", group=""):
+    request = EngineRequest(name, (1,), priority=priority, client=client, group=group)
+    return Sequence(request, arrival, 0, frozenset(), 9, 0.0, [1])
 
 
 def names(sequences):
@@ -12,8 +13,8 @@ def names(sequences):
 
 
 def test_smaller_priorities_and_earlier_arrivals_come_first_waiting_and_running():
-    queues = Queues()
-    for found in (late := sequence("late", 3), urgent := sequence("urgent", 2, -1), early := sequence("early", 1)):
+    queues = Queues(8)
+    for found in (early := sequence("early", 1), late := sequence("late", 2), urgent := sequence("urgent", 3, -1)):
         queues.add(found)
     assert names(queues.waiting) == ["urgent", "early", "late"]
     for found in (late, early, urgent):
@@ -22,7 +23,7 @@ def test_smaller_priorities_and_earlier_arrivals_come_first_waiting_and_running(
 
 
 def test_a_preempted_request_gets_its_old_place_back():
-    queues = Queues()
+    queues = Queues(8)
     for found in (first := sequence("first", 1), sequence("second", 2)):
         queues.add(found)
     queues.start(first)
@@ -31,7 +32,7 @@ def test_a_preempted_request_gets_its_old_place_back():
 
 
 def test_an_ended_request_is_nowhere_whether_it_ran_or_waited():
-    queues = Queues()
+    queues = Queues(8)
     for found in (runs := sequence("runs", 1), waits := sequence("waits", 2)):
         queues.add(found)
     queues.start(runs)
@@ -39,3 +40,59 @@ def test_an_ended_request_is_nowhere_whether_it_ran_or_waited():
     queues.finish(waits)
     assert not queues.waiting and not queues.running and not queues.by_id
     assert runs.status is waits.status is Status.FINISHED
+
+
+def test_clients_that_wait_take_turns_however_many_sequences_each_of_them_sent():
+    queues = Queues(8)
+    for arrival in range(6):
+        queues.add(sequence(f"many{arrival}", arrival, client="many"))
+    queues.start(queues.waiting[0])
+    for arrival in range(6, 8):
+        queues.add(sequence(f"few{arrival - 6}", arrival, client="few"))
+    assert names(queues.waiting) == ["few0", "many1", "few1", "many2", "many3", "many4", "many5"]
+
+
+def test_a_client_that_comes_back_has_saved_up_no_turns_and_owes_none():
+    queues = Queues(8)
+    for arrival in range(3):
+        queues.add(sequence(f"a{arrival}", arrival, client="a"))
+    queues.add(sequence("b0", 3, client="b"))
+    for waits in tuple(queues.waiting):
+        queues.start(waits)
+        queues.finish(waits)
+    queues.add(sequence("a3", 4, client="a"))
+    queues.add(sequence("b1", 5, client="b"))
+    queues.add(sequence("a4", 6, client="a"))
+    assert names(queues.waiting) == ["a3", "b1", "a4"]
+
+
+def test_one_client_alone_is_served_first_come_first_served():
+    queues = Queues(8)
+    for arrival in range(20):
+        queues.add(sequence(f"r{arrival:02}", arrival, client="only"))
+        if arrival % 3 == 0:
+            queues.start(queues.waiting[0])
+    started = [*names(queues.running), *names(queues.waiting)]
+    assert started == sorted(started)
+
+
+def test_no_api_request_holds_all_rows():
+    queues = Queues(8)
+    for arrival in range(9):
+        queues.add(sequence(f"choice{arrival}", arrival, client="many", group="api"))
+    assert len(queues.admissible()) == 7
+    for admitted in queues.admissible():
+        queues.start(admitted)
+    queues.add(sequence("other", 9, client="few"))
+    assert names(queues.admissible()) == ["other"]
+    queues.finish(queues.running[0])
+    assert len(queues.admissible()) == 2
+    queues.suspend(queues.running[-1])
+    assert len(queues.admissible()) == 3
+
+
+def test_an_api_request_of_many_sequences_runs_where_there_is_one_row():
+    queues = Queues(1)
+    for arrival in range(2):
+        queues.add(sequence(f"choice{arrival}", arrival, group="api"))
+    assert len(queues.admissible()) == 1

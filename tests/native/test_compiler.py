@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from engine import native
-from engine.native import compiler as compilers
+from engine.native import library_cache, loader
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -40,48 +39,43 @@ def write(folder: Path, text: str = SOURCE) -> Path:
     return source
 
 
+def answer(compiler: native.Compiler, source: Path) -> int:
+    library = loader.from_memory(library_cache.build(compiler, source), source.stem)
+    return int(library.answer())
+
+
+def kept() -> list[Path]:
+    folder = library_cache.cache_folder()
+    assert folder is not None
+    return sorted(folder.iterdir())
+
+
 def test_a_source_is_compiled_once_and_again_when_it_changes(tmp_path: Path, compiler: native.Compiler) -> None:
     source = write(tmp_path)
-    first = compiler.build(source)
-    assert ctypes.CDLL(str(first)).answer() == 42
+    assert answer(compiler, source) == 42
+    (first,) = kept()
     written = first.stat().st_mtime_ns
-    assert compiler.build(source) == first and first.stat().st_mtime_ns == written
-    second = compiler.build(write(tmp_path, SOURCE.replace("42", "43")))
-    assert second != first and ctypes.CDLL(str(second)).answer() == 43
+    assert answer(compiler, source) == 42 and kept() == [first] and first.stat().st_mtime_ns == written
+    assert answer(compiler, write(tmp_path, SOURCE.replace("42", "43"))) == 43 and len(kept()) == 2
 
 
 def test_a_changed_header_beside_the_source_is_a_change(tmp_path: Path, compiler: native.Compiler) -> None:
     source = write(tmp_path, '#include "number.h"\nextern "C" int answer() { return NUMBER; }\n')
     for number in (1, 2):
         (tmp_path / "number.h").write_text(f"#define NUMBER {number}\n")
-        assert ctypes.CDLL(str(compiler.build(source))).answer() == number
+        assert answer(compiler, source) == number
 
 
-def test_a_library_damaged_in_the_cache_is_built_again(tmp_path: Path, compiler: native.Compiler) -> None:
-    source = write(tmp_path)
-    compiler.build(source).write_bytes(b"")
-    assert native.load(source, {}).answer() == 42
-
-
-def test_what_is_old_or_was_left_behind_is_removed(tmp_path: Path, compiler: native.Compiler) -> None:
-    folder = compilers.cache_folder()
-    old, other, killed, recent = (
-        folder / name for name in ("kernel-1.so", "other-1.so", "kernel-2.1.tmp", "kernel-3.so")
-    )
-    for path in (old, other, killed, recent):
+def test_what_is_old_is_removed(tmp_path: Path, compiler: native.Compiler) -> None:
+    folder = library_cache.cache_folder()
+    assert folder is not None
+    old, other, recent = (folder / name for name in ("kernel-1.so", "other-1.so", "kernel-3.so"))
+    for path in (old, other, recent):
         path.touch()
-    for path in (old, other, killed):
+    for path in (old, other):
         os.utime(path, (0, 0))
-    built = compiler.build(write(tmp_path))
-    assert {*folder.iterdir()} == {built, other, recent}
-
-
-def test_only_the_user_may_write_where_libraries_lie(tmp_path: Path, compiler: native.Compiler) -> None:
-    folder = compilers.cache_folder()
-    assert folder.is_relative_to(tmp_path) and stat.S_IMODE(folder.stat().st_mode) == 0o700
-    folder.chmod(0o777)
-    with pytest.warns(UserWarning, match="compiled anew"):
-        assert not compilers.cache_folder().is_relative_to(tmp_path)
+    library_cache.build(compiler, write(tmp_path))
+    assert len(kept()) == 3 and {other, recent} < {*kept()}
 
 
 def test_a_source_that_does_not_compile_is_told_with_the_compilers_words(
@@ -89,10 +83,10 @@ def test_a_source_that_does_not_compile_is_told_with_the_compilers_words(
 ) -> None:
     source = write(tmp_path, "int answer() { return no_such_name; }")
     with pytest.raises(native.NativeError) as caught:
-        compiler.build(source)
+        library_cache.build(compiler, source)
     for words in ("kernel.cpp", *compiler.command, "no_such_name", "CXX", "execution=eager"):
         assert words in str(caught.value)
-    assert not list(compilers.cache_folder().iterdir())
+    assert kept() == []
 
 
 @pytest.mark.usefixtures("search")
@@ -133,3 +127,58 @@ def test_kernels_share_torchs_threads(tmp_path: Path, compiler: native.Compiler)
         torch.set_num_threads(before)
     loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
     assert len(loaded) == 1
+
+
+def test_libraries_that_are_loaded_one_after_the_other_are_not_confused(
+    tmp_path: Path, compiler: native.Compiler
+) -> None:
+    """The system's loader takes a library that is loaded already for the one asked for, if their paths are equal."""
+    libraries = []
+    for number in (1, 2, 3):
+        built = library_cache.build(compiler, write(tmp_path, SOURCE.replace("42", str(number))))
+        libraries.append(loader.from_memory(built, "kernel"))
+    assert [library.answer() for library in libraries] == [1, 2, 3]
+
+
+def test_a_kept_library_that_does_not_load_here_is_built_again(tmp_path: Path, compiler: native.Compiler) -> None:
+    """Whole, but of a machine with other system libraries."""
+    source = write(tmp_path)
+    library_cache.build(compiler, source)
+    (file,) = kept()
+    library_cache._write(file, b"of another machine")
+    assert native.load(source, {}).answer() == 42
+    assert answer(compiler, source) == 42
+
+
+def test_a_library_that_does_not_load_where_it_was_built_is_an_error(
+    tmp_path: Path, compiler: native.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native.Compiler, "compile", lambda *_: b"no library")
+    with pytest.raises(native.NativeError, match=r"kernel\.cpp was just built and does not load: .*execution=eager"):
+        native.load(write(tmp_path), {})
+
+
+def test_a_library_that_cannot_be_kept_is_loaded_with_a_warning(
+    tmp_path: Path, compiler: native.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(UserWarning, match=r"kernel-\w+\.so is compiled anew at every start: .*No space left"):
+        assert native.load(write(tmp_path), {}).answer() == 42
+    assert kept() == []
+
+
+def test_without_a_temporary_folder_kept_libraries_load_and_others_say_why(
+    tmp_path: Path, compiler: native.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    source = write(tmp_path)
+    assert answer(compiler, source) == 42
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert answer(compiler, source) == 42
+    with pytest.raises(native.NativeError, match="No usable temporary directory"):
+        library_cache.build(compiler, write(tmp_path, SOURCE.replace("42", "43")))

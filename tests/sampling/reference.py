@@ -48,3 +48,31 @@ def chi_square(counts, probs):
     expected = probs * counts.sum()
     used = probs > 0
     return float((((counts - expected) ** 2)[used] / expected[used]).sum())
+
+
+def _philox(counter, key):
+    """Philox4x32-10 on Python's integers."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        p0, p1 = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [p1 >> 32 ^ c[1] ^ k[0], p1 & 0xFFFFFFFF, p0 >> 32 ^ c[3] ^ k[1], p0 & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+def gumbel_noise(seed, output_index, vocab):
+    """What is added to the scaled logits of an output position: a function of seed and position alone."""
+    key = (seed & 0xFFFFFFFF, seed >> 32)
+    words = [word for block in range(-(-vocab // 4)) for word in _philox((block, 0, output_index, 0), key)][:vocab]
+    unit = (np.array(words, dtype=np.float64) + 0.5) / 2**32
+    return -np.log(-np.log1p(-unit))
+
+
+def next_token(logits, params, seed, history, prompt_len, stop_ids):
+    """The token behind a text."""
+    output_index = len(history) - prompt_len
+    x = adjusted(logits, params, history, prompt_len, output_index, stop_ids)
+    if params.temperature == 0.0:
+        return int(x.argmax())
+    with np.errstate(divide="ignore"):
+        return int((np.log(distribution(x, params)) + gumbel_noise(seed, output_index, len(x))).argmax())

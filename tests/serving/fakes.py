@@ -33,9 +33,10 @@ from engine.loop.messages import (
     ToEngine,
 )
 from engine.loop.streams import ClientBase
-from engine.serving.chat_template import ChatTemplate
+from engine.serving.chat_template import TemplateSource
 from engine.serving.detokenizer import byte_of_symbol
 from engine.serving.server import Server
+from engine.serving.template_worker import TemplateWorker
 from engine.serving.tokenizer import Tokenizer
 from engine.testing.context import build_context
 
@@ -85,8 +86,19 @@ VOCAB = BACKEND.get_vocab_size()
 END = BACKEND.token_to_id("<|end|>")
 
 
+class SharedTemplate(TemplateWorker):
+    """One for all tests of a process, with which it ends."""
+
+    def close(self) -> None: ...
+
+
+@functools.cache
+def template() -> SharedTemplate:
+    return SharedTemplate(TemplateSource(TEMPLATE, {}))
+
+
 def make_tokenizer() -> Tokenizer:
-    return Tokenizer(TOKENIZER_JSON, ChatTemplate(TEMPLATE))
+    return Tokenizer(TOKENIZER_JSON, template())
 
 
 def ids(text: str) -> tuple[int, ...]:

@@ -3,7 +3,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import pytest
+
 from engine.contracts.events import DroppedEvent, Event, RejectedEvent
+from engine.serving import bus as bus_module
 from engine.serving.bus import EventBus
 
 from .fakes import MemoryExporter
@@ -63,3 +66,24 @@ def test_a_slow_exporter_costs_events_and_they_are_counted() -> None:
     *delivered, report = slow.events
     assert len(delivered) == 11
     assert isinstance(report, DroppedEvent) and report.num_events == 15
+
+
+def test_an_exporter_that_does_not_return_keeps_nobody_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_module, "CLOSE_S", 0.02)
+    blocked, fine = Blocked(), MemoryExporter()
+    bus = EventBus([blocked, fine])
+    bus.publish(events(1))
+    assert blocked.entered.wait(10)
+    given_up, kept = bus.read(lambda: 1), bus.read(lambda: len(fine.events))
+    assert not kept.done() and given_up.cancel()
+    bus.close()
+    blocked.release.set()
+    assert kept.result(10) == 1
+
+
+def test_what_fails_while_it_reads_is_told_to_who_reads() -> None:
+    bus = EventBus([MemoryExporter()])
+    with pytest.raises(ZeroDivisionError):
+        bus.settled(lambda: 1 // 0)
+    assert bus.settled(lambda: 1) == 1
+    bus.close()

@@ -10,9 +10,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from openai import BadRequestError, OpenAI
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.attack.clients import openai_cases, outcome
 
 QUESTION = [{"role": "user", "content": "What does json.dumps do?"}]
 ANSWER = "Serialize ``obj`` to a JSON formatted ``str``."
@@ -122,3 +127,8 @@ def test_plan_latency_and_metrics_are_served(url: str) -> None:
     assert "engine_" in metrics and "itl" in metrics
     stats = json.loads(get(f"{url}/engine/stats"))
     assert stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_leased"] == stats["blocks_total"]
+
+
+def test_the_openai_client_gets_what_it_asks_for_or_a_refusal_it_understands(url: str) -> None:
+    wrong = {name: outcome(call, refused) for name, call, refused in openai_cases(f"{url}/v1")}
+    assert len(wrong) == 12 and not any(wrong.values()), wrong

@@ -146,9 +146,17 @@ async def test_every_route_but_health_needs_the_key() -> None:
 @in_loop
 async def test_a_keyless_loopback_server_answers_to_local_names_only() -> None:
     async with running() as server:
-        assert (await server.get("/v1/models", "Host: evil.example"))[0] == 403
+        for host in (
+            "evil.example",
+            "localhost:80.evil.com",
+            "localhost.evil.com",
+            "127.0.0.1.evil.com",
+            "[::1].evil.com",
+        ):
+            assert (await server.get("/v1/models", f"Host: {host}"))[0] == 403, host
         assert (await server.get("/v1/models", "Host: 127.0.0.1:1"))[0] == 200
-        assert (await server.get("/v1/models", "Host: [::1]:1"))[0] == 200
+        for host in ("[::1]:1", "localhost:1", "a.localhost"):
+            assert (await server.get("/v1/models", f"Host: {host}"))[0] == 200, host
 
 
 @in_loop
@@ -169,18 +177,6 @@ async def test_wrong_requests_get_json_errors() -> None:
         head += b"Transfer-Encoding: chunked\r\n\r\n"
         reply = await server.raw(head + b"800\r\n" + b"x" * 2048 + b"\r\n0\r\n\r\n")
         assert b" 413 " in reply.split(b"\r\n")[0]
-
-
-@in_loop
-async def test_a_connection_that_never_sends_a_header_is_closed() -> None:
-    async with running() as server:
-        server.server._sweeper.cancel()
-        sweeper = asyncio.create_task(server.server._sweep(0.04))
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.server.port)
-        writer.write(b"GET /health HTTP/1.1\r\nHo")
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-        writer.close()
-        sweeper.cancel()
 
 
 @in_loop

@@ -61,6 +61,20 @@ async def test_an_engine_that_answers_no_ping_is_not_ready_then_killed_and_start
 
 
 @in_loop
+async def test_an_engine_that_takes_its_time_to_die_is_killed_once() -> None:
+    client = ScriptedClient()
+    dies = client.kill
+    client.kill = client.killed.append  # type: ignore[method-assign]
+    async with watched(client, stall_s=0.02) as supervisor:
+        client.silent = True
+        await until(lambda: client.killed)
+        await asyncio.sleep(0.02)  # some twenty more looks at it
+        assert len(client.killed) == 1
+        dies(client.killed.pop())
+        await until(lambda: client.starts == 2 and supervisor.not_ready() is None)
+
+
+@in_loop
 async def test_an_engine_that_hangs_while_it_starts_is_killed() -> None:
     client = ScriptedClient()
     client.silent = True

@@ -8,11 +8,10 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.serving.chat_template import ChatTemplate, TemplateFailed
 from engine.serving.detokenizer import UnsupportedDecoder
-from engine.serving.tokenizer import PieceCache, Tokenizer, TokenizerError
+from engine.serving.tokenizer import PieceCache, Tokenizer, TokenizerError, TooManyTokens
 
-from .fakes import BACKEND, END, SPECIALS, TOKENIZER_JSON, make_tokenizer
+from .fakes import BACKEND, END, SPECIALS, TOKENIZER_JSON, VOCAB, make_tokenizer
 
 TOKENIZER = make_tokenizer()
 
@@ -38,7 +37,7 @@ def test_bytes_that_are_no_text_become_replacement_characters(data: bytes) -> No
 def test_cached_pieces_give_the_ids_of_the_whole_text(turns: list[tuple[str, str]]) -> None:
     messages = [{"role": role, "content": content} for role, content in turns]
     assert TOKENIZER.template is not None
-    rendered = TOKENIZER.template.render(messages, True)
+    rendered = TOKENIZER.template.render_now(messages, True)
     expected = tuple(BACKEND.encode(rendered.text, add_special_tokens=False).ids)
     assert TOKENIZER.encode_chat_now(messages) == expected
 
@@ -67,11 +66,36 @@ def test_a_conversation_seen_before_is_not_tokenized_again() -> None:
 
 
 def test_the_cache_is_bounded_and_forgets_the_oldest() -> None:
-    cache = PieceCache(max_chars=1000)
+    cache = PieceCache(max_bytes=10_000)
     for i in range(100):
         cache.put(f"text {i}", False, (i,))
     assert cache.get("text 0", False) is None
     assert cache.get("text 99", False) == (99,)
+    assert 5_000 < cache.bytes <= 10_000
+
+
+def test_the_cache_counts_the_ids_of_a_text_as_well() -> None:
+    cache = PieceCache(max_bytes=100_000)
+    cache.put("x", False, tuple(range(300, 900)))
+    assert cache.bytes > 600 * 32
+
+
+def test_a_text_of_too_many_tokens_is_refused_before_its_ids_are_made() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.most_tokens = 10
+    assert len(tokenizer.encode_now("x" * 10)) == 10
+    with pytest.raises(TooManyTokens, match="11 tokens"):
+        tokenizer.encode_now("x" * 11)
+    with pytest.raises(TooManyTokens):
+        tokenizer.encode_chat_now([{"role": "user", "content": "x" * 20}])
+    assert tokenizer.cache.get("x" * 11, True) is None
+
+
+@given(st.lists(st.integers(0, VOCAB - 1), max_size=40), st.booleans())
+def test_a_whole_sequence_decodes_as_it_does_token_by_token(tokens: list[int], skips: bool) -> None:
+    tokenizer = TOKENIZER
+    stream = tokenizer.stream(skips)
+    assert tokenizer.decode_now(tokens, skips) == "".join([*map(stream.feed, tokens), stream.flush()])
 
 
 def test_many_threads_get_the_same_ids() -> None:
@@ -139,26 +163,4 @@ def test_a_model_directory_is_loaded_with_its_template(tmp_path: Path) -> None:
     )
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert tokenizer.encode_chat_now([{"role": "user", "content": "x"}]) == (tokenizer.special_ids["<|im_start|>"], 120)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ cycler.__init__.__globals__.os.popen('id') }}",
-        "{{ messages.append(1) }}",
-        "{% for i in range(10**9) %}x{% endfor %}",
-        "{{ raise_exception('roles must alternate') }}",
-        "{% for i in range(90000) %}{{ 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' }}{% endfor %}",
-        "{{ messages[7].content }}",
-    ],
-)
-def test_templates_cannot_escape_or_explode(source: str) -> None:
-    with pytest.raises(TemplateFailed):
-        ChatTemplate(source).render([{"role": "user", "content": "x"}], True)
-
-
-def test_templates_have_the_usual_helpers() -> None:
-    source = "{% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}{{ strftime_now('%%') }}"
-    assert ChatTemplate(source).render([], False).text == '{"a": "<é>"}%'
+    tokenizer.close()

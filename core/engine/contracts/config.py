@@ -148,6 +148,8 @@ class ServerSettings:
     stall_s: float = 30.0
     """An engine that answers nothing for so long, or whose step takes so much longer than it should, is killed and
     started again. ``/ready`` is 503 after 5 s of this."""
+    max_connections: int | None = None
+    """Most open connections; null: as many as the limit on open files allows."""
     max_body_bytes: int = 8 * 1024 * 1024
     keepalive_s: float = 5.0
     """Silence in a stream after which a comment line is sent; 0: never."""
@@ -159,6 +161,8 @@ class ServerSettings:
         at_least("server.drain_s", self.drain_s, 0)
         at_least("server.stall_s", self.stall_s, 5)
         at_least("server.max_body_bytes", self.max_body_bytes, 1)
+        if self.max_connections is not None:
+            at_least("server.max_connections", self.max_connections, 1)
         at_least("server.keepalive_s", self.keepalive_s, 0)
         if self.api_key == "":
             raise ValueError("server.api_key is empty; give a key, or server.api_key=null for none")

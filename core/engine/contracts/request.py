@@ -55,6 +55,10 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Smaller runs earlier."""
     cache_salt: str = ""
     """Separates prefix-cache entries of tenants: requests share cached blocks only with equal salts."""
+    client: str = ""
+    """Who sent it: clients that wait take turns."""
+    group: str = ""
+    """The API request it belongs to, if that has several sequences: no group holds all rows."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

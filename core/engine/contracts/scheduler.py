@@ -25,8 +25,8 @@ class RequestView:
     """Holds a row in the device tables and a KV lease."""
     priority: int
     """Smaller runs earlier."""
-    arrival: int
-    """Running number by arrival; also the tie-break."""
+    turn: tuple[int, int]
+    """Smaller runs earlier among equal priorities: fair between clients, by arrival for each of them. Unique."""
     max_total: int
     """Most tokens this request can ever have: prompt + max_tokens, capped by the model."""
     num_draft_tokens: int
@@ -59,7 +59,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """Everything a scheduler may look at. Requests are ordered by (priority, arrival)."""
+    """Everything a scheduler may look at. Requests are ordered by (priority, turn)."""
 
     running: tuple[RequestView, ...]
     """Requests that hold a row and have at least one token to compute."""

@@ -39,9 +39,9 @@ class Committer:
             self._apply(sequence, row, outcome, now)
         return drafted
 
-    def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
-        """End a sequence outside a step: aborted, refused or failed."""
-        self._end(sequence)
+    def finish(self, sequence: Sequence, reason: FinishReason, error: str = "", spoiled: bool = False) -> None:
+        """End a sequence outside a step: aborted, refused or failed. ``spoiled``: its keys and values are no good."""
+        self._end(sequence, spoiled)
         now = self._clock()
         timings = sequence.timings(now)
         self._publish(TokensOut(sequence.request_id, finish_reason=reason, error=error, timings=timings, at_s=now))
@@ -49,7 +49,7 @@ class Committer:
     def _apply(self, s: Sequence, row: StepRow, outcome: RowResult, now: float) -> None:
         s.prompt_logprobs.extend(outcome.prompt_logprobs)
         if outcome.error:
-            self.finish(s, "error", outcome.error)
+            self.finish(s, "error", outcome.error, spoiled=True)
             return
         if row.samples:
             s.num_drafted += row.num_drafts
@@ -97,6 +97,6 @@ class Committer:
             )
         )
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, spoiled: bool = False) -> None:
         self._queues.finish(sequence)
-        self._pool.release(sequence)
+        self._pool.release(sequence, spoiled)

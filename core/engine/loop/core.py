@@ -16,7 +16,7 @@ from typing import Protocol
 from engine.assembly.bind import BoundEngine
 from engine.contracts.drafter import on_device
 from engine.contracts.events import Event, StepEvent
-from engine.contracts.request import EngineRequest, FinishReason, TokensOut
+from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.drafting.policy import DraftPolicy
 from engine.loop.block_keys import BlockKeys
 from engine.loop.commit import Committer
@@ -33,8 +33,14 @@ from engine.step.plan import DeviceBroken, DrafterBroken, StepPlan, StepResult, 
 Clock = Callable[[], float]
 """Seconds, never going back: :func:`time.monotonic`, or a simulator's."""
 
-MAX_GUILTY_IN_A_ROW = 3
-"""Different requests that fail alone, one after another, before the engine itself is declared broken."""
+FAILURES_PER_PROBE = 3
+"""Requests that fail before a request of the engine's own shows whether it is they or the engine."""
+MOST_FAILED_PROBES = 3
+"""Such requests that fail, one after another, before the engine is declared broken."""
+PROBE = EngineRequest(
+    "engine-probe", (0,), SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True), priority=-(2**31)
+)
+"""Anything that works serves it: a few tokens, so that drafts are asked for, too."""
 
 
 class EngineBroken(RuntimeError):
@@ -89,7 +95,9 @@ class EngineCore:
         self._drafter_name = bound.plan.choice("drafter").name
         self._arrivals = 0
         self._steps = 0
-        self._guilty = 0
+        self._failures = 0
+        """Requests that failed since the last probe."""
+        self._failed_probes = 0
         self._outputs: list[TokensOut] = []
         self._events: list[Event] = []
         self._cost = StepCostModel()
@@ -98,7 +106,7 @@ class EngineCore:
         self._step_began_s: float | None = None
         self._expected_ms = 0.0
         self._ledger = Ledger()
-        self._queues = Queues()
+        self._queues = Queues(settings.max_requests)
         device_drafter = on_device(bound.drafter)
         self._pool = Pool(
             bound.kv_allocator,
@@ -119,9 +127,10 @@ class EngineCore:
             settings.limits,
             lambda: self._cost.cost(),
             self._events.append,
+            lambda sequence, why: self._committer.finish(sequence, "error", why),
             clock,
         )
-        self._committer = Committer(self._queues, self._pool, self._outputs.append, clock)
+        self._committer = Committer(self._queues, self._pool, self._publish, clock)
 
     @property
     def max_draft_tokens(self) -> int:
@@ -195,6 +204,9 @@ class EngineCore:
         self._expected_ms = sum(cost.ms(num_tokens) for num_tokens in self._ledger.num_tokens())
         if self._ledger:
             self._collect()
+        if self._failures >= FAILURES_PER_PROBE and PROBE.request_id not in self._queues.by_id:
+            self._failures = 0
+            self.submit(PROBE)
         outputs = self._flush()
         self._step_began_s = None
         return outputs
@@ -276,7 +288,7 @@ class EngineCore:
 
     def _recover(self, step: InFlight, error: Exception) -> None:
         """A step raised. Roll everything back to what is confirmed; then its requests run one by one, so that only
-        the guilty one fails."""
+        the guilty one fails. Whether the engine is guilty, a probe shows."""
         traceback.print_exception(error)
         if isinstance(error, DeviceBroken):
             raise EngineBroken(str(error)) from error
@@ -290,16 +302,11 @@ class EngineCore:
         self._device.resume()
         for sequence in self._queues.running:
             sequence.roll_back()
-        alone = len(step.plan.rows) == 1 and len(owners) == 1
         suspects = self._planner.suspects
-        if alone:
-            self._guilty += 1
+        if len(step.plan.rows) == 1 and len(owners) == 1:
             if owners[0] in suspects:
                 suspects.remove(owners[0])
-            message = f"{type(error).__name__}: {error}"
-            self._committer.finish(owners[0], "error", message)
-            if self._guilty >= MAX_GUILTY_IN_A_ROW:
-                raise EngineBroken(f"{self._guilty} requests in a row failed alone; the last: {message}") from error
+            self._committer.finish(owners[0], "error", f"{type(error).__name__}: {error}")
         else:
             suspects.extend(s for s in owners if s not in suspects)
 
@@ -325,7 +332,22 @@ class EngineCore:
         suspects = self._planner.suspects
         if suspects and any(sequence is suspects[0] for sequence, _ in step.owners):
             suspects.popleft()
-        self._guilty = 0
+
+    def _publish(self, output: TokensOut) -> None:
+        if output.request_id == PROBE.request_id:
+            self._take_probe(output)
+            return
+        self._outputs.append(output)
+        self._failures += output.finish_reason == "error"
+
+    def _take_probe(self, output: TokensOut) -> None:
+        if output.finish_reason == "error":
+            self._failures = FAILURES_PER_PROBE
+            self._failed_probes += 1
+            if self._failed_probes == MOST_FAILED_PROBES:
+                raise EngineBroken(f"requests fail, and so do those of the engine's own: {output.error}")
+        elif output.finish_reason is not None:
+            self._failed_probes = 0
 
     # State ------------------------------------------------------------------------------------------------------
 

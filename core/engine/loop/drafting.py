@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ class Drafting:
         kv = cached_by(drafter)
         self._keeps_keys = kv is not None and kv.num_layers > 0
         self.on_host = self._enabled and self._host is not None
+        self._failed: list[tuple[Sequence, str]] = []
+        """Requests about which a drafter on the host could not be asked."""
 
     @property
     def max_width(self) -> int:
@@ -121,6 +124,11 @@ class Drafting:
             ms = gap_ms + result.device_ms + result.draft_ms
         self._policy.observe(drafted.asked, ms)
 
+    def take_failed(self) -> list[tuple[Sequence, str]]:
+        """Requests that cannot go on, and why: a drafter on the host fails on them, even asked about one alone."""
+        failed, self._failed = self._failed, []
+        return failed
+
     def _propose(self, drafter: HostDrafter, sequences: list[Sequence], asked: int) -> None:
         about = [s for s in sequences if min(asked, s.max_drafts) > 0]
         for sequence in sequences:
@@ -131,14 +139,37 @@ class Drafting:
             DraftRow(s.row_id, s.tokens, s.prompt_len, min(asked, s.max_drafts), s.request.cache_salt) for s in about
         ]
         try:
-            draft = drafter.propose(rows)
+            drafts = self._ask(drafter, rows)
+        except DrafterBroken as error:
+            traceback.print_exception(error)
+            self._ask_one_by_one(drafter, about, rows)
+            return
+        for sequence, tokens in zip(about, drafts, strict=True):
+            sequence.propose(tokens)
+
+    def _ask_one_by_one(self, drafter: HostDrafter, about: list[Sequence], rows: list[DraftRow]) -> None:
+        """A drafter failed on several requests: only those fail on which it fails alone."""
+        for sequence, row in zip(about, rows, strict=True):
+            try:
+                (tokens,) = self._ask(drafter, [row])
+            except DrafterBroken as error:
+                self._failed.append((sequence, str(error)))
+            else:
+                sequence.propose(tokens)
+
+    def _ask(self, drafter: HostDrafter, rows: list[DraftRow]) -> list[tuple[int, ...]]:
+        """Its drafts, row by row. Raises :class:`DrafterBroken`."""
+        try:
+            drafts = [tuple(tokens) for tokens in drafter.propose(rows).tokens]
+            if len(drafts) != len(rows):
+                raise DrafterBroken(f"drafter={self._name} answered {len(drafts)} rows, expected {len(rows)}")
+            for row, tokens in zip(rows, drafts, strict=True):
+                self._check(tokens, row.num_draft_tokens)
+        except DrafterBroken:
+            raise
         except Exception as error:
             raise DrafterBroken(f"drafter={self._name} raised {type(error).__name__}: {error}") from error
-        if len(draft.tokens) != len(rows):
-            raise DrafterBroken(f"drafter={self._name} answered {len(draft.tokens)} rows, expected {len(rows)}")
-        for sequence, row, tokens in zip(about, rows, draft.tokens, strict=True):
-            self._check(tokens, row.num_draft_tokens)
-            sequence.propose(tokens)
+        return drafts
 
     def _check(self, tokens: tuple[int, ...], most: int) -> None:
         if len(tokens) > most:

@@ -79,8 +79,10 @@ class Planner:
         limits: Limits,
         step_cost: Callable[[], StepCost],
         emit: Callable[[Event], None],
+        fail: Callable[[Sequence, str], None],
         clock: Callable[[], float],
     ) -> None:
+        """``fail`` ends a sequence for a reason that is its own."""
         self._schedule = scheduler.plan
         self._name = scheduler_name
         self._queues = queues
@@ -89,6 +91,7 @@ class Planner:
         self._limits = limits
         self._step_cost = step_cost
         self._emit = emit
+        self._fail = fail
         self._clock = clock
         self._next_id = 0
         self._preempted = 0
@@ -106,6 +109,8 @@ class Planner:
             return None if something_in_flight else self._plan_suspect()
         started = self._clock()
         asked = self._drafting.prepare(self._queues.running)
+        for sequence, why in self._drafting.take_failed():
+            self._fail(sequence, why)
         self._draft_ms += (self._clock() - started) * 1e3
         sketch = self._sketch(asked, admitting=True)
         if sketch is None:
@@ -127,6 +132,8 @@ class Planner:
             schedule = self._schedule(view)
         except Exception as error:
             raise SchedulerBroken(f"scheduler={self._name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(schedule, Schedule):
+            raise SchedulerBroken(f"scheduler={self._name} returned {schedule!r:.60}, expected a Schedule")
         return self._fit(schedule)
 
     def _view(self, asked: int, admitting: bool) -> SchedulerView:
@@ -139,7 +146,7 @@ class Planner:
         waiting: tuple[RequestView, ...] = ()
         if admitting and self._pool.free_rows:
             looked_up = min(HITS_LOOKED_UP, 2 * self._pool.free_rows)
-            waiting = tuple(self._describe(s, i < looked_up) for i, s in enumerate(self._queues.waiting))
+            waiting = tuple(self._describe(s, i < looked_up) for i, s in enumerate(self._queues.admissible()))
         return SchedulerView(
             running=running,
             waiting=waiting,
@@ -169,7 +176,7 @@ class Planner:
             computed=s.scheduled if is_running else self._hits.get(s, 0),
             is_running=is_running,
             priority=s.request.priority,
-            arrival=s.arrival,
+            turn=s.turn,
             max_total=s.max_total,
             num_draft_tokens=self._num_drafts(s),
         )
@@ -212,6 +219,8 @@ class Planner:
         sketch.placed[s] = Placed(num_tokens, drafts, wants)
 
     def _checked(self, row: ScheduledRow, sketch: Sketch) -> Sequence:
+        if not isinstance(row, ScheduledRow):
+            raise SchedulerBroken(f"scheduler={self._name} returned a row {row!r:.60}, expected a ScheduledRow")
         sequence = self._queues.by_id.get(row.request_id)
         if sequence is None or sequence in sketch.placed:
             what = "is unknown" if sequence is None else "was scheduled twice"

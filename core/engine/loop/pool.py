@@ -84,8 +84,9 @@ class Pool:
         keys = [] if sequence.keys is None else sequence.keys.extend(sequence.tokens)
         self.allocator.commit(sequence.lease, sequence.computed, keys)
 
-    def release(self, sequence: Sequence) -> None:
-        """Give back row and lease once the last plan that used them has retired."""
+    def release(self, sequence: Sequence, spoiled: bool = False) -> None:
+        """Give back row and lease once the last plan that used them has retired. ``spoiled``: nobody may find its
+        blocks by what they should hold."""
         row_id, lease = sequence.leave()
         if lease is None:
             return
@@ -95,6 +96,9 @@ class Pool:
         def give_back() -> None:
             self.blocks_coming -= size
             self._give_back(row_id, lease)
+            if spoiled:
+                # Its prefix may be shared, and was wrong before anybody noticed: all prefixes are computed again.
+                self.allocator.reset_cache()
 
         self._ledger.after(sequence.last_plan, give_back)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import platform
@@ -12,13 +11,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from engine.native.folder import unusable, user_folder
+from engine.native.scratch import scratch_folder
 
 NAMES = ("c++", "g++")
 """Not clang++: it brings an OpenMP library of its own, and two teams of threads would fight for the same cores."""
@@ -31,7 +28,6 @@ PROBE = """
 extern "C" int probe() { return static_cast<int>(std::vector<int>(omp_get_max_threads()).size()); }
 """
 TIMEOUT_S = 300
-KEEP_S = 30 * 24 * 3600
 INCLUDE = Path(__file__).parent
 INSTEAD = "or choose what needs no compiling: execution=eager, another attention_kernel, another quantizer"
 
@@ -49,37 +45,40 @@ class Compiler:
     version: str
     """First line of ``--version``."""
 
-    def build(self, source: Path) -> Path:
-        """The shared library of ``source``, from the cache if it is there. Raises :class:`NativeError`."""
+    def key(self, source: Path) -> str:
+        """Of everything that a library of ``source`` follows from."""
         headers = (*sorted(INCLUDE.glob("*.h")), *sorted(source.parent.glob("*.h")))
         texts = [path.read_bytes() for path in (source, *headers)]
         parts = (*texts, " ".join((*self.command, *FLAGS)).encode(), self.version.encode(), _processor())
-        key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
-        target = cache_folder() / f"{source.stem}-{key}.so"
-        if not target.is_file():
-            self._compile(source, target)
-            _remove_old(target)
-        return target
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
-    def _compile(self, source: Path, target: Path) -> None:
-        unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    def compile(self, source: Path) -> bytes:
+        """The shared library of ``source``. Raises :class:`NativeError`."""
         try:
-            command = [*self.command, *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(unfinished)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-            if done.returncode != 0:
-                lines = "\n".join(done.stderr.strip().splitlines()[:10])
-                raise NativeError(
-                    f"{source.name} does not compile with {shlex.join(self.command)} ({self.version}): set CXX to "
-                    f"another compiler, {INSTEAD}. It says:\n{lines}"
-                )
-            # Whole or not at all, for other processes that look and after a power failure.
-            with open(unfinished, "rb") as built:
-                os.fsync(built.fileno())
-            os.replace(unfinished, target)
+            with scratch_folder(Path(tempfile.gettempdir())) as folder:
+                return self._compile(source, Path(f"/proc/{os.getpid()}/fd/{folder}"))
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NativeError(f"{shlex.join(self.command)} did not build {source.name}: {error}; {INSTEAD}") from error
-        finally:
-            unfinished.unlink(missing_ok=True)
+
+    def _compile(self, source: Path, folder: Path) -> bytes:
+        library = folder / "library.so"
+        command = [*self.command, *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(library)]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env={**os.environ, "TMPDIR": str(folder)},
+            umask=0o077,
+        )
+        if done.returncode != 0:
+            lines = "\n".join(done.stderr.strip().splitlines()[:10])
+            raise NativeError(
+                f"{source.name} does not compile with {shlex.join(self.command)} ({self.version}): set CXX to "
+                f"another compiler, {INSTEAD}. It says:\n{lines}"
+            )
+        return library.read_bytes()
 
 
 @cache
@@ -106,38 +105,6 @@ def find_compiler() -> Compiler | str:
         why = next(iter(probe.stderr.strip().splitlines()), "no message")
         return f"{shown} does not build OpenMP code: {why}"
     return Compiler(tuple(command), next(iter(version.splitlines()), "unknown version"))
-
-
-def cache_folder() -> Path:
-    """Where libraries are kept: ``$XDG_CACHE_HOME/engine/native``, ours alone, since what lies there is executed.
-
-    Where that cannot be, a temporary folder of this process, with a warning.
-    """
-    folder = user_folder("native")
-    return folder if unusable(folder) is None else _temporary_folder(folder)
-
-
-@cache
-def _temporary_folder(instead_of: Path) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="engine-native-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    warnings.warn(
-        f"kernels are compiled anew at every start: {instead_of} is not a folder that only this user can write to",
-        stacklevel=2,
-    )
-    return folder
-
-
-def _remove_old(target: Path) -> None:
-    """Libraries of the same source that were built long ago, and what builds that were killed left behind."""
-    now = time.time()
-    for pattern, age_s in ((f"{target.stem.rpartition('-')[0]}-*.so", KEEP_S), ("*.tmp", TIMEOUT_S)):
-        for path in target.parent.glob(pattern):
-            try:
-                if path != target and now - path.stat().st_mtime > age_s:
-                    path.unlink()
-            except OSError:  # another process was faster
-                continue
 
 
 def _processor() -> bytes:

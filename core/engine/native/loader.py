@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.native import library_cache
 from engine.native.calls import Function
-from engine.native.compiler import NativeError, find_compiler
+from engine.native.compiler import INSTEAD, NativeError, find_compiler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,16 +42,32 @@ def open_library(source: Path) -> ctypes.CDLL:
     compiler = find_compiler()
     if isinstance(compiler, str):
         raise NativeError(f"{source.name}: {compiler}")
-    path = compiler.build(source)
     try:
-        return ctypes.CDLL(str(path))
-    except OSError:  # damaged since it was built
-        path.unlink(missing_ok=True)
-    path = compiler.build(source)
+        return from_memory(library_cache.build(compiler, source), source.stem)
+    except OSError:  # kept by a machine with other system libraries
+        built = library_cache.build(compiler, source, anew=True)
     try:
-        return ctypes.CDLL(str(path))
+        return from_memory(built, source.stem)
     except OSError as error:
-        raise NativeError(f"{path} was just built and does not load: {error}") from error
+        raise NativeError(f"{source.name} was just built and does not load: {error}; {INSTEAD}") from error
+
+
+def from_memory(library: bytes, name: str) -> ctypes.CDLL:
+    """From memory that nobody can change: a file that gets shorter while it is mapped ends its process.
+
+    ``name`` is shown by debuggers. Raises ``OSError``.
+    """
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(descriptor, "wb", closefd=False) as memory:
+            memory.write(library)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        # Open for good: the system's loader knows a library by its path, and the next one must have another.
+        return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -1,14 +1,15 @@
-"""Who may come in: a bounded number of sequences, and nobody while the server drains."""
+"""Who may come in: a bounded number of sequences, shared by clients, and nobody while the server drains."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from engine.serving.errors import ApiError, bad_request
+from engine.serving.errors import ApiError
 
 
 @dataclass(slots=True, eq=False)
@@ -26,11 +27,16 @@ class Flight:
 
 
 class Admission:
-    """Counts sequences that wait or run; one more than ``max_queue`` is refused before it costs anything."""
+    """Counts sequences that wait or run; one more than ``max_queue`` is refused before it costs anything.
 
-    def __init__(self, max_queue: int, max_n: int) -> None:
+    A client that holds less than an equal share may still come in when others have filled the queue: as many again,
+    so that nobody locks the others out.
+    """
+
+    def __init__(self, max_queue: int) -> None:
         self._max_queue = max_queue
-        self._max_n = max_n
+        self._held: Counter[str] = Counter()
+        """Sequences by client."""
         self._flights: set[Flight] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -39,33 +45,28 @@ class Admission:
         """Sequences admitted and not yet ended."""
         self.draining = False
 
-    def gate(self) -> None:
+    def gate(self, client: str) -> None:
         """Refuse early, before the body is read. Raises :class:`ApiError` 503 (draining) or 429 (full)."""
         if self.draining:
             raise ApiError(503, "The server is shutting down.", code="draining", retry_after_s=5)
-        if self.in_flight >= self._max_queue:
+        if not self._has_room(client, 1):
             raise self._full()
 
-    def check_fan_out(self, num_prompts: int, n: int) -> None:
-        """Raises :class:`ApiError` 400 if the request asks for more sequences than ``server.max_n``."""
-        if num_prompts * n > self._max_n:
-            raise bad_request(
-                f"{num_prompts} prompts x n={n} are {num_prompts * n} sequences; at most {self._max_n} per request "
-                "(server.max_n).",
-                "n" if n > 1 else "prompt",
-            )
-
     @contextmanager
-    def enter(self, sequences: int) -> Iterator[Flight]:
-        """Take ``sequences`` places for as long as the block runs. An empty server takes any allowed request."""
-        self.gate()
-        if self.in_flight and self.in_flight + sequences > self._max_queue:
+    def enter(self, client: str, sequences: int) -> Iterator[Flight]:
+        """Take ``sequences`` places for as long as the block runs. An empty server takes any allowed request.
+
+        Raises :class:`ApiError` like :meth:`gate`.
+        """
+        self.gate(client)
+        if not self._has_room(client, sequences):
             raise self._full()
         task = asyncio.current_task()
         assert task is not None
         flight = Flight(task)
         begun = asyncio.get_running_loop().time()
         self.in_flight += sequences
+        self._held[client] += sequences
         self._flights.add(flight)
         self._idle.clear()
         try:
@@ -77,6 +78,9 @@ class Admission:
             raise flight.failure from None
         finally:
             self.in_flight -= sequences
+            self._held[client] -= sequences
+            if not self._held[client]:
+                del self._held[client]
             self._flights.discard(flight)
             if not self._flights:
                 self._idle.set()
@@ -95,6 +99,12 @@ class Admission:
         except TimeoutError:
             return False
         return True
+
+    def _has_room(self, client: str, sequences: int) -> bool:
+        if not self.in_flight or self.in_flight + sequences <= self._max_queue:
+            return True
+        share = self._max_queue // (len(self._held) + (client not in self._held))
+        return self._held[client] + sequences <= share and self.in_flight + sequences <= 2 * self._max_queue
 
     def _full(self) -> ApiError:
         return ApiError(

@@ -19,15 +19,19 @@ from engine.contracts.router import Answer, ApiRequest, Reject, Route, ToEngine,
 from engine.loop.client import EngineDead, OutputStream
 from engine.serving import proxy
 from engine.serving.admission import Flight
+from engine.serving.bodies import Body
 from engine.serving.errors import ApiError, engine_died
 from engine.serving.generation import Delta, RunSpec, SequenceRun, merge
-from engine.serving.protocol import ChatRequest, CompletionRequest
+from engine.serving.protocol import ChatOptions, CompletionOptions
 from engine.serving.replay import replayed
 from engine.serving.sse import EventStream
 from engine.serving.state import ENGINE_ID, ServerState
 from engine.serving.stops import StopMatcher
 from engine.serving.timings import Arrival
 from engine.serving.validation import choice_seed
+
+SLOW_ROUTER_MS = 50.0
+"""A router that takes longer over a request is reported: nothing else happens on the event loop meanwhile."""
 
 log = structlog.get_logger("engine.answering")
 encode = msgspec.json.encode
@@ -38,10 +42,12 @@ class Job:
     """One API request, validated and tokenized."""
 
     api: ApiRequest
-    request: ChatRequest | CompletionRequest
-    body: bytes
+    request: ChatOptions | CompletionOptions
+    body: Body
     """As received, for a proxy."""
     arrival: Arrival
+    client: str
+    """Who sent it; clients take turns."""
     created: int
     fingerprint: str
 
@@ -88,9 +94,11 @@ async def answer(
     if isinstance(route, Reject):
         raise ApiError(route.status, route.message, code="rejected", retry_after_s=route.retry_after_s)
     if isinstance(route, ToUrl):
-        return await proxy.forward(http, state, flight, route.base_url, job.body, job.api.stream)
-    runs = _start(state, job, route)
+        return await proxy.forward(http, state, flight, route.base_url, job.body.data, job.api.stream)
+    job.body.release()
+    runs: list[SequenceRun] = []
     try:
+        _start(state, job, route, runs)
         response = await (_stream if job.api.stream else _whole)(http, state, flight, job, runs, make_format(runs))
     finally:
         for run in runs:
@@ -101,14 +109,20 @@ async def answer(
 
 
 def _decide(state: ServerState, api: ApiRequest) -> Route:
+    begun_s = time.monotonic()
     try:
         route = state.router.route(api, state.fleet())
     except Exception as error:
         # A router is foreign code; its failure is this request's failure and nobody else's.
         log.error("router raised", error=type(error).__name__, request_id=api.request_id)
         raise ApiError(500, "The router failed on this request.", code="router_failed") from None
+    if (ms := now_ms_since(begun_s)) > SLOW_ROUTER_MS:
+        log.warning("router blocked the server", ms=round(ms), request_id=api.request_id)
     if isinstance(route, ToEngine) and route.engine_id != ENGINE_ID:
         raise ApiError(500, "The router chose an engine that does not exist.", code="router_failed")
+    if not isinstance(route, Route) or (isinstance(route, Reject) and route.status not in range(400, 600)):
+        log.error("router returned no route", returned=type(route).__name__, request_id=api.request_id)
+        raise ApiError(500, "The router failed on this request.", code="router_failed")
     return route
 
 
@@ -120,14 +134,14 @@ def _report(state: ServerState, api: ApiRequest, runs: Sequence[SequenceRun]) ->
         log.error("router raised", error=type(error).__name__, request_id=api.request_id)
 
 
-def _start(state: ServerState, job: Job, route: ToEngine | Answer) -> list[SequenceRun]:
+def _start(state: ServerState, job: Job, route: ToEngine | Answer, runs: list[SequenceRun]) -> None:
+    """Fill ``runs``, which the caller closes: whatever goes wrong on the way, none of them runs on for nobody."""
     api = job.api
     if isinstance(route, Answer):
         if len(route.choices) != len(api.prompts) * api.n:
             raise ApiError(500, "The router's stored answer has the wrong number of choices.", code="router_failed")
     else:
         state.check_engine()
-    runs: list[SequenceRun] = []
     try:
         for index in range(len(api.prompts) * api.n):
             prompt = api.prompts[index // api.n]
@@ -141,10 +155,7 @@ def _start(state: ServerState, job: Job, route: ToEngine | Answer) -> list[Seque
                 stream = state.client.submit(_engine_request(job, name, prompt, sampling))
             runs.append(_run(state, job, index, name, prompt, sampling, stream))
     except EngineDead:
-        for run in runs:
-            run.close()
         raise engine_died() from None
-    return runs
 
 
 def _sampling(api: ApiRequest, prompt: tuple[int, ...], choice: int, max_len: int) -> SamplingParams:
@@ -163,6 +174,8 @@ def _engine_request(job: Job, name: str, prompt: tuple[int, ...], sampling: Samp
         sampling,
         priority=job.request.priority or 0,
         cache_salt=job.api.cache_salt,
+        client=job.client,
+        group=job.api.request_id if len(job.api.prompts) * job.api.n > 1 else "",
     )
 
 

@@ -14,6 +14,7 @@ from engine.contracts.router import Router
 from engine.loop.client import EngineClient
 from engine.serving import middleware
 from engine.serving.admission import Admission
+from engine.serving.bodies import Bodies
 from engine.serving.bus import EventBus
 from engine.serving.latency import RollingLatency
 from engine.serving.routes.chat import chat_completions
@@ -48,11 +49,13 @@ def build_app(
         router=router,
         exporters=tuple(exporters),
         tokenizer=tokenizer,
-        admission=Admission(settings.max_queue, settings.max_n),
+        admission=Admission(settings.max_queue),
+        bodies=Bodies(settings.max_body_bytes),
         bus=bus,
         latency=recorded,
         fingerprint=fingerprint(plan),
     )
+    tokenizer.most_tokens = max(tokenizer.most_tokens, plan.max_len)
     client.on_events(bus.publish)
     app = web.Application(middlewares=[middleware.account, middleware.authorise])
     app[STATE] = state
@@ -83,4 +86,5 @@ async def _resources(app: web.Application) -> AsyncIterator[None]:
     yield
     await state.session.close()
     state.tokenizer.close()
+    state.body_parser.close()
     await asyncio.to_thread(state.bus.close)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
@@ -17,26 +18,29 @@ from engine.contracts.exporter import Exporter
 MAX_PENDING = 65536
 MAX_FAILURES = 3
 BATCH_PERIOD_S = 0.02
+CLOSE_S = 5.0
+"""How long exporters may take over the rest of the events and their end."""
 
 T = TypeVar("T")
 log = structlog.get_logger("engine.bus")
 
 
 class EventBus:
-    """Delivers events in batches to every exporter, in order, from one thread.
+    """Delivers events in batches to every exporter, in order, from one thread that alone calls exporters.
 
     When exporters cannot keep up, the newest events are dropped and counted. An exporter that raises three times in
-    a row is cut off and reported; the others go on.
+    a row is cut off and reported; the others go on. One that does not return keeps the others waiting, and nobody
+    else: not the event loop, not the end of the process.
     """
 
     def __init__(self, exporters: Sequence[Exporter], max_pending: int = MAX_PENDING) -> None:
         self._exporters = list(exporters)
         self._failures = {id(exporter): 0 for exporter in exporters}
         self._pending: deque[Event] = deque()
+        self._reads: deque[Callable[[], None]] = deque()
         self._max_pending = max_pending
-        self._wake = threading.Event()
-        self._ended = threading.Event()
-        self._delivering = threading.Lock()
+        self._wake, self._hurry = threading.Event(), threading.Event()
+        self._ended = False
         self.dropped = 0
         self._dropped_reported = 0
         self.cut_off: list[str] = []
@@ -54,32 +58,43 @@ class EventBus:
         if not self._wake.is_set():
             self._wake.set()
 
-    def settled(self, read: Callable[[], T]) -> T:
-        """Deliver what is pending, then call ``read`` while no exporter runs. Blocks: not for the event loop."""
-        with self._delivering:
-            self._deliver()
-            return read()
+    def read(self, function: Callable[[], T]) -> Future[T]:
+        """Have ``function`` called between two batches, behind everything published so far. Returns at once; the
+        future stays open while an exporter does not return."""
+        future: Future[T] = Future()
+        self._reads.append(partial(_fulfil, future, function))
+        self._hurry.set()
+        self._wake.set()
+        return future
+
+    def settled(self, function: Callable[[], T]) -> T:
+        """What :meth:`read` reads. Blocks: not for the event loop."""
+        return self.read(function).result()
 
     def close(self) -> None:
         """Deliver what is pending and close the exporters."""
-        if self._ended.is_set():
-            return
-        self._ended.set()
+        self._ended = True
+        self._hurry.set()
         self._wake.set()
-        self._thread.join(timeout=5.0)
-        with self._delivering:
-            self._deliver()
-            for exporter in self._exporters:
-                self._guard(exporter, exporter.close)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            log.error("an exporter does not return and is not closed", seconds=CLOSE_S)
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        ended = False
+        while not ended:
             self._wake.wait()
             # Events arrive one by one; waiting a moment turns hundreds of wake-ups into one batch.
-            self._ended.wait(BATCH_PERIOD_S)
+            self._hurry.wait(BATCH_PERIOD_S)
+            self._hurry.clear()
             self._wake.clear()
-            with self._delivering:
-                self._deliver()
+            ended = self._ended
+            reads = [self._reads.popleft() for _ in range(len(self._reads))]
+            self._deliver()
+            for read in reads:
+                read()
+        for exporter in tuple(self._exporters):
+            self._guard(exporter, exporter.close)
 
     def _deliver(self) -> None:
         batch: list[Event] = []
@@ -107,3 +122,12 @@ class EventBus:
                 log.error("exporter cut off", exporter=name, failures=MAX_FAILURES)
         else:
             self._failures[id(exporter)] = 0
+
+
+def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return  # nobody waits for it any more
+    try:
+        future.set_result(function())
+    except Exception as error:
+        future.set_exception(error)

@@ -1,7 +1,7 @@
-"""A model's chat template (Jinja), compiled once and run in a sandbox with limits.
+"""A model's chat template (Jinja): where it is read from, and how it is compiled and run.
 
-The template comes with the model; a request can never bring one. What a request brings, its messages, is marked where
-it spells a special token, so that the tokenizer can tell quoted text from structure.
+A template is a program that comes with the model; a request can never bring one. The sandbox here keeps it from Python;
+what it may cost is limited by the process that it runs in, see :mod:`engine.serving.template_child`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import re
-import secrets
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +26,42 @@ from engine.checkpoint.limits import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_CONFIG_BY
 MAX_GROWTH = 8
 """A prompt may be this many times as long as the text of its messages, plus :data:`SPARE_CHARS`."""
 SPARE_CHARS = 65536
-MAX_SECONDS = 1.0
+MAX_WORDS = 200
+"""Most characters of an error that the template words itself."""
 
 
 class TemplateFailed(ValueError):
-    """The template refused the conversation or broke a limit; the message is for the client."""
+    """The template does not compile, broke a limit, or :class:`TemplateRefused`; the message is for the client."""
+
+
+class TemplateRefused(TemplateFailed):
+    """The template did not take this conversation; it may take others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
-    """A prompt. ``quoted`` maps placeholders in ``text`` to special tokens that a message merely spells."""
+class TemplateSource:
+    """A template as it comes with a model, not compiled."""
 
     text: str
-    quoted: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str]
+    """Names the template may use besides the messages (``bos_token``, ``eos_token`` ...)."""
 
-    def unquote(self, piece: str) -> str:
-        for placeholder, literal in self.quoted.items():
-            piece = piece.replace(placeholder, literal)
-        return piece
+    @classmethod
+    def from_directory(cls, directory: Path) -> TemplateSource | None:
+        """The template of a model in Hugging Face layout; ``None`` if it has none.
+
+        Raises :class:`TemplateFailed` for a ``tokenizer_config.json`` that is not JSON, and files that are too large.
+        """
+        config = _read_config(directory / "tokenizer_config.json")
+        own = directory / "chat_template.jinja"
+        source = _read_source(own) if os.path.lexists(own) else _default_template(config.get("chat_template"))
+        if not source:
+            return None
+        if len(source) > MAX_TEMPLATE_BYTES:
+            most = f"at most {MAX_TEMPLATE_BYTES} are read (MAX_TEMPLATE_BYTES)"
+            raise TemplateFailed(f"the model's chat template has {len(source)} characters, {most}")
+        names = ("bos_token", "eos_token", "unk_token", "pad_token")
+        return cls(source, {name: _token_text(config.get(name)) for name in names})
 
 
 class _GenerationTag(Extension):
@@ -60,10 +75,10 @@ class _GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """Renders conversations. Raises :class:`TemplateFailed` at construction if the source does not compile."""
+    """Renders conversations, in the process of :mod:`engine.serving.template_child`: nothing here limits time or
+    memory. Raises :class:`TemplateFailed` at construction if the source does not compile."""
 
-    def __init__(self, source: str, variables: dict[str, str] | None = None) -> None:
-        """``variables``: names the template may use besides the messages (``bos_token``, ``eos_token`` ...)."""
+    def __init__(self, source: TemplateSource) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -73,77 +88,58 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(source.text)
+        except MemoryError:
+            raise
         except jinja2.TemplateError as error:
-            raise TemplateFailed(f"the model's chat template does not compile: {error}") from None
-        self._variables = variables or {}
+            raise TemplateFailed(f"the model's chat template does not compile: {str(error)[:MAX_WORDS]}") from None
+        except Exception as error:
+            # Jinja makes Python of it: too many nested blocks are a SyntaxError, too many parentheses a RecursionError.
+            raise TemplateFailed(f"the model's chat template does not compile: {type(error).__name__}") from None
+        self._variables = source.variables
 
-    @classmethod
-    def from_directory(cls, directory: Path) -> ChatTemplate | None:
-        """The template of a model in Hugging Face layout; ``None`` if it has none.
-
-        Raises :class:`TemplateFailed` for one that does not compile, or a ``tokenizer_config.json`` that is not JSON.
-        """
-        config = _read_config(directory / "tokenizer_config.json")
-        own = directory / "chat_template.jinja"
-        source = _read_source(own) if os.path.lexists(own) else _default_template(config.get("chat_template"))
-        if not source:
-            return None
-        if len(source) > MAX_TEMPLATE_BYTES:
-            most = f"at most {MAX_TEMPLATE_BYTES} are read (MAX_TEMPLATE_BYTES)"
-            raise TemplateFailed(f"the model's chat template has {len(source)} characters, {most}")
-        names = ("bos_token", "eos_token", "unk_token", "pad_token")
-        return cls(source, {name: _token_text(config.get(name)) for name in names})
-
-    def render(
-        self, messages: Sequence[dict[str, str]], add_generation_prompt: bool, specials: re.Pattern[str] | None = None
-    ) -> Rendered:
-        """The prompt of a conversation. ``specials`` matches special tokens. Raises :class:`TemplateFailed`."""
-        quoted: dict[str, str] = {}
-        turns = [
-            {key: value if key == "role" else _quote(value, specials, quoted) for key, value in turn.items()}
-            for turn in messages
-        ]
-        limit = SPARE_CHARS + MAX_GROWTH * sum(len(value) for turn in turns for value in turn.values())
-        deadline = time.monotonic() + MAX_SECONDS
+    def render(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
+        """The prompt of a conversation. Raises :class:`TemplateFailed`, and ``MemoryError``."""
+        limit = max_chars(messages)
         parts: list[str] = []
         length = 0
         try:
             for part in self._template.generate(
-                **self._variables, messages=turns, tools=None, add_generation_prompt=add_generation_prompt
+                **self._variables, messages=messages, tools=None, add_generation_prompt=add_generation_prompt
             ):
                 parts.append(part)
                 length += len(part)
-                if length > limit or time.monotonic() > deadline:
+                if length > limit:
                     raise TemplateFailed("the chat template made too much of this conversation")
+        except (MemoryError, TemplateFailed):
+            raise
         except jinja2.TemplateError as error:
-            raise TemplateFailed(f"the chat template refused this conversation: {str(error)[:200]}") from None
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-            if isinstance(error, TemplateFailed):
-                raise
+            words = str(error)[:MAX_WORDS]
+            raise TemplateRefused(f"the chat template refused this conversation: {words}") from None
+        except Exception:
             # Templates are programs: a conversation they did not foresee ends in any of these.
-            raise TemplateFailed("the chat template could not handle this conversation") from None
-        return Rendered("".join(parts), quoted)
+            raise TemplateRefused("the chat template could not handle this conversation") from None
+        return "".join(parts)
 
 
-def _quote(text: str, specials: re.Pattern[str] | None, quoted: dict[str, str]) -> str:
-    if specials is None:
-        return text
-    return specials.sub(lambda match: _placeholder(match.group(), quoted), text)
+def max_chars(messages: Sequence[dict[str, Any]]) -> int:
+    """Most characters of the prompt of this conversation."""
+    return SPARE_CHARS + MAX_GROWTH * text_length(messages)
 
 
-def _placeholder(literal: str, quoted: dict[str, str]) -> str:
-    for placeholder, known in quoted.items():
-        if known == literal:
-            return placeholder
-    # Unguessable, so that a message cannot contain one.
-    placeholder = f"\ue000{secrets.token_hex(8)}\ue001"
-    quoted[placeholder] = literal
-    return placeholder
+def text_length(messages: Sequence[dict[str, Any]]) -> int:
+    return sum(len(value) for turn in messages for value in turn.values() if isinstance(value, str))
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+def _to_json(
+    value: Any,
+    indent: int | str | None = None,
+    ensure_ascii: bool = False,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Not any option of json.dumps: those that take a callable would have it called outside the sandbox.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

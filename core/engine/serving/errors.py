@@ -16,6 +16,7 @@ _KINDS = {
     408: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    417: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 import structlog
 
+from engine.startup.output import keep_output
+
+__all__ = ["Repeated", "configure", "http_logger", "keep_output", "on_loop_error"]
+
+EVERY_S = 60.0
+"""Between two lines about the same repeated error."""
+
+
+class Repeated:
+    """An error that clients can cause as often as they like: one line a minute, with how many there were."""
+
+    def __init__(self, event: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._event = event
+        self._clock = clock
+        self._count = 0
+        self._next_s = clock()
+
+    def warning(self, **fields: Any) -> None:
+        """Note one, with what is known about it."""
+        self._count += 1
+        now = self._clock()
+        if now >= self._next_s:
+            structlog.get_logger("engine.http").warning(self._event, count=self._count, **fields)
+            self._count, self._next_s = 0, now + EVERY_S
+
 
 class _OneLine(logging.Handler):
-    """What aiohttp itself has to say, as one line and without a traceback."""
+    """What aiohttp itself has to say, as one line and without a traceback; the same thing once a minute."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self._known: dict[str, Repeated] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else None
-        structlog.get_logger("engine.http").warning(str(record.msg)[:200], error=kind)
+        # The text without its arguments: there are as many of these as places that log.
+        said = str(record.msg)[:200]
+        self._known.setdefault(said, Repeated(said)).warning(error=kind)
+
+
+def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """For ``loop.set_exception_handler``: what asyncio itself has to say, once a minute each."""
+    # The first words say what it is; behind them may come addresses.
+    said, error = " ".join(str(context.get("message", "no message")).split()[:4]), context.get("exception")
+    _LOOP_ERRORS.setdefault(said, Repeated(said)).warning(error=type(error).__name__ if error else None)
+
+
+_LOOP_ERRORS: dict[str, Repeated] = {}
 
 
 def http_logger() -> logging.Logger:

@@ -9,12 +9,14 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import structlog
 from aiohttp import web
 
 from engine.contracts.events import RejectedEvent
-from engine.serving.bodies import error_response
+from engine.serving.bodies import error_response, http_error_response
+from engine.serving.connections import Connection
 from engine.serving.errors import ApiError
 from engine.serving.state import STATE
 
@@ -26,6 +28,7 @@ PROBES = OPEN_ROUTES | {"/metrics"}
 GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9.\-]+))(?::[0-9]{1,5})?")
 log = structlog.get_logger("engine.access")
 
 
@@ -33,11 +36,11 @@ log = structlog.get_logger("engine.access")
 async def account(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Gives the request an id, turns every error into JSON, writes one log line without any content."""
     begun = time.monotonic()
-    request.app[STATE].spoken.add(request.protocol)
     request[REQUEST_ID] = echoed_id(request.headers.get("X-Request-Id", ""))
     status = 499
     try:
-        response = await _answered(request, handler)
+        with cast(Connection, request.protocol).answering():
+            response = await _answered(request, handler)
         status = response.status
         return response
     finally:
@@ -61,10 +64,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
             request.app[STATE].bus.publish((event,))
         return error_response(error)
     except web.HTTPException as error:
-        response = error_response(_as_api_error(error, request))
-        if "Allow" in error.headers:
-            response.headers["Allow"] = error.headers["Allow"]
-        return response
+        return http_error_response(error, request.method)
     except ConnectionError:
         raise  # the client is gone; there is nobody to tell
     except Exception as error:
@@ -126,14 +126,6 @@ def _route(request: web.Request) -> str | None:
     return None if resource is None else resource.canonical
 
 
-def _as_api_error(error: web.HTTPException, request: web.Request) -> ApiError:
-    if error.status == 404:
-        return ApiError(404, "There is no such path on this server.", code="not_found")
-    if error.status == 405:
-        return ApiError(405, f"This path does not take {request.method[:16]}.", code="method_not_allowed")
-    return ApiError(error.status, error.reason or "The request failed.", code="http_error")
-
-
 def _place(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -151,9 +143,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    name = name.strip("[]").lower()
-    if name in ("", "localhost") or name.endswith(".localhost"):
+    """``localhost``, a name below it or an address, and perhaps a port."""
+    match = _HOST.fullmatch(host.lower())
+    if match is None:
+        return host == ""
+    name = match["v6"] or match["name"]
+    if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
         ipaddress.ip_address(name)

@@ -99,6 +99,7 @@ class LLM:
         from engine.startup.build import build_engine  # imports torch, which reads the environment
 
         self.tokenizer = Tokenizer.from_directory(self.plan.model.path, self.plan.model.vocab_size)
+        self.tokenizer.most_tokens = max(self.tokenizer.most_tokens, self.plan.max_len)
         self._engine = build_engine(self.plan)
         self.info = self._engine.info
         self.core = self._engine.core
@@ -149,8 +150,7 @@ class LLM:
 
     def _tokens(self, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            tokens = self.tokenizer.encode_now(checked_text(prompt, where))
-            return checked_tokens(tokens, self.info.vocab_size, where)
+            prompt = self.tokenizer.encode_now(checked_text(prompt, where))
         return checked_tokens(prompt, self.info.vocab_size, where)
 
     def _run(self, outputs: dict[str, _Output]) -> dict[str, Completion]:

@@ -11,19 +11,20 @@ from aiohttp import web
 from engine.contracts.request import SamplingParams
 from engine.contracts.router import ApiRequest
 from engine.serving.answering import Job, request_id
+from engine.serving.bodies import Body
 from engine.serving.chat_template import TemplateFailed
 from engine.serving.errors import ApiError, bad_request
-from engine.serving.protocol import ChatRequest, CompletionRequest, Message
+from engine.serving.parsing import Turns
+from engine.serving.protocol import ChatOptions, CompletionOptions
 from engine.serving.state import STATE, ServerState
 from engine.serving.timings import Arrival
-from engine.serving.tokenizer import TokenizerError
+from engine.serving.tokenizer import TokenizerError, TooManyTokens
 from engine.serving.validation import (
     DEFAULT_COMPLETION_TOKENS,
     check_token_ids,
     output_limit,
     sampling_params,
     stop_strings,
-    template_messages,
     too_long,
 )
 
@@ -32,24 +33,36 @@ def state_of(http: web.Request) -> ServerState:
     return http.app[STATE]
 
 
-async def encode_text(state: ServerState, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-    """Raises :class:`ApiError` 400 for text that cannot fit, before tokenizing it."""
-    _refuse_hopeless(state, state.tokenizer.fewest_tokens(text), "prompt")
+def client_of(http: web.Request, user: str | None = None) -> str:
+    """Who sent a request: the user it names, else its address. Clients share the queue and take turns."""
+    return f"user:{user}" if user else f"address:{http.remote}"
+
+
+async def encode_text(
+    state: ServerState, text: str, *, add_special_tokens: bool = True, fits: bool = True
+) -> tuple[int, ...]:
+    """Raises :class:`ApiError` 400 for text that cannot fit, before tokenizing it if that is certain.
+
+    ``fits=False``: it need not fit into the model's context.
+    """
+    if fits:
+        _refuse_hopeless(state, state.tokenizer.fewest_tokens(text), "prompt")
     try:
         tokens = await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except TooManyTokens as error:
+        raise too_long(f"at least {error.count}", state.max_len, "prompt") from None
     except TokenizerError as error:
         raise _refused(error, "prompt") from None
     return check_token_ids(tokens, state.vocab_size)
 
 
-async def encode_messages(
-    state: ServerState, messages: list[Message], add_generation_prompt: bool | None
-) -> tuple[int, ...]:
+async def encode_turns(state: ServerState, turns: Turns, add_generation_prompt: bool) -> tuple[int, ...]:
     """Raises :class:`ApiError` 400 when the model has no template, or its template refuses the conversation."""
-    turns = template_messages(messages)
     _refuse_hopeless(state, sum(state.tokenizer.fewest_tokens(turn["content"]) for turn in turns), "messages")
     try:
-        tokens = await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt is not False)
+        tokens = await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt)
+    except TooManyTokens as error:
+        raise too_long(f"at least {error.count}", state.max_len, "messages") from None
     except (TemplateFailed, TokenizerError) as error:
         raise _refused(error, "messages") from None
     return check_token_ids(tokens, state.vocab_size, "messages")
@@ -67,14 +80,15 @@ def _refuse_hopeless(state: ServerState, fewest: int, param: str) -> None:
 
 def make_job(
     state: ServerState,
-    request: ChatRequest | CompletionRequest,
+    request: ChatOptions | CompletionOptions,
     prompts: tuple[tuple[int, ...], ...],
     n: int,
-    body: bytes,
+    body: Body,
+    client: str,
     arrival: Arrival,
 ) -> Job:
     """Check lengths and parameters. Raises :class:`ApiError` 400."""
-    is_chat = isinstance(request, ChatRequest)
+    is_chat = isinstance(request, ChatOptions)
     api = ApiRequest(
         request_id=request_id("chatcmpl" if is_chat else "cmpl"),
         kind="chat" if is_chat else "completion",
@@ -85,27 +99,23 @@ def make_job(
         cache_salt=request.cache_salt or "",
         stop=stop_strings(request),
         stream=bool(request.stream),
-        echo=isinstance(request, CompletionRequest) and bool(request.echo),
+        echo=isinstance(request, CompletionOptions) and bool(request.echo),
         fields=_fields(request),
     )
-    return Job(api, request, body, arrival, int(time.time()), state.fingerprint)
+    return Job(api, request, body, arrival, client, int(time.time()), state.fingerprint)
 
 
-def _fields(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
+def _fields(request: ChatOptions | CompletionOptions) -> dict[str, Any]:
     given = msgspec.structs.asdict(request).items()
-    return {
-        name: msgspec.to_builtins(value)
-        for name, value in given
-        if value is not None and name not in ("prompt", "messages")
-    }
+    return {name: msgspec.to_builtins(value) for name, value in given if value is not None}
 
 
 def _sampling(
-    state: ServerState, request: ChatRequest | CompletionRequest, prompts: tuple[tuple[int, ...], ...]
+    state: ServerState, request: ChatOptions | CompletionOptions, prompts: tuple[tuple[int, ...], ...]
 ) -> SamplingParams:
     asked, param = request.max_tokens, "max_tokens"
     default: int | None = DEFAULT_COMPLETION_TOKENS
-    if isinstance(request, ChatRequest):
+    if isinstance(request, ChatOptions):
         default = None
         if request.max_completion_tokens is not None:
             asked, param = request.max_completion_tokens, "max_completion_tokens"

@@ -15,10 +15,11 @@ from msgspec import Meta
 from engine.serving.errors import ApiError, bad_request
 
 INT64 = 2**63 - 1
+MOST_QUOTED = 200
+"""Characters of a request that an error message repeats."""
 
 IGNORED: frozenset[str] = frozenset(
     {
-        "user",
         "metadata",
         "store",
         "service_tier",
@@ -111,24 +112,36 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    user: Annotated[str, Meta(max_length=512)] | None = None
+    """Users take turns; without it, clients are told apart by their addresses."""
 
 
-class ChatRequest(GenerationRequest, kw_only=True):
-    messages: Annotated[list[Message], Meta(min_length=1)]
+class ChatOptions(GenerationRequest, kw_only=True):
+    """A chat request but for its messages."""
+
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
 
 
-class CompletionRequest(GenerationRequest, kw_only=True):
-    prompt: str | list[str | int | list[int]]
-    """Text, texts, token ids or lists of those."""
+class ChatRequest(ChatOptions, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1)]
+
+
+class CompletionOptions(GenerationRequest, kw_only=True):
+    """A completion request but for its prompt."""
+
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     """0 generates nothing: with ``echo`` and ``logprobs``, only the prompt is scored."""
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+
+
+class CompletionRequest(CompletionOptions, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    """Text, texts, token ids or lists of those."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -199,8 +212,10 @@ def _refuse_unknown(fields: dict[str, msgspec.Raw], known: frozenset[str]) -> No
 
 def _field_error(message: str, fields: dict[str, msgspec.Raw]) -> ApiError:
     at = _AT.search(message)
-    path = at.group(1) if at else ""
+    path = at.group(1)[:128] if at else ""
     text = _AT.sub("", message)
+    if len(text) > MOST_QUOTED:
+        text = text[:MOST_QUOTED] + "..."
     if unknown := _UNKNOWN.match(text):
         path = f"{path}.{unknown.group(1)}".lstrip(".")[:128]
         return bad_request(f"Unknown field {path!r}.", path, "unknown_parameter")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import structlog
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.exporter import Exporter
@@ -19,17 +18,14 @@ from engine.contracts.router import Router
 from engine.loop.client import EngineClient, EngineDead, EngineRefused
 from engine.serving import logs
 from engine.serving.app import build_app
+from engine.serving.connections import Connections, TooFewFiles, most_connections
 from engine.serving.errors import ApiError
-from engine.serving.logs import http_logger
 from engine.serving.starting import StartReport
 from engine.serving.state import STATE, ServerState
 from engine.serving.tokenizer import Tokenizer
 from engine.serving.trial import check_headers, load_tokenizer
 from engine.startup.memory.report import describe_start
 
-HEADER_S = 10.0
-"""A new connection must have sent its first request's header by then."""
-IDLE_S = 75.0
 ABORT_S = 1.0
 """How long requests that were ended may take to write their error event."""
 CLOSE_S = 15.0
@@ -71,6 +67,9 @@ class Server:
         the configuration cannot run here."""
         try:
             await self.listen()
+        except TooFewFiles as error:
+            self._say(f"error: {error}")
+            return 2
         except OSError as error:
             settings = self._plan.settings.server
             where = f"server.host={settings.host} server.port={settings.port}"
@@ -86,25 +85,21 @@ class Server:
         return code
 
     async def listen(self) -> None:
-        """Open the listener. Raises ``OSError``."""
+        """Open the listener. Raises ``OSError``, :class:`engine.serving.connections.TooFewFiles`."""
         settings = self._plan.settings.server
+        limit = most_connections(settings.max_connections)
+        asyncio.get_running_loop().set_exception_handler(logs.on_loop_error)
         self._app = build_app(self._plan, self._client, *self._parts)
-        self._runner = web.AppRunner(
-            self._app,
-            access_log=None,
-            logger=http_logger(),
-            handler_cancellation=True,
-            keepalive_timeout=IDLE_S,
-            shutdown_timeout=ABORT_S,
-        )
+        self._runner = web.AppRunner(self._app, handler_cancellation=True, shutdown_timeout=ABORT_S)
         await self._runner.setup()
+        assert self._runner.server is not None
+        self.connections = Connections(self._runner.server, limit)
         try:
-            await web.TCPSite(self._runner, settings.host, settings.port, backlog=1024).start()
+            self._listener = await self.connections.listen(settings.host, settings.port)
         except OSError:
             await self._runner.cleanup()
             raise
-        self.port = self._runner.addresses[0][1]
-        self._sweeper = asyncio.create_task(self._sweep(HEADER_S))
+        self.port = self._listener.sockets[0].getsockname()[1]
 
     def signalled(self) -> None:
         """A request to end: the first drains, the second does not wait."""
@@ -113,13 +108,14 @@ class Server:
 
     async def close(self) -> None:
         """End the engine and the listener."""
-        self._sweeper.cancel()
+        self._listener.close()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._client.close()
         except TimeoutError:
             log.error("engine did not end in time")
         await self._runner.cleanup()
+        self.connections.close()
 
     async def _serve(self) -> int:
         stopping = asyncio.create_task(self._first_signal.wait())
@@ -176,20 +172,6 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.signalled)
-
-    async def _sweep(self, header_s: float) -> None:
-        """Close connections that never finish sending a header; aiohttp alone would wait for the idle timeout."""
-        loop = asyncio.get_running_loop()
-        seen: dict[RequestHandler, float] = {}
-        while True:
-            await asyncio.sleep(header_s / 4)
-            server = self._runner.server
-            connections = server.connections if server else []
-            seen = {connection: seen.get(connection, loop.time()) for connection in connections}
-            self.state.spoken.intersection_update(connections)
-            for connection, begun in seen.items():
-                if loop.time() - begun > header_s and connection not in self.state.spoken:
-                    connection.force_close()
 
 
 def serve(plan: EnginePlan) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from aiohttp import ClientSession, web
 
@@ -14,13 +17,20 @@ from engine.contracts.exporter import Exporter
 from engine.contracts.router import EngineView, Router
 from engine.loop.client import EngineClient
 from engine.serving.admission import Admission
+from engine.serving.bodies import Bodies, Body
+from engine.serving.body_parser import BodyParser
 from engine.serving.bus import EventBus
 from engine.serving.errors import ApiError
 from engine.serving.latency import RollingLatency
+from engine.serving.parsing import Limits, P
 from engine.serving.supervisor import Supervisor
 from engine.serving.tokenizer import Tokenizer
 
 ENGINE_ID = "default"
+READ_S = 5.0
+"""How long exporters may keep a reader of their figures waiting."""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -33,13 +43,13 @@ class ServerState:
     exporters: tuple[Exporter, ...]
     tokenizer: Tokenizer
     admission: Admission
+    bodies: Bodies
     bus: EventBus
     latency: RollingLatency
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
     supervisor: Supervisor = field(init=False)
-    spoken: set[object] = field(default_factory=set)
-    """Connections on which a request has arrived; the server forgets those that are closed."""
+    body_parser: BodyParser = field(default_factory=BodyParser)
     session: ClientSession | None = None
     """For proxied requests; opened with the application."""
 
@@ -69,15 +79,20 @@ class ServerState:
         alive = self.client.alive and self.supervisor.state == "serving"
         return (EngineView(ENGINE_ID, self.model, alive, stats.running, stats.waiting, stats.kv_used),)
 
-    def check_model(self, name: str | None) -> None:
-        """Raises :class:`ApiError` 404 unless ``name`` is the served model (or left out)."""
-        if name is not None and name != self.model:
-            raise ApiError(
-                404,
-                f"The model {name[:128]!r} does not exist here; this server has {self.model!r}.",
-                param="model",
-                code="model_not_found",
-            )
+    async def parse(self, kind: type[P], body: Body) -> P:
+        """See :func:`engine.serving.parsing.parse`."""
+        limits = Limits(self.model, self.settings.max_n, self.max_len, self.vocab_size, self.tokenizer.most_tokens)
+        return await self.body_parser.parse(kind, body.data, limits)
+
+    async def read_exporters(self, function: Callable[[], T]) -> T:
+        """What ``function`` reads from exporters, behind everything published so far. Raises :class:`ApiError` 503
+        while one of them does not return."""
+        try:
+            async with asyncio.timeout(READ_S):
+                return await asyncio.wrap_future(self.bus.read(function))
+        except TimeoutError:
+            message = f"An exporter has not returned for {READ_S:.0f} s; nothing can be read from exporters meanwhile."
+            raise ApiError(503, message, code="exporter_blocked", retry_after_s=2) from None
 
     def check_engine(self) -> None:
         """Raises :class:`ApiError` 503 unless the engine can take work."""

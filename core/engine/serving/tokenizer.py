@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,18 +17,34 @@ import msgspec
 import tokenizers
 
 from engine.checkpoint.files import CheckpointError, one_line
-from engine.serving.chat_template import ChatTemplate, Rendered, TemplateFailed
+from engine.serving.chat_template import TemplateFailed, TemplateSource
 from engine.serving.detokenizer import IncrementalDetokenizer, TokenBytes
+from engine.serving.quoting import Rendered, specials_pattern
+from engine.serving.template_worker import TemplateWorker
 from engine.serving.tokenizer_file import SPARE_TOKENS, read_tokenizer
 
 T = TypeVar("T")
 
-CACHED_CHARS = 32 * 1024 * 1024
-"""Most characters of text whose ids are remembered."""
+CACHED_BYTES = 64 * 1024 * 1024
+"""Most memory for text whose ids are remembered."""
+MOST_TOKENS = 2**18
+"""Text of more tokens is refused before its ids are looked at, unless the model takes more."""
+LARGE_CHARS = 256 * 1024
+"""Longer texts, which may take seconds, have a thread of their own: they never keep others waiting."""
+SHORT_CHARS = 512
+"""So much text is tokenized in about the time that a worker thread takes to wake up and answer."""
 
 
 class TokenizerError(RuntimeError):
     """The model directory has no usable tokenizer, or this one cannot handle a text; the message says why."""
+
+
+class TooManyTokens(ValueError):
+    """A text of more tokens than anybody has use for."""
+
+    def __init__(self, count: int, most: int) -> None:
+        super().__init__(f"the text has at least {count} tokens; expected at most {most}")
+        self.count = count
 
 
 class _Sections(msgspec.Struct):
@@ -39,11 +56,11 @@ class _Sections(msgspec.Struct):
 
 
 class PieceCache:
-    """Least recently used pieces of text and their ids, bounded by characters."""
+    """Least recently used pieces of text and their ids, bounded by the memory they take."""
 
-    def __init__(self, max_chars: int) -> None:
-        self._max_chars = max_chars
-        self._chars = 0
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.bytes = 0
         self._entries: OrderedDict[tuple[str, bool], tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
         self.hits = 0
@@ -57,14 +74,20 @@ class PieceCache:
             return ids
 
     def put(self, text: str, whole: bool, ids: tuple[int, ...]) -> None:
+        size = _bytes_of(text, ids)
         with self._lock:
-            if (text, whole) in self._entries or len(text) > self._max_chars // 4:
+            if (text, whole) in self._entries or size > self._max_bytes // 4:
                 return
             self._entries[text, whole] = ids
-            self._chars += len(text) + 64
-            while self._chars > self._max_chars:
-                (old, _), _ = self._entries.popitem(last=False)
-                self._chars -= len(old) + 64
+            self.bytes += size
+            while self.bytes > self._max_bytes:
+                (old, _), old_ids = self._entries.popitem(last=False)
+                self.bytes -= _bytes_of(old, old_ids)
+
+
+def _bytes_of(text: str, ids: tuple[int, ...]) -> int:
+    """Memory of an entry: the text, the tuple, its integers and the place in the table."""
+    return sys.getsizeof(text) + sys.getsizeof(ids) + 32 * len(ids) + 256
 
 
 class Tokenizer:
@@ -74,8 +97,9 @@ class Tokenizer:
     are remembered by piece: the turns of a conversation that were seen before cost a look-up.
     """
 
-    def __init__(self, data: bytes, template: ChatTemplate | None, *, threads: int = 2) -> None:
-        """``data``: the bytes of a ``tokenizer.json``. Raises ``UnsupportedDecoder``."""
+    def __init__(self, data: bytes, template: TemplateWorker | None, *, threads: int = 2) -> None:
+        """``data``: the bytes of a ``tokenizer.json``. ``template`` is closed with the tokenizer. Raises
+        ``UnsupportedDecoder``."""
         self._parse = tokenizers.Tokenizer.from_buffer(data)
         self._plain = tokenizers.Tokenizer.from_buffer(data)
         self._plain.encode_special_tokens = True
@@ -85,8 +109,7 @@ class Tokenizer:
         added = self._parse.get_added_tokens_decoder()
         self.special_ids = {token.content: id_ for id_, token in added.items() if token.special}
         self.hidden = frozenset(self.special_ids.values())
-        names = sorted(self.special_ids, key=len, reverse=True)
-        self._specials = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        self._specials = specials_pattern(self.special_ids) if self.special_ids else None
         sections = msgspec.json.decode(data, type=_Sections)
         self._cuttable = cuts_cleanly(sections, added.values())
         # Unicode normalization composes at most four characters into one; other normalizers may drop anything.
@@ -98,8 +121,10 @@ class Tokenizer:
         self.longest_token = max((len(piece) for piece in vocab.values()), default=1)
         self.token_bytes = TokenBytes(sections.decoder, vocab, {id_: token.content for id_, token in added.items()})
         self.template = template
-        self.cache = PieceCache(CACHED_CHARS)
+        self.cache = PieceCache(CACHED_BYTES)
+        self.most_tokens = MOST_TOKENS
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        self._large_pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-large")
 
     @classmethod
     def from_directory(cls, path: str | Path, vocab_size: int | None = None) -> Tokenizer:
@@ -116,27 +141,37 @@ class Tokenizer:
             )
         try:
             data = read_tokenizer(directory / "tokenizer.json", vocab_size)
-            template = ChatTemplate.from_directory(directory)
+            source = TemplateSource.from_directory(directory)
+            template = None if source is None else TemplateWorker(source)  # gets ready while the tokenizer is loaded
         except (CheckpointError, TemplateFailed) as error:
             raise TokenizerError(f"model.path={path}: {error}") from None
-        except RecursionError:
-            raise TokenizerError(f"model.path={path}: its chat template is nested too deep") from None
         try:
             tokenizer = cls(data, template)
             plain = max(tokenizer.encode_now("warm"), default=0)
         except BaseException as error:  # the tokenizers library raises bare ones, and of panics not even these
+            if template is not None:
+                template.close()
             raise TokenizerError(f"model.path={path}: tokenizer.json cannot be used: {_reason(error)}") from None
-        if vocab_size is not None and (plain >= vocab_size or tokenizer.largest_id >= vocab_size + SPARE_TOKENS):
-            largest = max(plain, tokenizer.largest_id)
-            raise TokenizerError(
-                f"model.path={path}: tokenizer.json has a token with id {largest}, config.json says vocab_size="
+        try:
+            tokenizer.check_ids(plain, vocab_size)
+            if template is not None:
+                template.check()
+        except (CheckpointError, TemplateFailed) as error:
+            tokenizer.close()
+            raise TokenizerError(f"model.path={path}: {error}") from None
+        return tokenizer
+
+    def check_ids(self, plain: int, vocab_size: int | None) -> None:
+        """Raise :class:`CheckpointError` for ids far beyond the model's. ``plain``: the largest of plain text."""
+        if vocab_size is not None and (plain >= vocab_size or self.largest_id >= vocab_size + SPARE_TOKENS):
+            raise CheckpointError(
+                f"tokenizer.json has a token with id {max(plain, self.largest_id)}, config.json says vocab_size="
                 f"{vocab_size}: at most {SPARE_TOKENS} ids may be beyond it (SPARE_TOKENS), and none of plain text"
             )
-        return tokenizer
 
     async def warm(self) -> None:
         """Start the worker threads and run the tokenizer and the template once, so that no request pays for it."""
-        await self._run(self.encode_now, "warm")
+        await self._run(0, self.encode_now, "warm")
         if self.template is not None:
             try:
                 await self.encode_chat([{"role": "user", "content": "warm"}])
@@ -144,26 +179,35 @@ class Tokenizer:
                 pass  # a template may refuse this conversation; a request that it refuses is told so
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._large_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+        if self.template is not None:
+            self.template.close()
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Ids of raw text; special tokens spelled in it are recognised. Runs in a worker thread."""
+        """Ids of raw text; special tokens spelled in it are recognised. Runs in a worker thread.
+
+        Raises :class:`TooManyTokens`.
+        """
         known = self.cache.get(text, add_special_tokens)
         if known is not None:
             return known
-        return await self._run(self.encode_now, text, add_special_tokens)
+        return await self._run(len(text), self.encode_now, text, add_special_tokens)
 
     async def encode_chat(
         self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
         """Ids of a conversation. Special tokens spelled in a message are text, whoever wrote it.
 
-        Raises :class:`engine.serving.chat_template.TemplateFailed`.
+        Raises :class:`engine.serving.chat_template.TemplateFailed`, :class:`TooManyTokens`.
         """
-        return await self._run(self.encode_chat_now, messages, add_generation_prompt)
+        rendered = await self._chat_template().render(messages, add_generation_prompt, self._specials)
+        if len(rendered.text) <= SHORT_CHARS:
+            return self._encode_rendered(rendered)
+        return await self._run(len(rendered.text), self._encode_rendered, rendered)
 
     async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return await self._run(self.decode_now, tokens, skip_special_tokens)
+        return await self._run(len(tokens), self.decode_now, tokens, skip_special_tokens)
 
     def encode_now(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """:meth:`encode` in the calling thread."""
@@ -173,17 +217,13 @@ class Tokenizer:
         self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
         """:meth:`encode_chat` in the calling thread."""
-        if self.template is None:
-            raise TokenizerError("This model has no chat template; use /v1/completions.")
-        rendered = self.template.render(messages, add_generation_prompt, self._specials)
-        if self._specials is None or not (self._cuttable or rendered.quoted):
-            return self._whole(rendered.text, False)
-        return self._pieces(rendered, self._specials)
+        return self._encode_rendered(self._chat_template().render_now(messages, add_generation_prompt, self._specials))
 
     def decode_now(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of a whole sequence."""
-        stream = self.stream(skip_special_tokens)
-        return "".join([*map(stream.feed, tokens), stream.flush()])
+        hidden = self.hidden if skip_special_tokens else frozenset()
+        data = b"".join([self.token_bytes[token] for token in tokens if token not in hidden])
+        return data.decode("utf-8", "replace")
 
     def stream(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """A detokenizer for one new sequence."""
@@ -193,13 +233,24 @@ class Tokenizer:
         """A lower bound on the number of tokens of ``text``, without tokenizing it."""
         return len(text) // (self.longest_token * self._shrinks) if self._shrinks else 0
 
-    async def _run(self, function: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+    async def _run(self, length: int, function: Callable[..., T], *args: object) -> T:
+        pool = self._pool if length <= LARGE_CHARS else self._large_pool
+        return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
+
+    def _chat_template(self) -> TemplateWorker:
+        if self.template is None:
+            raise TokenizerError("This model has no chat template; use /v1/completions.")
+        return self.template
+
+    def _encode_rendered(self, rendered: Rendered) -> tuple[int, ...]:
+        if self._specials is None or not (self._cuttable or rendered.quoted):
+            return self._whole(rendered.text, False)
+        return self._pieces(rendered, self._specials)
 
     def _whole(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         ids = self.cache.get(text, add_special_tokens)
         if ids is None:
-            ids = _encode(self._parse, text, add_special_tokens)
+            ids = self._ids(self._parse, text, add_special_tokens)
             self.cache.put(text, add_special_tokens, ids)
         return ids
 
@@ -217,19 +268,33 @@ class Tokenizer:
         key = "\0" + text
         ids = self.cache.get(key, False)
         if ids is None:
-            ids = _encode(self._plain, text, False)
+            ids = self._ids(self._plain, text, False)
             self.cache.put(key, False, ids)
         return ids
 
+    def _ids(self, backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        # A token takes about 100 bytes while text is tokenized, so a long text is tried from its beginning: where that
+        # alone has twice the tokens that are allowed, the whole has too many.
+        length = LARGE_CHARS
+        while length < len(text):
+            count = len(_encoding(backend, text[:length], False))
+            if count > 2 * self.most_tokens:
+                raise TooManyTokens(count, self.most_tokens)
+            length *= 2
+        encoding = _encoding(backend, text, add_special_tokens)
+        if len(encoding) > self.most_tokens:
+            raise TooManyTokens(len(encoding), self.most_tokens)
+        return tuple(encoding.ids)
 
-def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+
+def _encoding(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Any:
     """Raises :class:`TokenizerError` for a text on which the library fails."""
     try:
         # The batch call, unlike the single one, releases the interpreter lock.
         (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     except BaseException as error:
         raise TokenizerError(f"the model's tokenizer cannot handle this text: {_reason(error)}") from None
-    return tuple(encoding.ids)
+    return encoding
 
 
 def _reason(error: BaseException) -> str:

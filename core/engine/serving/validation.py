@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TypeVar
 
 from engine.contracts.request import MAX_BIASED_TOKENS, SamplingParams
 from engine.serving.errors import ApiError, bad_request
-from engine.serving.protocol import ChatRequest, CompletionRequest, ContentPart, GenerationRequest, Message
+from engine.serving.protocol import ChatOptions, CompletionOptions, ContentPart, GenerationRequest, Message
 
 DEFAULT_COMPLETION_TOKENS = 16
 
 Prompt = str | tuple[int, ...]
+T = TypeVar("T", tuple[int, ...], list[int])
 
 
-def sampling_params(request: ChatRequest | CompletionRequest, max_tokens: int, vocab_size: int) -> SamplingParams:
+def sampling_params(request: ChatOptions | CompletionOptions, max_tokens: int, vocab_size: int) -> SamplingParams:
     """``max_tokens`` is already resolved. Raises :class:`ApiError` 400 for what types and ranges could not say."""
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise bad_request(
             f"min_tokens is {min_tokens}, more than the {max_tokens} output tokens allowed.", "min_tokens"
         )
-    echo_logprobs = isinstance(request, CompletionRequest) and bool(request.echo)
+    echo_logprobs = isinstance(request, CompletionOptions) and bool(request.echo)
     logprobs = wanted_logprobs(request)
     return SamplingParams(
         max_tokens=max_tokens,
@@ -42,9 +44,9 @@ def sampling_params(request: ChatRequest | CompletionRequest, max_tokens: int, v
     )
 
 
-def wanted_logprobs(request: ChatRequest | CompletionRequest) -> int | None:
+def wanted_logprobs(request: ChatOptions | CompletionOptions) -> int | None:
     """How many alternatives per token are wanted; ``None``: no logprobs at all."""
-    if isinstance(request, CompletionRequest):
+    if isinstance(request, CompletionOptions):
         return request.logprobs
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
@@ -57,10 +59,10 @@ def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
 
 
-def choice_count(request: ChatRequest | CompletionRequest) -> int:
+def choice_count(request: ChatOptions | CompletionOptions) -> int:
     """``n``; ``best_of`` may only repeat it, since candidates are not ranked here."""
     n = request.n or 1
-    if isinstance(request, CompletionRequest) and request.best_of not in (None, n):
+    if isinstance(request, CompletionOptions) and request.best_of not in (None, n):
         raise bad_request(f"best_of={request.best_of} is not supported unless it equals n={n}.", "best_of")
     return n
 
@@ -90,7 +92,7 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ..
     raise bad_request("prompt mixes text and token ids; expected one kind.", "prompt")
 
 
-def check_token_ids(tokens: tuple[int, ...], vocab_size: int, param: str = "prompt") -> tuple[int, ...]:
+def check_token_ids(tokens: T, vocab_size: int, param: str = "prompt") -> T:
     """Raises :class:`ApiError` 400 naming the first id outside ``0 .. vocab_size - 1``."""
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         wrong = next(t for t in tokens if not 0 <= t < vocab_size)
@@ -157,9 +159,14 @@ def _content_text(content: str | list[ContentPart] | None, where: str) -> str:
     return "\n".join(part.text or "" for part in content)
 
 
-def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
-    if len(bias) > MAX_BIASED_TOKENS:
+def check_bias_size(bias: dict[str, float] | None) -> None:
+    """Raises :class:`ApiError` 400 for a ``logit_bias`` of more tokens than the engine takes."""
+    if bias is not None and len(bias) > MAX_BIASED_TOKENS:
         raise bad_request(f"logit_bias names {len(bias)} tokens; at most {MAX_BIASED_TOKENS}.", "logit_bias")
+
+
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
+    check_bias_size(bias)
     result = {}
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):

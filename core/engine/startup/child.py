@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
-import os
 import queue
 import signal
 import socket
@@ -19,10 +17,10 @@ import msgspec
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Heartbeat, Phase, Ping, Progress, Ready, ToEngine
+from engine.startup.lifetime import end_with
+from engine.startup.output import keep_output
 from engine.startup.process import HEADER
 
-PR_SET_PDEATHSIG = 1
-"""See prctl(2)."""
 IMPORTS = "import torch"
 """The first phase of start-up: a process that has not loaded torch yet spends seconds there."""
 
@@ -60,16 +58,10 @@ class Beats:
         self.of: Callable[[], Heartbeat] = Heartbeat
 
 
-def end_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, whatever either of them is doing."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before that
-        sys.exit(1)
-
-
 def main(fd: int, parent: int) -> int:
     """Receive the plan, build the engine, run it."""
     end_with(parent)
+    keep_output()
     faulthandler.enable()  # who kills a process that hangs sends SIGABRT first, and its stacks are seen
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent drains, then says so
         signal.signal(number, signal.SIG_IGN)
@@ -125,6 +117,8 @@ def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | None], b
                 connection.send(beats.of())
             else:
                 inbox.put(message)
+    except ConnectionError:
+        pass  # the API process is gone, or closed the connection while a heartbeat was on its way
     except (ValueError, OSError):
         traceback.print_exc()
     inbox.put(None)

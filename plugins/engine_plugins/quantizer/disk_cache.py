@@ -14,7 +14,6 @@ import math
 import os
 import re
 import shutil
-import tempfile
 import time
 import warnings
 import zlib
@@ -26,15 +25,15 @@ import torch
 from torch import Tensor
 
 from engine.execution.checkpoint import CheckpointError, read_header
-from engine.native.folder import unusable
+from engine.native.folder import open_own, unusable
+from engine.native.scratch import replacing, sweep
 
 OURS = re.compile(r".+-[0-9a-f]{16}")
 """Names of folders that may be removed."""
-SUFFIX, UNFINISHED = ".safetensors", ".tmp"
+SUFFIX = ".safetensors"
 SPARE = 1 << 30
 """Bytes that are left free on the disk."""
 KEEP_S = 30 * 24 * 3600
-UNFINISHED_S = 600
 GIB = 1 << 30
 _NAMES = {
     torch.uint8: "U8",
@@ -65,8 +64,10 @@ class DiskCache:
         if reason is None and self._folder.is_dir():
             reason = unusable(self._folder)
         self._is_ours = reason is None
-        if reason is not None:
-            self._give_up(reason)
+        if reason is None:
+            sweep(self._folder)
+        else:
+            self._give_up(f"{reason}; or set quantizer.cache to another folder")
         self._is_used = False
         self._others: list[_Folder] | None = None
 
@@ -74,9 +75,9 @@ class DiskCache:
         """What was written under ``name``, if it was made of ``key``."""
         file = self._file(name)
         try:
-            if not self._is_ours or not file.is_file():
-                return None
-            kept = _read(file, key)
+            kept = _read(file, key) if self._is_ours else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except (OSError, ValueError, CheckpointError) as error:
             warnings.warn(f"kept weights cannot be used and are made again: {file}: {error}", stacklevel=2)
             return None
@@ -156,21 +157,20 @@ def _folders(root: Path, but: Path) -> Iterator[_Folder]:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Ours in ``folder``; what a process that was killed left behind is removed."""
+    """Ours in ``folder``."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():
         try:
-            status = path.stat()
-            if path.suffix == UNFINISHED and time.time() - status.st_mtime > UNFINISHED_S:
-                path.unlink()
-            elif path.suffix in (SUFFIX, UNFINISHED):
-                yield path, status
+            if path.suffix == SUFFIX:
+                yield path, path.stat()
         except OSError:
             continue
 
 
 def _remove(folder: Path) -> None:
+    if unusable(folder) is None:
+        sweep(folder)
     for path, _ in _files(folder):
         path.unlink(missing_ok=True)
     try:
@@ -194,23 +194,18 @@ def _write(target: Path, key: str, kept: Kept) -> None:
     metadata = {"made_of": key, "crc32": str(crc), "sizes": sizes}
     text = json.dumps({"__metadata__": metadata, **header}).encode()
     text += b" " * (-len(text) % 8)
-    descriptor, unfinished = tempfile.mkstemp(UNFINISHED, dir=target.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for tensor in tensors.values():
-                file.write(_bytes(tensor))
-        os.replace(unfinished, target)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+    with replacing(target) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(_bytes(tensor))
 
 
 def _read(file: Path, key: str) -> Kept | None:
     """``None`` if it was made of something else. Raises ``ValueError`` for a damaged file, ``OSError``."""
-    entries = read_header(file)
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    with open_own(file) as stream:
+        entries = read_header(file)  # of another one, if it was replaced just now: then the CRC differs
+        stream.seek(8)
+        header = json.loads(stream.read(min(entry.offset for entry in entries.values()) - 8))
         metadata = header.pop("__metadata__", None)
         if not isinstance(metadata, dict) or metadata.keys() != {"made_of", "crc32", "sizes"}:
             raise ValueError("its metadata are not what an engine writes")

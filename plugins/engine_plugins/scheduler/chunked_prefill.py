@@ -17,7 +17,7 @@ from engine_plugins.scheduler.step_room import StepRoom, decodes, importance, st
 class ChunkedPrefillScheduler:
     """Decodes first, then chunks of prompts.
 
-    *Who goes first.* Decodes, then prompts, whether started or waiting, by (priority, arrival). If the most important
+    *Who goes first.* Decodes, then prompts, whether started or waiting, by (priority, turn). If the most important
     running request is itself in its prompt, ``min_chunk`` tokens (at most half the budget) are kept for it.
 
     *How much.* Prompts get what the decodes leave of the token budget. With decodes in the step and an ITL target,

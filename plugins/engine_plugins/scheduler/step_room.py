@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, SchedulerView
 
 
-def importance(request: RequestView) -> tuple[int, int]:
+def importance(request: RequestView) -> tuple[int, tuple[int, int]]:
     """Sort key: smaller is more important."""
-    return (request.priority, request.arrival)
+    return (request.priority, request.turn)
 
 
 def decodes(request: RequestView) -> bool:

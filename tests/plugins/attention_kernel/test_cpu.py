@@ -19,7 +19,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import BuildContext
 from engine.execution.reference import paged_attention
-from engine.native import compiler, loader
+from engine.native import compiler, library_cache, loader
 from engine.testing.attention_cases import SMALL_CASES, PlainFormat, case_named
 from engine.testing.attention_kernel import (
     TOLERANCE,
@@ -265,7 +265,7 @@ def test_code_for_processors_without_wide_vectors(tmp_path: Path, monkeypatch: p
     """What ``-march=native`` leaves out on this machine is correct, too."""
     baseline = tuple(flag for flag in compiler.FLAGS if flag != "-march=native")
     monkeypatch.setattr(compiler, "FLAGS", baseline)
-    monkeypatch.setattr(compiler, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(library_cache, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(loader, "open_library", loader.open_library.__wrapped__)
     baseline_kernels = kernels.__wrapped__()
     assert platform.machine() != "x86_64" or not baseline_kernels.can_use_amx()

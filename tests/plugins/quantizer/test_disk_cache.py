@@ -199,6 +199,23 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
+def zero(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def link(file: Path) -> None:
+    file.symlink_to(file.rename(file.with_suffix(".elsewhere")))
+
+
+def pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def writable_for_the_group(file: Path) -> None:
+    file.chmod(0o620)
+
+
 def another_name(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b'"scale"', b'"spale"', 1))
 
@@ -223,7 +240,10 @@ def foreign(file: Path) -> None:
     save_file({"weight": torch.zeros(3)}, file)
 
 
-SPOILED = (damage_data, shorten, empty, another_name, another_dtype, another_shape, not_json, foreign)
+SPOILED = (
+    damage_data, shorten, empty, zero, link, pipe, writable_for_the_group, another_name, another_dtype, another_shape,
+    not_json, foreign,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
@@ -257,22 +277,45 @@ def test_a_models_folder_that_others_may_write_to_is_neither_read_nor_written(mo
     assert "disk" not in packed.label
 
 
+def test_a_file_is_the_users_alone_whatever_the_umask_is(model: Model, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        pack(int4(tmp_path / "cache"), model)
+    finally:
+        os.umask(before)
+    made = [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700, 0o700, 0o600]
+
+
+def test_what_a_killed_process_was_writing_is_removed_at_the_next_start(model: Model, tmp_path: Path) -> None:
+    pack(int4(tmp_path / "cache"), model)
+    (file,) = files(tmp_path / "cache")
+    left = file.parent / "engine-scratch-abcdefgh"
+    left.mkdir()
+    for name in ("lock", "new"):
+        (left / name).touch()
+    assert pack(int4(tmp_path / "cache"), model).label.endswith(READ)
+    assert [*file.parent.iterdir()] == [file]
+
+
 def test_a_folder_that_cannot_be_looked_into_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(_: Path) -> bool:
+    def forbidden(_: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "is_file", forbidden)
+    monkeypatch.setattr(disk_cache, "open_own", forbidden)
     cache = DiskCache(tmp_path / "cache", f"model-{'0' * 16}", 10**6)
     with pytest.warns(UserWarning, match="cannot be used and are made again.*Permission denied"):
         assert cache.read("layer", "key") is None
 
 
-@pytest.mark.parametrize("why", ["others may write", "a file", "below a file"])
+@pytest.mark.parametrize("why", ["others may write", "others may rename it", "a file", "below a file"])
 def test_a_folder_that_cannot_be_used_is_a_warning_that_names_it(why: str, model: Model, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     if why == "others may write":
         folder.mkdir()
         folder.chmod(0o777)
+    elif why == "others may rename it":
+        tmp_path.chmod(0o757)
     else:
         folder.write_text("in the way")
         folder = folder / "inner" if why == "below a file" else folder
@@ -284,7 +327,7 @@ def test_a_folder_that_cannot_be_used_is_a_warning_that_names_it(why: str, model
 def test_a_full_disk_is_a_warning_and_leaves_nothing_half_written(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(disk_cache.os, "replace", full)

@@ -2,50 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 
 from aiohttp import web
 
 from engine.serving.answering import answer, now_ms_since
-from engine.serving.bodies import read_body
 from engine.serving.completion_format import CompletionFormat
-from engine.serving.preparing import encode_text, make_job, state_of
-from engine.serving.protocol import CompletionRequest, decode
+from engine.serving.parsing import Packed, ParsedCompletion, unpack
+from engine.serving.preparing import client_of, encode_text, make_job, state_of
 from engine.serving.state import ServerState
 from engine.serving.timings import Arrival
-from engine.serving.validation import Prompt, check_token_ids, choice_count, split_prompts
+from engine.serving.validation import choice_count
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
     received_s = time.monotonic()
     state = state_of(http)
-    state.admission.gate()
-    body = await read_body(http, state.settings.max_body_bytes)
-    request = decode(body, CompletionRequest)
-    state.check_model(request.model)
-    n = choice_count(request)
-    prompts = split_prompts(request.prompt)
-    state.admission.check_fan_out(len(prompts), n)
-    with state.admission.enter(len(prompts) * n) as flight:
-        begun_s = time.monotonic()
-        tokens = tuple([await _tokens(state, prompt) for prompt in prompts])
-        texts = await _echo_texts(state, prompts) if request.echo else ()
-        arrival = Arrival(received_s, now_ms_since(begun_s))
-        job = make_job(state, request, tokens, n, body, arrival)
-        return await answer(http, state, flight, job, lambda runs: CompletionFormat(job, runs, state.tokenizer, texts))
+    state.admission.gate(client_of(http))
+    async with state.bodies.read(http) as body:
+        completion = await state.parse(ParsedCompletion, body)
+        options, n, prompts = completion.options, choice_count(completion.options), completion.prompts
+        client = client_of(http, options.user)
+        with state.admission.enter(client, len(prompts) * n) as flight:
+            begun_s = time.monotonic()
+            tokens = tuple([await _tokens(state, prompt) for prompt in prompts])
+            texts = await _echo_texts(state, prompts, tokens) if options.echo else ()
+            arrival = Arrival(received_s, now_ms_since(begun_s))
+            job = make_job(state, options, tokens, n, body, client, arrival)
+            return await answer(
+                http, state, flight, job, lambda runs: CompletionFormat(job, runs, state.tokenizer, texts)
+            )
 
 
-async def _tokens(state: ServerState, prompt: Prompt) -> tuple[int, ...]:
+async def _tokens(state: ServerState, prompt: str | Packed) -> tuple[int, ...]:
     if isinstance(prompt, str):
         return await encode_text(state, prompt)
-    return check_token_ids(prompt, state.vocab_size)
+    await asyncio.sleep(0)  # others get their turn between prompts that may be long
+    return unpack(prompt)
 
 
-async def _echo_texts(state: ServerState, prompts: Sequence[Prompt]) -> tuple[str, ...]:
+async def _echo_texts(
+    state: ServerState, prompts: Sequence[str | Packed], tokens: Sequence[tuple[int, ...]]
+) -> tuple[str, ...]:
     return tuple(
         [
-            prompt if isinstance(prompt, str) else await state.tokenizer.decode(prompt, skip_special_tokens=True)
-            for prompt in prompts
+            prompt if isinstance(prompt, str) else await state.tokenizer.decode(ids, skip_special_tokens=True)
+            for prompt, ids in zip(prompts, tokens)
         ]
     )

@@ -10,8 +10,9 @@ from engine.serving.preparing import state_of
 
 
 async def health(http: web.Request) -> web.StreamResponse:
-    """200 while the process answers and its engine is alive or being (re)started."""
+    """200 while the process answers and its engine is alive, hangs or is being (re)started: restarting this process
+    would gain nothing. Whether requests should come is for ``/ready`` to say."""
     state = state_of(http)
     if state.supervisor.state == "failed":
         raise ApiError(503, "The engine keeps crashing; giving up.", code="engine_failed", retry_after_s=30)
-    return json_response({"status": "ok", "engine": state.supervisor.state})
+    return json_response({"status": "ok", "engine": state.supervisor.not_ready() or state.supervisor.state})

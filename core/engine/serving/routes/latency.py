@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
 from engine.serving.bodies import json_response
@@ -13,6 +11,6 @@ from engine.serving.preparing import state_of
 async def latency(http: web.Request) -> web.StreamResponse:
     """The summary of :class:`engine.serving.latency.RollingLatency`, and whether any event was lost."""
     state = state_of(http)
-    summary = await asyncio.to_thread(state.bus.settled, state.latency.summary)
+    summary = await state.read_exporters(state.latency.summary)
     events = {"dropped": state.bus.dropped, "exporters_cut_off": state.bus.cut_off}
     return json_response({**summary, "events": events})

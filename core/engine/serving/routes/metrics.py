@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
 from engine.contracts.exporter import ScrapedExporter
@@ -16,6 +14,5 @@ async def metrics(http: web.Request) -> web.StreamResponse:
     scraped = [exporter for exporter in state.exporters if isinstance(exporter, ScrapedExporter)]
     if not scraped:
         raise ApiError(404, "No configured exporter has a page to scrape; see 'engine plugins'.", code="not_found")
-    # Pending events are counted first, so that a scrape after an answer includes it; off the loop, since both block.
-    page = await asyncio.to_thread(state.bus.settled, lambda: "".join(exporter.render() for exporter in scraped))
+    page = await state.read_exporters(lambda: "".join([exporter.render() for exporter in scraped]))
     return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from engine.serving.bodies import json_response
+from engine.serving.parsing import check_model
 from engine.serving.preparing import state_of
 from engine.serving.state import ServerState
 
@@ -18,7 +19,7 @@ async def list_models(http: web.Request) -> web.StreamResponse:
 async def one_model(http: web.Request) -> web.StreamResponse:
     """The id is compared, never used as a path."""
     state = state_of(http)
-    state.check_model(http.match_info["model"])
+    check_model(http.match_info["model"], state.model)
     return json_response(_model(state))
 
 

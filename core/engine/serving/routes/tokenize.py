@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 from aiohttp import web
 
-from engine.serving.bodies import json_response, read_body
-from engine.serving.errors import bad_request
 from engine.serving.logprobs import token_name
-from engine.serving.preparing import encode_messages, encode_text, state_of
-from engine.serving.protocol import TokenizeRequest, decode
+from engine.serving.parsing import ParsedTokenize
+from engine.serving.preparing import client_of, encode_text, encode_turns, state_of
+from engine.serving.state import ServerState
 
 
 async def tokenize(http: web.Request) -> web.StreamResponse:
     """``prompt`` or ``messages`` to ``{count, max_model_len, tokens, token_strs}``."""
-    state = state_of(http)
-    request = decode(await read_body(http, state.settings.max_body_bytes), TokenizeRequest)
-    state.check_model(request.model)
-    if (request.prompt is None) == (request.messages is None):
-        raise bad_request("Expected either prompt or messages.", "prompt")
-    if request.messages is not None:
-        tokens = await encode_messages(state, request.messages, request.add_generation_prompt)
-    else:
-        special = request.add_special_tokens is not False
-        tokens = await encode_text(state, request.prompt or "", add_special_tokens=special)
+    state, client = state_of(http), client_of(http)
+    state.admission.gate(client)
+    async with state.bodies.read(http) as body:
+        asked = await state.parse(ParsedTokenize, body)
+        body.release()
+        with state.admission.enter(client, 1):
+            if asked.turns is not None:
+                tokens = await encode_turns(state, asked.turns, asked.add_generation_prompt)
+            else:
+                tokens = await encode_text(
+                    state, asked.text or "", add_special_tokens=asked.add_special_tokens, fits=False
+                )
+            data = await asyncio.to_thread(_answer, state, tokens)
+    return web.Response(body=data, content_type="application/json")
+
+
+def _answer(state: ServerState, tokens: tuple[int, ...]) -> bytes:
     names = [token_name(token, state.tokenizer.token_bytes) for token in tokens]
-    return json_response({"count": len(tokens), "max_model_len": state.max_len, "tokens": tokens, "token_strs": names})
+    answer = {"count": len(tokens), "max_model_len": state.max_len, "tokens": tokens, "token_strs": names}
+    return msgspec.json.encode(answer)

@@ -1,0 +1,205 @@
+"""What one request, one body or one client may take of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from typing import Any
+
+import pytest
+
+from engine.serving import bodies, body_parser
+from engine.serving.admission import Admission
+from engine.serving.body_parser import BodyParser
+from engine.serving.errors import ApiError
+from engine.serving.parsing import (
+    Limits,
+    ParsedChat,
+    ParsedCompletion,
+    ParsedDetokenize,
+    ParsedTokenize,
+    parse,
+    unpack,
+)
+
+from .fakes import MODEL, VOCAB, chat, completion, in_loop, running
+
+LIMITS = Limits(model=MODEL, max_n=4, max_len=100, vocab_size=VOCAB, most_tokens=200)
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def refused(kind: Any, **fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(kind, json.dumps(fields).encode(), LIMITS)
+    return caught.value
+
+
+def test_prompts_are_counted_before_anything_is_done_for_each_of_them() -> None:
+    error = refused(ParsedCompletion, prompt=[["not ids"]] * 5)
+    assert error.status == 400  # of the wrong type, which is found while decoding
+    for prompt in ([[1]] * 5, ["a"] * 5):
+        assert "5 prompts x n=1" in refused(ParsedCompletion, prompt=prompt).message
+    assert "1 prompts x n=5" in refused(ParsedCompletion, prompt="a", n=5).message
+    assert "1 prompts x n=5" in refused(ParsedChat, messages=[{"role": "user", "content": "a"}], n=5).message
+
+
+def test_more_messages_or_ids_than_the_model_takes_tokens_are_refused_while_parsing() -> None:
+    turn = {"role": "user", "content": ""}
+    assert refused(ParsedChat, messages=[turn] * 101).code == "context_length_exceeded"
+    assert refused(ParsedTokenize, messages=[turn] * 101).code == "context_length_exceeded"
+    assert refused(ParsedCompletion, prompt=[1] * 100).code == "context_length_exceeded"
+    assert "at most 200" in refused(ParsedDetokenize, tokens=[1] * 201).message
+    assert len(parse(ParsedChat, json.dumps({"messages": [turn] * 100}).encode(), LIMITS).turns) == 100
+
+
+def test_ids_outside_the_vocabulary_are_refused_while_parsing() -> None:
+    assert refused(ParsedCompletion, prompt=[[0], [VOCAB]]).param == "prompt"
+    assert refused(ParsedDetokenize, tokens=[VOCAB]).param == "tokens"
+    assert refused(ParsedDetokenize, tokens=[2**31]).status == 400
+
+
+def test_parsed_ids_are_packed_and_the_prompt_does_not_stay_with_the_options() -> None:
+    parsed = parse(ParsedCompletion, json.dumps({"prompt": [[1, 2], [3]], "n": 2}).encode(), LIMITS)
+    assert [unpack(prompt) for prompt in parsed.ids] == [(1, 2), (3,)] and not parsed.texts
+    assert parsed.prompts[0] == array("i", [1, 2]).tobytes()
+    assert not hasattr(parsed.options, "prompt") and parsed.options.n == 2
+
+
+@pytest.mark.parametrize("field", ["role", "type"])
+def test_messages_repeat_at_most_200_characters_of_a_request(field: str) -> None:
+    long = "x" * 50_000
+    part = {"type": long} if field == "type" else {"type": "text", "text": ""}
+    error = refused(ParsedChat, messages=[{"role": long if field == "role" else "user", "content": [part]}])
+    assert len(error.message) < 400 and len(error.param or "") <= 128
+
+
+@in_loop
+async def test_large_bodies_together_have_a_limit_and_small_ones_always_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "LARGEST_AT_ONCE", 1)
+    monkeypatch.setattr(bodies, "SMALL_BYTES", 1000)
+    async with running(max_body_bytes=5000) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.server.port)
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n".encode()
+        writer.write(head + b" " * 4500)  # and never the rest
+        counted = server.server.state.bodies
+        while counted.taken < 3500:
+            await asyncio.sleep(0)
+        status, headers, data = await server.post(CHAT, b" " * 4000)
+        assert (status, json.loads(data)["error"]["code"]) == (429, "bodies_full") and headers["retry-after"] == "1"
+        assert (await server.post(CHAT, chat()))[0] == 200
+        assert counted.taken == 3500
+        writer.transport.abort()
+        while counted.taken:
+            await asyncio.sleep(0)
+
+
+@in_loop
+async def test_a_body_is_given_back_before_the_answer_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "SMALL_BYTES", 10)
+    async with running() as server:
+        server.client.hold_before = 0
+        answer = asyncio.create_task(server.post(CHAT, chat()))
+        await server.client.holding.wait()
+        assert server.server.state.bodies.taken == 0
+        server.client.proceeding.set()
+        assert (await answer)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+@in_loop
+async def test_tokenizing_is_under_admission(path: str) -> None:
+    async with running(max_queue=1) as server:
+        server.client.hold_before = 0
+        first = asyncio.create_task(server.post(CHAT, chat()))
+        await server.client.holding.wait()
+        assert (await server.post(path, {"prompt": "a"} if path == "/tokenize" else {"tokens": [1]}))[0] == 429
+        server.client.proceeding.set()
+        await first
+        assert (await server.post(path, {"prompt": "a"} if path == "/tokenize" else {"tokens": [1]}))[0] == 200
+
+
+@in_loop
+async def test_sequences_carry_their_client_and_those_of_one_request_its_group() -> None:
+    async with running() as server:
+        await server.post(CHAT, chat(n=2, user="ann"))
+        await server.post(COMPLETIONS, completion())
+        first, second, alone = server.client.requests
+        assert first.client == second.client == "user:ann" and alone.client == "address:127.0.0.1"
+        assert first.group == second.group != "" and alone.group == ""
+
+
+@in_loop
+async def test_a_client_that_fills_the_queue_does_not_lock_the_others_out() -> None:
+    admission = Admission(max_queue=8)
+    with admission.enter("many", 8):
+        with pytest.raises(ApiError, match="full"):
+            admission.gate("many")
+        with admission.enter("few", 4):
+            with pytest.raises(ApiError, match="full"):
+                admission.gate("few")  # it has its half
+            with admission.enter("third", 2), pytest.raises(ApiError, match="full"):
+                admission.gate("third")
+        with pytest.raises(ApiError, match="full"), admission.enter("few", 5):
+            pass
+    assert admission.in_flight == 0
+    admission.gate("many")
+
+
+def bodies_of_all_kinds() -> list[tuple[Any, bytes]]:
+    turn = {"role": "user", "content": "é" * 50_000}
+    big = "x" * 100_000
+    return [
+        (ParsedChat, json.dumps({"messages": [turn], "temperature": 0.5, "user": "ann"}).encode()),
+        (ParsedCompletion, json.dumps({"prompt": [big, "b"], "logprobs": 2}).encode()),
+        (ParsedCompletion, json.dumps({"prompt": [[1, 2, 3], [4]], "suffix": "", "metadata": big}).encode()),
+        (ParsedTokenize, json.dumps({"prompt": big}).encode()),
+        (ParsedDetokenize, json.dumps({"tokens": [1] * 150, "model": MODEL}).encode() + b" " * 100_000),
+        (ParsedCompletion, json.dumps({"prompt": [1] * 200_000}).encode()),
+        (ParsedCompletion, json.dumps({"prompt": "a", "model": big}).encode()),
+        (ParsedChat, b"[" * 100_000),
+    ]
+
+
+@in_loop
+async def test_large_bodies_are_parsed_elsewhere_with_the_same_result() -> None:
+    parser = BodyParser()
+    try:
+        for kind, body in bodies_of_all_kinds():
+            expected: Any
+            try:
+                expected = parse(kind, body, LIMITS)
+            except ApiError as error:
+                expected = error.body()
+            try:
+                got: Any = await parser.parse(kind, body, LIMITS)
+            except ApiError as error:
+                got = error.body()
+            assert got == expected
+    finally:
+        parser.close()
+
+
+@in_loop
+async def test_a_body_that_cannot_be_parsed_within_limits_is_refused_and_the_next_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parser = BodyParser()
+    kind, body = bodies_of_all_kinds()[0]
+    turn = b'{"role":"user","content":"","annotations":[[]]}'
+    slow = b'{"messages":[' + b",".join([turn] * 90_000) + b"]}"
+    try:
+        monkeypatch.setattr(body_parser, "CPU_S", 0.01)
+        with pytest.raises(ApiError, match="CPU time") as refused:
+            await parser.parse(kind, slow, LIMITS)
+        assert refused.value.status == 400
+        monkeypatch.undo()
+        assert (await parser.parse(kind, body, LIMITS)).options.user == "ann"
+    finally:
+        parser.close()
+
+
+def test_a_logit_bias_of_too_many_tokens_is_refused_while_parsing() -> None:
+    bias = {str(token): 1 for token in range(2000)}
+    assert refused(ParsedCompletion, prompt="a", logit_bias=bias).param == "logit_bias"
+    assert refused(ParsedChat, messages=[{"role": "user", "content": "a"}], logit_bias=bias).param == "logit_bias"

@@ -1,0 +1,141 @@
+"""A task in a sandbox is ended by the kernel when it breaks a limit, and the sandbox goes on with the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.serving.sandbox import process
+from engine.serving.sandbox.frames import send
+from engine.serving.sandbox.process import Sandbox, SandboxEnded
+
+TASKS = """
+import os, sys
+from engine.serving.sandbox import child
+
+def answer(frame):
+    match bytes(frame):
+        case b"loop":
+            while True: pass
+        case b"memory":
+            return bytes(2**30)
+        case b"exit":
+            os._exit(3)
+        case b"open":
+            try: open("/etc/hostname")
+            except OSError as error: return error.strerror.encode()
+        case b"environment":
+            return " ".join(sorted(os.environ)).encode()
+    return bytes(frame)
+
+if __name__ == "__main__":
+    sys.exit(child.main(answer, lambda: answer(b"")))
+"""
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    (tmp_path / "tasks_of_a_test.py").write_text(TASKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = Sandbox("tasks_of_a_test", 256)
+    yield made
+    made.close()
+
+
+def ask(sandbox: Sandbox, task: str) -> str:
+    return sandbox.ask(task.encode(), 0.2, 1000).result(60).decode()
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        ("loop", "took more than 0.2 s of CPU time"),
+        ("memory", "took more than 256 MB of memory"),
+        ("exit", "crashed (exit code 3)"),
+        ("x" * 1001, "answered too much"),
+    ],
+)
+def test_a_task_that_breaks_a_limit_is_ended_and_the_next_one_is_answered(
+    sandbox: Sandbox, task: str, why: str
+) -> None:
+    assert ask(sandbox, "hello") == "hello"
+    first = sandbox.pids
+    with pytest.raises(SandboxEnded) as ended:
+        ask(sandbox, task)
+    assert str(ended.value) == why
+    assert ask(sandbox, "hello again") == "hello again"
+    assert sandbox.pids != first
+
+
+def test_a_task_can_open_no_file_and_sees_no_secret(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert ask(sandbox, "open") == "Too many open files"
+    assert "HF_TOKEN" not in ask(sandbox, "environment")
+
+
+def test_a_child_that_is_stopped_is_given_up(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(sandbox, "hello") == "hello"
+    os.kill(sandbox.pids[0], signal.SIGSTOP)
+    monkeypatch.setattr(process, "WALL_S", 0.1)
+    with pytest.raises(SandboxEnded, match="did not answer"):
+        ask(sandbox, "hello")
+    monkeypatch.undo()
+    assert ask(sandbox, "hello") == "hello"
+
+
+def test_a_reply_larger_than_agreed_is_not_read(sandbox: Sandbox) -> None:
+    assert ask(sandbox, "hello") == "hello"
+    (child,) = sandbox._children
+    assert child._connection is not None
+    child._connection.close()
+    child._connection, theirs = socket.socketpair()
+    send(theirs, b"x" * 2000)
+    with pytest.raises(SandboxEnded, match="too much"):
+        ask(sandbox, "hello")
+
+
+def test_a_closed_sandbox_leaves_no_process_and_keeps_nobody_waiting(sandbox: Sandbox) -> None:
+    assert ask(sandbox, "hello") == "hello"
+    (pid,) = sandbox.pids
+    waiting = sandbox.ask(b"loop", 60.0, 10)
+    sandbox.close()
+    with pytest.raises(SandboxEnded):
+        waiting.result(10)
+    assert not is_there(pid)
+
+
+def test_no_child_outlives_the_process_that_started_it() -> None:
+    code = (
+        "from engine.serving.sandbox.process import Sandbox\n"
+        "sandbox = Sandbox('engine.serving.body_child', 256)\n"
+        "sandbox.start(1.0)[0].result()\n"
+        "print(*sandbox.pids, flush=True)\n"
+        "input()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert is_there(pid)
+    parent.kill()
+    parent.communicate()
+    for _ in range(200):
+        if not is_there(pid):
+            return
+        time.sleep(0.05)  # the kernel ends it when it gets to it; bounded
+    raise AssertionError("the child is still there")
+
+
+def is_there(pid: int) -> bool:
+    """Whether this process runs; one that is dead and that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,41 @@
+"""Output that nobody can take costs a server nothing but that output."""
+
+import subprocess
+import sys
+
+import pytest
+import structlog
+
+from engine.startup.output import Unfailing
+
+CHILD = """
+import os, sys, tempfile
+from engine.startup.output import keep_output
+keep_output()
+opened = tempfile.TemporaryFile()
+assert opened.fileno() > 2, "a file took the place of stderr"
+assert all(os.get_inheritable(fd) for fd in range(3)), "the engine process has none of them"
+print("a plan", flush=True)
+print("a line", file=sys.stderr, flush=True)
+os._exit(7) if sys.stdout.isatty() else None
+"""
+
+
+@pytest.mark.parametrize("redirected", ["", "<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_a_process_starts_and_ends_well_whatever_becomes_of_its_output(redirected):
+    run = ["bash", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, CHILD]
+    done = subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout == "a plan\n") == (">&-" not in redirected.replace("2>&-", "") and "full" not in redirected)
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_log_line_that_cannot_be_written_raises_nothing(close):
+    stream = open("/dev/full", "w")  # noqa: SIM115 (closing it fails, too)
+    if close:
+        with pytest.raises(OSError):
+            stream.write("x" * 100_000)
+            stream.close()
+    log = structlog.WriteLogger(Unfailing(stream))
+    for _ in range(100):
+        log.msg("x" * 1000)

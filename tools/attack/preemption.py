@@ -1,0 +1,72 @@
+"""Requests that take each other's KV blocks: a pool far smaller than what runs at once needs.
+
+The same requests, greedy and sampled, go to a server with an ample pool first. Bar: at least ``--count`` preemptions,
+every output equal to that of the ample pool, no error, every block free afterwards.
+
+    python -m tools.attack.preemption --count 500
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+from typing import Any
+
+from tools.attack.client import COMPLETIONS, Answer, ask
+from tools.attack.harness import Row, Target, arguments, run, serve, token_ids
+
+LONGEST = 256
+AMPLE = (f"model.max_len={LONGEST}",)
+SMALL = (*AMPLE, f"memory.kv_tokens={2 * LONGEST}")
+REQUESTS = 48
+MOST_WAVES = 200
+PREEMPTIONS = "engine_preemptions_total"
+
+
+def requests(seed: int) -> list[dict[str, Any]]:
+    """Every second one is sampled: a seed gives one output, whoever runs beside it."""
+    rng = random.Random(seed)
+    made = []
+    for i in range(REQUESTS):
+        body = {"prompt": token_ids(rng, rng.randint(5, 60)), "max_tokens": rng.randint(60, 150), "seed": i}
+        made.append(body | {"temperature": i % 2, "ignore_eos": True, "n": rng.choice((1, 1, 2))})
+    return made
+
+
+async def wave(target: Target, bodies: list[dict[str, Any]], salt: str) -> list[Answer]:
+    """All at once; ``salt`` keeps what earlier waves left in the prefix cache out of it."""
+    return await asyncio.gather(*(ask(target, COMPLETIONS, body | {"cache_salt": salt}) for body in bodies))
+
+
+async def attack(target: Target, expected: list[str], bodies: list[dict[str, Any]], count: int) -> list[Row]:
+    preempted, wrong, failed, waves = 0, 0, 0, 0
+    while preempted < count and waves < MOST_WAVES:
+        answers = await wave(target, bodies, str(waves))
+        failed += sum(answer.ending != "whole" for answer in answers)
+        wrong += sum(a.ending == "whole" and a.text != text for a, text in zip(answers, expected))
+        waves += 1
+        preempted = int(await target.counter(PREEMPTIONS))
+    held = await target.held()
+    tried = f"{waves * len(bodies)} requests, {preempted} preemptions"
+    return [
+        Row("preemption: how often", tried, str(preempted), f">= {count}", preempted >= count),
+        Row("preemption: outputs", tried, f"{wrong} differ from an ample pool's", "0", wrong == 0),
+        Row("preemption: errors", tried, str(failed), "0", failed == 0),
+        Row("preemption: blocks", tried, held or "all free", "all free", not held),
+    ]
+
+
+async def main(options: argparse.Namespace) -> list[Row]:
+    bodies = requests(options.seed)
+    async with serve(*AMPLE, *options.overrides) as ample:
+        expected = [answer.text for answer in await wave(ample, bodies, "")]
+        if await ample.counter(PREEMPTIONS):
+            raise SystemExit("error: the pool of the server to compare with is too small")
+    async with serve(*SMALL, *options.overrides) as target:
+        return await attack(target, expected, bodies, options.count)
+
+
+if __name__ == "__main__":
+    sys.exit(run(arguments(__doc__, url=False, count=500).parse_args(), main))
