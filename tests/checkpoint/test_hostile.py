@@ -1,6 +1,6 @@
 """Hostile checkpoints are refused with a line each, by the code that ``engine check`` and ``engine serve`` run.
 
-All of them, with time and memory measured: ``python tools/attack/checkpoints.py``.
+All of them, with time and memory measured: ``python -m tools.attack.checkpoints``.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.serving.errors import ApiError
-from engine.serving.preparing import encode_messages, encode_text
-from engine.serving.protocol import IGNORED, ChatRequest, CompletionRequest, Message, decode
+from engine.serving.preparing import encode_text, encode_turns
+from engine.serving.protocol import IGNORED, ChatRequest, CompletionRequest, decode
 from engine.serving.validation import sampling_params
 
 from .fakes import MAX_LEN, VOCAB, chat, completion, events_of, ids, in_loop, make_tokenizer, running, says
@@ -59,7 +59,7 @@ def test_text_whose_ids_the_model_lacks_is_refused() -> None:
     with pytest.raises(ApiError, match=r"Token id 120 is outside the vocabulary \(0 to 119\)"):
         asyncio.run(encode_text(state, "x"))
     with pytest.raises(ApiError, match="outside the vocabulary"):
-        asyncio.run(encode_messages(state, [Message(role="user", content="x")], True))
+        asyncio.run(encode_turns(state, [{"role": "user", "content": "x"}], True))
 
 
 NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]

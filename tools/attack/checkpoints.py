@@ -1,7 +1,7 @@
 """Attack the reading of checkpoints: hostile files in a copy of the bundled model, each tried with ``engine check``.
 
-    python tools/attack/checkpoints.py                   # all, in a minute or two
-    python tools/attack/checkpoints.py --only tokenizer  # those whose name has this in it
+    python -m tools.attack.checkpoints                   # all, in a minute or two
+    python -m tools.attack.checkpoints --only tokenizer  # those whose name has this in it
 
 Every hostile checkpoint must be refused with exit code 2 and one line, within a second and 300 MB beyond what the good
 model takes. A worker process runs the checks, so that a hang or a crash costs one of them; a few attacks then go

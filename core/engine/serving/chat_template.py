@@ -50,7 +50,7 @@ class TemplateSource:
     def from_directory(cls, directory: Path) -> TemplateSource | None:
         """The template of a model in Hugging Face layout; ``None`` if it has none.
 
-        Raises :class:`TemplateFailed` for a ``tokenizer_config.json`` that is not JSON.
+        Raises :class:`TemplateFailed` for a ``tokenizer_config.json`` that is not JSON, and files that are too large.
         """
         config = _read_config(directory / "tokenizer_config.json")
         own = directory / "chat_template.jinja"

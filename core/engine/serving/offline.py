@@ -150,8 +150,7 @@ class LLM:
 
     def _tokens(self, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            tokens = self.tokenizer.encode_now(checked_text(prompt, where))
-            return checked_tokens(tokens, self.info.vocab_size, where)
+            prompt = self.tokenizer.encode_now(checked_text(prompt, where))
         return checked_tokens(prompt, self.info.vocab_size, where)
 
     def _run(self, outputs: dict[str, _Output]) -> dict[str, Completion]:

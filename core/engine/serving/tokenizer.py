@@ -153,21 +153,21 @@ class Tokenizer:
                 template.close()
             raise TokenizerError(f"model.path={path}: tokenizer.json cannot be used: {_reason(error)}") from None
         try:
-            if vocab_size is not None and (plain >= vocab_size or tokenizer.largest_id >= vocab_size + SPARE_TOKENS):
-                largest = max(plain, tokenizer.largest_id)
-                raise TokenizerError(
-                    f"model.path={path}: tokenizer.json has a token with id {largest}, config.json says vocab_size="
-                    f"{vocab_size}: at most {SPARE_TOKENS} ids may be beyond it (SPARE_TOKENS), and none of plain text"
-                )
+            tokenizer.check_ids(plain, vocab_size)
             if template is not None:
                 template.check()
-        except TemplateFailed as error:
+        except (CheckpointError, TemplateFailed) as error:
             tokenizer.close()
             raise TokenizerError(f"model.path={path}: {error}") from None
-        except TokenizerError:
-            tokenizer.close()
-            raise
         return tokenizer
+
+    def check_ids(self, plain: int, vocab_size: int | None) -> None:
+        """Raise :class:`CheckpointError` for ids far beyond the model's. ``plain``: the largest of plain text."""
+        if vocab_size is not None and (plain >= vocab_size or self.largest_id >= vocab_size + SPARE_TOKENS):
+            raise CheckpointError(
+                f"tokenizer.json has a token with id {max(plain, self.largest_id)}, config.json says vocab_size="
+                f"{vocab_size}: at most {SPARE_TOKENS} ids may be beyond it (SPARE_TOKENS), and none of plain text"
+            )
 
     async def warm(self) -> None:
         """Start the worker threads and run the tokenizer and the template once, so that no request pays for it."""
@@ -277,18 +277,17 @@ class Tokenizer:
         # alone has twice the tokens that are allowed, the whole has too many.
         length = LARGE_CHARS
         while length < len(text):
-            self._check_count(_encode(backend, text[:length], False), 2 * self.most_tokens)
+            count = len(_encoding(backend, text[:length], False))
+            if count > 2 * self.most_tokens:
+                raise TooManyTokens(count, self.most_tokens)
             length *= 2
-        encoding = _encode(backend, text, add_special_tokens)
-        self._check_count(encoding, self.most_tokens)
+        encoding = _encoding(backend, text, add_special_tokens)
+        if len(encoding) > self.most_tokens:
+            raise TooManyTokens(len(encoding), self.most_tokens)
         return tuple(encoding.ids)
 
-    def _check_count(self, encoding: tokenizers.Encoding, most: int) -> None:
-        if len(encoding) > most:
-            raise TooManyTokens(len(encoding), self.most_tokens)
 
-
-def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+def _encoding(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> Any:
     """Raises :class:`TokenizerError` for a text on which the library fails."""
     try:
         # The batch call, unlike the single one, releases the interpreter lock.
