@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,19 +132,24 @@ def test_lines_that_are_no_prompts_are_named(tmp_path, capsys, text, says):
     assert f"--prompts {file}" in shown and says in shown
 
 
+def engine_is(program, monkeypatch):
+    """Run this program in place of Python, for engines alone: chat templates are rendered by Python, too."""
+    monkeypatch.setattr("engine.evaluation.drafting.turns.sys", SimpleNamespace(executable=program))
+
+
 def test_an_engine_that_dies_in_the_middle_of_an_answer_is_named_with_its_signal(
     prompts, tmp_path, monkeypatch, capsys
 ):
     dying = tmp_path / "dying"
     dying.write_text("#!/bin/sh\nprintf '{\"run\"'\nkill -9 $$\n")
     dying.chmod(0o755)
-    monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", str(dying))
+    engine_is(str(dying), monkeypatch)
     assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts]) == 1
     assert "engine: drafter=none: the engine ended by signal 9. It said nothing" in capsys.readouterr().err
 
 
 def test_an_engine_that_dies_is_named_and_is_exit_code_1(prompts, monkeypatch, capsys):
-    monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", "/bin/false")
+    engine_is("/bin/false", monkeypatch)
     assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts]) == 1
     assert "engine: drafter=none: the engine ended with status 1. It said nothing" in capsys.readouterr().err
 
@@ -163,7 +169,7 @@ def test_an_engine_that_hangs_is_ended_and_what_it_said_is_shown(started, says, 
     hanging = tmp_path / "hanging"
     hanging.write_text(HANGS.replace("STARTED", started))
     hanging.chmod(0o755)
-    monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", str(hanging))
+    engine_is(str(hanging), monkeypatch)
     assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "5"]) == 1
     shown = capsys.readouterr().err
     assert f"engine: drafter=none: the engine {says} within 5 s and was ended; --timeout SECONDS allows" in shown
@@ -174,7 +180,7 @@ def test_an_engine_that_ignores_every_signal_but_one_is_ended(prompts, tmp_path,
     stubborn = tmp_path / "stubborn"
     stubborn.write_text("#!/bin/sh\ntrap '' USR1 TERM INT\nexec sleep 1000\n")
     stubborn.chmod(0o755)
-    monkeypatch.setattr("engine.evaluation.drafting.turns.sys.executable", str(stubborn))
+    engine_is(str(stubborn), monkeypatch)
     assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "5"]) == 1
     assert "the engine did not start within 5 s and was ended" in capsys.readouterr().err
 
