@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tools.attack.client import CHAT, COMPLETIONS, Connection, Reply, request
 from tools.attack.harness import Row, Target, arguments, is_error_object, peak_mb, reset_peak, rss_mb, run, target_of
@@ -82,18 +83,19 @@ CASES: dict[str, Case] = {
     "nesting": (COMPLETIONS, lambda: b'{"prompt":' + b"[" * (SIZE - 20)),
     "nested fields": (CHAT, lambda: filled('{"metadata":', '{"a":', "1" + "}" * (SIZE // 6), separator="")),
     "spaces outside": (COMPLETIONS, lambda: filled("{", " ", '"prompt":"a"}', separator="")),
-    **{f"text of {name}": (COMPLETIONS, lambda item=item: text(item)) for name, item in TEXTS.items()},
-    **{f"message of {name}": (CHAT, lambda item=item: said(item)) for name, item in TEXTS.items()},
-    **{f"/tokenize {name}": ("/tokenize", lambda item=item: text(item)) for name, item in TEXTS.items()},
+    **{f"text of {name}": (COMPLETIONS, partial(text, item)) for name, item in TEXTS.items()},
+    **{f"message of {name}": (CHAT, partial(said, item)) for name, item in TEXTS.items()},
+    **{f"/tokenize {name}": ("/tokenize", partial(text, item)) for name, item in TEXTS.items()},
     "/tokenize messages": ("/tokenize", lambda: filled('{"messages":[', TURN, "]}")),
     "/detokenize ids": ("/detokenize", lambda: filled('{"tokens":[', "7", "]}")),
     "/detokenize large ids": ("/detokenize", lambda: filled('{"tokens":[', "2147483647", "]}")),
 }
 
 
-async def attack(target: Target, names: Sequence[str], at_once: int) -> list[Row]:
+async def attack(target: Target, names: Sequence[str], at_once: int, quiet_s: float = 3.0) -> list[Row]:
+    """``quiet_s``: for how long the probe runs without any body."""
     rows = await all_at_once(target, names, at_once) if at_once else []
-    idle = (await asyncio.to_thread(quiet, target)).worst
+    idle = (await asyncio.to_thread(quiet, target, quiet_s)).worst
     singles = [await one(target, name, idle) for name in names]
     bad = [name for name, (_, fine) in zip(names, singles) if not fine]
     rows += [row for row, _ in singles]

@@ -9,10 +9,12 @@ import struct
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
+ROOT = Path(__file__).resolve().parents[2]
+"""Where ``python -m tools.attack...`` finds this folder."""
 READ_LIMIT = 2**24
-
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 Ending = Literal["whole", "error", "broken", "truncated", "refused"]

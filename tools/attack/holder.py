@@ -6,13 +6,14 @@ one byte a second of each answer is read, into a small receive buffer; else noth
 
 from __future__ import annotations
 
+import os
 import resource
 import select
 import socket
 import subprocess
 import sys
 
-from tools.attack.client import Address
+from tools.attack.client import ROOT, Address
 
 RECEIVE_BUFFER = 4096
 
@@ -24,7 +25,7 @@ class Holder:
 
     def __enter__(self) -> Holder:
         command = [sys.executable, "-m", "tools.attack.holder", *self._arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(b"%d\n" % len(self._data) + self._data)
         self._process.stdin.flush()
@@ -39,17 +40,16 @@ class Holder:
 def main(host: str, port: str, count: str, slowly: str) -> None:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    # Unbuffered: what is left in stdin must be seen by poll.
-    size = bytearray()
+    # Unbuffered: poll must see what is left in stdin.
+    stdin, size, data = sys.stdin.fileno(), b"", b""
     while not size.endswith(b"\n"):
-        size += sys.stdin.buffer.raw.read(1)  # type: ignore[attr-defined]
-    data = b""
+        size += os.read(stdin, 1)
     while len(data) < int(size):
-        data += sys.stdin.buffer.raw.read(int(size) - len(data))  # type: ignore[attr-defined]
+        data += os.read(stdin, int(size) - len(data))
     held = [_opened(host, int(port), data, small=slowly == "1") for _ in range(int(count))]
     print("held", flush=True)
     end = select.poll()
-    end.register(sys.stdin)
+    end.register(stdin)
     while not end.poll(1000):
         if slowly == "1":
             for connection in held:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from tools.attack.client import Address
+from tools.attack.client import ROOT, Address
 
 EVERY_S = 0.005
 REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -28,7 +28,7 @@ class Probe:
 
     def __enter__(self) -> Probe:
         command = [sys.executable, "-m", "tools.attack.probe", *self._arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         assert self._process.stdout is not None
         self._process.stdout.readline()  # it has its first answer
         return self
@@ -41,7 +41,7 @@ class Probe:
         return max(self.ms)
 
 
-def quiet(target: Address, seconds: float = 3.0) -> Probe:
+def quiet(target: Address, seconds: float) -> Probe:
     """The same with nothing else going on."""
     with Probe(target) as probe:
         time.sleep(seconds)

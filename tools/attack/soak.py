@@ -39,10 +39,9 @@ class Watched:
     answers: Counter[str] = field(default_factory=Counter)
 
 
-async def attack(target: Target, minutes: float, seed: int, *, warm: bool = True) -> list[Row]:
+async def attack(target: Target, minutes: float, seed: int) -> list[Row]:
     rng, watched = random.Random(seed), Watched()
-    if warm:
-        await fill(target, rng)
+    await fill(target, rng)
     before = await at_rest(target)
     ends = time.monotonic() + minutes * 60
 

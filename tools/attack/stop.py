@@ -27,7 +27,7 @@ from tools.attack.kill import EXPECTED
 
 STALL_S = 5
 OVERRIDES = (f"server.stall_s={STALL_S}",)
-FLIGHTS = 6
+FLIGHTS, TOKENS = 6, 2000
 PER_SERVER = 2
 """A killed engine counts as a crash, and three within a minute end the server."""
 READY_S = 5.0
@@ -45,10 +45,10 @@ class Seen:
     """The stopped engine was there when the server was ready again."""
 
 
-async def attack(target: Target, rng: random.Random, seen: Seen, flights: int) -> None:
-    """Stop the engine for good, ``flights`` requests in flight."""
+async def attack(target: Target, rng: random.Random, seen: Seen, flights: int, tokens: int = TOKENS) -> None:
+    """Stop the engine for good, with so many requests for so many tokens in flight."""
     (victim,) = engines_of(target.api_pid)
-    running = [asyncio.create_task(ask(target, COMPLETIONS, flight(rng))) for _ in range(flights)]
+    running = [asyncio.create_task(ask(target, COMPLETIONS, flight(rng, tokens))) for _ in range(flights)]
     await asyncio.sleep(rng.uniform(0.2, 0.8) if flights else rng.uniform(0.0, 1.2))
     os.kill(victim, signal.SIGSTOP)
     stopped = time.monotonic()
@@ -63,7 +63,7 @@ async def attack(target: Target, rng: random.Random, seen: Seen, flights: int) -
     seen.changed += not await target.same()
 
 
-def flight(rng: random.Random, tokens: int = 2000) -> dict[str, Any]:
+def flight(rng: random.Random, tokens: int) -> dict[str, Any]:
     body = {"prompt": token_ids(rng, 8), "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
     return body | {"stream": rng.random() < 0.75}
 
