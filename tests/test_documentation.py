@@ -79,7 +79,20 @@ def test_the_tools_page_lists_every_script():
         file.relative_to(tools).as_posix() for where in ("*.py", "benchmarks/*.py") for file in tools.glob(where)
     }
     programs = {f"{file.parent.name}/" for file in tools.glob("*/__main__.py")}
-    assert {row[0].strip("`") for row in rows("| tool |", TOOLS)} == scripts | programs
+    assert {row[0].strip("`") for row in rows("| tool |", TOOLS)} == scripts | programs | {"attack/"}
+
+
+def test_the_page_on_reliability_names_every_attack():
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    started_by_others = {"holder", "probe"}
+    attacks = {file.stem for file in (ROOT / "tools" / "attack").glob("*.py") if "__main__" in file.read_text()}
+    assert {name for name in attacks - started_by_others if f"tools.attack.{name}" not in page} == set()
+
+
+def test_the_page_on_known_attacks_names_tests_that_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "known_attacks.md").read_text())
+    assert len(named) > 100
+    assert [(file, test) for file, test in named if f"def {test}(" not in (ROOT / file).read_text()] == []
 
 
 def test_the_architecture_page_names_many_files_and_only_classes_that_exist():

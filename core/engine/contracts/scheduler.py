@@ -25,12 +25,14 @@ class RequestView:
     """Holds a row in the device tables and a KV lease."""
     priority: int
     """Smaller runs earlier."""
-    turn: tuple[int, int]
-    """Smaller runs earlier among equal priorities: fair between clients, by arrival for each of them. Unique."""
+    arrival: int
+    """Running number by arrival; the tie-break."""
     max_total: int
     """Most tokens this request can ever have: prompt + max_tokens, capped by the model."""
     num_draft_tokens: int
     """Draft tokens the core wants verified on top of this request's last token if it decodes now (may be 0)."""
+    turn: int = 0
+    """Smaller runs earlier among equal priorities: clients take turns, each of them in the order of arrival."""
 
     @property
     def remaining(self) -> int:
@@ -59,7 +61,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """Everything a scheduler may look at. Requests are ordered by (priority, turn)."""
+    """Everything a scheduler may look at. Requests are ordered by (priority, turn, arrival)."""
 
     running: tuple[RequestView, ...]
     """Requests that hold a row and have at least one token to compute."""

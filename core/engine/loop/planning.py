@@ -176,9 +176,10 @@ class Planner:
             computed=s.scheduled if is_running else self._hits.get(s, 0),
             is_running=is_running,
             priority=s.request.priority,
-            turn=s.turn,
+            arrival=s.arrival,
             max_total=s.max_total,
             num_draft_tokens=self._num_drafts(s),
+            turn=s.turn,
         )
 
     def _blocks_needed(self, request_id: str, num_tokens: int) -> int:

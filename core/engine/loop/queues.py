@@ -9,8 +9,8 @@ from engine.loop.fair_turns import FairTurns
 from engine.loop.sequence import Sequence, Status
 
 
-def _order(sequence: Sequence) -> tuple[int, tuple[int, int]]:
-    return (sequence.request.priority, sequence.turn)
+def _order(sequence: Sequence) -> tuple[int, int, int]:
+    return (sequence.request.priority, sequence.turn, sequence.arrival)
 
 
 def _most_rows(num_rows: int) -> int:
@@ -19,7 +19,7 @@ def _most_rows(num_rows: int) -> int:
 
 
 class Queues:
-    """Sequences by status; both lists are ordered by (priority, turn), turns being fair between clients."""
+    """Sequences by status; both lists are ordered by (priority, turn, arrival), turns being fair between clients."""
 
     def __init__(self, num_rows: int) -> None:
         self.waiting: list[Sequence] = []
@@ -33,7 +33,7 @@ class Queues:
     def add(self, sequence: Sequence) -> None:
         """A new request, at the place that its priority and its client's turn give it."""
         self.by_id[sequence.request_id] = sequence
-        sequence.start_tag = self._turns.join(sequence.request.client)
+        sequence.turn = self._turns.join(sequence.request.client)
         bisect.insort(self.waiting, sequence, key=_order)
 
     def admissible(self) -> list[Sequence]:
@@ -50,7 +50,7 @@ class Queues:
         self.waiting.remove(sequence)
         bisect.insort(self.running, sequence, key=_order)
         sequence.status = Status.RUNNING
-        self._turns.started(sequence.start_tag)
+        self._turns.started(sequence.turn)
         self._count_row(sequence, 1)
 
     def suspend(self, sequence: Sequence) -> None:

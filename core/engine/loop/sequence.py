@@ -52,8 +52,8 @@ class Sequence:
     """By a drafter on the host, for the next step."""
     device_drafts: int = 0
     """How many drafts a drafter on the device will have left for the next step."""
-    start_tag: int = 0
-    """See :class:`engine.loop.fair_turns.FairTurns`."""
+    turn: int = 0
+    """Its start tag, see :class:`engine.loop.fair_turns.FairTurns`."""
     drafter_synced: bool = True
     """A drafter on the device has seen all its tokens: its keys are there, and drafts may be good."""
     proposed_at: int = -1
@@ -79,11 +79,6 @@ class Sequence:
     @property
     def request_id(self) -> str:
         return self.request.request_id
-
-    @property
-    def turn(self) -> tuple[int, int]:
-        """Its place among requests of the same priority."""
-        return (self.start_tag, self.arrival)
 
     @property
     def prompt_len(self) -> int:

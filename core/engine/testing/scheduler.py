@@ -49,8 +49,8 @@ def make_view(
         held = -(-request.computed // BLOCK) if request.is_running else 0
         return -(-(request.computed + n) // BLOCK) - held
 
-    def order(request: RequestView) -> tuple[int, tuple[int, int]]:
-        return (request.priority, request.turn)
+    def order(request: RequestView) -> tuple[int, int, int]:
+        return (request.priority, request.turn, request.arrival)
 
     return SchedulerView(
         running=tuple(sorted(running, key=order)),
@@ -81,7 +81,7 @@ def request(
         computed=computed,
         is_running=is_running,
         priority=priority,
-        turn=(arrival, arrival),
+        arrival=arrival,
         max_total=known + max_output,
         num_draft_tokens=num_draft_tokens,
     )

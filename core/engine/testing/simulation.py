@@ -118,7 +118,7 @@ class Simulation:
 
     def _view(self, present: list[_Request]) -> SchedulerView:
         machine = self._machine
-        views = sorted((self._describe(r) for r in present), key=lambda v: (v.priority, v.turn))
+        views = sorted((self._describe(r) for r in present), key=lambda v: (v.priority, v.turn, v.arrival))
         running = tuple(v for v in views if v.is_running)
         return SchedulerView(
             running=running,
@@ -139,7 +139,7 @@ class Simulation:
             computed=r.computed,
             is_running=r.is_running,
             priority=r.trace.job.priority,
-            turn=(r.arrival, r.arrival),
+            arrival=r.arrival,
             max_total=r.trace.job.prompt + r.trace.job.output,
             num_draft_tokens=self._machine.num_draft_tokens if r.is_running else 0,
         )

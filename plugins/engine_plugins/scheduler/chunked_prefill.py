@@ -17,8 +17,8 @@ from engine_plugins.scheduler.step_room import StepRoom, decodes, importance, st
 class ChunkedPrefillScheduler:
     """Decodes first, then chunks of prompts.
 
-    *Who goes first.* Decodes, then prompts, whether started or waiting, by (priority, turn). If the most important
-    running request is itself in its prompt, ``min_chunk`` tokens (at most half the budget) are kept for it.
+    *Who goes first.* Decodes, then prompts, whether started or waiting, by (priority, turn, arrival). If the most
+    important running request is itself in its prompt, ``min_chunk`` tokens (at most half the budget) are kept for it.
 
     *How much.* Prompts get what the decodes leave of the token budget. With decodes in the step and an ITL target,
     they get no more than the time budget allows, but at least ``min_chunk`` tokens: slow progress of a prompt is

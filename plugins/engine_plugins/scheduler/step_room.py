@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, SchedulerView
 
 
-def importance(request: RequestView) -> tuple[int, tuple[int, int]]:
+def importance(request: RequestView) -> tuple[int, int, int]:
     """Sort key: smaller is more important."""
-    return (request.priority, request.turn)
+    return (request.priority, request.turn, request.arrival)
 
 
 def decodes(request: RequestView) -> bool:
