@@ -53,7 +53,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, hook: str, te
 
 def inject_all(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, parsing, "template_messages", "parse", lambda messages: str(messages))
-    inject(monkeypatch, TemplateWorker, "_submit", "template", lambda self, messages, *_: str(messages))
+    inject(monkeypatch, TemplateWorker, "render", "template", lambda self, messages, *_: str(messages))
     inject(monkeypatch, Tokenizer, "_plain_ids", "tokenize", lambda self, text: text)
     inject(monkeypatch, preparing, "sampling_params", "parameters", lambda request, *_: request.user or "")
     inject(monkeypatch, IncrementalDetokenizer, "feed", "detokenize", lambda self, token: "<detokenize>" * (token == 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -9,13 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from engine.serving.sandbox import process
-from engine.serving.sandbox.frames import send
+from engine.serving.sandbox.frames import packed
 from engine.serving.sandbox.process import Sandbox, SandboxEnded
+
+from .fakes import in_loop
 
 TASKS = """
 import os, sys
@@ -51,7 +55,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
 
 
 def ask(sandbox: Sandbox, task: str) -> str:
-    return sandbox.ask(task.encode(), 0.2, 1000).result(60).decode()
+    return sandbox.ask_now(task.encode(), 0.2, 1000).decode()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_a_reply_larger_than_agreed_is_not_read(sandbox: Sandbox) -> None:
     assert child._connection is not None
     child._connection.close()
     child._connection, theirs = socket.socketpair()
-    send(theirs, b"x" * 2000)
+    theirs.sendall(packed(b"x" * 2000))
     with pytest.raises(SandboxEnded, match="too much"):
         ask(sandbox, "hello")
 
@@ -105,11 +109,49 @@ def test_a_reply_larger_than_agreed_is_not_read(sandbox: Sandbox) -> None:
 def test_a_closed_sandbox_leaves_no_process_and_keeps_nobody_waiting(sandbox: Sandbox) -> None:
     assert ask(sandbox, "hello") == "hello"
     (pid,) = sandbox.pids
-    waiting = sandbox.ask(b"loop", 60.0, 10)
-    sandbox.close()
-    with pytest.raises(SandboxEnded):
-        waiting.result(10)
+    with ThreadPoolExecutor(2) as pool:
+        # The second one waits for its turn.
+        waiting = [pool.submit(sandbox.ask_now, b"loop", 60.0, 10) for _ in range(2)]
+        while not sandbox._waiting:
+            time.sleep(0.01)  # bounded by the limit on a test
+        sandbox.close()
+        for one in waiting:
+            with pytest.raises(SandboxEnded):
+                one.result(10)
     assert not is_there(pid)
+    with pytest.raises(SandboxEnded, match="was closed"):
+        ask(sandbox, "hello")
+
+
+@in_loop
+async def test_a_closed_sandbox_keeps_no_coroutine_waiting(sandbox: Sandbox) -> None:
+    await sandbox.ask(b"hello", 1.0, 10)
+    (pid,) = sandbox.pids
+    waiting = [asyncio.create_task(sandbox.ask(b"loop", 60.0, 10)) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    sandbox.close()
+    assert all(isinstance(one, SandboxEnded) for one in await asyncio.gather(*waiting, return_exceptions=True))
+    assert not is_there(pid)
+
+
+@in_loop
+async def test_answers_stay_with_their_questions_whoever_leaves_in_between(sandbox: Sandbox) -> None:
+    async def asked(text: str, leaves: bool) -> str | None:
+        asking = asyncio.create_task(sandbox.ask(text.encode(), 1.0, 1000))
+        if leaves:
+            await asyncio.sleep(0.001 * (len(text) % 4))
+            asking.cancel()
+            await asyncio.wait({asking})
+            return None
+        return (await asking).decode()
+
+    await sandbox.ask(b"hello", 1.0, 10)
+    pids = sandbox.pids
+    texts = ["x" * number for number in range(1, 200)]
+    answers = await asyncio.gather(*(asked(text, number % 3 == 0) for number, text in enumerate(texts)))
+    assert answers == [None if number % 3 == 0 else text for number, text in enumerate(texts)]
+    assert sandbox.pids == pids
+    assert ask(sandbox, "hello") == "hello"
 
 
 def test_no_child_outlives_the_process_that_started_it() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from engine.serving.body_child import KINDS, Question, Refusal, Reply
@@ -29,9 +27,9 @@ class BodyParser:
         if len(body) <= SMALL_BYTES:
             return parse(kind, body, limits)
         question = Question(KINDS.index(kind), limits, body)
-        future = self._sandbox.ask(msgspec.msgpack.encode(question), CPU_S, 4096 + 8 * len(body))
         try:
-            reply = self._decode(await asyncio.wrap_future(future))  # type: ignore[arg-type]
+            answer = await self._sandbox.ask(msgspec.msgpack.encode(question), CPU_S, 4096 + 8 * len(body))
+            reply = self._decode(answer)
         except SandboxEnded as error:
             raise bad_request(f"The request body cannot be parsed: that {error}.") from None
         if isinstance(reply, Refusal):

@@ -30,13 +30,18 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+class _Response(web.StreamResponse):
+    _send_headers_immediately = False
+    """They leave with the first event, in one packet."""
+
+
 class EventStream:
     """Use as an async context manager; sends comments while the body is silent for ``keepalive_s``."""
 
     def __init__(self, request: web.Request, keepalive_s: float) -> None:
         self._request = request
         self._keepalive_s = keepalive_s
-        self._response = web.StreamResponse(headers=HEADERS)
+        self._response = _Response(headers=HEADERS)
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
@@ -73,17 +78,16 @@ class EventStream:
     async def _end(self, data: bytes) -> web.StreamResponse:
         if self._pulse is not None:
             self._pulse.cancel()
-        await self._send(data)
-        await self._response.write_eof()
+        await self._send(data, last=True)
         return self._response
 
-    async def _send(self, data: bytes) -> None:
+    async def _send(self, data: bytes, *, last: bool = False) -> None:
         self._written_at = self._loop.time()
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S), self._lock:
                 if not self._response.prepared:
                     await self._response.prepare(self._request)
-                await self._response.write(data)
+                await (self._response.write_eof if last else self._response.write)(data)
         except TimeoutError:
             raise ConnectionResetError("the client does not read its stream") from None
 

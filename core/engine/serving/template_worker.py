@@ -3,10 +3,8 @@ for a conversation over which the template breaks a limit."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import msgspec
 
@@ -65,9 +63,9 @@ class TemplateWorker:
         self, messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None = None
     ) -> Rendered:
         """The prompt of a conversation. ``specials`` matches special tokens. Raises :class:`TemplateFailed`."""
-        future, quoted = self._submit(messages, add_generation_prompt, specials)
+        frame, max_reply, quoted = _question(messages, add_generation_prompt, specials)
         try:
-            return Rendered(self._text(await asyncio.wrap_future(future)), quoted)
+            return Rendered(self._text(await self._sandbox.ask(frame, CPU_S, max_reply)), quoted)
         except SandboxEnded as error:
             raise TemplateFailed(f"the chat template {error}") from None
 
@@ -75,23 +73,14 @@ class TemplateWorker:
         self, messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None = None
     ) -> Rendered:
         """:meth:`render`, blocking the calling thread."""
-        future, quoted = self._submit(messages, add_generation_prompt, specials)
+        frame, max_reply, quoted = _question(messages, add_generation_prompt, specials)
         try:
-            return Rendered(self._text(future.result()), quoted)
+            return Rendered(self._text(self._sandbox.ask_now(frame, CPU_S, max_reply)), quoted)
         except SandboxEnded as error:
             raise TemplateFailed(f"the chat template {error}") from None
 
     def close(self) -> None:
         self._sandbox.close()
-
-    def _submit(
-        self, messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None
-    ) -> tuple[Future[bytes], dict[str, str]]:
-        turns, quoted = quote_messages(messages, specials)
-        conversation = msgspec.msgpack.encode(Conversation(turns, add_generation_prompt))
-        if len(conversation) > MAX_FRAME:
-            raise TemplateRefused(f"the conversation has more than {MAX_FRAME >> 20} MB")
-        return self._sandbox.ask(conversation, CPU_S, 4096 + 4 * max_chars(turns)), quoted
 
     def _text(self, reply: bytes) -> str:
         """The prompt. Raises :class:`TemplateFailed`. Nothing is believed of a reply but its type."""
@@ -104,6 +93,17 @@ class TemplateWorker:
         except (UnicodeDecodeError, msgspec.DecodeError):
             pass
         raise TemplateFailed("the chat template's process answered what it should not")
+
+
+def _question(
+    messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None
+) -> tuple[bytes, int, dict[str, str]]:
+    """What to ask, how large the answer may be, and what stands for what in it."""
+    turns, quoted = quote_messages(messages, specials)
+    conversation = msgspec.msgpack.encode(Conversation(turns, add_generation_prompt))
+    if len(conversation) > MAX_FRAME:
+        raise TemplateRefused(f"the conversation has more than {MAX_FRAME >> 20} MB")
+    return conversation, 4096 + 4 * max_chars(turns), quoted
 
 
 def _one_line(words: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from engine.serving.sandbox.frames import MAX_FRAME, receive, send
+from engine.serving.sandbox.frames import MAX_FRAME, Incoming, packed
 from engine.startup.lifetime import end_with
 
 OUT_OF_MEMORY = 77
@@ -44,15 +44,17 @@ def main(answer: Answer, rehearse: Callable[[], object]) -> int:
 
 def _serve(connection: socket.socket, answer: Answer) -> None:
     while True:
-        frame, cpu_s = receive(connection, MAX_FRAME)
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        question = Incoming(MAX_FRAME)
+        while not question.take(connection.recv(question.wanted)):
+            pass
+        signal.setitimer(signal.ITIMER_PROF, question.cpu_s)
         try:
-            reply = answer(frame)
+            reply = answer(question.body)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)  # what is left of the heap is of no use to the next task
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        send(connection, reply)
+        connection.sendall(packed(reply))
 
 
 def _confine(memory_mb: int) -> None:

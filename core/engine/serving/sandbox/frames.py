@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
-import socket
 import struct
-import time
 
 MAX_FRAME = 64 * 2**20
 """Bytes."""
 _HEADER = struct.Struct("<Id")
+_SMALL = 64 * 1024
+_LARGE = 2**20
 
 
 class FrameTooLarge(ValueError):
     """The peer sends more than was agreed."""
 
 
-def send(connection: socket.socket, body: bytes, cpu_s: float = 0.0, deadline: float | None = None) -> None:
-    """``cpu_s``: what the answer may take. ``deadline``: on the monotonic clock.
-
-    Raises ``TimeoutError`` and ``OSError``.
-    """
-    connection.settimeout(_left(deadline))
-    connection.sendall(_HEADER.pack(len(body), cpu_s))
-    connection.sendall(body)
+def packed(body: bytes, cpu_s: float = 0.0) -> bytes:
+    """A frame. ``cpu_s``: what the answer may take."""
+    return _HEADER.pack(len(body), cpu_s) + body
 
 
-def receive(connection: socket.socket, limit: int, deadline: float | None = None) -> tuple[bytes, float]:
-    """A frame of at most ``limit`` bytes, and what its answer may cost.
+class Incoming:
+    """The one frame that the peer sends, of at most ``limit`` bytes, while it arrives."""
 
-    Raises :class:`FrameTooLarge`, ``EOFError``, ``TimeoutError`` and ``OSError``.
-    """
-    size, cpu_s = _HEADER.unpack(_exactly(connection, _HEADER.size, deadline))
-    if size > limit:
-        raise FrameTooLarge(f"a frame of {size} bytes; expected at most {limit}")
-    return _exactly(connection, size, deadline), cpu_s
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+        self._size: int | None = None
+        self.cpu_s = 0.0
 
+    @property
+    def wanted(self) -> int:
+        """How many bytes to receive next: small frames arrive at once."""
+        return _SMALL if self._size is None else min(self._size - len(self._data), _LARGE)
 
-def _exactly(connection: socket.socket, size: int, deadline: float | None) -> bytes:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        connection.settimeout(_left(deadline))
-        received = connection.recv_into(view)
+    @property
+    def body(self) -> bytes:
+        return bytes(self._data)
+
+    def take(self, received: bytes) -> bool:
+        """True: that was the end of the frame. Raises :class:`FrameTooLarge`, and ``EOFError`` for no bytes."""
         if not received:
             raise EOFError
-        view = view[received:]
-    return bytes(data)
-
-
-def _left(deadline: float | None) -> float | None:
-    # A timeout of 0 would mean: do not block.
-    return None if deadline is None else max(deadline - time.monotonic(), 0.001)
+        self._data += received
+        if self._size is None:
+            if len(self._data) < _HEADER.size:
+                return False
+            self._size, self.cpu_s = _HEADER.unpack_from(self._data)
+            del self._data[: _HEADER.size]
+        if self._size > self._limit:
+            raise FrameTooLarge(f"a frame of {self._size} bytes; expected at most {self._limit}")
+        if len(self._data) > self._size:
+            raise FrameTooLarge(f"{len(self._data)} bytes in a frame of {self._size}")
+        return len(self._data) == self._size

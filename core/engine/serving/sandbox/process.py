@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -9,14 +10,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from typing import TypeVar
 
 from engine.serving.sandbox.child import OUT_OF_MEMORY
-from engine.serving.sandbox.frames import FrameTooLarge, receive, send
+from engine.serving.sandbox.frames import FrameTooLarge, Incoming, packed
 from engine.startup.process import describe_exit
+
+T = TypeVar("T")
 
 WALL_S = 30.0
 """For a child that does not run at all; what it computes is limited in CPU time."""
@@ -26,6 +30,8 @@ SETUP_BYTES = 4096
 """Most of the answer to the first frame."""
 KEPT = ("TZ", "LD_LIBRARY_PATH", "PYTHONHOME")
 """Environment variables that the child needs to start and to tell the time; it gets no others."""
+_FAILURES = (EOFError, OSError, FrameTooLarge)
+"""How the loss of a child, or of the patience with it, shows."""
 
 
 class SandboxEnded(RuntimeError):
@@ -33,7 +39,7 @@ class SandboxEnded(RuntimeError):
 
 
 class Sandbox:
-    """Children that answer one thing at a time, each asked by a thread of its own.
+    """Children that answer one thing at a time.
 
     They are not trusted: of what they send, only the size is checked here.
     """
@@ -49,11 +55,13 @@ class Sandbox:
     ) -> None:
         """``module``: what a child runs, see :func:`engine.serving.sandbox.child.main`. ``setup``: its first frame,
         whose answer ``check`` may refuse by raising."""
-        self._make = partial(_Child, module, memory_mb, setup, check)
-        self._num_children = num_children
-        self._children: list[_Child] = []
-        # The kernel ends a child with the thread that started it.
-        self._own = threading.local()
+        self._children = [_Child(module, memory_mb, setup, check) for _ in range(num_children)]
+        self._free = list(self._children)
+        self._waiting: deque[Future[_Child]] = deque()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Whatever takes long; and the kernel ends a child with the thread that started it.
         self._threads = ThreadPoolExecutor(num_children, thread_name_prefix=module.rpartition(".")[2])
 
     @property
@@ -63,37 +71,104 @@ class Sandbox:
 
     def start(self, cpu_s: float) -> list[Future[None]]:
         """Have the children ready. ``cpu_s``: what the setup of each may take."""
-        return [self._threads.submit(self._start, cpu_s) for _ in range(self._num_children)]
+        return [self._in_thread(self._start, self._take().result(), cpu_s) for _ in self._children]
 
-    def ask(self, frame: bytes, cpu_s: float, max_reply: int) -> Future[bytes]:
-        """The answer. ``max_reply``: bytes. The future raises :class:`SandboxEnded`, or what ``check`` does."""
-        return self._threads.submit(self._ask, frame, cpu_s, max_reply)
+    async def ask(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
+        """The answer, without a thread between the event loop and the child. ``max_reply``: bytes.
+
+        Raises :class:`SandboxEnded`, and what ``check`` does.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._turns = loop, asyncio.Semaphore(len(self._children))
+        await self._turns.acquire()
+        # A caller who leaves now leaves a child that is about to answer.
+        return await asyncio.shield(self._ask(self._turns, frame, cpu_s, max_reply))
+
+    def ask_now(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
+        """:meth:`ask`, blocking the calling thread."""
+        child = self._take().result()
+        try:
+            if not child.is_ready:
+                self._in_thread(child.make_ready, cpu_s).result()
+            try:
+                return child.ask_now(frame, cpu_s, max_reply)
+            except _FAILURES as failure:
+                raise SandboxEnded(self._in_thread(child.replace, failure, cpu_s).result()) from None
+        finally:
+            self._give_back(child)
 
     def close(self) -> None:
         """End the children; whoever waits for an answer is told."""
-        for child in tuple(self._children):
-            child.close()
-        self._threads.shutdown()
+        with self._lock:
+            self._closed = True
+            free, self._free = self._free, []
+            for waiter in self._waiting:
+                if waiter.set_running_or_notify_cancel():
+                    waiter.set_exception(SandboxEnded("was closed"))
+            self._waiting.clear()
         for child in self._children:
+            child.kill()
+        self._threads.shutdown()
+        for child in free:
             child.end()
 
-    def _start(self, cpu_s: float) -> None:
-        self._child().ready(cpu_s)
+    async def _ask(self, turns: asyncio.Semaphore, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
+        try:
+            taken = self._take()
+            child = taken.result() if taken.done() else await asyncio.wrap_future(taken)
+            try:
+                if not child.is_ready:
+                    await asyncio.wrap_future(self._in_thread(child.make_ready, cpu_s))
+                try:
+                    return await child.ask(frame, cpu_s, max_reply)
+                except _FAILURES as failure:
+                    why = await asyncio.wrap_future(self._in_thread(child.replace, failure, cpu_s))
+                    raise SandboxEnded(why) from None
+            finally:
+                self._give_back(child)
+        finally:
+            turns.release()
 
-    def _ask(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
-        return self._child().ask(frame, cpu_s, max_reply)
+    def _start(self, child: _Child, cpu_s: float) -> None:
+        try:
+            child.make_ready(cpu_s)
+        finally:
+            self._give_back(child)
 
-    def _child(self) -> _Child:
-        """This thread's own."""
-        child: _Child | None = getattr(self._own, "child", None)
-        if child is None:
-            child = self._own.child = self._make()
-            self._children.append(child)
-        return child
+    def _take(self) -> Future[_Child]:
+        """A child that nobody else asks, as soon as there is one."""
+        taken: Future[_Child] = Future()
+        with self._lock:
+            if self._closed:
+                raise SandboxEnded("was closed")
+            if self._free:
+                taken.set_result(self._free.pop())
+            else:
+                self._waiting.append(taken)
+        return taken
+
+    def _give_back(self, child: _Child) -> None:
+        with self._lock:
+            if not self._closed:
+                while self._waiting:
+                    waiter = self._waiting.popleft()
+                    if waiter.set_running_or_notify_cancel():
+                        waiter.set_result(child)
+                        return
+                self._free.append(child)
+                return
+        child.end()
+
+    def _in_thread(self, function: Callable[..., T], *args: object) -> Future[T]:
+        try:
+            return self._threads.submit(function, *args)
+        except RuntimeError:
+            raise SandboxEnded("was closed") from None
 
 
 class _Child:
-    """One process after the other, each replacing one that ended. Use from one thread, but for :meth:`close`."""
+    """One process after the other, each replacing one that ended. For one caller at a time, but for :meth:`kill`."""
 
     def __init__(self, module: str, memory_mb: int, setup: bytes, check: Callable[[bytes], object] | None) -> None:
         self._module = module
@@ -103,45 +178,77 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._is_set_up = False
-        self._closed = False
+        self._killed = False
 
     @property
     def pid(self) -> int | None:
         process = self._process
         return None if process is None else process.pid
 
-    def close(self) -> None:
-        """From any thread: the process ends, and is not replaced."""
-        self._closed = True
-        process = self._process
-        if process is not None:
-            process.kill()
+    @property
+    def is_ready(self) -> bool:
+        return self._is_set_up and self._process is not None and self._process.poll() is None
 
-    def ask(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
-        self.ready(cpu_s)
-        try:
-            return self._exchange(frame, cpu_s, max_reply)
-        except SandboxEnded:
-            with suppress(OSError, SandboxEnded):  # whoever needs it next tries again
-                self._spawn()
-            raise
-
-    def ready(self, cpu_s: float) -> None:
+    def make_ready(self, cpu_s: float) -> None:
         """Raises :class:`SandboxEnded`, and what ``check`` raises."""
         if self._process is None or self._process.poll() is not None:
             try:
                 self._spawn()
             except OSError as error:
                 raise SandboxEnded(f"could not be started: {error.strerror}") from None
-        if self._setup and not self._is_set_up:
-            reply = self._exchange(self._setup, cpu_s, SETUP_BYTES)
+        if self._setup:
+            try:
+                reply = self.ask_now(self._setup, cpu_s, SETUP_BYTES)
+            except _FAILURES as failure:
+                raise SandboxEnded(self._bury(failure, cpu_s)) from None
             if self._check is not None:
                 self._check(reply)
-            self._is_set_up = True
+        self._is_set_up = True
+
+    async def ask(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
+        """The answer of a child that is ready. Raises one of ``_FAILURES``: it is of no use any more."""
+        assert self._connection is not None
+        loop, reply = asyncio.get_running_loop(), Incoming(max_reply)
+        self._connection.setblocking(False)
+        try:
+            async with asyncio.timeout(WALL_S):
+                await loop.sock_sendall(self._connection, packed(frame, cpu_s))
+                while not reply.take(await loop.sock_recv(self._connection, reply.wanted)):
+                    pass
+        except asyncio.CancelledError:
+            self.end()  # in the middle of an answer
+            raise
+        return reply.body
+
+    def ask_now(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
+        """:meth:`ask`, blocking the calling thread."""
+        assert self._connection is not None
+        ends, reply = time.monotonic() + WALL_S, Incoming(max_reply)
+        self._connection.settimeout(WALL_S)
+        self._connection.sendall(packed(frame, cpu_s))
+        while not reply.take(self._connection.recv(reply.wanted)):
+            if time.monotonic() > ends:
+                raise TimeoutError
+        return reply.body
+
+    def replace(self, failure: Exception, cpu_s: float) -> str:
+        """Why there was no answer; another process is on its way."""
+        why = self._bury(failure, cpu_s)
+        with suppress(OSError, SandboxEnded):  # whoever needs it next tries again
+            self._spawn()
+        return why
+
+    def kill(self) -> None:
+        """From any thread: the process ends, and is not replaced."""
+        self._killed = True
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def end(self) -> None:
         process, connection = self._process, self._connection
         self._process = self._connection = None
+        self._is_set_up = False
         if process is not None:
             process.kill()
             process.wait()
@@ -150,7 +257,7 @@ class _Child:
 
     def _spawn(self) -> None:
         self.end()
-        if self._closed:
+        if self._killed:
             raise SandboxEnded("was closed")
         ours, theirs = socket.socketpair()
         with theirs:
@@ -162,22 +269,18 @@ class _Child:
                 cwd="/",
                 env=_environment(),
             )
-        self._connection, self._is_set_up = ours, False
+        self._connection = ours
 
-    def _exchange(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
-        assert self._connection is not None
-        deadline = time.monotonic() + WALL_S
-        try:
-            send(self._connection, frame, cpu_s, deadline)
-            return receive(self._connection, max_reply, deadline)[0]
-        except TimeoutError:
-            why = f"did not answer for {WALL_S:.0f} s"
-        except FrameTooLarge:
-            why = "answered too much"
-        except (EOFError, OSError):
-            why = self._cause_of_death(cpu_s)
+    def _bury(self, failure: Exception, cpu_s: float) -> str:
+        match failure:
+            case TimeoutError():
+                why = f"did not answer for {WALL_S:.0f} s"
+            case FrameTooLarge():
+                why = "answered too much"
+            case _:
+                why = self._cause_of_death(cpu_s)
         self.end()
-        raise SandboxEnded(why)
+        return why
 
     def _cause_of_death(self, cpu_s: float) -> str:
         assert self._process is not None
