@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from engine.startup.lifetime import end_with
 from tools.attack.client import CHAT, Reply, ask, get
 
 START_S = 120.0
@@ -189,7 +190,10 @@ def is_error_object(reply: Reply) -> bool:
 async def serve(*overrides: str, nofile: int | None = None) -> AsyncIterator[Target]:
     """A server of our own. ``nofile``: its limit on open files."""
 
+    ours = os.getpid()
+
     def limit() -> None:
+        end_with(ours)
         if nofile is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
 
