@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import resource
 import statistics
 import sys
 import time
 
 from tools.attack.client import CHAT, COMPLETIONS, Connection, ask, request
-from tools.attack.harness import QUESTION, Row, Target, arguments, fds, run, serve, target_of
+from tools.attack.harness import QUESTION, Row, Target, arguments, fds, limit, run, serve, target_of
 from tools.attack.holder import Holder
 
 FILES = 256
@@ -158,7 +159,7 @@ async def drip(target: Target, at_once: bytes, slowly: bytes) -> tuple[int, floa
 async def main(options: argparse.Namespace) -> list[Row]:
     rows = []
     if not options.url:
-        async with serve(*options.overrides, nofile=FILES) as target:
+        async with serve(*options.overrides, before=limit(resource.RLIMIT_NOFILE, FILES)) as target:
             rows += await few_files(target, 2 * FILES)
     queue = max(256, 2 * options.slow)
     async with target_of(options, f"server.max_queue={queue}") as target:

@@ -18,15 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.startup.lifetime import end_with
 from tools.attack.client import CHAT, Reply, ask, get
+
+from engine.startup.lifetime import end_with
 
 START_S = 120.0
 END_S = 60.0
@@ -124,6 +126,11 @@ class Target:
         return self.log.read_bytes().count(b"\n") if self.log else 0
 
 
+def limit(kind: int, most: int) -> Callable[[], None]:
+    """For ``before`` of :func:`serve`: a limit of the process, see ``resource.setrlimit``."""
+    return partial(resource.setrlimit, kind, (most, most))
+
+
 def rss_mb(pid: int) -> float:
     return _status(pid, "VmRSS") / 1024
 
@@ -187,19 +194,26 @@ def is_error_object(reply: Reply) -> bool:
 
 
 @asynccontextmanager
-async def serve(*overrides: str, nofile: int | None = None) -> AsyncIterator[Target]:
-    """A server of our own. ``nofile``: its limit on open files."""
-
+async def serve(
+    *overrides: str, before: Callable[[], object] | None = None, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Target]:
+    """A server of our own. ``before`` runs in its process first; ``environment`` adds to ours."""
     ours = os.getpid()
 
-    def limit() -> None:
+    def prepare() -> None:
         end_with(ours)
-        if nofile is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
+        if before is not None:
+            before()
 
     with tempfile.NamedTemporaryFile(prefix="engine-attack-", suffix=".log") as log:
         command = [sys.executable, "-m", "engine.cli.main", "serve", "server.port=0", *overrides]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, preexec_fn=limit)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env={**os.environ, **(environment or {})},
+            preexec_fn=prepare,
+        )
         try:
             target = Target("127.0.0.1", await _port(process, Path(log.name)), process, Path(log.name))
             await target.attach()

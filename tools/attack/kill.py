@@ -64,10 +64,11 @@ async def kill(target: Target, moment: str, rng: random.Random, seen: Seen, agai
         while victim in (engines := engines_of(target.api_pid)) or not engines:
             await asyncio.sleep(0.02)
         await asyncio.sleep(rng.uniform(0.0, START_S))
-        victim = engines[0]
         if not await target.is_ready():
+            victim = engines[0]
             os.kill(victim, signal.SIGKILL)
             seen.kills["start"] += 1
+            await until_not_ready(target, seen, time.monotonic())
     await target.until_ready()
     seen.back_s.append(time.monotonic() - killed)
     seen.early += victim in engines_of(target.api_pid) or await target.engine() == victim
