@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from engine.serving.body_child import KINDS, Question, Refusal, Reply
@@ -21,6 +23,7 @@ class BodyParser:
     def __init__(self) -> None:
         self._sandbox = Sandbox("engine.serving.body_child", MEMORY_MB)
         self._decode = msgspec.msgpack.Decoder(Reply).decode
+        self._turn = asyncio.Lock()
 
     async def parse(self, kind: type[P], body: bytes, limits: Limits) -> P:
         """See :func:`engine.serving.parsing.parse`. Raises :class:`ApiError`."""
@@ -28,8 +31,9 @@ class BodyParser:
             return parse(kind, body, limits)
         question = Question(KINDS.index(kind), limits, body)
         try:
-            answer = await self._sandbox.ask(msgspec.msgpack.encode(question), CPU_S, 4096 + 8 * len(body))
-            reply = self._decode(answer)
+            async with self._turn:  # one copy of a large body at a time
+                frame = msgspec.msgpack.encode(question)
+                reply = self._decode(await self._sandbox.ask(frame, CPU_S, 4096 + 8 * len(body)))
         except SandboxEnded as error:
             raise bad_request(f"The request body cannot be parsed: that {error}.") from None
         if isinstance(reply, Refusal):
