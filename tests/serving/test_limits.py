@@ -104,6 +104,7 @@ async def test_a_body_is_given_back_before_the_answer_is_generated(monkeypatch: 
         assert server.server.state.bodies.taken == 0
         server.client.proceeding.set()
         assert (await answer)[0] == 200
+        assert server.server.state.bodies.taken == 0
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])

@@ -22,7 +22,7 @@ from engine.serving.sandbox.process import Sandbox, SandboxEnded
 from .fakes import in_loop
 
 TASKS = """
-import os, sys
+import os, sys, time
 from engine.serving.sandbox import child
 
 def answer(frame):
@@ -31,6 +31,8 @@ def answer(frame):
             while True: pass
         case b"memory":
             return bytes(2**30)
+        case b"slow":
+            time.sleep(0.3)
         case b"exit":
             os._exit(3)
         case b"open":
@@ -151,6 +153,17 @@ async def test_answers_stay_with_their_questions_whoever_leaves_in_between(sandb
     answers = await asyncio.gather(*(asked(text, number % 3 == 0) for number, text in enumerate(texts)))
     assert answers == [None if number % 3 == 0 else text for number, text in enumerate(texts)]
     assert sandbox.pids == pids
+    assert ask(sandbox, "hello") == "hello"
+
+
+def test_an_answer_that_an_event_loop_did_not_wait_for_is_nobodys(sandbox: Sandbox) -> None:
+    async def leaves() -> None:
+        await sandbox.ask(b"hello", 1.0, 10)
+        asking = asyncio.create_task(sandbox.ask(b"slow", 1.0, 10))
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+
+    asyncio.run(leaves())
     assert ask(sandbox, "hello") == "hello"
 
 
