@@ -26,7 +26,8 @@ def test_a_child_that_is_busy_ends_with_a_parent_that_is_killed():
     child = Path("/proc") / parent.stdout.readline().decode().strip()
     assert child.exists()
     parent.kill()
-    parent.communicate()
+    parent.wait()
+    parent.stdout.close()
     for _ in range(100):
         if not child.exists():
             return
