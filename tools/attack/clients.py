@@ -2,7 +2,7 @@
 words that the library understands.
 
 Give the interpreters of virtual environments that have ``openai``, ``langchain-openai`` or ``litellm``, and folders in
-which ``npm install openai`` was run:
+which ``npm install openai`` was run (``litellm`` needs ``mcp`` for tools and responses):
 
     python -m tools.attack.clients --python /tmp/openai2/bin/python --python /tmp/litellm/bin/python --node /tmp/node6
 """

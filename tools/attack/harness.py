@@ -28,8 +28,6 @@ from urllib.parse import urlsplit
 
 from tools.attack.client import CHAT, Reply, ask, get
 
-from engine.startup.lifetime import end_with
-
 START_S = 120.0
 END_S = 60.0
 IDLE_S = 30.0
@@ -198,6 +196,9 @@ async def serve(
     *overrides: str, before: Callable[[], object] | None = None, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Target]:
     """A server of our own. ``before`` runs in its process first; ``environment`` adds to ours."""
+    # Whoever only attaches to a server may have no engine installed.
+    from engine.startup.lifetime import end_with
+
     ours = os.getpid()
 
     def prepare() -> None:
