@@ -17,7 +17,7 @@ from engine.assembly.plan import PLAN_VERSION, EnginePlan
 from engine.contracts.config import ModelSettings, ServerSettings, Settings
 from engine.contracts.events import Event
 from engine.contracts.model import DeviceFacts
-from engine.contracts.request import EngineRequest, Timings, TokenLogprobs, TokensOut
+from engine.contracts.request import EngineRequest, FinishReason, Timings, TokenLogprobs, TokensOut
 from engine.contracts.router import ToEngine as RouteToEngine
 from engine.loop.client import EngineDead
 from engine.loop.messages import (
@@ -155,6 +155,7 @@ class ScriptedClient(ClientBase):
         self.starts = 0
         self.fail_starts = 0
         self.fail_request = ""
+        self.slow_to_abort: asyncio.Event | None = None
         self.silent = False
         self.hang_at_start: asyncio.Event | None = None
         self.next_heartbeat = Heartbeat()
@@ -186,7 +187,7 @@ class ScriptedClient(ClientBase):
                     task = self._tasks.pop(name, None)
                     if task is not None:
                         task.cancel()
-                        self._out(TokensOut(name, finish_reason=reason, timings=TIMINGS))
+                        self._tasks[f"end of {name}"] = asyncio.create_task(self._end(name, reason))
                 self.abort_seen.set()
 
     def ping(self) -> None:
@@ -245,6 +246,11 @@ class ScriptedClient(ClientBase):
                 self._tasks.pop(name, None)
                 return
         self._out(TokensOut(name, finish_reason="length", timings=TIMINGS))
+
+    async def _end(self, name: str, reason: FinishReason) -> None:
+        if self.slow_to_abort is not None:
+            await self.slow_to_abort.wait()
+        self._out(TokensOut(name, finish_reason=reason, timings=TIMINGS))
 
     def _out(self, output: TokensOut) -> None:
         self.deliver(StepOutputs((output,), (), EngineStats(step=self.stats.step + 1)))

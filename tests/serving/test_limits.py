@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.serving import bodies, body_parser
+from engine.serving import answering, bodies, body_parser, validation
 from engine.serving.admission import Admission
 from engine.serving.body_parser import BodyParser
 from engine.serving.errors import ApiError
@@ -76,7 +76,7 @@ def test_messages_repeat_at_most_200_characters_of_a_request(field: str) -> None
 
 @in_loop
 async def test_large_bodies_together_have_a_limit_and_small_ones_always_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "LARGEST_AT_ONCE", 1)
+    monkeypatch.setattr(bodies, "LARGEST_AT_ONCE", 2)
     monkeypatch.setattr(bodies, "SMALL_BYTES", 1000)
     async with running(max_body_bytes=5000) as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.server.port)
@@ -85,6 +85,7 @@ async def test_large_bodies_together_have_a_limit_and_small_ones_always_pass(mon
         counted = server.server.state.bodies
         while counted.taken < 3500:
             await asyncio.sleep(0)
+        # Half of what there is: this address has its share.
         status, headers, data = await server.post(CHAT, b" " * 4000)
         assert (status, json.loads(data)["error"]["code"]) == (429, "bodies_full") and headers["retry-after"] == "1"
         assert (await server.post(CHAT, chat()))[0] == 200
@@ -92,6 +93,18 @@ async def test_large_bodies_together_have_a_limit_and_small_ones_always_pass(mon
         writer.transport.abort()
         while counted.taken:
             await asyncio.sleep(0)
+
+
+def test_one_address_takes_at_most_half_of_what_bodies_may_take() -> None:
+    counted = bodies.Bodies(10)
+    counted.take("a", 40)
+    for client in ("a", "c"):
+        with pytest.raises(ApiError, match="too many large"):
+            counted.take(client, 1)
+        if client == "a":
+            counted.take("b", 40)
+    counted.take("a", -40)
+    counted.take("c", 40)
 
 
 @in_loop
@@ -126,8 +139,63 @@ async def test_sequences_carry_their_client_and_those_of_one_request_its_group()
         await server.post(CHAT, chat(n=2, user="ann"))
         await server.post(COMPLETIONS, completion())
         first, second, alone = server.client.requests
-        assert first.client == second.client == "user:ann" and alone.client == "address:127.0.0.1"
+        assert first.client == second.client == alone.client == "address:127.0.0.1"
         assert first.group == second.group != "" and alone.group == ""
+
+
+@in_loop
+async def test_a_user_is_a_client_only_where_a_gateway_says_who_it_is() -> None:
+    async with running(trust_user=True) as server:
+        await server.post(CHAT, chat(user="ann"))
+        await server.post(CHAT, chat())
+        ann, nobody = server.client.requests
+        assert ann.client == "user:ann" and nobody.client == "address:127.0.0.1"
+
+
+@in_loop
+async def test_nobody_may_be_more_urgent_than_the_operator_allows() -> None:
+    async with running() as server:
+        status, _, data = await server.post(CHAT, chat(priority=-1))
+        assert status == 400 and "server.least_priority" in json.loads(data)["error"]["message"]
+        assert (await server.post(CHAT, chat(priority=3)))[0] == 200
+    async with running(least_priority=-1) as server:
+        assert (await server.post(CHAT, chat(priority=-1)))[0] == 200
+        assert server.client.requests[0].priority == -1
+
+
+@in_loop
+async def test_echoed_logprobs_are_limited_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "MOST_ECHOED", 8)
+    async with running() as server:
+        body = completion([1, 2, 3], n=3, echo=True, logprobs=1)
+        status, _, data = await server.post(COMPLETIONS, body)
+        assert status == 400 and json.loads(data)["error"]["param"] == "echo" and not server.client.requests
+        assert (await server.post(COMPLETIONS, body | {"n": 2}))[0] == 200
+
+
+@in_loop
+async def test_a_large_answer_is_written_elsewhere_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = completion([1, 2, 3], n=2, echo=True, logprobs=1, seed=1)
+    async with running() as server:
+        choices = [json.loads((await server.post(COMPLETIONS, body))[2])["choices"]]
+        monkeypatch.setattr(answering, "LARGE_ANSWER", 0)
+        choices += [json.loads((await server.post(COMPLETIONS, body))[2])["choices"]]
+    assert choices[0] == choices[1]
+
+
+@in_loop
+async def test_the_place_of_an_aborted_request_is_taken_until_the_engine_knows() -> None:
+    async with running() as server:
+        server.client.hold_before = 0
+        server.client.slow_to_abort = asyncio.Event()
+        answer = asyncio.create_task(server.post(CHAT, chat(n=3)))
+        await server.client.holding.wait()
+        answer.cancel()
+        await server.client.abort_seen.wait()
+        await asyncio.sleep(0.05)
+        assert server.server.state.admission.in_flight == 3
+        server.client.slow_to_abort.set()
+        assert await server.server.state.admission.until_idle(5)
 
 
 @in_loop

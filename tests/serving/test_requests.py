@@ -138,6 +138,7 @@ def test_any_value_of_a_field_is_taken_or_refused_but_never_a_crash(value: Any) 
 
 @in_loop
 async def test_every_sampling_field_reaches_the_engine() -> None:
+    """``priority`` as far as the operator allows it."""
     fields = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -154,7 +155,7 @@ async def test_every_sampling_field_reaches_the_engine() -> None:
         "logprobs": 3,
     }
     extra = {"logit_bias": {"5": -100}, "cache_salt": "tenant", "priority": -3, "echo": True}
-    async with running() as server:
+    async with running(least_priority=-3) as server:
         status, _, _ = await server.post("/v1/completions", completion(**fields, **extra))
         assert status == 200
         (request,) = server.client.requests

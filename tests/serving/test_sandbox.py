@@ -17,7 +17,7 @@ import pytest
 
 from engine.serving.sandbox import process
 from engine.serving.sandbox.frames import packed
-from engine.serving.sandbox.process import Sandbox, SandboxEnded
+from engine.serving.sandbox.process import LimitBroken, Sandbox, SandboxEnded
 
 from .fakes import in_loop
 
@@ -154,6 +154,24 @@ async def test_answers_stay_with_their_questions_whoever_leaves_in_between(sandb
     assert answers == [None if number % 3 == 0 else text for number, text in enumerate(texts)]
     assert sandbox.pids == pids
     assert ask(sandbox, "hello") == "hello"
+
+
+@in_loop
+async def test_a_child_that_is_killed_costs_nobody_an_answer(sandbox: Sandbox) -> None:
+    assert await sandbox.ask(b"hello", 1.0, 10) == b"hello"
+    asking = asyncio.create_task(sandbox.ask(b"slow", 1.0, 10))
+    await asyncio.sleep(0.1)
+    os.kill(sandbox.pids[0], signal.SIGKILL)
+    assert await asking == b"slow"
+
+
+@in_loop
+async def test_a_task_that_always_ends_its_child_is_asked_twice(sandbox: Sandbox) -> None:
+    with pytest.raises(SandboxEnded, match=r"crashed \(exit code 3\)") as ended:
+        await sandbox.ask(b"exit", 1.0, 10)
+    assert not isinstance(ended.value, LimitBroken)
+    with pytest.raises(LimitBroken, match="CPU time"):
+        await sandbox.ask(b"loop", 0.2, 10)
 
 
 def test_an_answer_that_an_event_loop_did_not_wait_for_is_nobodys(sandbox: Sandbox) -> None:

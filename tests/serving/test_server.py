@@ -288,6 +288,17 @@ async def test_what_does_not_finish_in_time_ends_in_an_error_event(second_signal
 
 
 @in_loop
+async def test_an_engine_that_hangs_gets_no_request() -> None:
+    async with running() as server:
+        assert (await server.post(CHAT, chat()))[0] == 200
+        supervisor = server.server.state.supervisor
+        supervisor._silent_s = 60.0  # the engine process is there, and answers nothing
+        status, headers, data = await server.post(CHAT, chat())
+        assert (status, error_of(data)["code"]) == (503, "not_ready") and "retry-after" in headers
+        assert len(server.client.requests) == 1
+
+
+@in_loop
 async def test_an_engine_that_cannot_start_ends_the_server_with_its_words() -> None:
     lines: list[str] = []
     client = ScriptedClient()

@@ -1,5 +1,6 @@
 """Output that nobody can take costs a server nothing but that output."""
 
+import os
 import subprocess
 import sys
 
@@ -27,6 +28,19 @@ def test_a_process_starts_and_ends_well_whatever_becomes_of_its_output(redirecte
     done = subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (done.stdout == "a plan\n") == (">&-" not in redirected.replace("2>&-", "") and "full" not in redirected)
+
+
+def test_a_reader_who_does_not_read_keeps_nobody_waiting():
+    reading, writing = os.pipe()
+    stream = Unfailing(open(writing, "w"))  # noqa: SIM115 (the pipe stays open)
+    sent = "".join(f"line {i}\n" for i in range(100_000))  # a megabyte; a pipe holds 64 KiB
+    assert stream.write(sent) == len(sent)
+    assert stream.write("lost\n") == 5
+    stream.flush()
+    read = os.read(reading, 2**20).decode()
+    assert len(read) > 2**15 and sent.startswith(read)
+    stream.write("taken again\n")
+    assert os.read(reading, 2**20) == b"taken again\n"
 
 
 @pytest.mark.parametrize("close", [False, True])

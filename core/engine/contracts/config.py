@@ -7,6 +7,7 @@ on exist whichever plugin is selected.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -143,6 +144,11 @@ class ServerSettings:
     """Most sequences (prompts x n) waiting or running; a request beyond that is answered 429."""
     max_n: int = 128
     """Most sequences one API request may ask for (prompts x n)."""
+    trust_user: bool = False
+    """Clients, who take turns and share the queue, are told apart by the field ``user`` of their requests, as a gateway
+    in front of the server sets it; false: by their addresses."""
+    least_priority: int = 0
+    """The most urgent ``priority`` that a request may have; lower values run first."""
     drain_s: float = 30.0
     """After SIGTERM, how long running requests may take to finish."""
     stall_s: float = 30.0
@@ -155,6 +161,8 @@ class ServerSettings:
     """Silence in a stream after which a comment line is sent; 0: never."""
 
     def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("server.host is empty; give an address, 127.0.0.1 for this machine alone")
         between("server.port", self.port, 0, 65535)
         at_least("server.max_queue", self.max_queue, 1)
         at_least("server.max_n", self.max_n, 1)
@@ -205,9 +213,9 @@ class Settings:
 
 
 def at_least(key: str, value: float, low: float) -> None:
-    """Raise ``ValueError`` naming the key unless ``value >= low``."""
-    if not value >= low:
-        raise ValueError(f"{key}={value}: expected at least {low}")
+    """Raise ``ValueError`` naming the key unless ``value`` is a finite number from ``low`` on."""
+    if not low <= value < math.inf:
+        raise ValueError(f"{key}={value}: expected " + ("a finite number" if value == math.inf else f"at least {low}"))
 
 
 def between(key: str, value: float, low: float, high: float) -> None:

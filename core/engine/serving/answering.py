@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -28,8 +29,12 @@ from engine.serving.sse import EventStream
 from engine.serving.state import ENGINE_ID, ServerState
 from engine.serving.stops import StopMatcher
 from engine.serving.timings import Arrival
-from engine.serving.validation import choice_seed
+from engine.serving.validation import choice_seed, num_echoed
 
+ABORTED_S = 5.0
+"""How long the places of an aborted request may stay taken, waiting for the engine."""
+LARGE_ANSWER = 1024
+"""An answer with the log probabilities of more prompt tokens is not written on the event loop's thread."""
 SLOW_ROUTER_MS = 50.0
 """A router that takes longer over a request is reported: nothing else happens on the event loop meanwhile."""
 
@@ -100,12 +105,26 @@ async def answer(
     try:
         _start(state, job, route, runs)
         response = await (_stream if job.api.stream else _whole)(http, state, flight, job, runs, make_format(runs))
+    except BaseException:
+        await _abort(runs)
+        raise
     finally:
         for run in runs:
             run.close()
     if all(run.finish_reason is not None for run in runs):
         _report(state, job.api, runs)
     return response
+
+
+async def _abort(runs: Sequence[SequenceRun]) -> None:
+    """End what a client left behind. Its places in the queue are taken until the engine knows: clients who come and go
+    at once cannot send the engine more than that."""
+    for run in runs:
+        run.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ABORTED_S):
+            for run in runs:
+                await run.gone()
 
 
 def _decide(state: ServerState, api: ApiRequest) -> Route:
@@ -208,9 +227,14 @@ async def _whole(
     async with aclosing(merge(runs)) as deltas:  # type: ignore[type-var]
         async for delta in deltas:
             collected[delta.index].append(delta)
-    body = form.whole([_joined(deltas) for deltas in collected])
-    body |= {"usage": usage(job.api, runs), "timings": timings(runs)}
-    return web.Response(body=encode(body), content_type="application/json")
+
+    def written() -> bytes:
+        body = form.whole([_joined(deltas) for deltas in collected])
+        return encode(body | {"usage": usage(job.api, runs), "timings": timings(runs)})
+
+    is_large = job.api.sampling.prompt_logprobs is not None and num_echoed(job.api) > LARGE_ANSWER
+    data = await asyncio.to_thread(written) if is_large else written()
+    return web.Response(body=data, content_type="application/json")
 
 
 async def _stream(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,28 +17,30 @@ BODY_S = 30.0
 SMALL_BYTES = 64 * 1024
 """The beginning of every body, which is not counted: large bodies never keep small ones out."""
 LARGEST_AT_ONCE = 8
-"""The bytes of all bodies together are limited to so many of the largest allowed."""
+"""The bytes of all bodies together are limited to so many of the largest allowed; those of one address to half."""
 
 
 class Body:
     """A request body that was read, counted until it is released."""
 
-    __slots__ = ("_bodies", "counted", "data")
+    __slots__ = ("_bodies", "_client", "counted", "data")
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: Bodies, client: str) -> None:
         self._bodies = bodies
+        self._client = client
         self.counted = 0
         self.data = b""
 
     def count(self, size: int) -> None:
-        """It has ``size`` bytes so far. Raises :class:`ApiError` 429 when all bodies together have too many."""
+        """It has ``size`` bytes so far. Raises :class:`ApiError` 429 when all bodies together have too many, or those
+        of this client."""
         more = max(0, size - SMALL_BYTES) - self.counted
-        self._bodies.take(more)
+        self._bodies.take(self._client, more)
         self.counted += more
 
     def release(self) -> None:
         """It is not needed any more."""
-        self._bodies.take(-self.counted)
+        self._bodies.take(self._client, -self.counted)
         self.counted, self.data = 0, b""
 
 
@@ -48,22 +51,27 @@ class Bodies:
         self._limit = limit
         self.taken = 0
         """Bytes of all bodies that are being read or were not released yet."""
+        self._taken_by: Counter[str] = Counter()
 
     @asynccontextmanager
     async def read(self, request: web.Request) -> AsyncIterator[Body]:
         """The whole body, released at the end at the latest. Raises :class:`ApiError` 408, 413, 415 or 429."""
         self._check_head(request)
-        body = Body(self)
+        body = Body(self, request.remote or "")
         try:
             await self._fill(body, request.content)
             yield body
         finally:
             body.release()
 
-    def take(self, size: int) -> None:
-        if size > 0 and self.taken + size > LARGEST_AT_ONCE * self._limit:
+    def take(self, client: str, size: int) -> None:
+        most = LARGEST_AT_ONCE * self._limit
+        if size > 0 and (self.taken + size > most or self._taken_by[client] + size > most // 2):
             raise ApiError(429, "The server is reading too many large requests.", code="bodies_full", retry_after_s=1)
         self.taken += size
+        self._taken_by[client] += size
+        if not self._taken_by[client]:
+            del self._taken_by[client]
 
     def _check_head(self, request: web.Request) -> None:
         encoding = request.headers.get("Content-Encoding", "identity").strip().lower()

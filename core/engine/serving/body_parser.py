@@ -9,7 +9,7 @@ import msgspec
 from engine.serving.body_child import KINDS, Question, Refusal, Reply
 from engine.serving.errors import ApiError, bad_request
 from engine.serving.parsing import Limits, P, parse
-from engine.serving.sandbox.process import Sandbox, SandboxEnded
+from engine.serving.sandbox.process import LimitBroken, Sandbox
 
 SMALL_BYTES = 64 * 1024
 """Parsed at once: at most about 10 ms, and 0.1 ms for what people send."""
@@ -26,7 +26,8 @@ class BodyParser:
         self._turn = asyncio.Lock()
 
     async def parse(self, kind: type[P], body: bytes, limits: Limits) -> P:
-        """See :func:`engine.serving.parsing.parse`. Raises :class:`ApiError`."""
+        """See :func:`engine.serving.parsing.parse`. Raises :class:`ApiError`, and ``SandboxEnded`` for what the body is
+        not to blame for."""
         if len(body) <= SMALL_BYTES:
             return parse(kind, body, limits)
         question = Question(KINDS.index(kind), limits, body)
@@ -34,7 +35,7 @@ class BodyParser:
             async with self._turn:  # one copy of a large body at a time
                 frame = msgspec.msgpack.encode(question)
                 reply = self._decode(await self._sandbox.ask(frame, CPU_S, 4096 + 8 * len(body)))
-        except SandboxEnded as error:
+        except LimitBroken as error:
             raise bad_request(f"The request body cannot be parsed: that {error}.") from None
         if isinstance(reply, Refusal):
             raise ApiError(reply.status, reply.message, param=reply.param, code=reply.code)

@@ -111,6 +111,12 @@ class SequenceRun:
                 self._stream.abort()
             self._account("abort", None)
 
+    async def gone(self) -> None:
+        """Wait until the engine has let go of a sequence that was closed."""
+        with suppress(EngineDead):
+            async for _ in self._stream:
+                pass
+
     def record(self) -> Mapping[str, Any]:
         """The finished choice, as routers store it and :func:`engine.serving.replay.replayed` serves it again."""
         return {

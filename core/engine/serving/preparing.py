@@ -21,6 +21,7 @@ from engine.serving.timings import Arrival
 from engine.serving.tokenizer import TokenizerError, TooManyTokens
 from engine.serving.validation import (
     DEFAULT_COMPLETION_TOKENS,
+    check_echoed_logprobs,
     check_token_ids,
     output_limit,
     sampling_params,
@@ -34,8 +35,10 @@ def state_of(http: web.Request) -> ServerState:
 
 
 def client_of(http: web.Request, user: str | None = None) -> str:
-    """Who sent a request: the user it names, else its address. Clients share the queue and take turns."""
-    return f"user:{user}" if user else f"address:{http.remote}"
+    """Who sent a request: its address, or the user it names where that is trusted. Clients share the queue and take
+    turns."""
+    trusted = user and state_of(http).settings.trust_user
+    return f"user:{user}" if trusted else f"address:{http.remote}"
 
 
 async def encode_text(
@@ -89,18 +92,22 @@ def make_job(
 ) -> Job:
     """Check lengths and parameters. Raises :class:`ApiError` 400."""
     is_chat = isinstance(request, ChatOptions)
-    api = ApiRequest(
-        request_id=request_id("chatcmpl" if is_chat else "cmpl"),
-        kind="chat" if is_chat else "completion",
-        model=state.model,
-        prompts=prompts,
-        n=n,
-        sampling=_sampling(state, request, prompts),
-        cache_salt=request.cache_salt or "",
-        stop=stop_strings(request),
-        stream=bool(request.stream),
-        echo=isinstance(request, CompletionOptions) and bool(request.echo),
-        fields=_fields(request),
+    if request.priority is not None and request.priority < (least := state.settings.least_priority):
+        raise bad_request(f"priority must be at least {least} (server.least_priority).", "priority")
+    api = check_echoed_logprobs(
+        ApiRequest(
+            request_id=request_id("chatcmpl" if is_chat else "cmpl"),
+            kind="chat" if is_chat else "completion",
+            model=state.model,
+            prompts=prompts,
+            n=n,
+            sampling=_sampling(state, request, prompts),
+            cache_salt=request.cache_salt or "",
+            stop=stop_strings(request),
+            stream=bool(request.stream),
+            echo=isinstance(request, CompletionOptions) and bool(request.echo),
+            fields=_fields(request),
+        )
     )
     return Job(api, request, body, arrival, client, int(time.time()), state.fingerprint)
 

@@ -149,6 +149,7 @@ class Server:
         gc.collect()
         gc.freeze()
         host = self._plan.settings.server.host
+        host = f"[{host}]" if ":" in host else host
         self._say(f"ready: {self._plan.model.name} at http://{host}:{self.port}/v1")
         await self.state.supervisor.watch()
 

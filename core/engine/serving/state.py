@@ -96,7 +96,7 @@ class ServerState:
 
     def check_engine(self) -> None:
         """Raises :class:`ApiError` 503 unless the engine can take work."""
-        reason = None if self.client.alive else self.supervisor.not_ready()
+        reason = self.supervisor.not_ready()
         if reason is not None:
             raise ApiError(503, f"Not ready: {reason}.", code="not_ready", retry_after_s=2)
 

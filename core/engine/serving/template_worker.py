@@ -11,7 +11,7 @@ import msgspec
 from engine.serving.chat_template import TemplateFailed, TemplateRefused, TemplateSource, max_chars
 from engine.serving.quoting import Rendered, quote_messages
 from engine.serving.sandbox.frames import MAX_FRAME
-from engine.serving.sandbox.process import Sandbox, SandboxEnded
+from engine.serving.sandbox.process import LimitBroken, Sandbox, SandboxEnded
 from engine.serving.template_child import Conversation, Failure, Prompt
 
 CPU_S = 1.0
@@ -62,11 +62,12 @@ class TemplateWorker:
     async def render(
         self, messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None = None
     ) -> Rendered:
-        """The prompt of a conversation. ``specials`` matches special tokens. Raises :class:`TemplateFailed`."""
+        """The prompt of a conversation. ``specials`` matches special tokens. Raises :class:`TemplateFailed`, and
+        :class:`SandboxEnded` for what neither template nor conversation is to blame for."""
         frame, max_reply, quoted = _question(messages, add_generation_prompt, specials)
         try:
             return Rendered(self._text(await self._sandbox.ask(frame, CPU_S, max_reply)), quoted)
-        except SandboxEnded as error:
+        except LimitBroken as error:
             raise TemplateFailed(f"the chat template {error}") from None
 
     def render_now(

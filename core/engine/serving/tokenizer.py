@@ -29,8 +29,8 @@ CACHED_BYTES = 64 * 1024 * 1024
 """Most memory for text whose ids are remembered."""
 MOST_TOKENS = 2**18
 """Text of more tokens is refused before its ids are looked at, unless the model takes more."""
-LARGE_CHARS = 256 * 1024
-"""Longer texts, which may take seconds, have a thread of their own: they never keep others waiting."""
+LARGE_CHARS = 32 * 1024
+"""Longer texts, which take from 10 ms to seconds, have a thread of their own: they never keep others waiting."""
 SHORT_CHARS = 512
 """So much text is tokenized in about the time that a worker thread takes to wake up and answer."""
 

@@ -6,10 +6,13 @@ import hashlib
 from typing import TypeVar
 
 from engine.contracts.request import MAX_BIASED_TOKENS, SamplingParams
+from engine.contracts.router import ApiRequest
 from engine.serving.errors import ApiError, bad_request
 from engine.serving.protocol import ChatOptions, CompletionOptions, ContentPart, GenerationRequest, Message
 
 DEFAULT_COMPLETION_TOKENS = 16
+MOST_ECHOED = 2**16
+"""Prompt tokens with log probabilities in one answer: about 200 bytes each."""
 
 Prompt = str | tuple[int, ...]
 T = TypeVar("T", tuple[int, ...], list[int])
@@ -42,6 +45,21 @@ def sampling_params(request: ChatOptions | CompletionOptions, max_tokens: int, v
         logprobs=logprobs,
         prompt_logprobs=logprobs if echo_logprobs else None,
     )
+
+
+def num_echoed(api: ApiRequest) -> int:
+    """Prompt tokens in the answer, were they all echoed."""
+    return sum(map(len, api.prompts)) * api.n
+
+
+def check_echoed_logprobs(api: ApiRequest) -> ApiRequest:
+    """Raises :class:`ApiError` 400 when the log probabilities of prompts would fill hundreds of megabytes."""
+    if api.sampling.prompt_logprobs is not None and (tokens := num_echoed(api)) > MOST_ECHOED:
+        raise bad_request(
+            f"echo with logprobs takes at most {MOST_ECHOED} prompt tokens in one request (prompts x n); got {tokens}.",
+            "echo",
+        )
+    return api
 
 
 def wanted_logprobs(request: ChatOptions | CompletionOptions) -> int | None:

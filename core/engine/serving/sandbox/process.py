@@ -35,7 +35,11 @@ _FAILURES = (EOFError, OSError, FrameTooLarge)
 
 
 class SandboxEnded(RuntimeError):
-    """The child broke a limit or died; the message is what it did: "took more than 1 s of CPU time"."""
+    """A child died, or could not be started; the message is what it did: "crashed (signal 9)"."""
+
+
+class LimitBroken(SandboxEnded):
+    """The task is to blame: "took more than 1 s of CPU time"."""
 
 
 class Sandbox:
@@ -74,16 +78,17 @@ class Sandbox:
         return [self._in_thread(self._start, self._take().result(), cpu_s) for _ in self._children]
 
     async def ask(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
-        """The answer, without a thread between the event loop and the child. ``max_reply``: bytes.
+        """The answer, without a thread between the event loop and the child. ``max_reply``: bytes. A child that dies
+        without breaking a limit may not have died of this task: another one is asked.
 
         Raises :class:`SandboxEnded`, and what ``check`` does.
         """
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._turns = loop, asyncio.Semaphore(len(self._children))
-        await self._turns.acquire()
-        # A caller who leaves now leaves a child that is about to answer.
-        return await asyncio.shield(self._ask(self._turns, frame, cpu_s, max_reply))
+        try:
+            return await self._ask_once(frame, cpu_s, max_reply)
+        except LimitBroken:
+            raise
+        except SandboxEnded:
+            return await self._ask_once(frame, cpu_s, max_reply)
 
     def ask_now(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
         """:meth:`ask`, blocking the calling thread."""
@@ -94,7 +99,7 @@ class Sandbox:
             try:
                 return child.ask_now(frame, cpu_s, max_reply)
             except _FAILURES as failure:
-                raise SandboxEnded(self._in_thread(child.replace, failure, cpu_s).result()) from None
+                raise self._in_thread(child.replace, failure, cpu_s).result() from None
         finally:
             self._give_back(child)
 
@@ -113,6 +118,14 @@ class Sandbox:
         for child in free:
             child.end()
 
+    async def _ask_once(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._turns = loop, asyncio.Semaphore(len(self._children))
+        await self._turns.acquire()
+        # A caller who leaves now leaves a child that is about to answer.
+        return await asyncio.shield(self._ask(self._turns, frame, cpu_s, max_reply))
+
     async def _ask(self, turns: asyncio.Semaphore, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
         try:
             taken = self._take()
@@ -123,8 +136,7 @@ class Sandbox:
                 try:
                     return await child.ask(frame, cpu_s, max_reply)
                 except _FAILURES as failure:
-                    why = await asyncio.wrap_future(self._in_thread(child.replace, failure, cpu_s))
-                    raise SandboxEnded(why) from None
+                    raise await asyncio.wrap_future(self._in_thread(child.replace, failure, cpu_s)) from None
             finally:
                 self._give_back(child)
         finally:
@@ -200,7 +212,7 @@ class _Child:
             try:
                 reply = self.ask_now(self._setup, cpu_s, SETUP_BYTES)
             except _FAILURES as failure:
-                raise SandboxEnded(self._bury(failure, cpu_s)) from None
+                raise self._bury(failure, cpu_s) from None
             if self._check is not None:
                 self._check(reply)
         self._is_set_up = True
@@ -231,12 +243,12 @@ class _Child:
                 raise TimeoutError
         return reply.body
 
-    def replace(self, failure: Exception, cpu_s: float) -> str:
+    def replace(self, failure: Exception, cpu_s: float) -> SandboxEnded:
         """Why there was no answer; another process is on its way."""
-        why = self._bury(failure, cpu_s)
+        ended = self._bury(failure, cpu_s)
         with suppress(OSError, SandboxEnded):  # whoever needs it next tries again
             self._spawn()
-        return why
+        return ended
 
     def kill(self) -> None:
         """From any thread: the process ends, and is not replaced."""
@@ -271,30 +283,30 @@ class _Child:
             )
         self._connection = ours
 
-    def _bury(self, failure: Exception, cpu_s: float) -> str:
+    def _bury(self, failure: Exception, cpu_s: float) -> SandboxEnded:
         match failure:
             case TimeoutError():
-                why = f"did not answer for {WALL_S:.0f} s"
+                ended = SandboxEnded(f"did not answer for {WALL_S:.0f} s")
             case FrameTooLarge():
-                why = "answered too much"
+                ended = LimitBroken("answered too much")
             case _:
-                why = self._cause_of_death(cpu_s)
+                ended = self._cause_of_death(cpu_s)
         self.end()
-        return why
+        return ended
 
-    def _cause_of_death(self, cpu_s: float) -> str:
+    def _cause_of_death(self, cpu_s: float) -> SandboxEnded:
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(DYING_S)
         match self._process.returncode:
             case None:
-                return "hung up"
+                return SandboxEnded("hung up")
             case code if code == -signal.SIGPROF:
-                return f"took more than {cpu_s:g} s of CPU time"
+                return LimitBroken(f"took more than {cpu_s:g} s of CPU time")
             case code if code == OUT_OF_MEMORY:
-                return f"took more than {self._memory_mb} MB of memory"
+                return LimitBroken(f"took more than {self._memory_mb} MB of memory")
             case code:
-                return f"crashed ({describe_exit(code)})"
+                return SandboxEnded(f"crashed ({describe_exit(code)})")
 
 
 def _environment() -> dict[str, str]:
