@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools.attack import aborts, bodies, burst, connections, fairness, fuzz, soak, stop  # noqa: E402
+from tools.attack import aborts, bodies, burst, connections, determinism, fairness, fuzz, soak, stop  # noqa: E402
 from tools.attack.client import CHAT, Reply, ask  # noqa: E402
 from tools.attack.harness import Target, serve  # noqa: E402
 
@@ -101,6 +101,11 @@ def test_clients_that_pipeline_and_hang_up_do_not_keep_others_out(target):
 
 def test_one_client_does_not_keep_another_out(target):
     assert held(fairness.attack(target, 3, sequences=16, tokens=40)) == []
+
+
+def test_outputs_are_the_same_in_quiet_and_beside_others(target):
+    assert determinism.differences([("ab", [-1.0]), ("c", [-2.0])], [("ab", [-1.5]), ("d", [-9.0])]) == (1, 0.5)
+    assert held(determinism.attack(target, 40, seed=1)) == []
 
 
 def test_more_requests_than_the_queue_takes_are_refused_with_retry_after(target):

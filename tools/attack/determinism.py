@@ -81,7 +81,7 @@ async def attack(target: Target, runs: int, seed: int) -> list[Row]:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    tried = f"{runs} runs of {BODIES} requests of {TOKENS} tokens, beside {NOISE} clients"
+    tried = f"{runs} runs, {BODIES} requests of {TOKENS} tokens in turn, beside {NOISE} clients"
     return [
         Row("determinism: texts", tried, f"{wrong} differ", "0", wrong == 0),
         Row("determinism: log probabilities", tried, f"differ by at most {largest:.2g}", "reported", None),
