@@ -69,8 +69,10 @@ class Connection:
         self.writer = writer
 
     @classmethod
-    async def open(cls, target: Address) -> Connection:
-        return cls(*await asyncio.open_connection(target.host, target.port, limit=READ_LIMIT))
+    async def open(cls, target: Address, source: str | None = None) -> Connection:
+        """``source``: the address of this end."""
+        local = None if source is None else (source, 0)
+        return cls(*await asyncio.open_connection(target.host, target.port, limit=READ_LIMIT, local_addr=local))
 
     async def head(self) -> Reply:
         """The next answer without its body. Raises ``ConnectionError``."""
@@ -134,11 +136,11 @@ async def get(target: Address, path: str) -> Reply:
     return await once(target, request(path))
 
 
-async def ask(target: Address, path: str, body: dict[str, Any], *headers: str) -> Answer:
+async def ask(target: Address, path: str, body: dict[str, Any], *headers: str, source: str | None = None) -> Answer:
     """Send a completion or chat request on a connection of its own and follow it to its end."""
     answer = Answer("broken")
     try:
-        connection = await Connection.open(target)
+        connection = await Connection.open(target, source)
     except OSError:
         return answer
     try:

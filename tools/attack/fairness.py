@@ -19,6 +19,8 @@ from tools.attack.harness import Row, Target, arguments, percentile, run, target
 
 SEQUENCES, TOKENS = 128, 600
 WORST_S = 1.0
+OTHER = "127.0.0.2"
+"""The address of b; a has that of this machine."""
 
 
 async def attack(target: Target, asks: int, sequences: int = SEQUENCES, tokens: int = TOKENS) -> list[Row]:
@@ -49,7 +51,7 @@ async def attack(target: Target, asks: int, sequences: int = SEQUENCES, tokens: 
 
 async def beside(target: Target, asks: int, requests: int, of_a: dict[str, Any]) -> list[Answer]:
     """What b gets while a's requests run; then a goes away."""
-    body = {"prompt": "def main(", "ignore_eos": True, "temperature": 1, "stream": True, "user": "a"} | of_a
+    body = {"prompt": "def main(", "ignore_eos": True, "temperature": 1, "stream": True} | of_a
     begun = [await Connection.open(target) for _ in range(requests)]
     for connection in begun:
         connection.writer.write(request(COMPLETIONS, body))
@@ -58,7 +60,8 @@ async def beside(target: Target, asks: int, requests: int, of_a: dict[str, Any])
     answers = []
     for i in range(asks):
         prompt = f"What does number {i} do?"
-        answers.append(await ask(target, COMPLETIONS, {"prompt": prompt, "max_tokens": 8, "stream": True, "user": "b"}))
+        body = {"prompt": prompt, "max_tokens": 8, "stream": True}
+        answers.append(await ask(target, COMPLETIONS, body, source=OTHER))
     for task in draining:
         task.cancel()
     for connection in begun:
