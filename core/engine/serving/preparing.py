@@ -94,21 +94,20 @@ def make_job(
     is_chat = isinstance(request, ChatOptions)
     if request.priority is not None and request.priority < (least := state.settings.least_priority):
         raise bad_request(f"priority must be at least {least} (server.least_priority).", "priority")
-    api = check_echoed_logprobs(
-        ApiRequest(
-            request_id=request_id("chatcmpl" if is_chat else "cmpl"),
-            kind="chat" if is_chat else "completion",
-            model=state.model,
-            prompts=prompts,
-            n=n,
-            sampling=_sampling(state, request, prompts),
-            cache_salt=request.cache_salt or "",
-            stop=stop_strings(request),
-            stream=bool(request.stream),
-            echo=isinstance(request, CompletionOptions) and bool(request.echo),
-            fields=_fields(request),
-        )
+    api = ApiRequest(
+        request_id=request_id("chatcmpl" if is_chat else "cmpl"),
+        kind="chat" if is_chat else "completion",
+        model=state.model,
+        prompts=prompts,
+        n=n,
+        sampling=_sampling(state, request, prompts),
+        cache_salt=request.cache_salt or "",
+        stop=stop_strings(request),
+        stream=bool(request.stream),
+        echo=isinstance(request, CompletionOptions) and bool(request.echo),
+        fields=_fields(request),
     )
+    check_echoed_logprobs(api)
     return Job(api, request, body, arrival, client, int(time.time()), state.fingerprint)
 
 

@@ -52,14 +52,13 @@ def num_echoed(api: ApiRequest) -> int:
     return sum(map(len, api.prompts)) * api.n
 
 
-def check_echoed_logprobs(api: ApiRequest) -> ApiRequest:
+def check_echoed_logprobs(api: ApiRequest) -> None:
     """Raises :class:`ApiError` 400 when the log probabilities of prompts would fill hundreds of megabytes."""
     if api.sampling.prompt_logprobs is not None and (tokens := num_echoed(api)) > MOST_ECHOED:
         raise bad_request(
             f"echo with logprobs takes at most {MOST_ECHOED} prompt tokens in one request (prompts x n); got {tokens}.",
             "echo",
         )
-    return api
 
 
 def wanted_logprobs(request: ChatOptions | CompletionOptions) -> int | None:
