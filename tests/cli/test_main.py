@@ -67,6 +67,15 @@ def test_a_mistake_is_one_message_and_exit_code_2_without_a_traceback():
     assert len(done.stderr.strip().splitlines()) == 3
 
 
+def test_a_folder_that_is_gone_is_said_in_one_line(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["check"]) == 2
+    assert capsys.readouterr().err == "engine: the current folder is gone; change to one that exists\n"
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"engine {__version__}"

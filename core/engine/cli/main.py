@@ -25,6 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"engine {__version__}")
         return OK
     try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("engine: the current folder is gone; change to one that exists", file=sys.stderr)
+        return USAGE
+    try:
         offer = find(words[0])
         return run(words[0], load(offer), words[1:])
     except AssemblyError as error:
