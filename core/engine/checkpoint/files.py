@@ -7,6 +7,7 @@ import json
 import os
 import reprlib
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,7 @@ def _named(mode: int) -> str:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise CheckpointError(f"not valid JSON ({clipped(twice)} appears twice)")
     return found
 
