@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.assembly.compose import Composed, compose, plugin_settings
+from engine.assembly.compose import Composed, compose, plugin_settings, usable
 from engine.assembly.device_facts import device_facts
 from engine.assembly.discovery import Discovered, discover
 from engine.assembly.errors import AssemblyError
@@ -25,7 +25,7 @@ class Configured:
 
 def configure(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Configured:
     """Discover and compose. Raises :class:`AssemblyError`."""
-    discovered = discover(plugin_settings(overrides))
+    discovered = usable(discover(plugin_settings(overrides)))
     return Configured(discovered, compose(overrides, discovered, config_dirs))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine import __version__
@@ -15,6 +16,7 @@ from engine.assembly.errors import AssemblyError, listing, nearest
 from engine.assembly.execution import CAPTURABLE, choose_execution, reasons_against
 from engine.assembly.model_facts import BUNDLED
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
+from engine.assembly.records import reasons_of, told
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings, SlotConfig
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
@@ -151,8 +153,9 @@ def _config_for_auto(slot: str, offer: Offer, explicit: Mapping[str, Any], probl
     """The chosen plugin's defaults with what was set for the slot on top."""
     try:
         built = values.build(offer.config_class, dict(explicit))
-    except ValueError as error:
-        problems.append(f"{slot}=auto chose {offer.name}: {error}")
+    except Exception as error:  # __post_init__ of a third party may raise anything; it is named
+        text = str(error) if isinstance(error, ValueError) else f"its config raised {told(error)}"
+        problems.append(f"{slot}=auto chose {offer.name} of {offer.origin}: {text}")
         return dict(explicit)
     plain: dict[str, Any] = values.to_plain(built)
     return plain
@@ -178,22 +181,30 @@ def _offer_named(slot: str, name: str, discovered: Discovered, problems: list[st
 
 
 def _reasons(offer: Offer, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
-    try:
-        return tuple(offer.provider.unsupported(model, device))
-    except Exception as error:  # a third party's function; the reason names it
-        return (f"unsupported() of {offer.origin} raised {type(error).__name__}: {error}",)
+    """Why a plugin cannot serve this model on this device; one that does not say so properly cannot."""
+    who = f"unsupported() of {offer.slot}={offer.name} ({offer.origin})"
+    return _asked(partial(offer.provider.unsupported, model, device), who)
 
 
 def _config_reasons(offer: Offer, config: Mapping[str, Any], model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
     """Why a plugin's settings do not go with this model or device."""
     try:
         built: SlotConfig = values.build(offer.config_class, dict(config))
-    except ValueError:
+    except Exception:
         return ()  # reported where the configuration was composed
+    who = f"unsupported() of the config of {offer.slot}={offer.name} ({offer.origin})"
+    return _asked(partial(built.unsupported, model, device), who)
+
+
+def _asked(unsupported: Callable[[], object], who: str) -> tuple[str, ...]:
+    """The reasons that a third party's function gives, or what is wrong with it."""
     try:
-        return tuple(built.unsupported(model, device))
-    except Exception as error:  # a third party's function; the reason names it
-        return (f"unsupported() of the config of {offer.origin} raised {type(error).__name__}: {error}",)
+        returned = unsupported()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may fail in any way; the reason names it
+        return (f"{who} raised {told(error)}",)
+    return reasons_of(returned, who)
 
 
 def _capability_problems(chosen: list[_Chosen], discovered: Discovered) -> list[str]:

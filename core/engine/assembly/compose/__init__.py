@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.assembly import values
 from engine.assembly.compose.catalogue import Catalogue, conf_dir
-from engine.assembly.compose.composer import open_composer
+from engine.assembly.compose.composer import open_composer, usable
 from engine.assembly.compose.overrides import PRESET, parse, quoted, sort
 from engine.assembly.compose.result import apply, finish
 from engine.assembly.compose.selection import AUTO, Composed, Selection
@@ -22,7 +22,18 @@ from engine.assembly.errors import AssemblyError
 from engine.contracts import SLOTS
 from engine.contracts.config import PluginSettings
 
-__all__ = ["AUTO", "PRESET", "Composed", "Selection", "compose", "conf_dir", "options", "plugin_settings", "quoted"]
+__all__ = [
+    "AUTO",
+    "PRESET",
+    "Composed",
+    "Selection",
+    "compose",
+    "conf_dir",
+    "options",
+    "plugin_settings",
+    "quoted",
+    "usable",
+]
 
 
 def plugin_settings(overrides: Sequence[str]) -> PluginSettings:
@@ -44,7 +55,8 @@ def plugin_settings(overrides: Sequence[str]) -> PluginSettings:
 
 
 def compose(overrides: Sequence[str], discovered: Discovered, config_dirs: Sequence[Path] = ()) -> Composed:
-    """Compose the configuration. Raises :class:`AssemblyError` with every mistake it found."""
+    """Compose the configuration. ``discovered`` is :func:`usable`. Raises :class:`AssemblyError` with every mistake it
+    found."""
     parsed, problems = parse(overrides)
     with open_composer(discovered, parsed, config_dirs) as composer:
         request = sort(parsed, composer)

@@ -13,6 +13,7 @@ from engine.assembly.compose.selection import AUTO, Composed, Selection
 from engine.assembly.compose.typed import assign, merge, plain_values, structured
 from engine.assembly.discovery import Offer
 from engine.assembly.errors import AssemblyError, listing, nearest
+from engine.assembly.records import told
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
 
@@ -130,19 +131,18 @@ def _selection(
 
 
 def _check_values(cls: type[Any], plain: dict[str, Any], prefix: str, offer: Offer | None, problems: list[str]) -> None:
+    who = f"{offer.slot}={offer.name} of {offer.origin}" if offer else cls.__name__
     unset = [key for key, value in plain.items() if value == "???"]
     if unset:
-        problems.extend(f"{prefix}.{key}: must be set, for example {prefix}.{key}=<value>" for key in unset)
+        problems.extend(f"{prefix}.{key}: {who} has no default for it; set {prefix}.{key}=<value>" for key in unset)
         return
     try:
         values.build(cls, plain)
     except ValueError as error:
         text = str(error)
-        problems.append(text if text.startswith(prefix) else f"{prefix}: {text}")
+        problems.append(text if text.startswith(prefix) else f"{prefix}: {who} refuses its configuration: {text}")
     except Exception as error:  # __post_init__ of a third party may raise anything; it is named
-        problems.append(
-            f"{prefix}: config of {offer.origin if offer else cls.__name__} raised {type(error).__name__}: {error}"
-        )
+        problems.append(f"{prefix}: the config of {who} raised {told(error)}")
 
 
 def apply(config: Any, key: str, one: Override, prefix: str, owner: str) -> list[str]:
