@@ -131,7 +131,7 @@ def test_exporters_are_any_number_each_with_its_own_keys(builtins):
 
 def test_auto_brings_its_candidates_and_only_the_values_that_were_set(builtins, with_builtins):
     pick = picked(compose(["attention_kernel=auto"], builtins), "attention_kernel")
-    assert pick.plugin == AUTO and pick.candidates == ("triton", "cpu", "torch")
+    assert pick.plugin == AUTO and pick.candidates == ("triton", "cpu", "torch", "third_party")
     assert dict(pick.config) == {}
 
 

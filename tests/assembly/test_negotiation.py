@@ -2,11 +2,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from engine.assembly.choosing import plugin_problems
 from engine.assembly.compose import compose
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import model_facts
-from engine.assembly.negotiation import plugin_problems, resolve
+from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
+from engine.assembly.records import reasons_of
 from engine.contracts.config import DrafterConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import Provider
@@ -218,22 +220,26 @@ NO_REASONS = [
 
 
 @pytest.mark.parametrize(("returned", "words"), NO_REASONS)
-def test_an_unsupported_that_returns_no_reasons_is_one_problem_that_names_it(returned, words, plan, entry):
-    odd = entry("engine-odd", engine_drafter=[Provider("odd", "x:Y", unsupported=lambda model, device: returned)])
-    (problem,) = refused(plan, "drafter=odd", entries=[odd])
-    assert f"unsupported() of drafter=odd (engine-odd 0.3.0) {words}" in problem
+def test_what_are_no_reasons_is_one_line_that_says_so(returned, words):
+    (line,) = reasons_of(returned, "unsupported() of mine")
+    assert line.startswith(f"unsupported() of mine {words}")
 
 
-@pytest.mark.parametrize(("returned", "words"), NO_REASONS)
-def test_so_is_one_of_a_config(returned, words, plan, entry):
+def test_an_unsupported_that_returns_no_reasons_is_one_problem_that_names_it(plan, entry):
     @dataclass(frozen=True)
     class OddConfig(DrafterConfig):
         def unsupported(self, model, device):
-            return returned
+            return "needs a GPU"
 
-    odd = entry("engine-odd", engine_drafter=[Provider("odd", "x:Y", config=OddConfig)])
+    offered = [
+        Provider("odd", "x:Y", unsupported=lambda model, device: "needs a GPU"),
+        Provider("odd_config", "x:Y", config=OddConfig),
+    ]
+    odd = entry("engine-odd", engine_drafter=offered)
     (problem,) = refused(plan, "drafter=odd", entries=[odd])
-    assert f"unsupported() of the config of drafter=odd (engine-odd 0.3.0) {words}" in problem
+    assert "unsupported() of drafter=odd (engine-odd 0.3.0) returned 'needs a GPU'" in problem
+    (problem,) = refused(plan, "drafter=odd_config", entries=[odd])
+    assert "unsupported() of the config of drafter=odd_config (engine-odd 0.3.0) returned 'needs a GPU'" in problem
 
 
 def test_reasons_may_be_a_list_and_are_told_on_one_line_each(plan, entry):

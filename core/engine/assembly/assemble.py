@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.assembly.choosing import plugin_problems
 from engine.assembly.compose import Composed, compose, plugin_settings, usable
 from engine.assembly.device_facts import device_facts
 from engine.assembly.discovery import Discovered, discover
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import model_facts
-from engine.assembly.negotiation import plugin_problems, resolve
+from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
 
 

@@ -20,7 +20,7 @@ from engine.contracts.provider import PLUGIN_API, Provider
 AUTO = "auto"
 """The option that lets the engine choose, and the plugin name it carries."""
 THIRD_PARTY = "third_party"
-"""Among the candidates of ``auto``: every plugin of another distribution that says that it fits."""
+"""Among the candidates of ``auto``: the plugins of other distributions that state an ``unsupported`` of their own."""
 RESERVED_NAMES = frozenset({AUTO, THIRD_PARTY})
 RESERVED_FIELDS = frozenset({"plugin", "candidates"})
 """Keys that every slot has beside those of its plugin."""

@@ -15,10 +15,11 @@ from engine.assembly.compose.catalogue import Catalogue, conf_dir
 from engine.assembly.compose.composer import open_composer, usable
 from engine.assembly.compose.overrides import PRESET, parse, quoted, sort
 from engine.assembly.compose.result import apply, finish
-from engine.assembly.compose.selection import AUTO, Composed, Selection
+from engine.assembly.compose.selection import Composed, Selection
 from engine.assembly.compose.typed import plain_values, structured
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import AssemblyError
+from engine.assembly.records import AUTO
 from engine.contracts import SLOTS
 from engine.contracts.config import PluginSettings
 
