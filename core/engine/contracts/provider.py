@@ -32,7 +32,8 @@ class Provider:
     ``api`` is the interface version the plugin was written for: write it as a literal.
     ``provides`` are capabilities others may require of this slot; ``requires`` maps a slot to the capabilities
     its plugin must provide. ``unsupported(model, device)`` returns the reasons why this plugin cannot serve this
-    model on this device (empty: it can); it must not import torch.
+    model on this device (empty: it can); it must not import torch. ``suite`` is ``"package.module:Class"`` of the plugin's
+    own tests, which ``engine plugins check`` runs; empty: it fills in the suite of the slot as far as it can tell how.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Provider:
     requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unsupported: Callable[[ModelFacts, DeviceFacts], tuple[str, ...]] = always_supported
     doc: str = ""
+    suite: str = ""
 
 
 def no_model_found(path: str) -> NoReturn:
