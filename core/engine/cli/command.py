@@ -41,8 +41,8 @@ def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
         command.flags(parser)
     except argparse.ArgumentError as error:
         raise AssemblyError([f"command {name}: {error}"]) from error
-    words = ["engine", name, *positionals(parser), "[--flags]", *(["[overrides]"] if command.takes_overrides else [])]
-    parser.usage = " ".join(words)
+    wanted = "".join(f" {action.metavar or action.dest.upper()}" for action in positionals(parser))
+    parser.usage = f"engine {name}{wanted} [--flags]" + " [overrides]" * command.takes_overrides
     return parser
 
 
@@ -66,9 +66,9 @@ def options(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings]
 
 
-def positionals(parser: argparse.ArgumentParser) -> list[str]:
-    """The words that a parser wants without a flag, as help shows them."""
-    return [str(action.metavar or action.dest) for action in parser._actions if not action.option_strings]
+def positionals(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """What a parser wants without a flag."""
+    return [action for action in parser._actions if not action.option_strings]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -44,6 +44,11 @@ def commands(discovered: Discovered) -> dict[str, CommandOffer]:
     return found
 
 
+def behind_others() -> dict[str, CommandOffer]:
+    """The commands of two words, by these."""
+    return {provider.name: CommandOffer(provider, _OWN) for provider in TWO_WORDS}
+
+
 def split(words: Sequence[str]) -> tuple[str, list[str]]:
     """The command's name, which has one word or two, and what is behind it. There is at least one word."""
     two = " ".join(words[:2])

@@ -32,8 +32,9 @@ class Provider:
     ``api`` is the interface version the plugin was written for: write it as a literal.
     ``provides`` are capabilities others may require of this slot; ``requires`` maps a slot to the capabilities
     its plugin must provide. ``unsupported(model, device)`` returns the reasons why this plugin cannot serve this
-    model on this device (empty: it can); it must not import torch. ``suite`` is ``"package.module:Class"`` of the plugin's
-    own tests, which ``engine plugins check`` runs; empty: it fills in the suite of the slot as far as it can tell how.
+    model on this device (empty: it can); it must not import torch.
+    ``suite`` is ``"package.module:Class"``, the suite of the slot filled in for this plugin, which then is what
+    ``engine plugins check`` runs; empty: that fills in the slot's suite itself, from this record.
     """
 
     name: str

@@ -1,18 +1,20 @@
 """The suite of a plugin that is known by its ``Provider`` alone: what ``engine plugins check`` runs.
 
-``python -m engine.testing.suites FD`` reads a :class:`~engine.cli.plugins.trial.Trial` as JSON from standard input, makes
-a test class of it, runs that with pytest in the current folder, and writes what happens to the file descriptor, a line of
-JSON each. Nothing but that folder is written to.
+``python -m engine.testing.suites FD`` reads a :class:`~engine.cli.plugins.trial.Trial` as JSON from standard input,
+makes a test class of it, runs that with pytest in the current folder, and writes what happens to the file descriptor,
+a line of JSON each. It writes no files but in that folder.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -21,10 +23,12 @@ import yaml
 from engine.assembly import values
 from engine.assembly.bind import PROTOCOLS
 from engine.assembly.errors import listing, nearest
+from engine.assembly.negotiation import HOST_DRAFTER
 from engine.cli.plugins.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 from engine.contracts.provider import BuildContext
 from engine.testing.context import build_context
 
+T = TypeVar("T")
 Suite = type[Any]
 
 
@@ -37,7 +41,7 @@ class Subject:
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
-        self.kind = trial.device.kind
+        self.device = trial.settings.get("device", trial.device.kind)
 
     def context(self, block_size: int = 16) -> BuildContext:
         trial = self.trial
@@ -47,6 +51,14 @@ class Subject:
         """A fresh plugin. Raises whatever it raises."""
         config = values.build(values.load(self.trial.config_class), self.trial.config | changes)
         return values.load(self.trial.factory)(config, context or self.context())
+
+    @staticmethod
+    def tried(ask: Callable[..., T], *args: Any) -> T | None:
+        """What a plugin says of itself; ``None`` where it raises: the tests then do, and say what."""
+        try:
+            return ask(*args)
+        except Exception:
+            return None
 
 
 class ContractSuite:
@@ -85,26 +97,111 @@ def _own_suite(path: str) -> Suite:
     return suite
 
 
+def _contract(subject: Subject) -> Suite:
+    return _filled(subject, [ContractSuite], subject=subject)
+
+
+def _plain(module: str, name: str) -> Callable[[Subject], Suite]:
+    """For suites that want a fresh plugin and nothing else."""
+
+    def fill(subject: Subject) -> Suite:
+        suite = getattr(import_module(f"engine.testing.{module}"), name)
+        return _filled(subject, [suite], make=lambda self: subject.build())
+
+    return fill
+
+
 def _scheduler(subject: Subject) -> Suite:
     from engine.testing.scheduler import BLOCK, SchedulerConformance
 
     return _filled(subject, [SchedulerConformance], make=lambda self: subject.build(subject.context(BLOCK)))
 
 
-def _contract(subject: Subject) -> Suite:
-    return _filled(subject, [ContractSuite], subject=subject)
+def _kv_allocator(subject: Subject) -> Suite:
+    from engine.testing.kv_allocator import BLOCK, KVAllocatorConformance, PrefixCachingConformance
+
+    def make(block_size: int) -> Any:
+        return subject.build(subject.context(block_size), block_size=block_size)
+
+    caches = subject.tried(lambda: make(BLOCK).caches_prefixes)
+    suite = PrefixCachingConformance if caches else KVAllocatorConformance
+    return _filled(subject, [suite], make=lambda self, block_size: make(block_size))
+
+
+def _kv_format(subject: Subject) -> Suite:
+    from engine.execution.triton_ops.device import runs_triton
+    from engine.testing.kv_format import KVFormatConformance, KVTileConformance
+
+    def has_functions() -> bool:
+        made = subject.build()
+        return made.load_tile() is not None and made.store_tile() is not None
+
+    tiles = runs_triton(subject.device) and subject.tried(has_functions)
+    return _filled(subject, [KVTileConformance if tiles else KVFormatConformance], make=lambda self: subject.build())
+
+
+def _quantizer(subject: Subject) -> Suite:
+    from engine.execution.triton_ops.device import runs_triton
+    from engine.testing import quantizer as suites
+
+    plain = _filled(subject, [suites.QuantizerConformance], make=lambda self: subject.build())()
+    packed = {name: subject.tried(plain.pack, spec, plain.dtypes[0]) for name, spec in suites.SPECS.items()}
+    layers = {name: layer for name, made in packed.items() if made for layer in made[:1]}
+    adds = tuple(name for name in suites.ADDED if name in layers and layers[name].apply_add is not None)
+    gates = tuple(name for name in suites.GATED if name in layers and layers[name].apply_gated is not None)
+    tiles = runs_triton(plain.device) and any(layer.tile_loader is not None for layer in layers.values())
+    offered = {
+        suites.AddConformance: bool(adds),
+        suites.GateConformance: bool(gates),
+        suites.NativeConformance: any(layer.native is not None for layer in layers.values()),
+        suites.TileLoaderConformance: tiles,
+    }
+    chosen = [suite for suite, offers in offered.items() if offers] or [suites.QuantizerConformance]
+    return _filled(subject, chosen, make=lambda self: subject.build(), adds=adds, gates=gates)
+
+
+def _drafter(subject: Subject) -> Suite:
+    from engine.testing.drafter import DeviceDrafterConformance, HostDrafterConformance
+
+    made = subject.tried(subject.build)
+    on_host = made is not None and (made.placement == "host" or made.max_width == 0)
+    if on_host or HOST_DRAFTER in subject.trial.provides:
+        return _filled(subject, [HostDrafterConformance], make=lambda self: subject.build())
+    return _filled(subject, [DeviceDrafterConformance], overrides=subject.trial.selected_by)
+
+
+def _attention_kernel(subject: Subject) -> Suite:
+    from engine.contracts.attention_kernel import NativeAttention
+    from engine.testing import attention_kernel as suites
+    from engine.testing.attention_cases import case_named, make_context
+
+    kernel = subject.build(make_context(case_named("verify"), "float32", subject.device))
+    offered = {
+        suites.CapturableConformance: kernel.capabilities.capturable,
+        suites.NativeConformance: isinstance(kernel, NativeAttention),
+    }
+    chosen = [suite for suite, offers in offered.items() if offers] or [suites.AttentionKernelConformance]
+    make: Callable[[Any, BuildContext], Any] = lambda self, context: subject.build(context)  # noqa: E731
+    return _filled(subject, chosen, make=make, capabilities=kernel.capabilities)
 
 
 SUITES: dict[str, Callable[[Subject], Suite]] = {
     "scheduler": _scheduler,
+    "kv_allocator": _kv_allocator,
+    "kv_format": _kv_format,
+    "quantizer": _quantizer,
+    "drafter": _drafter,
+    "attention_kernel": _attention_kernel,
+    "router": _plain("router", "RouterConformance"),
+    "exporter": _plain("exporter", "ExporterConformance"),
 }
 """By slot: what fills in its suite. Slots that are not here have none."""
 
 
-def _filled(subject: Subject, suites: Iterable[Suite], **members: Any) -> Suite:
+def _filled(subject: Subject, suites: Iterable[Suite], /, **members: Any) -> Suite:
     """A test class of these suites with further members, and the attributes that the user set."""
     if any("device" in vars(base) for suite in suites for base in suite.__mro__):
-        members = {"device": subject.kind} | members
+        members = {"device": subject.device} | members
     made = type("TestPlugin", tuple(suites), {"__module__": __name__} | members)
     return _with_settings(made, subject.trial.settings)
 
@@ -132,12 +229,14 @@ def settable(suite: Suite) -> dict[str, Any]:
 def _typed(key: str, text: str, now: Any) -> Any:
     """``text`` as YAML, of the type that the attribute has now."""
     kind: Any = type(now)
-    if kind is tuple:
-        kind = tuple[type(now[0]), ...] if now else tuple[Any, ...]  # type: ignore[misc]
+    if isinstance(now, tuple):
+        kind = list[type(now[0])] if now else list  # type: ignore[misc]
     try:
-        return msgspec.convert(yaml.safe_load(text), kind)
+        value = msgspec.convert(yaml.safe_load(text), kind)
+        return tuple(value) if isinstance(now, tuple) else value
     except (msgspec.ValidationError, yaml.YAMLError) as error:
-        raise CannotRun(f"--set {key}={text}: {str(error).splitlines()[0]} (it is {now!r})") from error
+        first = str(error).splitlines()[0].replace("Expected", "expected")
+        raise CannotRun(f"--set {key}={text}: {first} (it is {now!r})") from error
 
 
 class Reporter:
@@ -208,6 +307,11 @@ def run(trial: Trial, tell: Callable[[Line], None]) -> None:
         suite = suite_of(trial)
     except CannotRun as refusal:
         tell(Refused(str(refusal)))
+        return
+    except Exception as error:  # of the plugin, when it was asked what it offers
+        tell(SuiteFound((), {}))
+        tell(Outcome("what it offers", "failed", why(error), traceback.format_exc()))
+        tell(Ended())
         return
     names = tuple(f"{base.__module__}.{base.__qualname__}" for base in suite.__mro__ if _has_tests(base))
     tell(SuiteFound(names, {key: str(value) for key, value in settable(suite).items()}))

@@ -25,9 +25,12 @@ from engine.assembly.compose import AUTO
 from engine.assembly.device_facts import device_facts
 from engine.assembly.discovery import Offer, discover
 from engine.assembly.errors import AssemblyError
+from engine.assembly.model_facts import model_facts
+from engine.assembly.negotiation import resolve
 from engine.cli.plugins.named import HELP, find_offer, selecting, shown
 from engine.cli.plugins.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 from engine.contracts.command import FAILED, OK, Command
+from engine.contracts.model import DeviceFacts
 
 RUNNER = "engine.testing.suites"
 NEEDED = ("pytest", "hypothesis")
@@ -66,13 +69,27 @@ def trial_of(offer: Offer, overrides: Sequence[str], settings: Sequence[str], co
         factory=offer.provider.factory,
         config_class=values.class_path(offer.config_class),
         config=_config(configured, offer),
-        device=device_facts(asked.device),
+        provides=offer.provider.provides,
+        device=_device(configured),
         suite=offer.provider.suite,
         settings=dict(_setting(text) for text in settings),
         selected_by=tuple(selected_by),
         dtype="float32" if asked.model.dtype == AUTO else asked.model.dtype,
         execution="eager" if asked.execution == AUTO else asked.execution,
     )
+
+
+def _device(configured: Configured) -> DeviceFacts:
+    """The one that is asked for; else a GPU, if there is one and the plugin serves on it."""
+    asked = configured.composed.settings
+    found = device_facts(asked.device)
+    if asked.device != AUTO or found.kind == "cpu":
+        return found
+    try:
+        resolve(configured.composed, configured.discovered, model_facts(asked.model.path), found)
+    except AssemblyError:
+        return device_facts("cpu")
+    return found
 
 
 def _config(configured: Configured, offer: Offer) -> dict[str, Any]:
@@ -217,7 +234,7 @@ def _rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str]]:
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help=HELP)
+    parser.add_argument("name", metavar="PLUGIN", help=HELP)
     parser.add_argument(
         "--set",
         action="append",
@@ -243,5 +260,5 @@ COMMAND = Command(
     "Run the conformance suite of its slot on an installed plugin; exit code 1 where a test fails.",
     _run,
     _flags,
-    notes="Overrides configure the plugin, as for 'engine serve'; execution= and model.dtype= what its factory is told.",
+    notes="Overrides configure the plugin as for 'engine serve'; execution= and model.dtype= are what it is built for.",
 )

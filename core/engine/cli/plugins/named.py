@@ -7,7 +7,7 @@ from engine.assembly.discovery import Discovered, Offer
 from engine.assembly.errors import AssemblyError, listing, nearest
 from engine.contracts import MULTI_SLOTS, SLOTS
 
-HELP = "the plugin: NAME, or SLOT=NAME where several slots have one of that name; DIST:NAME where several packages do"
+HELP = "its NAME, or SLOT=NAME where several slots have one of that name; DIST:NAME where several packages do"
 
 
 def find_offer(word: str, discovered: Discovered) -> Offer:
@@ -21,6 +21,8 @@ def find_offer(word: str, discovered: Discovered) -> Offer:
         return found[0]
     if found:
         raise AssemblyError([f"{word}: there are {len(found)} such plugins; say which of {listing(_ways(found))}"])
+    if word in SLOTS:
+        raise AssemblyError([f"{word} is a slot; its plugins are {listing(map(shown, discovered.of_slot(word)))}"])
     names = [offer.name for each in slots for offer in discovered.of_slot(each)]
     where = f" (installed: {listing(names)})" if slot else " ('engine plugins' lists them)"
     why = failure_notes(discovered, slot, name)
@@ -45,6 +47,13 @@ def selecting(offer: Offer, discovered: Discovered) -> list[str]:
         further = [] if alone else [f"{offer.slot}.{offer.name}.plugin={offer.qualified}"]
         return [f"{offer.slot}=[{offer.name}]", *further]
     return [f"{offer.slot}={offer.name}"] if alone else [f"{offer.slot}.plugin={offer.qualified}"]
+
+
+def short_words(discovered: Discovered) -> tuple[str, ...]:
+    """A word for each plugin, the shortest that means it alone."""
+    names = [offer.name for offer in discovered.offers]
+    ways = _ways(list(discovered.offers))
+    return tuple(name if names.count(name) == 1 else way for name, way in zip(names, ways))
 
 
 def _ways(offers: list[Offer]) -> list[str]:

@@ -89,7 +89,9 @@ def check_name(slot: str, name: str, discovered: Discovered) -> None:
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("slot", metavar="SLOT", help=f"one of {', '.join(SLOTS)}")
     parser.add_argument("name", metavar="NAME", help="lower-case letters, digits and '_'; overrides select it by this")
-    parser.add_argument("--dir", type=Path, default=Path(), metavar="DIR", help="where the package goes (default: here)")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(), metavar="DIR", help="where the package goes (default: here)"
+    )
 
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:

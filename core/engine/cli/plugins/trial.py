@@ -22,6 +22,7 @@ class Trial(msgspec.Struct, frozen=True):
     config_class: str
     """``package.module:Class``"""
     config: dict[str, Any]
+    provides: tuple[str, ...]
     device: DeviceFacts
     suite: str = ""
     """``package.module:Class``: the plugin's own suite; empty: one is made of its slot's."""
