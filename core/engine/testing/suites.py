@@ -81,13 +81,11 @@ def suite_of(trial: Trial) -> Suite:
     """
     if trial.suite:
         return _with_settings(_own_suite(trial.suite), trial.settings)
-    pytest.register_assert_rewrite("engine.testing")
     make = SUITES.get(trial.slot, _contract)
     return make(Subject(trial))
 
 
 def _own_suite(path: str) -> Suite:
-    pytest.register_assert_rewrite(path.partition(":")[0])
     try:
         suite = values.load(path)
     except Exception as error:  # a third party's module; the message names it
@@ -222,7 +220,7 @@ def _with_settings(suite: Suite, settings: dict[str, str]) -> Suite:
 def settable(suite: Suite) -> dict[str, Any]:
     """Attributes of a suite that are plain values."""
     found = {key: value for base in reversed(suite.__mro__) for key, value in vars(base).items()}
-    plain = str | int | float | tuple
+    plain = (str, int, float, tuple)
     return {key: value for key, value in found.items() if isinstance(value, plain) and not key.startswith("_")}
 
 
@@ -240,18 +238,32 @@ def _typed(key: str, text: str, now: Any) -> Any:
 
 
 class Reporter:
-    """The pytest plugin that puts the class in the place of a file, and tells what happens."""
+    """The pytest plugin that puts the suite in the place of a file, and tells what happens."""
 
-    def __init__(self, suite: Suite, tell: Callable[[Line], None]) -> None:
-        self._suite = suite
+    def __init__(self, trial: Trial, tell: Callable[[Line], None]) -> None:
+        self._trial = trial
         self._tell = tell
         self._why = ""
+        self._module = ModuleType("checked")
+
+    def pytest_sessionstart(self) -> None:
+        """Suites are imported in here, so that pytest gives their assertions words."""
+        pytest.register_assert_rewrite("engine.testing", self._trial.suite.partition(":")[0] or "engine.testing")
+        try:
+            suite = suite_of(self._trial)
+        except CannotRun as refusal:
+            self._tell(Refused(str(refusal)))
+            pytest.exit(str(refusal))
+        except Exception as error:  # of the plugin, when it was asked what it offers
+            self._tell(Outcome("what it offers", "failed", why(error), traceback.format_exc()))
+            pytest.exit(str(error))
+        names = tuple(f"{base.__module__}.{base.__qualname__}" for base in suite.__mro__ if _has_tests(base))
+        self._tell(SuiteFound(names, {key: str(value) for key, value in settable(suite).items()}))
+        self._module.TestPlugin = suite  # type: ignore[attr-defined]
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module:
         made: pytest.Module = pytest.Module.from_parent(parent, path=module_path)
-        module = ModuleType("checked")
-        module.TestPlugin = self._suite  # type: ignore[attr-defined]
-        made.obj = module
+        made.obj = self._module
         return made
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -303,21 +315,9 @@ def _where(error: BaseException) -> str:
 
 def run(trial: Trial, tell: Callable[[Line], None]) -> None:
     """Run the suite and tell what happens."""
-    try:
-        suite = suite_of(trial)
-    except CannotRun as refusal:
-        tell(Refused(str(refusal)))
-        return
-    except Exception as error:  # of the plugin, when it was asked what it offers
-        tell(SuiteFound((), {}))
-        tell(Outcome("what it offers", "failed", why(error), traceback.format_exc()))
-        tell(Ended())
-        return
-    names = tuple(f"{base.__module__}.{base.__qualname__}" for base in suite.__mro__ if _has_tests(base))
-    tell(SuiteFound(names, {key: str(value) for key, value in settable(suite).items()}))
     Path("pytest.ini").write_text("[pytest]\n")  # or pytest would look for one above the file that stands for the suite
     options = ["-q", "-c", "pytest.ini", "--rootdir=.", "--basetemp=tmp", "--noconftest", "-p", "no:cacheprovider"]
-    pytest.main([*options, __file__], plugins=[Reporter(suite, tell)])
+    pytest.main([*options, __file__], plugins=[Reporter(trial, tell)])
     tell(Ended())
 
 

@@ -34,16 +34,18 @@ def package_files(slot: str, name: str) -> dict[str, str]:
 
 def _renamed(text: str, slot: str, name: str) -> str:
     """A template's text for a plugin of this name."""
-    camel = "".join(part.capitalize() for part in name.split("_"))
     words = {
         "@SLOT@": slot,
         "@SELECT@": f"{slot}={name}" if slot not in MULTI_SLOTS else f"'{slot}=[prometheus,{name}]'",
         "@DIST@": dist_of(name),
         f"{PACKAGE}.{slot}.plugin": f"engine_{name}",
+        PLACEHOLDER: name,
+        PLACEHOLDER.capitalize(): "".join(part.capitalize() for part in name.split("_")),
     }
-    for word, replacement in words.items():
-        text = text.replace(word, replacement)
-    return re.sub(rf"{PLACEHOLDER.capitalize()}(?=[A-Z])", camel, re.sub(rf"(?<![a-z]){PLACEHOLDER}\b", name, text))
+    fixed = "|".join(map(re.escape, list(words)[:-2]))
+    # In one pass: a name may hold the placeholder.
+    found = re.compile(rf"{fixed}|(?<![a-z]){PLACEHOLDER}\b|{PLACEHOLDER.capitalize()}(?=[A-Z])")
+    return found.sub(lambda match: words[match[0]], text)
 
 
 def dist_of(name: str) -> str:

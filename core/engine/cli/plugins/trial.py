@@ -37,7 +37,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class SuiteFound(msgspec.Struct, frozen=True, tag="suite"):
-    """The first line."""
+    """What runs: the first line."""
 
     suites: tuple[str, ...]
     """Classes whose tests run."""
@@ -46,7 +46,7 @@ class SuiteFound(msgspec.Struct, frozen=True, tag="suite"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Instead of everything else: nothing can be run as asked."""
+    """The first line instead: what was asked for cannot run."""
 
     problem: str
 
