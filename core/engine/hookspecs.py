@@ -68,6 +68,7 @@ def engine_kv_format() -> list[Provider]:  # type: ignore[empty-body]
         def needs_fp8_units(model, device):
             return () if device.kind == "cuda" else ("needs a GPU with units for float8",)
 
+
         @hookimpl
         def engine_kv_format():
             return [Provider("fp8_units", "engine_mine:Fp8KV", unsupported=needs_fp8_units)]
@@ -83,6 +84,7 @@ def engine_quantizer() -> list[Provider]:  # type: ignore[empty-body]
         @dataclass(frozen=True)
         class Int3Config(QuantizerConfig):
             group_size: int = 64
+
 
         @hookimpl
         def engine_quantizer():
@@ -100,6 +102,7 @@ def engine_drafter() -> list[Provider]:  # type: ignore[empty-body]
         class EchoConfig(DrafterConfig):
             distance: int = 8
 
+
         @hookimpl
         def engine_drafter():
             return [Provider("echo", "engine_mine:Echo", config=EchoConfig, provides=("drafts", "host_drafter"))]
@@ -114,6 +117,7 @@ def engine_attention_kernel() -> list[Provider]:  # type: ignore[empty-body]
 
         def needs_blackwell(model, device):
             return () if (device.capability or (0, 0)) >= (10, 0) else ("needs compute capability 10.0",)
+
 
         @hookimpl
         def engine_attention_kernel():
@@ -131,6 +135,7 @@ def engine_router() -> list[Provider]:  # type: ignore[empty-body]
         class SemanticConfig(SlotConfig):
             similarity: float = 0.95
 
+
         @hookimpl
         def engine_router():
             return [Provider("semantic_cache", "engine_mine:SemanticCache", config=SemanticConfig)]
@@ -147,6 +152,7 @@ def engine_exporter() -> list[Provider]:  # type: ignore[empty-body]
         class StatsdConfig(SlotConfig):
             address: str = "127.0.0.1:8125"
 
+
         @hookimpl
         def engine_exporter():
             return [Provider("statsd", "engine_mine:Statsd", config=StatsdConfig)]
@@ -162,6 +168,7 @@ def engine_parallelism() -> list[Provider]:  # type: ignore[empty-body]
         def needs_cuda(model, device):
             return () if device.kind == "cuda" else ("needs a CUDA device",)
 
+
         @hookimpl
         def engine_parallelism():
             return [Provider("nccl", "engine_mine:Nccl", provides=("tp",), unsupported=needs_cuda)]
@@ -176,6 +183,7 @@ def engine_architecture() -> list[Provider]:  # type: ignore[empty-body]
 
         def only_mamba(model, device):
             return () if model.architecture == "MambaForCausalLM" else (f"it computes Mamba, not {model.architecture}",)
+
 
         @hookimpl
         def engine_architecture():
