@@ -120,6 +120,16 @@ def test_a_provider_may_bring_its_own_suite(package, capsys) -> None:
     assert "--set size=x: expected `int`, got `str` (it is 3)" in capsys.readouterr().err
 
 
+def test_a_suite_without_tests_is_no_suite_that_passes(package, capsys) -> None:
+    package(
+        "exporter",
+        "empty",
+        ('            doc="Prints', '            suite="engine_empty:EmptyExporter",\n            doc="Prints'),
+    )
+    code, tests = checked(capsys, "empty")
+    assert code == 1 and tests["pytest"]["why"] == "pytest ended with NO_TESTS_COLLECTED"
+
+
 def test_a_check_leaves_no_files_behind(package, capsys, tmp_path, monkeypatch) -> None:
     folder, here, temporary = package("exporter", "writer"), tmp_path / "here", tmp_path / "temporary"
     here.mkdir()

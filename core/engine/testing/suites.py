@@ -317,7 +317,9 @@ def run(trial: Trial, tell: Callable[[Line], None]) -> None:
     """Run the suite and tell what happens."""
     Path("pytest.ini").write_text("[pytest]\n")  # or pytest would look for one above the file that stands for the suite
     options = ["-q", "-c", "pytest.ini", "--rootdir=.", "--basetemp=tmp", "--noconftest", "-p", "no:cacheprovider"]
-    pytest.main([*options, __file__], plugins=[Reporter(trial, tell)])
+    code = pytest.ExitCode(pytest.main([*options, __file__], plugins=[Reporter(trial, tell)]))
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
+        tell(Outcome("pytest", "failed", f"pytest ended with {code.name}"))
     tell(Ended())
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -156,8 +157,9 @@ class _Child:
         os.close(writing)
         self._out = os.fdopen(reading, "rb")
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(trial))
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it has died already: :meth:`how_it_ended` says how
+            self._process.stdin.write(msgspec.json.encode(trial))
+            self._process.stdin.close()
 
     def __enter__(self) -> _Child:
         return self

@@ -61,20 +61,38 @@ class MineQuantizer:
         """The checkpoint tensors that each part of a layer has, and how each may be cut for tensor parallelism."""
         return (StoredTensor("weight", {"out": 0, "in": 1}), StoredTensor("bias", {"out": 0}, optional=True))
 
+    def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
+        """What :meth:`pack` will add to memory, from shapes alone. ``tied``: the weight is the embedding's."""
+        weights = 0 if tied else spec.out_features * spec.in_features  # one that stays as it is adds nothing
+        biases = spec.out_features if any(part.bias for part in spec.parts) else 0
+        return int((weights + biases) * dtype.itemsize)
+
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         """``parts``: tensors by suffix of each part (q, k, v), on the CPU as stored. Quantize here."""
-        import torch  # here, or listing the plugin would load it
-        import torch.nn.functional as F
+        import torch.nn.functional as F  # here, or listing the plugin would load torch
 
-        weight = torch.cat([part["weight"].to(device, dtype) for part in parts])
+        weight = _joined([part["weight"] for part in parts], dtype, device)
         tensors = {"weight": weight}
         if any("bias" in part for part in parts):
-            nothing = [torch.zeros(part.out_features) for part in spec.parts]
-            biases = [part.get("bias", zeros) for part, zeros in zip(parts, nothing)]
-            tensors["bias"] = torch.cat([bias.to(device, dtype) for bias in biases])
+            biases = [
+                part["bias"] if "bias" in part else part["weight"].new_zeros(len(part["weight"])) for part in parts
+            ]
+            tensors["bias"] = _joined(biases, dtype, device)
 
         def linear(x: Tensor) -> Tensor:
             """``[M, in] -> [M, out]`` in the dtype of ``x``, in new memory."""
             return F.linear(x, weight, tensors.get("bias"))
 
         return PackedLinear(tensors, reference=linear, apply=linear, out_features=len(weight), label="F.linear")
+
+
+def _bias(part: Mapping[str, Tensor]) -> Tensor:
+    return part["bias"] if "bias" in part else part["weight"].new_zeros(len(part["weight"]))
+
+
+def _joined(tensors: Sequence[Tensor], dtype: Any, device: str) -> Tensor:
+    """One after another; a single one is not copied, so that a tied weight stays shared."""
+    import torch
+
+    moved = [tensor.to(device, dtype) for tensor in tensors]
+    return moved[0] if len(moved) == 1 else torch.cat(moved)
