@@ -30,7 +30,7 @@ def package(tmp_path: Path):
 
     def make(slot: str, name: str, *changes: tuple[str, str]) -> Path:
         assert main(["plugins", "new", slot, name, "--dir", str(tmp_path)]) == 0
-        folder = tmp_path / f"engine-{name}"
+        folder = tmp_path / f"engine-{name.replace('_', '-')}"
         module = folder / f"engine_{name}.py"
         for old, new in changes:
             text = module.read_text()
@@ -55,8 +55,8 @@ def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
 
 
 def test_check_finds_a_planted_bug_and_says_which_promise_is_broken(package, capsys) -> None:
-    package("router", "deaf", ("            if engine.alive:", "            if engine.engine_id:"))
-    code, tests = checked(capsys, "deaf")
+    package("router", "hard_of_hearing", ("            if engine.alive:", "            if engine.engine_id:"))
+    code, tests = checked(capsys, "hard_of_hearing")
     failed = {name for name, one in tests.items() if one["outcome"] == "failed"}
     assert code == 1 and failed == {
         "test_a_new_request_goes_to_an_engine_that_is_alive_or_to_a_url",
@@ -64,9 +64,9 @@ def test_check_finds_a_planted_bug_and_says_which_promise_is_broken(package, cap
     }
     assert "'dead'" in tests["test_a_new_request_goes_to_an_engine_that_is_alive_or_to_a_url"]["why"]
     assert len(tests) > len(failed)
-    assert main(["plugins", "check", "deaf", "--details"]) == 1
+    assert main(["plugins", "check", "hard_of_hearing", "--details"]) == 1
     shown = capsys.readouterr().out
-    assert "router=deaf of engine-deaf 0.1.0: 4 passed, 2 failed" in shown and "assert" in shown
+    assert "router=hard_of_hearing of engine-hard-of-hearing 0.1.0: 4 passed, 2 failed" in shown and "assert" in shown
 
 
 def test_check_survives_a_plugin_that_kills_its_process_and_names_the_line(package, capsys) -> None:
@@ -84,13 +84,13 @@ def test_check_survives_a_plugin_that_kills_its_process_and_names_the_line(packa
 def test_an_error_of_the_plugin_is_told_with_its_type_and_place(package, capsys) -> None:
     package(
         "exporter",
-        "angry",
+        "furious",
         ("        self._over_ms = ", "        raise RuntimeError('not today\\nnor ever')\n        self._over_ms = "),
     )
-    code, tests = checked(capsys, "angry")
+    code, tests = checked(capsys, "furious")
     assert code == 1 and {one["outcome"] for one in tests.values()} == {"failed"}
     whys = {one["why"] for one in tests.values()}
-    assert len(whys) == 1 and whys.pop().startswith("RuntimeError: not today (engine_angry.py:")
+    assert len(whys) == 1 and whys.pop().startswith("RuntimeError: not today (engine_furious.py:")
 
 
 def test_check_builds_the_plugin_with_the_configuration_that_overrides_make(package, capsys) -> None:

@@ -84,8 +84,10 @@ class MineKernel:
 def _rows(batch: AttentionBatch) -> Iterator[Row]:
     import torch  # here, or listing the plugin would load it
 
+    # While drafts are verified, the host has bounds of the lengths. To ask the device waits for it, once per step.
+    kv_lens = batch.kv_lens_device.tolist()
     start = 0
-    for index, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens)):
+    for index, (q_len, kv_len) in enumerate(zip(batch.q_lens, kv_lens)):
         if q_len:  # a row without queries is padding
             position = torch.arange(kv_len, device=batch.block_tables.device)
             block = batch.block_tables[index].long()[position // batch.block_size]
