@@ -241,9 +241,9 @@ def test_wrong_words_get_one_line_and_exit_code_2(words, expected, capsys) -> No
 
 
 def test_a_folder_that_is_there_is_never_written_to(tmp_path, capsys) -> None:
-    (tmp_path / "engine-mine").mkdir()
-    assert main(["plugins", "new", "scheduler", "mine", "--dir", str(tmp_path)]) == 2
-    assert "is there already" in capsys.readouterr().err and not list((tmp_path / "engine-mine").iterdir())
+    (tmp_path / "engine-untouched").mkdir()
+    assert main(["plugins", "new", "scheduler", "untouched", "--dir", str(tmp_path)]) == 2
+    assert "is there already" in capsys.readouterr().err and not list((tmp_path / "engine-untouched").iterdir())
 
 
 def test_new_says_what_to_do_next(tmp_path, capsys) -> None:
