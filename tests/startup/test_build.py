@@ -44,7 +44,7 @@ def test_a_draft_model_whose_heads_the_attention_kernel_cannot_group_is_refused_
     for ratio in (2, 4):
         able = replace(kernel.capabilities, heads_per_kv_head=ratio)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(kernel), "capabilities", able)
+            patch.setattr(TorchPagedAttention, "capabilities", able)
             if ratio == 2:
                 build_engine(plan).core.close()
                 continue

@@ -33,7 +33,7 @@ from engine.execution.model import LoweredModel
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
-from engine.startup.checks import check_attention, check_drafter
+from engine.startup.checks import check_attention, check_drafter, check_pool
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
 from engine.startup.memory.ledger import make_ledger
@@ -110,6 +110,7 @@ def build_engine(
         num_blocks, max_len = pool.blocks, pool.max_len
         layers = tuple(range(plan.model.num_layers))
         bound.kv_allocator.start([KVGroup(0, layers, "full", block_bytes)], num_blocks)
+        check_pool(bound.kv_allocator, num_blocks)
         runner = worker.start(partial(_make_runner, plan, bound, model, num_blocks, max_len))()
     drafts = drafts_of(runner)
     if drafts is not None:
@@ -123,6 +124,7 @@ def build_engine(
         if plan.device.kind == "cuda":
             warm_up_launches(core, runner, max_len, int(plan.choice("scheduler").config["token_budget"]))
         warm_up(core, max_len)
+        core.check_idle()
     info = _describe(model, runner, memory, pool, phase.done)
     return Engine(core, info, bound)
 

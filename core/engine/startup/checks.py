@@ -5,7 +5,9 @@ from __future__ import annotations
 from engine.assembly.bind import BoundEngine
 from engine.assembly.errors import listing
 from engine.assembly.plan import EnginePlan
+from engine.border.calls import broken, shown
 from engine.contracts.drafter import on_device
+from engine.contracts.kv_allocator import BlockUsage, KVAllocator
 from engine.startup.memory.budget import DoesNotFit
 
 
@@ -49,3 +51,11 @@ def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
             f"drafter={name} does not fit {plan.model.name}: {needs} (choose another drafter or attention_kernel; "
             "drafter.max_width=0 drafts nothing)"
         )
+
+
+def check_pool(allocator: KVAllocator, num_blocks: int) -> None:
+    """Raise :class:`~engine.border.calls.PluginError` when an allocator that has just been started does not have all
+    blocks but the padding block."""
+    usage, expected = allocator.usage(), BlockUsage(num_blocks - 1, num_blocks - 1, 0, 0)
+    if usage != expected:
+        raise broken(allocator, "usage", f"returned {shown(usage)} after start(), expected {expected}")
