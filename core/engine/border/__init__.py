@@ -1,1 +1,1 @@
-"""The border between core and plugins: what a plugin raises carries its name, and what it hands over is checked once."""
+"""The border between core and plugins: what a plugin raises carries its name, what it hands over is looked at once."""

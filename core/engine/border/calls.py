@@ -36,7 +36,12 @@ def named(plugin: P, who: str, protocols: Iterable[type[Any]]) -> P:
     """
     kind = type(plugin)
     methods = {name for protocol in protocols for name in _methods(protocol)}
-    body: dict[str, Any] = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__, "_plugin_name": who}
+    body: dict[str, Any] = {
+        "__slots__": (),
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "_plugin_name": who,
+    }
     for name in methods:
         found = inspect.getattr_static(kind, name, None)
         if found is not None:
@@ -66,7 +71,7 @@ def shown(value: object) -> str:
 def noting(function: Callable[..., Any], call: str) -> Callable[..., Any]:
     """``function``; what it raises is noted as raised in ``call``."""
 
-    @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"))
+    @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"), updated=())
     def noted(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)

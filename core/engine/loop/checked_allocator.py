@@ -34,7 +34,9 @@ class CheckedAllocator:
         if lease is None:
             return None
         if not isinstance(lease, Lease) or not all(type(blocks) is list for blocks in lease.blocks):
-            raise broken(self._allocator, "open", f"returned {shown(lease)}, expected a Lease with a list of ids a group")
+            raise broken(
+                self._allocator, "open", f"returned {shown(lease)}, expected a Lease with a list of ids a group"
+            )
         cached = lease.num_cached // self._block_size
         if lease.num_cached % self._block_size or not 0 <= cached <= min(len(keys), len(lease.blocks[0])):
             raise broken(
