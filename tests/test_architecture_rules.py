@@ -25,7 +25,9 @@ MAY_IMPORT = {
     "step": {"step", "sampling", "execution", "contracts"},
     "drafting": {"drafting", "border", "step", "sampling", "execution", "contracts"},
     "loop": {"loop", "border", "drafting", "step", "assembly", "contracts"},
-    "startup": {"startup", "border", "checkpoint", "loop", "drafting", "step", "sampling", "execution", "assembly", "contracts"},
+    "startup": {
+        "startup", "border", "checkpoint", "loop", "drafting", "step", "sampling", "execution", "assembly", "contracts",
+    },
     "serving": {"serving", "border", "checkpoint", "startup", "loop", "assembly", "contracts"},
     "evaluation": {"evaluation", "checkpoint", "serving", "startup", "loop", "execution", "assembly", "contracts"},
     "cli": {"cli", "serving", "evaluation", "assembly", "contracts"},

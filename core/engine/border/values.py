@@ -74,7 +74,7 @@ def _is_a(value: Any, hint: Any) -> bool:
 
 
 @cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     """Of a dataclass's fields; those whose types are imported for type checkers alone are left out."""
     try:
         hints = get_type_hints(kind)

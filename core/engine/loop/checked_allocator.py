@@ -90,8 +90,8 @@ class CheckedAllocator:
             raise broken(self._allocator, "release", f"left {shown(usage)} when every request had ended")
 
     def _take(self, call: str, lease: Lease, first: int, shared: int) -> None:
-        """Blocks from ``first`` on are new in this lease. Those of a cached prefix, the first ``shared``, others may hold
-        as well."""
+        """Blocks from ``first`` on are new in this lease. Those of a cached prefix, the first ``shared``, others may
+        hold as well."""
         for index, block in enumerate(lease.blocks[0][first:], first):
             if type(block) is not int or not 0 < block < self._num_blocks:
                 raise broken(

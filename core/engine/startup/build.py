@@ -165,8 +165,8 @@ def _describe(
 
 @torch.inference_mode()
 def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
-    """What can be tried without weights: the model's description, the cache's format, attention. Linear layers are tried
-    when they are loaded. Raises :class:`~engine.border.calls.PluginError`."""
+    """What can be tried without weights: the model's description, the cache's format, attention. Linear layers are
+    tried when they are loaded. Raises :class:`~engine.border.calls.PluginError`."""
     model, device = plan.model, plan.device.kind
     ops = described(bound.architecture, model)
     check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)

@@ -141,8 +141,9 @@ class _Trial:
 
 def _named(packed: PackedLinear, who: str) -> PackedLinear:
     """The layer; what its functions raise says whose they are."""
-    calls = {name: found for name in _CALLS if (found := getattr(packed, name)) is not None}
-    return replace(packed, **{name: noting(found, f"{who}: {name}()") for name, found in calls.items()})
+    offered = {name: found for name in _CALLS if (found := getattr(packed, name)) is not None}
+    calls: dict[str, Any] = {name: noting(found, f"{who}: {name}()") for name, found in offered.items()}
+    return replace(packed, **calls)
 
 
 def _loaded(loader: TileLoader | None) -> list[tuple[str, object]]:

@@ -34,8 +34,9 @@ def described(architecture: Architecture, model: ModelFacts) -> ModelOps:
 def _misfits(ops: ModelOps, model: ModelFacts) -> Iterator[str]:
     if len(ops.layers) != model.num_layers:
         yield f"{len(ops.layers)} layers, expected {model.num_layers}"
-    if (ops.embed.vocab_size, ops.embed.hidden_size) != (model.vocab_size, model.hidden_size):
-        yield f"embed {ops.embed.vocab_size} x {ops.embed.hidden_size}, expected {model.vocab_size} x {model.hidden_size}"
+    table, expected = (ops.embed.vocab_size, ops.embed.hidden_size), (model.vocab_size, model.hidden_size)
+    if table != expected:
+        yield f"embed {list(table)}, expected {list(expected)}"
     for index, layer in enumerate(ops.layers):
         for found in _layer_misfits(layer, model):
             yield f"layers[{index}]: {found}"
@@ -46,11 +47,12 @@ def _layer_misfits(layer: Sequence[LayerOp], model: ModelFacts) -> Iterator[str]
     attended = gated = None
     for op in layer:
         if isinstance(op, NormQKVRopeWrite | Attention):
-            found, expected = (op.num_kv_heads, op.head_dim), (model.num_kv_heads, model.head_dim)
-            if found != expected:
-                yield f"{type(op).__name__} with {found[0]} KV heads of {found[1]}, the model has {expected[0]} of {expected[1]}"
-            if op.num_heads % max(op.num_kv_heads, 1):
-                yield f"{type(op).__name__} with {op.num_heads} heads and {op.num_kv_heads} KV heads"
+            shape, expected = (op.num_kv_heads, op.head_dim), (model.num_kv_heads, model.head_dim)
+            if shape != expected or op.num_heads % max(op.num_kv_heads, 1):
+                yield (
+                    f"{type(op).__name__} with {op.num_heads} heads, and KV heads x head_dim {list(shape)}, "
+                    f"expected {list(expected)}"
+                )
             attended = op.num_heads * op.head_dim
         if isinstance(op, NormQKVRopeWrite):
             both = 2 * op.num_kv_heads * op.head_dim
