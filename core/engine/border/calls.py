@@ -1,7 +1,7 @@
 """Who raised this? Every call of a plugin's contract says so: slot, plugin, distribution and call.
 
-:func:`named` is done once, when a plugin is built. What its methods raise keeps its type and gets a note; what would end
-the process becomes a :class:`PluginError`. :func:`told` is the line for users and clients; the traceback, notes
+:func:`named` is done once, when a plugin is built. What its methods raise keeps its type and gets a note; what would
+end the process becomes a :class:`PluginError`. :func:`told` is the line for users and clients; the traceback, notes
 included, belongs in the log.
 """
 
@@ -31,8 +31,8 @@ class _Note(str):
 def named(plugin: P, who: str, protocols: Iterable[type[Any]]) -> P:
     """The same object, of a class derived from its own whose contract methods say ``who`` raised.
 
-    ``who``: ``quantizer=mine (from engine-mine 0.3.0)``. ``protocols``: whose methods are meant. Raises ``TypeError`` for
-    an object whose class cannot be derived from (one written in C).
+    ``who``: ``quantizer=mine (from engine-mine 0.3.0)``. ``protocols``: whose methods are meant. Raises ``TypeError``
+    for an object whose class cannot be derived from (one written in C).
     """
     kind = type(plugin)
     methods = {name for protocol in protocols for name in _methods(protocol)}
