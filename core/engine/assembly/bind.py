@@ -5,7 +5,7 @@ The engine process calls :func:`bind`, the API process :func:`bind_api`; each im
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -168,12 +168,23 @@ def _as_contracted(choice: SlotChoice, built: Any, problems: list[str]) -> Any:
             )
             return built
         offered = (protocol, *(also for also in optional if isinstance(built, also)))
+        problems += [f"{choice.who}: {problem}" for problem in _placement_problems(built)]
         wrong = [problem for each in offered for problem in attribute_problems(built, each)]
         problems += [f"{choice.who}: {problem}" for problem in dict.fromkeys(wrong)]
         return named(built, choice.who, offered)
     except _ENDS as error:  # a property may fail in any way, and not every class can be derived from
         problems.append(f"{choice.who} cannot be used: {told(error)}")
         return built
+
+
+def _placement_problems(built: Any) -> Iterator[str]:
+    """A drafter is one of two kinds, and says which."""
+    kinds = {"host": HostDrafter, "device": DeviceDrafter}
+    placement = getattr(built, "placement", None)
+    kind = kinds.get(placement) if isinstance(built, Drafter) and isinstance(placement, str) else None
+    if kind is not None and not isinstance(built, kind) and built.max_width != 0:
+        missing = [name for base in kind.__mro__ for name in _members(base) if not hasattr(built, name)]
+        yield f"placement is {placement!r}, and it lacks {', '.join(dict.fromkeys(missing))}"
 
 
 def _members(protocol: type[Any]) -> list[str]:

@@ -107,7 +107,7 @@ class EventBus:
         if not batch:
             return
         for exporter in tuple(self._exporters):
-            self._guard(exporter, partial(exporter.export, batch))
+            self._guard(exporter, partial(exporter.export, tuple(batch)))
 
     def _guard(self, exporter: Exporter, call: Callable[[], None]) -> None:
         name = name_of(exporter)

@@ -36,7 +36,7 @@ from engine.execution.model import LoweredModel
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
-from engine.startup.checks import check_attention, check_drafter, check_pool
+from engine.startup.checks import check_attention, check_drafter, check_parallelism, check_pool
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
 from engine.startup.memory.ledger import make_ledger
@@ -90,6 +90,7 @@ def build_engine(
     phase = _Phases(on_progress, Meter(plan.device.kind))
     with phase("bind plugins"):
         bound = bind(plan)
+        check_parallelism(plan, bound)
         check_attention(plan, bound)
         check_drafter(plan, bound)
     with phase("plan memory"):
