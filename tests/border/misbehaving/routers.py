@@ -66,7 +66,7 @@ class NoTokens(DirectRouter):
 class Raises(DirectRouter):
     """Raises at every call."""
 
-    says = r"route\(\) raised ZeroDivisionError: division by zero \(routers\.py:\d+\)"
+    says = r"route\(\) raised ZeroDivisionError: .* by zero \(routers\.py:\d+\)"
 
     def route(self, request: Any, fleet: Any) -> Any:
         return 1 // 0

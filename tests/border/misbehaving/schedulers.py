@@ -93,7 +93,7 @@ class Fractions(ContinuousScheduler):
 class Raises(ContinuousScheduler):
     """Raises at every call."""
 
-    says = r"plan\(\) raised ZeroDivisionError: division by zero \(schedulers\.py:\d+\)"
+    says = r"plan\(\) raised ZeroDivisionError: .* by zero \(schedulers\.py:\d+\)"
 
     def plan(self, view: Any) -> Any:
         return Schedule((ScheduledRow("x", 1 // 0),))

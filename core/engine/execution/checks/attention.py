@@ -67,10 +67,12 @@ class AttentionCheck:
         want: Tensor,
     ) -> None:
         memory = Bounded(want.shape, q.dtype)
-        call = kernel.call(self.kernel.prepare(batch), op, q, cache, memory.inner)
+        prepared = self.kernel.prepare(batch)  # lives until the call is made: it is pointed at
+        call = kernel.call(prepared, op, q, cache, memory.inner)
         if call is None:
             return
         call()
+        del prepared
         wrong = memory.problem() or value_problem(memory.inner, want, TOLERANCE)
         if wrong:
             raise broken(kernel, "call", wrong)
@@ -99,7 +101,7 @@ def _batch(rows: tuple[tuple[int, int], ...], block_size: int, device: str) -> t
     q_lens, kv_lens = (tuple(lengths) for lengths in zip(*rows, strict=True))
     batch = AttentionBatch(
         q_lens=q_lens,
-        kv_lens=kv_lens,
+        kv_lens=tuple(kv_len + 1 for kv_len in kv_lens),  # bounds
         block_tables=tables.to(device),
         q_starts=torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32, device=device),
         kv_lens_device=torch.tensor(kv_lens, dtype=torch.int32, device=device),
