@@ -17,17 +17,20 @@ TEMPLATES = CORE / "cli" / "plugins" / "templates"
 """What new plugins start from: not parts of the core, but plugins and their tests."""
 
 MAY_IMPORT = {
+    "border": {"border", "contracts"},
     "checkpoint": {"checkpoint", "contracts"},
     "contracts": {"contracts", "native"},
     "native": {"native"},
-    "assembly": {"assembly", "checkpoint", "contracts", "hookspecs", "native"},
-    "execution": {"execution", "checkpoint", "contracts", "native"},
+    "assembly": {"assembly", "border", "checkpoint", "contracts", "hookspecs", "native"},
+    "execution": {"execution", "border", "checkpoint", "contracts", "native"},
     "sampling": {"sampling", "execution", "contracts", "native"},
     "step": {"step", "sampling", "execution", "contracts"},
-    "drafting": {"drafting", "step", "sampling", "execution", "contracts"},
-    "loop": {"loop", "drafting", "step", "assembly", "contracts"},
-    "startup": {"startup", "loop", "drafting", "step", "sampling", "execution", "assembly", "contracts"},
-    "serving": {"serving", "checkpoint", "startup", "loop", "assembly", "contracts"},
+    "drafting": {"drafting", "border", "step", "sampling", "execution", "contracts"},
+    "loop": {"loop", "border", "drafting", "step", "assembly", "contracts"},
+    "startup": {
+        "startup", "border", "checkpoint", "loop", "drafting", "step", "sampling", "execution", "assembly", "contracts",
+    },
+    "serving": {"serving", "border", "checkpoint", "startup", "loop", "assembly", "contracts"},
     "evaluation": {"evaluation", "checkpoint", "serving", "startup", "loop", "execution", "assembly", "contracts"},
     "cli": {"cli", "serving", "evaluation", "assembly", "contracts"},
 }
@@ -37,7 +40,7 @@ SHOWS_PLUGINS = ("cli/", "testing/")
 """Whose help shows what one may choose; whose suites run whole engines."""
 HYDRA_ONLY_IN = "assembly/compose/"
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
-TORCH_FREE = ("checkpoint", "contracts", "native", "assembly", "cli", "serving", "loop")
+TORCH_FREE = ("border", "checkpoint", "contracts", "native", "assembly", "cli", "serving", "loop")
 
 
 def sources(folder: Path) -> list[Path]:
