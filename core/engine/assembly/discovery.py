@@ -16,7 +16,8 @@ from typing import Any
 import pluggy
 
 from engine import hookspecs
-from engine.assembly.records import command_error, provider_error, shown, told
+from engine.assembly.records import command_error, provider_error, told
+from engine.border.calls import shown
 from engine.contracts import SLOTS
 from engine.contracts.command import CommandProvider
 from engine.contracts.config import SLOT_CONFIGS, PluginSettings

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+from engine.border.calls import shown
 from engine.contracts import SLOTS
 from engine.contracts.command import CommandProvider
 from engine.contracts.config import SLOT_CONFIGS
@@ -27,14 +27,6 @@ RESERVED_FIELDS = frozenset({"plugin", "candidates"})
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _COMMAND_NAME = re.compile(r"[a-z][a-z0-9_-]*\Z")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
-
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 120
-
-
-def shown(value: object) -> str:
-    """A plugin's value for a message: on one line, not long, whatever its ``__repr__`` does."""
-    return " ".join(_short.repr(value).split())
 
 
 def told(error: BaseException) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import reprlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, TypeVar
 
-MOST_SHOWN = 60
+MOST_SHOWN = 120
 """Characters of a value that a message repeats."""
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = MOST_SHOWN
 
 P = TypeVar("P")
 
@@ -46,7 +49,7 @@ def named(plugin: P, who: str, protocols: Iterable[type[Any]]) -> P:
         found = inspect.getattr_static(kind, name, None)
         if found is not None:
             body[name] = _method(found, f"{who}: {name}()")
-    plugin.__class__ = type(kind.__name__, (kind,), body)
+    object.__setattr__(plugin, "__class__", type(kind.__name__, (kind,), body))  # frozen ones, too
     for name in methods & getattr(plugin, "__dict__", {}).keys():  # callables that __init__ made
         object.__setattr__(plugin, name, noting(getattr(plugin, name), f"{who}: {name}()"))
     return plugin
@@ -63,8 +66,8 @@ def broken(plugin: object, call: str, problem: str) -> PluginError:
 
 
 def shown(value: object) -> str:
-    """A value in a message, shortened."""
-    said = repr(value)
+    """A value for a message: on one line, not long, whatever its ``__repr__`` does."""
+    said = " ".join(_REPR.repr(value).split())
     return said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."
 
 

@@ -43,11 +43,12 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
         else:
             for i, item in enumerate(value):
                 yield from problems(item, arguments[0], f"{path}[{i}]")
-    elif isinstance(hint, type):
+    elif isinstance(hint, type) and hint is not Any:
         if not _is_a(value, hint):
             yield _wrong(value, path, hint)
         elif dataclasses.is_dataclass(hint):
-            for name, kind in _hints(type(value)).items():
+            record: Any = type(value)
+            for name, kind in _hints(record).items():
                 yield from problems(getattr(value, name), kind, f"{path}.{name}")
 
 

@@ -38,8 +38,8 @@ class AttentionCapabilities:
 class AttentionBatch:
     """One step's rows. Query tokens of all rows are laid out one after another.
 
-    ``q_lens`` and ``q_starts`` say the same thing. What a row attends to is in ``kv_lens_device`` alone: while a step with
-    drafts is in flight the host does not know how many of them are accepted, and ``kv_lens`` are bounds.
+    ``q_lens`` and ``q_starts`` say the same thing. What a row attends to is in ``kv_lens_device`` alone: while a step
+    with drafts is in flight the host does not know how many of them are accepted, and ``kv_lens`` are bounds.
     """
 
     q_lens: tuple[int, ...]

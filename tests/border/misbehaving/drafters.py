@@ -200,4 +200,4 @@ class AuxList(Device):
     """``aux_layers`` is a list."""
 
     says = r"aux_layers is \[0\], expected tuple\[int, \.\.\.\]"
-    aux_layers: Any = [0]
+    aux_layers: Any = [0]  # noqa: RUF012 (that is the bug)

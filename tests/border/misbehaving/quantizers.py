@@ -140,7 +140,7 @@ class AssertsNothing(Plain):
 
     def changed(self, packed: Any, spec: Any) -> Any:
         def apply(x: Any) -> Any:
-            assert x is None  # noqa: PT018
+            assert x is None
             return x
 
         return replace(packed, apply=apply, apply_add=None)

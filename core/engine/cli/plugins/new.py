@@ -7,8 +7,9 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.assembly.discovery import Discovered, discover, provider_error
+from engine.assembly.discovery import Discovered, discover
 from engine.assembly.errors import AssemblyError
+from engine.assembly.records import provider_error
 from engine.cli.plugins.named import check_slot
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.command import OK, Command
