@@ -2,6 +2,10 @@
 
 The core has already written the new keys and values; a kernel only reads. One call serves prefill chunks, decode
 rows and multi-token verification alike: rows are sequences with ``q_len >= 1`` query tokens each.
+
+Everything is called on the device's thread under ``torch.inference_mode()``. A kernel is tried on a small batch of
+every kind of row before weights are loaded, and compared with the definition. On a CPU, steps of few tokens are
+programs only if the kernel is a :class:`NativeAttention` whose ``call`` returns one; with any other they run op by op.
 """
 
 from __future__ import annotations
