@@ -293,7 +293,7 @@ class EngineCore:
         if isinstance(error, DeviceBroken):
             raise EngineBroken(str(error)) from error
         if isinstance(error, DrafterBroken):
-            raise EngineBroken(str(broken(self._drafter, "propose", str(error)))) from error
+            raise broken(self._drafter, "propose", str(error)) from error
         owners = [s for s, epoch in step.owners if s.epoch == epoch and s.status is Status.RUNNING]
         try:
             self._drain()

@@ -66,7 +66,7 @@ class Unknown(ContinuousScheduler):
 class TooMuch(ContinuousScheduler):
     """Gives a request a token more than it has."""
 
-    says = r"plan\(\) gave \d+ tokens to request 'warm-up-0', which has \d+ left"
+    says = r"plan\(\) gave \d+ tokens(, scheduler| to request 'warm-up-0', which has \d+ left)"
 
     def plan(self, view: Any) -> Any:
         return Schedule(tuple(ScheduledRow(row.request_id, row.num_tokens + 1) for row in super().plan(view).rows))

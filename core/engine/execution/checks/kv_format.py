@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from engine.border.calls import broken, shown
+from engine.border.calls import broken
 from engine.contracts.kv_format import KVFormat
 from engine.execution.checks.tensors import random, tensor_problem
+from engine.execution.kv_cache import largest_value, storage_of
 
 TOKENS = 5
 LARGE = 1e4
@@ -18,7 +17,7 @@ LARGE = 1e4
 
 def check_kv_format(kv_format: KVFormat, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> None:
     """Raise :class:`~engine.border.calls.PluginError` for what ``pack`` and ``unpack`` do to a few tokens."""
-    storage = _storage(kv_format, dtype)
+    storage = storage_of(kv_format, str(dtype).removeprefix("torch."))
     x = random((TOKENS, num_kv_heads, head_dim), dtype, torch.device(device))
     scale = _scale(kv_format, x, storage)
     before = x.clone()
@@ -49,18 +48,8 @@ def _packed(kv_format: KVFormat, x: Tensor, scale: Tensor | None, storage: torch
     return packed
 
 
-def _storage(kv_format: KVFormat, dtype: torch.dtype) -> torch.dtype:
-    compute = str(dtype).removeprefix("torch.")
-    name: Any = kv_format.storage_dtype(compute)
-    storage = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(storage, torch.dtype):
-        raise broken(kv_format, "storage_dtype", f"returned {shown(name)}, expected the name of a torch dtype")
-    return storage
-
-
 def _scale(kv_format: KVFormat, x: Tensor, storage: torch.dtype) -> Tensor | None:
     if kv_format.scale == "none":
         return None
-    most = torch.finfo(storage).max if storage.is_floating_point else float(torch.iinfo(storage).max)
-    largest = x.float().abs().amax(-1) / most
+    largest = x.float().abs().amax(-1) / largest_value(storage)
     return largest if kv_format.scale == "per_token_head" else largest.amax(0)
