@@ -31,10 +31,11 @@ class Provider:
     that base itself); its fields, types and defaults are the plugin's configuration schema.
     ``api`` is the interface version the plugin was written for: write it as a literal.
     ``provides`` are capabilities others may require of this slot; ``requires`` maps a slot to the capabilities
-    its plugin must provide. ``unsupported(model, device)`` returns the reasons why this plugin cannot serve this
-    model on this device (empty: it can); it must not import torch.
-    ``suite`` is ``"package.module:Class"``, the suite of the slot filled in for this plugin, which then is what
-    ``engine plugins check`` runs; empty: that fills in the slot's suite itself, from this record.
+    its plugin must provide. ``unsupported(model, device)`` returns the reasons why this plugin cannot serve this model
+    on this device (empty: it can); it must not import torch. A slot that is ``auto`` asks it; one that states none of
+    its own is never chosen so. ``suite`` is ``"package.module:Class"``, the suite of the slot filled in for this
+    plugin, which then is what ``engine plugins check`` runs; empty: that fills in the slot's suite itself, from this
+    record.
     """
 
     name: str
