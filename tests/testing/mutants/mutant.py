@@ -14,8 +14,14 @@ from typing import Any, ClassVar, TypeVar
 from _pytest.mark.structures import ParameterSet
 from hypothesis import Phase, settings
 
-SLOTS = ("scheduler",)
+SLOTS = ("scheduler", "kv_allocator")
 """Slots that have mutants: modules of this package."""
+
+_SETTINGS = "_hypothesis_internal_use_settings"
+"""Where hypothesis keeps the settings of a test."""
+_PHASES = (Phase.explicit, Phase.generate)
+_QUICK = "planted bugs"
+settings.register_profile(_QUICK, phases=_PHASES, report_multiple_bugs=False)
 
 Plugin = TypeVar("Plugin", bound=type)
 Arguments = dict[str, Any]
@@ -29,7 +35,7 @@ class OnPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``suite`` is an :class:`OnPlugin`. ``caught_by``: its tests that fail on ``plugin``. ``missed``: why none does."""
+    """``suite`` has tests of which those in ``caught_by`` fail on ``plugin``. ``missed``: why none does."""
 
     slot: str
     plugin: type
@@ -127,14 +133,14 @@ def _rows(names: str | Sequence[str], values: Any) -> list[Arguments]:
 @contextmanager
 def _without_shrinking(function: Any) -> Iterator[None]:
     """The smallest example of a known bug is worth no time."""
-    attribute = "_hypothesis_internal_use_settings"
-    before = getattr(function, attribute, None)
-    if before is None:
-        yield
-        return
-    quick = settings(before, phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False)
-    setattr(function, attribute, quick)
+    before = getattr(function, _SETTINGS, None)
+    profile = settings.get_current_profile_name()
+    settings.load_profile(_QUICK)  # for settings that are made while the test runs
+    if before is not None:
+        setattr(function, _SETTINGS, settings(before, phases=_PHASES, report_multiple_bugs=False))
     try:
         yield
     finally:
-        setattr(function, attribute, before)
+        settings.load_profile(profile)
+        if before is not None:
+            setattr(function, _SETTINGS, before)
