@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.testing.mutants.mutant import Mutant, all_mutants, failure, names_of_tests
+from tests.testing.mutants.mutant import Mutant, all_mutants, correct_plugins, failure, names_of_tests
 from tests.testing.mutants.table import PAGE, table
 
 from engine.contracts import SLOTS
@@ -17,6 +17,11 @@ def test_a_mutant_is_caught_by_every_test_it_names(one: Mutant) -> None:
     assert set(one.caught_by) <= set(names_of_tests(suite))
     passed = [test for test in one.caught_by if failure(suite, test) is None]
     assert not passed, f"{one.bug} Not caught by {', '.join(passed)}"
+
+
+@pytest.mark.parametrize("suite", correct_plugins(), ids=lambda suite: suite.__name__)
+def test_what_mutants_derive_from_passes(suite: type) -> None:
+    assert {test: failed for test in names_of_tests(suite) if (failed := failure(suite, test)) is not None} == {}
 
 
 def test_nine_of_ten_mutants_are_caught_and_every_suite_has_at_least_five() -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from _pytest.mark.structures import ParameterSet
 from hypothesis import Phase, settings
 
-SLOTS = ("scheduler", "kv_allocator")
+SLOTS = ("scheduler", "kv_allocator", "kv_format")
 """Slots that have mutants: modules of this package."""
 
 _SETTINGS = "_hypothesis_internal_use_settings"
@@ -60,6 +60,7 @@ class Mutant:
 
 
 _all: list[Mutant] = []
+_correct: list[type[OnPlugin]] = []
 
 
 def mutant(suite: type[OnPlugin], *caught_by: str, missed: str = "") -> Callable[[Plugin], Plugin]:
@@ -71,6 +72,17 @@ def mutant(suite: type[OnPlugin], *caught_by: str, missed: str = "") -> Callable
         return plugin
 
     return declare
+
+
+def correct(suite: type[OnPlugin], plugin: type) -> None:
+    """Declare a plugin, written for mutants to derive from, to pass every test of ``suite``."""
+    _correct.append(suite_on(plugin, suite))
+
+
+def correct_plugins() -> list[type[OnPlugin]]:
+    """Their suites."""
+    all_mutants()
+    return _correct
 
 
 @cache
