@@ -40,7 +40,7 @@ class Halves(NativeFormat):
         return "float16"
 
     def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        return x.clamp(-65504.0, 65504.0).half()
+        return x.float().clamp(-65504.0, 65504.0).half()
 
 
 class Unscaled(FP8Format):
@@ -73,6 +73,14 @@ class NoClamp(Halves):
 
     def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
         return x.half()
+
+
+@mutant(HalvesSuite, "test_numbers_beyond_the_range_become_the_largest")
+class ClampInTheComputeDtype(Halves):
+    """Clamps to 65504 in bfloat16, where that is 65536, which float16 does not have."""
+
+    def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        return x.clamp(-65504.0, 65504.0).half()
 
 
 @mutant(HalvesSuite, "test_inputs_are_left_alone")
