@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.testing.mutants.mutant import Mutant, all_mutants, correct_plugins, failure, names_of_tests
-from tests.testing.mutants.table import PAGE, table
 
 from engine.contracts import SLOTS
+from tests.testing.mutants.mutant import Mutant, all_mutants, correct_plugins, failure, names_of_tests
+from tests.testing.mutants.table import PAGE, table
 
 WITHOUT_A_SUITE = {"parallelism"}
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from _pytest.mark.structures import ParameterSet
 from hypothesis import Phase, settings
 
-SLOTS = ("scheduler", "kv_allocator", "kv_format")
+SLOTS = ("quantizer", "kv_format", "kv_allocator", "scheduler")
 """Slots that have mutants: modules of this package."""
 
 _SETTINGS = "_hypothesis_internal_use_settings"

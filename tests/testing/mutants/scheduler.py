@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.testing.mutants.mutant import OnPlugin, mutant
-
 from engine.contracts.config import SchedulerConfig
 from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, SchedulerView
 from engine.testing.context import build_context
 from engine.testing.scheduler import BLOCK, SchedulerConformance
 from engine_plugins.scheduler.continuous import ContinuousScheduler
+from tests.testing.mutants.mutant import OnPlugin, mutant
 
 
 class Suite(OnPlugin, SchedulerConformance):
