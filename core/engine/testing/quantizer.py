@@ -200,7 +200,7 @@ class QuantizerConformance:
             zero = torch.zeros(1, size, dtype=getattr(torch, dtype), device=self.device)
             biases = [part["bias"].float() if "bias" in part else torch.zeros(out) for part, out in zip(mine, outs)]
             assert torch.allclose(packed.reference(zero).cpu().float()[0], torch.cat(biases), atol=1e-6)
-            x = self.inputs(spec, 3, dtype)[:, :size].contiguous()
+            x = self.inputs(spec, 1, dtype)[:, :size].contiguous()
             want, applied = packed.reference(x).double(), packed.apply(x).double()
             assert applied.shape == want.shape
             assert float((applied - want).abs().max()) <= DTYPES[dtype] * float(want.abs().max())
@@ -226,12 +226,11 @@ class QuantizerConformance:
         gap = float((fused.reference(x).float() - want).abs().max() / want.abs().max())
         assert gap <= DTYPES[dtype]
 
-    @pytest.mark.parametrize("name", ["one_part", "qkv_with_bias", "gate_up"])
-    def test_inputs_are_left_alone_and_results_are_the_callers(self, name: str, dtype: str) -> None:
+    def test_inputs_are_left_alone_and_results_are_the_callers(self, dtype: str) -> None:
         """A layer keeps no result that another call could change, and the caller may overwrite what it got."""
-        spec = SPECS[name]
+        spec = SPECS["one_part"]
         packed, _ = self.pack(spec, dtype)
-        for rows in (1, 4, 33):
+        for rows in (1, 17):
             x, other = self.inputs(spec, rows, dtype), self.inputs(spec, rows, dtype) + 1.0
             before = x.clone()
             first = packed.apply(x)
@@ -271,7 +270,7 @@ class QuantizerConformance:
             sizes = [(t.numel(), compute if t.is_floating_point() and t.itemsize > 1 else t.dtype) for t in stored]
             said = sum(count * kind.itemsize for count, kind in sizes)
         kept = packed.num_bytes
-        assert type(said) is int and abs(said - kept) <= kept / 16, f"{said} bytes are said, {kept} are kept"
+        assert type(said) is int and about(said, kept), f"{said} bytes are said, {kept} are kept"
 
     def test_a_tied_head_takes_the_bytes_that_it_says(self) -> None:
         """The embedding is in memory already: what shares it takes nothing."""
@@ -288,7 +287,7 @@ class QuantizerConformance:
             sum(t.numel() * t.element_size() for t in own),
             quantizer.packed_bytes(spec, compute, self.device, True),
         )
-        assert abs(said - kept) <= kept / 16, f"{said} bytes are said, {kept} are added to the embedding's"
+        assert about(said, kept), f"{said} bytes are said, {kept} are added to the embedding's"
 
     def test_headers_of_what_it_reads_show_no_problem(self) -> None:
         quantizer = self.make()
@@ -417,6 +416,11 @@ class TileLoaderConformance(QuantizerConformance):
 def bits_of(tensor: Tensor) -> Tensor:
     """Comparable where the dtype itself is not, as 8-bit floats."""
     return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor
+
+
+def about(said: int, kept: int) -> bool:
+    """A model that is said to fit must; one that fits should not be refused for what a format takes at worst."""
+    return kept <= said <= 1.25 * kept
 
 
 def may_be_cut(stored: StoredTensor, axis: str) -> bool:
