@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from _pytest.mark.structures import ParameterSet
 from hypothesis import Phase, settings
 
-SLOTS = ("quantizer", "kv_format", "kv_allocator", "scheduler")
+SLOTS = ("quantizer", "kv_format", "kv_allocator", "drafter", "scheduler")
 """Slots that have mutants: modules of this package."""
 
 _SETTINGS = "_hypothesis_internal_use_settings"
@@ -31,6 +31,11 @@ class OnPlugin:
     """Put before a suite: the suite of ``plugin``."""
 
     plugin: ClassVar[Any]
+
+    @classmethod
+    def installed(cls) -> AbstractContextManager[Any]:
+        """In which the plugin is found where a whole engine looks for it."""
+        return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +106,18 @@ def names_of_tests(suite: type) -> list[str]:
     return [name for name in dir(suite) if name.startswith("test_")]
 
 
-def failure(suite: type, test: str) -> Exception | None:
+def failure(suite: type[OnPlugin], test: str) -> Exception | None:
     """What a test of a suite raises first, in any of its cases."""
     for arguments in cases(suite, test):
         try:
-            with _without_shrinking(getattr(suite, test)):
+            with suite.installed(), _without_shrinking(getattr(suite, test)):
                 getattr(suite(), test)(**arguments)
         except Exception as error:
             return error
     return None
 
 
-def cases(suite: type, test: str) -> Iterator[Arguments]:
+def cases(suite: Any, test: str) -> Iterator[Arguments]:
     """The arguments that pytest would call a test with."""
     function = getattr(suite, test)
     marks = [mark for mark in getattr(function, "pytestmark", ()) if mark.name == "parametrize"]
