@@ -42,9 +42,7 @@ class HostDrafterConformance:
         """A fresh drafter."""
         raise NotImplementedError(f"{type(self).__name__} must define make(self)")
 
-    def row(
-        self, row_id: int, num_draft_tokens: int, history: Sequence[int] | None = None, salt: str = ""
-    ) -> DraftRow:
+    def row(self, row_id: int, num_draft_tokens: int, history: Sequence[int] | None = None, salt: str = "") -> DraftRow:
         """A request with this history, of which the first half is its prompt."""
         tokens = list(self.history if history is None else history)
         return DraftRow(row_id, tokens, max(1, len(tokens) // 2), num_draft_tokens, salt)
