@@ -14,7 +14,9 @@ from typing import Any, ClassVar, TypeVar
 from _pytest.mark.structures import ParameterSet
 from hypothesis import Phase, settings
 
-SLOTS = ("quantizer", "kv_format", "kv_allocator", "drafter", "scheduler")
+SLOTS = (
+    "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter", "scheduler", "router", "exporter",
+)  # fmt: skip
 """Slots that have mutants: modules of this package."""
 
 _SETTINGS = "_hypothesis_internal_use_settings"
@@ -136,7 +138,7 @@ class _Metafunc:
         self.fixturenames = fixturenames
         self._given = given
 
-    def parametrize(self, names: str | Sequence[str], values: Any) -> None:
+    def parametrize(self, names: str | Sequence[str], values: Any, ids: Any = None) -> None:
         self._given.append(_rows(names, values))
 
 
