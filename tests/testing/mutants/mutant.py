@@ -15,7 +15,8 @@ from _pytest.mark.structures import ParameterSet
 from hypothesis import Phase, settings
 
 SLOTS = (
-    "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter", "scheduler", "router", "exporter",
+    "architecture", "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter", "scheduler", "router",
+    "exporter",
 )  # fmt: skip
 """Slots that have mutants: modules of this package."""
 
