@@ -192,7 +192,7 @@ class QuantizerConformance:
                 for part in parts
             ]
             packed = self.make().pack(spec, mine, getattr(torch, dtype), self.device)
-            read = self.columns(packed, size, dtype).split(outs)
+            read = torch.split(self.columns(packed, size, dtype), outs)
             for part, got, weight in zip(spec.parts, read, weights, strict=True):
                 want = weight.chunk(2, 0 if axis == "out" else 1)[rank]
                 assert got.shape == want.shape, f"{part.name}: {list(got.shape)} of rank {rank}, cut along {axis}"
