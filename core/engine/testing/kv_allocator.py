@@ -86,7 +86,8 @@ class AllocatorMachine(RuleBasedStateMachine):
         more=st.integers(0, 3 * BLOCK),
     )
     def open(self, flavour: int, length: int, more: int) -> Any:
-        tokens = [flavour if position >= 2 * BLOCK else 7 for position in range(length)]
+        # No two places hold the same: a block that is found for another position shows.
+        tokens = [1000 * (flavour if position >= 2 * BLOCK else 7) + position for position in range(length)]
         keys = keys_of(tokens)[: (length - 1) // BLOCK] if self.allocator.caches_prefixes else []
         before = self.allocator.usage()
         hit = self.allocator.match_prefix(keys)
@@ -169,7 +170,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule(owner=owners, count=st.integers(1, 2 * BLOCK), token=st.integers(0, 2))
     def sample(self, owner: Owner, count: int, token: int) -> None:
         """The request gets more tokens."""
-        owner.tokens.extend([token] * count)
+        owner.tokens.extend(1000 * token + len(owner.tokens) + i for i in range(count))
 
     @rule(owner=consumes(owners), twice=st.booleans())
     def release(self, owner: Owner, twice: bool) -> None:
@@ -383,16 +384,20 @@ class PrefixCachingConformance(KVAllocatorConformance):
         for taken in (3, 5, 8):
             allocator = self.started(num_blocks=9)
             chains = [list(range(start, start + 4 * BLOCK)) for start in (0, 100)]
+            held = []
             for name, tokens in zip("ab", chains):
-                allocator.release(self.filled(allocator, name, tokens))
+                filled = self.filled(allocator, name, tokens)
+                held.append(list(filled.blocks[0]))
+                allocator.release(filled)
             assert (allocator.usage().cached, allocator.usage().free) == (8, 0)
             lease = allocator.open("next", [], taken * BLOCK)
             assert lease is not None and allocator.reserve(lease, taken * BLOCK)
             assert (allocator.usage().cached, allocator.usage().leased) == (8 - taken, taken)
-            for tokens in chains:
+            for tokens, blocks in zip(chains, held, strict=True):
                 found = allocator.match_prefix(keys_of(tokens))
                 again = allocator.open("again", keys_of(tokens), 4 * BLOCK)
                 assert again is not None and again.num_cached == found * BLOCK
+                assert again.blocks[0] == blocks[:found], "a block is found for other tokens than it holds"
                 assert not set(again.blocks[0]) & set(lease.blocks[0]), "a prefix is found in blocks that are in use"
             assert sum(allocator.match_prefix(keys_of(tokens)) for tokens in chains) <= 8 - taken
 

@@ -392,6 +392,16 @@ class TileLoaderConformance(QuantizerConformance):
     """For quantizers whose layers offer a ``tile_loader``. Kernels run on a CUDA device, or anywhere with
     ``TRITON_INTERPRET=1`` set before triton is first imported."""
 
+    @pytest.mark.parametrize("name", ["qkv_with_bias", "wide_input", "head"])
+    def test_kernels_read_the_tensors_that_the_layer_keeps(self, name: str, dtype: str) -> None:
+        """Copies would take memory that nobody has planned."""
+        packed, _ = self.pack(SPECS[name], dtype)
+        loader, kept = packed.tile_loader, {tensor.data_ptr() for tensor in packed.tensors.values()}
+        assert loader is not None
+        for what in ("weight", "scale", "zero", "channel_scale", "bias"):
+            tensor: Tensor | None = getattr(loader, what)
+            assert tensor is None or (tensor.is_contiguous() and tensor.data_ptr() in kept), f"{what} of {name}"
+
     @pytest.mark.parametrize("block_k", [32, 512])
     @pytest.mark.parametrize("name", SPECS)
     def test_kernels_read_the_weights_of_the_reference(self, name: str, block_k: int) -> None:

@@ -311,6 +311,30 @@ class SixteenBitScores(Plain):
         return super().scores(op, q.bfloat16(), k.bfloat16()).float()
 
 
+@mutant(Suite, EQUALS)
+class SixteenBitSums(Plain):
+    """Adds values up in bfloat16 one by one."""
+
+    def attend(self, op: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (self.spread(x, op.num_heads // op.num_kv_heads) for x in (k, v))
+        weights = self.scores(op, q, k).masked_fill(self.hidden(op, len(q), len(k)), float("-inf")).softmax(-1)
+        total = torch.zeros(len(q), op.num_heads, op.head_dim, dtype=torch.bfloat16)
+        for key in range(len(k)):
+            total += (weights[:, :, key].T[..., None] * v[key]).bfloat16()
+        return total.float()
+
+
+@mutant(Suite, EQUALS)
+class ForgetsTheLastKeys(Plain):
+    """Reads whole tiles of 16 keys, and of the last one what is there when it is full."""
+
+    def hidden(self, op: Attention, num_queries: int, num_keys: int) -> Tensor:
+        found = super().hidden(op, num_queries, num_keys)
+        if num_keys > 16 and num_queries == 1:
+            found[:, num_keys // 16 * 16 :] = True
+        return found
+
+
 @mutant(Suite, READS)
 class ScalesQueriesInPlace(Plain):
     """Multiplies the queries themselves by the scale."""

@@ -65,6 +65,24 @@ class OneTableForAll(NgramDrafter):
         return tuple(tail[start:])
 
 
+@mutant(Suite, TENANTS)
+class FallsBackToOthers(OneTableForAll):
+    """Asks the table of all tenants where a request's own text has nothing to say."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> Draft:
+        own = NgramDrafter.propose(self, rows).tokens
+        shared = super().propose(rows).tokens
+        return Draft(tuple(mine or theirs for mine, theirs in zip(own, shared, strict=True)))
+
+
+@mutant(Suite, OTHERS)
+class SeededByRow(NgramDrafter):
+    """Lets the number of a row decide how much it proposes."""
+
+    def _propose(self, row: DraftRow) -> tuple[int, ...]:
+        return super()._propose(row)[: 1 + row.row_id % 3]
+
+
 @mutant(SuffixSuite, TENANTS, REUSED)
 class ForgetsTheSalt(SuffixDrafter):
     """Keeps the outputs of finished requests of all tenants together."""

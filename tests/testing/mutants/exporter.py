@@ -291,3 +291,12 @@ class NeverFlushes(Lines):
 
     def close(self) -> None:
         self.lines.clear()
+
+
+@mutant(PageSuite, AGAIN)
+class TellsTheTime(Counted):
+    """Writes into its page how often it was read."""
+
+    def render(self) -> str:
+        self.values["reads"] = self.values.get("reads", 0.0) + 1.0
+        return super().render()

@@ -297,3 +297,28 @@ class OneListForAll(Prefix):
         if hit and kept[: len(hit)] == lease.blocks[0]:
             lease.blocks = (kept,) * len(lease.blocks)
         return lease
+
+
+@mutant(CachingSuite, "test_idle_prefixes_give_way_to_whoever_needs_their_memory")
+class SkipsGaps(Prefix):
+    """Counts the blocks of a chain that are there, also those behind one that is gone."""
+
+    def match_prefix(self, keys: Sequence[bytes]) -> int:
+        return sum(key in self._block_of for key in keys)
+
+    def open(self, request_id: str, keys: Sequence[bytes], max_tokens: int) -> Lease:
+        return super().open(request_id, [key for key in keys if key in self._block_of], max_tokens)
+
+    def _evict(self, count: int) -> None:
+        self._cached = type(self._cached).fromkeys(sorted(self._cached))
+        super()._evict(count)
+
+
+@mutant(CachingSuite, HISTORIES)
+class ForgetsToCountAHit(Prefix):
+    """Says of a hit that its tokens are not committed yet."""
+
+    def open(self, request_id: str, keys: Sequence[bytes], max_tokens: int) -> Lease:
+        lease = super().open(request_id, keys, max_tokens)
+        lease.num_committed = 0
+        return lease

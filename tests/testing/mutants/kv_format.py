@@ -248,3 +248,16 @@ class RoundsUp(Unscaled):
 
     def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
         return super().pack(x * (1.0 + 2.0**-4), scale)
+
+
+@mutant(
+    Int8Suite,
+    missed="only the functions for kernels round what lies between two levels: their suite, which runs Triton, sees it",
+)
+class HalvesAwayFromZero(Int8Format):
+    """Rounds halves away from zero in ``pack``, and to even in its kernel function."""
+
+    def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        assert scale is not None
+        levels = x.float() / scale[..., None]
+        return (levels.sign() * (levels.abs() + 0.5).floor()).clamp_(-127.0, 127.0).to(torch.int8)
