@@ -13,19 +13,24 @@ from engine.contracts.config import PluginSettings
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "engine"
 PLUGINS = ROOT / "plugins" / "engine_plugins"
+TEMPLATES = CORE / "cli" / "plugins" / "templates"
+"""What new plugins start from: not parts of the core, but plugins and their tests."""
 
 MAY_IMPORT = {
+    "border": {"border", "contracts"},
     "checkpoint": {"checkpoint", "contracts"},
     "contracts": {"contracts", "native"},
     "native": {"native"},
-    "assembly": {"assembly", "checkpoint", "contracts", "hookspecs", "native"},
-    "execution": {"execution", "checkpoint", "contracts", "native"},
+    "assembly": {"assembly", "border", "checkpoint", "contracts", "hookspecs", "native"},
+    "execution": {"execution", "border", "checkpoint", "contracts", "native"},
     "sampling": {"sampling", "execution", "contracts", "native"},
     "step": {"step", "sampling", "execution", "contracts"},
-    "drafting": {"drafting", "step", "sampling", "execution", "contracts"},
-    "loop": {"loop", "drafting", "step", "assembly", "contracts"},
-    "startup": {"startup", "loop", "drafting", "step", "sampling", "execution", "assembly", "contracts"},
-    "serving": {"serving", "checkpoint", "startup", "loop", "assembly", "contracts"},
+    "drafting": {"drafting", "border", "step", "sampling", "execution", "contracts"},
+    "loop": {"loop", "border", "drafting", "step", "assembly", "contracts"},
+    "startup": {
+        "startup", "border", "checkpoint", "loop", "drafting", "step", "sampling", "execution", "assembly", "contracts",
+    },
+    "serving": {"serving", "border", "checkpoint", "startup", "loop", "assembly", "contracts"},
     "evaluation": {"evaluation", "checkpoint", "serving", "startup", "loop", "execution", "assembly", "contracts"},
     "cli": {"cli", "serving", "evaluation", "assembly", "contracts"},
 }
@@ -35,11 +40,12 @@ SHOWS_PLUGINS = ("cli/", "testing/")
 """Whose help shows what one may choose; whose suites run whole engines."""
 HYDRA_ONLY_IN = "assembly/compose/"
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
-TORCH_FREE = ("checkpoint", "contracts", "native", "assembly", "cli", "serving", "loop")
+TORCH_FREE = ("border", "checkpoint", "contracts", "native", "assembly", "cli", "serving", "loop")
 
 
 def sources(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.py"))
+    files = sorted(folder.rglob("*.py"))
+    return files if folder == TEMPLATES else [file for file in files if TEMPLATES not in file.parents]
 
 
 def relative(file: Path) -> str:
@@ -101,6 +107,17 @@ def test_plugins_import_only_what_is_published_of_the_core():
         if name.split(".")[0] == "engine" and not name.startswith(allowed)
     ]
     assert wrong == []
+
+
+def test_templates_import_only_what_the_guide_publishes():
+    allowed = ("engine.contracts", "engine.hookspecs", "engine.testing", "engine.cli.plugins.templates")
+    wrong = [
+        f"{file.relative_to(TEMPLATES)}: {name}"
+        for file in sources(TEMPLATES)
+        for name in imports(parsed(file))
+        if name.split(".")[0] in ("engine", "engine_plugins") and not name.startswith(allowed)
+    ]
+    assert wrong == [] and len(sources(TEMPLATES)) > 20
 
 
 def test_hydra_and_pluggy_stay_in_their_place():
@@ -172,7 +189,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 
 
-@pytest.mark.parametrize("folder", [CORE, PLUGINS], ids=["core", "plugins"])
+@pytest.mark.parametrize("folder", [CORE, PLUGINS, TEMPLATES], ids=["core", "plugins", "templates"])
 def test_nothing_is_pickled_or_evaluated(folder):
     wrong = []
     for file in sources(folder):

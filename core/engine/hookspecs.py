@@ -5,6 +5,17 @@
     [project.entry-points."engine.plugins.v1"]
     mine = "engine_mine"
 
+The examples below are parts of such a file, which begins with
+
+.. code-block:: python
+
+    from dataclasses import dataclass
+
+    from engine.contracts.command import CommandProvider
+    from engine.contracts.config import DrafterConfig, QuantizerConfig, SlotConfig
+    from engine.contracts.provider import Provider
+    from engine.hookspecs import hookimpl
+
 Each hook of a slot returns a list of :class:`~engine.contracts.provider.Provider` records. Hooks *describe*; nothing is
 built and the factory's module is not imported until its plugin is selected. Hooks are called when plugins are
 looked for, never while an engine runs.
@@ -54,9 +65,13 @@ def engine_kv_format() -> list[Provider]:  # type: ignore[empty-body]
 
     .. code-block:: python
 
+        def needs_fp8_units(model, device):
+            return () if device.kind == "cuda" else ("needs a GPU with units for float8",)
+
+
         @hookimpl
         def engine_kv_format():
-            return [Provider("fp8", "engine_mine:Fp8KV", unsupported=needs_fp8_units)]
+            return [Provider("fp8_units", "engine_mine:Fp8KV", unsupported=needs_fp8_units)]
     """
 
 
@@ -65,6 +80,11 @@ def engine_quantizer() -> list[Provider]:  # type: ignore[empty-body]
     """Offer quantizers: how is a weight stored and multiplied? Contract: ``engine.contracts.quantizer``.
 
     .. code-block:: python
+
+        @dataclass(frozen=True)
+        class Int3Config(QuantizerConfig):
+            group_size: int = 64
+
 
         @hookimpl
         def engine_quantizer():
@@ -82,6 +102,7 @@ def engine_drafter() -> list[Provider]:  # type: ignore[empty-body]
         class EchoConfig(DrafterConfig):
             distance: int = 8
 
+
         @hookimpl
         def engine_drafter():
             return [Provider("echo", "engine_mine:Echo", config=EchoConfig, provides=("drafts", "host_drafter"))]
@@ -94,9 +115,13 @@ def engine_attention_kernel() -> list[Provider]:  # type: ignore[empty-body]
 
     .. code-block:: python
 
+        def needs_blackwell(model, device):
+            return () if (device.capability or (0, 0)) >= (10, 0) else ("needs compute capability 10.0",)
+
+
         @hookimpl
         def engine_attention_kernel():
-            return [Provider("fa9", "engine_mine:FA9", unsupported=needs_blackwell)]
+            return [Provider("fa9", "engine_mine:FA9", provides=("capturable",), unsupported=needs_blackwell)]
     """
 
 
@@ -105,6 +130,11 @@ def engine_router() -> list[Provider]:  # type: ignore[empty-body]
     """Offer routers: who answers this API request? Contract: ``engine.contracts.router``.
 
     .. code-block:: python
+
+        @dataclass(frozen=True)
+        class SemanticConfig(SlotConfig):
+            similarity: float = 0.95
+
 
         @hookimpl
         def engine_router():
@@ -118,6 +148,11 @@ def engine_exporter() -> list[Provider]:  # type: ignore[empty-body]
 
     .. code-block:: python
 
+        @dataclass(frozen=True)
+        class StatsdConfig(SlotConfig):
+            address: str = "127.0.0.1:8125"
+
+
         @hookimpl
         def engine_exporter():
             return [Provider("statsd", "engine_mine:Statsd", config=StatsdConfig)]
@@ -130,9 +165,13 @@ def engine_parallelism() -> list[Provider]:  # type: ignore[empty-body]
 
     .. code-block:: python
 
+        def needs_cuda(model, device):
+            return () if device.kind == "cuda" else ("needs a CUDA device",)
+
+
         @hookimpl
         def engine_parallelism():
-            return [Provider("nccl", "engine_mine:Nccl", unsupported=needs_cuda)]
+            return [Provider("nccl", "engine_mine:Nccl", provides=("tp",), unsupported=needs_cuda)]
     """
 
 
@@ -141,6 +180,10 @@ def engine_architecture() -> list[Provider]:  # type: ignore[empty-body]
     """Offer model families as typed ops. Contract: ``engine.contracts.architecture``.
 
     .. code-block:: python
+
+        def only_mamba(model, device):
+            return () if model.architecture == "MambaForCausalLM" else (f"it computes Mamba, not {model.architecture}",)
+
 
         @hookimpl
         def engine_architecture():

@@ -1,11 +1,12 @@
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import pytest
 import yaml
 
-from engine.assembly.compose import AUTO, compose, conf_dir, plugin_settings
+from engine.assembly.compose import AUTO, compose, conf_dir, plugin_settings, usable
 from engine.assembly.errors import AssemblyError
 from engine.contracts import SLOTS
 from engine.contracts.config import DrafterConfig, PluginSettings, Settings
@@ -36,6 +37,33 @@ class MineConfig(DrafterConfig):
         super().__post_init__()
         if self.k > 9:
             raise ValueError(f"drafter.k={self.k}: expected at most 9")
+
+
+@dataclass(frozen=True)
+class MandatoryConfig(DrafterConfig):
+    k: int = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class RefusingConfig(DrafterConfig):
+    def __post_init__(self) -> None:
+        raise ValueError("never")
+
+
+@dataclass(frozen=True)
+class RaisingConfig(DrafterConfig):
+    def __post_init__(self) -> None:
+        raise KeyError("x")
+
+
+@dataclass(frozen=True)
+class ObjectConfig(DrafterConfig):
+    k: Any = field(default_factory=object)
+
+
+@dataclass(frozen=True)
+class MistypedConfig(DrafterConfig):
+    k: int = "three"
 
 
 @pytest.fixture
@@ -103,7 +131,7 @@ def test_exporters_are_any_number_each_with_its_own_keys(builtins):
 
 def test_auto_brings_its_candidates_and_only_the_values_that_were_set(builtins, with_builtins):
     pick = picked(compose(["attention_kernel=auto"], builtins), "attention_kernel")
-    assert pick.plugin == AUTO and pick.candidates == ("triton", "cpu", "torch")
+    assert pick.plugin == AUTO and pick.candidates == ("triton", "cpu", "torch", "third_party")
     assert dict(pick.config) == {}
 
 
@@ -179,6 +207,41 @@ def test_a_plugins_dataclass_is_its_schema_without_any_yaml(entry, with_builtins
         "no such key 'dpth' in 'drafter.inner'"
         in problems(["drafter=mine", "drafter.inner.dpth=1"], with_builtins(mine))[0]
     )
+
+
+def offers(config):
+    return [Provider("mine", "mine:Mine", config=config)]
+
+
+def test_a_field_without_a_default_must_be_set_and_the_message_names_the_plugin(entry, with_builtins):
+    found = with_builtins(entry("engine-mine", engine_drafter=offers(MandatoryConfig)))
+    assert problems(["drafter=mine"], found) == (
+        "drafter.k: drafter=mine of engine-mine 0.3.0 has no default for it; set drafter.k=<value>",
+    )
+    assert picked(compose(["drafter=mine", "drafter.k=2"], found), "drafter").config["k"] == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (RefusingConfig, "drafter: drafter=mine of engine-mine 0.3.0 refuses its configuration: never"),
+        (RaisingConfig, "drafter: the config of drafter=mine of engine-mine 0.3.0 raised KeyError: 'x'"),
+    ],
+)
+def test_a_config_that_cannot_be_built_is_named_when_it_is_selected(config, words, entry, with_builtins):
+    found = with_builtins(entry("engine-mine", engine_drafter=offers(config)))
+    assert compose([], found).settings == Settings()
+    assert problems(["drafter=mine"], found) == (words,)
+
+
+@pytest.mark.parametrize("config", [ObjectConfig, MistypedConfig])
+def test_a_config_that_cannot_be_a_schema_stops_only_those_who_select_it(config, entry, with_builtins):
+    found = usable(with_builtins(entry("engine-mine", engine_drafter=offers(config))))
+    (failure,) = found.failures
+    assert f"config {config.__name__} cannot be a schema: Value " in str(failure)
+    assert compose([], found).settings == Settings()
+    (problem,) = problems(["drafter=mine"], found)
+    assert str(failure) in problem
 
 
 def test_naming_a_plugin_selects_its_schema_too(builtins):

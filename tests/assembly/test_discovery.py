@@ -2,11 +2,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.assembly.discovery import discover
+from engine.assembly.discovery import Origin, PluginEntry, discover
 from engine.contracts import SLOTS
 from engine.contracts.command import CommandProvider
 from engine.contracts.config import DrafterConfig, PluginSettings, SchedulerConfig
 from engine.contracts.provider import Provider
+from engine.hookspecs import ENTRY_POINT_GROUP
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,34 @@ class MineConfig(DrafterConfig):
     k: int = 3
 
 
+class UndecoratedConfig(DrafterConfig):
+    k: int = 3
+
+
+@dataclass(frozen=True)
+class ReservedConfig(DrafterConfig):
+    candidates: str = ""
+
+
+class Loads:
+    def __init__(self, load):
+        self.load = load
+
+
+class Odd(BaseException):
+    """Neither ``Exception`` nor ``SystemExit``."""
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Unreadable(dict):
+    def __iter__(self):
+        raise ValueError("no keys")
+
+
 def test_the_builtin_plugins_fill_every_slot_without_a_failure():
     found = discover(PluginSettings(third_party=False))
     assert found.failures == ()
@@ -26,12 +55,28 @@ def test_the_builtin_plugins_fill_every_slot_without_a_failure():
     assert {offer.origin.dist for offer in found.offers} == {"engine"}
 
 
-@pytest.mark.parametrize("error", [ImportError("no such thing"), SystemExit(3), ZeroDivisionError("oops")])
+@pytest.mark.parametrize(
+    "error", [ImportError("no such\nthing"), SystemExit(3), ZeroDivisionError("oops"), Odd("x"), Unprintable()]
+)
 def test_a_plugin_that_cannot_be_imported_is_recorded_and_the_others_go_on(error, broken_entry, entry, provider):
     found = discover(entries=[broken_entry("engine-bad", error), entry("engine-good", engine_drafter=[provider()])])
     (failure,) = found.failures
     assert (str(failure.origin), failure.stage) == ("engine-bad 0.3.0", "import")
-    assert type(error).__name__ in failure.error
+    assert type(error).__name__ in failure.error and "\n" not in failure.error
+    assert found.names("drafter") == ("mine",)
+
+
+def test_the_users_own_interrupt_is_no_failure_of_a_plugin(broken_entry):
+    with pytest.raises(KeyboardInterrupt):
+        discover(entries=[broken_entry("engine-slow", KeyboardInterrupt())])
+
+
+@pytest.mark.parametrize("module", [None, 3])
+def test_an_entry_point_that_leads_to_no_module_is_recorded(module, entry, provider):
+    odd = PluginEntry(Origin("engine-odd", "0.3.0", "main"), ENTRY_POINT_GROUP, Loads(lambda: module))
+    found = discover(entries=[odd, entry("engine-good", engine_drafter=[provider()])])
+    (failure,) = found.failures
+    assert failure.stage == "hooks" and "hookimpl" in failure.error
     assert found.names("drafter") == ("mine",)
 
 
@@ -46,9 +91,10 @@ def test_a_module_without_hooks_is_an_error(entry):
     assert "hookimpl" in failure.error
 
 
-def test_a_raising_hook_loses_neither_the_plugins_other_hooks_nor_other_plugins(entry, provider):
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, Odd])
+def test_a_raising_hook_loses_neither_the_plugins_other_hooks_nor_other_plugins(error, entry, provider):
     def boom():
-        raise RuntimeError("boom")
+        raise error("boom")
 
     found = discover(
         entries=[
@@ -57,7 +103,7 @@ def test_a_raising_hook_loses_neither_the_plugins_other_hooks_nor_other_plugins(
         ]
     )
     assert found.names("router") == ("r",) and found.names("drafter") == ("mine",)
-    assert "engine_drafter() raised RuntimeError: boom" in found.failures[0].error
+    assert f"engine_drafter() raised {error.__name__}: boom" in found.failures[0].error
 
 
 @pytest.mark.parametrize("answer", [None, Provider("x", "a:b"), "text"])
@@ -82,6 +128,25 @@ def test_another_major_version_is_reported_without_being_imported(broken_entry):
         ({"config": NotASlotConfig}, "DrafterConfig"),
         ({"config": SchedulerConfig}, "DrafterConfig"),
         ({"requires": {"memory": ("x",)}}, "memory"),
+        ({"requires": {"kv_allocator": "paged"}}, "requires['kv_allocator'] 'paged': expected a tuple of capabilities"),
+        ({"requires": {"kv_allocator": "paged"}}, "('paged',)"),
+        ({"requires": {"kv_allocator": None}}, "requires['kv_allocator'] None: expected"),
+        ({"requires": {"kv_allocator": (1,)}}, "requires['kv_allocator'] (1,): expected"),
+        ({"requires": {3: ("paged",)}}, "requires names no slot: 3"),
+        ({"requires": ["kv_allocator"]}, "expected capabilities by slot, like {'kv_allocator': ('paged',)}"),
+        ({"requires": None}, "requires None: expected capabilities by slot"),
+        ({"requires": Unreadable(x=())}, "its record cannot be read: ValueError: no keys"),
+        ({"provides": "paged"}, "provides 'paged': expected a tuple of capabilities, ('paged',)"),
+        ({"provides": None}, "provides None: expected a tuple"),
+        ({"provides": (1, "paged")}, "provides (1, 'paged'): expected a tuple"),
+        ({"provides": ("",)}, "provides ('',): expected a tuple"),
+        ({"unsupported": ("needs a GPU",)}, "unsupported ('needs a GPU',): expected a function of (model, device)"),
+        ({"unsupported": None}, "unsupported None: expected a function"),
+        ({"doc": None}, "doc None: expected one line"),
+        ({"doc": "two\nlines"}, "doc 'two\\nlines': expected one line"),
+        ({"config": MineConfig()}, "expected a frozen dataclass derived from"),
+        ({"config": UndecoratedConfig}, "UndecoratedConfig: its fields k are not read without @dataclass(frozen=True)"),
+        ({"config": ReservedConfig}, "ReservedConfig: every drafter has the key 'candidates' already"),
     ],
 )
 def test_a_provider_that_does_not_fit_is_refused_with_the_reason(fields, words, entry, provider):
@@ -89,9 +154,21 @@ def test_a_provider_that_does_not_fit_is_refused_with_the_reason(fields, words, 
     assert found.names("drafter") == ("good",)
     (failure,) = found.failures
     assert words in failure.error and (failure.slot, failure.name) == ("drafter", "mine")
+    assert "\n" not in str(failure)
 
 
-@pytest.mark.parametrize("name", ["auto", "Mine", "my-one", "", "a:b"])
+def test_capabilities_may_be_any_collection_of_words(entry, provider):
+    offered = [provider("a", provides=["paged"]), provider("b", provides={"paged"}, requires={"router": ["x"]})]
+    assert discover(entries=[entry("engine-mine", engine_drafter=offered)]).names("drafter") == ("a", "b")
+
+
+def test_a_name_offered_twice_by_one_distribution_is_refused_the_second_time(entry, provider):
+    found = discover(entries=[entry("engine-odd", engine_drafter=[provider(), provider()])])
+    assert found.names("drafter") == ("mine",)
+    assert "offers drafter=mine twice" in found.failures[0].error
+
+
+@pytest.mark.parametrize("name", ["auto", "third_party", 3, "Mine", "my-one", "", "a:b"])
 def test_names_that_could_not_be_selected_are_refused(name, entry, provider):
     assert discover(entries=[entry("engine-odd", engine_drafter=[provider(name)])]).offers == ()
 

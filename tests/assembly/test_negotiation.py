@@ -1,10 +1,15 @@
+from dataclasses import dataclass
+
 import pytest
 
+from engine.assembly.choosing import plugin_problems
 from engine.assembly.compose import compose
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import model_facts
-from engine.assembly.negotiation import plugin_problems, resolve
+from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
+from engine.assembly.records import reasons_of
+from engine.contracts.config import DrafterConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import Provider
 
@@ -180,13 +185,67 @@ def test_an_ambiguous_name_is_an_error_only_when_selected(plan, entry):
     assert plan("drafter=mine", "drafter.plugin='engine-b:mine'", entries=two).choice("drafter").factory == "b:D"
 
 
-def test_a_raising_unsupported_is_a_reason_that_names_its_plugin(plan, entry):
-    def boom(model, device):
-        raise KeyError("x")
+class Odd(BaseException):
+    """Neither ``Exception`` nor ``SystemExit``."""
 
-    odd = entry("engine-odd", engine_drafter=[Provider("odd", "x:Y", unsupported=boom)])
+
+def raising(error):
+    def unsupported(model, device):
+        raise error
+
+    return unsupported
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3), Odd("x")])
+def test_a_raising_unsupported_is_a_reason_that_names_its_plugin(error, plan, entry):
+    odd = entry("engine-odd", engine_drafter=[Provider("odd", "x:Y", unsupported=raising(error))])
     (problem,) = refused(plan, "drafter=odd", entries=[odd])
-    assert "engine-odd 0.3.0" in problem and "KeyError" in problem
+    assert f"unsupported() of drafter=odd (engine-odd 0.3.0) raised {type(error).__name__}" in problem
+
+
+def test_the_users_own_interrupt_is_no_reason(plan, entry):
+    odd = entry("engine-odd", engine_drafter=[Provider("odd", "x:Y", unsupported=raising(KeyboardInterrupt()))])
+    with pytest.raises(KeyboardInterrupt):
+        plan("drafter=odd", entries=[odd])
+
+
+NO_REASONS = [
+    ("needs a GPU", "returned 'needs a GPU'; expected a tuple of reasons, ('needs a GPU',)"),
+    ("", "returned ''; expected a tuple of reasons, ('',)"),
+    (None, "returned None; expected a tuple of reasons, empty when there are none"),
+    (True, "returned True; expected"),
+    ([1], "returned [1]; expected"),
+    (("",), "returned ('',); expected"),
+]
+
+
+@pytest.mark.parametrize(("returned", "words"), NO_REASONS)
+def test_what_are_no_reasons_is_one_line_that_says_so(returned, words):
+    (line,) = reasons_of(returned, "unsupported() of mine")
+    assert line.startswith(f"unsupported() of mine {words}")
+
+
+def test_an_unsupported_that_returns_no_reasons_is_one_problem_that_names_it(plan, entry):
+    @dataclass(frozen=True)
+    class OddConfig(DrafterConfig):
+        def unsupported(self, model, device):
+            return "needs a GPU"
+
+    offered = [
+        Provider("odd", "x:Y", unsupported=lambda model, device: "needs a GPU"),
+        Provider("odd_config", "x:Y", config=OddConfig),
+    ]
+    odd = entry("engine-odd", engine_drafter=offered)
+    (problem,) = refused(plan, "drafter=odd", entries=[odd])
+    assert "unsupported() of drafter=odd (engine-odd 0.3.0) returned 'needs a GPU'" in problem
+    (problem,) = refused(plan, "drafter=odd_config", entries=[odd])
+    assert "unsupported() of the config of drafter=odd_config (engine-odd 0.3.0) returned 'needs a GPU'" in problem
+
+
+def test_reasons_may_be_a_list_and_are_told_on_one_line_each(plan, entry):
+    odd = entry("engine-odd", engine_drafter=[Provider("odd", "x:Y", unsupported=lambda m, d: ["too\nold", "slow"])])
+    told = refused(plan, "drafter=odd", entries=[odd])
+    assert ["on cpu: too old (" in told[0], "on cpu: slow (" in told[1]] == [True, True]
 
 
 def test_auto_keeps_what_was_set_on_top_of_the_chosen_plugins_defaults(plan, entry, tmp_path):

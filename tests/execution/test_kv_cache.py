@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.border.calls import PluginError
 from engine.contracts.config import SlotConfig
 from engine.execution.kv_cache import KVCache
 from engine.testing.context import build_context
@@ -107,5 +108,5 @@ def test_scales_that_fit_no_head_are_named(scale: Tensor) -> None:
 def test_an_unknown_storage_dtype_is_named() -> None:
     kv_format = Int8Format("per_token_head")
     kv_format.storage_dtype = lambda compute_dtype: "int9"  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="'int9'"):
+    with pytest.raises(PluginError, match="'int9'"):
         KVCache(MODEL, kv_format, 1, 8, "float32", "cpu")

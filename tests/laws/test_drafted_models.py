@@ -25,6 +25,7 @@ FACTORS = (
     ("scheduler=continuous", "scheduler=chunked_prefill scheduler.token_budget=21"),
     ("overlap=true", "overlap=false"),
     ("1", "4", "16"),
+    ("attention_kernel=auto", "attention_kernel=torch"),
     QUANTIZERS,
 )
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -70,8 +71,9 @@ def assert_same(found: Sequence[Answer], wanted: Sequence[Answer]) -> None:
 
 
 def check(row: Row, models: Models, reference: Callable[..., tuple[list[Answer], list[Answer]]], count: int) -> None:
-    drafter, model, allocator, scheduler, overlap, batch, quantizer = row
-    core = engine(models, model, *DRAFTERS[drafter](models, model), allocator, *scheduler.split(), overlap, quantizer)
+    drafter, model, allocator, scheduler, overlap, batch, attention, quantizer = row
+    settings = (allocator, *scheduler.split(), overlap, attention, quantizer)
+    core = engine(models, model, *DRAFTERS[drafter](models, model), *settings)
     greedy, sampled = both(core, prompts(models, model, count), int(batch))
     core.close()
     for found, wanted in zip((greedy, sampled), reference(model, quantizer, count), strict=True):

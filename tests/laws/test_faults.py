@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.border.calls import name_of, noting
 from engine.contracts.drafter import Draft, DraftRow
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import PROBE, EngineBroken
@@ -24,7 +25,7 @@ SAMPLING = 666
 """A seed that does."""
 FAULTS = {
     "forward": "RuntimeError: no kernel", "memory": "OutOfMemoryError: out of memory", "nan": "not finite numbers",
-    "sampling": "ValueError: no such noise", "drafter": "drafter=ngram raised KeyError",
+    "sampling": "ValueError: no such noise", "drafter": "propose() raised KeyError",
 }  # fmt: skip
 HOST = ("drafter=ngram", "drafter.adaptive=false")
 SETS = [("overlap=false", "drafter=none"), ("overlap=true", *HOST)]
@@ -59,7 +60,7 @@ def with_propose(engine: Exact, propose: Callable[[Callable[..., Draft], Sequenc
     """Put a function before the drafter on the host."""
     drafter: Any = engine.core._drafting._host
     original = drafter.propose
-    drafter.propose = lambda rows: propose(original, rows)
+    drafter.propose = noting(lambda rows: propose(original, rows), f"{name_of(drafter)}: propose()")
 
 
 def faulty_propose(original: Callable[..., Draft], rows: Sequence[DraftRow]) -> Draft:
@@ -226,8 +227,8 @@ def too_many(original: Callable[..., Draft], rows: Sequence[DraftRow]) -> Draft:
     [
         ("run", raising, "RuntimeError: no kernel"),
         ("head", all_nan, "not finite numbers"),
-        ("drafter", no_answer, "drafter=ngram raised AttributeError"),
-        ("drafter", too_many, "drafter=ngram proposed"),
+        ("drafter", no_answer, r"drafter=ngram .*propose\(\) returned None, expected a Draft"),
+        ("drafter", too_many, r"drafter=ngram .*propose\(\) proposed"),
     ],
 )
 def test_an_engine_that_fails_on_everything_ends_with_the_reason(

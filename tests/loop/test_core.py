@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from engine.border.calls import PluginError
 from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.loop.core import EngineBroken
 from engine.step.plan import DrafterBroken, StepPlan
 from tests.laws.harness import expected, random_requests
 
@@ -132,7 +132,7 @@ def test_drafts_that_are_no_tokens_end_the_engine_and_name_the_drafter():
     simulation = simulate(drafts=2)
     simulation.device.fail = lambda plan: DrafterBroken("token ids outside of the vocabulary")
     simulation.core.submit(greedy("r", (1, 2, 3), 4))
-    with pytest.raises(EngineBroken, match=r"drafter=.*outside of the vocabulary"):
+    with pytest.raises(PluginError, match=r"propose\(\) .*outside of the vocabulary"):
         simulation.core.step()
 
 

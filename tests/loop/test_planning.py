@@ -2,10 +2,10 @@
 
 import pytest
 
+from engine.border.calls import PluginError, named
 from engine.contracts.events import PrefixCacheEvent
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.contracts.scheduler import Schedule, ScheduledRow
-from engine.loop.planning import SchedulerBroken
+from engine.contracts.scheduler import Schedule, ScheduledRow, Scheduler
 from tests.laws.harness import expected
 
 from .simulated import simulate
@@ -17,18 +17,26 @@ def request(name="r", prompt=tuple(range(20)), max_tokens=10):
 
 def scheduled_by(simulation, plan):
     """Replace the scheduler of a running loop."""
-    simulation.core._planner._schedule = plan
+
+    class Mine:
+        def plan(self, view):
+            return plan(view)
+
+    simulation.core._planner._scheduler = named(Mine(), "scheduler=mine (from engine-mine 0.3.0)", [Scheduler])
 
 
 @pytest.mark.parametrize(
     "schedule, message",
     [
-        (lambda view: Schedule((ScheduledRow("nobody", 1),)), "request 'nobody' is unknown"),
-        (lambda view: Schedule((ScheduledRow("r", 1), ScheduledRow("r", 1))), "was scheduled twice"),
+        (lambda view: Schedule((ScheduledRow("nobody", 1),)), "request 'nobody', which is unknown"),
+        (lambda view: Schedule((ScheduledRow("r", 1), ScheduledRow("r", 1))), "for request 'r', which has one already"),
         (lambda view: Schedule((ScheduledRow("r", 21),)), "gave 21 tokens to request 'r', which has 20 left"),
         (lambda view: Schedule((ScheduledRow("r", 0),)), "gave 0 tokens"),
         (lambda view: Schedule(()), "admitted none of 1 requests"),
-        (lambda view: 1 / 0, "raised ZeroDivisionError"),
+        (lambda view: Schedule((ScheduledRow("r", 1.0),)), r"gave 1\.0 tokens"),
+        (lambda view: Schedule(ScheduledRow("r", 1)), "expected rows and preempt_order as tuples"),
+        (lambda view: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_planning\.py:\d+\)"),
+        (lambda view: exit(3), r"raised SystemExit: 3"),
         (lambda view: None, "returned None, expected a Schedule"),
         (lambda view: Schedule((("r", 1),)), r"returned a row \('r', 1\), expected a ScheduledRow"),
     ],
@@ -37,14 +45,14 @@ def test_a_scheduler_that_breaks_its_contract_is_named(schedule, message):
     simulation = simulate("scheduler=continuous")
     scheduled_by(simulation, schedule)
     simulation.core.submit(request())
-    with pytest.raises(SchedulerBroken, match=message) as raised:
+    with pytest.raises(PluginError, match=message) as raised:
         simulation.core.step()
-    assert "scheduler=continuous" in str(raised.value)
+    assert str(raised.value).startswith("scheduler=mine (from engine-mine 0.3.0): plan() ")
 
 
 def test_a_scheduler_sees_bounds_of_what_steps_in_flight_bring():
     simulation, seen = simulate(in_flight=2, drafts=3), []
-    schedule = simulation.core._planner._schedule
+    schedule = simulation.core._planner._scheduler.plan
 
     def watched(view):
         seen.extend((row.known, row.computed, row.num_draft_tokens) for row in view.running)

@@ -55,11 +55,11 @@ def test_bodies_that_are_no_json_object_are_refused(data: bytes) -> None:
 def test_text_whose_ids_the_model_lacks_is_refused() -> None:
     """Looking such an id up would read beyond the table of embeddings."""
     state: Any = SimpleNamespace(tokenizer=make_tokenizer(), max_len=MAX_LEN, vocab_size=ord("x"))
-    assert asyncio.run(encode_text(state, "cde")) == ids("cde")
+    assert asyncio.run(encode_text(state, "", "cde")) == ids("cde")
     with pytest.raises(ApiError, match=r"Token id 120 is outside the vocabulary \(0 to 119\)"):
-        asyncio.run(encode_text(state, "x"))
+        asyncio.run(encode_text(state, "", "x"))
     with pytest.raises(ApiError, match="outside the vocabulary"):
-        asyncio.run(encode_turns(state, [{"role": "user", "content": "x"}], True))
+        asyncio.run(encode_turns(state, "", [{"role": "user", "content": "x"}], True))
 
 
 NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]

@@ -12,6 +12,7 @@ from engine.assembly.bind import bind
 from engine.contracts.drafter import DrafterKV
 from engine.startup.build import DoesNotFit, build_engine
 from engine.startup.checks import check_drafter
+from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.drafter.early_exit import EarlyExitDrafter
 
 from ..execution import tiny
@@ -44,7 +45,7 @@ def test_a_draft_model_whose_heads_the_attention_kernel_cannot_group_is_refused_
     for ratio in (2, 4):
         able = replace(kernel.capabilities, heads_per_kv_head=ratio)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(kernel), "capabilities", able)
+            patch.setattr(TorchAttention, "capabilities", able)
             if ratio == 2:
                 build_engine(plan).core.close()
                 continue

@@ -40,7 +40,17 @@ def test_a_reader_who_does_not_read_keeps_nobody_waiting():
     read = os.read(reading, 2**20).decode()
     assert len(read) > 2**15 and sent.startswith(read)
     stream.write("taken again\n")
-    assert os.read(reading, 2**20) == b"taken again\n"
+    assert os.read(reading, 2**20) == b"\ntaken again\n", "behind a line that was cut"
+
+
+def test_a_terminal_that_nobody_reads_keeps_nobody_waiting():
+    """It can be written to long before it takes all of what is written."""
+    master, terminal = os.openpty()
+    stream = Unfailing(open(terminal, "w"))  # noqa: SIM115 (the terminal stays open)
+    sent = "".join(f"line {i}\n" for i in range(10_000))
+    assert stream.write(sent) == len(sent)
+    read = os.read(master, 2**20).decode().replace("\r\n", "\n")
+    assert read and sent.startswith(read)
 
 
 @pytest.mark.parametrize("close", [False, True])

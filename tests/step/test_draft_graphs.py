@@ -330,7 +330,7 @@ def test_a_drafter_that_asks_the_host_is_refused_with_what_it_does(drafter: type
 
 
 def test_a_captured_drafter_must_draft_as_many_as_are_wanted() -> None:
-    with pytest.raises(AssemblyError, match=r"proposed tokens \[2, 1\]: expected 2 rows of at least 2"):
+    with pytest.raises(AssemblyError, match=r"proposed tokens \[2, 1\], expected 2 rows of at least 2"):
         toy_engine(Few())
 
 

@@ -126,5 +126,5 @@ def test_a_drafter_that_proposes_too_few_tokens_is_reported() -> None:
     plan = prompt_plan({0: (1, 2, 3)})
     plan = StepPlan(0, plan.admits, (StepRow(0, 0, 3, new_blocks=blocks_of(0), wants_drafts=2),))
     runner.tables.apply(plan)
-    with pytest.raises(DrafterBroken, match=r"proposed tokens \[1, 1\]: expected 1 rows of at least 2"):
+    with pytest.raises(DrafterBroken, match=r"proposed tokens \[1, 1\], expected 1 rows of at least 2"):
         runner.launch(plan)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.assembly.compose import Composed, compose, plugin_settings
+from engine.assembly.choosing import plugin_problems
+from engine.assembly.compose import Composed, compose, plugin_settings, usable
 from engine.assembly.device_facts import device_facts
 from engine.assembly.discovery import Discovered, discover
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import model_facts
-from engine.assembly.negotiation import plugin_problems, resolve
+from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
 
 
@@ -25,7 +26,7 @@ class Configured:
 
 def configure(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Configured:
     """Discover and compose. Raises :class:`AssemblyError`."""
-    discovered = discover(plugin_settings(overrides))
+    discovered = usable(discover(plugin_settings(overrides)))
     return Configured(discovered, compose(overrides, discovered, config_dirs))
 
 

@@ -5,7 +5,7 @@ The engine process calls :func:`bind`, the API process :func:`bind_api`; each im
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -15,16 +15,18 @@ from engine.assembly import values
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import locate, model_facts
 from engine.assembly.plan import EnginePlan, SlotChoice
+from engine.border.calls import named, told, where
+from engine.border.values import attribute_problems
 from engine.contracts import API_SLOTS, SLOTS
 from engine.contracts.architecture import Architecture
-from engine.contracts.attention_kernel import AttentionKernel
-from engine.contracts.drafter import Drafter
-from engine.contracts.exporter import Exporter
+from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
+from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
+from engine.contracts.exporter import Exporter, ScrapedExporter
 from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import Quantizer
+from engine.contracts.quantizer import CheckingQuantizer, KVScaleReader, Quantizer, SizedQuantizer
 from engine.contracts.router import Router
 from engine.contracts.scheduler import Scheduler
 
@@ -45,6 +47,16 @@ PROTOCOLS: Mapping[str, type[Any]] = MappingProxyType(
     }
 )
 """What a slot's plugin must look like."""
+
+OPTIONAL: Mapping[str, tuple[type[Any], ...]] = MappingProxyType(
+    {
+        "quantizer": (SizedQuantizer, CheckingQuantizer, KVScaleReader),
+        "attention_kernel": (NativeAttention,),
+        "drafter": (HostDrafter, DeviceDrafter, CapturableDrafter),
+        "exporter": (ScrapedExporter,),
+    }
+)
+"""What it may look like besides."""
 
 ENGINE_SLOTS = tuple(slot for slot in SLOTS if slot not in API_SLOTS)
 
@@ -126,33 +138,53 @@ def config_of(choice: SlotChoice) -> Any:
 
 
 def _build(choice: SlotChoice, context: BuildContext, problems: list[str]) -> Any:
-    who = f"{choice.slot}={choice.name} (from {choice.origin})"
     try:
         factory = values.load(choice.factory)
-    except Exception as error:  # importing a plugin may fail in any way; it is named and start-up stops
-        problems.append(f"{who} cannot be imported from {choice.factory}: {type(error).__name__}: {error}")
+    except _ENDS as error:  # importing a plugin may fail in any way; it is named and start-up stops
+        problems.append(f"{choice.who} cannot be imported from {choice.factory}: {type(error).__name__}: {error}")
         return None
     try:
         built = factory(config_of(choice), context)
-    except Exception as error:  # as above
-        problems.append(f"{who} failed to build: {type(error).__name__}: {error}{_where(error)}")
+    except _ENDS as error:  # as above
+        problems.append(f"{choice.who} failed to build: {type(error).__name__}: {error}{where(error.__traceback__)}")
         return None
+    return _as_contracted(choice, built, problems)
+
+
+_ENDS = (Exception, SystemExit)
+"""What a plugin may raise: a module that ends the process is a plugin that fails."""
+
+
+def _as_contracted(choice: SlotChoice, built: Any, problems: list[str]) -> Any:
+    """A plugin whose attributes are those of its contract, and whose calls carry its name."""
     protocol = PROTOCOLS[choice.slot]
-    if not isinstance(built, protocol):
-        missing = [name for name in _members(protocol) if not hasattr(built, name)]
-        problems.append(
-            f"{who} built a {type(built).__name__}, which is not a {protocol.__name__}: "
-            f"it lacks {', '.join(missing) or 'part of the protocol'}"
-        )
-    return built
+    optional = OPTIONAL.get(choice.slot, ())
+    try:
+        if not isinstance(built, protocol):
+            missing = [name for name in _members(protocol) if not hasattr(built, name)]
+            problems.append(
+                f"{choice.who} built a {type(built).__name__}, which is not a {protocol.__name__}: "
+                f"it lacks {', '.join(missing) or 'part of the protocol'}"
+            )
+            return built
+        offered = (protocol, *(also for also in optional if isinstance(built, also)))
+        problems += [f"{choice.who}: {problem}" for problem in _placement_problems(built)]
+        wrong = [problem for each in offered for problem in attribute_problems(built, each)]
+        problems += [f"{choice.who}: {problem}" for problem in dict.fromkeys(wrong)]
+        return named(built, choice.who, offered)
+    except _ENDS as error:  # a property may fail in any way, and not every class can be derived from
+        problems.append(f"{choice.who} cannot be used: {told(error)}")
+        return built
 
 
-def _where(error: BaseException) -> str:
-    """File and line of the innermost frame."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
+def _placement_problems(built: Any) -> Iterator[str]:
+    """A drafter is one of two kinds, and says which."""
+    kinds = {"host": HostDrafter, "device": DeviceDrafter}
+    placement = getattr(built, "placement", None)
+    kind = kinds.get(placement) if isinstance(built, Drafter) and isinstance(placement, str) else None
+    if kind is not None and not isinstance(built, kind) and built.max_width != 0:
+        missing = [name for base in kind.__mro__ for name in _members(base) if not hasattr(built, name)]
+        yield f"placement is {placement!r}, and it lacks {', '.join(dict.fromkeys(missing))}"
 
 
 def _members(protocol: type[Any]) -> list[str]:

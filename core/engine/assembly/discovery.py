@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import pluggy
 
 from engine import hookspecs
+from engine.assembly.records import command_error, provider_error, told
+from engine.border.calls import shown
 from engine.contracts import SLOTS
 from engine.contracts.command import CommandProvider
 from engine.contracts.config import SLOT_CONFIGS, PluginSettings
@@ -24,10 +26,6 @@ from engine.contracts.provider import PLUGIN_API, Provider
 OWN_DISTRIBUTION = "engine"
 GROUP_STEM = "engine.plugins.v"
 HOOK_BY_SLOT = {slot: f"engine_{slot}" for slot in SLOTS}
-RESERVED_NAMES = frozenset({"auto"})
-_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-_COMMAND_NAME = re.compile(r"[a-z][a-z0-9_-]*\Z")
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,10 @@ class Offer:
     def qualified(self) -> str:
         """``dist:name``, unique even when two distributions offer the same name."""
         return f"{self.origin.dist}:{self.name}"
+
+    @property
+    def is_third_party(self) -> bool:
+        return self.origin.dist != OWN_DISTRIBUTION
 
     @property
     def config_class(self) -> type[Any]:
@@ -202,22 +204,24 @@ class _Findings:
         )
 
     def fail(self, origin: Origin, stage: str, error: object, slot: str = "", name: str = "") -> None:
-        if isinstance(error, BaseException):
-            error = f"{type(error).__name__}: {error}"
-        self.failures.append(PluginFailure(origin, stage, str(error), slot, name))
+        text = told(error) if isinstance(error, BaseException) else str(error)
+        self.failures.append(PluginFailure(origin, stage, text, slot, name))
 
     def load(self, entry: PluginEntry) -> None:
         try:
             module = entry.target.load()
-        except (Exception, SystemExit) as error:  # recorded with its origin; a plugin may fail in any way
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # recorded with its origin; a plugin may fail in any way
             self.fail(entry.origin, "import", error)
             return
         if self._register(entry.origin, module):
             self._collect(entry.origin, module)
 
     def _register(self, origin: Origin, module: ModuleType) -> bool:
+        name = f"{origin.dist}:{origin.entry}"
         try:
-            self.manager.register(module, name=f"{origin.dist}:{origin.entry}")
+            self.manager.register(module, name)
         except (pluggy.PluginValidationError, ValueError) as error:
             self.fail(origin, "hooks", str(error).splitlines()[-1])
             return False
@@ -227,9 +231,10 @@ class _Findings:
         if unknown:
             self.fail(origin, "hooks", f"no such hook: {', '.join(unknown)}; hooks are {', '.join(known)}")
         elif not callers:
-            self.fail(origin, "hooks", f"{module.__name__} has no function marked with engine.hookspecs.hookimpl")
+            where = getattr(module, "__name__", shown(module))
+            self.fail(origin, "hooks", f"{where} has no function marked with engine.hookspecs.hookimpl")
         if unknown or not callers:
-            self.manager.unregister(module)
+            self.manager.unregister(name=name)
             return False
         return True
 
@@ -242,7 +247,7 @@ class _Findings:
                 self.searchpaths.append(SearchPath(path, origin))
             else:
                 self.fail(
-                    origin, "call", f"engine_config_searchpath gave {path!r}: expected 'pkg://...' or 'file://...'"
+                    origin, "call", f"engine_config_searchpath gave {shown(path)}: expected 'pkg://...' or 'file://...'"
                 )
 
         for command in self._call(origin, module, "engine_command"):
@@ -264,8 +269,10 @@ class _Findings:
                 continue
             try:
                 answer = impl.function()
-            except (Exception, SystemExit) as error:  # recorded with its origin
-                self.fail(origin, "call", f"{hook}() raised {type(error).__name__}: {error}")
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # recorded with its origin
+                self.fail(origin, "call", f"{hook}() raised {told(error)}")
                 continue
             if isinstance(answer, list | tuple):
                 answers.extend(answer)
@@ -275,50 +282,16 @@ class _Findings:
 
     def _offer(self, origin: Origin, slot: str, provider: object) -> None:
         if not isinstance(provider, Provider):
-            self.fail(origin, "provider", f"expected a Provider, got {provider!r}", slot)
+            self.fail(origin, "provider", f"expected a Provider, got {shown(provider)}", slot)
             return
-        wrong = provider_error(slot, provider)
+        offer = Offer(slot, provider, origin)
+        try:
+            wrong = provider_error(slot, provider)
+        except Exception as error:  # a record may hold anything
+            wrong = f"its record cannot be read: {told(error)}"
+        if not wrong and any(slot == other.slot and offer.qualified == other.qualified for other in self.offers):
+            wrong = f"offers {slot}={offer.name} twice"
         if wrong:
             self.fail(origin, "provider", wrong, slot, str(provider.name))
         else:
-            self.offers.append(Offer(slot, provider, origin))
-
-
-def provider_error(slot: str, provider: Provider) -> str:
-    """Why this record cannot be used; empty when it can."""
-    wrong = _record_error(provider.name, _NAME, "and '_', and not 'auto'", provider.factory, provider.api)
-    if wrong:
-        return wrong
-    unknown = [name for name in provider.requires if name not in SLOTS]
-    if unknown:
-        return f"requires names no slot: {', '.join(unknown)}"
-    base = SLOT_CONFIGS[slot]
-    config = provider.config
-    if config is not None and not (isinstance(config, type) and is_dataclass(config) and issubclass(config, base)):
-        return f"config {config!r}: expected a frozen dataclass derived from engine.contracts.config.{base.__name__}"
-    return ""
-
-
-def command_error(provider: object) -> str:
-    """Why this record of a command cannot be used; empty when it can."""
-    if not isinstance(provider, CommandProvider):
-        return f"engine_command gave a {type(provider).__name__}, expected a CommandProvider"
-    if not isinstance(provider.doc, str) or len(provider.doc.splitlines()) > 1:
-        return f"command {provider.name!r}: doc {provider.doc!r}: expected one line"
-    wrong = _record_error(provider.name, _COMMAND_NAME, "'_' and '-'", provider.command, provider.api)
-    return wrong and f"command {provider.name!r}: {wrong}"
-
-
-def _record_error(name: object, allowed: re.Pattern[str], others: str, target: object, api: object) -> str:
-    """What plugins and commands have in common."""
-    match api:
-        case (int(major), int(minor)):
-            if major != PLUGIN_API[0] or minor > PLUGIN_API[1]:
-                return f"needs plugin API {major}.{minor}, this engine has {PLUGIN_API[0]}.{PLUGIN_API[1]}"
-        case _:
-            return f"api {api!r}: expected two numbers, like {PLUGIN_API}"
-    if not isinstance(name, str) or not allowed.match(name) or name in RESERVED_NAMES:
-        return f"name {name!r}: expected lower-case letters, digits {others}"
-    if not isinstance(target, str) or not _FACTORY.match(target):
-        return f"factory {target!r}: expected 'package.module:attribute'"
-    return ""
+            self.offers.append(offer)

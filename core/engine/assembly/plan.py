@@ -35,6 +35,11 @@ class SlotChoice:
     passed_over: tuple[str, ...] = ()
     """For ``auto``: the earlier candidates and why each was not taken, one line each."""
 
+    @property
+    def who(self) -> str:
+        """The plugin in messages: ``quantizer=mine (from engine-mine 0.3.0)``."""
+        return f"{self.slot}={self.name} (from {self.origin})"
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:

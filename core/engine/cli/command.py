@@ -24,7 +24,6 @@ def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"engine {name}",
         description=command.help,
-        usage=f"engine {name} [--flags]" + (" [overrides]" if command.takes_overrides else ""),
         epilog="\n\n".join(filter(None, (command.notes, OVERRIDES_HELP * command.takes_overrides))),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -42,6 +41,8 @@ def parser_of(name: str, command: Command) -> argparse.ArgumentParser:
         command.flags(parser)
     except argparse.ArgumentError as error:
         raise AssemblyError([f"command {name}: {error}"]) from error
+    wanted = "".join(f" {action.metavar or action.dest.upper()}" for action in positionals(parser))
+    parser.usage = f"engine {name}{wanted} [--flags]" + " [overrides]" * command.takes_overrides
     return parser
 
 
@@ -63,6 +64,11 @@ def run(name: str, command: Command, argv: Sequence[str]) -> int:
 def options(parser: argparse.ArgumentParser) -> list[str]:
     """Every flag a parser knows."""
     return [option for action in parser._actions for option in action.option_strings]
+
+
+def positionals(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """What a parser wants without a flag."""
+    return [action for action in parser._actions if not action.option_strings]
 
 
 class _Parser(argparse.ArgumentParser):

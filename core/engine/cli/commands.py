@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from engine.assembly import values
 from engine.assembly.discovery import OWN_DISTRIBUTION, CommandOffer, Discovered, Origin, discover
@@ -16,11 +17,18 @@ CORE = (
     CommandProvider("eval", "engine.cli.eval:COMMAND", "measure what a plan costs in quality and what fits in memory"),
     CommandProvider("check", "engine.cli.check:COMMAND", "resolve a configuration without starting anything"),
     CommandProvider("config", "engine.cli.config:COMMAND", "print the composed configuration"),
-    CommandProvider("plugins", "engine.cli.plugins:COMMAND", "list the installed plugins"),
+    CommandProvider("plugins", "engine.cli.plugins.listed:COMMAND", "list, write, check and show plugins"),
     CommandProvider("completion", "engine.cli.completion:COMMAND", "print a completion script for bash, zsh or fish"),
 )
+TWO_WORDS = (
+    CommandProvider("plugins new", "engine.cli.plugins.new:COMMAND", "write a package with a plugin for a slot"),
+    CommandProvider("plugins check", "engine.cli.plugins.check:COMMAND", "run the suite of its slot on a plugin"),
+    CommandProvider("plugins show", "engine.cli.plugins.show:COMMAND", "what a plugin is, needs and can be told"),
+)
+"""Commands behind another one: its help lists them."""
 HIDDEN = (CommandProvider("complete", "engine.cli.complete:COMMAND", "candidates for the last word of a line"),)
 TAKEN = frozenset({"help", *(provider.name for provider in (*CORE, *HIDDEN))})
+OWN = (*CORE, *TWO_WORDS, *HIDDEN)
 _OWN = Origin(OWN_DISTRIBUTION, "", "")
 
 
@@ -36,10 +44,22 @@ def commands(discovered: Discovered) -> dict[str, CommandOffer]:
     return found
 
 
+def behind_others() -> dict[str, CommandOffer]:
+    """The commands of two words, by these."""
+    return {provider.name: CommandOffer(provider, _OWN) for provider in TWO_WORDS}
+
+
+def split(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command's name, which has one word or two, and what is behind it. There is at least one word."""
+    two = " ".join(words[:2])
+    length = 2 if any(two == provider.name for provider in TWO_WORDS) else 1
+    return " ".join(words[:length]), list(words[length:])
+
+
 def find(name: str) -> CommandOffer:
     """The command that ``name``, or ``dist:name``, calls. Other packages are loaded only where the engine itself has
     none of that name. Raises :class:`AssemblyError`."""
-    for provider in (*CORE, *HIDDEN):
+    for provider in OWN:
         if name == provider.name:
             return CommandOffer(provider, _OWN)
     for settings in (PluginSettings(third_party=False), PluginSettings()):

@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from engine.assembly.discovery import Discovered, discover
-from engine.cli.command import options, parser_of
-from engine.cli.commands import commands, load
+from engine.cli.command import options, parser_of, positionals
+from engine.cli.commands import behind_others, commands, load, split
+from engine.cli.plugins.named import short_words
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.command import OK, Command
 from engine.contracts.config import Settings
@@ -22,16 +23,30 @@ def candidates(line: str) -> list[str]:
     known = commands(discovered)
     if len(words) == 1:
         return _matching(word, known)
-    if words[0] not in known:
+    name, behind = split(words)
+    if not behind:  # the second word of a name is not ended yet
+        return [word]
+    offer = known.get(name) or behind_others().get(name)
+    if offer is None:
         return []
     try:
-        command = load(known[words[0]])
-        flags = options(parser_of(words[0], command))
+        command = load(offer)
+        parser = parser_of(name, command)
     except Exception:  # of a plugin's command; calling it tells
         return []
     if word.startswith("-"):
-        return _matching(word, flags)
-    return _overrides(word, discovered) if command.takes_overrides else []
+        return _matching(word, options(parser))
+    second = [two.removeprefix(f"{name} ") for two in behind_others() if two.startswith(f"{name} ") and len(words) == 2]
+    wanted = positionals(parser)[sum(not typed.startswith("-") for typed in behind[:-1]) :]
+    if wanted:
+        return _positional(wanted[0], word, discovered)
+    return _matching(word, second) + (_overrides(word, discovered) if command.takes_overrides else [])
+
+
+def _positional(wanted: argparse.Action, word: str, discovered: Discovered) -> list[str]:
+    """What a command wants without a flag."""
+    choices = {"SLOT": SLOTS, "PLUGIN": short_words(discovered)}.get(str(wanted.metavar), wanted.choices or ())
+    return _matching(word, choices)
 
 
 def _overrides(word: str, discovered: Discovered) -> list[str]:

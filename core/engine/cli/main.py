@@ -11,7 +11,7 @@ from engine import __version__
 from engine.assembly.discovery import discover
 from engine.assembly.errors import AssemblyError
 from engine.cli.command import run
-from engine.cli.commands import CORE, commands, find, load
+from engine.cli.commands import OWN, commands, find, load, split
 from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
 
 
@@ -30,8 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("engine: the current folder is gone; change to one that exists", file=sys.stderr)
         return USAGE
     try:
-        offer = find(words[0])
-        return run(words[0], load(offer), words[1:])
+        name, rest = split(words)
+        offer = find(name)
+        return run(name, load(offer), rest)
     except AssemblyError as error:
         print(error.text(), file=sys.stderr)
         return USAGE
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception:
-        if offer.provider in CORE:
+        if offer.provider in OWN:
             raise
         traceback.print_exc()
         print(f"engine: command {offer.qualified} failed", file=sys.stderr)

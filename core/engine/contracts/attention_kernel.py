@@ -2,6 +2,10 @@
 
 The core has already written the new keys and values; a kernel only reads. One call serves prefill chunks, decode
 rows and multi-token verification alike: rows are sequences with ``q_len >= 1`` query tokens each.
+
+Everything is called on the device's thread under ``torch.inference_mode()``. A kernel is tried on a small batch of
+every kind of row before weights are loaded, and compared with the definition. On a CPU, steps of few tokens are
+programs only if the kernel is a :class:`NativeAttention` whose ``call`` returns one; with any other they run op by op.
 """
 
 from __future__ import annotations
@@ -38,20 +42,21 @@ class AttentionCapabilities:
 class AttentionBatch:
     """One step's rows. Query tokens of all rows are laid out one after another.
 
-    Host copies (tuples) and device tensors say the same thing; use what suits the kernel.
+    ``q_lens`` and ``q_starts`` say the same thing. What a row attends to is in ``kv_lens_device`` alone: while a step
+    with drafts is in flight the host does not know how many of them are accepted, and ``kv_lens`` are bounds.
     """
 
     q_lens: tuple[int, ...]
     """Query tokens per row; their sum is ``num_tokens``."""
     kv_lens: tuple[int, ...]
-    """Keys each row attends to, the new tokens included. Query ``j`` of a row sees keys
-    ``0 .. kv_len - q_len + j``."""
+    """At least as many as ``kv_lens_device``, for planning."""
     block_tables: Tensor
     """int32 ``[num_rows, max_blocks]``: block ids in token order; entries past the end are 0."""
     q_starts: Tensor
     """int32 ``[num_rows + 1]``: first query token of each row, then ``num_tokens``."""
     kv_lens_device: Tensor
-    """int32 ``[num_rows]``."""
+    """int32 ``[num_rows]``: keys each row attends to, the new tokens included. Query ``j`` of a row sees keys
+    ``0 .. kv_len - q_len + j``."""
     block_size: int
 
 

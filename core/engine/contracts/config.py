@@ -159,6 +159,10 @@ class ServerSettings:
     max_body_bytes: int = 8 * 1024 * 1024
     keepalive_s: float = 5.0
     """Silence in a stream after which a comment line is sent; 0: never."""
+    compression: bool = True
+    """Answers of at least 1,024 bytes leave in a coding that the client accepts (gzip, zstd)."""
+    compress_streams: bool = False
+    """So do streams of events (gzip)."""
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -172,6 +176,8 @@ class ServerSettings:
         if self.max_connections is not None:
             at_least("server.max_connections", self.max_connections, 1)
         at_least("server.keepalive_s", self.keepalive_s, 0)
+        if self.compress_streams and not self.compression:
+            raise ValueError("server.compress_streams=true needs server.compression=true")
         if self.api_key == "":
             raise ValueError("server.api_key is empty; give a key, or server.api_key=null for none")
 

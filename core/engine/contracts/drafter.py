@@ -4,9 +4,14 @@ A drafter proposes chains of tokens. The core verifies them, samples so that the
 the target model's, applies stops, commits, and chooses how many drafts to ask for (0 included) from
 measured acceptance.
 
-There are two kinds. A :class:`HostDrafter` looks at token ids on the CPU. A :class:`DeviceDrafter` runs behind the
+There are two kinds, see ``placement``. A :class:`HostDrafter` looks at token ids on the CPU; it is called from the
+engine's loop. A :class:`DeviceDrafter` runs behind the
 target's forward pass: it may have weights of its own, keys and values in the target's cache (``kv``), and see the
-target's hidden states (``aux_layers``).
+target's hidden states (``aux_layers``); it is called on the device's thread under ``torch.inference_mode()``.
+
+What a drafter keeps beyond a request may be used for requests of the same tenant alone: :attr:`DraftRow.salt` says
+which that is. A drafter on the device is told no tenants: what it keeps belongs to a row, and ends with
+:meth:`Drafter.release`.
 """
 
 from __future__ import annotations
@@ -153,7 +158,8 @@ class DraftTokens:
     """Proposals for :class:`DraftRows`, on the device.
 
     ``tokens``: int64 ``[num_rows, num_draft_tokens]``, all of the vocabulary; what is beyond the number that a row
-    wants is not used.
+    wants is not used. A row for which there is nothing to say gets tokens, too, its newest again for example: they cost
+    their verification, and what is not accepted lowers how many the core asks for.
     """
 
     tokens: Tensor

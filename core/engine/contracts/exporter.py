@@ -10,10 +10,11 @@ from engine.contracts.events import Event
 
 @runtime_checkable
 class Exporter(Protocol):
-    """The plugin; lives in the API process. One that keeps raising is cut off and reported."""
+    """The plugin; lives in the API process. One that raises three times in a row is cut off and reported."""
 
     def export(self, events: Sequence[Event]) -> None:
-        """Take a batch of events, in order. Called from one thread, never concurrently."""
+        """Take a batch of events, in order. Called from one thread that no request waits for, as are the other methods;
+        never concurrently. Others get the same batch."""
         ...
 
     def close(self) -> None:

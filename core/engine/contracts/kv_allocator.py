@@ -5,6 +5,10 @@ Pure bookkeeping on block ids; no tensors. The core owns the memory, the block t
 Block 0 of every group is never handed out: it takes the writes of padding rows.
 
 Invariant, at every moment: ``free + cached + leased == total``, where a block held by several leases counts once.
+
+A block id stands for one block in every group: a lease holds the same number of ids in each, and :class:`BlockUsage`
+counts ids, not blocks times groups. Called from the engine's loop, one call at a time. The core looks at every answer:
+a block that does not exist, or that another lease holds, ends the engine with the plugin's name.
 """
 
 from __future__ import annotations

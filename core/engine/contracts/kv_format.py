@@ -2,6 +2,10 @@
 
 The layout is the core's: ``[num_blocks, block_size, num_kv_heads, head_dim]``, keys and values apart, one pair of
 tensors per layer. A format chooses the storage dtype and the scales, and says how to pack and unpack.
+
+``pack`` and ``unpack`` are called on the device's thread under ``torch.inference_mode()``. On a CPU, steps of few
+tokens are programs of native calls only while keys and values are stored as they are: ``scale == "none"`` and the
+compute dtype as storage dtype. With any other format they run op by op.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ class KVFormat(Protocol):
         ...
 
     def unpack(self, x: Tensor, scale: Tensor | None, dtype: Any) -> Tensor:
-        """The inverse of :meth:`pack`, to the torch dtype ``dtype``."""
+        """The inverse of :meth:`pack`, to the torch dtype ``dtype``. With a scale, ``x`` is ``[num_tokens,
+        num_kv_heads, head_dim]`` as in :meth:`pack`, and ``scale`` float32 ``[num_kv_heads]`` or ``[num_tokens,
+        num_kv_heads]``; without one, ``x`` may have any shape and strides."""
         ...
 
     def load_tile(self) -> Any | None:

@@ -31,8 +31,11 @@ class Provider:
     that base itself); its fields, types and defaults are the plugin's configuration schema.
     ``api`` is the interface version the plugin was written for: write it as a literal.
     ``provides`` are capabilities others may require of this slot; ``requires`` maps a slot to the capabilities
-    its plugin must provide. ``unsupported(model, device)`` returns the reasons why this plugin cannot serve this
-    model on this device (empty: it can); it must not import torch.
+    its plugin must provide. ``unsupported(model, device)`` returns the reasons why this plugin cannot serve this model
+    on this device (empty: it can); it must not import torch. A slot that is ``auto`` asks it; one that states none of
+    its own is never chosen so. ``suite`` is ``"package.module:Class"``, the suite of the slot filled in for this
+    plugin, which then is what ``engine plugins check`` runs; empty: that fills in the slot's suite itself, from this
+    record.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Provider:
     requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unsupported: Callable[[ModelFacts, DeviceFacts], tuple[str, ...]] = always_supported
     doc: str = ""
+    suite: str = ""
 
 
 def no_model_found(path: str) -> NoReturn:

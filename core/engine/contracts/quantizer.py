@@ -3,6 +3,11 @@
 A quantizer turns the checkpoint tensors of a linear layer into a :class:`PackedLinear`. Loading, naming, sharding
 and fusion are the core's: it hands over the parts of a fused projection (q, k, v) separately, because they may
 have different scales.
+
+What is made is tried before the engine computes with it: one layer of each kind (shape, label, dtypes of its tensors),
+with 1, 3, 17 and 40 rows of random inputs. ``pack`` and the functions of a :class:`PackedLinear` are called on the
+device's thread under ``torch.inference_mode()``; what is asked before loading, in the main thread of the engine
+process.
 """
 
 from __future__ import annotations
@@ -100,7 +105,8 @@ class PackedLinear:
     ``apply_gated(x, act)``: for a spec of kind ``gate_up``, ``act(gate) * up`` ``[M, out / 2]`` of the two halves of
     ``apply(x)`` in one kernel, for ``execution=compile``; ``act`` as in
     :class:`~engine.contracts.ops.NormGateUpAct`. Or ``None``.
-    ``native``: the same as a native call, or ``None``: then steps of few tokens run op by op on a CPU.
+    ``native``: the same as a native call, or ``None``: then steps of few tokens run op by op on a CPU, all of them, and
+    start-up says so.
     ``tile_loader``: how fused kernels read the weights, or ``None``: then nothing is fused with this layer.
     ``input_quant``: for more rows than the fused kernels serve, the layer takes its input in 8 bits, int8 or
     float8_e4m3fn codes ``[M, in]`` and a float32 step for each row ``[M, 1]``, by ``apply_quantized(codes, step,
@@ -188,7 +194,10 @@ class Quantizer(Protocol):
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         """``parts[i]``: tensors by suffix of ``spec.parts[i]``, on the CPU in the checkpoint's dtype.
-        ``dtype`` is the torch compute dtype, ``device`` a torch device string."""
+        ``dtype`` is the torch compute dtype, ``device`` a torch device string.
+
+        Beside the result it may take, for a moment, memory for the parts as stored, once more joined, and one copy of
+        the weight in the compute dtype (two for kind ``gate_up``): the memory plan sets so much aside, and no more."""
         ...
 
 

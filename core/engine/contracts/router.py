@@ -22,6 +22,7 @@ class ApiRequest:
     n: int
     sampling: SamplingParams
     cache_salt: str
+    """The tenant. An answer, or a place that holds somebody's prefix, may serve requests of an equal salt alone."""
     stop: tuple[str, ...]
     stream: bool
     echo: bool
@@ -73,7 +74,8 @@ Route = ToEngine | ToUrl | Answer | Reject
 
 @runtime_checkable
 class Router(Protocol):
-    """The plugin; lives in the API process. Must not block."""
+    """The plugin; lives in the API process, called on the thread of its event loop: while it decides, nobody is served.
+    It must not block; more than 50 ms are logged with its name."""
 
     def route(self, request: ApiRequest, fleet: tuple[EngineView, ...]) -> Route:
         """Decide where the request goes."""

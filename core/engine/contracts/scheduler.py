@@ -3,6 +3,8 @@
 A scheduler is a pure function from a view of the queues to rows. It never allocates, never sees blocks by name
 and never learns whether steps overlap: the core reserves KV blocks for the rows it returns, drops rows from the
 tail when they do not fit, and then preempts in the order the scheduler stated.
+
+Called from the engine's loop, one call at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class RequestView:
     is_running: bool
     """Holds a row in the device tables and a KV lease."""
     priority: int
-    """Smaller runs earlier."""
+    """Smaller runs earlier. The core orders a view by it and does no more: a scheduler honours it, in ``rows`` and in
+    ``preempt_order``."""
     arrival: int
     """Running number by arrival; the tie-break."""
     max_total: int
@@ -79,7 +82,8 @@ class SchedulerView:
     """``scheduler.itl_target_ms``: a step with decoding requests in it should take no longer than this. 0: none."""
     step_cost: StepCost
     blocks_needed: Callable[[str, int], int]
-    """``blocks_needed(request_id, n)``: further blocks if ``n`` more of its tokens are computed."""
+    """``blocks_needed(request_id, n)``: further blocks if ``n`` more of its tokens are computed. Drafts do not count:
+    the core gives them what is left once all rows have their blocks, and drops drafts for which nothing is left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep, may_be_captured
+from engine.border.calls import shown
+from engine.contracts.drafter import DeviceDrafter, DraftRows, DraftTokens, TargetStep, may_be_captured
 from engine.drafting.metadata import CapturedMetadata
 from engine.execution.metadata import ForwardMetadata
 from engine.sampling.state import Feature
@@ -170,12 +171,17 @@ def draft_rows(
 
 
 def propose(drafter: DeviceDrafter, rows: DraftRows) -> Tensor:
-    """What a drafter proposes: int64 ``[num_rows, rows.most_draft_tokens]``. Raises :class:`DrafterBroken` for another
-    shape than was asked for: the tables would keep what nobody drafted."""
-    tokens, count = drafter.propose(rows).tokens, len(rows.index)
+    """What a drafter proposes: int64 ``[num_rows, rows.most_draft_tokens]``. Raises :class:`DrafterBroken` for anything
+    else than was asked for: the tables would keep what nobody drafted."""
+    drafted, count = drafter.propose(rows), len(rows.index)
+    if not isinstance(drafted, DraftTokens) or not isinstance(drafted.tokens, Tensor):
+        raise DrafterBroken(f"returned {shown(drafted)}, expected DraftTokens of a tensor")
+    tokens, device = drafted.tokens, rows.row_ids.device
     shape = tuple(tokens.shape)
     if len(shape) != 2 or shape[0] != count or shape[1] < rows.most_draft_tokens:
         raise DrafterBroken(
-            f"the drafter proposed tokens {list(shape)}: expected {count} rows of at least {rows.most_draft_tokens}"
+            f"proposed tokens {list(shape)}, expected {count} rows of at least {rows.most_draft_tokens}"
         )
+    if tokens.dtype != torch.int64 or tokens.device != device:
+        raise DrafterBroken(f"proposed {tokens.dtype} on {tokens.device}, expected torch.int64 on {device}")
     return tokens[:, : rows.most_draft_tokens]

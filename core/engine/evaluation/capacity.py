@@ -17,6 +17,7 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.evaluation.errors import EvalError
 from engine.execution.checkpoint import Checkpoint, TensorEntry, open_checkpoint
+from engine.execution.checks.ops import described
 from engine.execution.required_tensors import linear_of
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
@@ -121,7 +122,7 @@ def _checkpoint(plan: EnginePlan, bound: BoundEngine) -> Checkpoint:
     folder = Path(plan.model.path)
     if any(folder.glob("*.safetensors*")) or plan.model.quantization is not None:
         return open_checkpoint(plan.model.path)
-    ops, dtype = bound.architecture.describe(plan.model), getattr(torch, plan.model.dtype)
+    ops, dtype = described(bound.architecture, plan.model), getattr(torch, plan.model.dtype)
     shapes = {f"{ops.embed.name}.weight": (ops.embed.vocab_size, ops.embed.hidden_size)}
     specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
     for spec in [*specs, *(() if ops.head.tied else (ops.head.head,))]:

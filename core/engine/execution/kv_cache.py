@@ -8,6 +8,7 @@ import mmap
 import torch
 from torch import Tensor
 
+from engine.border.calls import broken, shown
 from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.drafter import DrafterKV
 from engine.contracts.kv_format import KVFormat
@@ -36,7 +37,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._format = kv_format
-        self._storage = _torch_dtype(kv_format.storage_dtype(dtype))
+        self._storage = storage_of(kv_format, dtype)
         self.num_target_layers = model.num_layers
         shapes = [(num_blocks, block_size, *heads) for heads in _layer_heads(model, drafter)]
         # Made once, as are the [num_slots, heads, dim] views: making either anew in every layer and step is measurable
@@ -50,7 +51,7 @@ class KVCache:
         model: ModelFacts, kv_format: KVFormat, block_size: int, dtype: str, drafter: DrafterKV | None = None
     ) -> int:
         """Bytes one block takes over all layers, keys, values and per-token scales together."""
-        item = _torch_dtype(kv_format.storage_dtype(dtype)).itemsize
+        item = storage_of(kv_format, dtype).itemsize
         scale = torch.float32.itemsize if kv_format.scale == "per_token_head" else 0
         layers = _layer_heads(model, drafter)
         return sum(2 * block_size * num_kv_heads * (head_dim * item + scale) for num_kv_heads, head_dim in layers)
@@ -105,11 +106,13 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
-def _torch_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"storage dtype {name!r} of the kv_format: expected the name of a torch dtype")
-    return dtype
+def storage_of(kv_format: KVFormat, dtype: str) -> torch.dtype:
+    """What keys and values of the compute dtype ``dtype`` are stored in."""
+    name: object = kv_format.storage_dtype(dtype)
+    storage = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(storage, torch.dtype):
+        raise broken(kv_format, "storage_dtype", f"returned {shown(name)}, expected the name of a torch dtype")
+    return storage
 
 
 def as_bits(stored: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from engine.contracts.ops import LayerOp, LinearPart, LinearSpec, ModelOps, Norm
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
 from engine.execution.checkpoint import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
+from engine.execution.checks.linear import LinearCheck
 from engine.execution.cpu_memory import keep_freed_memory
 from engine.execution.lowering import (
     Kernels,
@@ -36,9 +37,10 @@ from engine.execution.required_tensors import (
     kv_scale_names,
     linear_of,
     plain_shape,
+    stored_of,
 )
 from engine.execution.row_ops import lookup
-from engine.execution.sharding import check_heads, cut
+from engine.execution.sharding import check_heads, cut, rank_of
 
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
 
@@ -106,6 +108,7 @@ class Loader:
         self.lowering = lowering
         self._on_progress = on_progress
         self._first_layer = first_layer
+        self._check = LinearCheck(quantizer, lowering.dtype, lowering.device)
         self._linears: dict[str, PackedLinear] = {}
         self._held: dict[int, int] = {}
         """Bytes by storage: tied weights count once."""
@@ -163,7 +166,11 @@ class Loader:
             parts = [self._part(spec, part) for part in spec.parts]
         else:
             parts = [{"weight": tied} if origin is None else StoredPart({"weight": lambda: tied}, origin)]
-        packed = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
+        _, count = rank_of(self.lowering.parallelism, spec)
+        in_features = spec.in_features // count if spec.shard == "in" else spec.in_features
+        out_features = spec.out_features // count if spec.shard == "out" else spec.out_features
+        made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
+        packed = self._check(spec, made, in_features, out_features)
         for tensor in packed.tensors.values():
             self.hold(tensor)
         self._linears[kind] = _also(self._linears.get(kind), packed)
@@ -200,7 +207,7 @@ class Loader:
             raise CheckpointError(f"{name} is {stored.dtype}, expected a floating-point number; {_WITHOUT_SCALES}")
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
             raise CheckpointError(f"{name} holds {scale.tolist()}: a scale is a positive number; {_WITHOUT_SCALES}")
-        index, count = self.lowering.parallelism.shard(op.qkv)
+        index, count = rank_of(self.lowering.parallelism, op.qkv)
         mine = scale.expand(op.num_kv_heads).chunk(count)[index].contiguous().to(self.lowering.device)
         self.hold(mine)
         return mine
@@ -212,10 +219,10 @@ class Loader:
 
     def _part(self, spec: LinearSpec, part: LinearPart) -> StoredPart:
         """This rank's cut of one part's tensors, by suffix."""
-        index, count = self.lowering.parallelism.shard(spec)
+        index, count = rank_of(self.lowering.parallelism, spec)
         readers: dict[str, Callable[[], Tensor]] = {}
         origins = []
-        for stored in self._quantizer.stored(spec):
+        for stored in stored_of(self._quantizer, spec):
             name = f"{part.name}.{stored.suffix}"
             if not is_stored(stored, part):
                 continue

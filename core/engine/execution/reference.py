@@ -48,7 +48,7 @@ def paged_attention(batch: AttentionBatch, op: Attention, q: Tensor, cache: Laye
     """Attention of each sequence by itself, softmax in float32. Shapes as in ``AttentionKernel.forward``."""
     outputs = []
     start = 0
-    for row, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
+    for row, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens_device.tolist(), strict=True)):
         positions = torch.arange(kv_len, device=q.device)
         blocks = batch.block_tables[row, positions // batch.block_size].long()
         slots = blocks * batch.block_size + positions % batch.block_size

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from engine.border.calls import broken, shown
 from engine.contracts.ops import (
     Attention,
     DownResidual,
@@ -37,6 +38,8 @@ def check_readable(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, 
     entries = ((name, checkpoint.entry(name)) for name in checkpoint.names)
     headers = {name: StoredHeader(str(entry.dtype).removeprefix("torch."), entry.shape) for name, entry in entries}
     problems = quantizer.problems(list(_read_specs(ops)), headers)
+    if isinstance(problems, str) or not all(isinstance(problem, str) for problem in problems):
+        raise broken(quantizer, "problems", f"returned {shown(problems)}, expected a list of texts")
     if problems:
         raise CheckpointError("\n  ".join((f"model.path={path}: the checkpoint cannot be read:", *problems)))
 
@@ -72,12 +75,20 @@ def linear_names(spec: LinearSpec, quantizer: Quantizer) -> tuple[set[str], set[
     """The tensors a linear layer must have, and those it may have."""
     required: set[str] = set()
     optional: set[str] = set()
-    for stored in quantizer.stored(spec):
+    for stored in stored_of(quantizer, spec):
         for part in spec.parts:
             if is_stored(stored, part):
                 is_required = part.bias if stored.suffix == "bias" else not stored.optional
                 (required if is_required else optional).add(f"{part.name}.{stored.suffix}")
     return required, optional
+
+
+def stored_of(quantizer: Quantizer, spec: LinearSpec) -> Sequence[StoredTensor]:
+    """What a quantizer says each part of a layer has in the checkpoint."""
+    found = quantizer.stored(spec)
+    if not isinstance(found, tuple | list) or not all(isinstance(each, StoredTensor) for each in found):
+        raise broken(quantizer, "stored", f"returned {shown(found)}, expected a list of StoredTensor")
+    return found
 
 
 def is_stored(stored: StoredTensor, part: LinearPart) -> bool:
@@ -95,7 +106,12 @@ def plain_shape(part: LinearPart, spec: LinearSpec, stored: StoredTensor) -> tup
 
 def kv_scale_names(quantizer: Quantizer, op: NormQKVRopeWrite) -> KVScaleNames:
     """Where the checkpoint may have scales for the cache of this layer."""
-    return quantizer.kv_scale_names(op.qkv) if isinstance(quantizer, KVScaleReader) else KVScaleNames()
+    if not isinstance(quantizer, KVScaleReader):
+        return KVScaleNames()
+    found = quantizer.kv_scale_names(op.qkv)
+    if not isinstance(found, KVScaleNames):
+        raise broken(quantizer, "kv_scale_names", f"returned {shown(found)}, expected KVScaleNames")
+    return found
 
 
 def _expected_names(ops: ModelOps, quantizer: Quantizer) -> tuple[set[str], set[str]]:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from engine.border.calls import broken, shown
 from engine.contracts.ops import LinearSpec, NormQKVRopeWrite
+from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
+
+
+def rank_of(parallelism: Parallelism, spec: LinearSpec) -> tuple[int, int]:
+    """Which of how many cuts of a linear layer is this rank's."""
+    match parallelism.shard(spec):
+        case (int(index), int(count)) if 0 <= index < count:
+            return index, count
+        case found:
+            raise broken(parallelism, "shard", f"returned {shown(found)}, expected (index, count) with index < count")
 
 
 def cut(tensor: Tensor, name: str, spec: LinearSpec, stored: StoredTensor, index: int, count: int) -> Tensor:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.assembly.bind import BoundEngine
+from engine.border.calls import broken, told
 from engine.contracts.drafter import on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
@@ -92,7 +93,7 @@ class EngineCore:
         self._clock = clock
         self._eos = frozenset(settings.eos_token_ids)
         self._caches = bound.kv_allocator.caches_prefixes
-        self._drafter_name = bound.plan.choice("drafter").name
+        self._drafter = bound.drafter
         self._arrivals = 0
         self._steps = 0
         self._failures = 0
@@ -117,10 +118,9 @@ class EngineCore:
             gives_up_last_block=device_drafter is not None and device_drafter.kv_lookahead > 0,
         )
         policy = DraftPolicy(min(settings.max_width, bound.drafter.max_width), settings.adaptive_drafts)
-        self._drafting = Drafting(bound.drafter, self._drafter_name, policy, settings.vocab_size)
+        self._drafting = Drafting(bound.drafter, policy, settings.vocab_size)
         self._planner = Planner(
             bound.scheduler,
-            bound.plan.choice("scheduler").name,
             self._queues,
             self._pool,
             self._drafting,
@@ -293,12 +293,12 @@ class EngineCore:
         if isinstance(error, DeviceBroken):
             raise EngineBroken(str(error)) from error
         if isinstance(error, DrafterBroken):
-            raise EngineBroken(f"drafter={self._drafter_name}: {error}") from error
+            raise broken(self._drafter, "propose", str(error)) from error
         owners = [s for s, epoch in step.owners if s.epoch == epoch and s.status is Status.RUNNING]
         try:
             self._drain()
-        except DeviceBroken as broken:
-            raise EngineBroken(str(broken)) from broken
+        except DeviceBroken as device:
+            raise EngineBroken(str(device)) from device
         self._device.resume()
         for sequence in self._queues.running:
             sequence.roll_back()
@@ -306,7 +306,7 @@ class EngineCore:
         if len(step.plan.rows) == 1 and len(owners) == 1:
             if owners[0] in suspects:
                 suspects.remove(owners[0])
-            self._committer.finish(owners[0], "error", f"{type(error).__name__}: {error}")
+            self._committer.finish(owners[0], "error", told(error))
         else:
             suspects.extend(s for s in owners if s not in suspects)
 
@@ -373,6 +373,11 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> None:
         self._pool.allocator.reset_cache()
+
+    def check_idle(self) -> None:
+        """Nobody runs: all rows and blocks must be back. Raises :class:`~engine.border.calls.PluginError`."""
+        assert self._pool.free_rows == self._pool.num_rows
+        self._pool.allocator.check_idle()
 
     def close(self) -> None:
         """Abort everything, wait for the device, give everything back."""

@@ -8,10 +8,11 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine.contracts.drafter import Drafter, DraftRow, HostDrafter, cached_by
+from engine.border.calls import PluginError, broken, shown, told
+from engine.contracts.drafter import Draft, Drafter, DraftRow, HostDrafter, cached_by
 from engine.drafting.policy import DraftPolicy
 from engine.loop.sequence import Sequence
-from engine.step.plan import DrafterBroken, StepPlan, StepResult
+from engine.step.plan import StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -45,9 +46,8 @@ class Drafted:
 class Drafting:
     """Asks the policy how many drafts, and a drafter on the host for those of requests whose tokens are known."""
 
-    def __init__(self, drafter: Drafter, name: str, policy: DraftPolicy, vocab_size: int) -> None:
+    def __init__(self, drafter: Drafter, policy: DraftPolicy, vocab_size: int) -> None:
         self._host = drafter if isinstance(drafter, HostDrafter) and drafter.placement == "host" else None
-        self._name = name
         self._policy = policy
         self._vocab_size = vocab_size
         self._enabled = drafter.max_width > 0
@@ -140,7 +140,7 @@ class Drafting:
         ]
         try:
             drafts = self._ask(drafter, rows)
-        except DrafterBroken as error:
+        except PluginError as error:
             traceback.print_exception(error)
             self._ask_one_by_one(drafter, about, rows)
             return
@@ -152,30 +152,34 @@ class Drafting:
         for sequence, row in zip(about, rows, strict=True):
             try:
                 (tokens,) = self._ask(drafter, [row])
-            except DrafterBroken as error:
+            except PluginError as error:
                 self._failed.append((sequence, str(error)))
             else:
                 sequence.propose(tokens)
 
     def _ask(self, drafter: HostDrafter, rows: list[DraftRow]) -> list[tuple[int, ...]]:
-        """Its drafts, row by row. Raises :class:`DrafterBroken`."""
+        """Its drafts, row by row. Raises :class:`PluginError`."""
         try:
-            drafts = [tuple(tokens) for tokens in drafter.propose(rows).tokens]
-            if len(drafts) != len(rows):
-                raise DrafterBroken(f"drafter={self._name} answered {len(drafts)} rows, expected {len(rows)}")
-            for row, tokens in zip(rows, drafts, strict=True):
-                self._check(tokens, row.num_draft_tokens)
-        except DrafterBroken:
-            raise
+            draft = drafter.propose(rows)
         except Exception as error:
-            raise DrafterBroken(f"drafter={self._name} raised {type(error).__name__}: {error}") from error
-        return drafts
+            raise PluginError(told(error)) from error
+        if not isinstance(draft, Draft) or not isinstance(draft.tokens, tuple | list):
+            raise broken(drafter, "propose", f"returned {shown(draft)}, expected a Draft with a tuple of tokens a row")
+        if len(draft.tokens) != len(rows):
+            raise broken(drafter, "propose", f"answered {len(draft.tokens)} rows, expected {len(rows)}")
+        for row, tokens in zip(rows, draft.tokens, strict=True):
+            problem = self._problem(tokens, row.num_draft_tokens)
+            if problem:
+                raise broken(drafter, "propose", problem)
+        return [tuple(tokens) for tokens in draft.tokens]
 
-    def _check(self, tokens: tuple[int, ...], most: int) -> None:
+    def _problem(self, tokens: object, most: int) -> str:
+        """Why this is no proposal; empty if it is one."""
+        if not isinstance(tokens, tuple | list):
+            return f"proposed {shown(tokens)}, expected a tuple of token ids"
         if len(tokens) > most:
-            raise DrafterBroken(f"drafter={self._name} proposed {len(tokens)} tokens, at most {most} were wanted")
+            return f"proposed {len(tokens)} tokens, at most {most} were wanted"
         for token in tokens:
-            if not 0 <= token < self._vocab_size:
-                raise DrafterBroken(
-                    f"drafter={self._name} proposed token {token}, expected 0 to {self._vocab_size - 1}"
-                )
+            if type(token) is not int or not 0 <= token < self._vocab_size:
+                return f"proposed token {shown(token)}, expected an int from 0 to {self._vocab_size - 1}"
+        return ""

@@ -6,6 +6,7 @@ import queue
 import traceback
 from collections.abc import Callable
 
+from engine.border.calls import told
 from engine.loop.core import EngineCore
 from engine.loop.messages import (
     Abort,
@@ -30,7 +31,7 @@ def drive(core: EngineCore, inbox: Inbox[ToEngine | None], send: Callable[[FromE
                 send(core.step())
     except Exception as error:
         traceback.print_exc()
-        send(Failed(f"{type(error).__name__}: {error}", phase="running"))
+        send(Failed(told(error), phase="running"))
         core.close()
         return False
     core.close()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from engine.border.calls import PluginError, broken, shown, told
 from engine.contracts.events import Event, PrefixCacheEvent
 from engine.contracts.scheduler import (
     RequestView,
@@ -23,10 +24,6 @@ from engine.step.plan import Admit, StepPlan
 
 HITS_LOOKED_UP = 64
 """Waiting requests, from the head of the queue, whose prefix hits a scheduler sees; the others show 0."""
-
-
-class SchedulerBroken(RuntimeError):
-    """A scheduler plugin raised or broke its contract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,6 @@ class Planner:
     def __init__(
         self,
         scheduler: Scheduler,
-        scheduler_name: str,
         queues: Queues,
         pool: Pool,
         drafting: Drafting,
@@ -83,8 +79,7 @@ class Planner:
         clock: Callable[[], float],
     ) -> None:
         """``fail`` ends a sequence for a reason that is its own."""
-        self._schedule = scheduler.plan
-        self._name = scheduler_name
+        self._scheduler = scheduler
         self._queues = queues
         self._pool = pool
         self._drafting = drafting
@@ -129,12 +124,17 @@ class Planner:
         if not view.running and not view.waiting:
             return None
         try:
-            schedule = self._schedule(view)
+            schedule = self._scheduler.plan(view)
         except Exception as error:
-            raise SchedulerBroken(f"scheduler={self._name} raised {type(error).__name__}: {error}") from error
+            raise PluginError(told(error)) from error
         if not isinstance(schedule, Schedule):
-            raise SchedulerBroken(f"scheduler={self._name} returned {schedule!r:.60}, expected a Schedule")
+            raise self._broken(f"returned {shown(schedule)}, expected a Schedule")
+        if not isinstance(schedule.rows, tuple | list) or not isinstance(schedule.preempt_order, tuple | list):
+            raise self._broken(f"returned {shown(schedule)}, expected rows and preempt_order as tuples")
         return self._fit(schedule)
+
+    def _broken(self, problem: str) -> PluginError:
+        return broken(self._scheduler, "plan", problem)
 
     def _view(self, asked: int, admitting: bool) -> SchedulerView:
         running = tuple(
@@ -191,9 +191,12 @@ class Planner:
     def _fit(self, schedule: Schedule) -> Sketch:
         """Reserve blocks row by row, most important first; what does not fit is dropped. Drafts come last: no
         request is preempted for somebody's guess."""
-        sketch = Sketch()
+        sketch, tokens = Sketch(), 0
         for row in schedule.rows:
             sequence = self._checked(row, sketch)
+            tokens += row.num_tokens
+            if tokens > self._limits.token_budget:
+                raise self._broken(f"gave {tokens} tokens, scheduler.token_budget={self._limits.token_budget}")
             if sequence in sketch.preempted:
                 continue
             if sequence.status is Status.RUNNING:
@@ -221,16 +224,15 @@ class Planner:
 
     def _checked(self, row: ScheduledRow, sketch: Sketch) -> Sequence:
         if not isinstance(row, ScheduledRow):
-            raise SchedulerBroken(f"scheduler={self._name} returned a row {row!r:.60}, expected a ScheduledRow")
+            raise self._broken(f"returned a row {shown(row)}, expected a ScheduledRow")
         sequence = self._queues.by_id.get(row.request_id)
         if sequence is None or sequence in sketch.placed:
-            what = "is unknown" if sequence is None else "was scheduled twice"
-            raise SchedulerBroken(f"scheduler={self._name}: request {row.request_id!r} {what}")
+            what = "is unknown" if sequence is None else "has one already"
+            raise self._broken(f"returned a row for request {shown(row.request_id)}, which {what}")
         left = sequence.known - (sequence.scheduled if sequence.lease else 0)
-        if not 0 < row.num_tokens <= left:
-            raise SchedulerBroken(
-                f"scheduler={self._name} gave {row.num_tokens} tokens to request {row.request_id!r}, "
-                f"which has {left} left"
+        if type(row.num_tokens) is not int or not 0 < row.num_tokens <= left:
+            raise self._broken(
+                f"gave {shown(row.num_tokens)} tokens to request {row.request_id!r}, which has {left} left"
             )
         return sequence
 
@@ -285,9 +287,9 @@ class Planner:
         if len(self._queues.running) > 1:
             self.preempt(self._queues.running[-1])
         elif self._queues.running:
-            raise SchedulerBroken(f"scheduler={self._name} left the only running request idle")
+            raise self._broken("left the only running request idle")
         else:
-            raise SchedulerBroken(f"scheduler={self._name} admitted none of {len(self._queues.waiting)} requests")
+            raise self._broken(f"admitted none of {len(self._queues.waiting)} requests, and none runs")
 
     def _plan_suspect(self) -> Planned | None:
         """One sequence of a failed step, alone, without the scheduler."""

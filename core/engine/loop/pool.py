@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable
 
 from engine.contracts.kv_allocator import KVAllocator, Lease
+from engine.loop.checked_allocator import CheckedAllocator
 from engine.loop.ledger import Ledger
 from engine.loop.sequence import Sequence
 
@@ -25,7 +26,7 @@ class Pool:
         on_row_free: Callable[[int], None],
         gives_up_last_block: bool,
     ) -> None:
-        self.allocator = allocator
+        self.allocator = CheckedAllocator(allocator, block_size)
         self.block_size = block_size
         self.num_rows = num_rows
         self._free_rows = list(range(num_rows))

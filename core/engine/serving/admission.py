@@ -103,7 +103,7 @@ class Admission:
     def _has_room(self, client: str, sequences: int) -> bool:
         if not self.in_flight or self.in_flight + sequences <= self._max_queue:
             return True
-        share = self._max_queue // (len(self._held) + (client not in self._held))
+        share = max(1, self._max_queue // (len(self._held) + (client not in self._held)))
         return self._held[client] + sequences <= share and self.in_flight + sequences <= 2 * self._max_queue
 
     def _full(self) -> ApiError:

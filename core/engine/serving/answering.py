@@ -15,6 +15,8 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from engine.border.calls import broken, name_of, shown, told
+from engine.border.values import problems
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.router import Answer, ApiRequest, Reject, Route, ToEngine, ToUrl
 from engine.loop.client import EngineDead, OutputStream
@@ -24,7 +26,7 @@ from engine.serving.bodies import Body
 from engine.serving.errors import ApiError, engine_died
 from engine.serving.generation import Delta, RunSpec, SequenceRun, merge
 from engine.serving.protocol import ChatOptions, CompletionOptions
-from engine.serving.replay import replayed
+from engine.serving.replay import choice_problem, replayed
 from engine.serving.sse import EventStream
 from engine.serving.state import ENGINE_ID, ServerState
 from engine.serving.stops import StopMatcher
@@ -133,16 +135,31 @@ def _decide(state: ServerState, api: ApiRequest) -> Route:
         route = state.router.route(api, state.fleet())
     except Exception as error:
         # A router is foreign code; its failure is this request's failure and nobody else's.
-        log.error("router raised", error=type(error).__name__, request_id=api.request_id)
+        log.error("router failed", error=told(error), request_id=api.request_id, exc_info=error)
         raise ApiError(500, "The router failed on this request.", code="router_failed") from None
     if (ms := now_ms_since(begun_s)) > SLOW_ROUTER_MS:
-        log.warning("router blocked the server", ms=round(ms), request_id=api.request_id)
-    if isinstance(route, ToEngine) and route.engine_id != ENGINE_ID:
-        raise ApiError(500, "The router chose an engine that does not exist.", code="router_failed")
-    if not isinstance(route, Route) or (isinstance(route, Reject) and route.status not in range(400, 600)):
-        log.error("router returned no route", returned=type(route).__name__, request_id=api.request_id)
+        log.warning("router blocked the server", router=name_of(state.router), ms=round(ms), request_id=api.request_id)
+    wrong = route_problem(route, len(api.prompts) * api.n)
+    if wrong:
+        log.error("router failed", error=str(broken(state.router, "route", wrong)), request_id=api.request_id)
         raise ApiError(500, "The router failed on this request.", code="router_failed")
     return route
+
+
+def route_problem(route: object, num_choices: int) -> str:
+    """Why this is no route for a request of so many choices; empty if it is one."""
+    wrong = next(problems(route, Route, "a route"), "")
+    if wrong:
+        return f"returned {shown(route)}: {wrong}"
+    if isinstance(route, ToEngine) and route.engine_id != ENGINE_ID:
+        return f"returned {shown(route)}, expected an engine of the fleet: {ENGINE_ID!r}"
+    if isinstance(route, Reject) and route.status not in range(400, 600):
+        return f"returned {shown(route)}, expected a status from 400 to 599"
+    if isinstance(route, Answer) and len(route.choices) != num_choices:
+        return f"returned an answer of {len(route.choices)} choices, expected {num_choices}"
+    if isinstance(route, Answer):
+        return next(filter(None, map(choice_problem, route.choices)), "")
+    return ""
 
 
 def _report(state: ServerState, api: ApiRequest, runs: Sequence[SequenceRun]) -> None:
@@ -150,16 +167,13 @@ def _report(state: ServerState, api: ApiRequest, runs: Sequence[SequenceRun]) ->
         state.router.finished(api, Answer(tuple(run.record() for run in runs)))
     except Exception as error:
         # The client has its answer already; a router that cannot take notes is only reported.
-        log.error("router raised", error=type(error).__name__, request_id=api.request_id)
+        log.error("router failed", error=told(error), request_id=api.request_id, exc_info=error)
 
 
 def _start(state: ServerState, job: Job, route: ToEngine | Answer, runs: list[SequenceRun]) -> None:
     """Fill ``runs``, which the caller closes: whatever goes wrong on the way, none of them runs on for nobody."""
     api = job.api
-    if isinstance(route, Answer):
-        if len(route.choices) != len(api.prompts) * api.n:
-            raise ApiError(500, "The router's stored answer has the wrong number of choices.", code="router_failed")
-    else:
+    if isinstance(route, ToEngine):
         state.check_engine()
     try:
         for index in range(len(api.prompts) * api.n):

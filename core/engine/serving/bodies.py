@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import StreamReader, web
 
+from engine.serving.addresses import network_of
 from engine.serving.errors import ApiError
 
 BODY_S = 30.0
@@ -23,11 +24,11 @@ LARGEST_AT_ONCE = 8
 class Body:
     """A request body that was read, counted until it is released."""
 
-    __slots__ = ("_bodies", "_client", "counted", "data")
+    __slots__ = ("_bodies", "client", "counted", "data")
 
     def __init__(self, bodies: Bodies, client: str) -> None:
         self._bodies = bodies
-        self._client = client
+        self.client = client
         self.counted = 0
         self.data = b""
 
@@ -35,12 +36,16 @@ class Body:
         """It has ``size`` bytes so far. Raises :class:`ApiError` 429 when all bodies together have too many, or those
         of this client."""
         more = max(0, size - SMALL_BYTES) - self.counted
-        self._bodies.take(self._client, more)
+        self._bodies.take(self.client, more)
         self.counted += more
 
+    def forget(self) -> None:
+        """It was parsed; what was made of it still counts."""
+        self.data = b""
+
     def release(self) -> None:
-        """It is not needed any more."""
-        self._bodies.take(self._client, -self.counted)
+        """Nothing of it is needed any more."""
+        self._bodies.take(self.client, -self.counted)
         self.counted, self.data = 0, b""
 
 
@@ -57,7 +62,7 @@ class Bodies:
     async def read(self, request: web.Request) -> AsyncIterator[Body]:
         """The whole body, released at the end at the latest. Raises :class:`ApiError` 408, 413, 415 or 429."""
         self._check_head(request)
-        body = Body(self, request.remote or "")
+        body = Body(self, network_of(request.remote or ""))
         try:
             await self._fill(body, request.content)
             yield body

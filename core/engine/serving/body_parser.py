@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from engine.serving.body_child import KINDS, Question, Refusal, Reply
 from engine.serving.errors import ApiError, bad_request
 from engine.serving.parsing import Limits, P, parse
 from engine.serving.sandbox.process import LimitBroken, Sandbox
+from engine.serving.turns import Turns
 
 SMALL_BYTES = 64 * 1024
 """Parsed at once: at most about 10 ms, and 0.1 ms for what people send."""
+MOST_BYTES = 128 * 1024 * 1024
+"""Of bodies that may wait to be parsed."""
 CPU_S = 10.0
 MEMORY_MB = 1024
 
@@ -23,16 +24,16 @@ class BodyParser:
     def __init__(self) -> None:
         self._sandbox = Sandbox("engine.serving.body_child", MEMORY_MB)
         self._decode = msgspec.msgpack.Decoder(Reply).decode
-        self._turn = asyncio.Lock()
+        self._turns = Turns("JSON", MOST_BYTES)
 
-    async def parse(self, kind: type[P], body: bytes, limits: Limits) -> P:
-        """See :func:`engine.serving.parsing.parse`. Raises :class:`ApiError`, and ``SandboxEnded`` for what the body is
-        not to blame for."""
+    async def parse(self, kind: type[P], body: bytes, limits: Limits, client: str = "") -> P:
+        """See :func:`engine.serving.parsing.parse`; clients take turns. Raises :class:`ApiError`, and ``SandboxEnded``
+        for what the body is not to blame for."""
         if len(body) <= SMALL_BYTES:
             return parse(kind, body, limits)
         question = Question(KINDS.index(kind), limits, body)
         try:
-            async with self._turn:  # one copy of a large body at a time
+            async with self._turns.turn(client, len(body)):  # one copy of a large body at a time
                 frame = msgspec.msgpack.encode(question)
                 reply = self._decode(await self._sandbox.ask(frame, CPU_S, 4096 + 8 * len(body)))
         except LimitBroken as error:

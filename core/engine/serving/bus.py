@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import structlog
 
+from engine.border.calls import name_of, told
 from engine.contracts.events import DroppedEvent, Event
 from engine.contracts.exporter import Exporter
 
@@ -44,7 +45,7 @@ class EventBus:
         self.dropped = 0
         self._dropped_reported = 0
         self.cut_off: list[str] = []
-        """Class names of exporters that were cut off."""
+        """Exporters that were cut off."""
         self._thread = threading.Thread(target=self._run, name="event-bus", daemon=True)
         self._thread.start()
 
@@ -106,16 +107,16 @@ class EventBus:
         if not batch:
             return
         for exporter in tuple(self._exporters):
-            self._guard(exporter, partial(exporter.export, batch))
+            self._guard(exporter, partial(exporter.export, tuple(batch)))
 
     def _guard(self, exporter: Exporter, call: Callable[[], None]) -> None:
-        name = type(exporter).__name__
+        name = name_of(exporter)
         try:
             call()
         except Exception as error:
             # An exporter is foreign code; whatever it raises is reported and must not stop the others.
             self._failures[id(exporter)] += 1
-            log.error("exporter raised", exporter=name, error=type(error).__name__)
+            log.error("exporter failed", error=told(error), exc_info=error)
             if self._failures[id(exporter)] >= MAX_FAILURES and exporter in self._exporters:
                 self._exporters.remove(exporter)
                 self.cut_off.append(name)

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from engine.contracts.events import RejectedEvent
 from engine.serving.bodies import error_response, http_error_response
+from engine.serving.compression import compressed
 from engine.serving.connections import Connection
 from engine.serving.errors import ApiError
 from engine.serving.state import STATE
@@ -40,7 +41,7 @@ async def account(request: web.Request, handler: Handler) -> web.StreamResponse:
     status = 499
     try:
         with cast(Connection, request.protocol).answering():
-            response = await _answered(request, handler)
+            response = await compressed(request, await _answered(request, handler))
         status = response.status
         return response
     finally:

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from engine.contracts.request import SamplingParams
 from engine.contracts.router import ApiRequest
+from engine.serving.addresses import network_of
 from engine.serving.answering import Job, request_id
 from engine.serving.bodies import Body
 from engine.serving.chat_template import TemplateFailed
@@ -38,11 +39,11 @@ def client_of(http: web.Request, user: str | None = None) -> str:
     """Who sent a request: its address, or the user it names where that is trusted. Clients share the queue and take
     turns."""
     trusted = user and state_of(http).settings.trust_user
-    return f"user:{user}" if trusted else f"address:{http.remote}"
+    return f"user:{user}" if trusted else f"address:{network_of(http.remote or '')}"
 
 
 async def encode_text(
-    state: ServerState, text: str, *, add_special_tokens: bool = True, fits: bool = True
+    state: ServerState, client: str, text: str, *, add_special_tokens: bool = True, fits: bool = True
 ) -> tuple[int, ...]:
     """Raises :class:`ApiError` 400 for text that cannot fit, before tokenizing it if that is certain.
 
@@ -51,7 +52,7 @@ async def encode_text(
     if fits:
         _refuse_hopeless(state, state.tokenizer.fewest_tokens(text), "prompt")
     try:
-        tokens = await state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        tokens = await state.tokenizer.encode(text, add_special_tokens=add_special_tokens, client=client)
     except TooManyTokens as error:
         raise too_long(f"at least {error.count}", state.max_len, "prompt") from None
     except TokenizerError as error:
@@ -59,11 +60,15 @@ async def encode_text(
     return check_token_ids(tokens, state.vocab_size)
 
 
-async def encode_turns(state: ServerState, turns: Turns, add_generation_prompt: bool) -> tuple[int, ...]:
+async def encode_turns(
+    state: ServerState, client: str, turns: Turns, add_generation_prompt: bool
+) -> tuple[int, ...]:
     """Raises :class:`ApiError` 400 when the model has no template, or its template refuses the conversation."""
     _refuse_hopeless(state, sum(state.tokenizer.fewest_tokens(turn["content"]) for turn in turns), "messages")
     try:
-        tokens = await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt)
+        tokens = await state.tokenizer.encode_chat(
+            turns, add_generation_prompt=add_generation_prompt, client=client
+        )
     except TooManyTokens as error:
         raise too_long(f"at least {error.count}", state.max_len, "messages") from None
     except (TemplateFailed, TokenizerError) as error:

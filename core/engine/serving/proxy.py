@@ -9,12 +9,14 @@ import structlog
 from aiohttp import web
 
 from engine.serving.admission import Flight
+from engine.serving.compression import accepted
 from engine.serving.errors import ApiError
 from engine.serving.sse import DONE, event
 from engine.serving.state import ServerState
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0
+PASSED_ON = ("Retry-After", "Content-Encoding", "Vary")
 log = structlog.get_logger("engine.proxy")
 
 
@@ -29,7 +31,9 @@ async def forward(
     assert state.session is not None
     response = web.StreamResponse()
     timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENCE_S)
-    headers = {"Content-Type": "application/json"}
+    # What the client accepts, since the answer is passed on as it comes. An error event may have to follow the other
+    # server's in a stream, so that is asked for as it is.
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity" if stream else accepted(http)}
     try:
         async with state.session.post(
             target(base_url, http.path), data=body, headers=headers, timeout=timeout
@@ -37,8 +41,9 @@ async def forward(
             response.set_status(reply.status)
             response.headers["Content-Type"] = reply.headers.get("Content-Type", "application/json")
             response.headers["X-Accel-Buffering"] = "no"
-            if "Retry-After" in reply.headers:
-                response.headers["Retry-After"] = reply.headers["Retry-After"]
+            for name in PASSED_ON:
+                if name in reply.headers:
+                    response.headers[name] = reply.headers[name]
             await response.prepare(http)
             async for piece in reply.content.iter_any():
                 await response.write(piece)
@@ -55,8 +60,8 @@ async def forward(
         failure = ApiError(502, "The server this request was routed to did not answer.", code="bad_gateway")
     if not response.prepared:
         raise failure
-    if not stream:
-        # A part of a JSON body is out: only breaking the connection says that it is not whole.
+    if not stream or "Content-Encoding" in response.headers:
+        # A part of a body is out that nothing can be added to: only breaking the connection says that it is not whole.
         if http.transport is not None:
             http.transport.abort()
         return response

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
-from engine.contracts.request import Timings, TokensOut
+from engine.border.calls import shown
+from engine.border.values import problems
+from engine.contracts.request import FinishReason, Timings, TokenLogprobs, TokensOut
 
 
 class ReplayStream:
@@ -24,6 +26,20 @@ class ReplayStream:
 
     def abort(self, reason: str = "abort") -> None:
         """Nothing runs."""
+
+
+def choice_problem(choice: Mapping[str, Any]) -> str:
+    """Why this cannot be replayed; empty if it can."""
+    reasons, tokens = get_args(FinishReason), choice.get("tokens")
+    if not isinstance(tokens, tuple | list) or not all(type(token) is int and token >= 0 for token in tokens):
+        return f"returned an answer with tokens={shown(tokens)}, expected a tuple of token ids"
+    if choice.get("finish_reason") not in reasons:
+        found = shown(choice.get("finish_reason"))
+        return f"returned an answer with finish_reason={found}, expected one of {', '.join(reasons)}"
+    for name in ("logprobs", "prompt_logprobs"):
+        if any(next(problems(entry, TokenLogprobs | None, name), "") for entry in choice.get(name, ())):
+            return f"returned an answer whose {name} are not TokenLogprobs"
+    return ""
 
 
 def replayed(request_id: str, choice: Mapping[str, Any]) -> ReplayStream:

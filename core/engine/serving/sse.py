@@ -11,6 +11,7 @@ from types import TracebackType
 
 from aiohttp import web
 
+from engine.serving.compression import for_stream
 from engine.serving.errors import ApiError
 
 WRITE_TIMEOUT_S = 60.0
@@ -41,7 +42,8 @@ class EventStream:
     def __init__(self, request: web.Request, keepalive_s: float) -> None:
         self._request = request
         self._keepalive_s = keepalive_s
-        self._response = _Response(headers=HEADERS)
+        self._coder, coding = for_stream(request)
+        self._response = _Response(headers=HEADERS | coding)
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
@@ -87,6 +89,8 @@ class EventStream:
             async with asyncio.timeout(WRITE_TIMEOUT_S), self._lock:
                 if not self._response.prepared:
                     await self._response.prepare(self._request)
+                if self._coder is not None:
+                    data = await self._coder.coded(data, last=last)
                 await (self._response.write_eof if last else self._response.write)(data)
         except TimeoutError:
             raise ConnectionResetError("the client does not read its stream") from None

@@ -82,7 +82,7 @@ class ServerState:
     async def parse(self, kind: type[P], body: Body) -> P:
         """See :func:`engine.serving.parsing.parse`."""
         limits = Limits(self.model, self.settings.max_n, self.max_len, self.vocab_size, self.tokenizer.most_tokens)
-        return await self.body_parser.parse(kind, body.data, limits)
+        return await self.body_parser.parse(kind, body.data, limits, body.client)
 
     async def read_exporters(self, function: Callable[[], T]) -> T:
         """What ``function`` reads from exporters, behind everything published so far. Raises :class:`ApiError` 503

@@ -22,6 +22,7 @@ from engine.serving.detokenizer import IncrementalDetokenizer, TokenBytes
 from engine.serving.quoting import Rendered, specials_pattern
 from engine.serving.template_worker import TemplateWorker
 from engine.serving.tokenizer_file import SPARE_TOKENS, read_tokenizer
+from engine.serving.turns import Turns
 
 T = TypeVar("T")
 
@@ -30,7 +31,9 @@ CACHED_BYTES = 64 * 1024 * 1024
 MOST_TOKENS = 2**18
 """Text of more tokens is refused before its ids are looked at, unless the model takes more."""
 LARGE_CHARS = 32 * 1024
-"""Longer texts, which take from 10 ms to seconds, have a thread of their own: they never keep others waiting."""
+"""Longer texts, which take from 10 ms to seconds, have a thread of their own, where clients take turns."""
+LARGE_AT_ONCE = 64 * 1024 * 1024
+"""Characters, or token ids, that may wait for that thread."""
 SHORT_CHARS = 512
 """So much text is tokenized in about the time that a worker thread takes to wake up and answer."""
 
@@ -125,6 +128,7 @@ class Tokenizer:
         self.most_tokens = MOST_TOKENS
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         self._large_pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-large")
+        self._large = Turns("text", LARGE_AT_ONCE)
 
     @classmethod
     def from_directory(cls, path: str | Path, vocab_size: int | None = None) -> Tokenizer:
@@ -171,7 +175,7 @@ class Tokenizer:
 
     async def warm(self) -> None:
         """Start the worker threads and run the tokenizer and the template once, so that no request pays for it."""
-        await self._run(0, self.encode_now, "warm")
+        await self._run("", 0, self.encode_now, "warm")
         if self.template is not None:
             try:
                 await self.encode_chat([{"role": "user", "content": "warm"}])
@@ -184,30 +188,31 @@ class Tokenizer:
         if self.template is not None:
             self.template.close()
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True, client: str = "") -> tuple[int, ...]:
         """Ids of raw text; special tokens spelled in it are recognised. Runs in a worker thread.
 
-        Raises :class:`TooManyTokens`.
+        Raises :class:`TooManyTokens`, and :class:`~engine.serving.errors.ApiError` 429 when too much text waits.
         """
         known = self.cache.get(text, add_special_tokens)
         if known is not None:
             return known
-        return await self._run(len(text), self.encode_now, text, add_special_tokens)
+        return await self._run(client, len(text), self.encode_now, text, add_special_tokens)
 
     async def encode_chat(
-        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, client: str = ""
     ) -> tuple[int, ...]:
         """Ids of a conversation. Special tokens spelled in a message are text, whoever wrote it.
 
-        Raises :class:`engine.serving.chat_template.TemplateFailed`, :class:`TooManyTokens`.
+        Raises :class:`engine.serving.chat_template.TemplateFailed`, and what :meth:`encode` does.
         """
         rendered = await self._chat_template().render(messages, add_generation_prompt, self._specials)
         if len(rendered.text) <= SHORT_CHARS:
             return self._encode_rendered(rendered)
-        return await self._run(len(rendered.text), self._encode_rendered, rendered)
+        return await self._run(client, len(rendered.text), self._encode_rendered, rendered)
 
-    async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return await self._run(len(tokens), self.decode_now, tokens, skip_special_tokens)
+    async def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False, client: str = "") -> str:
+        """Raises :class:`~engine.serving.errors.ApiError` as :meth:`encode`."""
+        return await self._run(client, len(tokens), self.decode_now, tokens, skip_special_tokens)
 
     def encode_now(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """:meth:`encode` in the calling thread."""
@@ -233,9 +238,10 @@ class Tokenizer:
         """A lower bound on the number of tokens of ``text``, without tokenizing it."""
         return len(text) // (self.longest_token * self._shrinks) if self._shrinks else 0
 
-    async def _run(self, length: int, function: Callable[..., T], *args: object) -> T:
-        pool = self._pool if length <= LARGE_CHARS else self._large_pool
-        return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
+    async def _run(self, client: str, length: int, function: Callable[..., T], *args: object) -> T:
+        if length > LARGE_CHARS:
+            return await self._large.run(client, length, self._large_pool, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     def _chat_template(self) -> TemplateWorker:
         if self.template is None:
@@ -280,7 +286,7 @@ class Tokenizer:
             count = len(_encoding(backend, text[:length], False))
             if count > 2 * self.most_tokens:
                 raise TooManyTokens(count, self.most_tokens)
-            length *= 2
+            length *= 4
         encoding = _encoding(backend, text, add_special_tokens)
         if len(encoding) > self.most_tokens:
             raise TooManyTokens(len(encoding), self.most_tokens)

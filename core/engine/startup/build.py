@@ -25,6 +25,9 @@ from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
 from engine.drafting.lent import DraftEngine, DraftLoading
 from engine.execution import cpu_ops, row_ops
 from engine.execution.captured import capture_steps
+from engine.execution.checks.attention import AttentionCheck
+from engine.execution.checks.kv_format import check_kv_format
+from engine.execution.checks.ops import described
 from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
 from engine.execution.kv_cache import KVCache
 from engine.execution.loading import load_model
@@ -33,7 +36,7 @@ from engine.execution.model import LoweredModel
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
-from engine.startup.checks import check_attention, check_drafter
+from engine.startup.checks import check_attention, check_drafter, check_parallelism, check_pool
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
 from engine.startup.memory.ledger import make_ledger
@@ -87,6 +90,7 @@ def build_engine(
     phase = _Phases(on_progress, Meter(plan.device.kind))
     with phase("bind plugins"):
         bound = bind(plan)
+        check_parallelism(plan, bound)
         check_attention(plan, bound)
         check_drafter(plan, bound)
     with phase("plan memory"):
@@ -97,6 +101,8 @@ def build_engine(
             row_ops.kernels()
     # A GPU works by itself once kernels are launched; a CPU needs a thread that computes.
     worker = DeviceWorker(own_thread=plan.overlap and plan.device.kind == "cpu")
+    with phase("try plugins"):
+        worker.start(partial(try_plugins, plan, bound))()
     with phase("load weights"):
         model = worker.start(partial(load_plan, plan, bound, on_progress))()
     block_size = bound.context.block_size
@@ -110,6 +116,7 @@ def build_engine(
         num_blocks, max_len = pool.blocks, pool.max_len
         layers = tuple(range(plan.model.num_layers))
         bound.kv_allocator.start([KVGroup(0, layers, "full", block_bytes)], num_blocks)
+        check_pool(bound.kv_allocator, num_blocks)
         runner = worker.start(partial(_make_runner, plan, bound, model, num_blocks, max_len))()
     drafts = drafts_of(runner)
     if drafts is not None:
@@ -123,6 +130,7 @@ def build_engine(
         if plan.device.kind == "cuda":
             warm_up_launches(core, runner, max_len, int(plan.choice("scheduler").config["token_budget"]))
         warm_up(core, max_len)
+        core.check_idle()
     info = _describe(model, runner, memory, pool, phase.done)
     return Engine(core, info, bound)
 
@@ -156,6 +164,19 @@ def _describe(
     )
 
 
+@torch.inference_mode()
+def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
+    """What can be tried without weights: the model's description, the cache's format, attention. Linear layers are
+    tried when they are loaded. Raises :class:`~engine.border.calls.PluginError`."""
+    model, device = plan.model, plan.device.kind
+    ops = described(bound.architecture, model)
+    check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
+    attention = AttentionCheck(
+        bound.attention_kernel, bound.kv_format, model, plan.dtype, device, bound.context.block_size
+    )
+    attention(ops)
+
+
 def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = lambda _: None) -> LoweredModel:
     """The model of a plan, lowered as the plan says."""
 
@@ -166,7 +187,7 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
 
     return load_model(
         plan.model,
-        bound.architecture.describe(plan.model),
+        described(bound.architecture, plan.model),
         bound.quantizer,
         bound.attention_kernel,
         bound.kv_format,
@@ -212,7 +233,7 @@ def start_drafter(plan: EnginePlan, bound: BoundEngine, drafter: DeviceDrafter, 
         kv_format=bound.kv_format,
         parallelism=bound.parallelism,
         kernels=_kernels(plan),
-        describe=bound.architecture.describe,
+        describe=partial(described, bound.architecture),
         quantizer=partial(_quantizer_for, plan, bound),
     )
     try:

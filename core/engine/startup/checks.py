@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from engine.assembly.bind import BoundEngine
 from engine.assembly.errors import listing
 from engine.assembly.plan import EnginePlan
+from engine.border.calls import PluginError, broken, name_of, shown
 from engine.contracts.drafter import on_device
+from engine.contracts.kv_allocator import BlockUsage, KVAllocator
 from engine.startup.memory.budget import DoesNotFit
 
 
@@ -49,3 +53,21 @@ def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
             f"drafter={name} does not fit {plan.model.name}: {needs} (choose another drafter or attention_kernel; "
             "drafter.max_width=0 drafts nothing)"
         )
+
+
+def check_parallelism(plan: EnginePlan, bound: BoundEngine) -> None:
+    """Raise :class:`~engine.border.calls.PluginError` when there are more or fewer ranks than were asked for."""
+    config, plugin = plan.choice("parallelism").config, bound.parallelism
+    expected = math.prod(int(config.get(size, 1)) for size in ("tp", "pp", "ep", "sp"))
+    if plugin.world_size != expected or not 0 <= plugin.rank < expected:
+        raise PluginError(
+            f"{name_of(plugin)}: world_size is {plugin.world_size}, expected {expected}; rank is {plugin.rank}"
+        )
+
+
+def check_pool(allocator: KVAllocator, num_blocks: int) -> None:
+    """Raise :class:`~engine.border.calls.PluginError` when an allocator that has just been started does not have all
+    blocks but the padding block."""
+    usage, expected = allocator.usage(), BlockUsage(num_blocks - 1, num_blocks - 1, 0, 0)
+    if usage != expected:
+        raise broken(allocator, "usage", f"returned {shown(usage)} after start(), expected {expected}")

@@ -16,6 +16,8 @@ import msgspec
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.border.calls import by_plugin, told
+from engine.checkpoint.files import CheckpointError
 from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Heartbeat, Phase, Ping, Progress, Ready, ToEngine
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
@@ -68,7 +70,6 @@ def main(fd: int, parent: int) -> int:
     connection = Connection(fd)
     inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
     beats = Beats()
-    explained: tuple[type[Exception], ...] = ()
     try:
         plan_json = connection.receive()
         if plan_json is None:
@@ -77,33 +78,30 @@ def main(fd: int, parent: int) -> int:
         threading.Thread(target=_listen, args=(connection, inbox, beats), name="inbox", daemon=True).start()
         connection.send(Progress(IMPORTS, 0.0))
         started = time.monotonic()
-        from engine.execution.checkpoint import CheckpointError
         from engine.loop.driver import drive
         from engine.startup.build import build_engine
 
         imported = Phase(IMPORTS, round(time.monotonic() - started, 3))
-        explained += (CheckpointError,)
         engine = build_engine(plan, connection.send)
         beats.of = engine.core.heartbeat
         connection.send(Ready(msgspec.structs.replace(engine.info, phases=(imported, *engine.info.phases))))
         return 0 if drive(engine.core, inbox, connection.send) else 1
     except BrokenPipeError:
         return 1
-    except AssemblyError as error:
-        connection.send(refusal(error))
-        return 1
     except Exception as error:
-        if isinstance(error, explained):
-            connection.send(Failed(str(error), refused=True))
-            return 1
-        traceback.print_exc()  # the place in the code helps only with what nobody foresaw
-        connection.send(Failed(f"{type(error).__name__}: {error}", phase="starting"))
+        connection.send(failure(error))
         return 1
 
 
-def refusal(error: AssemblyError) -> Failed:
-    """What to tell the API process of a configuration that cannot run."""
-    return Failed(error.text().removeprefix("engine: "), refused=True)
+def failure(error: Exception) -> Failed:
+    """What to tell the API process of an engine that cannot start. The place in the code is logged of what nobody
+    foresaw, plugins that raise or break their contract among it."""
+    if isinstance(error, AssemblyError):
+        return Failed(error.text().removeprefix("engine: "), refused=True)
+    if isinstance(error, CheckpointError):
+        return Failed(str(error), refused=True)
+    traceback.print_exception(error)
+    return Failed(told(error), refused=by_plugin(error), phase="starting")
 
 
 def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | None], beats: Beats) -> None:

@@ -7,13 +7,11 @@ import queue
 import threading
 from collections.abc import Callable
 
-from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.loop.core import EngineCore
 from engine.loop.driver import drive
 from engine.loop.messages import (
     EngineInfo,
-    Failed,
     FromEngine,
     Heartbeat,
     Progress,
@@ -44,15 +42,12 @@ class InprocessEngineClient(ClientBase):
 
         def run() -> None:
             from engine.startup.build import build_engine
-            from engine.startup.child import refusal
+            from engine.startup.child import failure
 
             try:
                 engine = build_engine(self._plan, send)
-            except AssemblyError as error:
-                send(refusal(error))
-                return
             except Exception as error:
-                send(Failed(f"{type(error).__name__}: {error}", phase="starting"))
+                send(failure(error))
                 return
             self._core = engine.core
             send(Ready(engine.info))

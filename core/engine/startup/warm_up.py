@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engine.assembly.errors import AssemblyError
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import EngineCore
 from engine.step.plan import StepRow
@@ -18,7 +19,7 @@ HEAD_ROWS = (1, 2, 9, 17)
 
 def warm_up(core: EngineCore, max_len: int) -> None:
     """Run requests of different shapes, so that the first real one meets warm kernels: of one request, every
-    number of drafts among them."""
+    number of drafts among them. Raises :class:`AssemblyError` when one fails."""
     greedy = {"temperature": 0.0}
     with core.warming_up():
         _run_together(core, [max(min(max_len - 8, 256), 1)], 2, greedy)
@@ -67,5 +68,5 @@ def _run_together(core: EngineCore, prompts: Sequence[int], outputs: int, settin
     while core.has_work:
         for output in core.step().outputs:
             if output.error:
-                raise RuntimeError(f"warm-up failed: {output.error}")
+                raise AssemblyError([f"the engine fails its first requests: {output.error}"])
     core.reset_prefix_cache()

@@ -104,4 +104,4 @@ class DeviceBroken(RuntimeError):
 
 
 class DrafterBroken(RuntimeError):
-    """A drafter plugin raised or broke its contract."""
+    """A drafter on the device broke its contract: the text goes on from ``propose()``."""

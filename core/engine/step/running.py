@@ -62,7 +62,7 @@ class RunningStep:
         """Everything the step came to; waits for the device. Raises :class:`DrafterBroken`."""
         tensors = self._arriving.wait()
         if self._checks_drafts and not bool(tensors[-1]):
-            raise DrafterBroken("the drafter proposed token ids outside of the vocabulary")
+            raise DrafterBroken("proposed token ids outside of the vocabulary")
         found = [Verified((), 0)] * len(self._plan.rows)
         if self._sampled is not None:
             verdicts = results(self._sampled.choice, tensors[: self._num_choice])

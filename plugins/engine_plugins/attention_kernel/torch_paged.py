@@ -8,7 +8,7 @@ same window. ``engine.execution.reference.paged_attention`` is the plain version
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +89,8 @@ class TorchAttention:
         return "TorchAttention"
 
     def prepare(self, batch: AttentionBatch) -> Prepared:
-        return Prepared(batch)
+        # What is known on the host are bounds while drafts are verified. A GPU is waited for, once per step.
+        return Prepared(replace(batch, kv_lens=tuple(batch.kv_lens_device.tolist())))
 
     def forward(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
         """See the contract. A window's pieces are made when its first layer asks for them."""

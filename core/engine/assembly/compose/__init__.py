@@ -12,17 +12,29 @@ from pathlib import Path
 
 from engine.assembly import values
 from engine.assembly.compose.catalogue import Catalogue, conf_dir
-from engine.assembly.compose.composer import open_composer
+from engine.assembly.compose.composer import open_composer, usable
 from engine.assembly.compose.overrides import PRESET, parse, quoted, sort
 from engine.assembly.compose.result import apply, finish
-from engine.assembly.compose.selection import AUTO, Composed, Selection
+from engine.assembly.compose.selection import Composed, Selection
 from engine.assembly.compose.typed import plain_values, structured
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import AssemblyError
+from engine.assembly.records import AUTO
 from engine.contracts import SLOTS
 from engine.contracts.config import PluginSettings
 
-__all__ = ["AUTO", "PRESET", "Composed", "Selection", "compose", "conf_dir", "options", "plugin_settings", "quoted"]
+__all__ = [
+    "AUTO",
+    "PRESET",
+    "Composed",
+    "Selection",
+    "compose",
+    "conf_dir",
+    "options",
+    "plugin_settings",
+    "quoted",
+    "usable",
+]
 
 
 def plugin_settings(overrides: Sequence[str]) -> PluginSettings:
@@ -44,7 +56,8 @@ def plugin_settings(overrides: Sequence[str]) -> PluginSettings:
 
 
 def compose(overrides: Sequence[str], discovered: Discovered, config_dirs: Sequence[Path] = ()) -> Composed:
-    """Compose the configuration. Raises :class:`AssemblyError` with every mistake it found."""
+    """Compose the configuration. ``discovered`` is :func:`usable`. Raises :class:`AssemblyError` with every mistake it
+    found."""
     parsed, problems = parse(overrides)
     with open_composer(discovered, parsed, config_dirs) as composer:
         request = sort(parsed, composer)

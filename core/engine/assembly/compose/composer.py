@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from engine.assembly.compose.catalogue import Catalogue, conf_dir
 from engine.assembly.compose.overrides import PRESET, Override, quoted
 from engine.assembly.compose.text import first_lines
 from engine.assembly.compose.typed import plain_values, structured
-from engine.assembly.discovery import Discovered, Offer
+from engine.assembly.discovery import Discovered, Offer, PluginFailure
 from engine.assembly.errors import AssemblyError
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
@@ -91,15 +92,32 @@ def _store_providers(store: Any, catalogue: Catalogue, discovered: Discovered, p
             store.store(group=slot, name=name, node=node, package=package, provider=str(offer.origin))
 
 
+def usable(discovered: Discovered) -> Discovered:
+    """Without third parties' plugins whose config dataclass cannot be a schema: they are failures, like records that
+    are wrong in themselves, so that they stop nobody who does not select them."""
+    offers, failures = [], list(discovered.failures)
+    for offer in discovered.offers:
+        wrong = _schema_error(offer) if offer.is_third_party else ""
+        if wrong:
+            failures.append(PluginFailure(offer.origin, "provider", wrong, offer.slot, offer.name))
+        else:
+            offers.append(offer)
+    return replace(discovered, offers=tuple(offers), failures=tuple(failures))
+
+
+def _schema_error(offer: Offer) -> str:
+    try:
+        _defaults_of(offer)
+    except Exception as error:  # a third party's dataclass may hold anything
+        return f"config {offer.config_class.__name__} cannot be a schema: {first_lines(error)}"
+    return ""
+
+
 def _defaults_of(offer: Offer) -> dict[str, Any]:
     """A plugin's defaults in the form YAML would state them (enums by name)."""
     from omegaconf import OmegaConf
 
-    try:
-        plain = OmegaConf.to_container(structured(offer.config_class), enum_to_str=True)
-    except Exception as error:  # a third party's dataclass may hold anything; its author is named
-        who = f"{offer.slot}={offer.name} of {offer.origin}"
-        raise AssemblyError([f"{who}: its config dataclass cannot be a schema: {first_lines(error)}"]) from error
+    plain = OmegaConf.to_container(structured(offer.config_class), enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

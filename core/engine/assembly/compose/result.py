@@ -9,10 +9,11 @@ from typing import Any
 from engine.assembly import values
 from engine.assembly.compose.catalogue import Catalogue
 from engine.assembly.compose.overrides import ROOT_KEYS, SETTING_KEYS, Override, Request
-from engine.assembly.compose.selection import AUTO, Composed, Selection
+from engine.assembly.compose.selection import Composed, Selection
 from engine.assembly.compose.typed import assign, merge, plain_values, structured
 from engine.assembly.discovery import Offer
 from engine.assembly.errors import AssemblyError, listing, nearest
+from engine.assembly.records import AUTO, told
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
 
@@ -110,13 +111,14 @@ def _selection(
     picks = [one for one in assignments if one.key == f"{prefix}.plugin"]
     plugin = str(picks[-1].value) if picks else str(plain.get("plugin") or requested)
     plain.pop("plugin", None)
-    candidates = tuple(str(name) for name in plain.pop("candidates", ()) or ()) if plugin == AUTO else ()
+    orders = [one for one in assignments if one.key == f"{prefix}.candidates"]
+    candidates = _candidates(prefix, plugin, plain, orders, catalogue, problems)
     cls, offer = catalogue.schema(slot, plugin)
     if offer is None and plugin != AUTO:
         return Selection(requested or plugin, plugin, plain)
     config = structured(cls)
     problems += merge(config, plain, prefix)
-    values_set = [one for one in assignments if one not in picks]
+    values_set = [one for one in assignments if one not in picks and one not in orders]
     explicit = set(plain)
     for one in values_set:
         key = one.key.removeprefix(f"{prefix}.")
@@ -129,20 +131,44 @@ def _selection(
     return Selection(requested, plugin, merged, candidates)
 
 
+def _candidates(
+    prefix: str,
+    plugin: str,
+    plain: dict[str, Any],
+    orders: Sequence[Override],
+    catalogue: Catalogue,
+    problems: list[str],
+) -> tuple[str, ...]:
+    """What ``auto`` may choose: as the last override says, else as YAML does, whose key is taken out of ``plain``."""
+    in_yaml = "candidates" in plain
+    given = plain.pop("candidates", [])
+    text = f"{prefix}.candidates={given} (set by YAML)"
+    if orders:
+        given, text = orders[-1].value, orders[-1].text
+    if plugin != AUTO:
+        if in_yaml or orders:
+            use = f"; use {prefix}={AUTO}, or leave them out" if AUTO in catalogue.options(prefix) else ""
+            problems.append(f"{text}: {prefix}={plugin} names a plugin, and only {AUTO} has candidates{use}")
+        return ()
+    if isinstance(given, list) and all(isinstance(name, str) and name for name in given):
+        return tuple(dict.fromkeys(given))
+    problems.append(f"{text}: expected a list of plugin names, like [cpu,torch]")
+    return ()
+
+
 def _check_values(cls: type[Any], plain: dict[str, Any], prefix: str, offer: Offer | None, problems: list[str]) -> None:
+    who = f"{offer.slot}={offer.name} of {offer.origin}" if offer else cls.__name__
     unset = [key for key, value in plain.items() if value == "???"]
     if unset:
-        problems.extend(f"{prefix}.{key}: must be set, for example {prefix}.{key}=<value>" for key in unset)
+        problems.extend(f"{prefix}.{key}: {who} has no default for it; set {prefix}.{key}=<value>" for key in unset)
         return
     try:
         values.build(cls, plain)
     except ValueError as error:
         text = str(error)
-        problems.append(text if text.startswith(prefix) else f"{prefix}: {text}")
+        problems.append(text if text.startswith(prefix) else f"{prefix}: {who} refuses its configuration: {text}")
     except Exception as error:  # __post_init__ of a third party may raise anything; it is named
-        problems.append(
-            f"{prefix}: config of {offer.origin if offer else cls.__name__} raised {type(error).__name__}: {error}"
-        )
+        problems.append(f"{prefix}: the config of {who} raised {told(error)}")
 
 
 def apply(config: Any, key: str, one: Override, prefix: str, owner: str) -> list[str]:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.assembly import values
+from engine.assembly.records import AUTO
 from engine.contracts import MULTI_SLOTS
 from engine.contracts.config import Settings
-
-AUTO = "auto"
-"""The option that lets the engine choose, and the plugin name it carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class Selection:
     config: Mapping[str, Any]
     """Plain values for the plugin's config dataclass; with ``auto`` only those that were set."""
     candidates: tuple[str, ...] = ()
-    """With ``auto``: plugins in order of preference."""
+    """With ``auto``: plugins in order of preference, or ``third_party``."""
 
 
 @dataclass(frozen=True, slots=True)

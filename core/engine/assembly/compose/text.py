@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from engine.assembly.discovery import Discovered
+from engine.assembly.discovery import Discovered, PluginFailure
 
 
-def failure_notes(discovered: Discovered, slot: str, name: str) -> str:
-    """Plugins that failed or are switched off, and so may be why ``slot=name`` is not on offer."""
+def named_failures(discovered: Discovered, slot: str, name: str) -> list[PluginFailure]:
+    """Failures of plugins that would have been ``slot=name``, had they not failed."""
+    return [failure for failure in discovered.failures if (failure.slot, failure.name) == (slot, name)]
+
+
+def failure_notes(discovered: Discovered, slot: str, name: str = "") -> str:
+    """Plugins that failed or are switched off, and so may be why ``slot=name``, or anything, is not on offer."""
     failed = [failure for failure in discovered.failures if failure.slot in ("", slot)]
-    named = [failure for failure in failed if failure.name == name] or failed
+    named = (name and named_failures(discovered, slot, name)) or failed
     off = [f"{origin} is switched off (plugins.third_party, allow or disable)" for origin in discovered.switched_off]
     return "".join(f"\n      note: {reason}" for reason in (*named, *off))
 

@@ -24,7 +24,7 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
         client = client_of(http, options.user)
         with state.admission.enter(client, n) as flight:
             begun_s = time.monotonic()
-            prompt = await encode_turns(state, chat.turns, options.add_generation_prompt is not False)
+            prompt = await encode_turns(state, client, chat.turns, options.add_generation_prompt is not False)
             arrival = Arrival(received_s, now_ms_since(begun_s))
             job = make_job(state, options, (prompt,), n, body, client, arrival)
             return await answer(http, state, flight, job, lambda _: ChatFormat(job, state.tokenizer.token_bytes))

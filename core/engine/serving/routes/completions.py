@@ -27,8 +27,8 @@ async def completions(http: web.Request) -> web.StreamResponse:
         client = client_of(http, options.user)
         with state.admission.enter(client, len(prompts) * n) as flight:
             begun_s = time.monotonic()
-            tokens = tuple([await _tokens(state, prompt) for prompt in prompts])
-            texts = await _echo_texts(state, prompts, tokens) if options.echo else ()
+            tokens = tuple([await _tokens(state, client, prompt) for prompt in prompts])
+            texts = await _echo_texts(state, client, prompts, tokens) if options.echo else ()
             arrival = Arrival(received_s, now_ms_since(begun_s))
             job = make_job(state, options, tokens, n, body, client, arrival)
             return await answer(
@@ -36,19 +36,21 @@ async def completions(http: web.Request) -> web.StreamResponse:
             )
 
 
-async def _tokens(state: ServerState, prompt: str | Packed) -> tuple[int, ...]:
+async def _tokens(state: ServerState, client: str, prompt: str | Packed) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return await encode_text(state, prompt)
+        return await encode_text(state, client, prompt)
     await asyncio.sleep(0)  # others get their turn between prompts that may be long
     return unpack(prompt)
 
 
 async def _echo_texts(
-    state: ServerState, prompts: Sequence[str | Packed], tokens: Sequence[tuple[int, ...]]
+    state: ServerState, client: str, prompts: Sequence[str | Packed], tokens: Sequence[tuple[int, ...]]
 ) -> tuple[str, ...]:
     return tuple(
         [
-            prompt if isinstance(prompt, str) else await state.tokenizer.decode(ids, skip_special_tokens=True)
+            prompt
+            if isinstance(prompt, str)
+            else await state.tokenizer.decode(ids, skip_special_tokens=True, client=client)
             for prompt, ids in zip(prompts, tokens)
         ]
     )

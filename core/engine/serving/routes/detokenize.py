@@ -15,6 +15,6 @@ async def detokenize(http: web.Request) -> web.StreamResponse:
     state.admission.gate(client)
     async with state.bodies.read(http) as body:
         asked = await state.parse(ParsedDetokenize, body)
-        body.release()
+        body.forget()
         with state.admission.enter(client, 1):
-            return json_response({"prompt": await state.tokenizer.decode(unpack(asked.tokens))})
+            return json_response({"prompt": await state.tokenizer.decode(unpack(asked.tokens), client=client)})

@@ -19,13 +19,13 @@ async def tokenize(http: web.Request) -> web.StreamResponse:
     state.admission.gate(client)
     async with state.bodies.read(http) as body:
         asked = await state.parse(ParsedTokenize, body)
-        body.release()
+        body.forget()
         with state.admission.enter(client, 1):
             if asked.turns is not None:
-                tokens = await encode_turns(state, asked.turns, asked.add_generation_prompt)
+                tokens = await encode_turns(state, client, asked.turns, asked.add_generation_prompt)
             else:
                 tokens = await encode_text(
-                    state, asked.text or "", add_special_tokens=asked.add_special_tokens, fits=False
+                    state, client, asked.text or "", add_special_tokens=asked.add_special_tokens, fits=False
                 )
             data = await asyncio.to_thread(_answer, state, tokens)
     return web.Response(body=data, content_type="application/json")

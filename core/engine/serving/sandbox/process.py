@@ -91,7 +91,7 @@ class Sandbox:
             return await self._ask_once(frame, cpu_s, max_reply)
 
     def ask_now(self, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
-        """:meth:`ask`, blocking the calling thread."""
+        """:meth:`ask` of one child, blocking the calling thread."""
         child = self._take().result()
         try:
             if not child.is_ready:
@@ -123,8 +123,9 @@ class Sandbox:
         if self._loop is not loop:
             self._loop, self._turns = loop, asyncio.Semaphore(len(self._children))
         await self._turns.acquire()
-        # A caller who leaves now leaves a child that is about to answer.
-        return await asyncio.shield(self._ask(self._turns, frame, cpu_s, max_reply))
+        asking = asyncio.ensure_future(self._ask(self._turns, frame, cpu_s, max_reply))
+        asking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps nobody else looks
+        return await asyncio.shield(asking)  # a caller who leaves leaves a child that is about to answer
 
     async def _ask(self, turns: asyncio.Semaphore, frame: bytes, cpu_s: float, max_reply: int) -> bytes:
         try:

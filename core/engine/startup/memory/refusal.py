@@ -11,6 +11,7 @@ from engine.assembly import values
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
+from engine.execution.checks.ops import described
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate
 from engine.startup.memory.report import size
@@ -84,7 +85,7 @@ def _quantizer_hint(
 
     if plan.model.quantization is not None:
         return None
-    dtype, ops = getattr(torch, plan.dtype), bound.architecture.describe(plan.model)
+    dtype, ops = getattr(torch, plan.dtype), described(bound.architecture, plan.model)
     now = values.load(plan.choice("quantizer").config_class).weight_bits or 8 * dtype.itemsize
     offers = discover(plan.settings.plugins).of_slot("quantizer")
     narrower = [(bits, offer.name) for offer in offers if (bits := offer.config_class.weight_bits or now) < now]

@@ -9,12 +9,15 @@ import torch
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
+from engine.border.calls import broken, shown
 from engine.contracts.ops import LinearPart, LinearSpec, ModelOps
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
 from engine.execution.checkpoint import Checkpoint
+from engine.execution.checks.ops import described
 from engine.execution.lowering import op_norms
-from engine.execution.required_tensors import check_readable, is_stored, linear_of
+from engine.execution.required_tensors import check_readable, is_stored, linear_of, stored_of
+from engine.execution.sharding import rank_of
 
 SCALE_BITS = 0.5
 """Of a weight in few bits, for its share of a scale: one float32 for 64 weights."""
@@ -36,7 +39,7 @@ def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -
     A tensor that is missing from the checkpoint counts as empty: saying so is the loader's job. Raises
     :class:`engine.execution.checkpoint.CheckpointError` where headers show that the quantizer cannot read them.
     """
-    ops = bound.architecture.describe(plan.model)
+    ops = described(bound.architecture, plan.model)
     check_readable(checkpoint, ops, bound.quantizer, plan.model.path)
     sizer = _Sizer(bound.quantizer, bound.parallelism, checkpoint, getattr(torch, plan.dtype), plan.device.kind)
     held = peak = 0
@@ -77,7 +80,7 @@ class _Sizer:
         yield ops.embed.hidden_size * torch.float32.itemsize, 0
 
     def _linear(self, spec: LinearSpec, tied: bool = False) -> tuple[int, int]:
-        _, count = self._parallelism.shard(spec)
+        _, count = rank_of(self._parallelism, spec)
         packed = self._packed(spec, tied) // count
         stored = 0 if tied else self._stored(spec)
         joined = stored // count if len(spec.parts) > 1 else 0
@@ -88,7 +91,10 @@ class _Sizer:
 
     def _packed(self, spec: LinearSpec, tied: bool) -> int:
         if isinstance(self._quantizer, SizedQuantizer):
-            return self._quantizer.packed_bytes(spec, self._dtype, self._device, tied)
+            size = self._quantizer.packed_bytes(spec, self._dtype, self._device, tied)
+            if type(size) is not int or size < 0:
+                raise broken(self._quantizer, "packed_bytes", f"returned {shown(size)}, expected a number of bytes")
+            return size
         if tied:
             return spec.out_features * spec.in_features * self._dtype.itemsize
         return self._as_stored(spec)
@@ -113,7 +119,7 @@ class _Sizer:
                     yield name
 
     def _part_names(self, spec: LinearSpec, part: LinearPart) -> Iterator[str]:
-        for stored in self._quantizer.stored(spec):
+        for stored in stored_of(self._quantizer, spec):
             if is_stored(stored, part):
                 yield f"{part.name}.{stored.suffix}"
 

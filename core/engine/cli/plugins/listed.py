@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from typing import Any
 
 from engine.assembly.compose import AUTO
-from engine.cli.commands import commands
+from engine.assembly.errors import AssemblyError, listing, nearest
+from engine.cli.commands import TWO_WORDS, commands
 from engine.contracts import SLOTS
 from engine.contracts.command import OK, Command
 
@@ -20,6 +22,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     from engine.assembly.assemble import configure
+
+    check_words(overrides)
 
     configured = configure(overrides, flags.config_dir)
     found = configured.discovered
@@ -55,9 +59,17 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     return OK
 
 
-def _print(
-    rows: list[dict[str, Any]], offered: list[dict[str, str]], failures: list[str], off: list[str]
-) -> None:
+def check_words(words: list[str]) -> None:
+    """Raises :class:`AssemblyError` for words that look like a command, not like an override."""
+    known = [provider.name.partition(" ")[2] for provider in TWO_WORDS]
+    for word in words:
+        if re.fullmatch(r"[\w.:-]+", word):
+            near = nearest(word, known) or f" (commands: {listing(known)}; overrides are KEY=VALUE)"
+            behind = "; it comes right behind 'engine plugins'" if word in known else near
+            raise AssemblyError([f"engine plugins has no command {word!r} here{behind}"])
+
+
+def _print(rows: list[dict[str, Any]], offered: list[dict[str, str]], failures: list[str], off: list[str]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -81,4 +93,11 @@ def _print(
         print(f"broken: {line}", file=sys.stderr)
 
 
-COMMAND = Command("List the installed plugins, their origin, and what failed to load.", _run, _flags)
+COMMAND = Command(
+    "List the installed plugins, their origin, and what failed to load; or do something with one of them.",
+    _run,
+    _flags,
+    notes="commands:\n"
+    + "\n".join(f"  engine {provider.name:<14} {provider.doc}" for provider in TWO_WORDS)
+    + "\n'engine plugins COMMAND --help' tells more.",
+)

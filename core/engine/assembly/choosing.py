@@ -1,0 +1,211 @@
+"""Which plugin does each slot get? The one that is named, or with ``auto`` the first with no reason against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from engine.assembly import values
+from engine.assembly.compose.selection import Composed, Selection
+from engine.assembly.compose.text import failure_notes, named_failures
+from engine.assembly.discovery import Discovered, Offer
+from engine.assembly.errors import listing, nearest
+from engine.assembly.records import AUTO, THIRD_PARTY, reasons_of, told
+from engine.contracts import MULTI_SLOTS, SLOTS
+from engine.contracts.config import SlotConfig
+from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.provider import always_supported
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    slot: str
+    pick: Selection
+    offer: Offer
+    config: dict[str, Any]
+    passed_over: tuple[str, ...] = ()
+    fits_too: tuple[str, ...] = ()
+    """With ``auto``: third parties' plugins that could have been chosen, as overrides that choose them."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.slot}={self.offer.name}"
+
+
+def choose(
+    composed: Composed, discovered: Discovered, model: ModelFacts, device: DeviceFacts, problems: list[str]
+) -> list[Chosen]:
+    """One plugin for each selection, as far as there is one."""
+    chosen = []
+    for slot in SLOTS:
+        picks = composed.selections.get(slot, ())
+        if slot not in MULTI_SLOTS and len(picks) != 1:
+            problems.append(f"{slot}: exactly one plugin is needed, {len(picks)} selected")
+        for pick in picks:
+            if pick.plugin == AUTO:
+                one = _Auto(slot, pick, discovered, model, device).choose(problems)
+            else:
+                one = _choose_named(slot, pick, discovered, model, device, problems)
+            if one is not None:
+                chosen.append(one)
+    return chosen
+
+
+def plugin_problems(composed: Composed, discovered: Discovered) -> list[str]:
+    """Problems that show without a model or a device: names nobody offers, or several."""
+    problems: list[str] = []
+    for slot, picks in composed.selections.items():
+        for pick in picks:
+            if pick.plugin != AUTO:
+                _offer_named(slot, pick.plugin, discovered, problems)
+    return problems
+
+
+def _choose_named(
+    slot: str,
+    pick: Selection,
+    discovered: Discovered,
+    model: ModelFacts,
+    device: DeviceFacts,
+    problems: list[str],
+) -> Chosen | None:
+    offer = _offer_named(slot, pick.plugin, discovered, problems)
+    if offer is None:
+        return None
+    reasons = _reasons(offer, model, device)
+    others = [o.name for o in discovered.of_slot(slot) if o is not offer and not _reasons(o, model, device)]
+    can = f" ({slot} plugins that can: {listing(others)})" if others else ""
+    problems += [f"{slot}={offer.name} cannot serve {model.name} on {device.kind}: {why}{can}" for why in reasons]
+    if not reasons:
+        problems += _config_reasons(offer, pick.config, model, device)
+    return Chosen(slot, pick, offer, dict(pick.config))
+
+
+def _offer_named(slot: str, name: str, discovered: Discovered, problems: list[str]) -> Offer | None:
+    offers = discovered.named(slot, name)
+    if len(offers) == 1:
+        return offers[0]
+    if offers:
+        who = listing(offer.qualified for offer in offers)
+        problems.append(
+            f"{slot}={name} is offered by {len(offers)} distributions: {who}. Choose one with "
+            f"{slot}.plugin={offers[0].qualified}, or drop one with plugins.disable=[{offers[0].origin.dist}]"
+        )
+        return None
+    names = discovered.names(slot)
+    problems.append(
+        f"{slot}={name}: no installed plugin has that name{nearest(name, names)} (installed: {listing(names)})"
+        f"{failure_notes(discovered, slot, name)}"
+    )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    label: str
+    reasons: tuple[str, ...]
+    """Why not; empty: it fits."""
+    offer: Offer | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Auto:
+    """The choice that ``auto`` makes for one slot."""
+
+    slot: str
+    pick: Selection
+    discovered: Discovered
+    model: ModelFacts
+    device: DeviceFacts
+
+    def choose(self, problems: list[str]) -> Chosen | None:
+        """The first candidate with no reason against it. Those behind it are not asked."""
+        passed_over: list[str] = []
+        for name in self.pick.candidates:
+            found = self._third_parties() if name == THIRD_PARTY else [self._named(name)]
+            passed_over += [f"{one.label}: {reason}" for one in found for reason in one.reasons]
+            fitting = [one for one in found if not one.reasons]
+            if fitting:
+                first, *others = fitting
+                assert first.offer is not None
+                fits_too = tuple(self._selecting(one.offer) for one in others if one.offer is not None)
+                return Chosen(self.slot, self.pick, first.offer, first.config, tuple(passed_over), fits_too)
+        tried = "; ".join(passed_over) or "it has no candidates"
+        broken = failure_notes(self.discovered, self.slot) if THIRD_PARTY in self.pick.candidates else ""
+        problems.append(f"{self.slot}=auto: nothing fits {self.model.name} on {self.device.kind}: {tried}{broken}")
+        return None
+
+    def _named(self, name: str) -> _Candidate:
+        offers = self._meant(name)
+        if len(offers) == 1:
+            return self._ask(offers[0], name)
+        if offers:
+            return _Candidate(name, (f"offered by {listing(offer.qualified for offer in offers)}; name one of these",))
+        failed = tuple(str(failure) for failure in named_failures(self.discovered, self.slot, name))
+        known = [*self.discovered.names(self.slot), THIRD_PARTY]
+        return _Candidate(name, failed or (f"not installed{nearest(name.rpartition(':')[2], known)}",))
+
+    def _meant(self, name: str) -> tuple[Offer, ...]:
+        """A built-in plugin's name means that plugin, whoever else has it: what others install changes no default."""
+        offers = self.discovered.named(self.slot, name)
+        return tuple(offer for offer in offers if not offer.is_third_party) or offers
+
+    def _third_parties(self) -> list[_Candidate]:
+        """Those that are not among the candidates by name, by distribution and name."""
+        named = [offer for name in self.pick.candidates for offer in self._meant(name)]
+        others = [o for o in self.discovered.of_slot(self.slot) if o.is_third_party and o not in named]
+        return [self._third_party(offer) for offer in sorted(others, key=lambda o: (o.origin.dist.lower(), o.name))]
+
+    def _third_party(self, offer: Offer) -> _Candidate:
+        if offer.provider.unsupported is always_supported:
+            why = f"it does not say what it supports (no unsupported()); {self._selecting(offer)} selects it"
+            return _Candidate(offer.qualified, (why,))
+        return self._ask(offer, offer.qualified)
+
+    def _ask(self, offer: Offer, label: str) -> _Candidate:
+        """What speaks against a plugin with its defaults and, on top, what was set for the slot."""
+        reasons = _reasons(offer, self.model, self.device)
+        if reasons:
+            return _Candidate(label, reasons)
+        try:
+            config = values.to_plain(values.build(offer.config_class, dict(self.pick.config)))
+        except Exception as error:  # __post_init__ of a third party may raise anything; it is named
+            text = str(error) if isinstance(error, ValueError) else f"its config raised {told(error)}"
+            return _Candidate(label, (text,))
+        return _Candidate(label, _config_reasons(offer, config, self.model, self.device), offer, config)
+
+    def _selecting(self, offer: Offer) -> str:
+        """The override that selects this plugin."""
+        if len(self.discovered.named(self.slot, offer.name)) == 1:
+            return f"{self.slot}={offer.name}"
+        return f"{self.slot}.plugin={offer.qualified}"
+
+
+def _reasons(offer: Offer, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    """Why a plugin cannot serve this model on this device; one that does not say so properly cannot."""
+    who = f"unsupported() of {offer.slot}={offer.name} ({offer.origin})"
+    return _asked(partial(offer.provider.unsupported, model, device), who)
+
+
+def _config_reasons(offer: Offer, config: Mapping[str, Any], model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    """Why a plugin's settings do not go with this model or device."""
+    try:
+        built: SlotConfig = values.build(offer.config_class, dict(config))
+    except Exception:
+        return ()  # reported where the configuration was composed
+    who = f"unsupported() of the config of {offer.slot}={offer.name} ({offer.origin})"
+    return _asked(partial(built.unsupported, model, device), who)
+
+
+def _asked(unsupported: Callable[[], object], who: str) -> tuple[str, ...]:
+    """The reasons that a third party's function gives, or what is wrong with it."""
+    try:
+        returned = unsupported()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may fail in any way; the reason names it
+        return (f"{who} raised {told(error)}",)
+    return reasons_of(returned, who)

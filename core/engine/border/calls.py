@@ -1,0 +1,134 @@
+"""Who raised this? Every call of a plugin's contract says so: slot, plugin, distribution and call.
+
+:func:`named` is done once, when a plugin is built. What its methods raise keeps its type and gets a note; what would
+end the process becomes a :class:`PluginError`. :func:`told` is the line for users and clients; the traceback, notes
+included, belongs in the log.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import reprlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FunctionType, TracebackType
+from typing import Any, TypeVar
+
+MOST_SHOWN = 120
+"""Characters of a value that a message repeats."""
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = MOST_SHOWN
+
+P = TypeVar("P")
+
+
+class PluginError(Exception):
+    """A plugin broke its contract. The text names plugin and call."""
+
+
+class _Note(str):
+    """A note of ours among an exception's: ``quantizer=mine (from engine-mine 0.3.0): pack()``."""
+
+
+def named(plugin: P, who: str, protocols: Iterable[type[Any]]) -> P:
+    """The same object, of a class derived from its own whose contract methods say ``who`` raised.
+
+    ``who``: ``quantizer=mine (from engine-mine 0.3.0)``. ``protocols``: whose methods are meant. Raises ``TypeError``
+    for an object whose class cannot be derived from (one written in C).
+    """
+    kind = type(plugin)
+    methods = {name for protocol in protocols for name in _methods(protocol)}
+    body: dict[str, Any] = {
+        "__slots__": (),
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "_plugin_name": who,
+    }
+    for name in methods:
+        found = inspect.getattr_static(kind, name, None)
+        if found is not None:
+            body[name] = _method(found, f"{who}: {name}()")
+    object.__setattr__(plugin, "__class__", type(kind.__name__, (kind,), body))  # frozen ones, too
+    for name in methods & getattr(plugin, "__dict__", {}).keys():  # callables that __init__ made
+        object.__setattr__(plugin, name, noting(getattr(plugin, name), f"{who}: {name}()"))
+    return plugin
+
+
+def name_of(plugin: object) -> str:
+    """Who a plugin is in messages; its class for one that assembly did not build."""
+    return str(getattr(plugin, "_plugin_name", type(plugin).__name__))
+
+
+def broken(plugin: object, call: str, problem: str) -> PluginError:
+    """``broken(quantizer, "pack", "returned a list, expected a PackedLinear")``"""
+    return PluginError(f"{name_of(plugin)}: {call}() {problem}")
+
+
+def shown(value: object) -> str:
+    """A value for a message: on one line, not long, whatever its ``__repr__`` does."""
+    said = " ".join(_REPR.repr(value).split())
+    return said if len(said) <= MOST_SHOWN else f"{said[:MOST_SHOWN]}..."
+
+
+def noting(function: Callable[..., Any], call: str) -> Callable[..., Any]:
+    """``function``; what it raises is noted as raised in ``call``."""
+
+    @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"), updated=())
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if not isinstance(error, PluginError):
+                error.add_note(_Note(call))
+            raise
+        except KeyboardInterrupt:
+            raise
+        except BaseException as stop:  # SystemExit, or one of the plugin's own that no handler of the core knows
+            raise PluginError(f"{call} raised {_text(stop)}") from stop
+
+    return noted
+
+
+def by_plugin(error: BaseException) -> bool:
+    """Whether it was raised by a plugin, or for what a plugin did."""
+    return isinstance(error, PluginError) or any(isinstance(note, _Note) for note in getattr(error, "__notes__", ()))
+
+
+def told(error: BaseException) -> str:
+    """One line for users: who raised what, in which call, and where in the plugin's code."""
+    if isinstance(error, PluginError):
+        return str(error)
+    calls = [note for note in getattr(error, "__notes__", ()) if isinstance(note, _Note)]
+    return f"{calls[0]} raised {_text(error)}" if calls else f"{type(error).__name__}: {error}"
+
+
+def _text(error: BaseException) -> str:
+    said = str(error)
+    return type(error).__name__ + (f": {said}" if said else "") + where(error.__traceback__)
+
+
+def where(trace: TracebackType | None) -> str:
+    """File and line of the innermost frame, in brackets."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+
+
+def _methods(protocol: type[Any]) -> set[str]:
+    return {
+        name
+        for base in protocol.__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, FunctionType) and not name.startswith("_")
+    }
+
+
+def _method(found: Any, call: str) -> Any:
+    if isinstance(found, FunctionType):
+        return noting(found, call)
+    if isinstance(found, staticmethod):
+        return staticmethod(noting(found.__func__, call))
+    if isinstance(found, classmethod):
+        return classmethod(noting(found.__func__, call))
+    return found  # a property or another descriptor: what it returns is not known yet

@@ -1,0 +1,1 @@
+"""``engine plugins``: what is installed, and ``new``, ``check`` and ``show`` for one plugin, one file each."""

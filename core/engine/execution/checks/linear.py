@@ -1,0 +1,159 @@
+"""A quantizer's linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.border.calls import PluginError, broken, name_of, noting, shown
+from engine.contracts.ops import LinearSpec
+from engine.contracts.quantizer import PackedLinear, Quantizer, TileLoader
+from engine.execution.checks.tensors import Bounded, random, tensor_problem, value_problem
+from engine.execution.reference import gated_activation
+
+ROWS = (1, 3, 17, 40)
+"""A decode, drafts under verification, and more rows than few-row kernels serve."""
+TOLERANCE = {torch.float32: 0.001, torch.bfloat16: 0.05, torch.float16: 0.02}
+"""Accepted error of a product: wrong weights are off by more, rounding by less."""
+MOST_COMPARED = 2**25
+"""Weights of a layer up to which products are compared with ``reference``, which may unpack all of them."""
+_CALLS = ("reference", "apply", "apply_add", "apply_gated", "native", "apply_quantized")
+
+
+class LinearCheck:
+    """Tries every kind of layer that a quantizer packs; layers of one kind have the same shape, label and tensors."""
+
+    def __init__(self, quantizer: Quantizer, dtype: torch.dtype, device: str) -> None:
+        self._quantizer = quantizer
+        self._dtype = dtype
+        self._device = torch.device(device)
+        self._seen: set[object] = set()
+
+    def __call__(self, spec: LinearSpec, packed: object, in_features: int, out_features: int) -> PackedLinear:
+        """``packed``, whose calls carry the quantizer's name from now on. Sizes are those of this rank."""
+        if not isinstance(packed, PackedLinear):
+            raise broken(self._quantizer, "pack", f"returned {shown(packed)}, expected a PackedLinear")
+        self._check_record(packed, out_features)
+        named = _named(packed, name_of(self._quantizer))
+        kind = (spec.kind, in_features, out_features, packed.label, tuple(_kinds(packed)))
+        if kind not in self._seen:
+            self._seen.add(kind)
+            _Trial(self, spec, named, in_features, out_features).run()
+        return named
+
+    def _check_record(self, packed: PackedLinear, out_features: int) -> None:
+        tensors = packed.tensors
+        if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise self.broken(f"tensors={shown(tensors)}, expected tensors by name")
+        if packed.out_features != out_features:
+            raise self.broken(f"out_features={shown(packed.out_features)}, expected {out_features}")
+        for name in _CALLS:
+            found = getattr(packed, name)
+            if not callable(found) and (found is not None or name in ("reference", "apply")):
+                raise self.broken(f"{name}={shown(found)}, expected a function")
+        loader = packed.tile_loader
+        if loader is not None and not isinstance(loader, TileLoader):
+            raise self.broken(f"tile_loader={shown(loader)}, expected a TileLoader")
+        for name, tensor in _loaded(loader):
+            if not isinstance(tensor, Tensor) or not tensor.is_contiguous() or tensor.device.type != self._device.type:
+                raise self.broken(f"tile_loader.{name}, expected a contiguous tensor on {self._device}")
+
+    def broken(self, problem: str) -> PluginError:
+        return broken(self._quantizer, "pack", f"returned a layer with {problem}")
+
+    def fail(self, call: str, problem: str) -> None:
+        if problem:
+            raise broken(self._quantizer, call, problem)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+
+class _Trial:
+    """One layer on random inputs."""
+
+    def __init__(
+        self, check: LinearCheck, spec: LinearSpec, packed: PackedLinear, in_features: int, out_features: int
+    ) -> None:
+        self._check = check
+        self._packed = packed
+        self._in, self._out = in_features, out_features
+        self._gates = spec.kind == "gate_up"
+        self._what = "+".join(part.name for part in spec.parts)
+        self._compares = in_features * out_features <= MOST_COMPARED
+        self._tolerance = TOLERANCE[check.dtype]
+
+    def run(self) -> None:
+        for rows in ROWS:
+            x = random((rows, self._in), self._check.dtype, self._check.device, rows)
+            before = x.clone()
+            want = self._packed.reference(x) if self._compares else None
+            if want is not None:
+                self._look("reference", want, rows, self._out)
+            product = self._packed.apply(x)
+            self._look("apply", product, rows, self._out)
+            if want is not None:
+                self._fail("apply", value_problem(product, want, self._tolerance))
+            self._look_at_others(x, product)
+            again = self._packed.apply(x)
+            if again.data_ptr() in (product.data_ptr(), x.data_ptr()):
+                self._fail("apply", "returned memory that is in use, expected new memory")
+            if not torch.equal(x, before):
+                self._fail("apply", "changed its input")
+
+    def _look_at_others(self, x: Tensor, product: Tensor) -> None:
+        packed, rows = self._packed, x.shape[0]
+        residual = random((rows, self._out), x.dtype, x.device, 7)
+        if packed.apply_add is not None:
+            want = residual.double() + product.double()
+            added = packed.apply_add(x, residual.clone())
+            self._look("apply_add", added, rows, self._out)
+            self._fail("apply_add", value_problem(added, want, self._tolerance))
+        gated = gated_activation(product.clone(), "silu") if self._gates else None
+        if gated is not None and packed.apply_gated is not None:
+            found = packed.apply_gated(x, "silu")
+            self._look("apply_gated", found, rows, self._out // 2)
+            self._fail("apply_gated", value_problem(found, gated, 2 * self._tolerance))
+        if packed.native is not None and x.device.type == "cpu":
+            self._look_at_native(packed.native, x, product if gated is None else gated)
+
+    def _look_at_native(self, native: Callable[..., Any], x: Tensor, want: Tensor) -> None:
+        memory = Bounded(want.shape, x.dtype)
+        native(x, memory.inner, act="silu" if self._gates else None)()
+        self._fail("native", memory.problem())
+        self._fail("native", value_problem(memory.inner, want, 2 * self._tolerance))
+
+    def _look(self, call: str, found: object, rows: int, columns: int) -> None:
+        self._fail(call, tensor_problem(found, (rows, columns), self._check.dtype, self._check.device))
+
+    def _fail(self, call: str, problem: str) -> None:
+        self._check.fail(call, problem and f"of {self._what} {problem}")
+
+
+def _named(packed: PackedLinear, who: str) -> PackedLinear:
+    """The layer; what its functions raise says whose they are."""
+    offered = {name: found for name in _CALLS if (found := getattr(packed, name)) is not None}
+    calls: dict[str, Any] = {name: noting(found, f"{who}: {name}()") for name, found in offered.items()}
+    return replace(packed, **calls)
+
+
+def _loaded(loader: TileLoader | None) -> list[tuple[str, object]]:
+    if loader is None:
+        return []
+    fields = ((name, getattr(loader, name)) for name in ("weight", "scale", "zero", "channel_scale", "bias"))
+    return [(name, found) for name, found in fields if name == "weight" or found is not None]
+
+
+def _kinds(packed: PackedLinear) -> list[object]:
+    """What tells one kind of layer from another."""
+    offered = [name for name in _CALLS if getattr(packed, name) is not None]
+    return [*offered, *((name, tensor.dtype) for name, tensor in sorted(packed.tensors.items()))]

@@ -1,0 +1,102 @@
+"""Routers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from engine.contracts.router import Answer, Reject, ToEngine, ToUrl
+from engine_plugins.router.direct import DirectRouter
+
+
+class Text(DirectRouter):
+    """Returns the engine's name."""
+
+    says = r"route\(\) returned 'default': a route is 'default', expected ToEngine or ToUrl or Answer or Reject"
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        return "default"
+
+
+class Elsewhere(DirectRouter):
+    """Chooses an engine that there is not."""
+
+    says = r"route\(\) returned ToEngine\(engine_id='other'\), expected an engine of the fleet: 'default'"
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        return ToEngine("other")
+
+
+class NoUrl(DirectRouter):
+    """Passes requests on to nowhere."""
+
+    says = r"route\(\) returned ToUrl\(base_url=None\): a route\.base_url is None, expected str"
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        return ToUrl(None)  # type: ignore[arg-type]
+
+
+class RejectsWell(DirectRouter):
+    """Refuses with a status of success."""
+
+    says = r"route\(\) returned Reject\(status=200.*expected a status from 400 to 599"
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        return Reject(200, "fine")
+
+
+class NoChoices(DirectRouter):
+    """Answers without a choice."""
+
+    says = r"route\(\) returned an answer of 0 choices, expected 1"
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        return Answer(())
+
+
+class NoTokens(DirectRouter):
+    """Answers with a text where tokens belong."""
+
+    says = r"route\(\) returned an answer with tokens='hello', expected a tuple of token ids"
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        return Answer(({"tokens": "hello", "finish_reason": "stop"},))
+
+
+class Raises(DirectRouter):
+    """Raises at every call."""
+
+    says = r"route\(\) raised ZeroDivisionError: .* by zero \(routers\.py:\d+\)"
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        return 1 // 0
+
+
+class Exits(DirectRouter):
+    """Ends the process."""
+
+    says = r"route\(\) raised SystemExit: 4"
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        raise SystemExit(4)
+
+
+class FinishedRaises(DirectRouter):
+    """Cannot take notes."""
+
+    says = r"finished\(\) raised OSError: disk full \(routers\.py:\d+\)"
+    serves = True
+
+    def finished(self, request: Any, answer: Any) -> None:
+        raise OSError("disk full")
+
+
+class Blocks(DirectRouter):
+    """Takes 60 ms over a decision."""
+
+    says = r"router blocked the server"
+    serves = True
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        time.sleep(0.06)
+        return super().route(request, fleet)

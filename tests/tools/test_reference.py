@@ -1,0 +1,44 @@
+"""``docs/reference.md`` says what the docstrings say."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools.reference import CORE, PAGE, SHARED, page  # noqa: E402
+
+from engine.assembly.bind import PROTOCOLS  # noqa: E402
+from engine.contracts import SLOTS  # noqa: E402
+
+
+def test_the_page_is_the_one_that_the_docstrings_make() -> None:
+    assert PAGE.read_text("utf-8") == page(), "docstrings have changed: run 'python tools/reference.py'"
+
+
+def test_every_module_of_contracts_is_on_the_page() -> None:
+    modules = {file.stem for file in (CORE / "contracts").glob("*.py")} - {"__init__", "percentiles"}
+    assert modules == {*SLOTS, *SHARED}
+
+
+def test_every_member_of_a_slots_protocol_is_on_the_page() -> None:
+    text = PAGE.read_text("utf-8")
+    for slot, protocol in PROTOCOLS.items():
+        section = text.split(f"\n## Slot {slot}\n")[1].split("\n## ")[0]
+        members = [name for name in dir(protocol) if not name.startswith("_")]
+        members += [name for name in getattr(protocol, "__annotations__", {}) if not name.startswith("_")]
+        assert [name for name in members if f"* `{name}(" not in section and f"* `{name}: " not in section] == []
+
+
+def test_every_method_of_a_contract_has_a_docstring() -> None:
+    methods = {
+        f"{protocol.__name__}.{name}": method
+        for protocol in PROTOCOLS.values()
+        for name, method in vars(protocol).items()
+        if inspect.isfunction(method) and not name.startswith("_")
+    }
+    assert [name for name, method in methods.items() if not method.__doc__] == []
+    assert len(methods) > 30
