@@ -133,15 +133,11 @@ class AttentionKernelConformance:
 
     def test_lengths_on_the_host_are_bounds(self) -> None:
         """While drafts are verified the host does not know how many are accepted."""
-        case = case_named("verify")
-        inputs = make_inputs(case, "float32", self.device)
+        case = self.fitted("verify")
+        inputs = make_inputs(case, self.dtype, self.device)
         bounds = tuple(kv_len + 3 for _, kv_len in case.rows)
-        got = run(
-            self.make(make_context(case, "float32", self.device)),
-            case,
-            replace(inputs, batch=replace(inputs.batch, kv_lens=bounds)),
-        )
-        assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
+        got = run(self.built(case), case, replace(inputs, batch=replace(inputs.batch, kv_lens=bounds)))
+        self.check(got, case, inputs)
 
     def test_the_same_call_gives_the_same_bits(self) -> None:
         case = self.fitted("prefill_decode_verify")

@@ -54,12 +54,16 @@ class Plain:
     def forward(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
         batch: AttentionBatch = prepared
         outs, first = [], 0
-        for row, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
+        for row, (q_len, kv_len) in enumerate(zip(batch.q_lens, self.key_counts(batch), strict=True)):
             if q_len:
                 k, v = self.read(cache, self.slots(batch, row, kv_len))
                 outs.append(self.attend(op, self.queries(q, first, q_len), k, v))
             first += q_len
         return torch.cat(outs).flatten(1).to(q.dtype)
+
+    def key_counts(self, batch: AttentionBatch) -> Sequence[int]:
+        counts: list[int] = batch.kv_lens_device.tolist()
+        return counts
 
     def queries(self, q: Tensor, first: int, count: int) -> Tensor:
         return q[first : first + count].float()
@@ -218,8 +222,16 @@ class TableOfTheFirstRow(Plain):
 class LengthOfTheLongest(Plain):
     """Attends to as many keys as the longest row has."""
 
-    def prepare(self, batch: AttentionBatch) -> Any:
-        return replace(batch, kv_lens=(max(batch.kv_lens),) * len(batch.kv_lens))
+    def key_counts(self, batch: AttentionBatch) -> Sequence[int]:
+        return (max(batch.kv_lens),) * len(batch.kv_lens)
+
+
+@mutant(Suite, "test_lengths_on_the_host_are_bounds")
+class LengthsOnTheHost(Plain):
+    """Takes the host's bounds for the lengths of rows."""
+
+    def key_counts(self, batch: AttentionBatch) -> Sequence[int]:
+        return batch.kv_lens
 
 
 @mutant(Suite, EQUALS)
