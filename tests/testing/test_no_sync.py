@@ -20,11 +20,25 @@ from engine.testing.no_sync import NoSync, Synchronises
         lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
         lambda x: bool((x == x).all()),
         lambda x: x.masked_select(x > 0),
+        lambda x: x.tolist(),
+        lambda x: x.long().tolist(),
+        lambda x: x[0].item(),
+        lambda x: x.numpy(),
+        lambda x: float(x[0]),
+        lambda x: [1, 2, 3][x.long()[0]],
+        lambda x: 1.0 in x,
+        lambda x: x.cpu(),
     ],
 )
 def test_the_guard_sees_what_waits(wait: Callable[[Tensor], object]) -> None:
     with pytest.raises(Synchronises), NoSync():
         wait(torch.ones(3))
+
+
+def test_what_the_guard_refuses_is_allowed_again_behind_it() -> None:
+    with pytest.raises(Synchronises), NoSync(), NoSync():
+        torch.ones(3).tolist()
+    assert torch.ones(2).tolist() == [1.0, 1.0] and bool(torch.ones(())) and int(torch.ones(())) == 1
 
 
 @pytest.mark.parametrize(

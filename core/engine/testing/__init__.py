@@ -1,7 +1,7 @@
 """Conformance suites: what the core relies on, as tests a plugin author runs against their own plugin.
 
 Derive a test class from your slot's suite in your own test file, say how your plugin is made, and run
-pytest; every inherited test is one promise of the slot's contract. There are suites for:
+pytest; every inherited test is one promise of the slot's contract. There are suites for: ``architecture``,
 ``attention_kernel``, ``drafter``, ``exporter``, ``kv_allocator``, ``kv_format``, ``quantizer``, ``router`` and
 ``scheduler``. For an attention kernel, for example:
 

@@ -78,6 +78,7 @@ SMALL_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("window_of_one", ((1, 9), (5, 17)), window=1),
     AttentionCase("window_wider_than_context", ((1, 20), (8, 8)), window=4096),
     AttentionCase("soft_cap", ((1, 70), (6, 30)), soft_cap=2.0),
+    AttentionCase("scale", ((1, 40), (6, 29), (34, 34)), scale=0.4),
     AttentionCase("soft_cap_and_window", ((1, 70), (26, 40)), soft_cap=30.0, window=16, scale=1.0),
 )
 """Small enough for an interpreter; every case can fail in its own way."""
@@ -120,6 +121,46 @@ class PlainFormat:
         return None
 
 
+class Int8Format(PlainFormat):
+    """Keys and values in int8, with scales of either granularity."""
+
+    lossless = False
+
+    def __init__(self, scale: Literal["per_layer_head", "per_token_head"]) -> None:
+        self.scale = scale
+
+    def storage_dtype(self, compute_dtype: str) -> str:
+        return "int8"
+
+    def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        assert scale is not None
+        return (x.float() / scale[..., None]).round().clamp(-127.0, 127.0).to(torch.int8)
+
+    def unpack(self, x: Tensor, scale: Tensor | None, dtype: Any) -> Tensor:
+        assert scale is not None
+        return (x.float() * scale[..., None]).to(dtype)
+
+
+class NarrowFormat(PlainFormat):
+    """Keys and values in float16 without scales, whatever is computed with."""
+
+    lossless = False
+
+    def storage_dtype(self, compute_dtype: str) -> str:
+        return "float16"
+
+    def pack(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        return x.float().clamp(-65504.0, 65504.0).half()
+
+
+FORMATS: dict[str, KVFormat] = {
+    "int8_per_layer_head": Int8Format("per_layer_head"),
+    "int8_per_token_head": Int8Format("per_token_head"),
+    "float16": NarrowFormat(),
+}
+"""What any kernel reads besides the compute dtype: storage that a plain load reads, with scales and without."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
     """Tensors of a case, as :meth:`AttentionKernel.forward` takes them, and the plain keys and values per row."""
@@ -133,20 +174,26 @@ class AttentionInputs:
 
 
 def make_inputs(
-    case: AttentionCase, dtype: str, device: str, kv_format: KVFormat | None = None, padding_rows: int = 0
+    case: AttentionCase,
+    dtype: str,
+    device: str,
+    kv_format: KVFormat | None = None,
+    padding_rows: int = 0,
+    tables_of: AttentionCase | None = None,
 ) -> AttentionInputs:
     """Random inputs, the same on every machine. ``padding_rows`` rows of no queries follow, as in a captured graph.
+    ``tables_of``: a case with the same rows, whose blocks they lie in.
 
     Blocks of a row are scattered over the cache; block 0 belongs to nobody.
     """
     kv_format = kv_format or PlainFormat()
-    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+    generator = _generator(case)
     compute = getattr(torch, dtype)
     counts = [-(-kv_len // case.block_size) for _, kv_len in case.rows]
-    order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
+    order = (torch.randperm(sum(counts), generator=_generator(tables_of or case)) + 1).tolist()
     tables = torch.zeros(len(case.rows) + padding_rows, max(counts) + 1, dtype=torch.int32)
     shape = (sum(counts) + 1, case.block_size, case.num_kv_heads, case.head_dim)
-    caches = [_Cache(kv_format, shape, dtype) for _ in range(2)]
+    caches = [_Cache(kv_format, shape, dtype, scales) for scales in ((0.02, 0.03), (0.05, 0.025))]
     plain: tuple[list[Tensor], list[Tensor]] = ([], [])
     for row, (count, (_, kv_len)) in enumerate(zip(counts, case.rows)):
         blocks = [order.pop() for _ in range(count)]
@@ -172,17 +219,24 @@ def make_inputs(
     return AttentionInputs(batch, q.to(device), cached, tuple(plain[0]), tuple(plain[1]))
 
 
-class _Cache:
-    """Cache memory of one kind with its scales, poisoned where nothing was written."""
+def _generator(case: AttentionCase) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
 
-    def __init__(self, kv_format: KVFormat, shape: tuple[int, int, int, int], dtype: str) -> None:
+
+class _Cache:
+    """Cache memory of one kind with its scales, poisoned where nothing was written. ``scales``: of the first and the
+    last head, where they are fixed."""
+
+    def __init__(
+        self, kv_format: KVFormat, shape: tuple[int, int, int, int], dtype: str, scales: tuple[float, float]
+    ) -> None:
         self.format = kv_format
         storage = getattr(torch, kv_format.storage_dtype(dtype))
         poison = float("nan") if storage.is_floating_point else torch.iinfo(storage).max
         self.data = torch.full(shape, poison, dtype=torch.float32).to(storage)
         self.scale: Tensor | None = None
         if kv_format.scale == "per_layer_head":
-            self.scale = torch.linspace(0.02, 0.03, shape[2])
+            self.scale = torch.linspace(*scales, shape[2])
         elif kv_format.scale == "per_token_head":
             self.scale = torch.full(shape[:3], float("nan"))
 
@@ -268,6 +322,7 @@ def measure(
     got = run(make_kernel(make_context(case, dtype, device)), case, inputs)
     assert got.shape == (inputs.q.shape[0], case.num_heads * case.head_dim), f"shape {tuple(got.shape)}"
     assert got.dtype == inputs.q.dtype, f"dtype {got.dtype}"
+    assert got.is_contiguous(), f"strides {got.stride()}"
     return error(got, reference(case, inputs))
 
 

@@ -18,13 +18,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, AttentionKernel, NativeAttention
 from engine.contracts.provider import BuildContext
 from engine.testing.attention_cases import (
+    FORMATS,
     SMALL_CASES,
     TOLERANCE,
     AttentionCase,
+    AttentionInputs,
     PlainFormat,
     case_named,
     error,
@@ -34,11 +37,14 @@ from engine.testing.attention_cases import (
     reference,
     run,
 )
+from engine.testing.no_sync import NoSync
 
 SIXTEEN_BIT_CASES = (
     "prefill_decode_verify", "chunk_with_history", "chunk_window", "group_7", "head_dim_80", "soft_cap_and_window",
 )  # fmt: skip
 """Every case runs in float32, these in the 16-bit dtypes, too."""
+STORED_CASES = ("verify", "prefill_decode_verify", "group_3")
+"""These run with keys and values that are stored in fewer bits."""
 
 
 class AttentionKernelConformance:
@@ -58,55 +64,130 @@ class AttentionKernelConformance:
                 pytest.param(case, dtype, id=f"{case.name}-{dtype}")
                 for dtype in self.capabilities.dtypes
                 for case in SMALL_CASES
-                if (dtype == "float32" or case.name in SIXTEEN_BIT_CASES) and self.claims(case)
+                if (dtype == self.dtype or case.name in SIXTEEN_BIT_CASES) and self.claims(case)
             ]
             metafunc.parametrize(("case", "dtype"), cases)
+        if "stored_case" in metafunc.fixturenames:
+            metafunc.parametrize("stored_case", list(map(self.fitted, STORED_CASES)), ids=STORED_CASES)
 
     def claims(self, case: AttentionCase) -> bool:
         able = self.capabilities
         return (
             (able.head_dims is None or case.head_dim in able.head_dims)
+            and able.heads_per_kv_head in (None, case.num_heads // case.num_kv_heads)
             and (able.window or case.window is None)
             and (able.soft_cap or case.soft_cap is None)
         )
 
+    @property
+    def dtype(self) -> str:
+        """The compute dtype in which errors are smallest."""
+        return "float32" if "float32" in self.capabilities.dtypes else self.capabilities.dtypes[0]
+
+    def fitted(self, name: str) -> AttentionCase:
+        """A case with heads that the kernel claims."""
+        case, able = case_named(name), self.capabilities
+        dims = (case.head_dim,) if able.head_dims is None else able.head_dims
+        group = able.heads_per_kv_head or case.num_heads // case.num_kv_heads
+        head_dim = case.head_dim if case.head_dim in dims else dims[0]
+        return replace(case, head_dim=head_dim, num_heads=group * case.num_kv_heads)
+
+    def built(self, case: AttentionCase) -> AttentionKernel:
+        return self.make(make_context(case, self.dtype, self.device))
+
+    def check(self, got: Tensor, case: AttentionCase, inputs: AttentionInputs, what: str = "") -> None:
+        worst = error(got, reference(case, inputs))
+        assert worst <= TOLERANCE[self.dtype], f"{what or case.name}: error {worst:.2e}"
+
     def test_the_suites_of_all_that_the_kernel_offers_are_inherited(self) -> None:
-        kernel = self.make(make_context(case_named("verify"), "float32", self.device))
-        assert kernel.capabilities.capturable == isinstance(self, CapturableConformance)
+        case = self.fitted("verify")
+        kernel, said = self.built(case), self.capabilities
+        assert isinstance(kernel, AttentionKernel)
+        able = kernel.capabilities
+        assert able.head_dims is None or case.head_dim in able.head_dims
+        assert (able.dtypes, able.window, able.soft_cap) == (said.dtypes, said.window, said.soft_cap), "no cases of it"
+        assert able.capturable == isinstance(self, CapturableConformance)
         assert isinstance(kernel, NativeAttention) == isinstance(self, NativeConformance)
 
     def test_the_plan_can_say_what_computes_it(self) -> None:
-        case = case_named("verify")
-        label = self.make(make_context(case, "float32", self.device)).label(case.op, "float32", PlainFormat())
-        assert label and "\n" not in label
+        case = self.fitted("verify")
+        for kv_format in (PlainFormat(), *FORMATS.values()):
+            label = self.built(case).label(case.op, self.dtype, kv_format)
+            assert label and "\n" not in label
 
     def test_equals_the_reference(self, case: AttentionCase, dtype: str) -> None:
         worst = measure(self.make, case, dtype, self.device)
         assert worst <= TOLERANCE[dtype], f"error {worst:.2e}"
 
+    @pytest.mark.parametrize("stored", FORMATS)
+    def test_reads_what_a_format_stores(self, stored_case: AttentionCase, stored: str) -> None:
+        """With scales of keys that are not those of values, for heads and tokens that differ."""
+        worst = measure(self.make, stored_case, self.dtype, self.device, FORMATS[stored])
+        # In 16 bits keys and values are rounded once more where they are read.
+        assert worst <= TOLERANCE[self.dtype] * (1 if self.dtype == "float32" else 2), f"error {worst:.2e}"
+
     def test_rows_without_queries_are_harmless(self) -> None:
-        case = case_named("verify")
-        inputs = make_inputs(case, "float32", self.device, padding_rows=3)
-        got = run(self.make(make_context(case, "float32", self.device)), case, inputs)
-        assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
+        case = self.fitted("verify")
+        inputs = make_inputs(case, self.dtype, self.device, padding_rows=3)
+        self.check(run(self.built(case), case, inputs), case, inputs)
 
     def test_lengths_on_the_host_are_bounds(self) -> None:
         """While drafts are verified the host does not know how many are accepted."""
-        case = case_named("verify")
-        inputs = make_inputs(case, "float32", self.device)
+        case = self.fitted("verify")
+        inputs = make_inputs(case, self.dtype, self.device)
         bounds = tuple(kv_len + 3 for _, kv_len in case.rows)
-        got = run(
-            self.make(make_context(case, "float32", self.device)),
-            case,
-            replace(inputs, batch=replace(inputs.batch, kv_lens=bounds)),
-        )
-        assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
+        got = run(self.built(case), case, replace(inputs, batch=replace(inputs.batch, kv_lens=bounds)))
+        self.check(got, case, inputs)
 
     def test_the_same_call_gives_the_same_bits(self) -> None:
-        case = case_named("prefill_decode_verify")
-        inputs = make_inputs(case, "float32", self.device)
-        kernel = self.make(make_context(case, "float32", self.device))
+        case = self.fitted("prefill_decode_verify")
+        inputs = make_inputs(case, self.dtype, self.device)
+        kernel = self.built(case)
         assert torch.equal(run(kernel, case, inputs), run(kernel, case, inputs))
+
+    def test_queries_may_be_a_view_of_a_fused_projection(self) -> None:
+        case = self.fitted("prefill_decode_verify")
+        inputs = make_inputs(case, self.dtype, self.device)
+        shape = (inputs.q.shape[0], case.num_heads + 2 * case.num_kv_heads, case.head_dim)
+        fused = torch.full(shape, float("nan"), dtype=inputs.q.dtype, device=self.device)
+        fused[:, : case.num_heads] = inputs.q
+        got = run(self.built(case), case, replace(inputs, q=fused[:, : case.num_heads]))
+        self.check(got, case, inputs)
+
+    def test_it_only_reads(self) -> None:
+        case = self.fitted("verify")
+        inputs = make_inputs(case, self.dtype, self.device, FORMATS["int8_per_token_head"])
+        batch, cache = inputs.batch, inputs.cache
+        assert cache.k_scale is not None and cache.v_scale is not None
+        read = {
+            "queries": inputs.q, "keys": cache.k, "values": cache.v, "key scales": cache.k_scale.view(torch.int32),
+            "value scales": cache.v_scale.view(torch.int32), "block tables": batch.block_tables,
+            "starts of queries": batch.q_starts, "lengths": batch.kv_lens_device,
+        }  # fmt: skip
+        before = {name: tensor.clone() for name, tensor in read.items()}
+        run(self.built(case), case, inputs)
+        assert [name for name, tensor in read.items() if not torch.equal(tensor, before[name])] == []
+
+    def test_layers_share_what_was_prepared(self) -> None:
+        """Each has its own cache, and perhaps its own window and scale; the first one runs again at the end."""
+        case = self.fitted("prefill_decode_verify")
+        changed = [replace(case, scale=0.5), replace(case, window=7 if self.capabilities.window else None)]
+        layers = [case, *(replace(one, name=f"{case.name}, layer {i}") for i, one in enumerate(changed)), case]
+        batch, kernel = make_inputs(case, self.dtype, self.device).batch, self.built(case)
+        prepared = kernel.prepare(batch)
+        for layer in layers:
+            inputs = make_inputs(layer, self.dtype, self.device, tables_of=case)
+            assert torch.equal(inputs.batch.block_tables, batch.block_tables)
+            self.check(kernel.forward(prepared, layer.op, inputs.q, inputs.cache), layer, inputs, layer.name)
+
+    def test_batches_are_prepared_before_others_ran(self) -> None:
+        """What one batch left behind, in whatever order, does not show in another."""
+        cases = [self.fitted(name) for name in ("verify", "one_token", "prompt_chunk")]
+        kernel = self.built(cases[0])
+        steps = [(case, make_inputs(case, self.dtype, self.device)) for case in (*cases, *reversed(cases))]
+        prepared = [kernel.prepare(inputs.batch) for _, inputs in steps]
+        for (case, inputs), what in zip(steps, prepared, strict=True):
+            self.check(kernel.forward(what, case.op, inputs.q, inputs.cache), case, inputs)
 
 
 class CapturableConformance(AttentionKernelConformance):
@@ -114,13 +195,21 @@ class CapturableConformance(AttentionKernelConformance):
 
     def test_a_captured_call_takes_its_lengths_from_the_device(self) -> None:
         """A graph captured at ``prepare`` time is replayed with fewer queries per row and longer contexts."""
-        case = case_named("verify")
-        kernel = self.make(make_context(case, "float32", self.device))
-        inputs = make_inputs(case, "float32", self.device)
+        case = self.fitted("verify")
+        inputs = make_inputs(case, self.dtype, self.device)
         widest = tuple(8 for _ in case.rows)
         captured = replace(inputs, batch=replace(inputs.batch, q_lens=widest, kv_lens=widest))
-        got = run(kernel, case, captured)
-        assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
+        self.check(run(self.built(case), case, captured), case, inputs)
+
+    def test_a_captured_call_asks_nothing_of_the_host(self) -> None:
+        """What a capture on a GPU would refuse is refused here, too: no host reads, no uploads."""
+        case = self.fitted("verify")
+        inputs, kernel = make_inputs(case, self.dtype, self.device), self.built(case)
+        prepared = kernel.prepare(inputs.batch)
+        kernel.forward(prepared, case.op, inputs.q, inputs.cache)
+        with NoSync():  # type: ignore[no-untyped-call]
+            got = kernel.forward(prepared, case.op, inputs.q, inputs.cache)
+        self.check(got, case, inputs)
 
 
 class NativeConformance(AttentionKernelConformance):
@@ -129,7 +218,7 @@ class NativeConformance(AttentionKernelConformance):
     @pytest.mark.parametrize("native_dtype", ["float32", "bfloat16"])
     def test_a_native_call_computes_what_is_there_when_it_is_made(self, native_dtype: str) -> None:
         """Described before queries, lengths and block tables are known; rows without queries follow."""
-        case = case_named("verify")
+        case = self.fitted("verify")
         kernel = self.make(make_context(case, native_dtype, self.device))
         assert isinstance(kernel, NativeAttention)
         real = make_inputs(case, native_dtype, self.device, padding_rows=3)

@@ -42,6 +42,11 @@ class HostDrafterConformance:
         """A fresh drafter."""
         raise NotImplementedError(f"{type(self).__name__} must define make(self)")
 
+    def row(self, row_id: int, num_draft_tokens: int, history: Sequence[int] | None = None, salt: str = "") -> DraftRow:
+        """A request with this history, of which the first half is its prompt."""
+        tokens = list(self.history if history is None else history)
+        return DraftRow(row_id, tokens, max(1, len(tokens) // 2), num_draft_tokens, salt)
+
     def ask(
         self,
         drafter: HostDrafter,
@@ -51,10 +56,11 @@ class HostDrafterConformance:
         salt: str = "",
     ) -> Draft:
         """Proposals for ``row_ids``, each with the same history."""
-        tokens = list(self.history if history is None else history)
-        prompt_len = max(1, len(tokens) // 2)
-        rows = [DraftRow(row_id, list(tokens), prompt_len, num_draft_tokens, salt) for row_id in row_ids]
-        return drafter.propose(rows)
+        return drafter.propose([self.row(row_id, num_draft_tokens, history, salt) for row_id in row_ids])
+
+    def prefixes(self) -> list[tuple[int, ...]]:
+        """Histories that end where the drafter's own has more to tell."""
+        return [self.history[:length] for length in range(1, len(self.history) + 1)]
 
     def check(self, drafter: HostDrafter, draft: Draft, num_rows: int, num_draft_tokens: int) -> None:
         """A draft is well-formed: one tuple a row, no more tokens than wanted, ids in the vocabulary."""
@@ -80,15 +86,40 @@ class HostDrafterConformance:
         if drafter.max_width:
             assert self.ask(drafter, [0], drafter.max_width).tokens[0], "override `history`"
 
+    def test_histories_of_any_length_are_fine(self) -> None:
+        """From a single token on; each in a row of its own, and one row that grows."""
+        most = self.make().max_width
+        if most:
+            growing = self.make()
+            for tokens in self.prefixes():
+                self.check(drafter := self.make(), self.ask(drafter, [0], most, tokens), 1, most)
+                self.check(growing, self.ask(growing, [0], most, tokens), 1, most)
+
     def test_rows_of_a_batch_do_not_influence_each_other(self) -> None:
-        row_ids = [3, 1, 2]
-        drafter = self.make()
-        num_draft_tokens = drafter.max_width
-        if num_draft_tokens:
-            alone = self.ask(self.make(), [1], num_draft_tokens).tokens[0]
-            draft = self.ask(drafter, row_ids, num_draft_tokens)
-            self.check(drafter, draft, len(row_ids), num_draft_tokens)
-            assert draft.tokens == (alone,) * len(row_ids)
+        """Each gets what it would get alone, in the order of the rows, and no more than it wants."""
+        most = self.make().max_width
+        if not most:
+            return
+        drafter, alone = self.make(), self.ask(self.make(), [1], most).tokens[0]
+        draft = self.ask(drafter, row_ids := [3, 1, 2], most)
+        self.check(drafter, draft, len(row_ids), most)
+        assert draft.tokens == (alone,) * len(row_ids)
+        # Other rows are other tenants': of the same tenant's a drafter may use what it likes.
+        tenants = [
+            self.row(row_id, 1 + row_id % most, tokens, f"tenant {row_id}")
+            for row_id, tokens in zip(range(len(self.history), 0, -1), self.prefixes())
+        ]
+        together = self.make().propose(tenants).tokens
+        assert len(together) == len(tenants)
+        for row, tokens in zip(tenants, together, strict=True):
+            assert len(tokens) <= row.num_draft_tokens
+            assert tokens == self.make().propose([row]).tokens[0], f"row {row.row_id} among others"
+
+    def test_histories_are_left_alone(self) -> None:
+        drafter, most = self.make(), max(1, self.make().max_width)
+        rows = [self.row(row_id, most) for row_id in (0, 1)]
+        drafter.propose(rows)
+        assert [row.tokens for row in rows] == [list(self.history)] * 2
 
     def test_an_empty_batch_is_fine(self) -> None:
         drafter = self.make()
@@ -103,15 +134,28 @@ class HostDrafterConformance:
 
     def test_a_reused_row_knows_nothing_of_a_request_of_another_tenant(self) -> None:
         """Of the same tenant's requests a drafter may remember what it likes."""
-        num_draft_tokens = self.make().max_width
-        if not num_draft_tokens:
+        most = self.make().max_width
+        if not most:
             return
-        for other in (tuple(reversed(self.history)), self.history[: max(1, len(self.history) // 2)]):
+        for other in (tuple(reversed(self.history)), *self.prefixes()):
             used, fresh = self.make(), self.make()
-            self.ask(used, [0, 1], num_draft_tokens, salt="one")
+            self.ask(used, [0, 1], most, salt="one")
             used.release(0)
-            expected = self.ask(fresh, [0], num_draft_tokens, other, salt="other").tokens
-            assert self.ask(used, [0], num_draft_tokens, other, salt="other").tokens == expected
+            expected = self.ask(fresh, [0], most, other, salt="other").tokens
+            assert self.ask(used, [0], most, other, salt="other").tokens == expected, other
+
+    def test_a_tenant_gets_nothing_of_another_tenants_text(self) -> None:
+        """Whether the other's request runs or has ended: a table that all share shows one tenant's tokens to the
+        other."""
+        most = self.make().max_width
+        if not most:
+            return
+        for others, mine in (("one", "other"), ("", "other"), ("one", "")):
+            for tokens in self.prefixes():
+                used, expected = self.make(), self.ask(self.make(), [5], most, tokens, salt=mine).tokens
+                self.ask(used, [0, 1], most, salt=others)
+                used.release(1)
+                assert self.ask(used, [5], most, tokens, salt=mine).tokens == expected, (others, mine, tokens)
 
 
 class DeviceDrafterConformance:

@@ -10,6 +10,9 @@
 from __future__ import annotations
 
 import random
+import re
+
+import msgspec
 
 from engine.contracts.events import (
     DroppedEvent,
@@ -24,6 +27,11 @@ from engine.contracts.events import (
 from engine.contracts.exporter import Exporter, ScrapedExporter
 from engine.contracts.request import FinishReason
 
+SAMPLE = re.compile(
+    r"(?P<series>[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-zA-Z_][a-zA-Z0-9_]*=\"([^\"\\\n]|\\[\\\"n])*\",?)*\})?)"
+    r" (?P<value>[+-]?Inf|NaN|[+-]?[0-9.eE+-]+)( [0-9]+)?"
+)
+"""A line of the Prometheus text format that is no comment."""
 REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 
@@ -80,12 +88,34 @@ def one_of_each(at_s: float = 1.0) -> tuple[Event, ...]:
     )
 
 
+def nothing_happened(at_s: float = 1.0) -> tuple[Event, ...]:
+    """Events of an engine in which nothing took any time: numbers that somebody may divide by."""
+    times = dict.fromkeys(
+        ("e2e_ms", "ttft_ms", "tpot_ms", "tokenize_ms", "queue_ms", "prefill_ms", "decode_ms", "unattributed_ms"), 0.0
+    )
+    step = dict.fromkeys(("duration_ms", "host_ms", "device_ms", "kv_used"), 0.0)
+    counts = dict.fromkeys(("num_requests", "num_prefill_tokens", "num_decode_tokens", "running", "waiting"), 0)
+    return (
+        step_event(at_s, **step, **counts),
+        PrefixCacheEvent(at_s, queries=0, hits=0),
+        FirstTokenEvent(at_s, "r1", ttft_ms=0.0),
+        TokensEvent(at_s, "r1", num_tokens=1, itl_ms=0.0),
+        request_event(at_s, "length", prompt_tokens=1, output_tokens=0, **times),
+        DroppedEvent(at_s, num_events=0),
+    )
+
+
 class ExporterConformance:
     """Inherit, name the class ``Test...``, and implement :meth:`make`."""
 
     def make(self) -> Exporter:
         """A fresh exporter."""
         raise NotImplementedError(f"{type(self).__name__} must define make(self)")
+
+    def written(self, exporter: Exporter) -> object:
+        """What the exporter has made of its events so far, to compare with another's: the page of one that is scraped.
+        Override it for what goes elsewhere: a file's text, what a client was sent."""
+        return exporter.render() if isinstance(exporter, ScrapedExporter) else None
 
     def test_it_fulfils_the_contract(self) -> None:
         exporter = self.make()
@@ -105,8 +135,34 @@ class ExporterConformance:
             exporter.export(events)
         exporter.close()
 
+    def test_it_takes_events_of_which_every_number_is_zero(self) -> None:
+        exporter = self.make()
+        exporter.export(nothing_happened())
+        exporter.export(one_of_each())
+        exporter.export(nothing_happened(2.0))
+        exporter.close()
+
     def test_it_can_be_closed_without_having_seen_anything(self) -> None:
         self.make().close()
+
+    def test_other_exporters_get_the_same_batch(self) -> None:
+        """A batch is one list for all exporters: each leaves it as it was."""
+        exporter = self.make()
+        for events in (one_of_each(), nothing_happened(), one_of_each()[::-1]):
+            batch = list(events)
+            exporter.export(batch)
+            assert batch == list(events), "the batch was changed"
+        exporter.close()
+
+    def test_one_batch_or_many_come_to_the_same(self) -> None:
+        events = [*one_of_each(), *nothing_happened(), *one_of_each()]
+        at_once, one_by_one = self.make(), self.make()
+        at_once.export(events)
+        for event in events:
+            one_by_one.export((event,))
+        for exporter in (at_once, one_by_one):
+            exporter.close()
+        assert self.written(at_once) == self.written(one_by_one)
 
     def test_a_page_stays_bounded_whatever_ids_and_reasons_occur(self) -> None:
         exporter = self.make()
@@ -115,5 +171,46 @@ class ExporterConformance:
             lines = exporter.render().count("\n")
             for i in range(500):
                 exporter.export([FirstTokenEvent(2.0, f"r{i}", 1.0), RejectedEvent(2.0, 400 + i % 200, f"reason {i}")])
+                exporter.export([TokensEvent(2.0, f"r{i}", 1 + i, 0.1 * i), step_event(2.0, step=i, running=i)])
+                exporter.export([msgspec.structs.replace(request_event(2.0), request_id=f"r{i}", output_tokens=i)])
             assert exporter.render().count("\n") == lines
+        exporter.close()
+
+    def test_a_page_is_prometheus_text_at_any_time(self) -> None:
+        """Before the first event, too; each series once."""
+        exporter = self.make()
+        if isinstance(exporter, ScrapedExporter):
+            for events in (
+                (),
+                nothing_happened(),
+                one_of_each(),
+                [RejectedEvent(3.0, 429, 'a "reason"\nof two lines')],
+            ):
+                exporter.export(list(events))
+                page = exporter.render()
+                assert not page or page.endswith("\n"), "the last line does not end"
+                lines = [line for line in page.splitlines() if line and not line.startswith("#")]
+                found = [SAMPLE.fullmatch(line) for line in lines]
+                wrong = [line for line, match in zip(lines, found, strict=True) if match is None]
+                assert not wrong, f"no Prometheus text: {wrong[0]!r}"
+                series = [match["series"] for match in found if match is not None]
+                assert len(set(series)) == len(series), "a series occurs twice"
+        exporter.close()
+
+    def test_a_page_that_is_read_again_is_the_same(self) -> None:
+        """Anybody may scrape, at any time: counters count from the start, not from the last reader."""
+        exporter = self.make()
+        if isinstance(exporter, ScrapedExporter):
+            exporter.export(one_of_each())
+            first = exporter.render()
+            assert exporter.render() == first
+            read, unread = self.make(), self.make()
+            for other in (read, unread):
+                assert isinstance(other, ScrapedExporter)
+                other.export(one_of_each())
+                if other is read:
+                    other.render()
+                other.export(one_of_each(2.0))
+                other.close()
+            assert self.written(read) == self.written(unread)
         exporter.close()

@@ -7,7 +7,8 @@
             return Mine(KVAllocatorConfig(block_size=block_size), build_context(block_size))
 
 The heart of it is a state machine: random sequences of calls against a model that writes into an imaginary cache,
-so that a block handed to two owners, freed too early or found under a wrong key shows as a wrong token.
+so that a block handed to two owners, freed too early or found under a wrong key shows as a wrong token. Which idle
+prefix is evicted first is the plugin's affair: oldest, least recently used, at random.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def keys_of(tokens: list[int], block_size: int = BLOCK) -> list[bytes]:
 class Owner:
     """A request in the model: its tokens and how many of them it has written to the imaginary cache."""
 
-    def __init__(self, lease: Lease, tokens: list[int], max_tokens: int) -> None:
+    def __init__(self, lease: Lease, tokens: list[int], max_tokens: int, forgotten: int) -> None:
         self.lease = lease
+        self.forgotten = forgotten
+        """How often the allocator had forgotten prefixes when the lease began."""
         self.tokens = tokens
         self.max_tokens = max_tokens
         self.written = lease.num_cached
@@ -73,6 +76,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.memory: dict[tuple[int, int], list[int | None]] = {}  # (group, block) -> tokens
         self.live: list[Owner] = []
         self.serial = 0
+        self.forgotten = 0
 
     @rule(
         target=owners,
@@ -82,10 +86,12 @@ class AllocatorMachine(RuleBasedStateMachine):
         more=st.integers(0, 3 * BLOCK),
     )
     def open(self, flavour: int, length: int, more: int) -> Any:
-        tokens = [flavour if position >= 2 * BLOCK else 7 for position in range(length)]
+        # No two places hold the same: a block that is found for another position shows.
+        tokens = [1000 * (flavour if position >= 2 * BLOCK else 7) + position for position in range(length)]
         keys = keys_of(tokens)[: (length - 1) // BLOCK] if self.allocator.caches_prefixes else []
-        hit = self.allocator.match_prefix(keys)
         before = self.allocator.usage()
+        hit = self.allocator.match_prefix(keys)
+        assert self.allocator.usage() == before, "looking for a prefix changed something"
         self.serial += 1
         lease = self.allocator.open(f"r{self.serial}", keys, length + more)
         if lease is None:
@@ -93,8 +99,9 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert before.leased or length + more > before.total * BLOCK, "an empty pool refused a lease"
             return multiple()
         assert lease.num_cached == lease.num_committed == hit * BLOCK
+        assert lease.request_id == f"r{self.serial}"
         assert len(lease.blocks) == len(self.groups)
-        owner = Owner(lease, tokens, length + more)
+        owner = Owner(lease, tokens, length + more, self.forgotten)
         self._expect_content(owner, lease.num_cached)
         self.live.append(owner)
         return owner
@@ -121,7 +128,9 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert needed > before.available, f"{needed} blocks refused with {before.available} available"
             assert self.allocator.usage() == before and len(owner.lease.blocks[0]) == held
             return
-        assert before.available - self.allocator.usage().available == needed
+        after = self.allocator.usage()
+        assert before.available - after.available == needed
+        self.forgotten += after.cached < before.cached
         for position in range(owner.written, upto):
             for group, blocks in enumerate(owner.lease.blocks):
                 page = self.memory.setdefault((group, blocks[position // BLOCK]), [None] * BLOCK)
@@ -143,13 +152,25 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert owner.lease.num_committed == upto
         assert self.allocator.usage() == before, "a commit moves no blocks"
         owner.written = upto
-        if keys:
+        # A copy of a prefix that another lease committed first is not found again once that one is evicted.
+        if keys and owner.forgotten == self.forgotten:
             assert self.allocator.match_prefix(keys) == len(keys), "a committed prefix cannot be found"
+
+    @rule(owner=owners, num_tokens=st.integers(0, 6 * BLOCK))
+    def ask(self, owner: Owner, num_tokens: int) -> None:
+        """What a scheduler does with requests that it then leaves out."""
+        if owner.open:
+            before = self.allocator.usage()
+            num_tokens = min(num_tokens, owner.max_tokens)
+            needed = self.allocator.blocks_needed(owner.lease, num_tokens, owner.max_tokens)
+            assert needed >= 0 and self.allocator.usage() == before
+            if num_tokens <= len(owner.lease.blocks[0]) * BLOCK:
+                assert needed == 0, f"{needed} blocks for {num_tokens} tokens of {owner.lease}"
 
     @rule(owner=owners, count=st.integers(1, 2 * BLOCK), token=st.integers(0, 2))
     def sample(self, owner: Owner, count: int, token: int) -> None:
         """The request gets more tokens."""
-        owner.tokens.extend([token] * count)
+        owner.tokens.extend(1000 * token + len(owner.tokens) + i for i in range(count))
 
     @rule(owner=consumes(owners), twice=st.booleans())
     def release(self, owner: Owner, twice: bool) -> None:
@@ -165,6 +186,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule()
     def reset_cache(self) -> None:
         self.allocator.reset_cache()
+        self.forgotten += 1
         assert self.allocator.usage().cached == 0
 
     @invariant()
@@ -174,6 +196,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert usage.total == self.num_blocks - 1
         assert usage.free + usage.cached + usage.leased == usage.total
         assert min(usage.free, usage.cached) >= 0
+        assert self.allocator.caches_prefixes or usage.cached == 0, "nothing is cached"
         assert usage.leased == len(leased), f"{usage.leased} leased, but leases hold {len(leased)} blocks"
         assert all(0 < block < self.num_blocks for block in leased)
         check = getattr(self.allocator, "check", None)
@@ -233,6 +256,23 @@ class KVAllocatorConformance(ABC):
         before = (allocator.usage(), [list(blocks) for blocks in lease.blocks])
         assert not allocator.reserve(lease, 3 * BLOCK)
         assert (allocator.usage(), [list(blocks) for blocks in lease.blocks]) == before
+
+    def test_a_block_holds_as_many_tokens_as_the_configuration_says(self) -> None:
+        for block_size in (8, 16, 64):
+            allocator = self.started(block_size=block_size)
+            lease = allocator.open("r", [], 2 * block_size)
+            assert lease is not None and allocator.reserve(lease, 2 * block_size)
+            assert [len(blocks) for blocks in lease.blocks] == [2, 2], f"blocks of {block_size} tokens"
+
+    def test_reserve_of_what_is_covered_changes_nothing(self) -> None:
+        allocator = self.started()
+        lease = allocator.open("r", [], 3 * BLOCK)
+        assert lease is not None and allocator.reserve(lease, 3 * BLOCK)
+        before = (allocator.usage(), [list(blocks) for blocks in lease.blocks])
+        for num_tokens in (1, BLOCK, 3 * BLOCK):
+            assert allocator.blocks_needed(lease, num_tokens, 3 * BLOCK) == 0
+            assert allocator.reserve(lease, num_tokens)
+            assert (allocator.usage(), [list(blocks) for blocks in lease.blocks]) == before
 
     def test_blocks_needed_for_a_new_lease_is_what_it_takes(self) -> None:
         allocator = self.started()
@@ -339,15 +379,27 @@ class PrefixCachingConformance(KVAllocatorConformance):
         allocator.release(lease)
         assert (allocator.usage().cached, allocator.usage().free) == (1, 15)
 
-    def test_eviction_starts_at_the_tail_of_the_oldest_chain(self) -> None:
-        allocator = self.started(num_blocks=9)
-        old, new = list(range(4 * BLOCK)), list(range(100, 100 + 4 * BLOCK))
-        allocator.release(self.filled(allocator, "old", old))
-        allocator.release(self.filled(allocator, "new", new))
-        lease = allocator.open("next", [], 3 * BLOCK)
-        assert lease is not None and allocator.reserve(lease, 3 * BLOCK)
-        assert allocator.match_prefix(keys_of(old)) == 1
-        assert allocator.match_prefix(keys_of(new)) == 4
+    def test_idle_prefixes_give_way_to_whoever_needs_their_memory(self) -> None:
+        """Whichever goes first: what is still found is still there, and what is gone is not found."""
+        for taken in (3, 5, 8):
+            allocator = self.started(num_blocks=9)
+            chains = [list(range(start, start + 4 * BLOCK)) for start in (0, 100)]
+            held = []
+            for name, tokens in zip("ab", chains):
+                filled = self.filled(allocator, name, tokens)
+                held.append(list(filled.blocks[0]))
+                allocator.release(filled)
+            assert (allocator.usage().cached, allocator.usage().free) == (8, 0)
+            lease = allocator.open("next", [], taken * BLOCK)
+            assert lease is not None and allocator.reserve(lease, taken * BLOCK)
+            assert (allocator.usage().cached, allocator.usage().leased) == (8 - taken, taken)
+            for tokens, blocks in zip(chains, held, strict=True):
+                found = allocator.match_prefix(keys_of(tokens))
+                again = allocator.open("again", keys_of(tokens), 4 * BLOCK)
+                assert again is not None and again.num_cached == found * BLOCK
+                assert again.blocks[0] == blocks[:found], "a block is found for other tokens than it holds"
+                assert not set(again.blocks[0]) & set(lease.blocks[0]), "a prefix is found in blocks that are in use"
+            assert sum(allocator.match_prefix(keys_of(tokens)) for tokens in chains) <= 8 - taken
 
     def test_a_block_in_use_is_never_evicted(self) -> None:
         allocator, tokens = self.started(num_blocks=5), list(range(2 * BLOCK))

@@ -55,6 +55,15 @@ class KVFormatConformance:
         generator = torch.Generator().manual_seed(sum(shape))
         return torch.randn(shape, generator=generator).to(self.device, getattr(torch, compute))
 
+    def test_declares_what_the_cache_is_made_of(self) -> None:
+        kv_format = self.make()
+        assert isinstance(kv_format, KVFormat)
+        assert kv_format.scale in ("none", "per_layer_head", "per_token_head"), f"scale = {kv_format.scale!r}"
+        assert type(kv_format.lossless) is bool
+        for compute in COMPUTE:
+            name = kv_format.storage_dtype(compute)
+            assert isinstance(getattr(torch, name, None), torch.dtype), f"storage_dtype({compute!r}) = {name!r}"
+
     @pytest.mark.parametrize("compute", COMPUTE)
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_what_is_packed_can_be_read_back(self, shape: tuple[int, int, int], compute: str) -> None:
@@ -96,11 +105,27 @@ class KVFormatConformance:
             own = scale[i : i + 1] if kv_format.scale == "per_token_head" and scale is not None else scale
             assert torch.equal(as_bits(kv_format.pack(x[i : i + 1], own)[0]), as_bits(whole[i]))
 
-    def test_inputs_are_left_alone(self) -> None:
+    def test_keys_may_be_a_view_of_a_fused_projection(self) -> None:
+        """The core hands over the key heads among those of queries, keys and values."""
         kv_format, x = self.make(), self.sample(SHAPES[1], "float32")
-        before = x.clone()
-        kv_format.unpack(kv_format.pack(x, self.scale_of(x)), self.scale_of(x), torch.float32)
-        assert torch.equal(x, before)
+        fused = torch.cat([x + 1.0, x, x - 1.0], dim=1)
+        view, scale = fused[:, x.shape[1] : 2 * x.shape[1]], self.scale_of(x)
+        assert torch.equal(as_bits(kv_format.pack(view, scale)), as_bits(kv_format.pack(x, scale)))
+
+    @pytest.mark.parametrize("compute", COMPUTE)
+    def test_inputs_are_left_alone(self, compute: str) -> None:
+        """Keys are attended to after they were stored, also those that are too large for the cache."""
+        kv_format, x = self.make(), 0.25 * self.sample(SHAPES[1], compute)
+        scale = self.scale_of(x)
+        x[0] = torch.finfo(x.dtype).max
+        kept_x, kept_scale = x.clone(), None if scale is None else scale.clone()
+        packed = kv_format.pack(x, scale)
+        kept_packed = as_bits(packed).clone()
+        kv_format.unpack(packed, scale, torch.float32)
+        kv_format.unpack(packed, scale, x.dtype)
+        assert torch.equal(x, kept_x), "pack changed the keys"
+        assert scale is None or (kept_scale is not None and torch.equal(scale, kept_scale)), "the scales were changed"
+        assert torch.equal(as_bits(packed), kept_packed), "unpack changed what is stored"
 
     def test_zeros_stay_zeros(self) -> None:
         kv_format = self.make()
@@ -118,21 +143,44 @@ class KVFormatConformance:
             gap = (kv_format.unpack(packed, scale, torch.float32).double() - want).abs()
             assert float(gap.max()) <= 1e-6 * float(want.abs().max())
 
-    def test_numbers_beyond_the_range_become_the_largest(self) -> None:
-        """A checkpoint's scales do not foresee every prompt."""
-        kv_format, x = self.make(), self.sample(SHAPES[1], "float32")
-        scale = self.scale_of(x)
-        if scale is not None:
-            back = kv_format.unpack(kv_format.pack(8.0 * x, scale), scale, torch.float32).abs()
+    @pytest.mark.parametrize("compute", COMPUTE)
+    def test_numbers_beyond_the_range_become_the_largest(self, compute: str) -> None:
+        """A checkpoint's scales do not foresee every prompt, and a format without any foresees nothing."""
+        kv_format, x = self.make(), self.sample(SHAPES[1], compute)
+        scale, storage = self.scale_of(x), getattr(torch, kv_format.storage_dtype(compute))
+        is_narrower = largest_value(storage) < torch.finfo(x.dtype).max
+        if scale is None and not is_narrower:
+            return
+        largest = torch.full_like(x, torch.finfo(x.dtype).max)
+        for beyond in (8.0 * x, largest, -largest):
+            back = kv_format.unpack(kv_format.pack(beyond, scale), scale, torch.float32).abs()
+            assert bool(back.isfinite().all()), f"{beyond.abs().max()} was stored as NaN or infinity"
+            if scale is None:
+                assert bool((back <= largest_value(storage)).all())
+                continue
             axes = (-1,) if kv_format.scale == "per_token_head" else (0, 2)
-            limit = x.abs().amax(axes, keepdim=True)
+            limit = x.float().abs().amax(axes, keepdim=True)
             assert bool((back <= 1.001 * limit).all())
+            outside = beyond.float().abs() > limit
+            assert bool((back >= 0.9 * limit)[outside].all()), "a number that is too large became a small one"
 
-    def test_a_scaled_format_brings_its_kernel_function(self) -> None:
-        """Storage that a plain load cannot read is useless to compiled kernels."""
-        kv_format = self.make()
-        if kv_format.scale != "none":
+    @pytest.mark.parametrize("compute", COMPUTE)
+    def test_storage_that_a_plain_load_cannot_read_has_a_kernel_function(self, compute: str) -> None:
+        """Compiled kernels read the bits of 8-bit floats as integers, and know no scale but that of ``load_tile``."""
+        kv_format, x = self.make(), self.sample(SHAPES[1], compute)
+        packed = kv_format.pack(x, self.scale_of(x))
+        if kv_format.scale != "none" or as_bits(packed) is not packed:
             assert kv_format.load_tile() is not None
+        elif kv_format.load_tile() is None:
+            assert torch.equal(kv_format.unpack(packed, None, x.dtype), packed.to(x.dtype))
+        if kv_format.scale == "none" and kv_format.store_tile() is None:
+            assert torch.equal(as_bits(packed), as_bits(x.to(packed.dtype)))
+
+    def test_its_kernel_functions_are_the_same_at_every_call(self) -> None:
+        """Kernels are compiled for them, once."""
+        kv_format = self.make()
+        assert kv_format.load_tile() is kv_format.load_tile()
+        assert kv_format.store_tile() is kv_format.store_tile()
 
 
 class KVTileConformance(KVFormatConformance):

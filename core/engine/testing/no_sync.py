@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +15,11 @@ from engine.sampling import choose
 _SIZED_BY_DATA = ("nonzero", "masked_select", "unique", "unique_dim", "_unique2", "bincount")
 _READ_BY_THE_HOST = ("_local_scalar_dense", "item", "equal", "is_nonzero", "allclose")
 _MADE_FROM_HOST_DATA = ("lift_fresh", "lift_fresh_copy")
+_PAST_THE_DISPATCHER = (
+    "tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__array__",
+    "__contains__",
+)  # fmt: skip
+"""Methods that read a CPU tensor without an operation, and wait for a GPU's."""
 _REFUSED = frozenset(_SIZED_BY_DATA + _READ_BY_THE_HOST + _MADE_FROM_HOST_DATA)
 
 
@@ -26,8 +31,23 @@ class NoSync(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's cla
     """While active, raises :class:`Synchronises` at an operation whose result the host reads, whose shape depends on
     data, or that copies host values to the device.
 
-    Indexing by a mask counts: its shape depends on data.
+    Indexing by a mask counts: its shape depends on data. So do methods by which Python reads a tensor, whether or not
+    they are operations on a CPU.
     """
+
+    def __enter__(self) -> Any:
+        self._patches = ExitStack()
+        for name in _PAST_THE_DISPATCHER:
+            self._patches.enter_context(patch.object(torch.Tensor, name, _refusing(name)))
+        try:
+            return super().__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._patches.close()
+            raise
+
+    def __exit__(self, *raised: Any) -> None:
+        self._patches.close()
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -38,6 +58,13 @@ class NoSync(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's cla
         if name in _REFUSED or by_mask:
             raise Synchronises(f"{full}{' by a mask' if by_mask else ''}")
         return func(*args, **(kwargs or {}))
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise Synchronises(f"Tensor.{name}")
+
+    return refused
 
 
 @contextmanager

@@ -25,8 +25,16 @@ import torch
 from torch import Tensor
 
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import PackedLinear, Quantizer
+from engine.contracts.quantizer import (
+    CheckingQuantizer,
+    PackedLinear,
+    Quantizer,
+    SizedQuantizer,
+    StoredHeader,
+    StoredTensor,
+)
 from engine.execution.reference import gated_activation
+from engine.execution.sharding import cut
 from engine.execution.triton_ops.device import runs_triton
 
 SPECS: dict[str, LinearSpec] = {
@@ -40,6 +48,11 @@ SPECS: dict[str, LinearSpec] = {
     "gate_up_with_bias": LinearSpec((LinearPart("gate", 40, True), LinearPart("up", 40, True)), 96, kind="gate_up"),
     "head": LinearSpec((LinearPart("head", 320),), 64, kind="head"),
 }
+CUT: dict[str, LinearSpec] = {
+    "out": LinearSpec((LinearPart("q", 256, True), LinearPart("k", 256)), 512, shard="out"),
+    "in": LinearSpec((LinearPart("o", 256, True),), 512, shard="in"),
+}
+"""Cut in two for tensor parallelism, along each axis: large enough for words and scale blocks of any format."""
 ADDED, GATED = ("one_part", "wide_input", "bias_on_some_parts"), ("gate_up", "gate_up_with_bias")
 """Specs whose layers may add to a residual, and gate."""
 ROWS = (1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 129)
@@ -96,6 +109,26 @@ class QuantizerConformance:
         generator = torch.Generator().manual_seed(rows)
         return torch.randn(rows, spec.in_features, generator=generator).to(self.device, getattr(torch, dtype))
 
+    def columns(self, packed: PackedLinear, in_features: int, dtype: str) -> Tensor:
+        """The weights ``[out, in]`` that a layer multiplies with: unit vectors read them."""
+        unit = torch.eye(in_features, dtype=getattr(torch, dtype), device=self.device)
+        zero = torch.zeros(1, in_features, dtype=unit.dtype, device=self.device)
+        return (packed.reference(unit).double() - packed.reference(zero).double()).T.cpu()
+
+    def check_weight(self, got: Tensor, want: Tensor, dtype: str, bias: bool, what: str) -> None:
+        """A weight that was read from a layer is the checkpoint's, as nearly as the format can hold it."""
+        largest = float(want.double().abs().max())
+        # With a bias the sum is rounded to the dtype, so the weight read back carries that rounding too.
+        rounding = torch.finfo(getattr(torch, dtype)).eps * (largest + (4.0 if bias else 0.0))
+        gap = float((got - want.double()).abs().max())
+        assert gap <= self.weight_error * largest + rounding, f"{what}: {gap:.1e} of {largest:.1e}"
+
+    def test_declares_what_the_core_plans_with(self) -> None:
+        quantizer = self.make()
+        assert isinstance(quantizer, Quantizer)
+        assert type(quantizer.lossless) is bool
+        assert not (quantizer.lossless and self.weight_error), "lossless, with an accepted error"
+
     @pytest.mark.parametrize("name", SPECS)
     def test_apply_equals_the_reference_for_any_number_of_rows(self, name: str, dtype: str) -> None:
         spec = SPECS[name]
@@ -113,17 +146,64 @@ class QuantizerConformance:
         """Column by column: unit vectors read the weights out of the layer."""
         spec = SPECS[name]
         packed, parts = self.pack(spec, dtype)
-        unit = torch.eye(spec.in_features, dtype=getattr(torch, dtype), device=self.device)
-        zero = torch.zeros(1, spec.in_features, dtype=unit.dtype, device=self.device)
-        read = (packed.reference(unit).double() - packed.reference(zero).double()).T.cpu()
-        first = 0
+        read, first = self.columns(packed, spec.in_features, dtype), 0
         for part, weight in zip(spec.parts, self.weights(parts), strict=True):
-            got, want = read[first : first + part.out_features], weight.double()
-            largest = float(want.abs().max())
-            # With a bias the sum is rounded to the dtype, so the weight read back carries that rounding too.
-            rounding = torch.finfo(unit.dtype).eps * (largest + (4.0 if part.bias else 0.0))
-            assert float((got - want).abs().max()) <= self.weight_error * largest + rounding, part.name
+            self.check_weight(read[first : first + part.out_features], weight, dtype, part.bias, part.name)
             first += part.out_features
+
+    @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+    def test_the_checkpoint_may_be_in_another_dtype_and_stays_as_it_is(self, stored: str, dtype: str) -> None:
+        """It may be shared, as a tied embedding is."""
+        spec = SPECS["qkv_with_bias"]
+        parts = self.parts(spec, getattr(torch, stored))
+        kept = [{suffix: tensor.clone() for suffix, tensor in part.items()} for part in parts]
+        packed = self.make().pack(spec, parts, getattr(torch, dtype), self.device)
+        for part, was in zip(parts, kept, strict=True):
+            assert all(torch.equal(bits_of(part[suffix]), bits_of(tensor)) for suffix, tensor in was.items())
+        x = self.inputs(spec, 3, dtype)
+        want, got = packed.reference(x), packed.apply(x)
+        assert got.dtype == want.dtype == x.dtype
+        assert float((got.double() - want.double()).abs().max()) <= DTYPES[dtype] * float(want.double().abs().max())
+        weight = torch.cat([weight.double() for weight in self.weights(parts)])
+        self.check_weight(self.columns(packed, spec.in_features, dtype), weight, dtype, True, f"{stored} as {dtype}")
+
+    @pytest.mark.parametrize("axis", CUT)
+    def test_cuts_for_tensor_parallelism_are_cuts_of_the_layer(self, axis: str) -> None:
+        """The core cuts what is stored as ``StoredTensor`` says; each rank packs its own part, with the spec of the
+        whole layer. What cannot be cut says why."""
+        spec, dtype = CUT[axis], self.dtypes[0]
+        parts = self.parts(spec, getattr(torch, dtype))
+        stored = {one.suffix: one for one in self.make().stored(spec)}
+        if whole := [one for one in stored.values() if one.suffix in parts[0] and not may_be_cut(one, axis)]:
+            assert any(one.uncuttable for one in whole), (
+                f"{whole[0].suffix}: no reason why it cannot be cut along {axis}"
+            )
+            return
+        outs, size = [part.out_features for part in spec.parts], spec.in_features
+        outs, size = ([out // 2 for out in outs], size) if axis == "out" else (outs, size // 2)
+        weights = self.weights(parts)
+        for rank in range(2):
+            mine = [
+                {
+                    suffix: cut(tensor, suffix, spec, stored[suffix], rank, 2)
+                    for suffix, tensor in part.items()
+                    if not (suffix == "bias" and axis == "in" and rank)  # sums are added up: one brings the bias
+                }
+                for part in parts
+            ]
+            packed = self.make().pack(spec, mine, getattr(torch, dtype), self.device)
+            read = torch.split(self.columns(packed, size, dtype), outs)
+            for part, got, weight in zip(spec.parts, read, weights, strict=True):
+                want = weight.chunk(2, 0 if axis == "out" else 1)[rank]
+                assert got.shape == want.shape, f"{part.name}: {list(got.shape)} of rank {rank}, cut along {axis}"
+                self.check_weight(got, want, dtype, part.bias, f"{part.name} of rank {rank}, cut along {axis}")
+            zero = torch.zeros(1, size, dtype=getattr(torch, dtype), device=self.device)
+            biases = [part["bias"].float() if "bias" in part else torch.zeros(out) for part, out in zip(mine, outs)]
+            assert torch.allclose(packed.reference(zero).cpu().float()[0], torch.cat(biases), atol=1e-6)
+            x = self.inputs(spec, 1, dtype)[:, :size].contiguous()
+            want, applied = packed.reference(x).double(), packed.apply(x).double()
+            assert applied.shape == want.shape
+            assert float((applied - want).abs().max()) <= DTYPES[dtype] * float(want.abs().max())
 
     @pytest.mark.parametrize("name", ["qkv_with_bias", "bias_on_some_parts"])
     def test_a_bias_is_added_to_its_own_part_only(self, name: str) -> None:
@@ -146,13 +226,80 @@ class QuantizerConformance:
         gap = float((fused.reference(x).float() - want).abs().max() / want.abs().max())
         assert gap <= DTYPES[dtype]
 
-    def test_inputs_are_left_alone_and_calls_repeat(self) -> None:
-        spec, dtype = SPECS["one_part"], self.dtypes[0]
+    def test_inputs_are_left_alone_and_results_are_the_callers(self, dtype: str) -> None:
+        """A layer keeps no result that another call could change, and the caller may overwrite what it got."""
+        spec = SPECS["one_part"]
         packed, _ = self.pack(spec, dtype)
-        x = self.inputs(spec, 4, dtype)
-        before = x.clone()
-        first = packed.apply(x).clone()
-        assert torch.equal(packed.apply(x), first) and torch.equal(x, before)
+        for rows in (1, 17):
+            x, other = self.inputs(spec, rows, dtype), self.inputs(spec, rows, dtype) + 1.0
+            before = x.clone()
+            first = packed.apply(x)
+            kept = first.clone()
+            packed.apply(other)
+            assert torch.equal(x, before), "the input was changed"
+            assert torch.equal(first, kept), "a later call changed an earlier result"
+            first.fill_(float("nan"))
+            assert torch.equal(packed.apply(x), kept), "a layer computes with what it returned before"
+
+    def test_inputs_in_8_bits_give_what_apply_gives(self, dtype: str) -> None:
+        spec = SPECS["one_part"]
+        packed, _ = self.pack(spec, dtype)
+        assert packed.input_quant in (None, "int8", "fp8")
+        assert (packed.input_quant is None) == (packed.apply_quantized is None), "both, or neither"
+        if packed.apply_quantized is None:
+            return
+        x = self.inputs(spec, 129, dtype)
+        kind = torch.int8 if packed.input_quant == "int8" else torch.float8_e4m3fn
+        step = (x.float().abs().amax(-1, keepdim=True) / (127.0 if kind == torch.int8 else 448.0)).clamp_min(1e-20)
+        codes = x.float() / step
+        got = packed.apply_quantized((codes.round() if kind == torch.int8 else codes).to(kind), step, x.dtype)
+        want = packed.apply(x)
+        assert got.shape == want.shape and got.dtype == x.dtype
+        assert float((got.double() - want.double()).abs().max()) <= 2 * DTYPES[dtype] * float(want.double().abs().max())
+
+    @pytest.mark.parametrize("axis", CUT)
+    def test_the_bytes_it_says_are_those_it_keeps(self, axis: str, dtype: str) -> None:
+        """The core decides by them whether a model fits, before anything is loaded."""
+        spec, quantizer = CUT[axis], self.make()
+        packed, parts = self.pack(spec, dtype)
+        compute = getattr(torch, dtype)
+        if isinstance(quantizer, SizedQuantizer):
+            said = quantizer.packed_bytes(spec, compute, self.device, False)
+        else:
+            stored = [tensor for part in parts for tensor in part.values()]
+            sizes = [(t.numel(), compute if t.is_floating_point() and t.itemsize > 1 else t.dtype) for t in stored]
+            said = sum(count * kind.itemsize for count, kind in sizes)
+        kept = packed.num_bytes
+        assert type(said) is int and about(said, kept), f"{said} bytes are said, {kept} are kept"
+
+    def test_a_tied_head_takes_the_bytes_that_it_says(self) -> None:
+        """The embedding is in memory already: what shares it takes nothing."""
+        spec, dtype, quantizer = SPECS["head"], self.dtypes[0], self.make()
+        compute = getattr(torch, dtype)
+        parts = self.parts(spec, compute)
+        plain = set(parts[0]) == {"weight"} and parts[0]["weight"].dtype == compute
+        if not plain or not isinstance(quantizer, SizedQuantizer):
+            return
+        tied = parts[0]["weight"].to(self.device)
+        packed = quantizer.pack(spec, [{"weight": tied}], compute, self.device)
+        own = [t for t in packed.tensors.values() if t.is_mkldnn or t.data_ptr() != tied.data_ptr()]
+        kept, said = (
+            sum(t.numel() * t.element_size() for t in own),
+            quantizer.packed_bytes(spec, compute, self.device, True),
+        )
+        assert about(said, kept), f"{said} bytes are said, {kept} are added to the embedding's"
+
+    def test_headers_of_what_it_reads_show_no_problem(self) -> None:
+        quantizer = self.make()
+        if not isinstance(quantizer, CheckingQuantizer):
+            return
+        spec = SPECS["qkv_with_bias"]
+        headers = {
+            f"{part.name}.{suffix}": StoredHeader(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for part, tensors in zip(spec.parts, self.parts(spec, getattr(torch, self.dtypes[0])), strict=True)
+            for suffix, tensor in tensors.items()
+        }
+        assert list(quantizer.problems([spec], headers)) == []
 
     def test_the_suites_of_what_it_offers_are_inherited(self, dtype: str) -> None:
         packed = {name: self.pack(spec, dtype)[0] for name, spec in SPECS.items()}
@@ -190,7 +337,11 @@ class AddConformance(QuantizerConformance):
             x = self.inputs(spec, rows, dtype)
             residual = torch.randn(rows, spec.out_features, generator=torch.Generator().manual_seed(rows)).to(x)
             want = packed.reference(x).double() + residual.double()
-            got = packed.apply_add(x, residual).double()
+            before = x.clone()
+            added_to = packed.apply_add(x, residual)
+            got = added_to.double()
+            assert got.shape == want.shape and added_to.dtype == x.dtype and added_to.is_contiguous()
+            assert torch.equal(x, before), "the input was changed"
             assert float((got - want).abs().max()) <= DTYPES[dtype] * float(want.abs().max()), f"{rows} rows"
 
 
@@ -207,7 +358,7 @@ class GateConformance(QuantizerConformance):
         for rows in self.rows:
             x = self.inputs(spec, rows, dtype)
             want, got = gated_activation(packed.reference(x).double(), act), packed.apply_gated(x, act)
-            assert got.shape == want.shape and got.dtype == x.dtype
+            assert got.shape == want.shape and got.dtype == x.dtype and got.is_contiguous()
             # The reference has rounded gates and ups already.
             accepted = 2 * DTYPES[dtype] * float(want.abs().max())
             assert float((got.double() - want).abs().max()) <= accepted, f"{rows} rows"
@@ -241,6 +392,16 @@ class TileLoaderConformance(QuantizerConformance):
     """For quantizers whose layers offer a ``tile_loader``. Kernels run on a CUDA device, or anywhere with
     ``TRITON_INTERPRET=1`` set before triton is first imported."""
 
+    @pytest.mark.parametrize("name", ["qkv_with_bias", "wide_input", "head"])
+    def test_kernels_read_the_tensors_that_the_layer_keeps(self, name: str, dtype: str) -> None:
+        """Copies would take memory that nobody has planned."""
+        packed, _ = self.pack(SPECS[name], dtype)
+        loader, kept = packed.tile_loader, {tensor.data_ptr() for tensor in packed.tensors.values()}
+        assert loader is not None
+        for what in ("weight", "scale", "zero", "channel_scale", "bias"):
+            tensor: Tensor | None = getattr(loader, what)
+            assert tensor is None or (tensor.is_contiguous() and tensor.data_ptr() in kept), f"{what} of {name}"
+
     @pytest.mark.parametrize("block_k", [32, 512])
     @pytest.mark.parametrize("name", SPECS)
     def test_kernels_read_the_weights_of_the_reference(self, name: str, block_k: int) -> None:
@@ -260,3 +421,17 @@ class TileLoaderConformance(QuantizerConformance):
         # The reference's sum passes by the bias, which rounds it.
         assert float(gap) <= 1e-6 * (float(want.abs().max()) + 4.0 * any(part.bias for part in spec.parts))
         assert not got[~real].any() and not got[:, spec.in_features :].any()
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """Comparable where the dtype itself is not, as 8-bit floats."""
+    return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor
+
+
+def about(said: int, kept: int) -> bool:
+    """A model that is said to fit must; one that fits should not be refused for what a format takes at worst."""
+    return kept <= said <= 1.25 * kept
+
+
+def may_be_cut(stored: StoredTensor, axis: str) -> bool:
+    return axis in (*stored.shard_axes, *stored.replicated) or (stored.suffix == "bias" and axis == "in")

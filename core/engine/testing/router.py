@@ -9,10 +9,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+
+import msgspec
 
 from engine.contracts.request import SamplingParams
-from engine.contracts.router import Answer, ApiRequest, EngineView, Reject, Router, ToEngine, ToUrl
+from engine.contracts.router import Answer, ApiRequest, EngineView, Reject, Route, Router, ToEngine, ToUrl
 
 REQUEST = ApiRequest(
     request_id="r1",
@@ -28,6 +33,19 @@ REQUEST = ApiRequest(
 )
 ANSWER = Answer(({"tokens": (7, 8), "logprobs": (), "finish_reason": "stop"},))
 ALIVE = EngineView("default", "m", alive=True, running=0, waiting=0, kv_used=0.0)
+LONGEST_S, CALLS = 0.1, 3
+"""A call may take so long on the slowest machine: all others wait for it. The quickest of several calls counts, so that
+a machine that is busy with something else fails no router."""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
+SEEDED = SamplingParams(temperature=0.8, max_tokens=4, seed=7)
+OTHER_GREEDY = (
+    {"max_tokens": 5}, {"min_tokens": 1}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5},
+    {"repetition_penalty": 1.5}, {"logit_bias": {5: 1.0}}, {"stop_token_ids": (9,)}, {"ignore_eos": True},
+    {"logprobs": 0}, {"logprobs": 1}, {"prompt_logprobs": 1},
+)  # fmt: skip
+"""Each makes another answer of a request, sampled or not."""
+OTHER_SEEDED = ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"seed": 8}, {"seed": None})
+"""Each makes another answer of a request that is sampled with a seed."""
 
 
 class RouterConformance:
@@ -44,22 +62,81 @@ class RouterConformance:
         fleet = (replace(ALIVE, engine_id="dead", alive=False), ALIVE)
         route = self.make().route(REQUEST, fleet)
         assert isinstance(route, (ToEngine, ToUrl)), route
+        self.check(route, fleet)
+
+    def test_fleets_of_any_size_and_load_are_served(self) -> None:
+        """One router sees engines come, go and die; whatever it remembers of them."""
+        names = ("a", "b", "c", "d")
+        engines = {name: replace(ALIVE, engine_id=name, running=i, waiting=9 - i) for i, name in enumerate(names)}
+        full = replace(ALIVE, engine_id="full", running=10_000, waiting=10_000, kv_used=1.0)
+        router = self.make()
+        for turn, alive in enumerate(("abcd", "bcd", "d", "abc", "c", "", "ab", "a")):
+            fleet = (full, *(replace(engine, alive=name in alive) for name, engine in engines.items()))
+            for some in (fleet, fleet[1:], fleet[: 1 + turn % 5], fleet[::-1]):
+                self.check(router.route(replace(REQUEST, request_id=f"r{turn}"), some), some)
+
+    def test_requests_of_any_kind_are_routed(self) -> None:
+        router = self.make()
+        for changes in (
+            {"kind": "completion"}, {"stream": True}, {"echo": True}, {"n": 4}, {"stop": ("a", "b")},
+            {"prompts": ((1,), (2, 3))}, {"prompts": (tuple(range(5000)),)}, {"cache_salt": "tenant"},
+            {"sampling": SEEDED}, {"fields": {"user": "u", "stop": ["a"], "logit_bias": {"5": 1.0}, "seed": None}},
+        ):  # fmt: skip
+            request = replace(REQUEST, **changes)
+            self.check(router.route(request, (ALIVE,)), (ALIVE,))
+            choices = ANSWER.choices * (len(request.prompts) * request.n)
+            router.finished(request, Answer(choices))
+
+    def check(self, route: Route, fleet: tuple[EngineView, ...]) -> None:
+        """The core can take it: to an engine that is there and alive, to a URL, or a refusal with a reason."""
+        assert isinstance(route, (ToEngine, ToUrl, Answer, Reject)), f"{route!r} is no route"
+        alive = {engine.engine_id for engine in fleet if engine.alive}
         if isinstance(route, ToEngine):
-            assert route.engine_id == "default"
+            assert route.engine_id in alive, f"{route} while {sorted(alive)} are alive"
+        elif isinstance(route, ToUrl):
+            assert route.base_url.startswith(("http://", "https://")), route
+        elif isinstance(route, Reject):
+            self.check_refusal(route)
+
+    def check_refusal(self, route: Reject) -> None:
+        assert type(route.status) is int and 400 <= route.status <= 599, route
+        assert isinstance(route.message, str) and route.message, route
+        assert route.retry_after_s is None or (type(route.retry_after_s) is int and route.retry_after_s > 0), route
 
     def test_a_request_nobody_can_take_is_refused_as_unavailable(self) -> None:
-        route = self.make().route(REQUEST, (replace(ALIVE, alive=False),))
-        assert isinstance(route, (Reject, ToUrl)), route
-        if isinstance(route, Reject):
-            assert route.status == 503
-            assert route.message
+        for fleet in ((replace(ALIVE, alive=False),), ()):
+            route = self.make().route(REQUEST, fleet)
+            assert isinstance(route, (Reject, ToUrl)), route
+            if isinstance(route, Reject):
+                self.check_refusal(route)
+                assert route.status == 503
+
+    def test_it_does_not_block(self) -> None:
+        """Routers live in the event loop: while one waits, no client of the server gets a token."""
+        router = self.make()
+        requests = [replace(REQUEST, request_id=f"r{i}", prompts=((i, 2, 3),)) for i in range(CALLS)]
+        assert self.quickest([partial(router.route, r, (ALIVE,)) for r in requests]) < LONGEST_S, "route() waits"
+        assert self.quickest([partial(router.finished, r, ANSWER) for r in requests]) < LONGEST_S, "finished() waits"
+        assert self.quickest([partial(router.route, r, ()) for r in requests]) < LONGEST_S, (
+            "route() waits for an engine"
+        )
+
+    @staticmethod
+    def quickest(calls: list[Callable[[], object]]) -> float:
+        """Seconds."""
+        times = []
+        for call in calls:
+            started = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - started)
+        return min(times)
 
     def test_an_answer_is_never_given_to_another_request(self) -> None:
-        router = self.make()
-        router.finished(REQUEST, ANSWER)
         others = (
             replace(REQUEST, prompts=((1, 2, 4),)),
+            replace(REQUEST, prompts=((3, 2, 1),)),
             replace(REQUEST, prompts=((1, 2), (3,))),
+            replace(REQUEST, prompts=((12, 3),)),
             replace(REQUEST, model="other"),
             replace(REQUEST, cache_salt="tenant"),
             replace(REQUEST, kind="completion"),
@@ -68,13 +145,22 @@ class RouterConformance:
             replace(REQUEST, echo=True),
             replace(REQUEST, fields={"skip_special_tokens": False}),
             replace(REQUEST, fields={"include_stop_str_in_output": True}),
-            replace(REQUEST, sampling=SamplingParams(temperature=0.0, max_tokens=5)),
-            replace(REQUEST, sampling=SamplingParams(temperature=0.0, max_tokens=4, logprobs=1)),
-            replace(REQUEST, sampling=SamplingParams(temperature=0.0, max_tokens=4, logit_bias={5: 1.0})),
             replace(REQUEST, sampling=SamplingParams(temperature=1.0, max_tokens=4)),
         )
-        for other in others:
-            assert not isinstance(router.route(other, (ALIVE,)), Answer), other
+        self.check_others(REQUEST, others)
+
+    def test_an_answer_is_never_given_to_a_request_with_other_sampling(self) -> None:
+        for sampling, changes in ((GREEDY, OTHER_GREEDY), (SEEDED, (*OTHER_GREEDY, *OTHER_SEEDED))):
+            request = replace(REQUEST, sampling=sampling)
+            others = [msgspec.structs.replace(sampling, **other) for other in changes]
+            self.check_others(request, [replace(request, sampling=other) for other in others])
+
+    def check_others(self, request: ApiRequest, others: Sequence[ApiRequest]) -> None:
+        for asked, answered in [(other, request) for other in others] + [(request, other) for other in others]:
+            router = self.make()
+            router.route(answered, (ALIVE,))
+            router.finished(answered, ANSWER)
+            assert not isinstance(router.route(asked, (ALIVE,)), Answer), f"{asked} is answered as {answered}"
 
     def test_an_answer_given_twice_is_the_answer_that_was_stored(self) -> None:
         router = self.make()
@@ -88,3 +174,15 @@ class RouterConformance:
         free = replace(REQUEST, sampling=SamplingParams(temperature=0.8))
         router.finished(free, ANSWER)
         assert not isinstance(router.route(free, (ALIVE,)), Answer)
+
+    def test_requests_whose_answers_come_in_another_order_get_their_own(self) -> None:
+        router = self.make()
+        requests = [replace(REQUEST, request_id=f"r{i}", prompts=((i, 2, 3),)) for i in range(3)]
+        answers = [Answer(({**ANSWER.choices[0], "tokens": (i,)},)) for i in range(3)]
+        for request in requests:
+            router.route(request, (ALIVE,))
+        for i in (2, 0, 1):
+            router.finished(requests[i], answers[i])
+        for request, answer in zip(requests, answers, strict=True):
+            route = router.route(replace(request, request_id="again"), (ALIVE,))
+            assert not isinstance(route, Answer) or route == answer, request

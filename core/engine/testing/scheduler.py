@@ -21,6 +21,8 @@ from engine.testing.simulation import Job, Machine, Simulation, check_schedule
 
 BLOCK = 16
 """Block size of all views and simulations here, in tokens."""
+CALLS = 8
+"""How often one view is planned."""
 
 _QUICK = settings(
     max_examples=200,
@@ -40,8 +42,12 @@ def make_view(
     token_budget: int = 256,
     itl_target_ms: float = 0.0,
     step_cost: StepCost = StepCost(5.0, 0.1, 100),  # noqa: B008 (frozen)
+    num_in_flight: int = 0,
 ) -> SchedulerView:
-    """A view over a paged cache with blocks of :data:`BLOCK` tokens, exactly as many held as are computed."""
+    """A view over a paged cache with blocks of :data:`BLOCK` tokens, exactly as many held as are computed.
+
+    ``num_in_flight``: requests that hold a row and have nothing to compute in this step.
+    """
     by_id = {r.request_id: r for r in (*running, *waiting)}
 
     def blocks_needed(request_id: str, n: int) -> int:
@@ -55,7 +61,7 @@ def make_view(
     return SchedulerView(
         running=tuple(sorted(running, key=order)),
         waiting=tuple(sorted(waiting, key=order)),
-        num_running=len(running),
+        num_running=len(running) + num_in_flight,
         free_rows=free_rows,
         free_blocks=free_blocks,
         token_budget=token_budget,
@@ -118,6 +124,7 @@ def views(draw: st.DrawFn) -> SchedulerView:
         token_budget=token_budget,
         itl_target_ms=draw(st.sampled_from([0.0, 6.0, 20.0])),
         step_cost=StepCost(5.0, 0.1, draw(st.sampled_from([0, 100]))),
+        num_in_flight=draw(st.sampled_from([0, 0, 1, 3])),
     )
 
 
@@ -160,13 +167,22 @@ class SchedulerConformance(ABC):
     def test_schedules_keep_the_rules(self, view: SchedulerView) -> None:
         check_schedule(view, self.make().plan(view))
 
+    def test_no_more_requests_start_than_there_are_rows(self) -> None:
+        for free_rows in range(4):
+            view = make_view([], [request(arrival, 3 + arrival) for arrival in range(6)], free_rows=free_rows)
+            schedule = self.make().plan(view)
+            check_schedule(view, schedule)
+            assert schedule.rows or not free_rows, "a stall: rows are free, and memory"
+
     @_QUICK
     @given(view=views())
     def test_planning_is_pure(self, view: SchedulerView) -> None:
-        scheduler = self.make()
-        first = scheduler.plan(view)
+        """Whatever it planned before, and however often: what happens every second or seventh time shows, too."""
+        scheduler, first = self.make(), self.make().plan(view)
+        for call in range(CALLS):
+            assert scheduler.plan(view) == first, f"call {call + 1} of one scheduler differs from the first of another"
         scheduler.plan(make_view([decoding(1)], [request(2, 100)]))
-        assert scheduler.plan(view) == first
+        assert scheduler.plan(view) == first, "another view changed the plan"
 
     @_QUICK
     @given(view=views())
@@ -174,7 +190,7 @@ class SchedulerConformance(ABC):
         rows = self.make().plan(view).rows
         if view.running:
             assert any(r.request_id == row.request_id for r in view.running for row in rows)
-        elif view.waiting and view.free_rows:
+        elif view.waiting and view.free_rows and not view.num_running:
             first = view.waiting[0]
             if view.blocks_needed(first.request_id, first.remaining) <= view.free_blocks:
                 assert rows, "a stall: whoever is chosen, somebody must start"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.contracts.scheduler import RequestView, Schedule, Scheduler, SchedulerView, StepCost
+from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, Scheduler, SchedulerView, StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +190,7 @@ class Simulation:
 
 def check_schedule(view: SchedulerView, schedule: Schedule) -> None:
     """Assert everything the contract says about a schedule for ``view``."""
+    _check_types(schedule)
     running = {r.request_id: r for r in view.running}
     waiting = {r.request_id: r for r in view.waiting}
     ids = [row.request_id for row in schedule.rows]
@@ -206,6 +207,14 @@ def check_schedule(view: SchedulerView, schedule: Schedule) -> None:
     new = [name for name in ids if name in waiting]
     assert len(new) <= view.free_rows, f"{len(new)} new requests for {view.free_rows} rows"
     _check_victims(view, schedule, new)
+
+
+def _check_types(schedule: Schedule) -> None:
+    assert isinstance(schedule, Schedule), f"a {type(schedule).__name__}, expected a Schedule"
+    rows, order = schedule.rows, schedule.preempt_order
+    assert isinstance(rows, tuple) and isinstance(order, tuple), "rows and preempt_order are tuples"
+    for row in rows:
+        assert isinstance(row, ScheduledRow) and type(row.num_tokens) is int, f"{row!r}, expected a ScheduledRow"
 
 
 def _check_victims(view: SchedulerView, schedule: Schedule, new: list[str]) -> None:

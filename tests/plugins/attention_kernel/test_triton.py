@@ -16,7 +16,6 @@ from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.config import SlotConfig
 from engine.contracts.provider import BuildContext
 from engine.testing.attention_cases import (
-    SMALL_CASES,
     TOLERANCE,
     AttentionCase,
     case_named,
@@ -92,27 +91,6 @@ def test_8_bit_keys_are_multiplied_in_16_bits_without_rounding_them(kind: Any) -
     case = case_named("prefill_decode_verify")
     kv_format = kind(SlotConfig(), make_context(case, "bfloat16", DEVICE))
     assert measure(on(4), case, "bfloat16", DEVICE, kv_format) <= 2 * TOLERANCE["bfloat16"]
-
-
-def test_queries_may_be_a_view_of_a_fused_projection() -> None:
-    case = case_named("prefill_decode_verify")
-    inputs = make_inputs(case, "float32", DEVICE)
-    fused = torch.full((inputs.q.shape[0], case.num_heads + 4, case.head_dim), float("nan"), device=DEVICE)
-    fused[:, : case.num_heads] = inputs.q
-    want = reference(case, inputs)
-    kernel = on(4)(make_context(case, "float32", DEVICE))
-    got = run(kernel, case, replace(inputs, q=fused[:, : case.num_heads]))
-    assert (got.double() - want).abs().max() <= 1e-5
-
-
-def test_one_kernel_object_serves_batches_of_every_shape_in_turn() -> None:
-    """Scratch and cached tile lists of one batch must not leak into the next."""
-    cases = [case for case in SMALL_CASES if case.head_dim == 32 and case.num_heads == 4 and case.block_size == 8]
-    kernel = on(8)(make_context(cases[0], "float32", DEVICE))
-    few = [case for case in cases if case.name in ("one_token", "verify", "window_of_one")]
-    for case in (*few, *reversed(few)):
-        inputs = make_inputs(case, "float32", DEVICE)
-        assert (run(kernel, case, inputs).double() - reference(case, inputs)).abs().max() <= 1e-5, case.name
 
 
 LONG = AttentionCase("decode_and_verify_of_a_long_row", ((1, 2111), (3, 130), (1, 3)))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 
 from engine.contracts.events import DroppedEvent, FirstTokenEvent, PrefixCacheEvent, TokensEvent
+from engine.contracts.exporter import Exporter
 from engine.testing.context import build_context
 from engine.testing.exporter import ExporterConformance, request_event, step_event
 from engine_plugins.exporter.config import ConsoleConfig
@@ -19,6 +20,10 @@ def make(every_s: float = 10.0) -> tuple[ConsoleExporter, io.StringIO]:
 class TestConformance(ExporterConformance):
     def make(self) -> ConsoleExporter:
         return make()[0]
+
+    def written(self, exporter: Exporter) -> str:
+        assert isinstance(exporter, ConsoleExporter) and isinstance(exporter._out, io.StringIO)
+        return exporter._out.getvalue()
 
 
 def test_a_line_comes_when_the_interval_is_over_and_not_before():

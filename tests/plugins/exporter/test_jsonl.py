@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from engine.contracts.events import Event
+from engine.contracts.exporter import Exporter
 from engine.testing.context import build_context
 from engine.testing.exporter import ExporterConformance, one_of_each
 from engine_plugins.exporter.config import JsonlConfig
@@ -18,10 +19,16 @@ CONTEXT = build_context()
 class TestConformance(ExporterConformance):
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path: Path) -> None:
-        self.path = tmp_path / "events.jsonl"
+        self.folder = tmp_path
+        self.count = 0
 
     def make(self) -> JsonlExporter:
-        return JsonlExporter(JsonlConfig(path=str(self.path)), CONTEXT)
+        self.count += 1
+        return JsonlExporter(JsonlConfig(path=str(self.folder / f"events-{self.count}.jsonl")), CONTEXT)
+
+    def written(self, exporter: Exporter) -> str:
+        assert isinstance(exporter, JsonlExporter)
+        return Path(exporter._file.name).read_text()
 
 
 def test_lines_read_back_as_the_events_they_were(tmp_path):

@@ -42,6 +42,17 @@ def test_free_blocks_are_used_before_anything_is_evicted() -> None:
     assert allocator.match_prefix(keys_of(tokens)) == 4
 
 
+def test_eviction_starts_at_the_tail_of_the_oldest_chain() -> None:
+    allocator = started(9)
+    old, new = list(range(4 * BLOCK)), list(range(100, 100 + 4 * BLOCK))
+    run_to_the_end(allocator, "old", old)
+    run_to_the_end(allocator, "new", new)
+    lease = allocator.open("next", [], 3 * BLOCK)
+    assert lease is not None and allocator.reserve(lease, 3 * BLOCK)
+    assert allocator.match_prefix(keys_of(old)) == 1
+    assert allocator.match_prefix(keys_of(new)) == 4
+
+
 def test_using_a_prefix_again_makes_it_recent() -> None:
     allocator = started(9)
     a, b = list(range(4 * BLOCK)), list(range(100, 100 + 4 * BLOCK))

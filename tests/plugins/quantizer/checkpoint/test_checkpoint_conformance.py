@@ -10,7 +10,7 @@ from tests.plugins.quantizer.checkpoint.writers import Case, awq, ct_fp8, ct_int
 from torch import Tensor
 
 from engine.contracts.ops import LinearSpec
-from engine.contracts.quantizer import PackedLinear, Quantizer
+from engine.contracts.quantizer import Quantizer
 from engine.testing.context import build_context
 from engine.testing.quantizer import QuantizerConformance
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
@@ -22,7 +22,7 @@ class ReaderConformance(QuantizerConformance):
 
     case: Case
     packed: LinearSpec
-    """What was packed last."""
+    """Whose tensors were written last."""
 
     def make(self) -> Quantizer:
         context = build_context()
@@ -30,6 +30,7 @@ class ReaderConformance(QuantizerConformance):
         return FromCheckpoint(CheckpointConfig(activations="bf16"), replace(context, model=model))
 
     def parts(self, spec: LinearSpec, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+        self.packed = spec
         plain = super().parts(spec, torch.float32)
         if {stored.suffix for stored in self.make().stored(spec)} == {"weight", "bias"}:
             return [{name: tensor.to(dtype) for name, tensor in tensors.items()} for tensors in plain]
@@ -41,10 +42,6 @@ class ReaderConformance(QuantizerConformance):
         if "weight" in parts[0] and parts[0]["weight"].dtype in (torch.float32, torch.bfloat16):
             return [tensors["weight"] for tensors in parts]
         return [self.case.write(part["weight"])[1] for part in plain]
-
-    def pack(self, spec: LinearSpec, dtype: str) -> tuple[PackedLinear, list[dict[str, Tensor]]]:
-        self.packed = spec
-        return super().pack(spec, dtype)
 
 
 class TestFP8InBlocks(ReaderConformance):

@@ -1,0 +1,91 @@
+"""The plainest plugins of some slots, in torch alone: what a suite runs the plugins of another slot with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, LayerCache
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.ops import Attention, LinearSpec
+from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine.execution.reference import paged_attention
+
+
+class PlainQuantizer:
+    """Weights in the compute dtype."""
+
+    lossless = True
+
+    def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
+        return (StoredTensor("weight", {"out": 0, "in": 1}), StoredTensor("bias", {"out": 0}, optional=True))
+
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+        weight = torch.cat([part["weight"] for part in parts]).to(device, dtype)
+        biases = [part["bias"] if "bias" in part else torch.zeros(len(part["weight"])) for part in parts]
+        bias = torch.cat([one.float() for one in biases]).to(device, dtype)
+
+        def linear(x: Tensor) -> Tensor:
+            return F.linear(x, weight, bias)
+
+        return PackedLinear({"weight": weight, "bias": bias}, linear, linear, spec.out_features, label="plain")
+
+
+class PlainAttention:
+    """One row after another, by the definition."""
+
+    capabilities = AttentionCapabilities(
+        head_dims=None,
+        dtypes=("float32", "bfloat16", "float16"),
+        window=True,
+        soft_cap=True,
+        max_verify_width=1 << 30,
+        capturable=False,
+    )
+
+    def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
+        return "plain"
+
+    def prepare(self, batch: AttentionBatch) -> AttentionBatch:
+        return batch
+
+    def forward(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
+        return paged_attention(prepared, op, q, cache)
+
+
+class OneRank:
+    """Nothing is cut and nothing is sent."""
+
+    rank = 0
+    world_size = 1
+
+    def shard(self, spec: LinearSpec) -> tuple[int, int]:
+        return 0, 1
+
+    def all_reduce(self, x: Tensor, group: str) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, group: str, axis: int) -> Tensor:
+        return x
+
+    def reduce_scatter(self, x: Tensor, group: str, axis: int) -> Tensor:
+        return x
+
+    def all_to_all(self, x: Tensor, group: str) -> Tensor:
+        return x
+
+    def broadcast(self, data: bytes, group: str) -> bytes:
+        return data
+
+    def launch(self, plan_json: str) -> None:
+        """There are no further ranks."""
+
+    def healthy(self) -> tuple[str, ...]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing was started."""
