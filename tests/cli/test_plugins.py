@@ -228,7 +228,7 @@ def test_an_exporter_of_two_packages_is_selected_by_its_distribution() -> None:
         (["new", "schedulr", "x"], "did you mean 'scheduler'"),
         (["new", "x", "scheduler"], "the slot comes first: engine plugins new scheduler x"),
         (["new", "scheduler", "X-1"], "expected lower-case letters"),
-        (["new", "scheduler", "auto"], "and not 'auto'"),
+        (["new", "scheduler", "auto"], "and not auto or third_party"),
         (["new", "scheduler", "static"], "'static' is taken by a plugin of engine"),
         (["new", "scheduler", "chunked_prefill_latency"], "is taken by a variant in YAML"),
         (["new", "scheduler", "plugins"], "is taken by the module engine_plugins"),

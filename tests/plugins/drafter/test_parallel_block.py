@@ -148,10 +148,12 @@ def test_blocks_are_those_of_the_description(
     ]
     engine = build_engine(assemble([f"model.path={target}", "device=cpu", "exporter=[]", *overrides, *chunked]))
     seen: list[tuple[str, int, Tensor]] = []
-    propose = ParallelBlockDrafter.propose
+    drafter = engine.bound.drafter
+    assert isinstance(drafter, ParallelBlockDrafter)
+    propose = drafter.propose
 
-    def proposing(self: ParallelBlockDrafter, rows: DraftRows) -> DraftTokens:
-        proposed = propose(self, rows)
+    def proposing(rows: DraftRows) -> DraftTokens:
+        proposed = propose(rows)
         wanted = zip(rows.row_ids.tolist(), rows.positions.tolist(), rows.num_draft_tokens, strict=True)
         for i, (row_id, length, num_draft_tokens) in enumerate(wanted):
             # The whole block counts: a row may have asked for less than the widest of its batch.
@@ -159,7 +161,7 @@ def test_blocks_are_those_of_the_description(
             seen.append((str(row_id), length, proposed.tokens[i].clone()))
         return proposed
 
-    monkeypatch.setattr(ParallelBlockDrafter, "propose", proposing)
+    monkeypatch.setattr(drafter, "propose", proposing)
     prompts = [[(7 * i + 3) % VOCAB for i in range(37)], [(5 * i + 1) % VOCAB for i in range(9)]]
     texts = {str(i): list(prompt) for i, prompt in enumerate(prompts)}
     for i, prompt in enumerate(prompts):
