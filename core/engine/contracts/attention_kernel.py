@@ -98,7 +98,7 @@ class AttentionKernel(Protocol):
     def forward(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
         """Attention of one layer.
 
-        ``q``: ``[num_tokens, num_heads, head_dim]`` in the compute dtype. Returns
+        ``q``: ``[num_tokens, num_heads, head_dim]`` in the compute dtype, perhaps a strided view. Returns contiguous
         ``[num_tokens, num_heads * head_dim]`` in the dtype of ``q``. No synchronisation, no compilation.
         """
         ...

@@ -14,7 +14,7 @@ class Exporter(Protocol):
 
     def export(self, events: Sequence[Event]) -> None:
         """Take a batch of events, in order. Called from one thread that no request waits for, as are the other methods;
-        never concurrently. Others get the same batch."""
+        never concurrently. Others get the same batch: it may not be changed."""
         ...
 
     def close(self) -> None:

@@ -3,9 +3,10 @@
 The layout is the core's: ``[num_blocks, block_size, num_kv_heads, head_dim]``, keys and values apart, one pair of
 tensors per layer. A format chooses the storage dtype and the scales, and says how to pack and unpack.
 
-``pack`` and ``unpack`` are called on the device's thread under ``torch.inference_mode()``. On a CPU, steps of few
-tokens are programs of native calls only while keys and values are stored as they are: ``scale == "none"`` and the
-compute dtype as storage dtype. With any other format they run op by op.
+``pack`` and ``unpack`` are called on the device's thread under ``torch.inference_mode()``, perhaps in a capture: they
+may not read a tensor on the host. On a CPU, steps of few tokens are programs of native calls only while keys and values
+are stored as they are: ``scale == "none"`` and the compute dtype as storage dtype. With any other format they run op by
+op.
 """
 
 from __future__ import annotations

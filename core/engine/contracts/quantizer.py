@@ -119,6 +119,7 @@ class PackedLinear:
     reference: Callable[[Tensor], Tensor]
     apply: Callable[[Tensor], Tensor]
     out_features: int
+    """Of this rank: rows of the weight that was packed."""
     apply_add: Callable[[Tensor, Tensor], Tensor] | None = None
     apply_gated: Callable[[Tensor, str], Tensor] | None = None
     native: NativeLinear | None = None
@@ -194,7 +195,8 @@ class Quantizer(Protocol):
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         """``parts[i]``: tensors by suffix of ``spec.parts[i]``, on the CPU in the checkpoint's dtype.
-        ``dtype`` is the torch compute dtype, ``device`` a torch device string.
+        ``dtype`` is the torch compute dtype, ``device`` a torch device string. ``spec`` is the whole layer's; under
+        tensor parallelism the tensors are this rank's cut.
 
         Beside the result it may take, for a moment, memory for the parts as stored, once more joined, and one copy of
         the weight in the compute dtype (two for kind ``gate_up``): the memory plan sets so much aside, and no more."""

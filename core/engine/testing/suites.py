@@ -24,6 +24,7 @@ from engine.assembly import values
 from engine.assembly.bind import PROTOCOLS
 from engine.assembly.errors import listing, nearest
 from engine.assembly.negotiation import HOST_DRAFTER
+from engine.border.calls import where
 from engine.cli.plugins.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 from engine.contracts.provider import BuildContext
 from engine.testing.context import build_context
@@ -301,16 +302,8 @@ def why(error: BaseException) -> str:
         error = error.exceptions[0]
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, AssertionError):
-        return lines[0] or f"AssertionError{_where(error)}"
-    return f"{type(error).__name__}: {lines[0]}{_where(error)}"
-
-
-def _where(error: BaseException) -> str:
-    """Where it was raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})" if trace is not None else ""
+        return lines[0] or f"AssertionError{where(error.__traceback__)}"
+    return f"{type(error).__name__}: {lines[0]}{where(error.__traceback__)}"
 
 
 def run(trial: Trial, tell: Callable[[Line], None]) -> None:

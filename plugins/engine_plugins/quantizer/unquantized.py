@@ -76,7 +76,7 @@ def pack_plain(
         return _prepacked(weight, bias, 1 if spec.kind == "head" else MANY_ROWS)
     tensors = {"weight": weight} | _named("bias", bias)
     plain = _plain_linear(weight, bias)
-    return PackedLinear(tensors, plain, plain, spec.out_features, label=f"{_short(dtype)} F.linear")
+    return PackedLinear(tensors, plain, plain, weight.shape[0], label=f"{_short(dtype)} F.linear")
 
 
 def _prepacked(weight: Tensor, bias: Tensor | None, rows: int) -> PackedLinear:

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from dataclasses import replace
 
 from engine.cli.plugins.templates.architecture.plugin import (
@@ -6,25 +7,23 @@ from engine.cli.plugins.templates.architecture.plugin import (
     MineArchitectureConfig,
     only_this_family,
 )
-from engine.contracts.architecture import Architecture
+from engine.contracts.model import ModelFacts
+from engine.testing.architecture import ArchitectureConformance
 from engine.testing.context import build_context
 
 
-def make() -> MineArchitecture:
-    return MineArchitecture(MineArchitectureConfig(), build_context())
+class TestMineArchitecture(ArchitectureConformance):
+    def make(self) -> MineArchitecture:
+        return MineArchitecture(MineArchitectureConfig(), build_context())
 
-
-def test_it_fulfils_the_contract() -> None:
-    assert isinstance(make(), Architecture)
-
-
-def test_every_layer_is_described_once_and_under_its_own_names() -> None:
-    model = replace(build_context().model, num_layers=3, layer_windows=(None, 8, None))
-    ops = make().describe(model)
-    assert len(ops.layers) == 3
-    assert (ops.embed.vocab_size, ops.head.tied) == (model.vocab_size, model.tie_embeddings)
-    assert all(f"model.layers.{index}." in str(layer) for index, layer in enumerate(ops.layers))
-    assert make().describe(model) == ops, "the same model is described alike every time"
+    def models(self) -> Mapping[str, ModelFacts]:
+        """Small ones, one for each thing in which models of the family differ."""
+        plain = replace(build_context().model, num_layers=3, layer_windows=(None,) * 3, tie_embeddings=False)
+        return {
+            "plain": plain,
+            "tied": replace(plain, tie_embeddings=True),
+            "windows": replace(plain, layer_windows=(None, 8, None)),
+        }
 
 
 def test_checkpoints_of_other_families_are_refused_with_the_reason() -> None:
