@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,7 +77,28 @@ class Derived(Plain):
         return super().ask(error)
 
 
-@pytest.mark.parametrize("kind", [Plain, Slots, Frozen, Static, OfTheClass, OfTheInstance, Derived])
+class Abstract(ABC):
+    @abstractmethod
+    def ask(self, error: BaseException) -> None: ...
+
+
+class Concrete(Abstract):
+    def ask(self, error: BaseException) -> None:
+        raise error
+
+
+class FromProtocol(Slot):
+    def ask(self, error: BaseException | None = None) -> None:
+        if error is not None:
+            raise error
+
+    def tell(self) -> None: ...
+
+
+KINDS = [Plain, Slots, Frozen, Static, OfTheClass, OfTheInstance, Derived, Concrete, FromProtocol]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_a_method_raises_keeps_its_type_and_names_the_plugin(kind: type[Any]) -> None:
     plugin = kind()
     assert named(plugin, WHO, (Slot,)) is plugin and isinstance(plugin, kind) and name_of(plugin) == WHO

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 MOST_SHOWN = 120
 """Characters of a value that a message repeats."""
+MOST_SAID = 400
+"""Of what a plugin says in an exception."""
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = MOST_SHOWN
 
@@ -104,7 +106,7 @@ def told(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    said = str(error)
+    said = " ".join(str(error).split())[:MOST_SAID]
     return type(error).__name__ + (f": {said}" if said else "") + where(error.__traceback__)
 
 

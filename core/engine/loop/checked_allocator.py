@@ -71,7 +71,7 @@ class CheckedAllocator:
 
     def release(self, lease: Lease) -> None:
         for block in lease.blocks[0]:
-            self._holders[block] -= 1
+            self._holders[block] = self._holders.get(block, 1) - 1
         self._allocator.release(lease)
 
     def usage(self) -> BlockUsage:
