@@ -252,7 +252,7 @@ def test_new_says_what_to_do_next(tmp_path, capsys) -> None:
     assert main(["plugins", "new", "exporter", "two_words", "--dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.split("next:\n")[1].splitlines() == [
         "pip install -e engine-two-words",
-        "pytest engine-two-words",
+        "python -m pytest engine-two-words",
         "engine plugins check exporter=two_words",
         "engine serve 'exporter=[prometheus,two_words]'",
     ]

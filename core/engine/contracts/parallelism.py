@@ -1,7 +1,7 @@
 """Slot ``parallelism``: how are weights and work split over devices?
 
 One scheduler plans; workers never decide. Collectives work on named groups: ``tp`` (tensor), ``pp`` (pipeline),
-``ep`` (expert), ``sp`` (sequence).
+``ep`` (expert), ``sp`` (sequence). With one rank, ``shard`` alone is called.
 """
 
 from __future__ import annotations

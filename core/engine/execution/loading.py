@@ -142,6 +142,7 @@ class Loader:
             on_triton=lowering.kernels == "triton",
             project_greedy=lowered_head.project_greedy,
             capturable=lowering.native and lowering.why_uncaptured is None,
+            why_uncaptured=(lowering.why_uncaptured or "") if lowering.native else "",
             kv_scales=tuple(self._kv_scales),
         )
 
@@ -162,11 +163,12 @@ class Loader:
     ) -> PackedLinear:
         """``tied``: the weight, where it is the embedding's; ``origin``: of it, if known."""
         parts: list[Mapping[str, Tensor]]
+        index, count = rank_of(self.lowering.parallelism, spec)
         if tied is None:
             parts = [self._part(spec, part) for part in spec.parts]
         else:
-            parts = [{"weight": tied} if origin is None else StoredPart({"weight": lambda: tied}, origin)]
-        _, count = rank_of(self.lowering.parallelism, spec)
+            mine = tied.chunk(count)[index] if spec.shard == "out" else tied
+            parts = [{"weight": mine} if origin is None else StoredPart({"weight": lambda: mine}, origin)]
         in_features = spec.in_features // count if spec.shard == "in" else spec.in_features
         out_features = spec.out_features // count if spec.shard == "out" else spec.out_features
         made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
@@ -213,9 +215,10 @@ class Loader:
         return mine
 
     def _table_origin(self, ops: ModelOps) -> Origin:
-        """Of the embedding as it is on the device."""
+        """Of this rank's part of the embedding as it is on the device."""
         name = f"{ops.embed.name}.weight"
-        return origin_of_tensor(name, self._checkpoint.entry(name), f"as {self.lowering.dtype}")
+        index, count = rank_of(self.lowering.parallelism, ops.head.head)
+        return origin_of_tensor(name, self._checkpoint.entry(name), f"as {self.lowering.dtype}, {index}/{count}")
 
     def _part(self, spec: LinearSpec, part: LinearPart) -> StoredPart:
         """This rank's cut of one part's tensors, by suffix."""

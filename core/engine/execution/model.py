@@ -84,6 +84,8 @@ class LoweredModel:
     """:attr:`project` and the most likely tokens as :meth:`greedy` has them, where a kernel finds both at once."""
     capturable: bool = False
     """Steps of few tokens may run as programs, as far as the plan tells."""
+    why_uncaptured: str = ""
+    """Why they may not, where they might with other plugins."""
     small_steps: CapturedSteps | None = None
     """Steps of few tokens on one cache as programs: see :func:`engine.execution.captured.capture_steps`."""
     kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()

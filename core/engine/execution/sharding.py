@@ -13,10 +13,11 @@ from engine.contracts.quantizer import StoredTensor
 def rank_of(parallelism: Parallelism, spec: LinearSpec) -> tuple[int, int]:
     """Which of how many cuts of a linear layer is this rank's."""
     match parallelism.shard(spec):
-        case (int(index), int(count)) if 0 <= index < count:
+        case (int(index), int(count)) if 0 <= index < count and parallelism.world_size % count == 0:
             return index, count
         case found:
-            raise broken(parallelism, "shard", f"returned {shown(found)}, expected (index, count) with index < count")
+            among = f"of {parallelism.world_size} ranks (world_size)"
+            raise broken(parallelism, "shard", f"returned {shown(found)}, expected (index, count) {among}")
 
 
 def cut(tensor: Tensor, name: str, spec: LinearSpec, stored: StoredTensor, index: int, count: int) -> Tensor:

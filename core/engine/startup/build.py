@@ -141,6 +141,8 @@ def _describe(
     kv, tables = runner.kv, runner.tables
     steps = runner.model.small_steps
     programs = None if steps is None else steps.programs
+    uncaptured = f"a step runs uncaptured (slower): {model.why_uncaptured}"
+    notes = (uncaptured,) if model.why_uncaptured else () if programs is None else programs.notes()
     return EngineInfo(
         pid=os.getpid(),
         num_blocks=pool.blocks,
@@ -160,7 +162,7 @@ def _describe(
             programs=0 if programs is None else programs.num_bytes,
             phases=phases,
         ),
-        notes=pool.notes if programs is None else (*pool.notes, *programs.notes()),
+        notes=(*pool.notes, *notes),
     )
 
 

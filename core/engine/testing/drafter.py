@@ -56,7 +56,9 @@ class HostDrafterConformance:
         salt: str = "",
     ) -> Draft:
         """Proposals for ``row_ids``, each with the same history."""
-        return drafter.propose([self.row(row_id, num_draft_tokens, history, salt) for row_id in row_ids])
+        draft: object = drafter.propose([self.row(row_id, num_draft_tokens, history, salt) for row_id in row_ids])
+        assert isinstance(draft, Draft), f"propose() returned {draft!r:.60}, expected a Draft"
+        return draft
 
     def prefixes(self) -> list[tuple[int, ...]]:
         """Histories that end where the drafter's own has more to tell."""
@@ -84,7 +86,7 @@ class HostDrafterConformance:
     def test_proposes_for_the_history_it_was_made_for(self) -> None:
         drafter = self.make()
         if drafter.max_width:
-            assert self.ask(drafter, [0], drafter.max_width).tokens[0], "override `history`"
+            assert self.ask(drafter, [0], drafter.max_width).tokens[0], "no draft: set `history` to what it knows"
 
     def test_histories_of_any_length_are_fine(self) -> None:
         """From a single token on; each in a row of its own, and one row that grows."""

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.contracts.kv_allocator import KVAllocator, KVGroup, Lease
+from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup, Lease
 
 GROUPS = (
     KVGroup(group_id=0, layers=(0, 2), kind="full", block_bytes=64),
@@ -240,7 +240,13 @@ class KVAllocatorConformance(ABC):
         return allocator
 
     def test_fulfils_the_protocol(self) -> None:
-        assert isinstance(self.make(BLOCK), KVAllocator)
+        allocator = self.started()
+        assert isinstance(allocator, KVAllocator)
+        lease, usage = allocator.open("r", [], 2 * BLOCK), allocator.usage()
+        assert isinstance(lease, Lease), f"open() returned {lease!r:.60}, expected a Lease"
+        assert isinstance(usage, BlockUsage), f"usage() returned {usage!r:.60}, expected a BlockUsage"
+        reserved = allocator.reserve(lease, BLOCK)
+        assert reserved is True, f"reserve() returned {reserved!r}, expected True"
 
     def test_block_zero_is_never_handed_out(self) -> None:
         allocator = self.started(num_blocks=5)

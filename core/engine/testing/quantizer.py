@@ -121,7 +121,8 @@ class QuantizerConformance:
         # With a bias the sum is rounded to the dtype, so the weight read back carries that rounding too.
         rounding = torch.finfo(getattr(torch, dtype)).eps * (largest + (4.0 if bias else 0.0))
         gap = float((got - want.double()).abs().max())
-        assert gap <= self.weight_error * largest + rounding, f"{what}: {gap:.1e} of {largest:.1e}"
+        accepted = self.weight_error * largest + rounding
+        assert gap <= accepted, f"{what}: off by {gap / largest:.4f} of the largest, weight_error = {self.weight_error}"
 
     def test_declares_what_the_core_plans_with(self) -> None:
         quantizer = self.make()

@@ -19,10 +19,19 @@ class ShardText(SingleDevice):
 class ThirdOfTwo(SingleDevice):
     """Holds a cut that there is not."""
 
-    says = r"shard\(\) returned \(2, 2\), expected \(index, count\) with index < count"
+    says = r"shard\(\) returned \(2, 2\), expected \(index, count\) of 1 ranks"
 
     def shard(self, spec: Any) -> Any:
         return 2, 2
+
+
+class HalfOfOne(SingleDevice):
+    """Holds half of what it has to hold alone."""
+
+    says = r"shard\(\) returned \(0, 2\), expected \(index, count\) of 1 ranks"
+
+    def shard(self, spec: Any) -> Any:
+        return 0, 2
 
 
 class TwoRanks(SingleDevice):

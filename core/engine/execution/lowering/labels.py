@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from engine.contracts.ops import (
     Attention,
     DownResidual,
@@ -24,7 +26,7 @@ def describe(lowering: Lowering, ops: ModelOps, linears: dict[str, PackedLinear]
         kinds = {name: _by_rows(fused.get(name), text, linears.get(name)) for name, text in kinds.items()}
     used = {type(op).__name__ for layer in ops.layers for op in layer} | {"LMHead"}
     lines = ("Embed: embedding", *(f"{name}: {text}" for name, text in kinds.items() if name in used))
-    return (*lines, _steps_label(lowering)) if lowering.native else lines
+    return (*lines, _steps_label(lowering, linears)) if lowering.native else lines
 
 
 def _chains(lowering: Lowering, ops: ModelOps, linears: dict[str, PackedLinear]) -> dict[str, str]:
@@ -77,10 +79,14 @@ def _by_rows(fused: str | None, chain: str, packed: PackedLinear | None) -> str:
     return f"{rows[0]} to {rows[1]} rows: {fused}; else: {chain}"
 
 
-def _steps_label(lowering: Lowering) -> str:
+def _steps_label(lowering: Lowering, linears: Mapping[str, PackedLinear]) -> str:
     reason = lowering.why_uncaptured
     if reason is not None:
         return f"Steps: run uncaptured (slower): {reason}"
+    layers = (packed for name, packed in linears.items() if name != "LMHead")
+    without = next((packed.label for packed in layers if packed.native is None), None)
+    if without is not None:
+        return f"Steps: run uncaptured (slower): linear layers ({without}) have no native calls"
     return f"Steps: up to {MOST_TOKENS} tokens are one call for all layers; else op by op"
 
 

@@ -63,7 +63,7 @@ class MineKernel:
         pass
 
     def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
-        """What computes ``op``, for the table that start-up prints."""
+        """What computes ``op``, for ``/engine/plan``."""
         return "torch, row by row"
 
     def prepare(self, batch: AttentionBatch) -> tuple[Row, ...]:

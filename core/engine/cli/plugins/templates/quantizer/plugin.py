@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MineQuantizerConfig(QuantizerConfig):
-    """The keys ``quantizer.<field>``; those of the base are there for every quantizer."""
+    """The keys ``quantizer.<field>``; those of the base are there for every quantizer.
+
+    One that rounds sets ``weight_bits: ClassVar[int | None] = 8``: where a model does not fit, it is then suggested.
+    """
 
     def unsupported(self, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         """Why these values do not go with this model or device."""
@@ -84,10 +87,6 @@ class MineQuantizer:
             return F.linear(x, weight, tensors.get("bias"))
 
         return PackedLinear(tensors, reference=linear, apply=linear, out_features=len(weight), label="F.linear")
-
-
-def _bias(part: Mapping[str, Tensor]) -> Tensor:
-    return part["bias"] if "bias" in part else part["weight"].new_zeros(len(part["weight"]))
 
 
 def _joined(tensors: Sequence[Tensor], dtype: Any, device: str) -> Tensor:
