@@ -22,6 +22,8 @@ class CheckedAllocator:
         self._num_blocks = self.usage().total + 1
         self._holders: dict[int, int] = {}
         """How many leases hold a block."""
+        self.commit = allocator.commit  # these two answer nothing
+        self.reset_cache = allocator.reset_cache
 
     def match_prefix(self, keys: Sequence[bytes]) -> int:
         found = self._allocator.match_prefix(keys)
@@ -66,9 +68,6 @@ class CheckedAllocator:
             raise broken(self._allocator, "reserve", f"returned True for {num_tokens} tokens and {after} blocks")
         return reserved
 
-    def commit(self, lease: Lease, num_tokens: int, keys: Sequence[bytes]) -> None:
-        self._allocator.commit(lease, num_tokens, keys)
-
     def release(self, lease: Lease) -> None:
         for block in lease.blocks[0]:
             self._holders[block] = self._holders.get(block, 1) - 1
@@ -79,9 +78,6 @@ class CheckedAllocator:
         if type(usage) is not BlockUsage:
             raise broken(self._allocator, "usage", f"returned {shown(usage)}, expected a BlockUsage")
         return usage
-
-    def reset_cache(self) -> None:
-        self._allocator.reset_cache()
 
     def check_idle(self) -> None:
         """Nobody runs: all blocks must be back."""

@@ -135,13 +135,14 @@ def _decide(state: ServerState, api: ApiRequest) -> Route:
         route = state.router.route(api, state.fleet())
     except Exception as error:
         # A router is foreign code; its failure is this request's failure and nobody else's.
-        log.error("router failed", error=told(error), request_id=api.request_id, exc_info=error)
+        state.router_failures.warning(error=told(error), request_id=api.request_id, exc_info=error)
         raise ApiError(500, "The router failed on this request.", code="router_failed") from None
     if (ms := now_ms_since(begun_s)) > SLOW_ROUTER_MS:
         log.warning("router blocked the server", router=name_of(state.router), ms=round(ms), request_id=api.request_id)
     wrong = route_problem(route, len(api.prompts) * api.n)
     if wrong:
-        log.error("router failed", error=str(broken(state.router, "route", wrong)), request_id=api.request_id)
+        said = str(broken(state.router, "route", wrong))
+        state.router_failures.warning(error=said, request_id=api.request_id)
         raise ApiError(500, "The router failed on this request.", code="router_failed")
     return route
 
@@ -167,7 +168,7 @@ def _report(state: ServerState, api: ApiRequest, runs: Sequence[SequenceRun]) ->
         state.router.finished(api, Answer(tuple(run.record() for run in runs)))
     except Exception as error:
         # The client has its answer already; a router that cannot take notes is only reported.
-        log.error("router failed", error=told(error), request_id=api.request_id, exc_info=error)
+        state.router_failures.warning(error=told(error), request_id=api.request_id, exc_info=error)
 
 
 def _start(state: ServerState, job: Job, route: ToEngine | Answer, runs: list[SequenceRun]) -> None:

@@ -15,6 +15,7 @@ import structlog
 from engine.border.calls import name_of, told
 from engine.contracts.events import DroppedEvent, Event
 from engine.contracts.exporter import Exporter
+from engine.serving.logs import Repeated
 
 MAX_PENDING = 65536
 MAX_FAILURES = 3
@@ -44,6 +45,8 @@ class EventBus:
         self._ended = False
         self.dropped = 0
         self._dropped_reported = 0
+        self.failed = Repeated("exporter failed")
+        """What exporters raise."""
         self.cut_off: list[str] = []
         """Exporters that were cut off."""
         self._thread = threading.Thread(target=self._run, name="event-bus", daemon=True)
@@ -116,7 +119,7 @@ class EventBus:
         except Exception as error:
             # An exporter is foreign code; whatever it raises is reported and must not stop the others.
             self._failures[id(exporter)] += 1
-            log.error("exporter failed", error=told(error), exc_info=error)
+            self.failed.warning(error=told(error), exc_info=error)
             if self._failures[id(exporter)] >= MAX_FAILURES and exporter in self._exporters:
                 self._exporters.remove(exporter)
                 self.cut_off.append(name)

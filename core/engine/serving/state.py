@@ -22,6 +22,7 @@ from engine.serving.body_parser import BodyParser
 from engine.serving.bus import EventBus
 from engine.serving.errors import ApiError
 from engine.serving.latency import RollingLatency
+from engine.serving.logs import Repeated
 from engine.serving.parsing import Limits, P
 from engine.serving.supervisor import Supervisor
 from engine.serving.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     supervisor: Supervisor = field(init=False)
     body_parser: BodyParser = field(default_factory=BodyParser)
+    router_failures: Repeated = field(default_factory=lambda: Repeated("router failed"))
     session: ClientSession | None = None
     """For proxied requests; opened with the application."""
 

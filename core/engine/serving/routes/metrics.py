@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import structlog
 from aiohttp import web
 
 from engine.border.calls import broken, shown, told
 from engine.contracts.exporter import ScrapedExporter
 from engine.serving.errors import ApiError
 from engine.serving.preparing import state_of
-
-log = structlog.get_logger("engine.metrics")
+from engine.serving.state import ServerState
 
 
 async def metrics(http: web.Request) -> web.StreamResponse:
@@ -18,20 +16,21 @@ async def metrics(http: web.Request) -> web.StreamResponse:
     scraped = [exporter for exporter in state.exporters if isinstance(exporter, ScrapedExporter)]
     if not scraped:
         raise ApiError(404, "No configured exporter has a page to scrape; see 'engine plugins'.", code="not_found")
-    pages = await state.read_exporters(lambda: [page for exporter in scraped if (page := _page(exporter)) is not None])
+    found = await state.read_exporters(lambda: [_page(exporter, state) for exporter in scraped])
+    pages = [page for page in found if page is not None]
     if not pages:
         raise ApiError(500, "No exporter could write its page.", code="exporter_failed")
     body = "".join(pages).encode()
     return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
-def _page(exporter: ScrapedExporter) -> str | None:
+def _page(exporter: ScrapedExporter, state: ServerState) -> str | None:
     """What an exporter has to show; ``None`` for one that fails, which is reported and keeps no other's from view."""
     try:
         page = exporter.render()
         if not isinstance(page, str):
             raise broken(exporter, "render", f"returned {shown(page)}, expected a text")
     except Exception as error:
-        log.error("exporter failed", error=told(error), exc_info=error)
+        state.bus.failed.warning(error=told(error), exc_info=error)
         return None
     return page
