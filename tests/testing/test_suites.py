@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engine.assembly.discovery import discover
 from engine.cli.plugins.check import trial_of
 from engine.cli.plugins.named import find_offer
 from engine.contracts.config import PluginSettings
+from engine.testing.architecture import ArchitectureConformance
 from engine.testing.attention_kernel import AttentionKernelConformance
 from engine.testing.attention_kernel import NativeConformance as NativeAttentionConformance
 from engine.testing.drafter import DeviceDrafterConformance, HostDrafterConformance
@@ -15,6 +18,7 @@ from engine.testing.kv_allocator import KVAllocatorConformance, PrefixCachingCon
 from engine.testing.kv_format import KVFormatConformance
 from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance, QuantizerConformance
 from engine.testing.suites import CannotRun, ContractSuite, settable, suite_of, why
+from tests.execution import tiny
 from tests.needs import needs_compiler
 
 BUILT_IN = discover(PluginSettings(third_party=False))
@@ -39,11 +43,20 @@ def made(word: str, *overrides: str, **settings: str) -> type:
         ("draft_model", DeviceDrafterConformance, HostDrafterConformance),
         ("torch", AttentionKernelConformance, NativeAttentionConformance),
         ("single", ContractSuite, None),
+        ("llama", ArchitectureConformance, ContractSuite),
     ],
 )
 def test_the_suite_is_that_of_what_the_plugin_offers(word: str, expected: type, other: type | None) -> None:
     suite = made(word)
     assert issubclass(suite, expected) and (other is None or not issubclass(suite, other))
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    """An architecture without a model that it computes, and a slot without a suite."""
+    other = tiny.write(tmp_path, architectures=["OtherForCausalLM"])
+    suite = made("llama", f"model.path={other}")
+    assert issubclass(suite, ContractSuite) and "set model.path=DIR" in suite._note
+    assert "no suite" in made("single")._note and "_note" not in settable(suite)
 
 
 @needs_compiler

@@ -96,8 +96,20 @@ def _own_suite(path: str) -> Suite:
     return suite
 
 
-def _contract(subject: Subject) -> Suite:
-    return _filled(subject, [ContractSuite], subject=subject)
+def _contract(subject: Subject, note: str = "this slot has no suite: only what was built was looked at") -> Suite:
+    return _filled(subject, [ContractSuite], subject=subject, _note=note)
+
+
+def _architecture(subject: Subject) -> Suite:
+    from engine.testing.architecture import ArchitectureConformance
+
+    model = subject.trial.model
+    if model is None:
+        return _contract(subject, "no model to describe: set model.path=DIR to one that the plugin computes")
+    models = {model.name: model}
+    return _filled(
+        subject, [ArchitectureConformance], make=lambda self: subject.build(), models=lambda self: models
+    )
 
 
 def _plain(module: str, name: str) -> Callable[[Subject], Suite]:
@@ -191,6 +203,7 @@ SUITES: dict[str, Callable[[Subject], Suite]] = {
     "quantizer": _quantizer,
     "drafter": _drafter,
     "attention_kernel": _attention_kernel,
+    "architecture": _architecture,
     "router": _plain("router", "RouterConformance"),
     "exporter": _plain("exporter", "ExporterConformance"),
 }
@@ -259,7 +272,8 @@ class Reporter:
             self._tell(Outcome("what it offers", "failed", why(error), traceback.format_exc()))
             pytest.exit(str(error))
         names = tuple(f"{base.__module__}.{base.__qualname__}" for base in suite.__mro__ if _has_tests(base))
-        self._tell(SuiteFound(names, {key: str(value) for key, value in settable(suite).items()}))
+        settings = {key: str(value) for key, value in settable(suite).items()}
+        self._tell(SuiteFound(names, settings, getattr(suite, "_note", "")))
         self._module.TestPlugin = suite  # type: ignore[attr-defined]
 
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module:

@@ -31,7 +31,7 @@ from engine.assembly.negotiation import resolve
 from engine.cli.plugins.named import HELP, find_offer, selecting, shown
 from engine.cli.plugins.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 from engine.contracts.command import FAILED, OK, Command
-from engine.contracts.model import DeviceFacts
+from engine.contracts.model import DeviceFacts, ModelFacts
 
 RUNNER = "engine.testing.suites"
 NEEDED = ("pytest", "hypothesis")
@@ -77,7 +77,17 @@ def trial_of(offer: Offer, overrides: Sequence[str], settings: Sequence[str], co
         selected_by=tuple(selected_by),
         dtype="float32" if asked.model.dtype == AUTO else asked.model.dtype,
         execution="eager" if asked.execution == AUTO else asked.execution,
+        model=_model(configured, offer) if offer.slot == "architecture" else None,
     )
+
+
+def _model(configured: Configured, offer: Offer) -> ModelFacts | None:
+    """``model.path``, if the plugin computes it."""
+    try:
+        model = model_facts(configured.composed.settings.model.path)
+        return None if offer.provider.unsupported(model, device_facts("cpu")) else model
+    except Exception:  # a path without a model, or a plugin that cannot say: its contract is looked at without one
+        return None
 
 
 def _device(configured: Configured) -> DeviceFacts:
@@ -215,6 +225,8 @@ def _print(offer: Offer, report: Report, details: bool) -> None:
     for one in report.failed if details else ():
         print(f"---- {one.test}\n{one.details}\n")
     print(f"{shown(offer)} of {offer.origin}: {len(report.passed)} passed, {len(report.failed)} failed")
+    if report.found.note:
+        print(f"note: {report.found.note}")
     if report.failed:
         known = ", ".join(f"{key}={value}" for key, value in report.found.settings.items())
         if known:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.contracts.model import DeviceFacts
+from engine.contracts.model import DeviceFacts, ModelFacts
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -34,6 +34,8 @@ class Trial(msgspec.Struct, frozen=True):
     """Compute dtype of what factories are told."""
     execution: str = "eager"
     """How steps run, of what factories are told."""
+    model: ModelFacts | None = None
+    """One that the plugin can compute, where its suite needs one."""
 
 
 class SuiteFound(msgspec.Struct, frozen=True, tag="suite"):
@@ -43,6 +45,8 @@ class SuiteFound(msgspec.Struct, frozen=True, tag="suite"):
     """Classes whose tests run."""
     settings: dict[str, str]
     """Attributes that may be set, and their values."""
+    note: str = ""
+    """What these tests leave out."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
