@@ -163,7 +163,7 @@ def test_keys_that_a_program_writes_to_a_wrong_slot_are_seen(
             self._chains.tables += 4  # bytes
 
         monkeypatch.setattr(CapturedChain, "__init__", one_block_further)
-    with pytest.raises(RuntimeError, match="keys or values differ"):
+    with pytest.raises(AssemblyError, match="keys or values differ"):
         engine(models, "Llama", *DRAFTERS["eagle3"](models, "Llama"), *FEW_REQUESTS, "overlap=false")
 
 
