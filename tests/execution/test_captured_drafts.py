@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.assembly.assemble import assemble
+from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.contracts.request import SamplingParams
 from engine.drafting.chains import CapturedChain
