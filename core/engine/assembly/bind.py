@@ -15,7 +15,7 @@ from engine.assembly import values
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import locate, model_facts
 from engine.assembly.plan import EnginePlan, SlotChoice
-from engine.border.calls import named, told, where
+from engine.border.calls import error_line, named, told, where
 from engine.border.values import attribute_problems
 from engine.contracts import API_SLOTS, SLOTS
 from engine.contracts.architecture import Architecture
@@ -137,22 +137,22 @@ def config_of(choice: SlotChoice) -> Any:
     return values.build(values.load(choice.config_class), dict(choice.config))
 
 
+_ENDS = (Exception, SystemExit)
+"""What a plugin may raise: a module that ends the process is a plugin that fails."""
+
+
 def _build(choice: SlotChoice, context: BuildContext, problems: list[str]) -> Any:
     try:
         factory = values.load(choice.factory)
     except _ENDS as error:  # importing a plugin may fail in any way; it is named and start-up stops
-        problems.append(f"{choice.who} cannot be imported from {choice.factory}: {type(error).__name__}: {error}")
+        problems.append(f"{choice.who} cannot be imported from {choice.factory}: {error_line(error)}")
         return None
     try:
         built = factory(config_of(choice), context)
     except _ENDS as error:  # as above
-        problems.append(f"{choice.who} failed to build: {type(error).__name__}: {error}{where(error.__traceback__)}")
+        problems.append(f"{choice.who} failed to build: {error_line(error)}{where(error.__traceback__)}")
         return None
     return _as_contracted(choice, built, problems)
-
-
-_ENDS = (Exception, SystemExit)
-"""What a plugin may raise: a module that ends the process is a plugin that fails."""
 
 
 def _as_contracted(choice: SlotChoice, built: Any, problems: list[str]) -> Any:

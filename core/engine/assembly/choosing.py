@@ -12,7 +12,8 @@ from engine.assembly.compose.selection import Composed, Selection
 from engine.assembly.compose.text import failure_notes, named_failures
 from engine.assembly.discovery import Discovered, Offer
 from engine.assembly.errors import listing, nearest
-from engine.assembly.records import AUTO, THIRD_PARTY, reasons_of, told
+from engine.assembly.records import AUTO, THIRD_PARTY, reasons_of
+from engine.border.calls import error_line
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts, ModelFacts
@@ -173,7 +174,7 @@ class _Auto:
         try:
             config = values.to_plain(values.build(offer.config_class, dict(self.pick.config)))
         except Exception as error:  # __post_init__ of a third party may raise anything; it is named
-            text = str(error) if isinstance(error, ValueError) else f"its config raised {told(error)}"
+            text = str(error) if isinstance(error, ValueError) else f"its config raised {error_line(error)}"
             return _Candidate(label, (text,))
         return _Candidate(label, _config_reasons(offer, config, self.model, self.device), offer, config)
 
@@ -207,5 +208,5 @@ def _asked(unsupported: Callable[[], object], who: str) -> tuple[str, ...]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may fail in any way; the reason names it
-        return (f"{who} raised {told(error)}",)
+        return (f"{who} raised {error_line(error)}",)
     return reasons_of(returned, who)

@@ -16,8 +16,8 @@ from typing import Any
 import pluggy
 
 from engine import hookspecs
-from engine.assembly.records import command_error, provider_error, told
-from engine.border.calls import shown
+from engine.assembly.records import command_error, provider_error
+from engine.border.calls import error_line, shown
 from engine.contracts import SLOTS
 from engine.contracts.command import CommandProvider
 from engine.contracts.config import SLOT_CONFIGS, PluginSettings
@@ -204,7 +204,7 @@ class _Findings:
         )
 
     def fail(self, origin: Origin, stage: str, error: object, slot: str = "", name: str = "") -> None:
-        text = told(error) if isinstance(error, BaseException) else str(error)
+        text = error_line(error) if isinstance(error, BaseException) else str(error)
         self.failures.append(PluginFailure(origin, stage, text, slot, name))
 
     def load(self, entry: PluginEntry) -> None:
@@ -272,7 +272,7 @@ class _Findings:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # recorded with its origin
-                self.fail(origin, "call", f"{hook}() raised {told(error)}")
+                self.fail(origin, "call", f"{hook}() raised {error_line(error)}")
                 continue
             if isinstance(answer, list | tuple):
                 answers.extend(answer)
@@ -288,7 +288,7 @@ class _Findings:
         try:
             wrong = provider_error(slot, provider)
         except Exception as error:  # a record may hold anything
-            wrong = f"its record cannot be read: {told(error)}"
+            wrong = f"its record cannot be read: {error_line(error)}"
         if not wrong and any(slot == other.slot and offer.qualified == other.qualified for other in self.offers):
             wrong = f"offers {slot}={offer.name} twice"
         if wrong:

@@ -29,15 +29,6 @@ _COMMAND_NAME = re.compile(r"[a-z][a-z0-9_-]*\Z")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
 
 
-def told(error: BaseException) -> str:
-    """What a plugin raised, on one line."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = "its text cannot be read"
-    return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__
-
-
 def provider_error(slot: str, provider: Provider) -> str:
     """Why this record cannot be used; empty when it can."""
     return (
@@ -48,6 +39,7 @@ def provider_error(slot: str, provider: Provider) -> str:
         or _config_error(slot, provider.config)
         or _unsupported_error(provider.unsupported)
         or _doc_error(provider.doc)
+        or (_factory_error(provider.suite, "suite") if provider.suite != "" else "")
     )
 
 
@@ -85,10 +77,10 @@ def _record_error(name: object, allowed: re.Pattern[str], others: str, api: obje
     return ""
 
 
-def _factory_error(factory: object) -> str:
+def _factory_error(factory: object, what: str = "factory") -> str:
     if isinstance(factory, str) and _FACTORY.match(factory):
         return ""
-    return f"factory {shown(factory)}: expected 'package.module:attribute'"
+    return f"{what} {shown(factory)}: expected 'package.module:attribute'"
 
 
 def _capabilities_error(what: str, given: object) -> str:

@@ -40,6 +40,8 @@ def named(plugin: P, who: str, protocols: Iterable[type[Any]]) -> P:
     for an object whose class cannot be derived from (one written in C).
     """
     kind = type(plugin)
+    if vars(kind).get("_plugin_name") == who:
+        return plugin  # one object, built twice
     methods = {name for protocol in protocols for name in _methods(protocol)}
     body: dict[str, Any] = {
         "__slots__": (),
@@ -102,19 +104,31 @@ def told(error: BaseException) -> str:
     if isinstance(error, PluginError):
         return str(error)
     calls = [note for note in getattr(error, "__notes__", ()) if isinstance(note, _Note)]
-    return f"{calls[0]} raised {_text(error)}" if calls else f"{type(error).__name__}: {error}"
+    return f"{calls[0]} raised {_text(error)}" if calls else error_line(error)
+
+
+def error_line(error: BaseException) -> str:
+    """``ValueError: what it says``, on one line and not long."""
+    try:
+        said = " ".join(str(error).split())[:MOST_SAID]
+    except Exception:
+        said = "its text cannot be read"
+    return type(error).__name__ + (f": {said}" if said else "")
 
 
 def _text(error: BaseException) -> str:
-    said = " ".join(str(error).split())[:MOST_SAID]
-    return type(error).__name__ + (f": {said}" if said else "") + where(error.__traceback__)
+    return error_line(error) + where(error.__traceback__)
 
 
 def where(trace: TracebackType | None) -> str:
-    """File and line of the innermost frame, in brackets."""
-    while trace is not None and trace.tb_next is not None:
+    """File and line of the innermost frame that is not torch's, in brackets."""
+    found = ""
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if "torch" not in file.parts:
+            found = f" ({file.name}:{trace.tb_lineno})"
         trace = trace.tb_next
-    return "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    return found
 
 
 def _methods(protocol: type[Any]) -> set[str]:

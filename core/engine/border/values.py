@@ -21,7 +21,8 @@ def attribute_problems(plugin: object, protocol: type[Any]) -> Iterator[str]:
 def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
     """Where ``value`` differs from the annotation ``hint``: ``layers[0][2].qkv is 3, expected LinearSpec``.
 
-    Goes into dataclasses, tuples and sequences. Types it does not know (tensors, callables, Any) are left alone.
+    Goes into dataclasses, tuples and sequences; a list will do for a tuple. Types it does not know (tensors, callables,
+    Any) are left alone.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
@@ -53,7 +54,7 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
 
 
 def _tuple_problems(value: Any, arguments: tuple[Any, ...], path: str, hint: Any) -> Iterator[str]:
-    if not isinstance(value, tuple):
+    if not isinstance(value, tuple | list):
         yield _wrong(value, path, hint)
     elif len(arguments) == 2 and arguments[1] is Ellipsis:
         for i, item in enumerate(value):

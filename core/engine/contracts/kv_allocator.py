@@ -39,7 +39,8 @@ class KVGroup:
 
 @dataclass(slots=True)
 class Lease:
-    """One request's hold on blocks. The allocator mutates it; everybody else reads.
+    """One request's hold on blocks. The allocator mutates it; everybody else reads. Ids are only added to it, until it
+    is released: the device has a copy of them.
 
     ``blocks[g]`` are the ids in group ``g``, in token order: token ``t`` lives in
     ``blocks[g][t // block_size]`` at offset ``t % block_size``.

@@ -96,7 +96,8 @@ class NativeLinear(Protocol):
 class PackedLinear:
     """A linear layer ready to run: ``y = x @ W.T (+ bias)``.
 
-    ``reference(x)``: plain torch, any device, the definition of the result. ``[M, in] -> [M, sum(out)]`` in the
+    ``reference(x)``: plain torch, any device, the definition of the result, 8-bit inputs rounded as ``apply`` rounds
+    them. ``[M, in] -> [M, sum(out)]`` in the
     dtype of ``x``.
     ``apply(x)``: the fastest way this quantizer knows on this device; equal to ``reference`` within rounding. Returns
     new, contiguous memory that the caller may overwrite.

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import LayerOp, LinearPart, LinearSpec, ModelOps, NormQKVRopeWrite, NormSpec
+from engine.contracts.ops import LayerOp, LinearPart, LinearSpec, ModelOps, NormGateUpAct, NormQKVRopeWrite, NormSpec
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
 from engine.execution.checkpoint import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
@@ -151,7 +151,8 @@ class Loader:
         for op in ops:
             norms = {norm.name: self.norm(norm, size) for norm, size in op_norms(op)}
             spec = linear_of(op)
-            packed = None if spec is None else self.pack(type(op).__name__, spec)
+            act = op.act if isinstance(op, NormGateUpAct) else "silu"
+            packed = None if spec is None else self.pack(type(op).__name__, spec, act=act)
             if isinstance(op, NormQKVRopeWrite):
                 check_heads(op, self.lowering.tp)
                 self._kv_scales.append(self._scales_of(op))
@@ -159,20 +160,25 @@ class Loader:
         return tuple(lowered)
 
     def pack(
-        self, kind: str, spec: LinearSpec, tied: Tensor | None = None, origin: Origin | None = None
+        self,
+        kind: str,
+        spec: LinearSpec,
+        tied: Tensor | None = None,
+        origin: Origin | None = None,
+        act: str = "silu",
     ) -> PackedLinear:
-        """``tied``: the weight, where it is the embedding's; ``origin``: of it, if known."""
+        """``tied``: the weight, where it is the embedding's; ``origin``: of it, if known; ``act``: of a ``gate_up``."""
         parts: list[Mapping[str, Tensor]]
         index, count = rank_of(self.lowering.parallelism, spec)
         if tied is None:
             parts = [self._part(spec, part) for part in spec.parts]
         else:
-            mine = tied.chunk(count)[index] if spec.shard == "out" else tied
+            mine = cut(tied, "the embedding", spec, StoredTensor("weight", {"out": 0, "in": 1}), index, count)
             parts = [{"weight": mine} if origin is None else StoredPart({"weight": lambda: mine}, origin)]
         in_features = spec.in_features // count if spec.shard == "in" else spec.in_features
         out_features = spec.out_features // count if spec.shard == "out" else spec.out_features
         made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
-        packed = self._check(spec, made, in_features, out_features)
+        packed = self._check(spec, made, in_features, out_features, act)
         for tensor in packed.tensors.values():
             self.hold(tensor)
         self._linears[kind] = _also(self._linears.get(kind), packed)

@@ -20,8 +20,10 @@ class CheckedAllocator:
         self._allocator = allocator
         self._block_size = block_size
         self._num_blocks = self.usage().total + 1
-        self._holders: dict[int, int] = {}
-        """How many leases hold a block."""
+        self._holders = [0] * self._num_blocks
+        """By block: how many leases hold it."""
+        self._open: set[int] = set()
+        """Leases, by identity."""
         self.commit = allocator.commit  # these two answer nothing
         self.reset_cache = allocator.reset_cache
 
@@ -35,10 +37,10 @@ class CheckedAllocator:
         lease = self._allocator.open(request_id, keys, max_tokens)
         if lease is None:
             return None
-        if not isinstance(lease, Lease) or not all(type(blocks) is list for blocks in lease.blocks):
-            raise broken(
-                self._allocator, "open", f"returned {shown(lease)}, expected a Lease with a list of ids a group"
-            )
+        if not isinstance(lease, Lease) or not lease.blocks or type(lease.num_cached) is not int:
+            raise broken(self._allocator, "open", f"returned {shown(lease)}, expected a Lease")
+        if not all(type(ids) is list and len(ids) == len(lease.blocks[0]) for ids in lease.blocks):
+            raise broken(self._allocator, "open", f"returned {shown(lease)}, expected a list of ids for each group")
         cached = lease.num_cached // self._block_size
         if lease.num_cached % self._block_size or not 0 <= cached <= min(len(keys), len(lease.blocks[0])):
             raise broken(
@@ -46,6 +48,7 @@ class CheckedAllocator:
                 f"{len(lease.blocks[0])} blocks of {self._block_size} tokens",
             )  # fmt: skip
         self._take("open", lease, 0, shared=cached)
+        self._open.add(id(lease))
         return lease
 
     def blocks_needed(self, lease: Lease | None, num_tokens: int, max_tokens: int) -> int:
@@ -69,8 +72,10 @@ class CheckedAllocator:
         return reserved
 
     def release(self, lease: Lease) -> None:
-        for block in lease.blocks[0]:
-            self._holders[block] = self._holders.get(block, 1) - 1
+        if id(lease) in self._open:  # the first time
+            self._open.remove(id(lease))
+            for block in lease.blocks[0]:
+                self._holders[block] -= 1
         self._allocator.release(lease)
 
     def usage(self) -> BlockUsage:
@@ -93,7 +98,7 @@ class CheckedAllocator:
                 raise broken(
                     self._allocator, call, f"handed out block {shown(block)}, expected 1 to {self._num_blocks - 1}"
                 )
-            holders = self._holders.get(block, 0)
+            holders = self._holders[block]
             if holders and index >= shared:
                 raise broken(self._allocator, call, f"handed out block {block}, which another lease holds")
             self._holders[block] = holders + 1

@@ -151,7 +151,7 @@ def route_problem(route: object, num_choices: int) -> str:
     """Why this is no route for a request of so many choices; empty if it is one."""
     wrong = next(problems(route, Route, "a route"), "")
     if wrong:
-        return f"returned {shown(route)}: {wrong}"
+        return f"returned what is no route: {wrong}"
     if isinstance(route, ToEngine) and route.engine_id != ENGINE_ID:
         return f"returned {shown(route)}, expected an engine of the fleet: {ENGINE_ID!r}"
     if isinstance(route, Reject) and route.status not in range(400, 600):

@@ -45,8 +45,7 @@ class EventBus:
         self._ended = False
         self.dropped = 0
         self._dropped_reported = 0
-        self.failed = Repeated("exporter failed")
-        """What exporters raise."""
+        self._raised = {id(exporter): Repeated("exporter failed") for exporter in exporters}
         self.cut_off: list[str] = []
         """Exporters that were cut off."""
         self._thread = threading.Thread(target=self._run, name="event-bus", daemon=True)
@@ -74,6 +73,10 @@ class EventBus:
     def settled(self, function: Callable[[], T]) -> T:
         """What :meth:`read` reads. Blocks: not for the event loop."""
         return self.read(function).result()
+
+    def report(self, exporter: Exporter, error: Exception) -> None:
+        """Log what an exporter raised. Called from the thread that calls exporters."""
+        self._raised[id(exporter)].warning(error=told(error), exc_info=error)
 
     def close(self) -> None:
         """Deliver what is pending and close the exporters."""
@@ -119,7 +122,7 @@ class EventBus:
         except Exception as error:
             # An exporter is foreign code; whatever it raises is reported and must not stop the others.
             self._failures[id(exporter)] += 1
-            self.failed.warning(error=told(error), exc_info=error)
+            self.report(exporter, error)
             if self._failures[id(exporter)] >= MAX_FAILURES and exporter in self._exporters:
                 self._exporters.remove(exporter)
                 self.cut_off.append(name)

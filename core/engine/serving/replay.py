@@ -32,12 +32,12 @@ def choice_problem(choice: Mapping[str, Any]) -> str:
     """Why this cannot be replayed; empty if it can."""
     reasons, tokens = get_args(FinishReason), choice.get("tokens")
     if not isinstance(tokens, tuple | list) or not all(type(token) is int and token >= 0 for token in tokens):
-        return f"returned an answer with tokens={shown(tokens)}, expected a tuple of token ids"
+        return f"returned an answer whose tokens are a {type(tokens).__name__}, expected a tuple of token ids"
     if choice.get("finish_reason") not in reasons:
         found = shown(choice.get("finish_reason"))
         return f"returned an answer with finish_reason={found}, expected one of {', '.join(reasons)}"
     for name in ("logprobs", "prompt_logprobs"):
-        if any(next(problems(entry, TokenLogprobs | None, name), "") for entry in choice.get(name, ())):
+        if any(next(problems(entry, TokenLogprobs | None, name), "") for entry in choice.get(name) or ()):
             return f"returned an answer whose {name} are not TokenLogprobs"
     return ""
 
@@ -48,8 +48,8 @@ def replayed(request_id: str, choice: Mapping[str, Any]) -> ReplayStream:
         TokensOut(
             request_id,
             tokens=tuple(choice["tokens"]),
-            logprobs=tuple(choice.get("logprobs", ())),
-            prompt_logprobs=tuple(choice.get("prompt_logprobs", ())),
+            logprobs=tuple(choice.get("logprobs") or ()),
+            prompt_logprobs=tuple(choice.get("prompt_logprobs") or ()),
             finish_reason=choice["finish_reason"],
             stop_token=choice.get("stop_token"),
             timings=Timings(),

@@ -44,7 +44,11 @@ class Turns:
         """``function`` in a thread, in turn. A caller who leaves while it runs has it run on: until it has ended it is
         nobody's turn."""
         await self._begin(client, size)
-        running = asyncio.get_running_loop().run_in_executor(executor, function, *args)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(executor, function, *args)
+        except BaseException:  # an executor that was shut down
+            self._end(client, size)
+            raise
         running.add_done_callback(lambda _: self._end(client, size))
         running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps nobody else looks
         return await asyncio.shield(running)
@@ -55,18 +59,18 @@ class Turns:
             raise ApiError(429, f"Too much {self._what} waits already.", code="queue_full", retry_after_s=1)
         tag = self._fair.join(client)
         self._sizes[client] += size
-        try:
-            if self._busy:
-                turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                heappush(self._queue, (tag, next(self._numbers), turn))
+        if self._busy:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heappush(self._queue, (tag, next(self._numbers), turn))
+            try:
                 await turn
-            self._busy = True
-            self._fair.started(tag)
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it had just become this one's turn
-                self._pass_on()
-            self._leave(client, size)
-            raise
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():  # it had just become this one's turn
+                    self._pass_on()
+                self._leave(client, size)
+                raise
+        self._busy = True
+        self._fair.started(tag)
 
     def _end(self, client: str, size: int) -> None:
         self._leave(client, size)

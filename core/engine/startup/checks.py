@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from engine.assembly.bind import BoundEngine
 from engine.assembly.errors import listing
 from engine.assembly.plan import EnginePlan
@@ -58,11 +56,12 @@ def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
 def check_parallelism(plan: EnginePlan, bound: BoundEngine) -> None:
     """Raise :class:`~engine.border.calls.PluginError` when there are more or fewer ranks than were asked for."""
     config, plugin = plan.choice("parallelism").config, bound.parallelism
-    expected = math.prod(int(config.get(size, 1)) for size in ("tp", "pp", "ep", "sp"))
-    if plugin.world_size != expected or not 0 <= plugin.rank < expected:
-        raise PluginError(
-            f"{name_of(plugin)}: world_size is {plugin.world_size}, expected {expected}; rank is {plugin.rank}"
-        )
+    fewest = int(config.get("tp", 1)) * int(config.get("pp", 1))  # ep and sp share these ranks, or have more
+    alone = all(int(config.get(size, 1)) == 1 for size in ("tp", "pp", "ep", "sp"))
+    size, rank = plugin.world_size, plugin.rank
+    if size % fewest or (alone and size != 1) or not 0 <= rank < size:
+        expected = "1" if alone else f"a multiple of {fewest}"
+        raise PluginError(f"{name_of(plugin)}: world_size is {size}, expected {expected}; rank is {rank}")
 
 
 def check_pool(allocator: KVAllocator, num_blocks: int) -> None:

@@ -18,13 +18,13 @@ class DescribesNothing(LlamaArchitecture):
 
 
 class DescribesDict(LlamaArchitecture):
-    """Returns layers as a list."""
+    """Returns layers by number."""
 
-    says = r"describe\(\) returned ops that do not fit: ops\.layers is \[.*expected tuple"
+    says = r"describe\(\) returned ops that do not fit: ops\.layers is \{.*expected tuple"
 
     def describe(self, model: Any) -> Any:
         ops = super().describe(model)
-        return replace(ops, layers=list(ops.layers))  # type: ignore[arg-type]
+        return replace(ops, layers=dict(enumerate(ops.layers)))  # type: ignore[arg-type]
 
 
 class LayerShort(LlamaArchitecture):

@@ -196,8 +196,8 @@ class Tensors(Device):
         return super().propose(rows).tokens
 
 
-class AuxList(Device):
-    """``aux_layers`` is a list."""
+class AuxNames(Device):
+    """``aux_layers`` are names."""
 
-    says = r"aux_layers is \[0\], expected tuple\[int, \.\.\.\]"
-    aux_layers: Any = [0]  # noqa: RUF012 (that is the bug)
+    says = r"aux_layers\[0\] is 'last', expected int"
+    aux_layers: Any = ("last",)

@@ -12,7 +12,7 @@ from engine_plugins.router.direct import DirectRouter
 class Text(DirectRouter):
     """Returns the engine's name."""
 
-    says = r"route\(\) returned 'default': a route is 'default', expected ToEngine or ToUrl or Answer or Reject"
+    says = r"route\(\) returned what is no route: a route is 'default', expected ToEngine or ToUrl or Answer or Reject"
 
     def route(self, request: Any, fleet: Any) -> Any:
         return "default"
@@ -30,7 +30,7 @@ class Elsewhere(DirectRouter):
 class NoUrl(DirectRouter):
     """Passes requests on to nowhere."""
 
-    says = r"route\(\) returned ToUrl\(base_url=None\): a route\.base_url is None, expected str"
+    says = r"route\(\) returned what is no route: a route\.base_url is None, expected str"
 
     def route(self, request: Any, fleet: Any) -> Any:
         return ToUrl(None)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ class NoChoices(DirectRouter):
 class NoTokens(DirectRouter):
     """Answers with a text where tokens belong."""
 
-    says = r"route\(\) returned an answer with tokens='hello', expected a tuple of token ids"
+    says = r"route\(\) returned an answer whose tokens are a str, expected a tuple of token ids"
 
     def route(self, request: Any, fleet: Any) -> Any:
         return Answer(({"tokens": "hello", "finish_reason": "stop"},))

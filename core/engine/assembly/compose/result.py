@@ -13,7 +13,8 @@ from engine.assembly.compose.selection import Composed, Selection
 from engine.assembly.compose.typed import assign, merge, plain_values, structured
 from engine.assembly.discovery import Offer
 from engine.assembly.errors import AssemblyError, listing, nearest
-from engine.assembly.records import AUTO, told
+from engine.assembly.records import AUTO
+from engine.border.calls import error_line
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
 
@@ -168,7 +169,7 @@ def _check_values(cls: type[Any], plain: dict[str, Any], prefix: str, offer: Off
         text = str(error)
         problems.append(text if text.startswith(prefix) else f"{prefix}: {who} refuses its configuration: {text}")
     except Exception as error:  # __post_init__ of a third party may raise anything; it is named
-        problems.append(f"{prefix}: the config of {who} raised {told(error)}")
+        problems.append(f"{prefix}: the config of {who} raised {error_line(error)}")
 
 
 def apply(config: Any, key: str, one: Override, prefix: str, owner: str) -> list[str]:

@@ -63,7 +63,7 @@ def trial_of(offer: Offer, overrides: Sequence[str], settings: Sequence[str], co
     """What the process is asked. Raises :class:`AssemblyError` for a configuration or a setting that is none."""
     selected_by = [*selecting(offer, discover()), *overrides]
     configured = configure(selected_by, config_dirs)
-    asked = configured.composed.settings
+    asked, device = configured.composed.settings, _device(configured)
     return Trial(
         slot=offer.slot,
         name=offer.name,
@@ -71,21 +71,21 @@ def trial_of(offer: Offer, overrides: Sequence[str], settings: Sequence[str], co
         config_class=values.class_path(offer.config_class),
         config=_config(configured, offer),
         provides=offer.provider.provides,
-        device=_device(configured),
+        device=device,
         suite=offer.provider.suite,
         settings=dict(_setting(text) for text in settings),
         selected_by=tuple(selected_by),
         dtype="float32" if asked.model.dtype == AUTO else asked.model.dtype,
         execution="eager" if asked.execution == AUTO else asked.execution,
-        model=_model(configured, offer) if offer.slot == "architecture" else None,
+        model=_model(configured, offer, device) if offer.slot == "architecture" else None,
     )
 
 
-def _model(configured: Configured, offer: Offer) -> ModelFacts | None:
+def _model(configured: Configured, offer: Offer, device: DeviceFacts) -> ModelFacts | None:
     """``model.path``, if the plugin computes it."""
     try:
         model = model_facts(configured.composed.settings.model.path)
-        return None if offer.provider.unsupported(model, device_facts("cpu")) else model
+        return None if offer.provider.unsupported(model, device) else model
     except Exception:  # a path without a model, or a plugin that cannot say: its contract is looked at without one
         return None
 
@@ -204,6 +204,7 @@ def as_json(offer: Offer, report: Report) -> str:
             "suites": list(report.found.suites),
             "passed": len(report.passed),
             "failed": len(report.failed),
+            "note": report.found.note,
             "tests": [msgspec.to_builtins(one) for one in report.outcomes],
         },
         indent=2,

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from engine.border.calls import broken
+from engine.border.calls import PluginError, broken, name_of
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, LayerCache, NativeAttention
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
@@ -17,8 +17,8 @@ from engine.execution.checks.tensors import Bounded, random, tensor_problem, val
 from engine.execution.kv_cache import KVCache
 from engine.execution.reference import paged_attention
 
-NARROW = 24
-"""A window of a model is tried with so many tokens: its own is longer than this batch."""
+WIDEST = 4096
+"""Tokens of a window up to which a row is longer than it."""
 TOLERANCE = 0.05
 """Accepted error, as a share of the largest output: what 8-bit keys cost; a wrong mask or scale costs more."""
 
@@ -36,14 +36,17 @@ class AttentionCheck:
 
     def __call__(self, ops: ModelOps) -> None:
         """Every kind of attention in the model. Raises :class:`~engine.border.calls.PluginError`."""
-        kinds = {op for layer in ops.layers for op in layer if isinstance(op, Attention)}
-        for op in kinds:
-            self._try(op if op.window is None else replace(op, window=min(op.window, NARROW)))
+        for op in {op for layer in ops.layers for op in layer if isinstance(op, Attention)}:
+            if op.soft_cap is not None and not self.kernel.capabilities.soft_cap:
+                raise PluginError(f"{name_of(self.kernel)} cannot run this model: its scores are capped (soft_cap)")
+            self._try(op)
 
     def _try(self, op: Attention) -> None:
         size = self.block_size
         # A decode across a block's border, drafts, a whole prompt, and a chunk behind what is cached.
-        rows = ((1, size + 1), (3, size), (7, 7), (20, size + 25))
+        rows: tuple[tuple[int, int], ...] = ((1, size + 1), (3, size), (7, 7), (20, size + 25))
+        if op.window is not None and op.window <= WIDEST:
+            rows = (*rows, (2, op.window + 3))
         batch, slots = _batch(rows, size, self.device)
         cache = self._cache(rows, slots)
         compute = getattr(torch, self.dtype)

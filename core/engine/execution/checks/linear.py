@@ -35,8 +35,9 @@ class LinearCheck:
         self._device = torch.device(device)
         self._seen: set[object] = set()
 
-    def __call__(self, spec: LinearSpec, packed: object, in_features: int, out_features: int) -> PackedLinear:
-        """``packed``, whose calls carry the quantizer's name from now on. Sizes are those of this rank."""
+    def __call__(self, spec: LinearSpec, packed: object, in_features: int, out_features: int, act: str) -> PackedLinear:
+        """``packed``, whose calls carry the quantizer's name from now on. Sizes are those of this rank; ``act``: what
+        gates are put through."""
         if not isinstance(packed, PackedLinear):
             raise broken(self._quantizer, "pack", f"returned {shown(packed)}, expected a PackedLinear")
         self._check_record(packed, out_features)
@@ -44,7 +45,7 @@ class LinearCheck:
         kind = (spec.kind, in_features, out_features, packed.label, tuple(_kinds(packed)))
         if kind not in self._seen:
             self._seen.add(kind)
-            _Trial(self, spec, named, in_features, out_features).run()
+            _Trial(self, spec, named, in_features, out_features, act).run()
         return named
 
     def _check_record(self, packed: PackedLinear, out_features: int) -> None:
@@ -57,6 +58,8 @@ class LinearCheck:
             found = getattr(packed, name)
             if not callable(found) and (found is not None or name in ("reference", "apply")):
                 raise self.broken(f"{name}={shown(found)}, expected a function")
+        if (packed.input_quant is None) != (packed.apply_quantized is None):
+            raise self.broken("one of input_quant and apply_quantized, expected both or none")
         loader = packed.tile_loader
         if loader is not None and not isinstance(loader, TileLoader):
             raise self.broken(f"tile_loader={shown(loader)}, expected a TileLoader")
@@ -84,12 +87,18 @@ class _Trial:
     """One layer on random inputs."""
 
     def __init__(
-        self, check: LinearCheck, spec: LinearSpec, packed: PackedLinear, in_features: int, out_features: int
+        self,
+        check: LinearCheck,
+        spec: LinearSpec,
+        packed: PackedLinear,
+        in_features: int,
+        out_features: int,
+        act: str,
     ) -> None:
         self._check = check
         self._packed = packed
         self._in, self._out = in_features, out_features
-        self._gates = spec.kind == "gate_up"
+        self._act = act if spec.kind == "gate_up" else None
         self._what = "+".join(part.name for part in spec.parts)
         self._compares = in_features * out_features <= MOST_COMPARED
         self._tolerance = TOLERANCE[check.dtype]
@@ -122,9 +131,9 @@ class _Trial:
             added = packed.apply_add(x, residual)
             self._look("apply_add", added, rows, self._out)
             self._fail("apply_add", value_problem(added, want, self._tolerance))
-        gated = gated_activation(product.clone(), "silu") if self._gates else None
-        if gated is not None and packed.apply_gated is not None:
-            found = packed.apply_gated(x, "silu")
+        gated = None if self._act is None else gated_activation(product.clone(), self._act)
+        if gated is not None and self._act is not None and packed.apply_gated is not None:
+            found = packed.apply_gated(x, self._act)
             self._look("apply_gated", found, rows, self._out // 2)
             self._fail("apply_gated", value_problem(found, gated, 2 * self._tolerance))
         if packed.native is not None and x.device.type == "cpu":
@@ -132,7 +141,7 @@ class _Trial:
 
     def _look_at_native(self, native: Callable[..., Any], x: Tensor, want: Tensor) -> None:
         memory = Bounded(want.shape, x.dtype)
-        native(x, memory.inner, act="silu" if self._gates else None)()
+        native(x, memory.inner, act=self._act)()
         self._fail("native", memory.problem())
         self._fail("native", value_problem(memory.inner, want, 2 * self._tolerance))
 

@@ -30,10 +30,10 @@ def tensor_problem(found: object, shape: Sequence[int], dtype: torch.dtype, devi
 
 def value_problem(got: Tensor, want: Tensor, tolerance: float) -> str:
     """How far ``got`` is from its definition, as a share of the largest number of ``want``; empty if near enough, or if
-    ``want`` is not finite itself."""
-    want = want.double()
+    a definition in float16 overflows."""
+    in_half, want = want.dtype == torch.float16, want.double()
     if not bool(want.isfinite().all()):
-        return ""
+        return "" if in_half else "has a definition that gives NaN or infinity"
     if not bool(got.isfinite().all()):
         return "returned NaN or infinity where its definition has none"
     gap = float((got.double() - want).abs().max() / want.abs().max().clamp(min=1e-30)) if want.numel() else 0.0

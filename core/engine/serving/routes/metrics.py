@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from engine.border.calls import broken, shown, told
+from engine.border.calls import broken, shown
 from engine.contracts.exporter import ScrapedExporter
 from engine.serving.errors import ApiError
 from engine.serving.preparing import state_of
@@ -31,6 +31,6 @@ def _page(exporter: ScrapedExporter, state: ServerState) -> str | None:
         if not isinstance(page, str):
             raise broken(exporter, "render", f"returned {shown(page)}, expected a text")
     except Exception as error:
-        state.bus.failed.warning(error=told(error), exc_info=error)
+        state.bus.report(exporter, error)
         return None
     return page
