@@ -25,8 +25,6 @@ from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
 from engine.drafting.lent import DraftEngine, DraftLoading
 from engine.execution import cpu_ops, row_ops
 from engine.execution.captured import capture_steps
-from engine.execution.checks.attention import AttentionCheck
-from engine.execution.checks.kv_format import check_kv_format
 from engine.execution.checks.ops import described
 from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
 from engine.execution.kv_cache import KVCache
@@ -36,7 +34,7 @@ from engine.execution.model import LoweredModel
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
-from engine.startup.checks import check_attention, check_drafter, check_parallelism, check_pool
+from engine.startup.checks import check_attention, check_drafter, check_parallelism, check_pool, try_plugins
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
 from engine.startup.memory.ledger import make_ledger
@@ -164,19 +162,6 @@ def _describe(
         ),
         notes=(*pool.notes, *notes),
     )
-
-
-@torch.inference_mode()
-def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
-    """What can be tried without weights: the model's description, the cache's format, attention. Linear layers are
-    tried when they are loaded. Raises :class:`~engine.border.calls.PluginError`."""
-    model, device = plan.model, plan.device.kind
-    ops = described(bound.architecture, model)
-    check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
-    attention = AttentionCheck(
-        bound.attention_kernel, bound.kv_format, model, plan.dtype, device, bound.context.block_size
-    )
-    attention(ops)
 
 
 def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = lambda _: None) -> LoweredModel:

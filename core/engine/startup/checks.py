@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
 from engine.assembly.bind import BoundEngine
 from engine.assembly.errors import listing
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import PluginError, broken, name_of, shown
 from engine.contracts.drafter import on_device
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator
+from engine.execution.checks.attention import AttentionCheck
+from engine.execution.checks.kv_format import check_kv_format
+from engine.execution.checks.ops import described
 from engine.startup.memory.budget import DoesNotFit
 
 
@@ -70,3 +75,16 @@ def check_pool(allocator: KVAllocator, num_blocks: int) -> None:
     usage, expected = allocator.usage(), BlockUsage(num_blocks - 1, num_blocks - 1, 0, 0)
     if usage != expected:
         raise broken(allocator, "usage", f"returned {shown(usage)} after start(), expected {expected}")
+
+
+@torch.inference_mode()
+def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
+    """What can be tried without weights: the model's description, the cache's format, attention. Linear layers are
+    tried when they are loaded. Raises :class:`~engine.border.calls.PluginError`."""
+    model, device = plan.model, plan.device.kind
+    ops = described(bound.architecture, model)
+    check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
+    attention = AttentionCheck(
+        bound.attention_kernel, bound.kv_format, model, plan.dtype, device, bound.context.block_size
+    )
+    attention(ops)
