@@ -32,7 +32,7 @@ MAY_IMPORT = {
     },
     "serving": {"serving", "border", "checkpoint", "startup", "loop", "assembly", "contracts"},
     "evaluation": {"evaluation", "checkpoint", "serving", "startup", "loop", "execution", "assembly", "contracts"},
-    "cli": {"cli", "serving", "evaluation", "assembly", "contracts"},
+    "cli": {"cli", "testing", "serving", "evaluation", "assembly", "contracts"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
 

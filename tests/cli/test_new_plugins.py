@@ -34,7 +34,7 @@ pytest.main(["-q", "-c", "pytest.ini", "--rootdir=.", "-p", "no:cacheprovider", 
 
 from engine import LLM
 from engine.assembly.bind import bind_api
-from engine.cli.plugins.trial import Outcome, Trial
+from engine.testing.trial import Outcome, Trial
 from engine.testing import suites
 
 checked = {}

@@ -1,6 +1,6 @@
 """The suite of a plugin that is known by its ``Provider`` alone: what ``engine plugins check`` runs.
 
-``python -m engine.testing.suites FD`` reads a :class:`~engine.cli.plugins.trial.Trial` as JSON from standard input,
+``python -m engine.testing.suites FD`` reads a :class:`~engine.testing.trial.Trial` as JSON from standard input,
 makes a test class of it, runs that with pytest in the current folder, and writes what happens to the file descriptor,
 a line of JSON each. It writes no files but in that folder.
 """
@@ -25,9 +25,9 @@ from engine.assembly.bind import PROTOCOLS
 from engine.assembly.errors import listing, nearest
 from engine.assembly.negotiation import HOST_DRAFTER
 from engine.border.calls import where
-from engine.cli.plugins.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 from engine.contracts.provider import BuildContext
 from engine.testing.context import build_context
+from engine.testing.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 
 T = TypeVar("T")
 Suite = type[Any]

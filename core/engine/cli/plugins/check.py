@@ -29,9 +29,9 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import model_facts
 from engine.assembly.negotiation import resolve
 from engine.cli.plugins.named import HELP, find_offer, selecting, shown
-from engine.cli.plugins.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 from engine.contracts.command import FAILED, OK, Command
 from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.testing.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 
 RUNNER = "engine.testing.suites"
 NEEDED = ("pytest", "hypothesis")
