@@ -139,6 +139,21 @@ def test_a_plugin_works_as_before() -> None:
     assert not by_plugin(raised.value) and told(raised.value) == "ValueError: not of the contract"
 
 
+def test_a_class_that_cannot_be_derived_from_is_left_alone_and_named_by_its_callers() -> None:
+    class Final:
+        def __init_subclass__(cls) -> None:
+            raise TypeError("this class is final")
+
+        def ask(self) -> None:
+            raise RuntimeError("boom")
+
+    plugin = named(Final(), WHO, (Slot,))
+    assert type(plugin) is Final and name_of(plugin) == WHO
+    with pytest.raises(RuntimeError) as raised:
+        plugin.ask()
+    assert told(raised.value, plugin, "ask").startswith(f"{WHO}: ask() raised RuntimeError: boom")
+
+
 def test_two_plugins_of_one_class_have_names_of_their_own() -> None:
     one, other, unnamed = named(Plain(), "a", (Slot,)), named(Plain(), "b", (Slot,)), Plain()
     assert (name_of(one), name_of(other), name_of(unnamed)) == ("a", "b", "Plain")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import reprlib
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FunctionType, TracebackType
@@ -21,6 +22,9 @@ MOST_SAID = 400
 """Of what a plugin says in an exception."""
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = MOST_SHOWN
+
+_NAMES: dict[int, tuple[Callable[[], object], str]] = {}
+"""By identity of a plugin: the plugin, if it is still there, and its name."""
 
 P = TypeVar("P")
 
@@ -36,24 +40,26 @@ class _Note(str):
 def named(plugin: P, who: str, protocols: Iterable[type[Any]]) -> P:
     """The same object, of a class derived from its own whose contract methods say ``who`` raised.
 
-    ``who``: ``quantizer=mine (from engine-mine 0.3.0)``. ``protocols``: whose methods are meant. Raises ``TypeError``
-    for an object whose class cannot be derived from (one written in C).
+    ``who``: ``quantizer=mine (from engine-mine 0.3.0)``. ``protocols``: whose methods are meant. An object whose class
+    cannot be derived from is left as it is; callers who give it to :func:`told` name it all the same. Raises
+    ``TypeError`` for a method that is a coroutine: nobody would await it.
     """
     kind = type(plugin)
-    if vars(kind).get("_plugin_name") == who:
+    if _known(plugin) is not None:
         return plugin  # one object, built twice
     methods = {name for protocol in protocols for name in _methods(protocol)}
-    body: dict[str, Any] = {
-        "__slots__": (),
-        "__module__": kind.__module__,
-        "__doc__": kind.__doc__,
-        "_plugin_name": who,
-    }
+    body: dict[str, Any] = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__}
     for name in methods:
         found = inspect.getattr_static(kind, name, None)
+        if inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found):
+            raise TypeError(f"{name}() is a coroutine, expected a plain method")
         if found is not None:
             body[name] = _method(found, f"{who}: {name}()")
-    object.__setattr__(plugin, "__class__", type(kind.__name__, (kind,), body))  # frozen ones, too
+    _remember(plugin, who)
+    try:
+        object.__setattr__(plugin, "__class__", type(kind.__name__, (kind,), body))  # frozen ones, too
+    except Exception:  # a final class, one written in C, one whose metaclass wants no further class
+        return plugin
     for name in methods & getattr(plugin, "__dict__", {}).keys():  # callables that __init__ made
         object.__setattr__(plugin, name, noting(getattr(plugin, name), f"{who}: {name}()"))
     return plugin
@@ -61,7 +67,21 @@ def named(plugin: P, who: str, protocols: Iterable[type[Any]]) -> P:
 
 def name_of(plugin: object) -> str:
     """Who a plugin is in messages; its class for one that assembly did not build."""
-    return str(getattr(plugin, "_plugin_name", type(plugin).__name__))
+    return _known(plugin) or type(plugin).__name__
+
+
+def _remember(plugin: object, who: str) -> None:
+    key = id(plugin)
+    try:
+        held: Callable[[], object] = weakref.ref(plugin, lambda _: _NAMES.pop(key, None))
+    except TypeError:  # no weak reference to it: it lives on
+        held = lambda: plugin  # noqa: E731
+    _NAMES[key] = (held, who)
+
+
+def _known(plugin: object) -> str | None:
+    held, who = _NAMES.get(id(plugin), (lambda: None, ""))
+    return who if held() is plugin else None
 
 
 def broken(plugin: object, call: str, problem: str) -> PluginError:
@@ -99,12 +119,15 @@ def by_plugin(error: BaseException) -> bool:
     return isinstance(error, PluginError) or any(isinstance(note, _Note) for note in getattr(error, "__notes__", ()))
 
 
-def told(error: BaseException) -> str:
-    """One line for users: who raised what, in which call, and where in the plugin's code."""
+def told(error: BaseException, plugin: object = None, call: str = "") -> str:
+    """One line for users: who raised what, in which call, and where in the plugin's code. ``plugin`` and ``call``: who
+    was called, for an error without a note."""
     if isinstance(error, PluginError):
         return str(error)
     calls = [note for note in getattr(error, "__notes__", ()) if isinstance(note, _Note)]
-    return f"{calls[0]} raised {_text(error)}" if calls else error_line(error)
+    if calls or plugin is not None:
+        return f"{calls[0] if calls else f'{name_of(plugin)}: {call}()'} raised {_text(error)}"
+    return error_line(error)
 
 
 def error_line(error: BaseException) -> str:

@@ -159,10 +159,13 @@ class Drafting:
 
     def _ask(self, drafter: HostDrafter, rows: list[DraftRow]) -> list[tuple[int, ...]]:
         """Its drafts, row by row. Raises :class:`PluginError`."""
+        lengths = [len(row.tokens) for row in rows]
         try:
             draft = drafter.propose(rows)
         except Exception as error:
-            raise PluginError(told(error)) from error
+            raise PluginError(told(error, drafter, "propose")) from error
+        if lengths != [len(row.tokens) for row in rows]:
+            raise broken(drafter, "propose", "changed the tokens of a request, which are to be read alone")
         if not isinstance(draft, Draft) or not isinstance(draft.tokens, tuple | list):
             raise broken(drafter, "propose", f"returned {shown(draft)}, expected a Draft with a tuple of tokens a row")
         if len(draft.tokens) != len(rows):

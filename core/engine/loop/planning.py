@@ -126,7 +126,7 @@ class Planner:
         try:
             schedule = self._scheduler.plan(view)
         except Exception as error:
-            raise PluginError(told(error)) from error
+            raise PluginError(told(error, self._scheduler, "plan")) from error
         if not isinstance(schedule, Schedule):
             raise self._broken(f"returned {shown(schedule)}, expected a Schedule")
         if not isinstance(schedule.rows, tuple | list) or not isinstance(schedule.preempt_order, tuple | list):
@@ -225,7 +225,7 @@ class Planner:
     def _checked(self, row: ScheduledRow, sketch: Sketch) -> Sequence:
         if not isinstance(row, ScheduledRow):
             raise self._broken(f"returned a row {shown(row)}, expected a ScheduledRow")
-        sequence = self._queues.by_id.get(row.request_id)
+        sequence = self._queues.by_id.get(row.request_id) if isinstance(row.request_id, str) else None
         if sequence is None or sequence in sketch.placed:
             what = "is unknown" if sequence is None else "has one already"
             raise self._broken(f"returned a row for request {shown(row.request_id)}, which {what}")
@@ -266,7 +266,7 @@ class Planner:
         for request_id in schedule.preempt_order:
             if self._pool.missing(sequence, upto) <= 0:
                 return
-            victim = self._queues.by_id.get(request_id)
+            victim = self._queues.by_id.get(request_id) if isinstance(request_id, str) else None
             if victim is None or victim is sequence or victim in sketch.placed:
                 continue
             if victim.status is Status.RUNNING:

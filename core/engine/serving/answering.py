@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -37,6 +38,8 @@ ABORTED_S = 5.0
 """How long the places of an aborted request may stay taken, waiting for the engine."""
 LARGE_ANSWER = 1024
 """An answer with the log probabilities of more prompt tokens is not written on the event loop's thread."""
+LONGEST_RETRY_S = 24 * 3600
+"""That a router may ask a client to wait."""
 SLOW_ROUTER_MS = 50.0
 """A router that takes longer over a request is reported: nothing else happens on the event loop meanwhile."""
 
@@ -135,7 +138,9 @@ def _decide(state: ServerState, api: ApiRequest) -> Route:
         route = state.router.route(api, state.fleet())
     except Exception as error:
         # A router is foreign code; its failure is this request's failure and nobody else's.
-        state.router_failures.warning(error=told(error), request_id=api.request_id, exc_info=error)
+        state.router_failures.warning(
+            error=told(error, state.router, "route"), request_id=api.request_id, exc_info=error
+        )
         raise ApiError(500, "The router failed on this request.", code="router_failed") from None
     if (ms := now_ms_since(begun_s)) > SLOW_ROUTER_MS:
         log.warning("router blocked the server", router=name_of(state.router), ms=round(ms), request_id=api.request_id)
@@ -147,6 +152,14 @@ def _decide(state: ServerState, api: ApiRequest) -> Route:
     return route
 
 
+def _is_url(text: str) -> bool:
+    try:
+        found = urlsplit(text)
+        return found.scheme in ("http", "https") and bool(found.hostname) and (found.port or 1) > 0
+    except ValueError:
+        return False
+
+
 def route_problem(route: object, num_choices: int) -> str:
     """Why this is no route for a request of so many choices; empty if it is one."""
     wrong = next(problems(route, Route, "a route"), "")
@@ -156,6 +169,10 @@ def route_problem(route: object, num_choices: int) -> str:
         return f"returned {shown(route)}, expected an engine of the fleet: {ENGINE_ID!r}"
     if isinstance(route, Reject) and route.status not in range(400, 600):
         return f"returned {shown(route)}, expected a status from 400 to 599"
+    if isinstance(route, Reject) and not 0 <= (route.retry_after_s or 0) <= LONGEST_RETRY_S:
+        return f"returned {shown(route)}, expected retry_after_s from 0 to {LONGEST_RETRY_S}"
+    if isinstance(route, ToUrl) and not _is_url(route.base_url):
+        return f"returned {shown(route)}, expected an http or https URL"
     if isinstance(route, Answer) and len(route.choices) != num_choices:
         return f"returned an answer of {len(route.choices)} choices, expected {num_choices}"
     if isinstance(route, Answer):
@@ -168,7 +185,9 @@ def _report(state: ServerState, api: ApiRequest, runs: Sequence[SequenceRun]) ->
         state.router.finished(api, Answer(tuple(run.record() for run in runs)))
     except Exception as error:
         # The client has its answer already; a router that cannot take notes is only reported.
-        state.router_failures.warning(error=told(error), request_id=api.request_id, exc_info=error)
+        state.router_failures.warning(
+            error=told(error, state.router, "finished"), request_id=api.request_id, exc_info=error
+        )
 
 
 def _start(state: ServerState, job: Job, route: ToEngine | Answer, runs: list[SequenceRun]) -> None:

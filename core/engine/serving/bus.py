@@ -74,9 +74,9 @@ class EventBus:
         """What :meth:`read` reads. Blocks: not for the event loop."""
         return self.read(function).result()
 
-    def report(self, exporter: Exporter, error: Exception) -> None:
+    def report(self, exporter: Exporter, error: BaseException, call: str) -> None:
         """Log what an exporter raised. Called from the thread that calls exporters."""
-        self._raised[id(exporter)].warning(error=told(error), exc_info=error)
+        self._raised[id(exporter)].warning(error=told(error, exporter, call), exc_info=error)
 
     def close(self) -> None:
         """Deliver what is pending and close the exporters."""
@@ -119,10 +119,10 @@ class EventBus:
         name = name_of(exporter)
         try:
             call()
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:  # no signal comes to this thread
             # An exporter is foreign code; whatever it raises is reported and must not stop the others.
             self._failures[id(exporter)] += 1
-            self.report(exporter, error)
+            self.report(exporter, error, "export")
             if self._failures[id(exporter)] >= MAX_FAILURES and exporter in self._exporters:
                 self._exporters.remove(exporter)
                 self.cut_off.append(name)

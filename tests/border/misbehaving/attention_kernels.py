@@ -11,7 +11,7 @@ from engine_plugins.attention_kernel.torch_paged import TorchAttention
 class Short(TorchAttention):
     """Returns 16 columns whatever the model has."""
 
-    says = r"forward\(\) returned .*\[\d+, 16\] on cpu, expected contiguous float32 \[31, 64\]"
+    says = r"forward\(\) returned .*\[\d+, 16\] on cpu, expected contiguous float32 \[36, 64\]"
 
     def forward(self, prepared: Any, op: Any, q: Any, cache: Any) -> Any:
         return super().forward(prepared, op, q, cache)[:, :16]
@@ -20,7 +20,7 @@ class Short(TorchAttention):
 class ColumnShort(TorchAttention):
     """Forgets the last column."""
 
-    says = r"forward\(\) returned .*\[31, 63\]"
+    says = r"forward\(\) returned .*\[36, 63\]"
 
     def forward(self, prepared: Any, op: Any, q: Any, cache: Any) -> Any:
         return super().forward(prepared, op, q, cache)[:, :-1].contiguous()
@@ -29,7 +29,7 @@ class ColumnShort(TorchAttention):
 class OtherDtype(TorchAttention):
     """Returns bfloat16 under float32."""
 
-    says = r"forward\(\) returned bfloat16 \[31, 64\]"
+    says = r"forward\(\) returned bfloat16 \[36, 64\]"
 
     def forward(self, prepared: Any, op: Any, q: Any, cache: Any) -> Any:
         return super().forward(prepared, op, q, cache).bfloat16()
@@ -38,7 +38,7 @@ class OtherDtype(TorchAttention):
 class HeadsApart(TorchAttention):
     """Returns heads and their elements on axes of their own."""
 
-    says = r"forward\(\) returned float32 \[31, 4, 16\]"
+    says = r"forward\(\) returned float32 \[36, 4, 16\]"
 
     def forward(self, prepared: Any, op: Any, q: Any, cache: Any) -> Any:
         return super().forward(prepared, op, q, cache).view(q.shape)
@@ -71,6 +71,46 @@ class FirstRowOnly(TorchAttention):
         found = super().forward(prepared, op, q, cache)
         found[1:] = 0
         return found
+
+
+class FewRows(TorchAttention):
+    """Computes the first four rows of a batch."""
+
+    says = r"forward\(\) is off by"
+
+    def forward(self, prepared: Any, op: Any, q: Any, cache: Any) -> Any:
+        found = super().forward(prepared, op, q, cache)
+        found[sum(prepared.batch.q_lens[:4]) :] = 0
+        return found
+
+
+class ShortSighted(TorchAttention):
+    """Sees the last 64 keys."""
+
+    says = r"forward\(\) is off by"
+
+    def forward(self, prepared: Any, op: Any, q: Any, cache: Any) -> Any:
+        return super().forward(prepared, replace(op, window=64), q, cache)
+
+
+class FirstLayer(TorchAttention):
+    """Attends to the first layer's keys in every layer."""
+
+    says = r"forward\(\) is off by"
+
+    def forward(self, prepared: Any, op: Any, q: Any, cache: Any) -> Any:
+        self._cache = getattr(self, "_cache", cache)
+        return super().forward(prepared, op, q, self._cache)
+
+
+class ScalesTheCache(TorchAttention):
+    """Scales keys where they are stored."""
+
+    says = r"forward\(\) (changed the cache|is off by)"
+
+    def forward(self, prepared: Any, op: Any, q: Any, cache: Any) -> Any:
+        cache.k.mul_(op.scale)
+        return super().forward(prepared, replace(op, scale=1.0), q, cache)
 
 
 class PrepareRaises(TorchAttention):

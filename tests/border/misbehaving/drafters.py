@@ -71,6 +71,26 @@ class Halves(Host):
         return Draft(tuple((1.0,) for _ in rows))  # type: ignore[misc]
 
 
+class Appends(Host):
+    """Appends its drafts to the request's own tokens."""
+
+    says = r"propose\(\) changed the tokens of a request"
+
+    def propose(self, rows: Any) -> Any:
+        for row in rows:
+            row.tokens.append(1)
+        return super().propose(rows)
+
+
+class Promised(Host):
+    """Proposes in a coroutine."""
+
+    says = r"propose\(\) is a coroutine, expected a plain method"
+
+    async def propose(self, rows: Any) -> Any:
+        return Draft(())
+
+
 class ForgetsRows(Host):
     """Answers no row."""
 

@@ -57,6 +57,15 @@ class PageOfBytes(Silent):
         return b"page"
 
 
+class PageOfSurrogates(Silent):
+    """Its page cannot be sent."""
+
+    says = r"render\(\) raised UnicodeEncodeError"
+
+    def render(self) -> Any:
+        return "\ud800"
+
+
 class RenderRaises(Silent):
     """Has no page to show."""
 

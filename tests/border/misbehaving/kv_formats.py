@@ -38,7 +38,7 @@ class OtherDtype(NativeFormat):
 class HeadShort(NativeFormat):
     """Packs a head too few."""
 
-    says = r"pack\(\) returned .*\[5, 1, 16\]"
+    says = r"pack\(\) returned .*\[40, 1, 16\]"
 
     def pack(self, x: Any, scale: Any) -> Any:
         return x[:, :1].contiguous()
@@ -89,6 +89,36 @@ class NotLossless(NativeFormat):
 
     def pack(self, x: Any, scale: Any) -> Any:
         return x.bfloat16().to(x.dtype)
+
+
+class Negates(NativeFormat):
+    """Stores what it is to store as it is, negated."""
+
+    says = r"pack\(\) changed what is stored as it is"
+
+    def pack(self, x: Any, scale: Any) -> Any:
+        return -x
+
+    def unpack(self, x: Any, scale: Any, dtype: Any) -> Any:
+        return -x.to(dtype)
+
+
+class RunningScale(NativeFormat):
+    """Divides by the largest key it has ever seen."""
+
+    says = r"unpack\(\) gave back other numbers once others had been packed"
+    largest = 0.0
+    lossless = False
+
+    def storage_dtype(self, compute_dtype: str) -> str:
+        return "float64"
+
+    def pack(self, x: Any, scale: Any) -> Any:
+        self.largest = max(self.largest, float(x.abs().max()))
+        return x.double() / self.largest
+
+    def unpack(self, x: Any, scale: Any, dtype: Any) -> Any:
+        return (x * self.largest).to(dtype)
 
 
 class UnpackRaises(NativeFormat):

@@ -61,6 +61,20 @@ class OnlyManyRows(Plain):
         return replace(packed, apply=lambda x: packed.apply(x)[: max(1, len(x) - (len(x) > 16))], apply_add=None)
 
 
+class ManyRows(Plain):
+    """Has room for 48 rows."""
+
+    says = r"apply\(\) of \S+ is off by"
+
+    def changed(self, packed: Any, spec: Any) -> Any:
+        def apply(x: Any) -> Any:
+            found = packed.apply(x)
+            found[48:] = 0
+            return found
+
+        return replace(packed, apply=apply, apply_add=None)
+
+
 class NoTensor(Plain):
     """``apply`` returns numbers in a list."""
 

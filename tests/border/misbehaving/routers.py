@@ -36,6 +36,24 @@ class NoUrl(DirectRouter):
         return ToUrl(None)  # type: ignore[arg-type]
 
 
+class HalfUrl(DirectRouter):
+    """Passes requests on to something that is no URL."""
+
+    says = r"route\(\) returned ToUrl\(base_url='localhost:1'\), expected an http or https URL"
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        return ToUrl("localhost:1")
+
+
+class AsksBack(DirectRouter):
+    """Tells clients to come back before they came."""
+
+    says = r"route\(\) returned Reject\(.*expected retry_after_s from 0 to 86400"
+
+    def route(self, request: Any, fleet: Any) -> Any:
+        return Reject(429, "later", retry_after_s=-5)
+
+
 class RejectsWell(DirectRouter):
     """Refuses with a status of success."""
 

@@ -10,7 +10,7 @@ from engine.contracts.kv_format import KVFormat
 from engine.execution.checks.tensors import random, tensor_problem
 from engine.execution.kv_cache import largest_value, storage_of
 
-TOKENS = 5
+TOKENS = 40
 LARGE = 1e4
 """Keys that no checkpoint's scales foresee."""
 
@@ -33,11 +33,15 @@ def check_kv_format(kv_format: KVFormat, num_kv_heads: int, head_dim: int, dtype
     gap = float((read.double() - x.double()).abs().max() / x.double().abs().max())
     if not gap <= 0.5:
         raise broken(kv_format, "unpack", f"gave back numbers that are off by {gap:.0%} of the largest that was packed")
+    if kv_format.scale == "none" and storage == dtype and not torch.equal(packed, x):
+        raise broken(kv_format, "pack", "changed what is stored as it is (no scale, the compute dtype)")
     large = kv_format.unpack(_packed(kv_format, LARGE * x, scale, storage), scale, torch.float32)
     if not bool(large.isfinite().all()):
         raise broken(
             kv_format, "pack", f"made NaN or infinity of finite numbers up to {LARGE * float(x.abs().max()):.0f}"
         )
+    if not torch.equal(kv_format.unpack(packed, scale, dtype), read):
+        raise broken(kv_format, "unpack", "gave back other numbers once others had been packed")
 
 
 def _packed(kv_format: KVFormat, x: Tensor, scale: Tensor | None, storage: torch.dtype) -> Tensor:

@@ -15,8 +15,10 @@ from engine.contracts.quantizer import PackedLinear, Quantizer, TileLoader
 from engine.execution.checks.tensors import Bounded, random, tensor_problem, value_problem
 from engine.execution.reference import gated_activation
 
-ROWS = (1, 3, 17, 40)
+ROWS = (1, 3, 17, 70)
 """A decode, drafts under verification, and more rows than few-row kernels serve."""
+NATIVE_ROWS = (1, 2, 5, 9, 16)
+"""Of programs: a step of more tokens is none."""
 FEW = 3
 """Rows with which everything but ``apply`` is tried."""
 TOLERANCE = {torch.float32: 0.001, torch.bfloat16: 0.05, torch.float16: 0.02}
@@ -52,6 +54,8 @@ class LinearCheck:
         tensors = packed.tensors
         if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
             raise self.broken(f"tensors={shown(tensors)}, expected tensors by name")
+        if not isinstance(packed.label, str):
+            raise self.broken(f"label={shown(packed.label)}, expected a text")
         if packed.out_features != out_features:
             raise self.broken(f"out_features={shown(packed.out_features)}, expected {out_features}")
         for name in _CALLS:
@@ -119,6 +123,11 @@ class _Trial:
         if again.data_ptr() in (product.data_ptr(), x.data_ptr()):
             self._fail("apply", "returned memory that is in use, expected new memory")
         self._look_at_others(few, product)
+        if self._packed.native is not None and x.device.type == "cpu":
+            for rows in NATIVE_ROWS:
+                product = self._packed.apply(x[:rows])
+                gated = product if self._act is None else gated_activation(product, self._act)
+                self._look_at_native(self._packed.native, x[:rows], gated)
         if not torch.equal(x, before):
             self._fail("apply", "changed its input")
 
@@ -136,14 +145,16 @@ class _Trial:
             found = packed.apply_gated(x, self._act)
             self._look("apply_gated", found, rows, self._out // 2)
             self._fail("apply_gated", value_problem(found, gated, 2 * self._tolerance))
-        if packed.native is not None and x.device.type == "cpu":
-            self._look_at_native(packed.native, x, product if gated is None else gated)
 
     def _look_at_native(self, native: Callable[..., Any], x: Tensor, want: Tensor) -> None:
         memory = Bounded(want.shape, x.dtype)
         native(x, memory.inner, act=self._act)()
         self._fail("native", memory.problem())
         self._fail("native", value_problem(memory.inner, want, 2 * self._tolerance))
+        if self._act is None:  # in place, as the residual stream is added to
+            native(x, memory.inner, memory.inner)()
+            self._fail("native", memory.problem())
+            self._fail("native", value_problem(memory.inner, 2.0 * want.double(), 2 * self._tolerance))
 
     def _look(self, call: str, found: object, rows: int, columns: int) -> None:
         self._fail(call, tensor_problem(found, (rows, columns), self._check.dtype, self._check.device))

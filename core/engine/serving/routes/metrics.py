@@ -30,7 +30,8 @@ def _page(exporter: ScrapedExporter, state: ServerState) -> str | None:
         page = exporter.render()
         if not isinstance(page, str):
             raise broken(exporter, "render", f"returned {shown(page)}, expected a text")
+        page.encode()
     except Exception as error:
-        state.bus.report(exporter, error)
+        state.bus.report(exporter, error, "render")
         return None
     return page
