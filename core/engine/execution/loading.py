@@ -178,7 +178,7 @@ class Loader:
         in_features = spec.in_features // count if spec.shard == "in" else spec.in_features
         out_features = spec.out_features // count if spec.shard == "out" else spec.out_features
         made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
-        packed = self._check(spec, made, in_features, out_features, act)
+        packed = self._check(spec, parts, made, in_features, out_features, act)
         for tensor in packed.tensors.values():
             self.hold(tensor)
         self._linears[kind] = _also(self._linears.get(kind), packed)

@@ -93,6 +93,28 @@ class OtherWeights(Plain):
         return replace(packed, apply=lambda x: 2.0 * packed.apply(x), apply_add=None)
 
 
+class FirstLayer(Plain):
+    """Keeps a layer for all layers of its shape."""
+
+    says = r"pack\(\) says lossless=True, and its product is off by"
+
+    def __init__(self, config: Any, context: Any) -> None:
+        super().__init__(config, context)
+        self._packed: dict[Any, Any] = {}
+
+    def changed(self, packed: Any, spec: Any) -> Any:
+        return self._packed.setdefault((spec.in_features, spec.out_features, spec.kind), packed)
+
+
+class PartsReversed(Plain):
+    """Puts keys and values before queries."""
+
+    says = r"pack\(\) says lossless=True, and its product is off by"
+
+    def pack(self, spec: Any, parts: Any, dtype: Any, device: str) -> Any:
+        return super().pack(spec, parts[::-1], dtype, device)
+
+
 class SameMemory(Plain):
     """``apply`` writes to one buffer again and again."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.border.calls import PluginError, broken, name_of, noting, shown
@@ -35,20 +37,43 @@ class LinearCheck:
         self._quantizer = quantizer
         self._dtype = dtype
         self._device = torch.device(device)
-        self._seen: set[object] = set()
+        self._seen: Counter[object] = Counter()
 
-    def __call__(self, spec: LinearSpec, packed: object, in_features: int, out_features: int, act: str) -> PackedLinear:
-        """``packed``, whose calls carry the quantizer's name from now on. Sizes are those of this rank; ``act``: what
-        gates are put through."""
+    def __call__(
+        self,
+        spec: LinearSpec,
+        parts: Sequence[Mapping[str, Tensor]],
+        packed: object,
+        in_features: int,
+        out_features: int,
+        act: str,
+    ) -> PackedLinear:
+        """``packed``, made of ``parts``, whose calls carry the quantizer's name from now on. Sizes are those of this
+        rank; ``act``: what gates are put through."""
         if not isinstance(packed, PackedLinear):
             raise broken(self._quantizer, "pack", f"returned {shown(packed)}, expected a PackedLinear")
         self._check_record(packed, out_features)
         named = _named(packed, name_of(self._quantizer))
         kind = (spec.kind, in_features, out_features, packed.label, tuple(_kinds(packed)))
-        if kind not in self._seen:
-            self._seen.add(kind)
+        if not self._seen[kind]:
             _Trial(self, spec, named, in_features, out_features, act).run()
+        if self._seen[kind] < 2 and in_features * out_features <= MOST_COMPARED:  # the second must not be the first
+            self._check_weights(parts, named, in_features)
+        self._seen[kind] += 1
         return named
+
+    def _check_weights(self, parts: Sequence[Mapping[str, Tensor]], packed: PackedLinear, in_features: int) -> None:
+        """A lossless quantizer multiplies with the weights as they are stored, where these are plain numbers."""
+        if not self._quantizer.lossless or not all(part.keys() <= {"weight", "bias"} for part in parts):
+            return
+        if not all(part["weight"].dtype in TOLERANCE for part in parts):
+            return
+        weight = torch.cat([part["weight"] for part in parts]).to(self._device, self._dtype)
+        biases = [part.get("bias", part["weight"].new_zeros(len(part["weight"]))) for part in parts]
+        x = random((1, in_features), self._dtype, self._device, 5)
+        want = F.linear(x, weight, torch.cat(biases).to(self._device, self._dtype))
+        problem = value_problem(packed.apply(x), want, TOLERANCE[self._dtype])
+        self.fail("pack", problem and f"says lossless=True, and its product {problem} by the checkpoint's weights")
 
     def _check_record(self, packed: PackedLinear, out_features: int) -> None:
         tensors = packed.tensors
