@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def base_plan(path: Path, drafter: str) -> EnginePlan:
-    settings = ("device=cpu", "threads=1", "exporter=[]", "scheduler.token_budget=64", "scheduler.max_requests=4")
+    settings = ("device=cpu", "threads=1", "exporter=[]", "scheduler.token_budget=64", "scheduler.max_requests=8")
     return assemble([f"model.path={path}", *settings, *BASE, *drafter.split()])
 
 

@@ -73,10 +73,9 @@ def name_of(plugin: object) -> str:
 def _remember(plugin: object, who: str) -> None:
     key = id(plugin)
     try:
-        held: Callable[[], object] = weakref.ref(plugin, lambda _: _NAMES.pop(key, None))
+        _NAMES[key] = (weakref.ref(plugin, lambda _: _NAMES.pop(key, None)), who)
     except TypeError:  # no weak reference to it: it lives on
-        held = lambda: plugin  # noqa: E731
-    _NAMES[key] = (held, who)
+        _NAMES[key] = (lambda: plugin, who)
 
 
 def _known(plugin: object) -> str | None:

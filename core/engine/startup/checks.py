@@ -85,6 +85,7 @@ def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
     ops = described(bound.architecture, model)
     check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
     attention = AttentionCheck(
-        bound.attention_kernel, bound.kv_format, model, plan.dtype, device, bound.context.block_size
-    )
+        bound.attention_kernel, bound.kv_format, model, plan.dtype, device, bound.context.block_size,
+        plan.max_len, bound.context.max_requests,
+    )  # fmt: skip
     attention(ops)

@@ -35,6 +35,9 @@ class AttentionCheck:
     dtype: str
     device: str
     block_size: int
+    max_len: int
+    max_requests: int
+    """A kernel may have set aside memory for so many tokens of a row, and rows of a batch."""
 
     def __call__(self, ops: ModelOps) -> None:
         """Every kind of attention in the model. Raises :class:`~engine.border.calls.PluginError`."""
@@ -44,14 +47,21 @@ class AttentionCheck:
                 raise broken(self.kernel, "label", f"returned {shown(label)}, expected a text")
             if op.soft_cap is not None and not self.kernel.capabilities.soft_cap:
                 raise PluginError(f"{name_of(self.kernel)} cannot run this model: its scores are capped (soft_cap)")
-            self._try(op)
+            rows = [row for row in self._rows(op) if row[1] <= self.max_len]
+            for first in range(0, len(rows), self.max_requests):
+                self._try(op, tuple(rows[first : first + self.max_requests]))
 
-    def _try(self, op: Attention) -> None:
-        size = self.block_size
+    def _rows(self, op: Attention) -> tuple[tuple[int, int], ...]:
+        """Queries and keys of each row to try."""
+        size, long = self.block_size, (1, min(300, self.max_len))
         # Decodes across a block's border, drafts, a whole prompt, a chunk behind what is cached, a long context.
-        rows: tuple[tuple[int, int], ...] = ((1, size + 1), (3, size), (7, 7), (20, size + 25), (1, 300), *MORE_ROWS)
+        rows: tuple[tuple[int, int], ...] = ((1, size + 1), (3, size), (7, 7), (20, size + 25), long, *MORE_ROWS)
         if op.window is not None and op.window <= WIDEST:
             rows = (*rows, (2, op.window + 3))
+        return rows
+
+    def _try(self, op: Attention, rows: tuple[tuple[int, int], ...]) -> None:
+        size = self.block_size
         batch, slots = _batch(rows, size, self.device)
         # Queries lie among keys and values, as the core has them.
         heads = op.num_heads + 2 * op.num_kv_heads
