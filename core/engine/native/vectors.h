@@ -41,6 +41,30 @@ inline part load_part(const float* from) {
 
 inline void store_part(float* to, part value) { std::memcpy(to, &value, sizeof value); }
 
+inline part widen_part(const float* from) { return load_part(from); }
+
+inline part widen_part(const bfloat16* from) {
+    typedef uint16_t half __attribute__((vector_size(2 * PART_LANES)));
+    half bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return (part)(__builtin_convertvector(bits, ipart) << 16);
+}
+
+inline void narrow_part(float* to, part value) { store_part(to, value); }
+
+// As `narrow`.
+inline void narrow_part(bfloat16* to, part value) {
+#if HAS_AVX512 && defined(__AVX512BF16__)
+    const __m256i result = (__m256i)_mm512_cvtneps_pbh(value);
+#else
+    typedef uint16_t half __attribute__((vector_size(2 * PART_LANES)));
+    const ipart bits = (ipart)value, is_nan = value != value;
+    const ipart rounded = bits + 0x7fff + ((bits >> 16) & 1), quiet = bits | 0x400000;
+    const half result = __builtin_convertvector(((is_nan & quiet) | (~is_nan & rounded)) >> 16, half);
+#endif
+    std::memcpy(to, &result, sizeof result);
+}
+
 inline vec broadcast(float value) { return vec{} + value; }
 inline part broadcast_part(float value) { return part{} + value; }
 
@@ -100,7 +124,7 @@ inline bool any_differs(part a, part b) {
     return any != 0;
 }
 
-// 2^x for x <= 0: 2^n times a minimax polynomial on [-1/2, 1/2]. Relative error below 2e-7 down to 2^-126; what is
+// 2^x for x <= 126: 2^n times a minimax polynomial on [-1/2, 1/2]. Relative error below 2e-7 down to 2^-126; what is
 // smaller than that is cut towards 0 with AVX-512, and becomes 2^-126 without.
 inline part exp2_part(part x) {
 #if HAS_AVX512
@@ -118,6 +142,16 @@ inline part exp2_part(part x) {
 #else
     return (part)((ipart)sum + (__builtin_convertvector(n, ipart) << 23));
 #endif
+}
+
+// x / (1 + 2^y), with y cut off where the quotient is 0
+inline part over_one_plus_exp2(part x, part y) { return x / (1.0f + exp2_part(y < 126.0f ? y : broadcast_part(126.0f))); }
+
+inline part silu_part(part x) { return over_one_plus_exp2(x, x * -LOG2_E); }
+
+// 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
+inline part gelu_tanh_part(part x) {
+    return over_one_plus_exp2(x, x * (-1.59576912f * LOG2_E) * (1.0f + 0.044715f * x * x));
 }
 
 inline part tanh_part(part x) {

@@ -17,13 +17,11 @@ namespace {
 
 constexpr int64_t TILE_BLOCK = 2 * TILE_ROWS;  // rows that are multiplied together
 
-// --- Rows of x, laid out as in prepared_rows.h -----------------------------------------------------------------------
+// --- Rows of x, laid out as in float_rows.h ---------------------------------------------------------------------------
 
 template <typename Element>
 class TileRows {
 public:
-    static constexpr int64_t BYTES = sizeof(Element);
-
     template <typename C>
     TileRows(const C&, const RowShape& shape, int64_t rows, bool) : shape_(shape), rows_(rows) {
         thread_local Scratch values, steps, totals;

@@ -3,11 +3,11 @@
 //
 // Weights lie in panels of 16 outputs. A matrix is read once from front to back, which is all that counts at few rows.
 // bfloat16: [out / 16][in / 2][16][2]. One panel row of 64 bytes holds two consecutive inputs of 16 outputs: what
-// AVX512-BF16 multiplies with a broadcast pair of x, what 16 of make an AMX tile, and what AVX2 widens into four
-// vectors. float32: [out / 16][in][16], one input a row.
+// AVX512-BF16 multiplies with a broadcast pair of x, what 16 of make an AMX tile, and what other processors widen to
+// float32. float32: [out / 16][in][16], one input a row.
 //
-// In float32, and in bfloat16 with AMX and AVX2, each output is summed over its inputs in one order whatever the number
-// of rows: a row's result does not depend on its neighbours.
+// Each output is summed over its inputs in one order whatever the number of rows, but for AVX512-BF16: a row's result
+// does not depend on its neighbours.
 
 #include <algorithm>
 #include <cstdint>
@@ -15,6 +15,7 @@
 
 #include "amx.h"
 #include "float_panels.h"
+#include "float_rows.h"
 #include "panel_linear.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
@@ -26,7 +27,6 @@
 
 #if defined(__AVX2__) && defined(__FMA__)
 #define HAS_AVX2 1
-#include "avx2_panels.h"
 #else
 #define HAS_AVX2 0
 #endif
@@ -57,38 +57,151 @@ using Bf16Call = Call<Linear, bfloat16>;
 template <int LANES>
 struct Floats {
     using Inputs = Unprepared;
-    using Panels = FloatPanels<LANES>;
+    using Panels = FloatPanels<LANES, true>;
     static constexpr int64_t BLOCK_ROWS = Panels::BLOCK_ROWS;
-    static constexpr int64_t GROUP_BYTES = 256 << 10;  // of x: half of a usual second-level cache
-    static constexpr int64_t INPUT_BYTES = sizeof(float);
+    static constexpr bool SETS_FIRST = false;
+    static constexpr int64_t STRETCH = 128;  // inputs for which a pair of panels stays in the first-level cache
 
     const Call<Linear, float>& call;
-    Panels panels{static_cast<const float*>(call.linear.weight), call.linear.in_features};
 
     Floats(const Call<Linear, float>& call, const Unprepared&) : call(call) {}
     static void prepare(int64_t, int64_t) {}
-    static int64_t stretch() { return Panels::STRETCH; }
-
-    // No four rows beside others: with AVX2 they are too few sums to hide the latency of additions.
-    static int64_t block(int64_t rows) {
-        const int64_t half = block_of<BLOCK_ROWS>(rows);
-        return half < BLOCK_ROWS && half < rows && (half == 4 || rows - half == 4) ? half + 1 : half;
-    }
+    static int64_t stretch() { return STRETCH; }
+    static int64_t block(int64_t rows) { return Panels::block(rows); }
 
     void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) const {
-        panels.add_rows(call.x + row * call.x_stride, call.x_stride, rows, pair, begin, end, sums);
+        const int64_t panel_size = call.linear.in_features * PANEL;
+        const float* panels = static_cast<const float*>(call.linear.weight) + 2 * pair * panel_size;
+        const float* x = call.x + row * call.x_stride;
+        for (; begin < end; begin += STRETCH)
+            Panels::add_rows(panels + begin * PANEL, panel_size, std::min(STRETCH, end - begin), x + begin,
+                             call.x_stride, rows, sums);
     }
 };
 
-// --- bfloat16 -------------------------------------------------------------------------------------------------------
+// --- bfloat16, widened ------------------------------------------------------------------------------------------------
+
+// Weights become float32 a stretch at a time: once for all rows of a group, in the first-level cache.
+template <int LANES>
+class Widened {
+public:
+    using Panels = FloatPanels<LANES, false>;
+    static constexpr int64_t BLOCK_ROWS = Panels::BLOCK_ROWS;
+    static constexpr bool SETS_FIRST = false;
+    static constexpr int64_t STRETCH = 128;  // inputs of a pair of panels that fill half of a first-level cache
+
+    struct Inputs : FloatRows {
+        Inputs(const Bf16Call& call, int64_t rows)
+            : FloatRows(call, {call.linear.in_features, call.linear.in_features, STRETCH, nullptr}, rows) {}
+    };
+
+    Widened(const Bf16Call& call, Inputs& x) : call_(call), x_(x) {}
+
+    void prepare(int64_t first, int64_t last) {
+        first_ = first;
+        pair_ = -1;
+        x_.prepare(call_, first, last);
+    }
+
+    static int64_t stretch() { return STRETCH; }
+    static int64_t block(int64_t rows) { return Panels::block(rows); }
+
+    void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) {
+        for (; begin < end; begin += STRETCH) {
+            const int64_t inputs = std::min(STRETCH, end - begin);
+            const float* x = x_.at(row - first_, begin);
+            if (rows <= FEW_ROWS) {
+                add_few(pair, begin, inputs, x, rows, sums);
+                continue;
+            }
+            if (pair != pair_ || begin != begin_) widen_panels(pair, begin, inputs);
+            Panels::add_rows(wide_[0], STRETCH * PANEL, inputs, x, STRETCH, rows, sums);
+        }
+    }
+
+private:
+    static constexpr int64_t PREFETCH = 2048 / sizeof(bfloat16);  // the hardware prefetcher stops at every page
+    // Rows for which it is faster to widen weights in registers: all sums are there, too.
+    static constexpr int FEW_ROWS = LANES == 16 ? 8 : LANES / 4;
+    static constexpr int VECTORS = PAIR / LANES;
+
+    typedef float Vector __attribute__((vector_size(4 * LANES)));
+    typedef int32_t Words __attribute__((vector_size(4 * LANES)));
+
+    const bfloat16* panel(int64_t index, int64_t begin) const {
+        const auto* weight = static_cast<const bfloat16*>(call_.linear.weight);
+        return weight + (index * call_.linear.in_features + begin) * PANEL;
+    }
+
+    // A row of a panel has the weights of two consecutive inputs in turns. from: LANES outputs of it.
+    static void load(const bfloat16* from, Vector& even, Vector& odd) {
+        Words both;
+        std::memcpy(&both, from, sizeof both);
+        even = (Vector)(both << 16);
+        odd = (Vector)(both & static_cast<int32_t>(0xffff0000));
+    }
+
+    void widen_panels(int64_t pair, int64_t begin, int64_t inputs) {
+        pair_ = pair, begin_ = begin;
+        for (int p = 0; p < 2; p++) {
+            const bfloat16* from = panel(2 * pair + p, begin);
+            for (float* to = wide_[p]; to < wide_[p] + inputs * PANEL; to += 2 * PANEL, from += 2 * PANEL) {
+                __builtin_prefetch(from + PREFETCH);
+                for (int i = 0; i < PANEL; i += LANES) {
+                    Vector even, odd;
+                    load(from + 2 * i, even, odd);
+                    std::memcpy(to + i, &even, sizeof even);
+                    std::memcpy(to + PANEL + i, &odd, sizeof odd);
+                }
+            }
+        }
+    }
+
+    template <int ROWS = FEW_ROWS>
+    void add_few(int64_t pair, int64_t begin, int64_t inputs, const float* x, int64_t rows, float* sums) const {
+        if (rows < ROWS) {
+            if constexpr (ROWS > 1) add_few<ROWS - 1>(pair, begin, inputs, x, rows, sums);
+            return;
+        }
+        const bfloat16* panels[2] = {panel(2 * pair, begin), panel(2 * pair + 1, begin)};
+        Vector added[ROWS][VECTORS] = {};
+        for (int64_t k = 0; k < inputs; k += 2) {
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) {
+                const bfloat16* from = panels[v * LANES / PANEL] + k * PANEL + 2 * (v * LANES % PANEL);
+                if (v * LANES % PANEL == 0) __builtin_prefetch(from + PREFETCH);
+                Vector even, odd;
+                load(from, even, odd);
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) {
+                    added[r][v] += even * (x[r * STRETCH + k] - Vector{});
+                    added[r][v] += odd * (x[r * STRETCH + k + 1] - Vector{});
+                }
+            }
+        }
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) {
+                Vector before;
+                std::memcpy(&before, sums + r * PAIR + v * LANES, sizeof before);
+                before += added[r][v];
+                std::memcpy(sums + r * PAIR + v * LANES, &before, sizeof before);
+            }
+    }
+
+    const Bf16Call& call_;
+    Inputs& x_;
+    int64_t first_ = 0, pair_ = -1, begin_ = -1;
+    alignas(64) float wide_[2][STRETCH * PANEL];
+};
+
+// --- bfloat16, as it is -----------------------------------------------------------------------------------------------
 
 constexpr int64_t STRETCH = 256;  // inputs for which a pair of panels stays in the first-level cache
 
 // What kernels that read x as it is have in common.
 struct Direct {
+    static constexpr bool SETS_FIRST = false;
     using Inputs = Unprepared;
-    static constexpr int64_t GROUP_BYTES = 1 << 20;
-    static constexpr int64_t INPUT_BYTES = sizeof(bfloat16);
 
     const Bf16Call& call;
 
@@ -99,98 +212,6 @@ struct Direct {
         return static_cast<const bfloat16*>(call.linear.weight) + index * PANEL * call.linear.in_features;
     }
 };
-
-// --- bfloat16 on any processor --------------------------------------------------------------------------------------
-
-struct Plain : Direct {
-    static constexpr int64_t BLOCK_ROWS = 4;
-    using Direct::Direct;
-
-    static int64_t block(int64_t rows) { return std::min(rows, BLOCK_ROWS); }
-
-    void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) {
-        switch (rows) {
-            case 1: return add<1>(row, pair, begin, end, sums);
-            case 2: return add<2>(row, pair, begin, end, sums);
-            case 3: return add<3>(row, pair, begin, end, sums);
-            default: return add<BLOCK_ROWS>(row, pair, begin, end, sums);
-        }
-    }
-
-    template <int ROWS>
-    void add(int64_t row, int64_t pair, int64_t begin, int64_t end, float* sums) const {
-        for (int p = 0; p < 2; p++, sums += PANEL) {
-            const bfloat16 *panel_row = panel(2 * pair + p) + begin * PANEL, *x = call.x + row * call.x_stride;
-            alignas(64) float local[ROWS][PANEL];
-            for (int r = 0; r < ROWS; r++) std::copy_n(sums + r * PAIR, PANEL, local[r]);
-            for (int64_t k = begin; k < end; k += 2, panel_row += 2 * PANEL) {
-                alignas(64) float even[PANEL], odd[PANEL];
-                split(panel_row, even, odd);
-                for (int r = 0; r < ROWS; r++) {
-                    const float first = widen(x[r * call.x_stride + k]), second = widen(x[r * call.x_stride + k + 1]);
-#pragma omp simd
-                    for (int i = 0; i < PANEL; i++) local[r][i] += even[i] * first + odd[i] * second;
-                }
-            }
-            for (int r = 0; r < ROWS; r++) std::copy_n(local[r], PANEL, sums + r * PAIR);
-        }
-    }
-
-    // A row of a panel has the weights of two consecutive inputs in turns.
-    static void split(const bfloat16* panel_row, float* even, float* odd) {
-        uint32_t low[PANEL], high[PANEL];
-        std::memcpy(low, panel_row, sizeof low);
-        for (int i = 0; i < PANEL; i++) {
-            high[i] = low[i] & 0xffff0000u;
-            low[i] <<= 16;
-        }
-        std::memcpy(even, low, sizeof low);
-        std::memcpy(odd, high, sizeof high);
-    }
-};
-
-// --- AVX2 -----------------------------------------------------------------------------------------------------------
-
-#if HAS_AVX2
-
-class Avx2 {
-public:
-    static constexpr int64_t GROUP_BYTES = 256 << 10;  // of x, from where the second-level cache is refilled in time
-    static constexpr int64_t INPUT_BYTES = sizeof(float);
-    using Pair = PairOfPanels<Bf16Weights, FloatKernel, Avx2>;
-    static constexpr int64_t BLOCK_ROWS = Pair::BLOCK_ROWS;
-
-    struct Inputs : FloatRows {
-        Inputs(const Bf16Call& call, int64_t rows)
-            : FloatRows(call, {call.linear.in_features, call.linear.in_features, STRETCH, nullptr}, rows) {}
-    };
-
-    Avx2(const Bf16Call& call, Inputs& inputs) : call_(call), inputs_(inputs) {}
-
-    void prepare(int64_t first, int64_t last) {
-        first_ = first;
-        inputs_.prepare(call_, first, last);
-    }
-
-    static int64_t block(int64_t rows) { return Pair::block(rows); }
-    static int64_t stretch() { return STRETCH; }
-
-    void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) const {
-        Pair::add_rows(*this, inputs_, STRETCH, row - first_, rows, pair, begin, end, sums);
-    }
-
-    const uint8_t* panel(int64_t index) const {
-        return static_cast<const uint8_t*>(call_.linear.weight) + index * PANEL * call_.linear.in_features * 2;
-    }
-    static GroupScales scales(int64_t, int64_t) { return {}; }
-
-private:
-    const Bf16Call& call_;
-    Inputs& inputs_;
-    int64_t first_ = 0;
-};
-
-#endif
 
 // --- AVX512-BF16 ----------------------------------------------------------------------------------------------------
 
@@ -273,6 +294,7 @@ struct Avx512 : Direct {
 
 class Amx : public Direct {
 public:
+    static constexpr bool SETS_FIRST = true;
     static constexpr int64_t BLOCK_ROWS = 32;
     using Direct::Direct;
 
@@ -282,7 +304,7 @@ public:
 
     void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) {
         set_rows(rows);
-        written(sums);
+        if (begin > 0) written(sums);
         if (rows > TILE_ROWS)
             add<true>(row, pair, begin, end, sums);
         else
@@ -310,11 +332,18 @@ private:
         const int64_t x_bytes = call.x_stride * sizeof(bfloat16);
         constexpr int SUM_BYTES = PAIR * sizeof(float);
         float* lower_sums = sums + TILE_ROWS * PAIR;
-        _tile_loadd(0, sums, SUM_BYTES);
-        _tile_loadd(1, sums + PANEL, SUM_BYTES);
-        if (TWO_TILES) {
-            _tile_loadd(2, lower_sums, SUM_BYTES);
-            _tile_loadd(3, lower_sums + PANEL, SUM_BYTES);
+        if (begin == 0) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+        } else {
+            _tile_loadd(0, sums, SUM_BYTES);
+            _tile_loadd(1, sums + PANEL, SUM_BYTES);
+            if (TWO_TILES) {
+                _tile_loadd(2, lower_sums, SUM_BYTES);
+                _tile_loadd(3, lower_sums + PANEL, SUM_BYTES);
+            }
         }
         for (int64_t k = begin; k < end; k += TILE_INPUTS) {
             _tile_loadd(4, upper + k, x_bytes);
@@ -359,12 +388,11 @@ extern "C" void linear_bfloat16(const Linear* linear, int64_t rows, const bfloat
 #if HAS_AMX
         case AMX: return multiply<Amx>(call);
 #endif
-#if HAS_AVX2
-        case AVX2: return multiply<Avx2>(call);
-#endif
 #if HAS_AVX512_BF16
         case AVX512_BF16: return multiply<Avx512>(call);
 #endif
-        default: return multiply<Plain>(call);
+        case AVX512: return multiply<Widened<16>>(call);
+        case AVX2: return multiply<Widened<8>>(call);
+        default: return multiply<Widened<4>>(call);
     }
 }

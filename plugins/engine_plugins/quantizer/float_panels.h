@@ -12,33 +12,33 @@
 namespace {
 
 // As many sums as registers hold beside weights and inputs: both panels at once for up to PAIR_ROWS rows, else one.
-template <int LANES>
+// FROM_MEMORY: panels are streamed, so what comes next is asked for; else they are in the first-level cache.
+template <int LANES, bool FROM_MEMORY>
 struct FloatPanels {
     static constexpr int REGISTERS = LANES == 16 ? 28 : 12;
     static constexpr int PAIR_ROWS = REGISTERS / (PAIR / LANES);
     static constexpr int BLOCK_ROWS = LANES == 16 ? 12 : REGISTERS / (PANEL / LANES);
-    static constexpr int64_t STRETCH = 128;  // inputs for which a pair of panels stays in the first-level cache
     static constexpr int PREFETCH_BYTES = 2048;  // the hardware prefetcher stops at every page
 
     typedef float Vector __attribute__((vector_size(4 * LANES)));
 
-    const float* weight;
-    int64_t in_features;
+    // No four rows beside others: with AVX2 they are too few sums to hide the latency of additions.
+    static int64_t block(int64_t rows) {
+        const int64_t half = block_of<BLOCK_ROWS>(rows);
+        return half < BLOCK_ROWS && half < rows && (half == 4 || rows - half == 4) ? half + 1 : half;
+    }
 
-    // x: the first of `rows` rows; sums: [rows][32], added to.
+    // panels: two of [inputs][16], `next` elements apart; x: the first of `rows` rows; sums: [rows][32], added to.
     template <int ROWS = BLOCK_ROWS>
-    void add_rows(const float* x, int64_t x_stride, int64_t rows, int64_t pair, int64_t begin, int64_t end,
-                  float* sums) const {
+    static void add_rows(const float* panels, int64_t next, int64_t inputs, const float* x, int64_t x_stride,
+                         int64_t rows, float* sums) {
         if (rows < ROWS) {
-            if constexpr (ROWS > 1) add_rows<ROWS - 1>(x, x_stride, rows, pair, begin, end, sums);
+            if constexpr (ROWS > 1) add_rows<ROWS - 1>(panels, next, inputs, x, x_stride, rows, sums);
             return;
         }
         constexpr int PANELS = ROWS <= PAIR_ROWS ? 2 : 1;
-        for (; begin < end; begin += STRETCH)
-            for (int first = 0; first < 2; first += PANELS) {
-                const float* panel = weight + ((2 * pair + first) * in_features + begin) * PANEL;
-                add<ROWS, PANELS>(panel, x + begin, x_stride, std::min(STRETCH, end - begin), sums + first * PANEL);
-            }
+        for (int first = 0; first < 2; first += PANELS)
+            add<ROWS, PANELS>(panels + first * next, next, inputs, x, x_stride, sums + first * PANEL);
     }
 
 private:
@@ -50,14 +50,14 @@ private:
     }
 
     template <int ROWS, int PANELS>
-    void add(const float* panel, const float* x, int64_t x_stride, int64_t inputs, float* to) const {
+    static void add(const float* panel, int64_t next, int64_t inputs, const float* x, int64_t x_stride, float* to) {
         constexpr int EACH = PANEL / LANES, VECTORS = PANELS * EACH;  // of a panel, of all
         constexpr bool HOLDS_ROWS = ROWS < VECTORS;
         constexpr int HELD = std::min(ROWS, VECTORS), PASSING = std::max(ROWS, VECTORS);
-        const int64_t next_panel = in_features * PANEL;
         const auto load = [&](bool input, int index, int64_t k, Vector& to) {
-            const float* from = panel + index / EACH * next_panel + index % EACH * LANES;
-            if (!input && index % EACH == 0) __builtin_prefetch(reinterpret_cast<const char*>(from) + PREFETCH_BYTES);
+            const float* from = panel + index / EACH * next + index % EACH * LANES;
+            if (FROM_MEMORY && !input && index % EACH == 0)
+                __builtin_prefetch(reinterpret_cast<const char*>(from) + PREFETCH_BYTES);
             if (input)
                 to = x[index * x_stride + k] - Vector{};
             else

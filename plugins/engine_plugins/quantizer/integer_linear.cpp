@@ -87,10 +87,8 @@ constexpr int64_t CACHED = 512;  // inputs of a pair of panels that stay in the 
 // What all kernels have: the rows of x of a group, prepared by the team.
 template <typename Format, typename Rows, typename T>
 struct Prepared {
+    static constexpr bool SETS_FIRST = false;
     using ThisCall = Call<Linear, T>;
-    static constexpr int64_t INPUT_BYTES = Rows::BYTES;
-    static constexpr int64_t GROUP_BYTES = 256 << 10;  // of x: half of a usual second-level cache
-
     struct Inputs : Rows {
         Inputs(const ThisCall& call, int64_t rows)
             : Rows(call,

@@ -7,12 +7,11 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <type_traits>
 
 #include <omp.h>
 
 #include "activations.h"
-#include "element.h"
+#include "vectors.h"
 
 namespace {
 
@@ -44,48 +43,34 @@ struct Call {
     int64_t pairs() const { return (linear.out_features + columns() - 1) / columns(); }
 };
 
-// Sums of one row and one pair of panels -> `columns` elements of y. Columns: int64_t, or a constant of it.
-template <typename Linear, typename T, typename Columns>
-void finish_columns(const Call<Linear, T>& call, int64_t row, int64_t pair, const float* sums, Columns columns) {
-    const int64_t at = row * call.y_stride + pair * call.columns();
-    T* y = call.y + at;
-    if (call.residual != nullptr) {
-        const T* residual = call.residual + at;
-#pragma omp simd
-        for (int64_t i = 0; i < columns; i++) y[i] = narrow<T>(sums[i] + widen(residual[i]));
-    } else {
-#pragma omp simd
-        for (int64_t i = 0; i < columns; i++) y[i] = narrow<T>(sums[i]);
-    }
-}
-
 // [16] gates and [16] ups -> [16] in their place
 inline void gate(Activation activation, float* sums) {
-    if (activation == SILU) {
-#pragma omp simd
-        for (int i = 0; i < PANEL; i++) sums[i] = silu(sums[i]) * sums[PANEL + i];
-    } else {
-#pragma omp simd
-        for (int i = 0; i < PANEL; i++) sums[i] = gelu_tanh(sums[i]) * sums[PANEL + i];
+    for (int i = 0; i < PANEL; i += PART_LANES) {
+        const part in = load_part(sums + i), up = load_part(sums + PANEL + i);
+        store_part(sums + i, (activation == SILU ? silu_part(in) : gelu_tanh_part(in)) * up);
     }
 }
 
-// sums: [32], changed
+// sums: [32] of one row and one pair of panels, changed
 template <typename Linear, typename T>
 void finish(const Call<Linear, T>& call, int64_t row, int64_t pair, float* sums) {
     if (call.linear.bias != nullptr) {
         const float* bias = call.linear.bias + pair * PAIR;
-#pragma omp simd
-        for (int i = 0; i < PAIR; i++) sums[i] += bias[i];
+        for (int i = 0; i < PAIR; i += PART_LANES) store_part(sums + i, load_part(sums + i) + load_part(bias + i));
     }
     if (call.linear.activation != NONE) gate(call.linear.activation, sums);
-    const int64_t left = call.linear.out_features - pair * call.columns();
-    if (left < call.columns()) return finish_columns(call, row, pair, sums, left);
-    // Constant counts: loops without a remainder.
-    if (call.linear.activation == NONE)
-        finish_columns(call, row, pair, sums, std::integral_constant<int64_t, PAIR>());
-    else
-        finish_columns(call, row, pair, sums, std::integral_constant<int64_t, PANEL>());
+    const int64_t columns = call.columns(), left = call.linear.out_features - pair * columns;
+    const int64_t at = row * call.y_stride + pair * columns;
+    const T* residual = call.residual == nullptr ? nullptr : call.residual + at;
+    T* y = call.y + at;
+    if (left < columns) {
+        for (int64_t i = 0; i < left; i++) y[i] = narrow<T>(residual == nullptr ? sums[i] : sums[i] + widen(residual[i]));
+    } else if (residual != nullptr) {
+        for (int64_t i = 0; i < columns; i += PART_LANES)
+            narrow_part(y + i, load_part(sums + i) + widen_part(residual + i));
+    } else {
+        for (int64_t i = 0; i < columns; i += PART_LANES) narrow_part(y + i, load_part(sums + i));
+    }
 }
 
 // A kernel adds the products of some inputs to the sums [rows][32] of one pair of panels. Each thread has one:
@@ -95,7 +80,7 @@ void finish(const Call<Linear, T>& call, int64_t row, int64_t pair, float* sums)
 //     int64_t block(rows)                how many of the rows that are left to take next, at most BLOCK_ROWS
 //     int64_t stretch()                  inputs to take at a time where there are more rows than BLOCK_ROWS
 //     void add_products(row, rows, pair, begin, end, sums)       row: of the call
-// and says for how much of x a group of rows may have room in the caches: GROUP_BYTES, INPUT_BYTES each.
+//     SETS_FIRST                         whether sums are set, not added to, where `begin` is 0
 
 // For kernels that read x as it is.
 struct Unprepared {
@@ -109,41 +94,45 @@ int64_t block_of(int64_t rows) {
     return rows > BLOCK_ROWS && rows < 2 * BLOCK_ROWS ? (rows + 1) / 2 : std::min(rows, BLOCK_ROWS);
 }
 
-constexpr int64_t GROUP_ROWS = 512;
+// Rows and pairs of panels whose sums fit into half of a second-level cache of 512 KB. The pairs share what is read of
+// x, the rows what is read of the weights.
+constexpr int64_t GROUP_ROWS = 512, GROUP_PAIRS = 4;
 
-// Rows first .. last of one pair of panels. A pair's stretch stays in the first-level cache while the rows pass by.
+// sums: [pairs][rows][32]. A pair's stretch stays in the first-level cache while the rows pass by.
 template <typename Kernel, typename C>
-void multiply_group(const C& call, Kernel& kernel, int64_t first, int64_t last, int64_t pair, float* sums) {
+void multiply_group(const C& call, Kernel& kernel, int64_t first, int64_t last, int64_t first_pair, int64_t last_pair,
+                    float* sums) {
     const int64_t inputs = call.linear.in_features;
     const int64_t stretch = last - first <= Kernel::BLOCK_ROWS ? inputs : kernel.stretch();
-    std::fill_n(sums, (last - first) * PAIR, 0.0f);
     for (int64_t begin = 0; begin < inputs; begin += stretch) {
         const int64_t end = std::min(inputs, begin + stretch);
-        for (int64_t row = first, rows; row < last; row += rows) {
-            rows = kernel.block(last - row);
-            kernel.add_products(row, rows, pair, begin, end, sums + (row - first) * PAIR);
-        }
+        float* to = sums;
+        for (int64_t pair = first_pair; pair < last_pair; pair++)
+            for (int64_t row = first, rows; row < last; row += rows, to += rows * PAIR) {
+                rows = kernel.block(last - row);
+                if (begin == 0 && !Kernel::SETS_FIRST) std::fill_n(to, rows * PAIR, 0.0f);
+                kernel.add_products(row, rows, pair, begin, end, to);
+                if (end < inputs) continue;
+                for (int64_t r = 0; r < rows; r++) finish(call, row + r, pair, to + r * PAIR);
+            }
     }
-    for (int64_t row = first; row < last; row++) finish(call, row, pair, sums + (row - first) * PAIR);
 }
 
-// Rows are taken in groups whose x stays in a cache.
 template <typename Kernel, typename C>
 void multiply(const C& call) {
-    const int64_t cached = Kernel::GROUP_BYTES / (Kernel::INPUT_BYTES * call.linear.in_features);
-    const int64_t group = std::clamp(cached, Kernel::BLOCK_ROWS, GROUP_ROWS) / Kernel::BLOCK_ROWS * Kernel::BLOCK_ROWS;
     const int64_t pairs = call.pairs();
-    typename Kernel::Inputs inputs(call, std::min(group, call.rows));
+    typename Kernel::Inputs inputs(call, std::min(GROUP_ROWS, call.rows));
 #pragma omp parallel
     {
-        alignas(64) static thread_local float sums[GROUP_ROWS * PAIR];
+        alignas(64) static thread_local float sums[GROUP_PAIRS * GROUP_ROWS * PAIR];
         const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        const int64_t end = pairs * (thread + 1) / threads;
         Kernel kernel(call, inputs);
-        for (int64_t first = 0; first < call.rows; first += group) {
-            const int64_t last = std::min(call.rows, first + group);
+        for (int64_t first = 0; first < call.rows; first += GROUP_ROWS) {
+            const int64_t last = std::min(call.rows, first + GROUP_ROWS);
             kernel.prepare(first, last);
-            for (int64_t pair = pairs * thread / threads; pair < pairs * (thread + 1) / threads; pair++)
-                multiply_group(call, kernel, first, last, pair, sums);
+            for (int64_t pair = pairs * thread / threads; pair < end; pair += GROUP_PAIRS)
+                multiply_group(call, kernel, first, last, pair, std::min(end, pair + GROUP_PAIRS), sums);
         }
     }
 }

@@ -1,72 +1,11 @@
-// Rows of x as AVX2 kernels multiply them, for one group of rows at a time: [stretches][rows][stretch], so that what a
-// block of rows needs next lies together. Inputs beyond those of x are 0.
+// Rows of x as integer kernels multiply them, laid out as in float_rows.h.
 #pragma once
 
 #include <immintrin.h>
 
-#include "panel_linear.h"
+#include "float_rows.h"
 
 namespace {
-
-// What to take from x, besides the layer's shape.
-struct RowShape {
-    int64_t inputs;        // elements of a row of x
-    int64_t padded;        // the layer's in_features: at least as many
-    int64_t stretch;       // inputs whose products are added before they are scaled; a multiple of 16
-    const int64_t* order;  // [inputs]: where each comes from; null: in order
-};
-
-inline int64_t stretches(const RowShape& shape) { return (shape.padded + shape.stretch - 1) / shape.stretch; }
-
-// to: [padded]
-template <typename T>
-void widen_row(const RowShape& shape, const T* x, float* to) {
-    if (shape.order != nullptr) {
-        for (int64_t i = 0; i < shape.inputs; i++) to[i] = widen(x[shape.order[i]]);
-    } else {
-#pragma omp simd
-        for (int64_t i = 0; i < shape.inputs; i++) to[i] = widen(x[i]);
-    }
-    std::fill(to + shape.inputs, to + shape.padded, 0.0f);
-}
-
-// float32, as they are.
-class FloatRows {
-public:
-    static constexpr int64_t BYTES = sizeof(float);  // of an element
-
-    template <typename C>
-    FloatRows(const C&, const RowShape& shape, int64_t rows, bool = false) : shape_(shape), rows_(rows) {
-        thread_local Scratch scratch;
-        values_ = static_cast<float*>(scratch.take(sizeof(float) * stretches(shape) * shape.stretch * rows));
-    }
-
-    // All threads of a team together. Implies a barrier before and after.
-    template <typename C>
-    void prepare(const C& call, int64_t first, int64_t last) {
-        thread_local Scratch scratch;
-        float* wide = static_cast<float*>(scratch.take(sizeof(float) * shape_.padded));
-        if (first > 0) {
-#pragma omp barrier
-        }
-#pragma omp for
-        for (int64_t row = first; row < last; row++) {
-            widen_row(shape_, call.x + row * call.x_stride, wide);
-            for (int64_t begin = 0; begin < shape_.padded; begin += shape_.stretch)
-                std::copy_n(wide + begin, std::min(shape_.stretch, shape_.padded - begin), at(row - first, begin));
-        }
-    }
-
-    // Inputs begin .. of a row of the group; rows are `stretch` elements apart.
-    float* at(int64_t row, int64_t begin) const {
-        return values_ + (begin / shape_.stretch * rows_ + row) * shape_.stretch;
-    }
-
-private:
-    RowShape shape_;
-    int64_t rows_;
-    float* values_;
-};
 
 // Integers of 16 bits: x ~ value * step. Inputs 4 i .. 4 i + 3 lie in the order 0, 2, 1, 3, as the kernels pair them.
 // Without `byte_levels` a stretch has a step of its own, a power of two: bfloat16 elements down to 1/128 of the
@@ -74,8 +13,6 @@ private:
 // activations of 8 bits. Where a row has an infinity or a NaN, its step is NaN.
 class IntegerRows {
 public:
-    static constexpr int64_t BYTES = sizeof(int16_t);  // of an element
-
     template <typename C>
     IntegerRows(const C&, const RowShape& shape, int64_t rows, bool byte_levels)
         : shape_(shape), rows_(rows), byte_levels_(byte_levels) {
