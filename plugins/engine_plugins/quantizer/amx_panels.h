@@ -24,11 +24,12 @@ class TileRows {
 public:
     template <typename C>
     TileRows(const C&, const RowShape& shape, int64_t rows, bool) : shape_(shape), rows_(rows) {
-        thread_local Scratch values, steps, totals;
+        thread_local Scratch values, steps, totals, row_totals;
         const int64_t count = stretches(shape) * rows;
         values_ = static_cast<Element*>(values.take(sizeof(Element) * count * shape.stretch));
         steps_ = static_cast<float*>(steps.take(sizeof(float) * rows));
         totals_ = static_cast<int32_t*>(totals.take(sizeof(int32_t) * count));
+        row_totals_ = static_cast<int32_t*>(row_totals.take(sizeof(int32_t) * rows));
     }
 
     // All threads of a team together. Implies a barrier before and after.
@@ -43,49 +44,68 @@ public:
         for (int64_t row = first; row < last; row++) {
             widen_row(shape_, call.x + row * call.x_stride, wide);
             if (sizeof(Element) == 1) steps_[row - first] = round(wide);
-            for (int64_t begin = 0; begin < shape_.padded; begin += shape_.stretch) store(wide, row - first, begin);
+            int32_t total = 0;
+            for (int64_t begin = 0; begin < shape_.padded; begin += shape_.stretch)
+                total += store(wide, row - first, begin);
+            row_totals_[row - first] = total;
         }
     }
 
     const Element* at(int64_t row, int64_t begin) const { return values_ + index(row, begin) * shape_.stretch; }
     int64_t row_bytes() const { return shape_.stretch * sizeof(Element); }
     float step(int64_t row) const { return steps_[row]; }
-    int32_t total(int64_t row, int64_t begin) const { return totals_[index(row, begin)]; }
+    int32_t total(int64_t row, int64_t begin) const { return totals_[index(row, begin)]; }  // of a stretch's integers
+    int32_t total(int64_t row) const { return row_totals_[row]; }
 
 private:
     int64_t index(int64_t row, int64_t begin) const { return begin / shape_.stretch * rows_ + row; }
 
     // In place, to integers of 255 levels; NaN for a row with an infinity or a NaN.
     float round(float* wide) const {
-        float largest = 0.0f;
-        bool finite = true;
-        for (int64_t i = 0; i < shape_.padded; i++) {
-            largest = std::max(largest, std::fabs(wide[i]));
-            finite &= std::isfinite(wide[i]);
+        constexpr float TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: adding it rounds
+        constexpr int32_t INFINITE = 0x7f800000;
+        ipart largest = {};  // of magnitudes, as bits: those of infinities and NaNs are above all others
+        for (int64_t i = 0; i < shape_.padded; i += PART_LANES) {
+            const ipart bits = (ipart)load_part(wide + i) & 0x7fffffff;
+            largest = bits > largest ? bits : largest;
         }
-        const float step = std::max(largest / 127.0f, 1e-20f);
-        for (int64_t i = 0; i < shape_.padded; i++) wide[i] = finite ? std::nearbyint(wide[i] / step) : 0.0f;
-        return finite ? step : __builtin_nanf("");
+        int32_t bits = 0;
+        for (int lane = 0; lane < PART_LANES; lane++) bits = std::max(bits, largest[lane]);
+        float step;
+        std::memcpy(&step, &bits, sizeof step);
+        step = std::max(step / 127.0f, 1e-20f);
+        const part zero = {};
+        for (int64_t i = 0; i < shape_.padded; i += PART_LANES) {
+            const part rounded = (load_part(wide + i) / step + TO_INTEGER) - TO_INTEGER;
+            store_part(wide + i, bits < INFINITE ? rounded : zero);
+        }
+        return bits < INFINITE ? step : __builtin_nanf("");
     }
 
-    void store(const float* wide, int64_t row, int64_t begin) {
+    // Returns the sum of integers.
+    int32_t store(const float* wide, int64_t row, int64_t begin) {
         const int64_t count = std::min(shape_.stretch, shape_.padded - begin);
         Element* to = values_ + index(row, begin) * shape_.stretch;
         int32_t total = 0;
-        for (int64_t i = 0; i < count; i++) {
-            if constexpr (sizeof(Element) == 1)
-                total += to[i] = static_cast<int8_t>(wide[begin + i]);
-            else
-                to[i] = narrow<bfloat16>(wide[begin + i]);
+        if constexpr (sizeof(Element) == 1) {
+#pragma omp simd reduction(+ : total)
+            for (int64_t i = 0; i < count; i++) {
+                const int32_t value = static_cast<int32_t>(wide[begin + i]);
+                to[i] = static_cast<int8_t>(value);
+                total += value;
+            }
+        } else {
+            for (int64_t i = 0; i < count; i += PART_LANES) narrow_part(to + i, load_part(wide + begin + i));
         }
         totals_[index(row, begin)] = total;
+        return total;
     }
 
     RowShape shape_;
     int64_t rows_;
     Element* values_;
     float* steps_;
-    int32_t* totals_;
+    int32_t *totals_, *row_totals_;
 };
 
 // --- Weights as tiles take them --------------------------------------------------------------------------------------
@@ -144,29 +164,45 @@ class TileKernel {
     static constexpr bool BYTES = sizeof(Element) == 1;
     static constexpr bool IN_PLACE = BYTES && Format::INPUTS == 4;  // codes already lie as tiles take them
     static constexpr int TILE_INPUTS = TILE_ROW_BYTES / sizeof(Element);
-    static constexpr int64_t UNPACKED = 512 / sizeof(Element);  // inputs unpacked together: at least a stretch
 
 public:
     using Rows = TileRows<Element>;
 
+    static constexpr int64_t UNPACKED = 512 / sizeof(Element);  // inputs unpacked together: at least a stretch
+
     ~TileKernel() { _tile_release(); }  // else every context switch would save the tiles
+
+    // One scale for all inputs of an output: `sums` are what tiles add up, until `complete` scales them.
+    void add_unscaled(const Layer& layer, const Rows& x, int64_t stretch, int64_t row, int64_t rows, int64_t pair,
+                      int64_t begin, int64_t end, float* sums) {
+        set_rows(rows);
+        for_stretches(layer, stretch, pair, begin, end, [&](const uint8_t* const(&weights)[2], int64_t at, int64_t n) {
+            multiply(weights, x, row, at, n, rows > TILE_ROWS, at == 0, sums);
+        });
+    }
+
+    static void complete(const Layer& layer, const Rows& x, int64_t row, int64_t rows, int64_t pair, float* sums) {
+        for (int p = 0; p < 2; p++) {
+            const GroupScales scales = layer.scales(2 * pair + p, 0);
+            const vec factors = load(scales.scale);
+            const ivec zeros = wide_zeros(scales);
+            for (int64_t r = 0; r < rows; r++) {
+                float* sum = sums + r * PAIR + p * PANEL;
+                const float step = BYTES ? x.step(row + r) : 1.0f;
+                const vec unscaled = BYTES ? __builtin_convertvector((ivec)load(sum) - zeros * x.total(row + r), vec)
+                                           : load(sum);
+                store(sum, unscaled * factors * step);
+            }
+        }
+    }
 
     void add(const Layer& layer, const Rows& x, int64_t stretch, int64_t row, int64_t rows, int64_t pair, int64_t begin,
              int64_t end, float* sums) {
         set_rows(rows);
-        for (int64_t chunk = begin; chunk < end; chunk += UNPACKED / stretch * stretch) {
-            const int64_t chunk_end = std::min(end, chunk + UNPACKED / stretch * stretch);
-            if (!IN_PLACE) unpack(layer, stretch, pair, chunk, chunk_end);
-            for (int64_t at = chunk; at < chunk_end; at += stretch) {
-                const int64_t inputs = std::min(stretch, chunk_end - at);
-                const uint8_t* weights[2];
-                for (int p = 0; p < 2; p++)
-                    weights[p] = IN_PLACE ? layer.panel(2 * pair + p) + at / Format::INPUTS * Format::ROW_STRIDE
-                                          : unpacked_[p] + (at - chunk) * PANEL * sizeof(Element);
-                multiply(weights, x, row, at, inputs, rows > TILE_ROWS);
-                for (int p = 0; p < 2; p++) scale(layer.scales(2 * pair + p, at), x, row, rows, at, p * PANEL, sums);
-            }
-        }
+        for_stretches(layer, stretch, pair, begin, end, [&](const uint8_t* const(&weights)[2], int64_t at, int64_t n) {
+            multiply(weights, x, row, at, n, rows > TILE_ROWS, true, products_);
+            for (int p = 0; p < 2; p++) scale(layer.scales(2 * pair + p, at), x, row, rows, at, p * PANEL, sums);
+        });
     }
 
 private:
@@ -177,6 +213,23 @@ private:
         const int upper = static_cast<int>(std::min<int64_t>(rows, TILE_ROWS));
         const int lower = std::max(1, static_cast<int>(rows) - TILE_ROWS);
         shape_tiles({upper, upper, lower, lower, upper, lower, TILE_ROWS, TILE_ROWS});
+    }
+
+    // take(weights of both panels, first input, inputs)
+    template <typename Take>
+    void for_stretches(const Layer& layer, int64_t stretch, int64_t pair, int64_t begin, int64_t end, Take take) {
+        const int64_t together = UNPACKED / stretch * stretch;
+        for (int64_t chunk = begin; chunk < end; chunk += together) {
+            const int64_t chunk_end = std::min(end, chunk + together);
+            if (!IN_PLACE) unpack(layer, stretch, pair, chunk, chunk_end);
+            for (int64_t at = chunk; at < chunk_end; at += stretch) {
+                const uint8_t* weights[2];
+                for (int p = 0; p < 2; p++)
+                    weights[p] = IN_PLACE ? layer.panel(2 * pair + p) + at / Format::INPUTS * Format::ROW_STRIDE
+                                          : unpacked_[p] + (at - chunk) * PANEL * sizeof(Element);
+                take(weights, at, std::min(stretch, chunk_end - at));
+            }
+        }
     }
 
     // Once for all rows of a group, which pass by one block after another.
@@ -198,14 +251,26 @@ private:
         written(unpacked_);
     }
 
-    // products_ [32][32] = one stretch, not yet scaled
+    // to: [32][32] of float or int32, set or added to
     void multiply(const uint8_t* const (&weights)[2], const Rows& x, int64_t row, int64_t begin, int64_t inputs,
-                  bool two_tiles) {
+                  bool two_tiles, bool set, float* to) {
         constexpr int64_t STRIDE = IN_PLACE ? Format::ROW_STRIDE : TILE_ROW_BYTES;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        constexpr int SUM_BYTES = PAIR * sizeof(float);
+        float* lower_sums = to + TILE_ROWS * PAIR;
+        if (set) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+        } else {
+            written(to);
+            _tile_loadd(0, to, SUM_BYTES);
+            _tile_loadd(1, to + PANEL, SUM_BYTES);
+            if (two_tiles) {
+                _tile_loadd(2, lower_sums, SUM_BYTES);
+                _tile_loadd(3, lower_sums + PANEL, SUM_BYTES);
+            }
+        }
         const Element *upper = x.at(row, begin), *lower = two_tiles ? x.at(row + TILE_ROWS, begin) : upper;
         for (int64_t k = 0; k < inputs; k += TILE_INPUTS) {
             const int64_t at = k / TILE_INPUTS * TILE_ROWS * STRIDE;
@@ -220,11 +285,11 @@ private:
                 ADD_TILE(3, 5, 7);
             }
         }
-        _tile_stored(0, products_, sizeof products_[0]);
-        _tile_stored(1, products_[0] + PANEL, sizeof products_[0]);
+        _tile_stored(0, to, SUM_BYTES);
+        _tile_stored(1, to + PANEL, SUM_BYTES);
         if (two_tiles) {
-            _tile_stored(2, products_[TILE_ROWS], sizeof products_[0]);
-            _tile_stored(3, products_[TILE_ROWS] + PANEL, sizeof products_[0]);
+            _tile_stored(2, lower_sums, SUM_BYTES);
+            _tile_stored(3, lower_sums + PANEL, SUM_BYTES);
         }
     }
 
@@ -233,22 +298,19 @@ private:
         const vec factors = load(scales.scale);
         const ivec zeros = wide_zeros(scales);
         for (int64_t r = 0; r < rows; r++) {
+            const float* product = products_ + r * PAIR + first;
             float* to = sums + r * PAIR + first;
             if constexpr (BYTES) {
-                ivec sum;
-                std::memcpy(&sum, products_[r] + first, sizeof sum);
-                sum -= zeros * x.total(row + r, begin);
+                const ivec sum = (ivec)load(product) - zeros * x.total(row + r, begin);
                 store(to, load(to) + __builtin_convertvector(sum, vec) * factors * x.step(row + r));
             } else {
-                vec sum;
-                std::memcpy(&sum, products_[r] + first, sizeof sum);
-                store(to, load(to) + sum * factors);
+                store(to, load(to) + load(product) * factors);
             }
         }
     }
 
     int64_t rows_ = 0, pair_ = -1, begin_ = -1;
-    alignas(64) int32_t products_[TILE_BLOCK][PAIR];
+    alignas(64) float products_[TILE_BLOCK * PAIR];
     alignas(64) uint8_t unpacked_[2][UNPACKED * PANEL * sizeof(Element)];
 };
 

@@ -55,11 +55,10 @@ using Bf16Call = Call<Linear, bfloat16>;
 // --- float32 --------------------------------------------------------------------------------------------------------
 
 template <int LANES>
-struct Floats {
+struct Floats : FloatSums {
     using Inputs = Unprepared;
     using Panels = FloatPanels<LANES, true>;
     static constexpr int64_t BLOCK_ROWS = Panels::BLOCK_ROWS;
-    static constexpr bool SETS_FIRST = false;
     static constexpr int64_t STRETCH = 128;  // inputs for which a pair of panels stays in the first-level cache
 
     const Call<Linear, float>& call;
@@ -73,6 +72,7 @@ struct Floats {
         const int64_t panel_size = call.linear.in_features * PANEL;
         const float* panels = static_cast<const float*>(call.linear.weight) + 2 * pair * panel_size;
         const float* x = call.x + row * call.x_stride;
+        clear(begin, rows, sums);
         for (; begin < end; begin += STRETCH)
             Panels::add_rows(panels + begin * PANEL, panel_size, std::min(STRETCH, end - begin), x + begin,
                              call.x_stride, rows, sums);
@@ -83,11 +83,10 @@ struct Floats {
 
 // Weights become float32 a stretch at a time: once for all rows of a group, in the first-level cache.
 template <int LANES>
-class Widened {
+class Widened : public FloatSums {
 public:
     using Panels = FloatPanels<LANES, false>;
     static constexpr int64_t BLOCK_ROWS = Panels::BLOCK_ROWS;
-    static constexpr bool SETS_FIRST = false;
     static constexpr int64_t STRETCH = 128;  // inputs of a pair of panels that fill half of a first-level cache
 
     struct Inputs : FloatRows {
@@ -107,6 +106,7 @@ public:
     static int64_t block(int64_t rows) { return Panels::block(rows); }
 
     void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) {
+        clear(begin, rows, sums);
         for (; begin < end; begin += STRETCH) {
             const int64_t inputs = std::min(STRETCH, end - begin);
             const float* x = x_.at(row - first_, begin);
@@ -199,8 +199,7 @@ private:
 constexpr int64_t STRETCH = 256;  // inputs for which a pair of panels stays in the first-level cache
 
 // What kernels that read x as it is have in common.
-struct Direct {
-    static constexpr bool SETS_FIRST = false;
+struct Direct : FloatSums {
     using Inputs = Unprepared;
 
     const Bf16Call& call;
@@ -225,6 +224,7 @@ struct Avx512 : Direct {
     static int64_t block(int64_t rows) { return std::min(rows, BLOCK_ROWS); }
 
     void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) {
+        clear(begin, rows, sums);
         switch (rows) {
             case 1: return add<1, 4>(row, pair, begin, end, sums);
             case 2: return add<2, 4>(row, pair, begin, end, sums);
@@ -294,7 +294,6 @@ struct Avx512 : Direct {
 
 class Amx : public Direct {
 public:
-    static constexpr bool SETS_FIRST = true;
     static constexpr int64_t BLOCK_ROWS = 32;
     using Direct::Direct;
 

@@ -86,8 +86,7 @@ constexpr int64_t CACHED = 512;  // inputs of a pair of panels that stay in the 
 
 // What all kernels have: the rows of x of a group, prepared by the team.
 template <typename Format, typename Rows, typename T>
-struct Prepared {
-    static constexpr bool SETS_FIRST = false;
+struct Prepared : FloatSums {
     using ThisCall = Call<Linear, T>;
     struct Inputs : Rows {
         Inputs(const ThisCall& call, int64_t rows)
@@ -122,6 +121,7 @@ struct Panels : Prepared<Format, typename Kernel<Format, 1, 2>::Rows, T> {
 
     void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) const {
         const int64_t stretch = this->call.linear.stretch;
+        this->clear(begin, rows, sums);
         Pair::add_rows(this->layer, this->x, stretch, row - this->first, rows, pair, begin, end, sums);
     }
 };
@@ -133,17 +133,29 @@ constexpr int64_t AMX_ROWS = 16;  // from here on tiles are faster
 // Element: of x in tiles.
 template <typename Format, typename Element, typename T>
 struct Tiles : Prepared<Format, TileRows<Element>, T> {
+    using Kernel = TileKernel<Format, Element, Layer<Format>>;
     static constexpr int64_t BLOCK_ROWS = TILE_BLOCK;
     using Prepared<Format, TileRows<Element>, T>::Prepared;
 
     static int64_t block(int64_t rows) { return std::min(rows, BLOCK_ROWS); }
 
+    int64_t stretch() const { return Kernel::UNPACKED / this->call.linear.stretch * this->call.linear.stretch; }
+
     void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) {
         const int64_t stretch = this->call.linear.stretch;
-        kernel.add(this->layer, this->x, stretch, row - this->first, rows, pair, begin, end, sums);
+        if (this->layer.groups == 1) {
+            kernel.add_unscaled(this->layer, this->x, stretch, row - this->first, rows, pair, begin, end, sums);
+        } else {
+            this->clear(begin, rows, sums);
+            kernel.add(this->layer, this->x, stretch, row - this->first, rows, pair, begin, end, sums);
+        }
     }
 
-    TileKernel<Format, Element, Layer<Format>> kernel;
+    void complete(int64_t row, int64_t rows, int64_t pair, float* sums) const {
+        if (this->layer.groups == 1) Kernel::complete(this->layer, this->x, row - this->first, rows, pair, sums);
+    }
+
+    Kernel kernel;
 };
 
 // Whether the product was computed: of many rows, where tiles hold what x holds.

@@ -79,8 +79,16 @@ void finish(const Call<Linear, T>& call, int64_t row, int64_t pair, float* sums)
 //     void prepare(first, last)          turns rows of x into what is multiplied; all threads together, then a barrier
 //     int64_t block(rows)                how many of the rows that are left to take next, at most BLOCK_ROWS
 //     int64_t stretch()                  inputs to take at a time where there are more rows than BLOCK_ROWS
-//     void add_products(row, rows, pair, begin, end, sums)       row: of the call
-//     SETS_FIRST                         whether sums are set, not added to, where `begin` is 0
+//     void add_products(row, rows, pair, begin, end, sums)       row: of the call; where `begin` is 0, sums are set
+//     void complete(row, rows, pair, sums)                       behind the last inputs: sums become float32
+
+// Of a kernel whose sums are in float32, and added to.
+struct FloatSums {
+    static void clear(int64_t begin, int64_t rows, float* sums) {
+        if (begin == 0) std::fill_n(sums, rows * PAIR, 0.0f);
+    }
+    static void complete(int64_t, int64_t, int64_t, float*) {}
+};
 
 // For kernels that read x as it is.
 struct Unprepared {
@@ -110,9 +118,9 @@ void multiply_group(const C& call, Kernel& kernel, int64_t first, int64_t last, 
         for (int64_t pair = first_pair; pair < last_pair; pair++)
             for (int64_t row = first, rows; row < last; row += rows, to += rows * PAIR) {
                 rows = kernel.block(last - row);
-                if (begin == 0 && !Kernel::SETS_FIRST) std::fill_n(to, rows * PAIR, 0.0f);
                 kernel.add_products(row, rows, pair, begin, end, to);
                 if (end < inputs) continue;
+                kernel.complete(row, rows, pair, to);
                 for (int64_t r = 0; r < rows; r++) finish(call, row + r, pair, to + r * PAIR);
             }
     }
