@@ -4,10 +4,9 @@
 // once for all rows of a group. x in 8 bits is multiplied with the codes, exactly.
 #pragma once
 
-#include <cmath>
-
 #include "amx.h"
 #include "avx2_panels.h"
+#include "narrow_rows.h"
 #include "vectors.h"
 #include "vnni_panels.h"
 
@@ -16,97 +15,6 @@
 namespace {
 
 constexpr int64_t TILE_BLOCK = 2 * TILE_ROWS;  // rows that are multiplied together
-
-// --- Rows of x, laid out as in float_rows.h ---------------------------------------------------------------------------
-
-template <typename Element>
-class TileRows {
-public:
-    template <typename C>
-    TileRows(const C&, const RowShape& shape, int64_t rows, bool) : shape_(shape), rows_(rows) {
-        thread_local Scratch values, steps, totals, row_totals;
-        const int64_t count = stretches(shape) * rows;
-        values_ = static_cast<Element*>(values.take(sizeof(Element) * count * shape.stretch));
-        steps_ = static_cast<float*>(steps.take(sizeof(float) * rows));
-        totals_ = static_cast<int32_t*>(totals.take(sizeof(int32_t) * count));
-        row_totals_ = static_cast<int32_t*>(row_totals.take(sizeof(int32_t) * rows));
-    }
-
-    // All threads of a team together. Implies a barrier before and after.
-    template <typename C>
-    void prepare(const C& call, int64_t first, int64_t last) {
-        thread_local Scratch scratch;
-        float* wide = static_cast<float*>(scratch.take(sizeof(float) * shape_.padded));
-        if (first > 0) {
-#pragma omp barrier
-        }
-#pragma omp for
-        for (int64_t row = first; row < last; row++) {
-            widen_row(shape_, call.x + row * call.x_stride, wide);
-            if (sizeof(Element) == 1) steps_[row - first] = round(wide);
-            int32_t total = 0;
-            for (int64_t begin = 0; begin < shape_.padded; begin += shape_.stretch)
-                total += store(wide, row - first, begin);
-            row_totals_[row - first] = total;
-        }
-    }
-
-    const Element* at(int64_t row, int64_t begin) const { return values_ + index(row, begin) * shape_.stretch; }
-    int64_t row_bytes() const { return shape_.stretch * sizeof(Element); }
-    float step(int64_t row) const { return steps_[row]; }
-    int32_t total(int64_t row, int64_t begin) const { return totals_[index(row, begin)]; }  // of a stretch's integers
-    int32_t total(int64_t row) const { return row_totals_[row]; }
-
-private:
-    int64_t index(int64_t row, int64_t begin) const { return begin / shape_.stretch * rows_ + row; }
-
-    // In place, to integers of 255 levels; NaN for a row with an infinity or a NaN.
-    float round(float* wide) const {
-        constexpr float TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: adding it rounds
-        constexpr int32_t INFINITE = 0x7f800000;
-        ipart largest = {};  // of magnitudes, as bits: those of infinities and NaNs are above all others
-        for (int64_t i = 0; i < shape_.padded; i += PART_LANES) {
-            const ipart bits = (ipart)load_part(wide + i) & 0x7fffffff;
-            largest = bits > largest ? bits : largest;
-        }
-        int32_t bits = 0;
-        for (int lane = 0; lane < PART_LANES; lane++) bits = std::max(bits, largest[lane]);
-        float step;
-        std::memcpy(&step, &bits, sizeof step);
-        step = std::max(step / 127.0f, 1e-20f);
-        const part zero = {};
-        for (int64_t i = 0; i < shape_.padded; i += PART_LANES) {
-            const part rounded = (load_part(wide + i) / step + TO_INTEGER) - TO_INTEGER;
-            store_part(wide + i, bits < INFINITE ? rounded : zero);
-        }
-        return bits < INFINITE ? step : __builtin_nanf("");
-    }
-
-    // Returns the sum of integers.
-    int32_t store(const float* wide, int64_t row, int64_t begin) {
-        const int64_t count = std::min(shape_.stretch, shape_.padded - begin);
-        Element* to = values_ + index(row, begin) * shape_.stretch;
-        int32_t total = 0;
-        if constexpr (sizeof(Element) == 1) {
-#pragma omp simd reduction(+ : total)
-            for (int64_t i = 0; i < count; i++) {
-                const int32_t value = static_cast<int32_t>(wide[begin + i]);
-                to[i] = static_cast<int8_t>(value);
-                total += value;
-            }
-        } else {
-            for (int64_t i = 0; i < count; i += PART_LANES) narrow_part(to + i, load_part(wide + begin + i));
-        }
-        totals_[index(row, begin)] = total;
-        return total;
-    }
-
-    RowShape shape_;
-    int64_t rows_;
-    Element* values_;
-    float* steps_;
-    int32_t *totals_, *row_totals_;
-};
 
 // --- Weights as tiles take them --------------------------------------------------------------------------------------
 
@@ -166,34 +74,19 @@ class TileKernel {
     static constexpr int TILE_INPUTS = TILE_ROW_BYTES / sizeof(Element);
 
 public:
-    using Rows = TileRows<Element>;
+    using Rows = NarrowRows<Element>;
 
     static constexpr int64_t UNPACKED = 512 / sizeof(Element);  // inputs unpacked together: at least a stretch
 
     ~TileKernel() { _tile_release(); }  // else every context switch would save the tiles
 
-    // One scale for all inputs of an output: `sums` are what tiles add up, until `complete` scales them.
+    // One scale for all inputs of an output: `sums` are what tiles add up, until `scale_sums`.
     void add_unscaled(const Layer& layer, const Rows& x, int64_t stretch, int64_t row, int64_t rows, int64_t pair,
                       int64_t begin, int64_t end, float* sums) {
         set_rows(rows);
         for_stretches(layer, stretch, pair, begin, end, [&](const uint8_t* const(&weights)[2], int64_t at, int64_t n) {
             multiply(weights, x, row, at, n, rows > TILE_ROWS, at == 0, sums);
         });
-    }
-
-    static void complete(const Layer& layer, const Rows& x, int64_t row, int64_t rows, int64_t pair, float* sums) {
-        for (int p = 0; p < 2; p++) {
-            const GroupScales scales = layer.scales(2 * pair + p, 0);
-            const vec factors = load(scales.scale);
-            const ivec zeros = wide_zeros(scales);
-            for (int64_t r = 0; r < rows; r++) {
-                float* sum = sums + r * PAIR + p * PANEL;
-                const float step = BYTES ? x.step(row + r) : 1.0f;
-                const vec unscaled = BYTES ? __builtin_convertvector((ivec)load(sum) - zeros * x.total(row + r), vec)
-                                           : load(sum);
-                store(sum, unscaled * factors * step);
-            }
-        }
     }
 
     void add(const Layer& layer, const Rows& x, int64_t stretch, int64_t row, int64_t rows, int64_t pair, int64_t begin,

@@ -126,16 +126,39 @@ struct Panels : Prepared<Format, typename Kernel<Format, 1, 2>::Rows, T> {
     }
 };
 
+#if HAS_VNNI
+
+// x in 8 bits, one scale per output.
+template <typename Format, typename T>
+struct Bytes : Prepared<Format, NarrowRows<int8_t>, T> {
+    using Kernel = ByteKernel<Format>;
+    static constexpr int64_t BLOCK_ROWS = Kernel::BLOCK_ROWS;
+    using Prepared<Format, NarrowRows<int8_t>, T>::Prepared;
+
+    static int64_t block(int64_t rows) { return block_of<BLOCK_ROWS>(rows); }
+
+    void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) const {
+        const int64_t stretch = this->call.linear.stretch;
+        Kernel::add_rows(this->layer, this->x, stretch, row - this->first, rows, pair, begin, end, sums);
+    }
+
+    void complete(int64_t row, int64_t rows, int64_t pair, float* sums) const {
+        scale_sums(this->layer, this->x, row - this->first, rows, pair, sums);
+    }
+};
+
+#endif
+
 #if HAS_AMX || defined(EMULATE)
 
 constexpr int64_t AMX_ROWS = 16;  // from here on tiles are faster
 
 // Element: of x in tiles.
 template <typename Format, typename Element, typename T>
-struct Tiles : Prepared<Format, TileRows<Element>, T> {
+struct Tiles : Prepared<Format, NarrowRows<Element>, T> {
     using Kernel = TileKernel<Format, Element, Layer<Format>>;
     static constexpr int64_t BLOCK_ROWS = TILE_BLOCK;
-    using Prepared<Format, TileRows<Element>, T>::Prepared;
+    using Prepared<Format, NarrowRows<Element>, T>::Prepared;
 
     static int64_t block(int64_t rows) { return std::min(rows, BLOCK_ROWS); }
 
@@ -152,7 +175,7 @@ struct Tiles : Prepared<Format, TileRows<Element>, T> {
     }
 
     void complete(int64_t row, int64_t rows, int64_t pair, float* sums) const {
-        if (this->layer.groups == 1) Kernel::complete(this->layer, this->x, row - this->first, rows, pair, sums);
+        if (this->layer.groups == 1) scale_sums(this->layer, this->x, row - this->first, rows, pair, sums);
     }
 
     Kernel kernel;
@@ -197,6 +220,10 @@ void multiply_any(const Call<Linear, T>& call) {
     }
 #if HAS_VNNI
     if (linear.instructions >= AVX512_VNNI) {
+        if (linear.arithmetic == INTEGERS_8 && linear.group >= linear.inputs) {
+            if (linear.format == BYTES) return multiply<Bytes<ByteWeights, T>>(call);
+            return multiply<Bytes<NibbleWeights, T>>(call);
+        }
         if (linear.format == BYTES) return multiply<Panels<WideBytes, WideKernel, T>>(call);
         return multiply<Panels<WideNibbles, WideKernel, T>>(call);
     }
