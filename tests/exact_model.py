@@ -46,6 +46,9 @@ class ExactKV:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.tokens = torch.full((num_blocks, block_size), -1, dtype=torch.int64)
 
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.tokens[list(targets)] = self.tokens[list(sources)]
+
 
 class ExactModel:
     """Stands in for :class:`engine.execution.model.LoweredModel`."""

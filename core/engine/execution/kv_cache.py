@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.drafter import DrafterKV
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
+from engine.execution.transfer import upload
 
 Heads = tuple[int, int]
 """KV heads of a layer, and their size."""
@@ -45,6 +47,8 @@ class KVCache:
         self.layers = tuple(_empty_layer(kv_format, shape, self._storage, device) for shape in shapes)
         self._key_slots = [as_bits(layer.k.flatten(0, 1)) for layer in self.layers]
         self._value_slots = [as_bits(layer.v.flatten(0, 1)) for layer in self.layers]
+        self._blocks = [t for layer in self.layers for t in stored_tensors(layer) if t is not None and t.dim() > 1]
+        """Keys, values and scales by token, ``[num_blocks, block_size, ...]``; scales of a whole layer have no blocks."""
 
     @staticmethod
     def block_bytes(
@@ -85,6 +89,14 @@ class KVCache:
         cache = self.layers[layer]
         self._store(self._key_slots[layer], cache.k_scale, slot_mapping, k)
         self._store(self._value_slots[layer], cache.v_scale, slot_mapping, v)
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Make the blocks ``targets`` what the blocks ``sources`` are, in all layers, drafters' as well. A block may be
+        a source and a target: all are read before any is written. No target may occur twice."""
+        device = self.layers[0].k.device
+        from_blocks, to_blocks = (upload(blocks, torch.int64, device) for blocks in (sources, targets))
+        for stored in self._blocks:
+            stored.index_copy_(0, to_blocks, stored.index_select(0, from_blocks))
 
     def _store(self, slots: Tensor, scales: Tensor | None, slot_mapping: Tensor, x: Tensor) -> None:
         scale = scales

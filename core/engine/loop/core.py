@@ -115,7 +115,7 @@ class EngineCore:
             settings.block_size,
             self._ledger,
             on_row_free=bound.drafter.release,
-            gives_up_last_block=device_drafter is not None and device_drafter.kv_lookahead > 0,
+            kv_lookahead=0 if device_drafter is None else device_drafter.kv_lookahead,
         )
         policy = DraftPolicy(min(settings.max_width, bound.drafter.max_width), settings.adaptive_drafts)
         self._drafting = Drafting(bound.drafter, policy, settings.vocab_size)
