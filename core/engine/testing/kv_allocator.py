@@ -100,6 +100,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             return multiple()
         for group, source in enumerate(lease.copy_from or ()):
             own = lease.blocks[group][lease.num_cached // BLOCK]
+            assert own != source, f"{lease} copies block {own} to itself"
             self.memory[group, own] = list(self.memory.get((group, source), [None] * BLOCK))
         owner = Owner(lease, tokens, length + more, self.forgotten)
         self._expect_content(owner, lease.num_cached)
@@ -554,8 +555,8 @@ class PartialBlockConformance(PrefixCachingConformance):
             held = {tuple(text): self.cached(allocator, [*text, *[100 + i] * (BLOCK - len(text))])
                     for i, text in enumerate(order)}  # fmt: skip
             for wanted, count, holds in (
-                ([5, 6, 7, 8, 1], 4, (5, 6, 7, 8)), ([5, 6, 7, 1], 3, (5, 6, 7, 8)), ([4, 6, 1], 2, (4, 6, 7)),
-                ([6, 1], 1, (6,)), ([7], 0, None),
+                ([5, 6, 7, 8, 1], 4, (5, 6, 7, 8)), ([5, 6, 7, 1], 3, (5, 6, 7, 8)), ([5, 6, 9, 1], 3, (5, 6, 9)),
+                ([4, 6, 1], 2, (4, 6, 7)), ([6, 1], 1, (6,)), ([7], 0, None),
             ):  # fmt: skip
                 lease = self.hit(allocator, [*wanted, 1, 1, 1])
                 assert lease.num_cached == count
