@@ -46,7 +46,7 @@ def greedy(name: str, prompt: Sequence[int], max_tokens: int = 5) -> EngineReque
 
 @pytest.mark.parametrize("overlap", OVERLAP)
 @pytest.mark.parametrize("steps", ["eager", "captured"])
-@pytest.mark.parametrize("length", [2, BLOCK - 1, BLOCK, BLOCK + 1, 4 * BLOCK, 4 * BLOCK + 5])
+@pytest.mark.parametrize("length", [2, BLOCK, 4 * BLOCK, 4 * BLOCK + 5])
 @pytest.mark.parametrize("max_tokens", [1, 2 * BLOCK])
 def test_a_prompt_that_was_seen_before_computes_one_token(
     overlap: str, steps: str, length: int, max_tokens: int
@@ -88,9 +88,7 @@ def test_texts_that_part_within_a_block_share_all_that_is_the_same(same: int) ->
 def test_prompt_logprobs_are_computed_whatever_is_cached() -> None:
     exact, prompt = exact_engine(*CACHE), tuple(range(20))
     ask(exact, prompt)
-    exact.core.submit(
-        EngineRequest("r", prompt, SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=1))
-    )
+    exact.core.submit(EngineRequest("r", prompt, SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=1)))
     found: list[Any] = []
     while exact.core.has_work:
         found += exact.core.step().outputs
@@ -159,7 +157,7 @@ def test_aborts_between_admission_and_the_first_token_leave_nothing_wrong_to_be_
 def test_a_hit_whose_first_step_fails_or_is_skipped_goes_on_from_its_copy(
     overlap: str, fails: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile the block that it was copied from is evicted and written by others."""
+    """A request that is alone in a step that fails is to blame; those that hit run beside one that may be."""
     exact = exact_engine(*CACHE, overlap, "scheduler.max_requests=4", kv_tokens=160, max_len=128)
     prompt = list(range(30))
     ask(exact, prompt, name="first")
@@ -171,8 +169,11 @@ def test_a_hit_whose_first_step_fails_or_is_skipped_goes_on_from_its_copy(
         return forward(*arguments)
 
     monkeypatch.setattr(exact.model, "run", failing)
-    requests = [greedy("beside", range(50, 90), 20), greedy("again", prompt, 20), greedy("other", [*prompt[:20], 90])]
-    assert run(exact.core, requests, per_step=1) == {r.request_id: expected(r) for r in requests}
+    beside = greedy("beside", [i % 90 for i in range(60, 120)], 40)
+    requests = [beside, greedy("again", prompt, 20), greedy("other", [*prompt[:20], 90])]
+    outputs = run(exact.core, requests, per_step=1)
+    assert all(outputs[r.request_id] == expected(r) for r in requests[1:])
+    assert outputs["beside"] == expected(beside)[: len(outputs["beside"])]
     assert next(calls) > fails
     assert_nothing_held(exact)
     exact.core.close()
@@ -184,8 +185,8 @@ FORMATS = ("kv_format=native", "kv_format=int8", "kv_format=fp8")
 DRAFTING = ("none", "target", "eagle3", "parallel_block", "early_exit")
 MEMORY = ("memory.kv_tokens=4096", "memory.kv_tokens=144")
 PARAMS = (
-    SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True),
-    SamplingParams(max_tokens=14, temperature=0.8, seed=3, ignore_eos=True),
+    SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=9, temperature=0.8, seed=3, ignore_eos=True),
 )
 
 
@@ -195,10 +196,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def texts() -> list[tuple[int, ...]]:
-    """Two of whole blocks and two that are not; each of them again, one that parts from it within a block, and one
+    """One of whole blocks and two that are not; each of them again, one that parts from it within a block, and one
     that goes on."""
     rng = random.Random(7)
-    starts = [tuple(rng.randrange(90) for _ in range(length)) for length in (BLOCK, 3 * BLOCK, 5, 2 * BLOCK + 5)]
+    starts = [tuple(rng.randrange(90) for _ in range(length)) for length in (3 * BLOCK, 5, 2 * BLOCK + 5)]
     return [text for one in starts for text in (one, one, (*one[:-2], 91, 92, 93), (*one, *range(20)))]
 
 
@@ -239,10 +240,14 @@ def test_answers_behind_cached_texts_are_those_of_a_run_without_cache(
     drafting = NONE if drafter == "none" else DRAFTERS[drafter](models, "Llama")
     settings = (kv_format, "kv_allocator=prefix_cache", overlap, memory, "scheduler=chunked_prefill")
     core = engine(models, "Llama", *drafting, *settings)
-    requests = [r for text in [*texts(), *wanted] for r in asked(text)]
+    again = [text for text in wanted if text not in texts()]
+    requests = [r for text in [*texts(), *again] for r in asked(text)]
     requests = [EngineRequest(f"{i}", r.prompt, r.sampling) for i, r in enumerate(requests)]
     found = answers(core, requests, int(batch))
     for request, answer in zip(requests, found, strict=True):
         assert answer.tokens == wanted[request.prompt][PARAMS.index(request.sampling)]
-    assert sum(a.timings.cached_tokens % BLOCK > 0 for a in found if a.timings) > len(found) // 4
+    timings = [answer.timings for answer in found if answer.timings]
+    assert sum(t.cached_tokens % BLOCK > 0 for t in timings) > len(found) // 4
+    if drafter == "target":  # never wrong, if the keys that were copied for it are those of the tokens
+        assert sum(t.drafted_tokens for t in timings) == sum(t.accepted_tokens for t in timings) > 0
     core.close()

@@ -48,7 +48,7 @@ class KVCache:
         self._key_slots = [as_bits(layer.k.flatten(0, 1)) for layer in self.layers]
         self._value_slots = [as_bits(layer.v.flatten(0, 1)) for layer in self.layers]
         self._blocks = [t for layer in self.layers for t in stored_tensors(layer) if t is not None and t.dim() > 1]
-        """Keys, values and scales by token, ``[num_blocks, block_size, ...]``; scales of a whole layer have no blocks."""
+        """``[num_blocks, block_size, ...]``: keys, values and scales by token; scales of a layer are not in blocks."""
 
     @staticmethod
     def block_bytes(

@@ -6,8 +6,6 @@ or kernels would write outside of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from engine.border.calls import broken, shown
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator, Lease, Prefix
 

@@ -198,7 +198,8 @@ class DeviceQueue:
     """Plans in, results out, in order.
 
     After a step failed, everything queued behind it is skipped (:class:`StepSkipped`) until :meth:`resume`;
-    admissions of skipped plans, and copies of blocks, still take effect. :class:`DeviceBroken` says that there is nothing to resume.
+    admissions of skipped plans still take effect, with their copies of blocks. :class:`DeviceBroken` says that there is
+    nothing to resume.
     """
 
     def __init__(self, runner: ModelRunner, worker: DeviceWorker) -> None:

@@ -212,5 +212,5 @@ class PrefixCacheAllocator:
         self._index.check(self._block_size)
         assert not any(block in self._index for block in self._free), "a free block can be found"
         assert all(block in self._index for block in self._cached), "a cached block cannot be found"
-        assert not any(self._index.is_partial(block) for block in leased), "a leased block that is not full can be found"
+        assert not any(map(self._index.is_partial, leased)), "a leased block that is not full can be found"
         assert self.usage().leased == len(leased)
