@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+import msgspec
+
 FEWEST_BLOCKS = 3
 """Of a KV pool: the padding block, and two that a request can use."""
 
@@ -37,8 +39,7 @@ class KVGroup:
     window: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(msgspec.Struct, frozen=True):
     """The first ``num_tokens`` tokens of a request, and names for what their blocks hold.
 
     ``tokens`` and ``keys`` may be longer, and grow while the request runs; what they have never changes. So an

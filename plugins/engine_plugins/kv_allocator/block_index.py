@@ -4,19 +4,8 @@ parent."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import NamedTuple
 
 Tokens = tuple[int, ...]
-
-
-class Content(NamedTuple):
-    """Of one block."""
-
-    parent: bytes
-    """Key of everything before it."""
-    tokens: Tokens
-    key: bytes | None
-    """``None`` of a block that is not full."""
 
 
 class BlockIndex:
@@ -31,7 +20,7 @@ class BlockIndex:
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
-        self._content_of: dict[int, Content] = {}
+        self._content_of: dict[int, tuple[bytes, Tokens, bytes | None]] = {}  # parent, tokens, key
         self._behind: dict[bytes, list[tuple[Tokens, int]]] = {}  # by parent, in order
 
     def __contains__(self, block: int) -> bool:
@@ -39,7 +28,7 @@ class BlockIndex:
 
     def is_partial(self, block: int) -> bool:
         """Whether ``block`` is found and not full."""
-        return block in self._content_of and self._content_of[block].key is None
+        return block in self._content_of and self._content_of[block][2] is None
 
     def find(self, key: bytes) -> int | None:
         """The full block of this name."""
@@ -62,14 +51,16 @@ class BlockIndex:
         block, count = self.most_in_common(parent, tokens)
         return block if count == len(tokens) else None
 
-    def add(self, block: int, content: Content) -> int | None:
-        """Find ``block`` from now on. Returns a block that it makes superfluous, if one is seen: it holds the first of
-        the same tokens, and is not full."""
-        parent, tokens, key = content
-        self._content_of[block] = content
+    def add(self, block: int, parent: bytes, tokens: Tokens, key: bytes | None) -> int | None:
+        """Find ``block`` from now on, by these tokens behind ``parent``, and by ``key`` if it is full. Returns a block
+        that it makes superfluous, if one is seen: it holds the first of the same tokens, and is not full."""
+        self._content_of[block] = parent, tokens, key
         if key is not None:
             self._block_of[key] = block
-        siblings = self._behind.setdefault(parent, [])
+        siblings = self._behind.get(parent)
+        if siblings is None:
+            self._behind[parent] = [(tokens, block)]
+            return None
         at = bisect_left(siblings, (tokens,))
         siblings.insert(at, (tokens, block))
         if at == 0:
@@ -83,13 +74,14 @@ class BlockIndex:
         if key is not None:
             del self._block_of[key]
         siblings = self._behind[parent]
-        del siblings[bisect_left(siblings, (tokens,))]
-        if not siblings:
+        if len(siblings) == 1:
             del self._behind[parent]
+        else:
+            del siblings[bisect_left(siblings, (tokens,))]
 
     def check(self, block_size: int) -> None:
         """Assert that all three tables say the same, in order. For tests."""
-        keyed = {content.key: block for block, content in self._content_of.items() if content.key is not None}
+        keyed = {key: block for block, (_, _, key) in self._content_of.items() if key is not None}
         assert keyed == self._block_of, "keys and blocks disagree"
         behind: dict[bytes, list[tuple[Tokens, int]]] = {}
         for block, (parent, tokens, key) in self._content_of.items():

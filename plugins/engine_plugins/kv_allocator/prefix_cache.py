@@ -16,7 +16,7 @@ from itertools import islice
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease, Prefix
 from engine.contracts.provider import BuildContext
-from engine_plugins.kv_allocator.block_index import BlockIndex, Content
+from engine_plugins.kv_allocator.block_index import BlockIndex
 from engine_plugins.kv_allocator.block_pool import FreeBlocks, Leases, advance, blocks_for, check_partition
 
 
@@ -143,7 +143,7 @@ class PrefixCacheAllocator:
         """Let ``block`` be found as the block ``at`` of a text."""
         tokens = self._tokens(prefix, at)
         key = prefix.keys[at + 1] if len(tokens) == self._block_size else None
-        superfluous = self._index.add(block, Content(prefix.keys[at], tokens, key))
+        superfluous = self._index.add(block, prefix.keys[at], tokens, key)
         if superfluous is not None:
             self._cached.move_to_end(superfluous, last=False)
 

@@ -9,7 +9,6 @@ from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease, Prefix
 from engine.testing.context import build_context
 from engine.testing.kv_allocator import BLOCK, KVAllocatorConformance, PartialBlockConformance
-from engine_plugins.kv_allocator.block_index import Content
 from engine_plugins.kv_allocator.block_pool import blocks_for
 from engine_plugins.kv_allocator.contiguous import ContiguousAllocator
 from engine_plugins.kv_allocator.paged import PagedAllocator
@@ -203,7 +202,7 @@ class FindsTheEvicted(Caching):
         held = [(block, self._index._content_of[block]) for block in victims]
         super()._evict(count)
         for block, content in held:
-            self._index.add(block, content)
+            self._index.add(block, *content)
 
 
 @mutant(CachingSuite, HISTORIES)
@@ -424,7 +423,7 @@ class KeepsEveryPart(Caching):
         tokens = self._tokens(prefix, full)
         if kept or not tokens:
             return kept
-        self._index.add(blocks[full], Content(prefix.keys[full], (*tokens, -1 - blocks[full]), None))
+        self._index.add(blocks[full], prefix.keys[full], (*tokens, -1 - blocks[full]), None)
         self._use(blocks[full])
         return True
 
