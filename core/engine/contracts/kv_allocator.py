@@ -70,11 +70,11 @@ class Lease:
     num_committed: int
     """Leading tokens whose keys and values are final."""
     copy_from: tuple[int, ...] | None = None
-    """Not ``None`` where ``num_cached`` is no multiple of block_size: the block of each group whose first tokens are
-    those of this lease's block ``num_cached // block_size``, which no other lease holds. The core copies it before the
-    first step of this lease, in the order of :meth:`KVAllocator.open`: it may be evicted and handed out again from then
-    on. What the copy holds counts from the first :meth:`KVAllocator.commit` of this lease on: a lease that ends
-    before may have seen no copy made."""
+    """Where ``num_cached`` is no multiple of block_size: the block of each group that holds the last of these tokens.
+    The core copies it to this lease's block ``num_cached // block_size``, which no other lease holds, before the first
+    step of this lease and in the order of :meth:`KVAllocator.open`. So the allocator may evict it and hand it out as soon as
+    ``open`` has returned. A lease may end before its copy was made: nobody may find tokens in the copy before the
+    first :meth:`KVAllocator.commit` of the lease. ``None`` where a hit ends at a block's border."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +13,6 @@ from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.drafter import DrafterKV
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
-from engine.execution.transfer import upload
 
 Heads = tuple[int, int]
 """KV heads of a layer, and their size."""
@@ -90,13 +88,9 @@ class KVCache:
         self._store(self._key_slots[layer], cache.k_scale, slot_mapping, k)
         self._store(self._value_slots[layer], cache.v_scale, slot_mapping, v)
 
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Make the blocks ``targets`` what the blocks ``sources`` are, in all layers, drafters' as well. A block may be
-        a source and a target: all are read before any is written. No target may occur twice."""
-        device = self.layers[0].k.device
-        from_blocks, to_blocks = (upload(blocks, torch.int64, device) for blocks in (sources, targets))
-        for stored in self._blocks:
-            stored.index_copy_(0, to_blocks, stored.index_select(0, from_blocks))
+    def copy_block(self, source: int, target: int) -> None:
+        """Make a block what another one is, in all layers, drafters' as well."""
+        torch._foreach_copy_([stored[target] for stored in self._blocks], [stored[source] for stored in self._blocks])
 
     def _store(self, slots: Tensor, scales: Tensor | None, slot_mapping: Tensor, x: Tensor) -> None:
         scale = scales

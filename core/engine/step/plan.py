@@ -32,8 +32,8 @@ class Admit(msgspec.Struct, frozen=True):
     seed: int
     stop_ids: tuple[int, ...]
     copies: tuple[BlockCopy, ...] = ()
-    """By KV group, to be made before anything else of this plan writes keys and values: a cached prefix ends inside of
-    the block ``target``. Empty where it ends at a block's border."""
+    """By KV group: a cached prefix ends inside of the block ``target``. Made in the order of a plan's admissions,
+    before anything else of it writes keys and values. Empty where a prefix ends at a block's border."""
 
 
 class StepRow(msgspec.Struct, frozen=True):

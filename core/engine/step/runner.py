@@ -66,9 +66,9 @@ class ModelRunner:
     def apply(self, plan: StepPlan) -> None:
         """Take over the plan's admissions, with the blocks that they copy, new blocks and host drafts."""
         self.tables.apply(plan)
-        copies = [admit.copies[0] for admit in plan.admits if admit.copies]  # there is one KV group
-        if copies:
-            self.kv.copy_blocks([copy.source for copy in copies], [copy.target for copy in copies])
+        for admit in plan.admits:
+            for copy in admit.copies[:1]:  # there is one KV group
+                self.kv.copy_block(copy.source, copy.target)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
