@@ -72,9 +72,9 @@ class Lease:
     copy_from: tuple[int, ...] | None = None
     """Where ``num_cached`` is no multiple of block_size: the block of each group that holds the last of these tokens.
     The core copies it to this lease's block ``num_cached // block_size``, which no other lease holds, before the first
-    step of this lease and in the order of :meth:`KVAllocator.open`. So the allocator may evict it and hand it out as soon as
-    ``open`` has returned. A lease may end before its copy was made: nobody may find tokens in the copy before the
-    first :meth:`KVAllocator.commit` of the lease. ``None`` where a hit ends at a block's border."""
+    step of this lease and in the order of :meth:`KVAllocator.open`. So the allocator may evict it and hand it out as
+    soon as ``open`` has returned. A lease may end before its copy was made: nobody may find tokens in the copy before
+    the first :meth:`KVAllocator.commit` of the lease. ``None`` where a hit ends at a block's border."""
 
 
 @dataclass(frozen=True, slots=True)
