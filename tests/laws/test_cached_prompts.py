@@ -23,18 +23,18 @@ OVERLAP = ("overlap=true", "overlap=false")
 
 
 def ask(exact: Exact, prompt: Sequence[int], max_tokens: int = 5, name: str = "r") -> tuple[list[int], Timings, int]:
-    """Tokens and timings of one request, and how many tokens the first step with it computed."""
+    """Tokens and timings of one request, and how many tokens of its prompt were computed."""
     exact.core.submit(request := greedy(name, prompt, max_tokens))
     tokens: list[int] = []
-    timings, computed = None, []
+    timings, computed = None, 0
     while exact.core.has_work:
         step = exact.core.step()
-        computed += [e.num_prefill_tokens + e.num_decode_tokens for e in step.events if isinstance(e, StepEvent)]
+        computed += sum(event.num_prefill_tokens for event in step.events if isinstance(event, StepEvent))
         for out in step.outputs:
             tokens += out.tokens
             timings = out.timings or timings
     assert tokens == expected(request) and timings is not None
-    return tokens, timings, computed[0]
+    return tokens, timings, computed
 
 
 def greedy(name: str, prompt: Sequence[int], max_tokens: int = 5) -> EngineRequest:

@@ -259,7 +259,11 @@ class EngineCore:
         self, step: InFlight, result: StepResult, now: float, commit_ms: float, drafted: Drafted
     ) -> StepEvent:
         plan = step.plan
-        decode = sum(row.num_queries for row in plan.rows if row.num_tokens == 1 and row.samples)
+        decoding = (
+            row.num_tokens == 1 and row.samples and row.max_start >= sequence.prompt_len
+            for row, (sequence, _) in zip(plan.rows, step.owners, strict=True)
+        )
+        decode = sum(row.num_queries for row, decodes in zip(plan.rows, decoding, strict=True) if decodes)
         usage = self._pool.allocator.usage()
         return StepEvent(
             at_s=now,
