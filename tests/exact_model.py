@@ -46,6 +46,9 @@ class ExactKV:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.tokens = torch.full((num_blocks, block_size), -1, dtype=torch.int64)
 
+    def copy_block(self, source: int, target: int) -> None:
+        self.tokens[target] = self.tokens[source]
+
 
 class ExactModel:
     """Stands in for :class:`engine.execution.model.LoweredModel`."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.border.calls import PluginError
 from engine.contracts.config import SlotConfig
+from engine.contracts.drafter import DrafterKV
 from engine.execution.kv_cache import KVCache
 from engine.testing.context import build_context
 from engine_plugins.kv_format import int8 as formats
@@ -72,6 +73,30 @@ def test_scaled_formats_read_back_what_was_written(granularity: Any) -> None:
     back = kv_format.unpack(keys.flatten(0, 1)[[5, 17]], picked, torch.float32)
     step = float(k.abs().max()) / 127 if granularity == "per_token_head" else 1.0
     assert float((back - k).abs().max()) <= 0.51 * step
+
+
+@pytest.mark.parametrize(
+    "kv_format", [NativeFormat(SlotConfig(), CONTEXT), Int8Format("per_token_head"), FP8Format(SlotConfig(), CONTEXT)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_copied_block_is_the_same_in_all_layers_and_no_other_block_changes(kv_format: Any, dtype: str) -> None:
+    cache = KVCache(MODEL, kv_format, 6, 8, dtype, "cpu", DrafterKV(2, 1, 16))
+    for layer, held in enumerate(cache.layers):
+        k, v = (torch.randn(48, *held.k.shape[2:], dtype=getattr(torch, dtype)) for _ in "kv")
+        cache.write(layer, torch.arange(48), k, v)
+
+    def blocks(layer: Any) -> list[Tensor]:
+        """Keys, values and scales of tokens."""
+        stored = [t for t in (layer.k, layer.v, layer.k_scale, layer.v_scale) if t is not None and t.dim() > 1]
+        return [t.float().clone() for t in stored]
+
+    before = [blocks(layer) for layer in cache.layers]
+    cache.copy_block(4, 1)
+    cache.copy_block(2, 4)
+    order = [0, 4, 2, 3, 2, 5]
+    for was, layer in zip(before, cache.layers, strict=True):
+        assert len(was) == (4 if kv_format.scale == "per_token_head" else 2)
+        assert all(torch.equal(t[order], now) for t, now in zip(was, blocks(layer), strict=True))
 
 
 @pytest.mark.parametrize("kv_format", [NativeFormat(SlotConfig(), CONTEXT), Int8Format("per_token_head")])

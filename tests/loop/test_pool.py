@@ -7,7 +7,7 @@ from engine.loop.block_keys import BlockKeys
 from engine.loop.ledger import InFlight, Ledger
 from engine.loop.pool import Pool
 from engine.loop.sequence import Sequence
-from engine.step.plan import StepPlan
+from engine.step.plan import BlockCopy, StepPlan
 from tests.laws.harness import _plan
 
 BLOCK = 8
@@ -18,15 +18,17 @@ def ledger():
     return Ledger()
 
 
-def pool(ledger, rows=2, blocks=9, gives_up_last_block=False, freed=None):
+def pool(ledger, rows=2, blocks=9, kv_lookahead=0, freed=None):
     allocator = bind(_plan(("kv_allocator=prefix_cache", "drafter=none"))).kv_allocator
     allocator.start([KVGroup(0, (0,), "full", BLOCK)], blocks)
-    return Pool(allocator, rows, BLOCK, ledger, (freed if freed is not None else []).append, gives_up_last_block)
+    return Pool(allocator, rows, BLOCK, ledger, (freed if freed is not None else []).append, kv_lookahead)
 
 
-def sequence(name="r", tokens=20):
-    request = EngineRequest(name, tuple(range(tokens)), SamplingParams(max_tokens=4))
-    return Sequence(request, 1, 0, frozenset(), tokens + 4, 0.0, list(request.prompt), BlockKeys(("m", ""), BLOCK))
+def sequence(name="r", tokens=20, other=()):
+    """Of tokens that count from 0, then ``other`` ones."""
+    request = EngineRequest(name, (*range(tokens), *other), SamplingParams(max_tokens=4))
+    known = list(request.prompt)
+    return Sequence(request, 1, 0, frozenset(), len(known) + 4, 0.0, known, BlockKeys(("m", ""), BLOCK))
 
 
 def computed(pool, s):
@@ -62,15 +64,56 @@ def test_an_admission_taken_back_leaves_no_trace(ledger):
     assert p.allocator.usage() == before and p.free_rows == 2 and s.lease is None and s.row_id == -1
 
 
-def test_a_hit_leaves_the_last_token_to_compute_and_a_block_more_for_a_drafter_that_looks_ahead(ledger):
-    for gives_up, hit in ((False, 16), (True, 8)):
-        p = pool(ledger, gives_up_last_block=gives_up)
-        first = sequence("first", tokens=24)
-        computed(p, first)
-        p.release(first)
-        assert p.hit(sequence("again", tokens=24)) == hit
-        again = sequence("again", tokens=24)
-        assert p.admit(again) and again.computed == again.scheduled == hit
+@pytest.mark.parametrize(
+    ("cached", "tokens", "other", "kv_lookahead", "hit"),
+    [
+        (24, 24, (), 0, 23),
+        (21, 21, (), 0, 20),
+        (24, 20, (), 0, 19),
+        (24, 20, (7, 7, 7), 0, 20),
+        (21, 21, (7, 7, 7), 0, 21),
+        (24, 24, (), 1, 23),
+        (24, 20, (7, 7, 7), 1, 19),
+        (24, 24, (7, 7, 7), 2, 22),
+        (24, 0, (7, 7, 7), 1, 0),
+        (24, 1, (), 1, 0),
+    ],
+)
+def test_a_hit_leaves_the_last_token_to_compute_and_what_a_drafter_saw_behind_is_the_same(
+    ledger, cached, tokens, other, kv_lookahead, hit
+):
+    p = pool(ledger, kv_lookahead=kv_lookahead)
+    first = sequence("first", tokens=cached)
+    computed(p, first)
+    p.release(first)
+    assert p.hit(sequence("again", tokens, other)) == hit
+    again = sequence("again", tokens, other)
+    assert p.admit(again) and again.computed == again.scheduled == hit
+    assert len(again.copies) == (hit % BLOCK > 0)
+
+
+def test_a_hit_inside_of_a_block_names_the_copy_once(ledger):
+    p, first, again = pool(ledger), sequence("first", tokens=21), sequence("again", tokens=21)
+    computed(p, first)
+    blocks = list(first.lease.blocks[0])
+    p.release(first)
+    assert p.admit(again)
+    copies = (BlockCopy(blocks[2], again.lease.blocks[0][2]),)
+    assert again.lease.blocks[0][:2] == blocks[:2] and copies[0].target not in blocks
+    assert again.admission().copies == copies
+    again.roll_back()
+    assert again.admission().copies == () and again.computed == 20
+
+
+def test_a_copy_that_no_plan_has_made_is_forgotten_with_the_admission(ledger):
+    p, first, again = pool(ledger), sequence("first", tokens=21), sequence("again", tokens=21)
+    computed(p, first)
+    p.release(first)
+    before = p.allocator.usage()
+    assert p.admit(again) and again.copies
+    p.withdraw(again)
+    assert again.copies == () and p.allocator.usage() == before
+    assert p.hit(sequence("third", tokens=21)) == 20
 
 
 def test_blocks_that_are_coming_count_as_not_missing(ledger):

@@ -10,7 +10,7 @@ from engine.contracts.request import SamplingParams
 from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftGraphs
 from engine.step.graphs import Bucket, StepGraphs
-from engine.step.plan import Admit, DrafterBroken, StepPlan, StepRow, StepSkipped
+from engine.step.plan import Admit, BlockCopy, DrafterBroken, StepPlan, StepRow, StepSkipped
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
 from tests.exact_model import ExactKV, ExactModel, expected_output
@@ -67,6 +67,46 @@ def test_a_row_that_is_rolled_back_goes_on_in_place_from_what_is_confirmed(bucke
         found += queue.launch(StepPlan(4 + len(found), (), (decode(1, 5 + len(found)),)))().rows[0].tokens
     assert found == want[:9]
     assert runner.tables.computed.tolist() == [4, 5 + 9, 0]
+
+
+# Copies of blocks -----------------------------------------------------------------------------------------------------
+
+PROMPT = (5, 6, 7, 8)
+"""A block full."""
+FIRST_BLOCK = (BlockCopy(blocks_of(1)[0], blocks_of(0)[0]),)
+"""Of row 1, for row 0."""
+
+
+def test_blocks_are_copied_before_anything_of_the_same_step_is_written_to_them() -> None:
+    runner, _ = exact_runner(())
+    queue = DeviceQueue(runner, DeviceWorker(False))
+    queue.launch(prompt_plan({1: PROMPT}))()
+    # The block is somebody else's by now, who writes to it in the step that copies it.
+    thief = Admit(1, (2, 2, 2), 0, 3, GREEDY, 0, ())
+    again = Admit(0, PROMPT, BLOCK - 1, BLOCK, GREEDY, 0, (), FIRST_BLOCK)
+    rows = (StepRow(1, 0, 3, new_blocks=blocks_of(1)), StepRow(0, BLOCK - 1, 1, new_blocks=blocks_of(0)))
+    other, found = queue.launch(StepPlan(1, (thief, again), rows))().rows
+    assert found.tokens == tuple(expected_output(PROMPT, 1, VOCAB))
+    assert other.tokens == tuple(expected_output((2, 2, 2), 1, VOCAB))
+
+
+def test_copies_of_a_step_that_is_skipped_are_made_all_the_same() -> None:
+    """What they were made from may be gone when its rows are admitted again."""
+    runner, model = exact_runner(())
+    queue = DeviceQueue(runner, DeviceWorker(False))
+    queue.launch(prompt_plan({1: PROMPT}))()
+    model.fail_on_token = 3
+    failing = queue.launch(StepPlan(1, (Admit(1, (3,), 0, 1, GREEDY, 0, ()),), (StepRow(1, 0, 1),)))
+    again = Admit(0, PROMPT, BLOCK - 1, BLOCK, GREEDY, 0, (), FIRST_BLOCK)
+    row = StepRow(0, BLOCK - 1, 1, new_blocks=blocks_of(0))
+    skipped = queue.launch(StepPlan(2, (again,), (row,)))
+    for wait, error in ((failing, RuntimeError), (skipped, StepSkipped)):
+        with pytest.raises(error):
+            wait()
+    queue.resume()
+    runner.kv.tokens[blocks_of(1)[0]] = -1  # type: ignore[attr-defined]
+    retried = Admit(0, PROMPT, BLOCK - 1, BLOCK, GREEDY, 0, ())
+    assert queue.launch(StepPlan(3, (retried,), (row,)))().rows[0].tokens == tuple(expected_output(PROMPT, 1, VOCAB))
 
 
 # Drafters -----------------------------------------------------------------------------------------------------------

@@ -94,5 +94,5 @@ def decode(row_id: int, start: int, drafts: tuple[int, ...] = (), **options: obj
 
 def run(runner: ModelRunner, plan: StepPlan) -> list[tuple[int, ...]]:
     """Tokens by row of the plan."""
-    runner.tables.apply(plan)
+    runner.apply(plan)
     return [row.tokens for row in runner.launch(plan).result().rows]

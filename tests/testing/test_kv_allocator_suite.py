@@ -7,7 +7,7 @@ import random
 from engine.contracts.config import KVAllocatorConfig
 from engine.contracts.provider import BuildContext
 from engine.testing.context import build_context
-from engine.testing.kv_allocator import PrefixCachingConformance
+from engine.testing.kv_allocator import PartialBlockConformance
 from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
 
 
@@ -26,8 +26,8 @@ class FirstInFirstOut(EvictsAsItSays):
     """What was committed first goes first, however often it was used since."""
 
     def victims(self, idle: list[int]) -> list[int]:
-        committed = {block: at for at, block in enumerate(self._block_of.values())}
-        return sorted(idle, key=committed.__getitem__)
+        found = {block: at for at, block in enumerate(self._index._content_of)}
+        return sorted(idle, key=found.__getitem__)
 
 
 class AtRandom(EvictsAsItSays):
@@ -48,7 +48,7 @@ class LargestIdFirst(EvictsAsItSays):
         return sorted(idle, reverse=True)
 
 
-class TestFirstInFirstOut(PrefixCachingConformance):
+class TestFirstInFirstOut(PartialBlockConformance):
     plugin: type[EvictsAsItSays] = FirstInFirstOut
 
     def make(self, block_size: int) -> EvictsAsItSays:

@@ -14,7 +14,7 @@ from engine.testing.architecture import ArchitectureConformance
 from engine.testing.attention_kernel import AttentionKernelConformance
 from engine.testing.attention_kernel import NativeConformance as NativeAttentionConformance
 from engine.testing.drafter import DeviceDrafterConformance, HostDrafterConformance
-from engine.testing.kv_allocator import KVAllocatorConformance, PrefixCachingConformance
+from engine.testing.kv_allocator import KVAllocatorConformance, PartialBlockConformance, PrefixCachingConformance
 from engine.testing.kv_format import KVFormatConformance
 from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance, QuantizerConformance
 from engine.testing.suites import CannotRun, ContractSuite, settable, suite_of, why
@@ -33,7 +33,7 @@ def made(word: str, *overrides: str, **settings: str) -> type:
     ("word", "expected", "other"),
     [
         ("paged", KVAllocatorConformance, PrefixCachingConformance),
-        ("prefix_cache", PrefixCachingConformance, None),
+        ("prefix_cache", PartialBlockConformance, None),
         ("native", KVFormatConformance, None),
         ("quantizer=none", AddConformance, GateConformance),
         ("quantizer=int8", QuantizerConformance, AddConformance),

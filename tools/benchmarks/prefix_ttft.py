@@ -3,7 +3,7 @@
     python tools/benchmarks/prefix_ttft.py MODEL [--suffix 64] [--rounds 7]
 
 Milliseconds from submission to the first token, in process, medians of interleaved rounds: ``cold`` is the whole
-prompt, ``cached`` the same beginning with a new suffix, ``alone`` only the suffix.
+prompt, ``cached`` the same beginning with a new suffix, ``repeated`` the whole prompt again, ``alone`` only the suffix.
 """
 
 from __future__ import annotations
@@ -29,21 +29,27 @@ def main() -> None:
     def tokens(count: int) -> list[int]:
         return [rng.randrange(100, llm.info.vocab_size) for _ in range(count)]
 
-    def ttft_ms(prompt: list[int]) -> float:
-        started = time.perf_counter()
-        llm.generate([prompt], max_tokens=1, temperature=0.0)
-        return (time.perf_counter() - started) * 1e3
+    times: dict[str, list[float]] = {"cold": [], "cached": [], "repeated": [], "alone": []}
+    computed = dict.fromkeys(times, 0)
 
-    times: dict[str, list[float]] = {"cold": [], "cached": [], "alone": []}
+    def ask(name: str, prompt: list[int]) -> None:
+        started = time.perf_counter()
+        (done,) = llm.generate([prompt], max_tokens=1, temperature=0.0)
+        times[name].append((time.perf_counter() - started) * 1e3)
+        assert done.timings is not None
+        computed[name] = len(prompt) - done.timings.cached_tokens
+
     for _ in range(options.rounds + 1):
         prefix = tokens(options.prefix)
-        times["cold"].append(ttft_ms(prefix + tokens(options.suffix)))
-        times["cached"].append(ttft_ms(prefix + tokens(options.suffix)))
-        times["alone"].append(ttft_ms(tokens(options.suffix)))
+        whole = prefix + tokens(options.suffix)
+        ask("cold", whole)
+        ask("cached", prefix + tokens(options.suffix))
+        ask("repeated", whole)
+        ask("alone", tokens(options.suffix))
     median = {name: statistics.median(values[1:]) for name, values in times.items()}  # the first round warms up
     print(
         f"prefix {options.prefix}, suffix {options.suffix} tokens: "
-        + ", ".join(f"{n} {t:.1f} ms" for n, t in median.items())
+        + ", ".join(f"{n} {t:.1f} ms ({computed[n]} computed)" for n, t in median.items())
     )
     print(
         f"cached / alone = {median['cached'] / median['alone']:.2f}, "

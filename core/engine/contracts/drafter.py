@@ -325,7 +325,8 @@ class DeviceDrafter(Drafter, Protocol):
     """Hidden states wanted: for ``i`` the residual entering layer ``i``; ``num_layers``: that before the final norm."""
     kv: DrafterKV | None
     kv_lookahead: int
-    """> 0: draft keys at ``i`` depend on token ``i + kv_lookahead``, so a prefix hit gives up its last block."""
+    """> 0: draft keys at ``i`` depend on token ``i + kv_lookahead``, so a prefix hit ends so many tokens before the
+    cached text and the new one part."""
     weights_bytes: int
     """What its own weights will take on the device, as far as headers tell."""
 

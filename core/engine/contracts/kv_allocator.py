@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+import msgspec
+
 FEWEST_BLOCKS = 3
 """Of a KV pool: the padding block, and two that a request can use."""
 
@@ -37,6 +39,21 @@ class KVGroup:
     window: int | None = None
 
 
+class Prefix(msgspec.Struct, frozen=True):
+    """The first ``num_tokens`` tokens of a request, and names for what their blocks hold.
+
+    ``tokens`` and ``keys`` may be longer, and grow while the request runs; what they have never changes. So an
+    allocator may keep this value, and must not change it.
+    """
+
+    keys: Sequence[bytes] = ()
+    """``keys[i]`` names the first ``i`` blocks, by a chained SHA-256 of their tokens: equal keys mean equal content.
+    ``keys[0]`` names what must be equal before any token is; the block behind the first ``i`` has the parent
+    ``keys[i]``. There is a key for every full block of ``num_tokens``, or none at all: then nothing may be shared."""
+    tokens: Sequence[int] = ()
+    num_tokens: int = 0
+
+
 @dataclass(slots=True)
 class Lease:
     """One request's hold on blocks. The allocator mutates it; everybody else reads. Ids are only added to it, until it
@@ -49,9 +66,15 @@ class Lease:
     request_id: str
     blocks: tuple[list[int], ...]
     num_cached: int
-    """Leading tokens that were found in the prefix cache when the lease was opened (a multiple of block_size)."""
+    """Leading tokens that were found in the prefix cache when the lease was opened."""
     num_committed: int
     """Leading tokens whose keys and values are final."""
+    copy_from: tuple[int, ...] | None = None
+    """Where ``num_cached`` is no multiple of block_size: the block of each group that holds the last of these tokens.
+    The core copies it to this lease's block ``num_cached // block_size``, which no other lease holds, before the first
+    step of this lease and in the order of :meth:`KVAllocator.open`. So the allocator may evict it and hand it out as
+    soon as ``open`` has returned. A lease may end before its copy was made: nobody may find tokens in the copy before
+    the first :meth:`KVAllocator.commit` of the lease. ``None`` where a hit ends at a block's border."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +103,16 @@ class KVAllocator(Protocol):
         """Take charge of blocks ``1 .. num_blocks - 1`` of every group (block 0 is padding)."""
         ...
 
-    def match_prefix(self, keys: Sequence[bytes]) -> int:
-        """How many leading blocks of this key chain are cached right now. Changes nothing.
-
-        ``keys[i]`` is the chained SHA-256 of the first ``i + 1`` full blocks; equal keys mean equal content.
-        """
+    def match_prefix(self, prefix: Prefix) -> int:
+        """How many leading tokens of ``prefix`` are cached right now, at most ``prefix.num_tokens``: whole blocks, and
+        behind them the first tokens of one more, if the plugin looks inside of blocks. Changes nothing."""
         ...
 
-    def open(self, request_id: str, keys: Sequence[bytes], max_tokens: int) -> Lease | None:
-        """Start a lease, taking over the longest cached prefix of ``keys``. ``max_tokens`` is the most the
-        request can ever need. ``None``: no room now (possible only if the plugin reserves ahead). A request that
-        starts again may open a lease before its old one is released: steps in flight can still use the old one.
+    def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
+        """Start a lease, taking over the longest cached beginning of ``prefix`` (less of it where no block is left for
+        a copy). ``max_tokens`` is the most the request can ever need. ``None``: no room now (possible only if the
+        plugin reserves ahead). A request that starts again may open a lease before its old one is released: steps in
+        flight can still use the old one.
         """
         ...
 
@@ -105,13 +127,14 @@ class KVAllocator(Protocol):
         rounded up to a block."""
         ...
 
-    def commit(self, lease: Lease, num_tokens: int, keys: Sequence[bytes]) -> None:
-        """The first ``num_tokens`` tokens are final. ``keys`` covers at least their full blocks (empty when
-        ``caches_prefixes`` is false), which may now be shared. Rejected drafts are simply never committed."""
+    def commit(self, lease: Lease, prefix: Prefix) -> None:
+        """The tokens of ``prefix`` are final, and may now be shared as far as it has keys. Rejected drafts are simply
+        never committed."""
         ...
 
     def release(self, lease: Lease) -> None:
-        """End the lease. Committed full blocks may stay cached; the rest become free. Idempotent."""
+        """End the lease. Committed blocks may stay cached, also one that is not full; the rest become free.
+        Idempotent."""
         ...
 
     def usage(self) -> BlockUsage:

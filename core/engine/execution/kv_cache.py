@@ -45,6 +45,8 @@ class KVCache:
         self.layers = tuple(_empty_layer(kv_format, shape, self._storage, device) for shape in shapes)
         self._key_slots = [as_bits(layer.k.flatten(0, 1)) for layer in self.layers]
         self._value_slots = [as_bits(layer.v.flatten(0, 1)) for layer in self.layers]
+        self._blocks = [t for layer in self.layers for t in stored_tensors(layer) if t is not None and t.dim() > 1]
+        """``[num_blocks, block_size, ...]``: keys, values and scales by token; scales of a layer are not in blocks."""
 
     @staticmethod
     def block_bytes(
@@ -85,6 +87,10 @@ class KVCache:
         cache = self.layers[layer]
         self._store(self._key_slots[layer], cache.k_scale, slot_mapping, k)
         self._store(self._value_slots[layer], cache.v_scale, slot_mapping, v)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Make a block what another one is, in all layers, drafters' as well."""
+        torch._foreach_copy_([stored[target] for stored in self._blocks], [stored[source] for stored in self._blocks])
 
     def _store(self, slots: Tensor, scales: Tensor | None, slot_mapping: Tensor, x: Tensor) -> None:
         scale = scales

@@ -22,7 +22,7 @@ class BlockKeys:
     ``block_size``: tokens per block.
     """
 
-    __slots__ = ("_block_size", "_keys", "_pack", "_root")
+    __slots__ = ("_block_size", "_keys", "_pack")
 
     def __init__(self, salt: Sequence[str | bytes], block_size: int) -> None:
         root = sha256()
@@ -30,14 +30,13 @@ class BlockKeys:
             data = part.encode() if isinstance(part, str) else part
             root.update(struct.pack("<Q", len(data)))
             root.update(data)
-        self._root = root.digest()
         self._block_size = block_size
         self._pack = struct.Struct(f"<{block_size}I").pack
-        self._keys: list[bytes] = []
+        self._keys = [root.digest()]
 
     @property
     def keys(self) -> list[bytes]:
-        """``keys[i]`` (32 bytes) names the first ``i + 1`` full blocks. Owned by this object; do not change it."""
+        """``keys[i]`` (32 bytes) names the first ``i`` blocks. Owned by this object; do not change it."""
         return self._keys
 
     def extend(self, tokens: Sequence[int]) -> list[bytes]:
@@ -47,16 +46,6 @@ class BlockKeys:
         must be unchanged. A call that completes no block costs next to nothing.
         """
         size, keys = self._block_size, self._keys
-        previous = keys[-1] if keys else self._root
-        for start in range(len(keys) * size, len(tokens) - size + 1, size):
-            previous = sha256(previous + self._pack(*tokens[start : start + size])).digest()
-            keys.append(previous)
+        for start in range((len(keys) - 1) * size, len(tokens) - size + 1, size):
+            keys.append(sha256(keys[-1] + self._pack(*tokens[start : start + size])).digest())
         return keys
-
-    def shareable(self, num_tokens: int) -> list[bytes]:
-        """The keys that a prefix lookup may use for a sequence of ``num_tokens`` tokens.
-
-        At most ``num_tokens - 1`` tokens are covered: one token must be left to compute, or there would be no
-        logits to sample from.
-        """
-        return self._keys[: max(0, num_tokens - 1) // self._block_size]

@@ -6,10 +6,8 @@ or kernels would write outside of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from engine.border.calls import broken, shown
-from engine.contracts.kv_allocator import BlockUsage, KVAllocator, Lease
+from engine.contracts.kv_allocator import BlockUsage, KVAllocator, Lease, Prefix
 
 
 class CheckedAllocator:
@@ -27,27 +25,31 @@ class CheckedAllocator:
         self.commit = allocator.commit  # these two answer nothing
         self.reset_cache = allocator.reset_cache
 
-    def match_prefix(self, keys: Sequence[bytes]) -> int:
-        found = self._allocator.match_prefix(keys)
-        if type(found) is not int or not 0 <= found <= len(keys):
-            raise broken(self._allocator, "match_prefix", f"returned {shown(found)}, expected 0 to {len(keys)} blocks")
+    def match_prefix(self, prefix: Prefix) -> int:
+        found = self._allocator.match_prefix(prefix)
+        if type(found) is not int or not 0 <= found <= prefix.num_tokens:
+            raise broken(
+                self._allocator, "match_prefix", f"returned {shown(found)}, expected 0 to {prefix.num_tokens} tokens"
+            )
         return found
 
-    def open(self, request_id: str, keys: Sequence[bytes], max_tokens: int) -> Lease | None:
-        lease = self._allocator.open(request_id, keys, max_tokens)
+    def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
+        lease = self._allocator.open(request_id, prefix, max_tokens)
         if lease is None:
             return None
         if not isinstance(lease, Lease) or not lease.blocks or type(lease.num_cached) is not int:
             raise broken(self._allocator, "open", f"returned {shown(lease)}, expected a Lease")
         if not all(type(ids) is list and len(ids) == len(lease.blocks[0]) for ids in lease.blocks):
             raise broken(self._allocator, "open", f"returned {shown(lease)}, expected a list of ids for each group")
-        cached = lease.num_cached // self._block_size
-        if lease.num_cached % self._block_size or not 0 <= cached <= min(len(keys), len(lease.blocks[0])):
+        cached, held = lease.num_cached, len(lease.blocks[0])
+        most = prefix.num_tokens if prefix.keys else 0
+        if not 0 <= cached <= min(most, held * self._block_size):
             raise broken(
-                self._allocator, "open", f"says num_cached={lease.num_cached} with {len(keys)} keys and "
-                f"{len(lease.blocks[0])} blocks of {self._block_size} tokens",
+                self._allocator, "open", f"says num_cached={cached} of {most} tokens that may be shared, with "
+                f"{held} blocks of {self._block_size} tokens",
             )  # fmt: skip
-        self._take("open", lease, 0, shared=cached)
+        self._take("open", lease, 0, shared=cached // self._block_size)
+        self._check_copy(lease)
         self._open.add(id(lease))
         return lease
 
@@ -89,6 +91,24 @@ class CheckedAllocator:
         usage = self.usage()
         if usage.leased or usage.free + usage.cached != usage.total:
             raise broken(self._allocator, "release", f"left {shown(usage)} when every request had ended")
+
+    def _check_copy(self, lease: Lease) -> None:
+        """A hit that ends inside of a block says which block of each group to copy; any other says none."""
+        sources, (own, part) = lease.copy_from, divmod(lease.num_cached, self._block_size)
+        if not part and sources is None:
+            return
+        if not part or type(sources) is not tuple or len(sources) != len(lease.blocks):
+            wanted = f"a block for each of {len(lease.blocks)} groups" if part else "None"
+            raise broken(
+                self._allocator, "open", f"says copy_from={shown(sources)} with num_cached={lease.num_cached}, "
+                f"expected {wanted}",
+            )  # fmt: skip
+        for source, ids in zip(sources, lease.blocks, strict=True):
+            if type(source) is not int or not 0 < source < self._num_blocks or source == ids[own]:
+                raise broken(
+                    self._allocator, "open", f"copies block {shown(source)} to block {ids[own]}, expected another of 1 "
+                    f"to {self._num_blocks - 1}",
+                )  # fmt: skip
 
     def _take(self, call: str, lease: Lease, first: int, shared: int) -> None:
         """Blocks from ``first`` on are new in this lease. Those of a cached prefix, the first ``shared``, others may

@@ -32,7 +32,7 @@ class Committer:
         for (sequence, epoch), row, outcome, asked in rows:
             if sequence.epoch != epoch or sequence.status is Status.FINISHED:
                 continue
-            if row.samples and row.num_tokens == 1:
+            if row.samples and row.num_tokens == 1 and sequence.num_outputs:
                 drafted.add(asked, row.num_drafts, outcome.num_accepted)
             if sequence.first_token_s > 0.0:
                 sequence.draft_ms += draft_ms

@@ -115,7 +115,7 @@ class EngineCore:
             settings.block_size,
             self._ledger,
             on_row_free=bound.drafter.release,
-            gives_up_last_block=device_drafter is not None and device_drafter.kv_lookahead > 0,
+            kv_lookahead=0 if device_drafter is None else device_drafter.kv_lookahead,
         )
         policy = DraftPolicy(min(settings.max_width, bound.drafter.max_width), settings.adaptive_drafts)
         self._drafting = Drafting(bound.drafter, policy, settings.vocab_size)
@@ -259,7 +259,11 @@ class EngineCore:
         self, step: InFlight, result: StepResult, now: float, commit_ms: float, drafted: Drafted
     ) -> StepEvent:
         plan = step.plan
-        decode = sum(row.num_queries for row in plan.rows if row.num_tokens == 1 and row.samples)
+        decoding = (
+            row.num_tokens == 1 and row.samples and row.max_start >= sequence.prompt_len
+            for row, (sequence, _) in zip(plan.rows, step.owners, strict=True)
+        )
+        decode = sum(row.num_queries for row, decodes in zip(plan.rows, decoding, strict=True) if decodes)
         usage = self._pool.allocator.usage()
         return StepEvent(
             at_s=now,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from engine.contracts.kv_allocator import KVAllocator, Lease
+from engine.contracts.kv_allocator import KVAllocator, Lease, Prefix
 from engine.loop.checked_allocator import CheckedAllocator
 from engine.loop.ledger import Ledger
 from engine.loop.sequence import Sequence
+from engine.step.plan import BlockCopy
 
 
 class Pool:
@@ -24,7 +25,7 @@ class Pool:
         block_size: int,
         ledger: Ledger,
         on_row_free: Callable[[int], None],
-        gives_up_last_block: bool,
+        kv_lookahead: int,
     ) -> None:
         self.allocator = CheckedAllocator(allocator, block_size)
         self.block_size = block_size
@@ -32,7 +33,7 @@ class Pool:
         self._free_rows = list(range(num_rows))
         self._ledger = ledger
         self._on_row_free = on_row_free
-        self._gives_up_last_block = gives_up_last_block
+        self._kv_lookahead = kv_lookahead
         self.blocks_coming = 0
         """Upper bound of blocks that become available when steps in flight retire."""
 
@@ -40,27 +41,39 @@ class Pool:
     def free_rows(self) -> int:
         return len(self._free_rows)
 
-    def prefix_keys(self, sequence: Sequence) -> list[bytes]:
-        """Keys that a prefix hit may use: at least the last token must be computed, so it is left out."""
-        if sequence.keys is None:
-            return []
-        sequence.keys.extend(sequence.tokens)
-        keys = sequence.keys.shareable(len(sequence.tokens))
-        return keys[:-1] if self._gives_up_last_block else keys
-
     def hit(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that are cached right now."""
-        return self.allocator.match_prefix(self.prefix_keys(sequence)) * self.block_size
+        return self.allocator.match_prefix(self._reusable(sequence))
 
     def admit(self, sequence: Sequence) -> bool:
         """Give the sequence a row and a lease, prefix hit included. False: no free row or blocks."""
         if not self._free_rows:
             return False
-        lease = self.allocator.open(sequence.request_id, self.prefix_keys(sequence), sequence.max_total)
+        lease = self.allocator.open(sequence.request_id, self._reusable(sequence), sequence.max_total)
         if lease is None:
             return False
-        sequence.admit(heapq.heappop(self._free_rows), lease)
+        sequence.admit(heapq.heappop(self._free_rows), lease, self._copies(lease))
         return True
+
+    def _reusable(self, sequence: Sequence) -> Prefix:
+        """What a prefix hit may cover: at least the last token must be computed."""
+        known = len(sequence.tokens)
+        if not self._kv_lookahead:
+            return self._prefix(sequence, known - 1)
+        # Keys of a drafter that looks ahead were computed from the tokens behind theirs, which must be the same, too.
+        same = self.allocator.match_prefix(self._prefix(sequence, known))
+        return self._prefix(sequence, max(0, min(known - 1, same - self._kv_lookahead)))
+
+    def _prefix(self, sequence: Sequence, num_tokens: int) -> Prefix:
+        keys = () if sequence.keys is None else sequence.keys.extend(sequence.tokens)
+        return Prefix(keys, sequence.tokens, num_tokens)
+
+    def _copies(self, lease: Lease) -> tuple[BlockCopy, ...]:
+        """What the device must copy before the lease's first step, by KV group."""
+        if lease.copy_from is None:
+            return ()
+        at = lease.num_cached // self.block_size
+        return tuple(BlockCopy(source, ids[at]) for source, ids in zip(lease.copy_from, lease.blocks, strict=True))
 
     def withdraw(self, sequence: Sequence) -> None:
         """Undo :meth:`admit` before any plan used it."""
@@ -82,8 +95,7 @@ class Pool:
     def commit(self, sequence: Sequence) -> None:
         """The first ``computed`` tokens are final and may be shared."""
         assert sequence.lease is not None
-        keys = [] if sequence.keys is None else sequence.keys.extend(sequence.tokens)
-        self.allocator.commit(sequence.lease, sequence.computed, keys)
+        self.allocator.commit(sequence.lease, self._prefix(sequence, sequence.computed))
 
     def release(self, sequence: Sequence, spoiled: bool = False) -> None:
         """Give back row and lease once the last plan that used them has retired. ``spoiled``: nobody may find its

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from engine.contracts.kv_allocator import Lease
 from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
 from engine.loop.block_keys import BlockKeys
-from engine.step.plan import Admit, RowResult, StepRow
+from engine.step.plan import Admit, BlockCopy, RowResult, StepRow
 
 
 class Status(enum.Enum):
@@ -40,6 +40,8 @@ class Sequence:
     status: Status = Status.WAITING
     row_id: int = -1
     lease: Lease | None = None
+    copies: tuple[BlockCopy, ...] = ()
+    """For the device to make, by KV group: the block in which a prefix hit ends. Empty once a plan has them."""
     blocks_sent: int = 0
     """Blocks of the lease that the device's block table already has."""
     is_on_device: bool = False
@@ -111,15 +113,21 @@ class Sequence:
 
     # Changes, in the order of a life ------------------------------------------------------------------------------
 
-    def admit(self, row_id: int, lease: Lease) -> None:
-        """Take a row and blocks, of which the first may hold a cached prefix."""
-        self.row_id, self.lease = row_id, lease
+    def admit(self, row_id: int, lease: Lease, copies: tuple[BlockCopy, ...] = ()) -> None:
+        """Take a row and blocks, of which the first may hold a cached prefix, the last of it once ``copies`` are
+        made."""
+        self.row_id, self.lease, self.copies = row_id, lease, copies
         self.drafter_synced = True
         self.scheduled = self.computed = lease.num_cached
 
     def admission(self) -> Admit:
-        """Everything the device must know of it, from now on at its row."""
+        """Everything the device must know of it, from now on at its row.
+
+        Copies are made once, even by a plan that is skipped: where it is admitted again in its row, the blocks they
+        were made from may hold something else.
+        """
         self.is_on_device, self.blocks_sent = True, 0
+        copies, self.copies = self.copies, ()
         return Admit(
             row_id=self.row_id,
             tokens=tuple(self.tokens),
@@ -128,6 +136,7 @@ class Sequence:
             sampling=self.request.sampling,
             seed=self.seed,
             stop_ids=tuple(self.stop_ids),
+            copies=copies,
         )
 
     def schedule(
@@ -178,7 +187,7 @@ class Sequence:
     def leave(self) -> tuple[int, Lease | None]:
         """Row and blocks, which are not its own any more."""
         row_id, lease = self.row_id, self.lease
-        self.row_id, self.lease = -1, None
+        self.row_id, self.lease, self.copies = -1, None, ()
         self.scheduled = self.computed = self.pending = 0
         return row_id, lease
 

@@ -12,6 +12,13 @@ import msgspec
 from engine.contracts.request import SamplingParams, TokenLogprobs
 
 
+class BlockCopy(msgspec.Struct, frozen=True):
+    """Keys and values of a block, in all layers of its KV group."""
+
+    source: int
+    target: int
+
+
 class Admit(msgspec.Struct, frozen=True):
     """A request takes a row of the device tables, or starts again in the one it has."""
 
@@ -24,6 +31,9 @@ class Admit(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     seed: int
     stop_ids: tuple[int, ...]
+    copies: tuple[BlockCopy, ...] = ()
+    """By KV group: a cached prefix ends inside of the block ``target``. Made in the order of a plan's admissions,
+    before anything else of it writes keys and values. Empty where a prefix ends at a block's border."""
 
 
 class StepRow(msgspec.Struct, frozen=True):

@@ -63,6 +63,14 @@ class ModelRunner:
         return () if self.drafts is None else self.drafts.aux_layers
 
     @torch.inference_mode()
+    def apply(self, plan: StepPlan) -> None:
+        """Take over the plan's admissions, with the blocks that they copy, new blocks and host drafts."""
+        self.tables.apply(plan)
+        for admit in plan.admits:
+            for copy in admit.copies[:1]:  # there is one KV group
+                self.kv.copy_block(copy.source, copy.target)
+
+    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Hand one plan to the device; on a GPU this returns while the device works. ``apply`` happened before (see
         :class:`DeviceQueue`)."""
@@ -190,7 +198,8 @@ class DeviceQueue:
     """Plans in, results out, in order.
 
     After a step failed, everything queued behind it is skipped (:class:`StepSkipped`) until :meth:`resume`;
-    admissions of skipped plans still take effect. :class:`DeviceBroken` says that there is nothing to resume.
+    admissions of skipped plans still take effect, with their copies of blocks. :class:`DeviceBroken` says that there is
+    nothing to resume.
     """
 
     def __init__(self, runner: ModelRunner, worker: DeviceWorker) -> None:
@@ -219,9 +228,9 @@ class DeviceQueue:
 
     def _run(self, plan: StepPlan) -> RunningStep:
         try:
-            self._runner.tables.apply(plan)
+            self._runner.apply(plan)
         except Exception as error:
-            # Half an admission: whoever ran on it would read what the row's former owner left.
+            # Half an admission: whoever ran on it would read what the row's or a block's former owner left.
             self._failed = True
             raise DeviceBroken(f"the device tables could not be written: {error}") from error
         if self._failed:

@@ -7,7 +7,8 @@
             return Mine(KVAllocatorConfig(block_size=block_size), build_context(block_size))
 
 The heart of it is a state machine: random sequences of calls against a model that writes into an imaginary cache,
-so that a block handed to two owners, freed too early or found under a wrong key shows as a wrong token. Which idle
+so that a block handed to two owners, freed too early, found under a wrong key or copied when it is another's shows as a
+wrong token. Which idle
 prefix is evicted first is the plugin's affair: oldest, least recently used, at random.
 """
 
@@ -31,7 +32,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup, Lease
+from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup, Lease, Prefix
 
 GROUPS = (
     KVGroup(group_id=0, layers=(0, 2), kind="full", block_bytes=64),
@@ -41,10 +42,17 @@ BLOCK = 8
 """Block size of the state machine, in tokens."""
 
 
-def keys_of(tokens: list[int], block_size: int = BLOCK) -> list[bytes]:
-    """One key per full block; equal keys mean that all tokens up to the block's end are equal."""
-    ends = range(block_size, len(tokens) + 1, block_size)
-    return [sha256(repr(tokens[:end]).encode()).digest() for end in ends]
+def prefix_of(tokens: list[int], num_tokens: int | None = None, block_size: int = BLOCK) -> Prefix:
+    """The first ``num_tokens`` of ``tokens`` (``None``: all), with a key for each full block of all: equal keys mean
+    that all tokens up to the block's end are equal."""
+    ends = range(0, len(tokens) + 1, block_size)
+    keys = [sha256(repr(tokens[:end]).encode()).digest() for end in ends]
+    return Prefix(keys, tokens, len(tokens) if num_tokens is None else num_tokens)
+
+
+def anonymous(num_tokens: int) -> Prefix:
+    """So many tokens that share nothing."""
+    return Prefix((), range(num_tokens), num_tokens)
 
 
 class Owner:
@@ -86,25 +94,58 @@ class AllocatorMachine(RuleBasedStateMachine):
         more=st.integers(0, 3 * BLOCK),
     )
     def open(self, flavour: int, length: int, more: int) -> Any:
-        # No two places hold the same: a block that is found for another position shows.
-        tokens = [1000 * (flavour if position >= 2 * BLOCK else 7) + position for position in range(length)]
-        keys = keys_of(tokens)[: (length - 1) // BLOCK] if self.allocator.caches_prefixes else []
-        before = self.allocator.usage()
-        hit = self.allocator.match_prefix(keys)
-        assert self.allocator.usage() == before, "looking for a prefix changed something"
-        self.serial += 1
-        lease = self.allocator.open(f"r{self.serial}", keys, length + more)
+        tokens = self.text(flavour, length)
+        lease = self.open_lease(tokens, length + more)
         if lease is None:
-            assert self.allocator.usage() == before, "a refused open changed something"
-            assert before.leased or length + more > before.total * BLOCK, "an empty pool refused a lease"
             return multiple()
-        assert lease.num_cached == lease.num_committed == hit * BLOCK
-        assert lease.request_id == f"r{self.serial}"
-        assert len(lease.blocks) == len(self.groups)
+        for group, source in enumerate(lease.copy_from or ()):
+            own = lease.blocks[group][lease.num_cached // BLOCK]
+            assert own != source, f"{lease} copies block {own} to itself"
+            self.memory[group, own] = list(self.memory.get((group, source), [None] * BLOCK))
         owner = Owner(lease, tokens, length + more, self.forgotten)
         self._expect_content(owner, lease.num_cached)
         self.live.append(owner)
         return owner
+
+    @rule(flavour=st.integers(0, 1), length=st.integers(1, 5 * BLOCK))
+    def open_in_vain(self, flavour: int, length: int) -> None:
+        """A lease that is given back before anything was computed, or copied, for it."""
+        lease = self.open_lease(self.text(flavour, length), length)
+        if lease is not None:
+            self.allocator.release(lease)
+
+    def text(self, flavour: int, length: int) -> list[int]:
+        """Texts part inside of the third block. No two places hold the same: a block that is found for another position
+        shows."""
+        return [1000 * (flavour if position >= 2 * BLOCK + 3 else 7) + position for position in range(length)]
+
+    def open_lease(self, tokens: list[int], max_tokens: int) -> Lease | None:
+        prefix = self.prefix(tokens, len(tokens) - 1)
+        before = self.allocator.usage()
+        hit = self.allocator.match_prefix(prefix)
+        assert self.allocator.usage() == before, "looking for a prefix changed something"
+        assert 0 <= hit <= prefix.num_tokens, f"{hit} of {prefix.num_tokens} tokens are cached"
+        self.serial += 1
+        lease = self.allocator.open(f"r{self.serial}", prefix, max_tokens)
+        after = self.allocator.usage()
+        if lease is None:
+            assert after == before, "a refused open changed something"
+            assert before.leased or max_tokens > before.total * BLOCK, "an empty pool refused a lease"
+            return None
+        assert lease.num_cached == lease.num_committed
+        if lease.num_cached != hit:
+            assert lease.num_cached == hit // BLOCK * BLOCK, f"{lease} has {lease.num_cached} of {hit} cached tokens"
+            # The block that would have been copied may be all there is.
+            assert after.available <= 1, "no copy was made, with a block left for it"
+        assert (lease.copy_from is None) == (lease.num_cached % BLOCK == 0), f"{lease} copies {lease.copy_from}"
+        assert lease.copy_from is None or len(lease.copy_from) == len(self.groups)
+        assert lease.request_id == f"r{self.serial}"
+        assert len(lease.blocks) == len(self.groups)
+        self.forgotten += lease.copy_from is not None and before.free == 0
+        return lease
+
+    def prefix(self, tokens: list[int], num_tokens: int) -> Prefix:
+        return prefix_of(tokens, num_tokens) if self.allocator.caches_prefixes else Prefix((), tokens, num_tokens)
 
     @rule(owner=owners, count=st.integers(1, 3 * BLOCK))
     def compute_some(self, owner: Owner, count: int) -> None:
@@ -146,15 +187,15 @@ class AllocatorMachine(RuleBasedStateMachine):
         upto = max(owner.lease.num_committed, owner.written - back)
         if not owner.open:
             return
-        keys = keys_of(owner.tokens[:upto]) if self.allocator.caches_prefixes else []
+        prefix = self.prefix(owner.tokens, upto)
         before = self.allocator.usage()
-        self.allocator.commit(owner.lease, upto, keys)
+        self.allocator.commit(owner.lease, prefix)
         assert owner.lease.num_committed == upto
         assert self.allocator.usage() == before, "a commit moves no blocks"
         owner.written = upto
         # A copy of a prefix that another lease committed first is not found again once that one is evicted.
-        if keys and owner.forgotten == self.forgotten:
-            assert self.allocator.match_prefix(keys) == len(keys), "a committed prefix cannot be found"
+        if prefix.keys and owner.forgotten == self.forgotten:
+            assert self.allocator.match_prefix(prefix) >= upto // BLOCK * BLOCK, "a committed prefix cannot be found"
 
     @rule(owner=owners, num_tokens=st.integers(0, 6 * BLOCK))
     def ask(self, owner: Owner, num_tokens: int) -> None:
@@ -242,7 +283,7 @@ class KVAllocatorConformance(ABC):
     def test_fulfils_the_protocol(self) -> None:
         allocator = self.started()
         assert isinstance(allocator, KVAllocator)
-        lease, usage = allocator.open("r", [], 2 * BLOCK), allocator.usage()
+        lease, usage = allocator.open("r", Prefix(), 2 * BLOCK), allocator.usage()
         assert isinstance(lease, Lease), f"open() returned {lease!r:.60}, expected a Lease"
         assert isinstance(usage, BlockUsage), f"usage() returned {usage!r:.60}, expected a BlockUsage"
         reserved = allocator.reserve(lease, BLOCK)
@@ -250,14 +291,14 @@ class KVAllocatorConformance(ABC):
 
     def test_block_zero_is_never_handed_out(self) -> None:
         allocator = self.started(num_blocks=5)
-        lease = allocator.open("all", [], 4 * BLOCK)
+        lease = allocator.open("all", Prefix(), 4 * BLOCK)
         assert lease is not None and allocator.reserve(lease, 4 * BLOCK)
         for blocks in lease.blocks:
             assert sorted(blocks) == [1, 2, 3, 4]
 
     def test_reserve_beyond_the_pool_is_refused_and_changes_nothing(self) -> None:
         allocator = self.started(num_blocks=3)
-        lease = allocator.open("r", [], 2 * BLOCK)
+        lease = allocator.open("r", Prefix(), 2 * BLOCK)
         assert lease is not None
         before = (allocator.usage(), [list(blocks) for blocks in lease.blocks])
         assert not allocator.reserve(lease, 3 * BLOCK)
@@ -266,13 +307,13 @@ class KVAllocatorConformance(ABC):
     def test_a_block_holds_as_many_tokens_as_the_configuration_says(self) -> None:
         for block_size in (8, 16, 64):
             allocator = self.started(block_size=block_size)
-            lease = allocator.open("r", [], 2 * block_size)
+            lease = allocator.open("r", Prefix(), 2 * block_size)
             assert lease is not None and allocator.reserve(lease, 2 * block_size)
             assert [len(blocks) for blocks in lease.blocks] == [2, 2], f"blocks of {block_size} tokens"
 
     def test_reserve_of_what_is_covered_changes_nothing(self) -> None:
         allocator = self.started()
-        lease = allocator.open("r", [], 3 * BLOCK)
+        lease = allocator.open("r", Prefix(), 3 * BLOCK)
         assert lease is not None and allocator.reserve(lease, 3 * BLOCK)
         before = (allocator.usage(), [list(blocks) for blocks in lease.blocks])
         for num_tokens in (1, BLOCK, 3 * BLOCK):
@@ -284,24 +325,24 @@ class KVAllocatorConformance(ABC):
         allocator = self.started()
         needed = allocator.blocks_needed(None, 3 * BLOCK, 5 * BLOCK)
         before = allocator.usage().available
-        lease = allocator.open("r", [], 5 * BLOCK)
+        lease = allocator.open("r", Prefix(), 5 * BLOCK)
         assert lease is not None and allocator.reserve(lease, 3 * BLOCK)
         assert before - allocator.usage().available == needed
 
     def test_a_released_lease_leaves_everything_available(self) -> None:
         allocator = self.started()
         for turn in range(3):
-            lease = allocator.open(f"r{turn}", [], 5 * BLOCK)
+            lease = allocator.open(f"r{turn}", Prefix(), 5 * BLOCK)
             assert lease is not None and allocator.reserve(lease, 5 * BLOCK)
-            tokens = list(range(5 * BLOCK))
-            allocator.commit(lease, 5 * BLOCK, keys_of(tokens) if allocator.caches_prefixes else [])
+            text = prefix_of(list(range(5 * BLOCK)))
+            allocator.commit(lease, text if allocator.caches_prefixes else anonymous(5 * BLOCK))
             allocator.release(lease)
             assert allocator.usage().available == allocator.usage().total
 
     def test_a_request_may_start_again_before_its_old_lease_ends(self) -> None:
         allocator = self.started()
-        old = allocator.open("r", [], 4 * BLOCK)
-        new = allocator.open("r", [], 4 * BLOCK)
+        old = allocator.open("r", Prefix(), 4 * BLOCK)
+        new = allocator.open("r", Prefix(), 4 * BLOCK)
         assert old is not None and new is not None
         assert allocator.reserve(old, 2 * BLOCK) and allocator.reserve(new, 2 * BLOCK)
         kept = list(new.blocks[0])
@@ -334,13 +375,12 @@ class KVAllocatorConformance(ABC):
 class PrefixCachingConformance(KVAllocatorConformance):
     """Further tests of allocators whose ``caches_prefixes`` is true."""
 
-    def filled(self, allocator: KVAllocator, name: str, tokens: list[int], commit: bool = True) -> Lease:
-        """A lease with all of ``tokens`` computed."""
-        keys = keys_of(tokens)
-        lease = allocator.open(name, keys[: (len(tokens) - 1) // BLOCK], len(tokens))
+    def filled(self, allocator: KVAllocator, name: str, tokens: list[int], committed: int | None = None) -> Lease:
+        """A lease with all of ``tokens`` computed, and ``committed`` of them (``None``: all) committed."""
+        lease = allocator.open(name, prefix_of(tokens, len(tokens) - 1), len(tokens))
         assert lease is not None and allocator.reserve(lease, len(tokens))
-        if commit:
-            allocator.commit(lease, len(tokens), keys)
+        if committed != 0:
+            allocator.commit(lease, prefix_of(tokens, committed))
         return lease
 
     def test_says_that_it_caches(self) -> None:
@@ -348,41 +388,57 @@ class PrefixCachingConformance(KVAllocatorConformance):
 
     def test_nothing_is_found_before_it_is_committed(self) -> None:
         allocator, tokens = self.started(), list(range(4 * BLOCK))
-        lease = self.filled(allocator, "a", tokens, commit=False)
-        assert allocator.match_prefix(keys_of(tokens)) == 0
-        allocator.commit(lease, 2 * BLOCK + 3, keys_of(tokens))
-        assert allocator.match_prefix(keys_of(tokens)) == 2
+        lease = self.filled(allocator, "a", tokens, committed=0)
+        assert allocator.match_prefix(prefix_of(tokens)) == 0
+        allocator.commit(lease, prefix_of(tokens, 2 * BLOCK + 3))
+        assert 2 * BLOCK <= allocator.match_prefix(prefix_of(tokens)) <= 2 * BLOCK + 3
 
     def test_a_hit_takes_over_the_same_blocks_in_every_group(self) -> None:
         allocator, tokens = self.started(), list(range(4 * BLOCK))
         first = self.filled(allocator, "a", tokens)
-        second = allocator.open("b", keys_of(tokens)[:3], 5 * BLOCK)
+        second = allocator.open("b", prefix_of(tokens, 3 * BLOCK), 5 * BLOCK)
         assert second is not None and second.num_cached == second.num_committed == 3 * BLOCK
+        assert second.copy_from is None
         for theirs, ours in zip(first.blocks, second.blocks):
             assert ours == theirs[:3]
         assert allocator.usage().leased == 4
+
+    def test_a_hit_covers_no_more_than_it_may(self) -> None:
+        allocator, tokens = self.started(), list(range(4 * BLOCK))
+        self.filled(allocator, "a", tokens)
+        for most in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 1, 3 * BLOCK - 1):
+            found = allocator.match_prefix(prefix_of(tokens, most))
+            assert most // BLOCK * BLOCK <= found <= most, f"{found} of {most} tokens are cached"
+
+    def test_tokens_without_keys_are_shared_with_nobody(self) -> None:
+        allocator = self.started()
+        lease = allocator.open("a", anonymous(2 * BLOCK), 2 * BLOCK)
+        assert lease is not None and allocator.reserve(lease, 2 * BLOCK)
+        allocator.commit(lease, anonymous(BLOCK + 3))
+        allocator.release(lease)
+        assert allocator.usage().cached == 0
+        self.filled(allocator, "b", list(range(2 * BLOCK)))
+        assert allocator.match_prefix(anonymous(2 * BLOCK)) == 0
 
     def test_an_idle_prefix_that_is_leased_again_cannot_be_evicted(self) -> None:
         allocator, tokens = self.started(num_blocks=5), list(range(3 * BLOCK))
         allocator.release(self.filled(allocator, "a", tokens))
         assert allocator.usage().cached == 3
-        lease = allocator.open("b", keys_of(tokens)[:2], 3 * BLOCK)
+        lease = allocator.open("b", prefix_of(tokens, 2 * BLOCK), 3 * BLOCK)
         assert lease is not None
         usage = allocator.usage()
         assert (usage.free, usage.cached, usage.leased) == (1, 1, 2)
-        hungry = allocator.open("c", [], 3 * BLOCK)
+        hungry = allocator.open("c", Prefix(), 3 * BLOCK)
         assert hungry is not None and not allocator.reserve(hungry, 3 * BLOCK)
 
     def test_another_chain_is_not_found(self) -> None:
         allocator, tokens = self.started(), list(range(4 * BLOCK))
         self.filled(allocator, "a", tokens)
-        assert allocator.match_prefix(keys_of([99, *tokens[1:]])) == 0
+        assert allocator.match_prefix(prefix_of([99, *tokens[1:]])) == 0
 
     def test_uncommitted_blocks_are_free_after_release(self) -> None:
         allocator, tokens = self.started(), list(range(4 * BLOCK))
-        lease = self.filled(allocator, "a", tokens, commit=False)
-        allocator.commit(lease, BLOCK + 1, keys_of(tokens))
-        allocator.release(lease)
+        allocator.release(self.filled(allocator, "a", tokens, committed=BLOCK))
         assert (allocator.usage().cached, allocator.usage().free) == (1, 15)
 
     def test_idle_prefixes_give_way_to_whoever_needs_their_memory(self) -> None:
@@ -396,41 +452,165 @@ class PrefixCachingConformance(KVAllocatorConformance):
                 held.append(list(filled.blocks[0]))
                 allocator.release(filled)
             assert (allocator.usage().cached, allocator.usage().free) == (8, 0)
-            lease = allocator.open("next", [], taken * BLOCK)
+            lease = allocator.open("next", Prefix(), taken * BLOCK)
             assert lease is not None and allocator.reserve(lease, taken * BLOCK)
             assert (allocator.usage().cached, allocator.usage().leased) == (8 - taken, taken)
             for tokens, blocks in zip(chains, held, strict=True):
-                found = allocator.match_prefix(keys_of(tokens))
-                again = allocator.open("again", keys_of(tokens), 4 * BLOCK)
-                assert again is not None and again.num_cached == found * BLOCK
-                assert again.blocks[0] == blocks[:found], "a block is found for other tokens than it holds"
+                found = allocator.match_prefix(prefix_of(tokens))
+                again = allocator.open("again", prefix_of(tokens), 4 * BLOCK)
+                assert again is not None and again.num_cached == found
+                assert again.blocks[0] == blocks[: found // BLOCK], "a block is found for other tokens than it holds"
                 assert not set(again.blocks[0]) & set(lease.blocks[0]), "a prefix is found in blocks that are in use"
-            assert sum(allocator.match_prefix(keys_of(tokens)) for tokens in chains) <= 8 - taken
+            assert sum(allocator.match_prefix(prefix_of(tokens)) for tokens in chains) <= (8 - taken) * BLOCK
 
     def test_a_block_in_use_is_never_evicted(self) -> None:
         allocator, tokens = self.started(num_blocks=5), list(range(2 * BLOCK))
         self.filled(allocator, "holder", tokens)
-        lease = allocator.open("hungry", [], 4 * BLOCK)
+        lease = allocator.open("hungry", Prefix(), 4 * BLOCK)
         assert lease is not None and not allocator.reserve(lease, 3 * BLOCK)
         assert allocator.reserve(lease, 2 * BLOCK)
-        assert allocator.match_prefix(keys_of(tokens)) == 2
+        assert allocator.match_prefix(prefix_of(tokens)) == 2 * BLOCK
 
     def test_two_who_compute_the_same_keep_their_own_blocks(self) -> None:
         allocator, tokens = self.started(), list(range(2 * BLOCK))
-        a = self.filled(allocator, "a", tokens, commit=False)
-        b = self.filled(allocator, "b", tokens, commit=False)
+        a = self.filled(allocator, "a", tokens, committed=0)
+        b = self.filled(allocator, "b", tokens, committed=0)
         for lease in (a, b):
-            allocator.commit(lease, 2 * BLOCK, keys_of(tokens))
+            allocator.commit(lease, prefix_of(tokens))
         assert not set(a.blocks[0]) & set(b.blocks[0])
         allocator.release(a)
         allocator.release(b)
-        assert (allocator.usage().cached, allocator.match_prefix(keys_of(tokens))) == (2, 2)
+        assert (allocator.usage().cached, allocator.match_prefix(prefix_of(tokens))) == (2, 2 * BLOCK)
 
     def test_reset_forgets_everything_that_nobody_holds(self) -> None:
         allocator = self.started()
-        held, idle = list(range(2 * BLOCK)), list(range(50, 50 + 2 * BLOCK))
+        held, idle = list(range(2 * BLOCK)), list(range(50, 50 + 2 * BLOCK + 3))
         self.filled(allocator, "held", held)
         allocator.release(self.filled(allocator, "idle", idle))
         allocator.reset_cache()
-        assert allocator.match_prefix(keys_of(idle)) == 0
-        assert allocator.match_prefix(keys_of(held)) == 2
+        assert allocator.match_prefix(prefix_of(idle)) == 0
+        assert allocator.match_prefix(prefix_of(held)) == 2 * BLOCK
+
+
+def finds_parts(allocator: KVAllocator) -> bool:
+    """Whether an allocator, for blocks of :data:`BLOCK` tokens and not started yet, finds the first tokens of a
+    block."""
+    allocator.start(GROUPS, 3)
+    text = list(range(BLOCK))
+    lease = allocator.open("r", Prefix(), BLOCK)
+    if lease is None or not allocator.reserve(lease, BLOCK):
+        return False
+    allocator.commit(lease, prefix_of(text))
+    return allocator.match_prefix(prefix_of(text, BLOCK - 1)) > 0
+
+
+class PartialBlockConformance(PrefixCachingConformance):
+    """Further tests of allocators that look inside of blocks: a hit may end anywhere, in a copy."""
+
+    def cached(self, allocator: KVAllocator, tokens: list[int], committed: int | None = None) -> list[int]:
+        """A request came and went; the blocks that it had."""
+        lease = self.filled(allocator, "before", tokens, committed)
+        blocks = list(lease.blocks[0])
+        allocator.release(lease)
+        return blocks
+
+    def hit(self, allocator: KVAllocator, tokens: list[int], most: int | None = None) -> Lease:
+        """A lease on what is cached of ``tokens``."""
+        found = allocator.match_prefix(prefix_of(tokens, most))
+        lease = allocator.open("again", prefix_of(tokens, most), len(tokens))
+        assert lease is not None and lease.num_cached == lease.num_committed == found
+        assert len(lease.blocks[0]) == -(-found // BLOCK)
+        return lease
+
+    def test_a_repeated_text_is_found_up_to_any_token(self) -> None:
+        for length in (5, BLOCK, 3 * BLOCK - 3, 4 * BLOCK):
+            allocator, tokens = self.started(num_blocks=17), list(range(length))
+            blocks = self.cached(allocator, tokens)
+            for most in range(length + 1):
+                lease = self.hit(allocator, tokens, most)
+                full, part = divmod(most, BLOCK)
+                assert lease.num_cached == most and lease.blocks[0][:full] == blocks[:full]
+                assert lease.copy_from == ((blocks[full],) * 2 if part else None)
+                assert not part or lease.blocks[0][full] not in blocks, "a copy is to be made of a block to itself"
+                allocator.release(lease)
+
+    def test_a_text_that_ended_within_a_block_is_found_as_far_as_it_was_committed(self) -> None:
+        allocator, tokens = self.started(), list(range(2 * BLOCK))
+        self.cached(allocator, tokens, committed=BLOCK + 3)
+        assert (allocator.usage().cached, allocator.usage().free) == (2, 14)
+        assert allocator.match_prefix(prefix_of(tokens)) == BLOCK + 3
+
+    def test_texts_that_part_within_a_block_share_what_is_the_same(self) -> None:
+        allocator, tokens = self.started(num_blocks=33), list(range(3 * BLOCK))
+        for same in (1, BLOCK - 1, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK + 3):
+            allocator.reset_cache()
+            self.cached(allocator, tokens)
+            other = tokens[:same] + [500] * (3 * BLOCK - same)
+            assert allocator.match_prefix(prefix_of(other)) == same
+
+    def test_of_blocks_that_begin_alike_the_one_with_most_in_common_is_copied(self) -> None:
+        beginnings = [[5], [5, 6], [5, 6, 7, 8], [5, 6, 9], [4, 6, 7], [6]]
+        for order in (beginnings, beginnings[::-1]):
+            allocator = self.started(num_blocks=33)
+            held = {tuple(text): self.cached(allocator, [*text, *[100 + i] * (BLOCK - len(text))])
+                    for i, text in enumerate(order)}  # fmt: skip
+            for wanted, count, holds in (
+                ([5, 6, 7, 8, 1], 4, (5, 6, 7, 8)), ([5, 6, 7, 1], 3, (5, 6, 7, 8)), ([5, 6, 9, 1], 3, (5, 6, 9)),
+                ([4, 6, 1], 2, (4, 6, 7)), ([6, 1], 1, (6,)), ([7], 0, None),
+            ):  # fmt: skip
+                lease = self.hit(allocator, [*wanted, 1, 1, 1])
+                assert lease.num_cached == count
+                assert lease.copy_from == (None if holds is None else (held[holds][0],) * 2)
+                allocator.release(lease)
+
+    def test_the_same_tokens_behind_another_beginning_are_not_found(self) -> None:
+        allocator, tokens = self.started(), list(range(BLOCK + 4))
+        self.cached(allocator, tokens)
+        other = [99, *tokens[1:]]
+        self.cached(allocator, other[:BLOCK])
+        assert allocator.match_prefix(prefix_of(other)) == BLOCK
+
+    def test_a_block_is_not_evicted_for_its_own_copy(self) -> None:
+        allocator, tokens = self.started(num_blocks=3), list(range(BLOCK + 4))
+        self.cached(allocator, tokens)
+        lease = allocator.open("again", prefix_of(tokens, BLOCK + 3), 2 * BLOCK)
+        assert lease is not None and (lease.num_cached, lease.copy_from) == (BLOCK, None)
+        assert (allocator.usage().cached, allocator.usage().leased) == (1, 1)
+        assert allocator.match_prefix(prefix_of(tokens)) == BLOCK + 4
+        assert allocator.reserve(lease, BLOCK + 4), "the block is as good as free"
+
+    def test_an_idle_block_gives_way_to_a_copy(self) -> None:
+        allocator, tokens = self.started(num_blocks=4), list(range(BLOCK + 4))
+        self.cached(allocator, list(range(50, 50 + BLOCK)))
+        self.cached(allocator, tokens)
+        assert allocator.usage().free == 0
+        lease = self.hit(allocator, tokens, BLOCK + 3)
+        assert lease.num_cached == BLOCK + 3
+        assert (allocator.usage().cached, allocator.usage().leased) == (1, 2)
+
+    def test_a_copy_that_was_never_made_is_found_by_nobody(self) -> None:
+        allocator, tokens = self.started(), list(range(2 * BLOCK))
+        self.cached(allocator, tokens)
+        before = allocator.usage()
+        allocator.release(self.hit(allocator, tokens, 2 * BLOCK - 1))
+        assert allocator.usage() == before
+        other = self.hit(allocator, tokens, BLOCK + 3)
+        allocator.reset_cache()
+        allocator.release(other)
+        assert allocator.match_prefix(prefix_of(tokens)) == BLOCK
+
+    def test_requests_that_repeat_a_text_leave_one_copy_of_it(self) -> None:
+        allocator, tokens = self.started(), list(range(BLOCK + 4))
+        for _ in range(5):
+            self.cached(allocator, tokens)
+            assert (allocator.usage().cached, allocator.usage().free) == (2, 14)
+
+    def test_what_a_copy_was_made_from_stays_what_it_was(self) -> None:
+        allocator, tokens = self.started(), list(range(BLOCK + 4))
+        self.cached(allocator, tokens)
+        longer = [*tokens, *range(200, 200 + BLOCK)]
+        lease = self.hit(allocator, longer)
+        assert lease.num_cached == BLOCK + 4 and allocator.reserve(lease, len(longer))
+        allocator.commit(lease, prefix_of(longer))
+        other = [*tokens, 7, 7]
+        assert self.hit(allocator, other).num_cached == BLOCK + 4

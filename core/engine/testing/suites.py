@@ -129,13 +129,15 @@ def _scheduler(subject: Subject) -> Suite:
 
 
 def _kv_allocator(subject: Subject) -> Suite:
-    from engine.testing.kv_allocator import BLOCK, KVAllocatorConformance, PrefixCachingConformance
+    from engine.testing import kv_allocator as suites
 
     def make(block_size: int) -> Any:
         return subject.build(subject.context(block_size), block_size=block_size)
 
-    caches = subject.tried(lambda: make(BLOCK).caches_prefixes)
-    suite = PrefixCachingConformance if caches else KVAllocatorConformance
+    suite: Suite = suites.KVAllocatorConformance
+    if subject.tried(lambda: make(suites.BLOCK).caches_prefixes):
+        parts = subject.tried(lambda: suites.finds_parts(make(suites.BLOCK)))
+        suite = suites.PartialBlockConformance if parts else suites.PrefixCachingConformance
     return _filled(subject, [suite], make=lambda self, block_size: make(block_size))
 
 

@@ -62,8 +62,9 @@ class Leases:
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._open.values())
 
-    def add(self, request_id: str, blocks: list[int], num_cached: int = 0) -> Lease:
-        lease = Lease(request_id, (blocks,) * self._num_groups, num_cached, num_cached)
+    def add(self, request_id: str, blocks: list[int], num_cached: int = 0, copy_from: int | None = None) -> Lease:
+        sources = None if copy_from is None else (copy_from,) * self._num_groups
+        lease = Lease(request_id, (blocks,) * self._num_groups, num_cached, num_cached, sources)
         self._open[id(lease)] = lease
         return lease
 

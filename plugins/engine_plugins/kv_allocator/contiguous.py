@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from engine.contracts.config import KVAllocatorConfig
-from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease
+from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease, Prefix
 from engine.contracts.provider import BuildContext
 from engine_plugins.kv_allocator.block_pool import Leases, advance, blocks_for, check_partition
 
@@ -76,10 +76,10 @@ class ContiguousAllocator:
         self._free = FreeRuns(num_blocks)
         self._leases = Leases(groups)
 
-    def match_prefix(self, keys: Sequence[bytes]) -> int:
+    def match_prefix(self, prefix: Prefix) -> int:
         return 0
 
-    def open(self, request_id: str, keys: Sequence[bytes], max_tokens: int) -> Lease | None:
+    def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
         run = self._free.take(blocks_for(max_tokens, self._block_size))
         return None if run is None else self._leases.add(request_id, list(run))
 
@@ -92,8 +92,8 @@ class ContiguousAllocator:
         """True up to the ``max_tokens`` the lease was opened with (rounded up to a block); False beyond."""
         return blocks_for(num_tokens, self._block_size) <= len(lease.blocks[0])
 
-    def commit(self, lease: Lease, num_tokens: int, keys: Sequence[bytes]) -> None:
-        advance(lease, num_tokens, self._block_size)
+    def commit(self, lease: Lease, prefix: Prefix) -> None:
+        advance(lease, prefix.num_tokens, self._block_size)
 
     def release(self, lease: Lease) -> None:
         self._free.give(self._leases.remove(lease) or [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.contracts.config import KVAllocatorConfig
-from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease
+from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease, Prefix
 from engine.contracts.provider import BuildContext
 from engine_plugins.kv_allocator.block_pool import FreeBlocks, Leases, advance, blocks_for, check_partition
 
@@ -23,10 +23,10 @@ class PagedAllocator:
         self._free = FreeBlocks(num_blocks)
         self._leases = Leases(groups)
 
-    def match_prefix(self, keys: Sequence[bytes]) -> int:
+    def match_prefix(self, prefix: Prefix) -> int:
         return 0
 
-    def open(self, request_id: str, keys: Sequence[bytes], max_tokens: int) -> Lease:
+    def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease:
         return self._leases.add(request_id, [])
 
     def blocks_needed(self, lease: Lease | None, num_tokens: int, max_tokens: int) -> int:
@@ -40,8 +40,8 @@ class PagedAllocator:
         lease.blocks[0].extend(self._free.take(needed))
         return True
 
-    def commit(self, lease: Lease, num_tokens: int, keys: Sequence[bytes]) -> None:
-        advance(lease, num_tokens, self._block_size)
+    def commit(self, lease: Lease, prefix: Prefix) -> None:
+        advance(lease, prefix.num_tokens, self._block_size)
 
     def release(self, lease: Lease) -> None:
         self._free.give(self._leases.remove(lease) or [])

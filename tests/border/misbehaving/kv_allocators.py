@@ -77,8 +77,8 @@ class FalseHit(PagedAllocator):
 
     says = r"open\(\) says num_cached=64"
 
-    def open(self, request_id: str, keys: Any, max_tokens: int) -> Any:
-        lease = super().open(request_id, keys, max_tokens)
+    def open(self, request_id: str, prefix: Any, max_tokens: int) -> Any:
+        lease = super().open(request_id, prefix, max_tokens)
         return Lease(lease.request_id, lease.blocks, 64, 64)
 
 
@@ -97,7 +97,7 @@ class OpenRaises(PagedAllocator):
 
     says = r"open\(\) raised IndexError: pop from empty list"
 
-    def open(self, request_id: str, keys: Any, max_tokens: int) -> Any:
+    def open(self, request_id: str, prefix: Any, max_tokens: int) -> Any:
         return [].pop()
 
 
@@ -119,11 +119,53 @@ class HalfThePool(PagedAllocator):
         super().start(groups, num_blocks // 2)
 
 
-class WrongKeys(PagedAllocator):
-    """Finds more blocks than there are keys."""
+class MoreThanThereIs(PagedAllocator):
+    """Finds more tokens than the request has."""
 
-    says = r"match_prefix\(\) returned 99, expected 0 to \d+ blocks"
+    says = r"match_prefix\(\) returned 99999, expected 0 to \d+ tokens"
     caches_prefixes = True
 
-    def match_prefix(self, keys: Any) -> int:
-        return 99
+    def match_prefix(self, prefix: Any) -> int:
+        return 99999
+
+
+class InsideOfABlock(PagedAllocator):
+    """Has a hit end inside of a block, and does not say what to copy."""
+
+    says = r"open\(\) says copy_from=None with num_cached=3, expected a block for each of 1 groups"
+    caches_prefixes = True
+    copy_from: Any = None
+    num_cached = 3
+
+    def open(self, request_id: str, prefix: Any, max_tokens: int) -> Any:
+        lease = super().open(request_id, prefix, max_tokens)
+        lease.blocks[0].extend(self._free.take(1))
+        lease.num_cached = lease.num_committed = self.num_cached if prefix.num_tokens >= self.num_cached else 0
+        lease.copy_from = self.copy_from
+        return lease
+
+
+class CopiesNowhere(InsideOfABlock):
+    """Says what to copy where a hit is of whole blocks."""
+
+    says = r"open\(\) says copy_from=\(2,\) with num_cached=0, expected None"
+    copy_from = (2,)
+    num_cached = 0
+
+
+class CopiesPadding(InsideOfABlock):
+    """Copies the padding block."""
+
+    says = r"open\(\) copies block 0 to block \d+, expected another of 1 to \d+"
+    copy_from = (0,)
+
+
+class CopiesItself(InsideOfABlock):
+    """Copies a block to itself: it would have been shared with whoever writes to it."""
+
+    says = r"open\(\) copies block (\d+) to block \1, expected another of 1 to \d+"
+
+    def open(self, request_id: str, prefix: Any, max_tokens: int) -> Any:
+        lease = super().open(request_id, prefix, max_tokens)
+        lease.copy_from = (lease.blocks[0][0],) if lease.num_cached else None
+        return lease

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from engine.contracts.config import KVAllocatorConfig
-from engine.contracts.kv_allocator import KVGroup
+from engine.contracts.kv_allocator import KVGroup, Prefix
 from engine.testing.context import build_context
 from engine.testing.kv_allocator import BLOCK, KVAllocatorConformance
 from engine_plugins.kv_allocator.paged import PagedAllocator
@@ -26,7 +26,7 @@ def started(num_blocks: int) -> PagedAllocator:
 
 def test_a_block_is_taken_when_a_token_reaches_it() -> None:
     allocator = started(9)
-    lease = allocator.open("r", [], 8 * BLOCK)
+    lease = allocator.open("r", Prefix(), 8 * BLOCK)
     held = []
     for num_tokens in (1, BLOCK, BLOCK + 1):
         assert allocator.reserve(lease, num_tokens)
@@ -37,7 +37,7 @@ def test_a_block_is_taken_when_a_token_reaches_it() -> None:
 def test_fresh_and_returned_blocks_come_out_as_ascending_runs() -> None:
     allocator = started(9)
     for name in ("first", "second"):
-        lease = allocator.open(name, [], 5 * BLOCK)
+        lease = allocator.open(name, Prefix(), 5 * BLOCK)
         assert allocator.reserve(lease, 5 * BLOCK)
         assert lease.blocks[0] == [1, 2, 3, 4, 5]
         allocator.release(lease)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from engine.contracts.config import KVAllocatorConfig
-from engine.contracts.kv_allocator import KVGroup
+from engine.contracts.kv_allocator import KVGroup, Prefix
 from engine.testing.context import build_context
-from engine.testing.kv_allocator import BLOCK, PrefixCachingConformance, keys_of
+from engine.testing.kv_allocator import BLOCK, PartialBlockConformance, anonymous, prefix_of
 from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
 
 GROUP = KVGroup(group_id=0, layers=(0,), kind="full", block_bytes=64)
@@ -15,7 +15,7 @@ def make(block_size: int = BLOCK) -> PrefixCacheAllocator:
     return PrefixCacheAllocator(KVAllocatorConfig(block_size=block_size), build_context(block_size))
 
 
-class TestPrefixCacheAllocator(PrefixCachingConformance):
+class TestPrefixCacheAllocator(PartialBlockConformance):
     def make(self, block_size: int) -> PrefixCacheAllocator:
         return make(block_size)
 
@@ -27,9 +27,9 @@ def started(num_blocks: int) -> PrefixCacheAllocator:
 
 
 def run_to_the_end(allocator: PrefixCacheAllocator, name: str, tokens: list[int]) -> None:
-    lease = allocator.open(name, keys_of(tokens)[: (len(tokens) - 1) // BLOCK], len(tokens))
+    lease = allocator.open(name, prefix_of(tokens, len(tokens) - 1), len(tokens))
     assert allocator.reserve(lease, len(tokens))
-    allocator.commit(lease, len(tokens), keys_of(tokens))
+    allocator.commit(lease, prefix_of(tokens))
     allocator.release(lease)
 
 
@@ -37,9 +37,9 @@ def test_free_blocks_are_used_before_anything_is_evicted() -> None:
     allocator = started(9)
     tokens = list(range(4 * BLOCK))
     run_to_the_end(allocator, "a", tokens)
-    lease = allocator.open("b", [], 4 * BLOCK)
+    lease = allocator.open("b", Prefix(), 4 * BLOCK)
     assert allocator.reserve(lease, 4 * BLOCK)
-    assert allocator.match_prefix(keys_of(tokens)) == 4
+    assert allocator.match_prefix(prefix_of(tokens)) == 4 * BLOCK
 
 
 def test_eviction_starts_at_the_tail_of_the_oldest_chain() -> None:
@@ -47,10 +47,10 @@ def test_eviction_starts_at_the_tail_of_the_oldest_chain() -> None:
     old, new = list(range(4 * BLOCK)), list(range(100, 100 + 4 * BLOCK))
     run_to_the_end(allocator, "old", old)
     run_to_the_end(allocator, "new", new)
-    lease = allocator.open("next", [], 3 * BLOCK)
+    lease = allocator.open("next", Prefix(), 3 * BLOCK)
     assert lease is not None and allocator.reserve(lease, 3 * BLOCK)
-    assert allocator.match_prefix(keys_of(old)) == 1
-    assert allocator.match_prefix(keys_of(new)) == 4
+    assert allocator.match_prefix(prefix_of(old)) == BLOCK
+    assert allocator.match_prefix(prefix_of(new)) == 4 * BLOCK
 
 
 def test_using_a_prefix_again_makes_it_recent() -> None:
@@ -59,57 +59,92 @@ def test_using_a_prefix_again_makes_it_recent() -> None:
     run_to_the_end(allocator, "a", a)
     run_to_the_end(allocator, "b", b)
     run_to_the_end(allocator, "a again", a)
-    lease = allocator.open("c", [], 4 * BLOCK)
+    lease = allocator.open("c", Prefix(), 4 * BLOCK)
     assert allocator.reserve(lease, 4 * BLOCK)
-    assert (allocator.match_prefix(keys_of(a)), allocator.match_prefix(keys_of(b))) == (4, 0)
+    assert (allocator.match_prefix(prefix_of(a)), allocator.match_prefix(prefix_of(b))) == (4 * BLOCK, 0)
 
 
 def test_a_private_copy_takes_the_key_over_when_the_first_owner_is_gone() -> None:
     allocator = started(5)
     tokens = list(range(2 * BLOCK))
-    first = allocator.open("first", [], 2 * BLOCK)
-    copy = allocator.open("copy", [], 2 * BLOCK)
+    first = allocator.open("first", Prefix(), 2 * BLOCK)
+    copy = allocator.open("copy", Prefix(), 2 * BLOCK)
     for lease in (first, copy):
         assert allocator.reserve(lease, 2 * BLOCK)
-        allocator.commit(lease, 2 * BLOCK, keys_of(tokens))
+        allocator.commit(lease, prefix_of(tokens))
     allocator.release(first)
     allocator.reset_cache()
-    assert allocator.match_prefix(keys_of(tokens)) == 0
+    assert allocator.match_prefix(prefix_of(tokens)) == 0
     allocator.release(copy)
-    assert allocator.match_prefix(keys_of(tokens)) == 2
+    assert allocator.match_prefix(prefix_of(tokens)) == 2 * BLOCK
     allocator.check()
 
 
 def test_releasing_a_private_copy_makes_the_shared_block_recent() -> None:
     allocator = started(6)
     tokens, other = list(range(BLOCK)), list(range(100, 100 + BLOCK))
-    first = allocator.open("first", [], BLOCK)
-    copy = allocator.open("copy", [], BLOCK)
+    first = allocator.open("first", Prefix(), BLOCK)
+    copy = allocator.open("copy", Prefix(), BLOCK)
     for lease in (first, copy):
         assert allocator.reserve(lease, BLOCK)
-        allocator.commit(lease, BLOCK, keys_of(tokens))
+        allocator.commit(lease, prefix_of(tokens))
     allocator.release(first)
     run_to_the_end(allocator, "other", other)
     allocator.release(copy)
-    lease = allocator.open("next", [], 4 * BLOCK)
+    lease = allocator.open("next", Prefix(), 4 * BLOCK)
     assert allocator.reserve(lease, 4 * BLOCK)
-    assert (allocator.match_prefix(keys_of(tokens)), allocator.match_prefix(keys_of(other))) == (1, 0)
+    assert (allocator.match_prefix(prefix_of(tokens)), allocator.match_prefix(prefix_of(other))) == (BLOCK, 0)
 
 
 def test_commit_without_keys_shares_nothing_until_keys_are_given() -> None:
     allocator = started(9)
     tokens = list(range(3 * BLOCK))
-    lease = allocator.open("r", [], 3 * BLOCK)
+    lease = allocator.open("r", Prefix(), 3 * BLOCK)
     assert allocator.reserve(lease, 3 * BLOCK)
-    allocator.commit(lease, 2 * BLOCK, [])
-    assert allocator.match_prefix(keys_of(tokens)) == 0
-    allocator.commit(lease, 3 * BLOCK, keys_of(tokens))
-    assert allocator.match_prefix(keys_of(tokens)) == 3
+    allocator.commit(lease, anonymous(2 * BLOCK))
+    assert allocator.match_prefix(prefix_of(tokens)) == 0
+    allocator.commit(lease, prefix_of(tokens))
+    assert allocator.match_prefix(prefix_of(tokens)) == 3 * BLOCK
 
 
 def test_too_few_keys_are_refused() -> None:
     allocator = started(9)
-    lease = allocator.open("r", [], 3 * BLOCK)
+    lease = allocator.open("r", Prefix(), 3 * BLOCK)
     assert allocator.reserve(lease, 3 * BLOCK)
-    with pytest.raises(ValueError, match="1 keys for 3 full blocks"):
-        allocator.commit(lease, 3 * BLOCK, keys_of(list(range(BLOCK))))
+    with pytest.raises(ValueError, match="request 'r': 2 keys, expected 4 for 3 full blocks"):
+        allocator.commit(lease, prefix_of(list(range(BLOCK)), 3 * BLOCK))
+
+
+def test_the_last_block_of_a_text_is_evicted_before_those_it_is_found_behind() -> None:
+    allocator = started(6)
+    tokens = list(range(2 * BLOCK + 4))
+    run_to_the_end(allocator, "r", tokens)
+    lease = allocator.open("next", Prefix(), 5 * BLOCK)
+    for blocks, found in ((2, 2 * BLOCK + 4), (3, 2 * BLOCK), (4, BLOCK), (5, 0)):
+        assert allocator.reserve(lease, blocks * BLOCK)
+        assert allocator.match_prefix(prefix_of(tokens)) == found
+
+
+def test_a_block_that_another_one_holds_the_tokens_of_is_evicted_first() -> None:
+    """A conversation goes on: the block in which its last turn ended is of no use beside the full one."""
+    allocator = started(7)
+    turn, other = list(range(BLOCK + 4)), list(range(100, 100 + BLOCK))
+    run_to_the_end(allocator, "other", other)
+    run_to_the_end(allocator, "turn", turn)
+    run_to_the_end(allocator, "next turn", [*turn, *range(200, 200 + BLOCK)])
+    assert allocator.usage().cached == 5
+    lease = allocator.open("newcomer", Prefix(), 2 * BLOCK)
+    assert allocator.reserve(lease, 2 * BLOCK)
+    assert allocator.match_prefix(prefix_of(turn)) == BLOCK + 4
+    assert allocator.match_prefix(prefix_of(other)) == BLOCK
+
+
+def test_a_block_that_is_copied_is_recent() -> None:
+    allocator = started(9)
+    a, b = list(range(BLOCK + 4)), list(range(100, 100 + BLOCK + 4))
+    run_to_the_end(allocator, "a", a)
+    run_to_the_end(allocator, "b", b)
+    run_to_the_end(allocator, "a again", a)
+    lease = allocator.open("c", Prefix(), 6 * BLOCK)
+    assert allocator.reserve(lease, 6 * BLOCK)
+    assert (allocator.match_prefix(prefix_of(a)), allocator.match_prefix(prefix_of(b))) == (BLOCK + 4, 0)

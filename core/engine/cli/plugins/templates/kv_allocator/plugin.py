@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.contracts.config import KVAllocatorConfig
-from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease
+from engine.contracts.kv_allocator import BlockUsage, KVGroup, Lease, Prefix
 from engine.contracts.provider import BuildContext, Provider
 from engine.hookspecs import hookimpl
 
@@ -45,11 +45,11 @@ class MineAllocator:
         self._free = list(range(num_blocks - 1, 0, -1))
         self._open: dict[int, Lease] = {}
 
-    def match_prefix(self, keys: Sequence[bytes]) -> int:
-        """How many of the first blocks are cached right now. Must change nothing."""
+    def match_prefix(self, prefix: Prefix) -> int:
+        """How many of the first tokens are cached right now. Must change nothing."""
         return 0
 
-    def open(self, request_id: str, keys: Sequence[bytes], max_tokens: int) -> Lease | None:
+    def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
         """A lease on what is cached; ``None``: no room now, for allocators that reserve ahead."""
         lease = Lease(request_id, ([],) * self._num_groups, num_cached=0, num_committed=0)
         self._open[id(lease)] = lease
@@ -68,12 +68,12 @@ class MineAllocator:
         lease.blocks[0].extend(self._free.pop() for _ in range(needed))
         return True
 
-    def commit(self, lease: Lease, num_tokens: int, keys: Sequence[bytes]) -> None:
-        """The first tokens are final: their full blocks may be shared from now on."""
-        lease.num_committed = num_tokens
+    def commit(self, lease: Lease, prefix: Prefix) -> None:
+        """These tokens are final: their blocks may be shared from now on."""
+        lease.num_committed = prefix.num_tokens
 
     def release(self, lease: Lease) -> None:
-        """End the lease; a second time does nothing. Full committed blocks may stay cached, all others become free."""
+        """End the lease; a second time does nothing. Committed blocks may stay cached, all others become free."""
         if self._open.pop(id(lease), None) is lease:
             self._free.extend(reversed(lease.blocks[0]))
             lease.blocks[0].clear()
