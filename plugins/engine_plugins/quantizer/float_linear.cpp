@@ -312,8 +312,14 @@ public:
 
 private:
     static constexpr int64_t TILE_INPUTS = 32;
+    static constexpr int PREFETCH_BYTES = 512;  // loads of tiles do not wake the hardware prefetcher in time
 
     int64_t rows_ = 0;
+
+    static void prefetch_tile(const bfloat16* weights) {
+        const char* from = reinterpret_cast<const char*>(weights) + PREFETCH_BYTES;
+        for (int row = 0; row < TILE_ROWS; row++) _mm_prefetch(from + row * TILE_ROW_BYTES, _MM_HINT_T0);
+    }
 
     // Tiles 0..3: sums (rows x panels, 2 x 2). 4, 5: x. 6, 7: weights.
     void set_rows(int64_t rows) {
@@ -345,6 +351,10 @@ private:
             }
         }
         for (int64_t k = begin; k < end; k += TILE_INPUTS) {
+            if (call.rows <= BLOCK_ROWS) {  // weights are streamed from memory
+                prefetch_tile(first_panel + k * PANEL);
+                prefetch_tile(next_panel + k * PANEL);
+            }
             _tile_loadd(4, upper + k, x_bytes);
             _tile_loadd(6, first_panel + k * PANEL, TILE_ROW_BYTES);
             _tile_dpbf16ps(0, 4, 6);
