@@ -21,14 +21,11 @@ public:
         row_totals_ = static_cast<int32_t*>(row_totals.take(sizeof(int32_t) * rows));
     }
 
-    // All threads of a team together. Implies a barrier before and after.
+    // All threads of a team together. Implies a barrier.
     template <typename C>
     void prepare(const C& call, int64_t first, int64_t last) {
         thread_local Scratch scratch;
         float* wide = static_cast<float*>(scratch.take(sizeof(float) * shape_.padded));
-        if (first > 0) {
-#pragma omp barrier
-        }
 #pragma omp for
         for (int64_t row = first; row < last; row++) {
             widen_row(shape_, call.x + row * call.x_stride, wide);

@@ -4,9 +4,12 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <tuple>
+#include <utility>
 
 #include <omp.h>
 
@@ -126,21 +129,40 @@ void multiply_group(const C& call, Kernel& kernel, int64_t first, int64_t last, 
     }
 }
 
+// Pairs of panels that threads take as they come: a thread that others keep from its core takes fewer. Large turns at
+// first, small ones at the end, so that all threads end together.
+class Turns {
+public:
+    Turns(int64_t pairs, int64_t threads) : pairs_(pairs), threads_(threads) {}
+
+    // [first, last); empty when all are taken
+    std::pair<int64_t, int64_t> take() {
+        int64_t first = next_.load(std::memory_order_relaxed), count;
+        do {
+            count = std::clamp<int64_t>((pairs_ - first) / (2 * threads_), 1, GROUP_PAIRS);
+        } while (first < pairs_ && !next_.compare_exchange_weak(first, first + count, std::memory_order_relaxed));
+        return {first, std::min(pairs_, first + count)};
+    }
+
+private:
+    const int64_t pairs_, threads_;
+    std::atomic<int64_t> next_{0};
+};
+
 template <typename Kernel, typename C>
 void multiply(const C& call) {
     const int64_t pairs = call.pairs();
     typename Kernel::Inputs inputs(call, std::min(GROUP_ROWS, call.rows));
+    for (int64_t first = 0; first < call.rows; first += GROUP_ROWS) {
+        const int64_t last = std::min(call.rows, first + GROUP_ROWS);
+        Turns turns(pairs, omp_get_max_threads());
 #pragma omp parallel
-    {
-        alignas(64) static thread_local float sums[GROUP_PAIRS * GROUP_ROWS * PAIR];
-        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        const int64_t end = pairs * (thread + 1) / threads;
-        Kernel kernel(call, inputs);
-        for (int64_t first = 0; first < call.rows; first += GROUP_ROWS) {
-            const int64_t last = std::min(call.rows, first + GROUP_ROWS);
+        {
+            alignas(64) static thread_local float sums[GROUP_PAIRS * GROUP_ROWS * PAIR];
+            Kernel kernel(call, inputs);
             kernel.prepare(first, last);
-            for (int64_t pair = pairs * thread / threads; pair < end; pair += GROUP_PAIRS)
-                multiply_group(call, kernel, first, last, pair, std::min(end, pair + GROUP_PAIRS), sums);
+            for (auto [pair, end] = turns.take(); pair < end; std::tie(pair, end) = turns.take())
+                multiply_group(call, kernel, first, last, pair, end, sums);
         }
     }
 }
