@@ -47,11 +47,10 @@ def _integer_instructions(name: str) -> str:
 
 
 def _bfloat16_instructions(name: str) -> str:
-    from engine_plugins.quantizer.float_linear import INSTRUCTIONS, best_instructions
+    from engine_plugins.quantizer.float_linear import INSTRUCTIONS, available
 
-    best = INSTRUCTIONS[0] if _compiler() else best_instructions(torch.bfloat16)
-    has = INSTRUCTIONS.index(name) <= INSTRUCTIONS.index(best)
-    return "" if has else f"no {name} for bfloat16 in processor, compiler or system"
+    has = INSTRUCTIONS[:1] if _compiler() else available(torch.bfloat16)
+    return "" if name in has else f"no {name} for bfloat16 in processor, compiler or system"
 
 
 def _amx() -> str:

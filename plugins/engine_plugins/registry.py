@@ -322,5 +322,10 @@ def engine_command() -> list[CommandProvider]:
             "bench",
             "engine_plugins.command.bench.command:COMMAND",
             "measure TTFT, ITL and throughput of a running server",
-        )
+        ),
+        CommandProvider(
+            "bench-machine",
+            "engine_plugins.command.bench_machine.command:COMMAND",
+            "measure how fast this machine reads memory and multiplies",
+        ),
     ]

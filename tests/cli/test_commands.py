@@ -147,6 +147,6 @@ def test_the_command_of_the_guide_works_as_printed(installed, monkeypatch, capsy
     assert capsys.readouterr().out.endswith(" tokens\n")
 
 
-def test_the_load_generator_is_a_plugin():
+def test_the_load_generators_are_plugins():
     found = discover(PluginSettings(third_party=False))
-    assert [offered.qualified for offered in found.commands] == ["engine:bench"]
+    assert [offered.qualified for offered in found.commands] == ["engine:bench", "engine:bench-machine"]

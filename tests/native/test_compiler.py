@@ -165,7 +165,7 @@ def test_a_library_that_cannot_be_kept_is_loaded_with_a_warning(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.warns(UserWarning, match=r"kernel-\w+\.so is compiled anew at every start: .*No space left"):
+    with pytest.warns(UserWarning, match=r"kernel-\w+\.so is made anew at every start: .*No space left"):
         assert native.load(write(tmp_path), {}).answer() == 42
     assert kept() == []
 
@@ -182,3 +182,41 @@ def test_without_a_temporary_folder_kept_libraries_load_and_others_say_why(
     assert answer(compiler, source) == 42
     with pytest.raises(native.NativeError, match="No usable temporary directory"):
         library_cache.build(compiler, write(tmp_path, SOURCE.replace("42", "43")))
+
+
+@pytest.mark.usefixtures("search")
+def test_cxx_may_name_an_older_processor(
+    tmp_path: Path, compiler: native.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its libraries are not taken for those of this one."""
+    source = write(
+        tmp_path,
+        '#ifdef __AVX__\nextern "C" int answer() { return 1; }\n#else\nextern "C" int answer() { return 0; }\n#endif\n',
+    )
+    here = answer(compiler, source)
+    monkeypatch.setenv("CXX", f"{compiler.command[0]} -march=x86-64")
+    native.find_compiler.cache_clear()
+    older = native.find_compiler()
+    assert not isinstance(older, str) and "-march=native" not in older.build
+    assert answer(older, source) == 0 and answer(compiler, source) == here
+    assert len(kept()) == 2
+
+
+def test_rates_are_measured_once_for_a_source(tmp_path: Path, compiler: native.Compiler) -> None:
+    source, measured = write(tmp_path), iter([{"one": 1.5, "other": 2.0}, {"one": 3.0, "other": 2.0}])
+
+    def rates() -> dict[str, float]:
+        return library_cache.rates(compiler, source, lambda: next(measured))
+
+    assert rates() == rates() == {"one": 1.5, "other": 2.0}
+    write(tmp_path, SOURCE.replace("42", "43"))
+    assert rates() == {"one": 3.0, "other": 2.0}
+
+
+def test_rates_that_somebody_changed_are_measured_again(tmp_path: Path, compiler: native.Compiler) -> None:
+    source = write(tmp_path)
+    library_cache.rates(compiler, source, lambda: {"one": 1.0})
+    (file,) = kept()
+    file.write_bytes(file.read_bytes().replace(b"1.0", b"9.0"))
+    with pytest.warns(UserWarning, match="cannot be used and is made again"):
+        assert library_cache.rates(compiler, source, lambda: {"one": 2.0}) == {"one": 2.0}

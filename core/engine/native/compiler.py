@@ -19,9 +19,11 @@ from engine.native.scratch import scratch_folder
 
 NAMES = ("c++", "g++")
 """Not clang++: it brings an OpenMP library of its own, and two teams of threads would fight for the same cores."""
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fPIC", "-shared", "-Wl,-z,defs")
+FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fPIC", "-shared", "-Wl,-z,defs")
 """``-fno-math-errno`` lets loops with square roots use vector instructions; with ``-z defs`` a missing symbol fails the
 build, not the load."""
+PROCESSOR = "-march="
+"""``native``, unless the command names another: ``CXX="g++ -march=haswell"`` gives up what newer processors have."""
 PROBE = """
 #include <omp.h>
 #include <vector>
@@ -45,11 +47,17 @@ class Compiler:
     version: str
     """First line of ``--version``."""
 
+    @property
+    def build(self) -> tuple[str, ...]:
+        """The command that builds a library."""
+        named = any(argument.startswith(PROCESSOR) for argument in self.command)
+        return (*self.command, *(() if named else (f"{PROCESSOR}native",)), *FLAGS)
+
     def key(self, source: Path) -> str:
         """Of everything that a library of ``source`` follows from."""
         headers = (*sorted(INCLUDE.glob("*.h")), *sorted(source.parent.glob("*.h")))
         texts = [path.read_bytes() for path in (source, *headers)]
-        parts = (*texts, " ".join((*self.command, *FLAGS)).encode(), self.version.encode(), _processor())
+        parts = (*texts, " ".join(self.build).encode(), self.version.encode(), _processor())
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
     def compile(self, source: Path) -> bytes:
@@ -62,7 +70,7 @@ class Compiler:
 
     def _compile(self, source: Path, folder: Path) -> bytes:
         library = folder / "library.so"
-        command = [*self.command, *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(library)]
+        command = [*self.build, f"-I{INCLUDE}", str(source), "-o", str(library)]
         done = subprocess.run(
             command,
             capture_output=True,
@@ -97,14 +105,15 @@ def find_compiler() -> Compiler | str:
     shown = shlex.join(command)
     try:
         version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
-        build = [*command, *FLAGS, "-x", "c++", "-", "-o", os.devnull]
+        compiler = Compiler(tuple(command), next(iter(version.splitlines()), "unknown version"))
+        build = [*compiler.build, "-x", "c++", "-", "-o", os.devnull]
         probe = subprocess.run(build, input=PROBE, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         return f"{shown} does not run: {error}"
     if probe.returncode != 0:
         why = next(iter(probe.stderr.strip().splitlines()), "no message")
         return f"{shown} does not build OpenMP code: {why}"
-    return Compiler(tuple(command), next(iter(version.splitlines()), "unknown version"))
+    return compiler
 
 
 def _processor() -> bytes:

@@ -1,6 +1,7 @@
-"""Compiled kernels on disk. What lies there is executed only if it is, byte for byte, what was written.
+"""Compiled kernels on disk, and what was measured with them. What lies there is used only if it is, byte for byte, what
+was written.
 
-A file is the library and, behind it, the SHA-256 of its name and the library. It is read once, and what was read is
+A file is its content and, behind it, the SHA-256 of its name and the content. It is read once, and what was read is
 what is loaded. Nothing here fails a start: what cannot be used is built again, what cannot be kept is built at every
 start, and a warning says why.
 """
@@ -8,9 +9,11 @@ start, and a warning says why.
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,22 +25,34 @@ from engine.native.scratch import replacing, sweep
 DIGEST_BYTES = 32
 MOST_BYTES = 1 << 26
 """More than any library has."""
+LIBRARY, RATES = ".so", ".json"
 KEEP_S = 30 * 24 * 3600
 INSTEAD = "set XDG_CACHE_HOME to a folder that only this user can write to"
 
 
 def build(compiler: Compiler, source: Path, anew: bool = False) -> bytes:
     """The shared library of ``source``: as kept, unless it is to be built ``anew``. Raises :class:`NativeError`."""
+    return _kept(f"{source.stem}-{compiler.key(source)}{LIBRARY}", lambda: compiler.compile(source), anew)
+
+
+def rates(compiler: Compiler, source: Path, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """What ``measure`` says of the library of ``source``: on one processor, compiler and source, always what it said
+    first. So all processes of an engine choose alike, and so do the next ones."""
+    name = f"{source.stem}-{compiler.key(source)}{RATES}"
+    measured: dict[str, float] = json.loads(_kept(name, lambda: json.dumps(measure()).encode()))
+    return measured
+
+
+def _kept(name: str, make: Callable[[], bytes], anew: bool = False) -> bytes:
     folder = cache_folder()
     if folder is None:
-        return compiler.compile(source)
-    file = folder / f"{source.stem}-{compiler.key(source)}.so"
-    kept = None if anew else _read(file)
+        return make()
+    kept = None if anew else _read(folder / name)
     if kept is not None:
         return kept
-    built = compiler.compile(source)
-    _write(file, built)
-    return built
+    made = make()
+    _write(folder / name, made)
+    return made
 
 
 def cache_folder() -> Path | None:
@@ -67,38 +82,38 @@ def _tidy(folder: Path) -> None:
 def _read(file: Path) -> bytes | None:
     try:
         with open_own(file) as opened:
-            content = opened.read(MOST_BYTES)
-        library, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-        if digest == _digest(file, library):
-            return library
+            whole = opened.read(MOST_BYTES)
+        content, digest = whole[:-DIGEST_BYTES], whole[-DIGEST_BYTES:]
+        if digest == _digest(file, content):
+            return content
         reason = "its SHA-256 is not that of what was written"
     except FileNotFoundError:
         return None
     except OSError as error:
         reason = str(error)
-    warnings.warn(f"a kept kernel library cannot be used and is built again: {file}: {reason}", stacklevel=2)
+    warnings.warn(f"a kept file cannot be used and is made again: {file}: {reason}", stacklevel=2)
     return None
 
 
-def _write(file: Path, library: bytes) -> None:
+def _write(file: Path, content: bytes) -> None:
     try:
         with replacing(file) as new:
-            new.write(library + _digest(file, library))
+            new.write(content + _digest(file, content))
     except OSError as error:
-        warnings.warn(f"{file.name} is compiled anew at every start: {error}", stacklevel=2)
+        warnings.warn(f"{file.name} is made anew at every start: {error}", stacklevel=2)
         return
     _remove_old(file)
 
 
-def _digest(file: Path, library: bytes) -> bytes:
+def _digest(file: Path, content: bytes) -> bytes:
     """Of the name, too: one kernel's library must not be taken for another's."""
-    return hashlib.sha256(f"{file.name}\0".encode() + library).digest()
+    return hashlib.sha256(f"{file.name}\0".encode() + content).digest()
 
 
 def _remove_old(file: Path) -> None:
-    """Libraries of the same source that were built long ago."""
+    """Files of the same source and kind that were made long ago."""
     now = time.time()
-    for path in file.parent.glob(f"{file.stem.rpartition('-')[0]}-*.so"):
+    for path in file.parent.glob(f"{file.stem.rpartition('-')[0]}-*{file.suffix}"):
         try:
             if path != file and now - path.stat().st_mtime > KEEP_S:
                 path.unlink()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,15 @@ def open_library(source: Path) -> ctypes.CDLL:
         return from_memory(built, source.stem)
     except OSError as error:
         raise NativeError(f"{source.name} was just built and does not load: {error}; {INSTEAD}") from error
+
+
+def rates(source: Path, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """What ``measure`` finds for the kernels of ``source`` on this machine: measured at the first start, kept beside
+    their library, so that every process chooses alike. Raises :class:`NativeError`."""
+    compiler = find_compiler()
+    if isinstance(compiler, str):
+        raise NativeError(f"{source.name}: {compiler}")
+    return library_cache.rates(compiler, source, measure)
 
 
 def from_memory(library: bytes, name: str) -> ctypes.CDLL:

@@ -16,6 +16,7 @@
 #include "amx.h"
 #include "float_panels.h"
 #include "float_rows.h"
+#include "narrow_rows.h"
 #include "panel_linear.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
@@ -41,11 +42,13 @@ enum Instructions : int32_t { PLAIN = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, 
 
 using Linear = PanelLinear;  // in_features: in bfloat16 a multiple of 32
 
-// The best instructions this process may use for each type of weights.
-extern "C" int32_t best_instructions_float32() { return HAS_AVX512F ? AVX512 : HAS_AVX2 ? AVX2 : PLAIN; }
+// What this process may use, a bit each. In float32 the widest vectors are best, in bfloat16 that is measured.
+extern "C" int32_t instructions_float32() {
+    return 1 << PLAIN | HAS_AVX2 << AVX2 | HAS_AVX512F << AVX512;
+}
 
-extern "C" int32_t best_instructions_bfloat16() {
-    return request_amx() ? AMX : HAS_AVX512_BF16 ? AVX512_BF16 : HAS_AVX2 ? AVX2 : PLAIN;
+extern "C" int32_t instructions_bfloat16() {
+    return instructions_float32() | HAS_AVX512_BF16 << AVX512_BF16 | request_amx() << AMX;
 }
 
 namespace {
@@ -198,29 +201,20 @@ private:
 
 constexpr int64_t STRETCH = 256;  // inputs for which a pair of panels stays in the first-level cache
 
-// What kernels that read x as it is have in common.
-struct Direct : FloatSums {
-    using Inputs = Unprepared;
-
-    const Bf16Call& call;
-
-    Direct(const Bf16Call& call, const Unprepared&) : call(call) {}
-    static void prepare(int64_t, int64_t) {}
-    static int64_t stretch() { return STRETCH; }
-    const bfloat16* panel(int64_t index) const {
-        return static_cast<const bfloat16*>(call.linear.weight) + index * PANEL * call.linear.in_features;
-    }
-};
-
 // --- AVX512-BF16 ----------------------------------------------------------------------------------------------------
 
 #if HAS_AVX512_BF16
 
-struct Avx512 : Direct {
+struct Avx512 : FloatSums {
+    using Inputs = Unprepared;
     static constexpr int64_t BLOCK_ROWS = 8;
     static constexpr int PREFETCH_BYTES = 2048;  // the hardware prefetcher stops at every page
-    using Direct::Direct;
 
+    const Bf16Call& call;
+
+    Avx512(const Bf16Call& call, const Unprepared&) : call(call) {}
+    static void prepare(int64_t, int64_t) {}
+    static int64_t stretch() { return STRETCH; }
     static int64_t block(int64_t rows) { return std::min(rows, BLOCK_ROWS); }
 
     void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) {
@@ -240,8 +234,8 @@ struct Avx512 : Direct {
     // Every row keeps UNROLL sums per panel: enough independent chains to hide the latency.
     template <int ROWS, int UNROLL>
     void add(int64_t row, int64_t pair, int64_t begin, int64_t end, float* sums) const {
-        const bfloat16 *first_panel = panel(2 * pair), *next_panel = panel(2 * pair + 1);
-        const bfloat16* x = call.x + row * call.x_stride;
+        const auto* first_panel = static_cast<const bfloat16*>(call.linear.weight) + pair * PAIR * call.linear.in_features;
+        const bfloat16 *next_panel = first_panel + PANEL * call.linear.in_features, *x = call.x + row * call.x_stride;
         // Each loop over the chains is unrolled, or the compiler would keep them in memory.
         __m512 chains[UNROLL][ROWS][2];
 #pragma GCC unroll 4
@@ -292,29 +286,57 @@ struct Avx512 : Direct {
 
 #if HAS_AMX
 
-class Amx : public Direct {
+class Amx {
 public:
     static constexpr int64_t BLOCK_ROWS = 32;
-    using Direct::Direct;
 
-    static int64_t block(int64_t rows) { return std::min(rows, BLOCK_ROWS); }
+    // Where rows of x are whole pages apart, a tile's rows would share one set of the first-level cache: then they are
+    // copied to where they are near. With 4,096 inputs that multiplies 512 rows 1.4 times as fast.
+    struct Inputs : NarrowRows<bfloat16> {
+        Inputs(const Bf16Call& call, int64_t rows)
+            : NarrowRows(call, {call.linear.in_features, call.linear.in_features, STRETCH, nullptr}, rows) {}
+    };
 
+    Amx(const Bf16Call& call, Inputs& x) : call_(call), x_(x), is_direct_(call.rows <= DIRECT_ROWS || call.x_stride % PAGE != 0) {}
     ~Amx() { _tile_release(); }  // else every context switch would save the tiles
+
+    void prepare(int64_t first, int64_t last) {
+        first_ = first;
+        if (!is_direct_) x_.prepare(call_, first, last);
+    }
+
+    static int64_t stretch() { return STRETCH; }
+    static int64_t block(int64_t rows) { return std::min(rows, BLOCK_ROWS); }
 
     void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) {
         set_rows(rows);
-        if (begin > 0) written(sums);
-        if (rows > TILE_ROWS)
-            add<true>(row, pair, begin, end, sums);
-        else
-            add<false>(row, pair, begin, end, sums);
+        for (int64_t at = begin, stop; at < end; at = stop) {
+            stop = is_direct_ ? end : std::min(end, at + STRETCH);
+            const bfloat16* x = is_direct_ ? call_.x + row * call_.x_stride + at : x_.at(row - first_, at);
+            const int64_t x_stride = is_direct_ ? call_.x_stride : STRETCH;
+            if (at > 0) written(sums);
+            if (rows > TILE_ROWS)
+                add<true>(x, x_stride, pair, at, stop, sums);
+            else
+                add<false>(x, x_stride, pair, at, stop, sums);
+        }
     }
 
+    static void complete(int64_t, int64_t, int64_t, float*) {}
+
 private:
-    static constexpr int64_t TILE_INPUTS = 32;
+    static constexpr int64_t TILE_INPUTS = 32, DIRECT_ROWS = 8, PAGE = 4096 / sizeof(bfloat16);
     static constexpr int PREFETCH_BYTES = 512;  // loads of tiles do not wake the hardware prefetcher in time
 
-    int64_t rows_ = 0;
+    const Bf16Call& call_;
+    Inputs& x_;
+    const bool is_direct_;
+    int64_t first_ = 0, rows_ = 0;
+
+    const bfloat16* panel(int64_t index, int64_t begin) const {
+        const auto* weight = static_cast<const bfloat16*>(call_.linear.weight);
+        return weight + (index * call_.linear.in_features + begin) * PANEL;
+    }
 
     static void prefetch_tile(const bfloat16* weights) {
         const char* from = reinterpret_cast<const char*>(weights) + PREFETCH_BYTES;
@@ -331,10 +353,10 @@ private:
     }
 
     template <bool TWO_TILES>
-    void add(int64_t row, int64_t pair, int64_t begin, int64_t end, float* sums) const {
-        const bfloat16 *first_panel = panel(2 * pair), *next_panel = panel(2 * pair + 1);
-        const bfloat16 *upper = call.x + row * call.x_stride, *lower = upper + TILE_ROWS * call.x_stride;
-        const int64_t x_bytes = call.x_stride * sizeof(bfloat16);
+    void add(const bfloat16* upper, int64_t x_stride, int64_t pair, int64_t begin, int64_t end, float* sums) const {
+        const bfloat16 *first_panel = panel(2 * pair, begin), *next_panel = panel(2 * pair + 1, begin);
+        const bfloat16* lower = upper + TILE_ROWS * x_stride;
+        const int64_t x_bytes = x_stride * sizeof(bfloat16);
         constexpr int SUM_BYTES = PAIR * sizeof(float);
         float* lower_sums = sums + TILE_ROWS * PAIR;
         if (begin == 0) {
@@ -350,8 +372,8 @@ private:
                 _tile_loadd(3, lower_sums + PANEL, SUM_BYTES);
             }
         }
-        for (int64_t k = begin; k < end; k += TILE_INPUTS) {
-            if (call.rows <= BLOCK_ROWS) {  // weights are streamed from memory
+        for (int64_t k = 0; k < end - begin; k += TILE_INPUTS) {
+            if (call_.rows <= BLOCK_ROWS) {  // weights are streamed from memory
                 prefetch_tile(first_panel + k * PANEL);
                 prefetch_tile(next_panel + k * PANEL);
             }

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine import native
-from engine.contracts.ops import LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
 from engine.execution.triton_ops.device import runs_triton
@@ -26,6 +26,7 @@ from engine_plugins.quantizer.panel_linear import (
     separated,
     whole_pairs,
 )
+from engine_plugins.quantizer.rates import fastest_rates
 
 INPUT_MULTIPLES = {torch.float32: 1, torch.bfloat16: 32}
 """``in_features`` must be a multiple of it, by dtype. 32: the inputs an AMX tile takes at once."""
@@ -34,15 +35,42 @@ INSTRUCTIONS = ("plain C++", "AVX2", "AVX512", "AVX512-BF16", "AMX-BF16")
 """By the numbers ``float_linear.cpp`` gives them."""
 
 
+SOURCE = Path(__file__).with_suffix(".cpp")
+PROBE_ROWS, PROBE_OUTPUTS, PROBE_INPUTS = 64, 512, 1024
+"""Of a product whose rate is measured: enough rows to be bound by arithmetic, weights that fit a second-level cache."""
+
+
 @cache
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    return load_linears(Path(__file__).with_suffix(".cpp"), *(f"linear_{_short(dtype)}" for dtype in DTYPES))
+    return load_linears(SOURCE, *(f"linear_{_short(dtype)}" for dtype in DTYPES))
+
+
+def available(dtype: torch.dtype) -> tuple[str, ...]:
+    """Of :data:`INSTRUCTIONS`, what this process may use for weights of this type."""
+    bits = getattr(kernels(), f"instructions_{_short(dtype)}")()
+    return tuple(name for number, name in enumerate(INSTRUCTIONS) if bits >> number & 1)
 
 
 def best_instructions(dtype: torch.dtype) -> str:
-    """Of :data:`INSTRUCTIONS`, for weights of this type on this machine."""
-    return INSTRUCTIONS[getattr(kernels(), f"best_instructions_{_short(dtype)}")()]
+    """Of :func:`available`, the fastest: which that is for bfloat16 differs from processor to processor."""
+    if dtype == torch.float32:
+        return available(dtype)[-1]
+    measured = bfloat16_rates()
+    return max(measured, key=measured.__getitem__)
+
+
+@cache
+def bfloat16_rates() -> dict[str, float]:
+    """GFLOP/s of each of :func:`available`, by one thread, with many rows."""
+    return native.rates(SOURCE, _measure_bfloat16)
+
+
+def _measure_bfloat16() -> dict[str, float]:
+    weight = torch.randn(PROBE_OUTPUTS, PROBE_INPUTS).bfloat16()
+    spec = LinearSpec((LinearPart("probe", PROBE_OUTPUTS),), PROBE_INPUTS)
+    packed = {name: pack_float(spec, weight, None, name) for name in available(torch.bfloat16)}
+    return fastest_rates(packed, torch.randn(PROBE_ROWS, PROBE_INPUTS).bfloat16(), threads=1)
 
 
 def wanted(context: BuildContext) -> bool:
@@ -77,6 +105,7 @@ def pack_float(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructio
 
     ``instructions``: one of :data:`INSTRUCTIONS`, by default the best there are.
     """
+    label = instructions or _described_best(weight.dtype)
     instructions = instructions or best_instructions(weight.dtype)
     layer = _Layer(weight, bias, spec.kind == "gate_up", instructions)
     return PackedLinear(
@@ -87,8 +116,19 @@ def pack_float(spec: LinearSpec, weight: Tensor, bias: Tensor | None, instructio
         apply_add=None if layer.gated else layer.apply_add,
         apply_gated=layer.apply_gated if layer.gated else None,
         native=layer.native,
-        label=f"{_short(weight.dtype)} panels, {instructions}",
+        label=f"{_short(weight.dtype)} panels, {label}",
     )
+
+
+def _described_best(dtype: torch.dtype) -> str:
+    """With the rates, where they were measured to choose."""
+    best = best_instructions(dtype)
+    rates = {} if dtype == torch.float32 else dict(bfloat16_rates())
+    rate = rates.pop(best, 0.0)
+    if not rates:
+        return best
+    second = max(rates, key=rates.__getitem__)
+    return f"{best} ({rate:.0f} GFLOP/s a core; {second} {rates[second]:.0f})"
 
 
 def packed_bytes(spec: LinearSpec, dtype: torch.dtype) -> int:

@@ -6,7 +6,8 @@
 // and zeros: [out / 32][groups][32].
 //
 // Each output is summed over its inputs in one order whatever the number of rows: a row's result does not depend on its
-// neighbours. AMX computes 16 rows and more, and rounds otherwise than what computes fewer.
+// neighbours. AMX computes 16 rows and more, and rounds otherwise than what computes fewer; but for x in 8 bits and one
+// scale per output, where sums are exact.
 
 #include <algorithm>
 #include <cmath>
@@ -64,10 +65,14 @@ extern "C" int32_t best_instructions() {
 
 namespace {
 
+constexpr int64_t MOST_UNSCALED = 1 << 16;  // inputs: 255 * 127 * 65,536 is below 2^31
+
 template <typename Format>
 struct Layer {
     const Linear& linear;
     int64_t groups = (linear.inputs + linear.group - 1) / linear.group;
+    // Whether products are added up over all inputs before they are scaled: an int32 holds them.
+    bool has_one_scale = groups == 1 && linear.in_features <= MOST_UNSCALED;
 
     const uint8_t* panel(int64_t index) const {
         const int64_t pair_bytes = linear.in_features / Format::INPUTS * Format::ROW_STRIDE;
@@ -166,7 +171,7 @@ struct Tiles : Prepared<Format, NarrowRows<Element>, T> {
 
     void add_products(int64_t row, int64_t rows, int64_t pair, int64_t begin, int64_t end, float* sums) {
         const int64_t stretch = this->call.linear.stretch;
-        if (this->layer.groups == 1) {
+        if (this->layer.has_one_scale) {
             kernel.add_unscaled(this->layer, this->x, stretch, row - this->first, rows, pair, begin, end, sums);
         } else {
             this->clear(begin, rows, sums);
@@ -175,7 +180,7 @@ struct Tiles : Prepared<Format, NarrowRows<Element>, T> {
     }
 
     void complete(int64_t row, int64_t rows, int64_t pair, float* sums) const {
-        if (this->layer.groups == 1) scale_sums(this->layer, this->x, row - this->first, rows, pair, sums);
+        if (this->layer.has_one_scale) scale_sums(this->layer, this->x, row - this->first, rows, pair, sums);
     }
 
     Kernel kernel;
@@ -220,7 +225,7 @@ void multiply_any(const Call<Linear, T>& call) {
     }
 #if HAS_VNNI
     if (linear.instructions >= AVX512_VNNI) {
-        if (linear.arithmetic == INTEGERS_8 && linear.group >= linear.inputs) {
+        if (linear.arithmetic == INTEGERS_8 && Layer<ByteWeights>{linear}.has_one_scale) {
             if (linear.format == BYTES) return multiply<Bytes<ByteWeights, T>>(call);
             return multiply<Bytes<NibbleWeights, T>>(call);
         }

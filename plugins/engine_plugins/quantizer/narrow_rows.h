@@ -1,6 +1,8 @@
 // Rows of x in bfloat16, or rounded to bytes, laid out as in float_rows.h.
 #pragma once
 
+#include <type_traits>
+
 #include "float_rows.h"
 
 namespace {
@@ -12,7 +14,7 @@ public:
     static constexpr bool BYTES = sizeof(Element) == 1;
 
     template <typename C>
-    NarrowRows(const C&, const RowShape& shape, int64_t rows, bool) : shape_(shape), rows_(rows) {
+    NarrowRows(const C&, const RowShape& shape, int64_t rows, bool = false) : shape_(shape), rows_(rows) {
         thread_local Scratch values, steps, totals, row_totals;
         const int64_t count = stretches(shape) * rows;
         values_ = static_cast<Element*>(values.take(sizeof(Element) * count * shape.stretch));
@@ -28,7 +30,12 @@ public:
         float* wide = static_cast<float*>(scratch.take(sizeof(float) * shape_.padded));
 #pragma omp for
         for (int64_t row = first; row < last; row++) {
-            widen_row(shape_, call.x + row * call.x_stride, wide);
+            const auto* x = call.x + row * call.x_stride;
+            if (std::is_same_v<decltype(x), const Element*> && shape_.order == nullptr) {
+                copy(x, row - first);
+                continue;
+            }
+            widen_row(shape_, x, wide);
             if (BYTES) steps_[row - first] = round(wide);
             int32_t total = 0;
             for (int64_t begin = 0; begin < shape_.padded; begin += shape_.stretch)
@@ -66,6 +73,16 @@ private:
             store_part(wide + i, bits < INFINITE ? rounded : zero);
         }
         return bits < INFINITE ? step : __builtin_nanf("");
+    }
+
+    void copy(const void* x, int64_t row) {
+        const auto* from = static_cast<const Element*>(x);
+        for (int64_t begin = 0; begin < shape_.padded; begin += shape_.stretch) {
+            const int64_t end = std::min(shape_.padded, begin + shape_.stretch), there = std::min(end, shape_.inputs);
+            Element* to = values_ + index(row, begin) * shape_.stretch;
+            if (begin < there) std::memcpy(to, from + begin, (there - begin) * sizeof(Element));
+            for (int64_t i = std::max(begin, there); i < end; i++) to[i - begin] = Element{};
+        }
     }
 
     // Returns the sum of integers.

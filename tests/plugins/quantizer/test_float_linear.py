@@ -191,7 +191,7 @@ def test_unquantized_weights_are_in_panels_where_steps_are_compiled(dtype: str) 
         spec = LinearSpec((LinearPart("w", 32),), 64)
         return quantizer.pack(spec, [{"weight": random(32, 64)}], getattr(torch, dtype), "cpu").label
 
-    assert label("compile") == f"{dtype} panels, {float_linear.best_instructions(getattr(torch, dtype))}"
+    assert label("compile").startswith(f"{dtype} panels, {float_linear.best_instructions(getattr(torch, dtype))}")
     assert "panels" not in label("eager")
 
 
@@ -199,3 +199,31 @@ def test_unquantized_weights_are_in_panels_where_steps_are_compiled(dtype: str) 
 def test_a_gpu_gets_no_weights_in_panels(execution: str) -> None:
     on_gpu = build_context(device=DeviceFacts("cuda", "a GPU", (9, 0)), dtype="bfloat16", execution=execution)
     assert not float_linear.wanted(on_gpu)
+
+
+@needs_compiler
+def test_bfloat16_takes_the_instructions_that_were_measured_to_be_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float_linear, "bfloat16_rates", lambda: {"AVX512-BF16": 101.0, "AVX512": 158.0, "AVX2": 107.0})
+    assert float_linear.best_instructions(torch.bfloat16) == "AVX512"
+    packed = pack_float(LinearSpec((LinearPart("w", 32),), 64), random(32, 64).bfloat16(), None)
+    assert packed.label == "bfloat16 panels, AVX512 (158 GFLOP/s a core; AVX2 107)"
+
+
+@needs_compiler
+def test_each_of_the_available_instructions_has_a_rate_that_stays() -> None:
+    rates = float_linear.bfloat16_rates()
+    assert set(rates) == set(float_linear.available(torch.bfloat16)) and min(rates.values()) > 0
+    float_linear.bfloat16_rates.cache_clear()
+    assert float_linear.bfloat16_rates() == rates
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", [case(kind) for kind in BFLOAT16], ids=str)
+def test_rows_whole_pages_apart_give_what_near_rows_give(kind: Kind) -> None:
+    """Their tiles are copied, with AMX."""
+    inputs, rows = 64, 40
+    packed = kind.pack(LinearSpec((LinearPart("w", 32),), inputs), kind.random(32, inputs))
+    near = kind.random(rows, inputs, seed=1)
+    far = torch.zeros(rows, 2048, dtype=torch.bfloat16)
+    far[:, :inputs] = near
+    assert torch.equal(packed.apply(far[:, :inputs]), packed.apply(near))

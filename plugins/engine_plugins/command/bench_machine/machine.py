@@ -1,0 +1,186 @@
+"""What this machine is, and what it measures: plain data."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from engine import native
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.quantizer import PackedLinear
+from engine_plugins.quantizer import float_linear, integer_linear
+from engine_plugins.quantizer.rates import fastest_rates
+from engine_plugins.quantizer.rounding import to_int4, to_int8
+
+READ_BYTES = 1 << 30
+"""Larger than the last-level cache that a virtual machine may really use."""
+READ_ROUNDS = 5
+OUTPUTS, INPUTS = 4096, 1024
+ROWS = (1, 8, 64, 512)
+ROUNDS = 3
+GROUP = 128
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to compute a linear layer."""
+
+    weights: str
+    """How weights are stored, and activations where they are rounded too."""
+    instructions: str
+    is_chosen: bool
+    """The engine takes it for such weights."""
+    gflops: dict[int, float]
+    """GFLOP/s (of integers: GOP/s) by number of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Figures of :func:`measure`."""
+
+    processor: str
+    cpus: int
+    """That this process may run on."""
+    threads: int
+    """That the rates were measured with."""
+    caches: dict[str, str]
+    """Sizes by level, as the system writes them: "48K". Those of the first CPU: cores may share a level."""
+    compiler: str
+    torch: str
+    read_gb_s: float
+    read_one_thread_gb_s: float
+    ways: tuple[Way, ...]
+    missing: str = ""
+    """Why there are no compiled kernels."""
+
+
+def measure(threads: int | None) -> Machine:
+    """Takes some 10 seconds and 1 GiB of memory."""
+    cpus = len(os.sched_getaffinity(0))
+    threads = threads or cpus
+    compiler = native.find_compiler()
+    with _threads(threads):
+        several = read_bandwidth()
+        compiled = () if isinstance(compiler, str) else (*_float_ways(threads), *_integer_ways(threads))
+        ways = (*compiled, *_torch(threads))
+    with _threads(1):
+        one = read_bandwidth()
+    return Machine(
+        processor=_processor(),
+        cpus=cpus,
+        threads=threads,
+        caches=dict(_caches()),
+        compiler="" if isinstance(compiler, str) else f"{' '.join(compiler.command)}: {compiler.version}",
+        torch=torch.__version__,
+        read_gb_s=several,
+        read_one_thread_gb_s=one,
+        ways=ways,
+        missing=compiler if isinstance(compiler, str) else "",
+    )
+
+
+def read_bandwidth() -> float:
+    """GB/s at which torch's number of threads read memory: the best of some rounds."""
+    memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)  # written, so that pages are real
+    read: Callable[[], object] = memory.sum
+    if not isinstance(native.find_compiler(), str):
+        kernels = native.load(
+            Path(__file__).with_name("bandwidth.cpp"), {"read_all": (native.POINTER, native.INT64, native.POINTER)}
+        )
+        total = torch.zeros(1, dtype=torch.int64)
+
+        def read() -> object:
+            return kernels.read_all(native.pointer(memory), memory.nbytes, native.pointer(total))
+
+    best = float("inf")
+    for _ in range(READ_ROUNDS):
+        started = time.perf_counter()
+        read()
+        best = min(best, time.perf_counter() - started)
+    return memory.nbytes / best / 1e9
+
+
+def _float_ways(threads: int) -> Iterator[Way]:
+    spec = LinearSpec((LinearPart("w", OUTPUTS),), INPUTS)
+    for dtype in float_linear.DTYPES:
+        weight = torch.randn(OUTPUTS, INPUTS).to(dtype)
+        chosen = float_linear.best_instructions(dtype)
+        names = float_linear.available(dtype)
+        names = names[1:] or names  # plain C++ only where nothing else is there
+        layers = {name: float_linear.pack_float(spec, weight, None, name) for name in names}
+        yield from _ways(_short(dtype), layers, dtype, threads, chosen)
+
+
+def _integer_ways(threads: int) -> Iterator[Way]:
+    best = integer_linear.INSTRUCTIONS[integer_linear.kernels().best_instructions()]
+    if best == integer_linear.INSTRUCTIONS[0]:
+        return
+    spec = LinearSpec((LinearPart("w", OUTPUTS),), INPUTS)
+    weight = torch.randn(OUTPUTS, INPUTS)
+    for bits, rounded in ((8, to_int8(weight, None)), (4, to_int4(weight, None, GROUP))):
+        for activations in ("bf16", "int8"):
+            layer = integer_linear.pack_integer(spec, rounded, activations)
+            name = f"int{bits}" + (", int8 activations" if activations == "int8" else "")
+            yield from _ways(name, {best: layer}, torch.bfloat16, threads, best)
+
+
+def _torch(threads: int) -> Iterator[Way]:
+    for dtype in float_linear.DTYPES:
+        weight = torch.randn(OUTPUTS, INPUTS).to(dtype)
+
+        def linear(x: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
+            return F.linear(x, weight)
+
+        yield from _ways(_short(dtype), {"torch": PackedLinear({}, linear, linear, OUTPUTS)}, dtype, threads, "")
+
+
+def _ways(
+    weights: str, layers: dict[str, PackedLinear], dtype: torch.dtype, threads: int, chosen: str
+) -> Iterator[Way]:
+    rates = {rows: fastest_rates(layers, torch.randn(rows, INPUTS).to(dtype), threads, ROUNDS) for rows in ROWS}
+    for name in layers:
+        yield Way(weights, name, name == chosen, {rows: rates[rows][name] for rows in ROWS})
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+def _caches() -> Iterator[tuple[str, str]]:
+    """For data; nothing where the system does not say."""
+    for folder in sorted(CACHES.glob("index*")):
+        try:
+            level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            yield f"L{level}", size
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,52 @@
+"""From the figures to what is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.contracts.command import FAILED, OK
+from engine_plugins.command.bench_machine.machine import INPUTS, OUTPUTS, ROWS, Machine, measure
+
+SCHEMA = "engine-bench-machine/1"
+
+
+def run(threads: int | None, json_file: str | None) -> int:
+    """Measure, print, and write JSON where it is wanted."""
+    machine = measure(threads)
+    text = json.dumps({"schema": SCHEMA} | asdict(machine), indent=1)
+    if json_file == "-":
+        print(text)
+        return OK
+    _show(machine, Console())
+    if json_file is not None:
+        try:
+            Path(json_file).write_text(text + "\n")
+        except OSError as error:
+            print(f"--json {json_file}: {error}", file=sys.stderr)
+            return FAILED
+    return OK
+
+
+def _show(machine: Machine, console: Console) -> None:
+    facts = Table.grid(padding=(0, 2))
+    caches = ", ".join(f"{level} {size}" for level, size in machine.caches.items())
+    facts.add_row("processor", machine.processor)
+    facts.add_row("CPUs", f"{machine.cpus} for this process, {machine.threads} threads measured")
+    facts.add_row("caches", caches or "unknown")
+    facts.add_row("compiler", machine.compiler or f"none: {machine.missing}")
+    facts.add_row("torch", machine.torch)
+    facts.add_row("read bandwidth", f"{machine.read_gb_s:.1f} GB/s, one thread {machine.read_one_thread_gb_s:.1f} GB/s")
+    console.print(facts)
+    rates = Table(title=f"Linear layer {INPUTS} -> {OUTPUTS}, GFLOP/s by rows", title_justify="left")
+    for column in ("weights", "instructions", *(str(rows) for rows in ROWS), "engine"):
+        rates.add_column(column, justify="right" if column.isdigit() else "left")
+    for way in machine.ways:
+        figures = (f"{way.gflops[rows]:,.0f}" for rows in ROWS)
+        rates.add_row(way.weights, way.instructions, *figures, "takes it" if way.is_chosen else "")
+    console.print(rates)
