@@ -3,9 +3,9 @@
     python tools/make_random_model.py /path/to/model
     python tools/benchmarks/cpu_decode.py /path/to/model [--set execution=eager --set quantizer=int8] [--threads 2]
 
-Decode is bound by reading the weights once per token: its share is (weight + KV bytes read for a token) / time over the
-measured read bandwidth. Prefill is bound by matrix multiplication: its share is (2 x weights x tokens) / time over
-the rate of one large GEMM, in bfloat16 where this CPU has instructions for it, else in float32. Limits and engine are
+A step cannot be faster than its floor: the larger of (bytes of weights and cached keys and values it must read) / (read
+bandwidth) and (operations of its linear layers) / (rate of one large product). The rate is the best that torch or the
+engine's kernels reach with 1,024 rows: of bytes where activations have 8 bits, else of bfloat16. Limits and engine are
 measured in turns, so that a machine whose speed drifts (neighbours, clock) moves both; medians of the rounds are
 reported.
 """
@@ -13,6 +13,7 @@ reported.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
+from engine import native
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.plan import EnginePlan
@@ -33,10 +36,17 @@ from engine.execution.captured import capture_steps
 from engine.execution.kv_cache import KVCache
 from engine.execution.model import ForwardBatch, LoweredModel
 from engine.startup.build import load_plan
+from engine_plugins.command.bench_machine.machine import READ_BYTES, reader
+from engine_plugins.quantizer import float_linear, integer_linear
+from engine_plugins.quantizer.rounding import to_int8
 
 BLOCK_SIZE = 16
-READ_BYTES = 1 << 30
-"""Larger than the last-level cache a virtual machine may really use."""
+CHUNK = 128
+"""Tokens of a prompt beside rows that decode."""
+Rows = Sequence[tuple[int, int]]
+"""Cached and new tokens of each sequence."""
+LARGE = (1024, 2048, 2048)
+"""Rows, outputs and inputs of a product that shows how fast this machine multiplies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,10 @@ class Loaded:
     def label(self) -> str:
         return " ".join(self.overrides) or "defaults"
 
+    @property
+    def has_byte_activations(self) -> bool:
+        return "quantizer.activations=int8" in self.overrides
+
 
 def load(path: Path, overrides: Sequence[str], num_blocks: int) -> Loaded:
     plan = assemble([f"model.path={path}", "device=cpu", f"kv_allocator.block_size={BLOCK_SIZE}", *overrides])
@@ -62,28 +76,31 @@ def load(path: Path, overrides: Sequence[str], num_blocks: int) -> Loaded:
     return Loaded(tuple(overrides), plan, model, kv, shared)
 
 
-def make_batch(rows: int, past: int, new: int) -> ForwardBatch:
-    """``rows`` sequences with ``past`` tokens cached and ``new`` tokens to compute."""
-    blocks_per_row = -(-(past + new) // BLOCK_SIZE)
-    tables = torch.arange(rows * blocks_per_row, dtype=torch.int32).view(rows, blocks_per_row)
-    positions = torch.arange(past, past + new)
-    slots = tables.long()[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+def make_batch(rows: Rows) -> ForwardBatch:
+    """Sequences of cached tokens and new ones to compute."""
+    total = max(cached + new for cached, new in rows)
+    blocks_per_row = -(-total // BLOCK_SIZE)
+    tables = torch.arange(len(rows) * blocks_per_row, dtype=torch.int32).view(len(rows), blocks_per_row)
+    positions = torch.cat([torch.arange(cached, cached + new) for cached, new in rows])
+    new_tokens = torch.tensor([new for _, new in rows])
+    table_rows = torch.arange(len(rows)).repeat_interleave(new_tokens)
+    slots = tables.long()[table_rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    ends = [cached + new for cached, new in rows]
     attention = AttentionBatch(
-        (new,) * rows,
-        (past + new,) * rows,
+        tuple(new_tokens.tolist()),
+        tuple(ends),
         tables,
-        torch.arange(0, rows * new + 1, new, dtype=torch.int32),
-        torch.full((rows,), past + new, dtype=torch.int32),
+        F.pad(new_tokens.cumsum(0), (1, 0)).to(torch.int32),
+        torch.tensor(ends, dtype=torch.int32),
         BLOCK_SIZE,
     )
-    table_rows = torch.arange(rows).repeat_interleave(new)
-    tokens = torch.arange(rows * new) % 1000
-    return ForwardBatch(tokens, positions.repeat(rows), slots.flatten(), attention, table_rows)
+    return ForwardBatch(torch.arange(len(positions)) % 1000, positions, slots, attention, table_rows)
 
 
-def step(loaded: Loaded, batch: ForwardBatch, rows: int) -> None:
+def step(loaded: Loaded, batch: ForwardBatch) -> None:
+    """The last new token of each row is followed by one that is chosen."""
     hidden, _ = loaded.model.forward(batch, loaded.kv)
-    loaded.model.head(hidden[-rows:]).argmax(dim=-1)
+    loaded.model.head(hidden[batch.attention.q_starts[1:].long() - 1]).argmax(dim=-1)
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
@@ -95,17 +112,20 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
 
 def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> None:
     memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)  # written, so that pages are real
-    gemm_dtype, gemm = large_gemm()
+    products = {"bf16": large_products(False), "int8": large_products(True)}
     past, prompt, rows = arguments.past, arguments.prompt, arguments.rows
-    decode, prefill, many = make_batch(1, past, 1), make_batch(1, 0, prompt), make_batch(rows, past, 1)
-    runs: dict[tuple[str, str], tuple[Callable[[], object], int]] = {
-        ("", "read"): (memory.sum, 1),
-        ("", "gemm"): (gemm, 8),
+    steps: dict[str, Rows] = {
+        f"1 token, {past} cached": [(past, 1)],
+        f"{prompt} tokens, 0 cached": [(0, prompt)],
+        f"{rows} x 1 token, {past} cached": [(past, 1)] * rows,
+        f"the same and {CHUNK} tokens, {past} cached": [(past, 1)] * rows + [(past, CHUNK)],
     }
+    runs: dict[tuple[str, str], tuple[Callable[[], object], int]] = {("", "read"): (reader(memory), 1)}
+    for kind, ways in products.items():
+        runs |= {(kind, name): (run, 8) for name, run in ways.items()}
     for one in contestants:
-        runs[one.label, "decode"] = (partial(step, one, decode, 1), 8)
-        runs[one.label, "prefill"] = (partial(step, one, prefill, 1), 1)
-        runs[one.label, "many"] = (partial(step, one, many, rows), 4)
+        for name, of_rows in steps.items():
+            runs[one.label, name] = (partial(step, one, make_batch(of_rows)), 4)
     times: dict[tuple[str, str], list[float]] = {name: [] for name in runs}
     with torch.inference_mode():
         for round_number in range(arguments.rounds + 1):
@@ -114,50 +134,54 @@ def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> Non
                 if round_number > 0:  # the first round warms up
                     times[name].append(taken)
     took = {name: statistics.median(values) for name, values in times.items()}
-    bandwidth, rate = READ_BYTES / took["", "read"] / 1e9, 2 * 1024 * 2048 * 2048 / took["", "gemm"] / 1e9
-    limits = f"read bandwidth {bandwidth:.1f} GB/s, {gemm_dtype} GEMM {rate:.0f} GFLOP/s"
-    print(f"threads {torch.get_num_threads()}, {limits}")
+    bandwidth = READ_BYTES / took["", "read"]
+    rates = {kind: 2 * math.prod(LARGE) / min(took[kind, name] for name in ways) for kind, ways in products.items()}
+    print(f"threads {torch.get_num_threads()}, read bandwidth {bandwidth / 1e9:.1f} GB/s, products in bfloat16 "
+          f"{rates['bf16'] / 1e9:.0f} GFLOP/s, of bytes {rates['int8'] / 1e9:.0f} GOP/s")  # fmt: skip
+    print(f"\n| | step | ms | floor | of the floor | bound by |\n{'|---' * 6}|")
     for one in contestants:
-        report(
-            one,
-            arguments,
-            {what: value for (label, what), value in took.items() if label == one.label},
-            bandwidth,
-            rate,
-        )
+        rate = rates["int8" if one.has_byte_activations else "bf16"]
+        facts = one.plan.model
+        for name, of_rows in steps.items():
+            read = (least_bytes(one) + kv_bytes(one) * sum(map(sum, of_rows))) / bandwidth
+            tokens = sum(new for _, new in of_rows)
+            computed = 2 * (body_parameters(facts) * tokens + head_parameters(facts) * len(of_rows)) / rate
+            floor, ms = max(read, computed), took[one.label, name]
+            print(
+                f"| {one.label} | {name} | {ms * 1e3:.1f} | {floor * 1e3:.1f} "
+                f"| {100 * floor / ms:.0f} % | {'memory' if read > computed else 'arithmetic'} |"
+            )
+    for one in contestants:
+        print(f"\n{one.label}: {one.plan.dtype}, {one.plan.execution}, weights {one.model.weights_bytes / 1e6:.0f} MB")
+        for line in one.model.lowering:
+            print("   ", line)
 
 
-def large_gemm() -> tuple[str, Callable[[], object]]:
-    """``[1024, 2048] x [2048, 2048]`` in oneDNN's layout, and in which dtype."""
-    supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    left, right = torch.randn(1024, 2048), torch.randn(2048, 2048)
-    if supported:
-        left, right = left.bfloat16(), right.bfloat16()
-    packed = torch.ops.mkldnn._reorder_linear_weight(right, 1024)
-    run = torch.ops.mkldnn._linear_pointwise.default
-    return "bf16" if supported else "fp32", lambda: run(left, packed, None, "none", [], "")
+def large_products(of_bytes: bool) -> dict[str, Callable[[], object]]:
+    """``[1024, 2048] x [2048, 2048]`` by torch, and by the engine's kernels where they are built."""
+    rows, outputs, inputs = LARGE
+    x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+    spec = LinearSpec((LinearPart("w", outputs),), inputs)
+    has_kernels = not isinstance(native.find_compiler(), str)
+    if of_bytes:
+        left, right = (torch.randint(-128, 128, size, dtype=torch.int8) for size in ((rows, inputs), (inputs, outputs)))
+        ways: dict[str, Callable[[], object]] = {"torch": lambda: torch._int_mm(left, right)}
+        if has_kernels:
+            layer = integer_linear.pack_integer(spec, to_int8(weight, None), "int8")
+            ways["engine"] = lambda: layer.apply(x.bfloat16())
+        return ways
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), rows)
+    linear, half = torch.ops.mkldnn._linear_pointwise.default, x.bfloat16()
+    ways = {"torch": lambda: linear(half, packed, None, "none", [], "")}
+    if has_kernels:
+        float_layer = float_linear.pack_float(spec, weight.bfloat16(), None)
+        ways["engine"] = lambda: float_layer.apply(half)
+    return ways
 
 
-def report(
-    loaded: Loaded, arguments: argparse.Namespace, took: dict[str, float], bandwidth: float, gemm_rate: float
-) -> None:
-    kv_bytes = loaded.kv.num_bytes / (loaded.kv.num_blocks * BLOCK_SIZE)
-    read = least_bytes(loaded) + arguments.past * kv_bytes
-    decode_rate = read / took["decode"] / 1e9
-    prefill_rate = 2 * count_parameters(loaded.plan.model) * arguments.prompt / took["prefill"] / 1e9
-    plan, weights = loaded.plan, loaded.model.weights_bytes / 1e6
-    print(f"\n{loaded.label}: {plan.dtype}, {plan.execution}, weights {weights:.0f} MB")
-    for line in loaded.model.lowering:
-        print("   ", line)
-    print(
-        f"  decode    {took['decode'] * 1e3:8.2f} ms/token at {arguments.past} cached: {decode_rate:.1f} GB/s "
-        f"= {100 * decode_rate / bandwidth:.0f} % of the read bandwidth"
-    )
-    print(
-        f"  prefill   {took['prefill'] * 1e3:8.1f} ms for {arguments.prompt} tokens: {prefill_rate:.0f} GFLOP/s "
-        f"= {100 * prefill_rate / gemm_rate:.0f} % of the GEMM rate"
-    )
-    print(f"  {arguments.rows} rows    {took['many'] * 1e3:8.2f} ms/step: {arguments.rows / took['many']:.0f} tokens/s")
+def kv_bytes(loaded: Loaded) -> float:
+    """Of a cached token."""
+    return loaded.kv.num_bytes / (loaded.kv.num_blocks * BLOCK_SIZE)
 
 
 def least_bytes(loaded: Loaded) -> int:
@@ -174,10 +198,14 @@ def head_is_embedding(facts: ModelFacts, quantizer: object, dtype: torch.dtype) 
     return facts.tie_embeddings and sized and quantizer.packed_bytes(spec, dtype, "cpu", True) == 0
 
 
-def count_parameters(facts: ModelFacts) -> int:
+def body_parameters(facts: ModelFacts) -> int:
     """Weights of the body's linear layers: what each prompt token is multiplied with (the head runs on one row)."""
     attention = facts.head_dim * (2 * facts.num_heads + 2 * facts.num_kv_heads)
     return facts.num_layers * facts.hidden_size * (attention + 3 * facts.intermediate_size)
+
+
+def head_parameters(facts: ModelFacts) -> int:
+    return facts.vocab_size * facts.hidden_size
 
 
 def main() -> None:
@@ -197,7 +225,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    blocks = max(arguments.rows * (-(-(arguments.past + 1) // BLOCK_SIZE)), -(-arguments.prompt // BLOCK_SIZE))
+    per_row = -(-(arguments.past + CHUNK) // BLOCK_SIZE)
+    blocks = max((arguments.rows + 1) * per_row, -(-arguments.prompt // BLOCK_SIZE))
     contestants = [load(arguments.model, overrides.split(), blocks) for overrides in arguments.set or [""]]
     measure(contestants, arguments)
 

@@ -18,31 +18,35 @@ constexpr int64_t TILE_BLOCK = 2 * TILE_ROWS;  // rows that are multiplied toget
 
 // --- Weights as tiles take them --------------------------------------------------------------------------------------
 
-// The weights of one input of 16 outputs, not yet scaled.
-template <typename Format>
-inline vec unpacked(ivec raw, int input, ivec zeros) {
-    constexpr int BITS = 32 / Format::INPUTS;
-    const int shift = 8 * (input % 4) + BITS * (input / 4);
+// The weights of one input of 16 outputs, not yet scaled, in float32: bfloat16 holds them, so the lower halves are zeros.
+// base: what turns 2^23 + code into code - zero.
+template <typename Format, int INPUT>
+inline ivec unpacked(ivec raw, vec base) {
+    constexpr int BITS = 32 / Format::INPUTS, SHIFT = 8 * (INPUT % 4) + BITS * (INPUT / 4);
     typedef uint32_t words __attribute__((vector_size(4 * LANES)));
     if (std::is_same_v<Format, E4m3Weights>)
-        return (vec)((((ivec)((words)raw << (24 - shift))) >> 4) & static_cast<int32_t>(0x87f00000)) * 0x1p120f;
-    const ivec code = (ivec)((words)raw >> shift) & ((1 << BITS) - 1);
-    return __builtin_convertvector(code - zeros, vec);
+        return (ivec)((vec)(((ivec)((words)raw << (24 - SHIFT)) >> 4) & static_cast<int32_t>(0x87f00000)) * 0x1p120f);
+    constexpr int32_t BITS_OF_2_23 = 0x4b000000;  // as float32
+    return (ivec)((vec)(((ivec)((words)raw >> SHIFT) & ((1 << BITS) - 1)) | BITS_OF_2_23) - base);
+}
+
+template <typename Format, int... PAIRS>
+inline void unpack_row(std::integer_sequence<int, PAIRS...>, ivec raw, vec base, uint8_t* to) {
+    typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+    const words pairs[] = {(words)unpacked<Format, 2 * PAIRS>(raw, base) >> 16 |
+                           (words)unpacked<Format, 2 * PAIRS + 1>(raw, base)...};
+    std::memcpy(to, pairs, sizeof pairs);
 }
 
 // A panel's stretch -> [inputs / 2][16][2] bfloat16
 template <typename Format>
 void unpack_bfloat16(const uint8_t* panel, const GroupScales& scales, int64_t inputs, uint8_t* to) {
-    const ivec zeros = wide_zeros(scales);
+    const vec base = __builtin_convertvector(wide_zeros(scales), vec) + 0x1p23f;
     for (int64_t i = 0; i < inputs; i += Format::INPUTS, panel += Format::ROW_STRIDE) {
         ivec raw;
         std::memcpy(&raw, panel, sizeof raw);
-        for (int j = 0; j < Format::INPUTS; j += 2, to += TILE_ROW_BYTES) {
-            typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-            const words even = (words)unpacked<Format>(raw, j, zeros), odd = (words)unpacked<Format>(raw, j + 1, zeros);
-            const words both = even >> 16 | (odd & 0xffff0000u);
-            std::memcpy(to, &both, sizeof both);
-        }
+        unpack_row<Format>(std::make_integer_sequence<int, Format::INPUTS / 2>(), raw, base, to);
+        to += Format::INPUTS / 2 * TILE_ROW_BYTES;
     }
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from engine import native
 from engine.contracts.ops import LinearPart, LinearSpec
@@ -92,22 +93,22 @@ def measure(threads: int | None) -> Machine:
 def read_bandwidth() -> float:
     """GB/s at which torch's number of threads read memory: the best of some rounds."""
     memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)  # written, so that pages are real
-    read: Callable[[], object] = memory.sum
-    if not isinstance(native.find_compiler(), str):
-        kernels = native.load(
-            Path(__file__).with_name("bandwidth.cpp"), {"read_all": (native.POINTER, native.INT64, native.POINTER)}
-        )
-        total = torch.zeros(1, dtype=torch.int64)
-
-        def read() -> object:
-            return kernels.read_all(native.pointer(memory), memory.nbytes, native.pointer(total))
-
-    best = float("inf")
+    read, best = reader(memory), float("inf")
     for _ in range(READ_ROUNDS):
         started = time.perf_counter()
         read()
         best = min(best, time.perf_counter() - started)
     return memory.nbytes / best / 1e9
+
+
+def reader(memory: Tensor) -> Callable[[], object]:
+    """What reads all of ``memory``, int64, once: as fast as this machine can, or, without a compiler, as torch does."""
+    if isinstance(native.find_compiler(), str):
+        return memory.sum
+    source = Path(__file__).with_name("bandwidth.cpp")
+    kernels = native.load(source, {"read_all": (native.POINTER, native.INT64, native.POINTER)})
+    total = torch.zeros(1, dtype=torch.int64)
+    return lambda: kernels.read_all(native.pointer(memory), memory.nbytes, native.pointer(total))
 
 
 def _float_ways(threads: int) -> Iterator[Way]:
@@ -138,7 +139,7 @@ def _torch(threads: int) -> Iterator[Way]:
     for dtype in float_linear.DTYPES:
         weight = torch.randn(OUTPUTS, INPUTS).to(dtype)
 
-        def linear(x: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
+        def linear(x: Tensor, weight: Tensor = weight) -> Tensor:
             return F.linear(x, weight)
 
         yield from _ways(_short(dtype), {"torch": PackedLinear({}, linear, linear, OUTPUTS)}, dtype, threads, "")
