@@ -50,6 +50,7 @@ FLOATS, INTEGERS_16, INTEGERS_8 = range(3)
 """``Arithmetic`` of ``integer_linear.cpp``."""
 E4M3_NAN = 0x7F
 """Without its sign."""
+SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 class _Linear(PanelLinear):
@@ -71,7 +72,7 @@ class _Linear(PanelLinear):
 @cache
 def kernels() -> ctypes.CDLL:
     """The compiled functions. Raises :class:`engine.native.NativeError`."""
-    return load_linears(Path(__file__).with_suffix(".cpp"), *(f"linear_{name}" for name in DTYPES.values()))
+    return load_linears(SOURCE, *(f"linear_{name}" for name in DTYPES.values()))
 
 
 def wanted(context: BuildContext) -> bool:

@@ -149,24 +149,6 @@ private:
     std::atomic<int64_t> next_{0};
 };
 
-template <typename Kernel, typename C>
-void multiply(const C& call) {
-    const int64_t pairs = call.pairs();
-    typename Kernel::Inputs inputs(call, std::min(GROUP_ROWS, call.rows));
-    for (int64_t first = 0; first < call.rows; first += GROUP_ROWS) {
-        const int64_t last = std::min(call.rows, first + GROUP_ROWS);
-        Turns turns(pairs, omp_get_max_threads());
-#pragma omp parallel
-        {
-            alignas(64) static thread_local float sums[GROUP_PAIRS * GROUP_ROWS * PAIR];
-            Kernel kernel(call, inputs);
-            kernel.prepare(first, last);
-            for (auto [pair, end] = turns.take(); pair < end; std::tie(pair, end) = turns.take())
-                multiply_group(call, kernel, first, last, pair, end, sums);
-        }
-    }
-}
-
 // Aligned memory that a thread keeps for its next call.
 class Scratch {
 public:
@@ -186,5 +168,29 @@ private:
     size_t size_ = 0;
     std::unique_ptr<void, Free> memory_;
 };
+
+// [GROUP_PAIRS][rows][32] of this thread. Not in a template, or a thread would have one for every kernel.
+inline float* thread_sums(int64_t rows) {
+    thread_local Scratch scratch;
+    return static_cast<float*>(scratch.take(sizeof(float) * GROUP_PAIRS * rows * PAIR));
+}
+
+template <typename Kernel, typename C>
+void multiply(const C& call) {
+    const int64_t pairs = call.pairs();
+    typename Kernel::Inputs inputs(call, std::min(GROUP_ROWS, call.rows));
+    for (int64_t first = 0; first < call.rows; first += GROUP_ROWS) {
+        const int64_t last = std::min(call.rows, first + GROUP_ROWS);
+        Turns turns(pairs, omp_get_max_threads());
+#pragma omp parallel
+        {
+            float* sums = thread_sums(last - first);
+            Kernel kernel(call, inputs);
+            kernel.prepare(first, last);
+            for (auto [pair, end] = turns.take(); pair < end; std::tie(pair, end) = turns.take())
+                multiply_group(call, kernel, first, last, pair, end, sums);
+        }
+    }
+}
 
 }  // namespace

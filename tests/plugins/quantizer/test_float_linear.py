@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +17,9 @@ from tests.needs import needs_bfloat16_instructions, needs_compiler
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear
+from engine.native import find_compiler, library_cache
 from engine.testing.context import build_context
-from engine_plugins.quantizer import float_linear
+from engine_plugins.quantizer import float_linear, integer_linear
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.float_linear import can_pack, from_panels, pack_float, to_panels
 from engine_plugins.quantizer.panel_linear import interleaved, separated
@@ -203,10 +208,59 @@ def test_a_gpu_gets_no_weights_in_panels(execution: str) -> None:
 
 @needs_compiler
 def test_bfloat16_takes_the_instructions_that_were_measured_to_be_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(float_linear, "bfloat16_rates", lambda: {"AVX512-BF16": 101.0, "AVX512": 158.0, "AVX2": 107.0})
+    rates = {"AVX512-BF16": 101.0, "AVX512": 158.0, "AVX2": 107.0}
+    monkeypatch.setattr(float_linear, "bfloat16_rates", lambda: rates)
+    monkeypatch.setattr(float_linear, "available", lambda _: tuple(rates))
     assert float_linear.best_instructions(torch.bfloat16) == "AVX512"
     packed = pack_float(LinearSpec((LinearPart("w", 32),), 64), random(32, 64).bfloat16(), None)
     assert packed.label == "bfloat16 panels, AVX512 (158 GFLOP/s a core; AVX2 107)"
+
+
+@needs_compiler
+def test_instructions_this_process_may_not_use_are_not_taken_whatever_their_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rates are kept for other processes, and Linux may refuse AMX to some."""
+    monkeypatch.setattr(float_linear, "bfloat16_rates", lambda: {"AMX-BF16": 1000.0, "AVX512": 100.0, "AVX2": 60.0})
+    monkeypatch.setattr(float_linear, "available", lambda _: ("plain C++", "AVX2", "AVX512"))
+    assert float_linear.best_instructions(torch.bfloat16) == "AVX512"
+
+
+FIRST_PRODUCT = """
+import torch
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine_plugins.quantizer.float_linear import pack_float
+
+packed = pack_float(LinearSpec((LinearPart("w", 32),), 64), torch.ones(32, 64).bfloat16(), None)
+assert (packed.apply(torch.ones(33, 64).bfloat16()) == 64).all()
+"""
+
+
+@needs_compiler
+def test_a_process_that_finds_rates_kept_may_use_what_they_choose() -> None:
+    """Linux ends a process that uses AMX without having asked for it."""
+    float_linear.bfloat16_rates()
+    done = subprocess.run([sys.executable, "-c", FIRST_PRODUCT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
+
+
+@needs_compiler
+@pytest.mark.parametrize("source", [float_linear.SOURCE, integer_linear.SOURCE], ids=lambda source: source.stem)
+def test_what_a_thread_keeps_from_call_to_call_is_not_kept_for_every_kernel(source: Path) -> None:
+    """The loader fills the whole of it for each thread at its first call."""
+    compiler = find_compiler()
+    assert not isinstance(compiler, str)
+    assert thread_local_bytes(library_cache.build(compiler, source)) < 32 * 1024
+
+
+def thread_local_bytes(library: bytes) -> int:
+    """Of an ELF file for 64 bits: the size in memory of its segment of type ``PT_TLS``."""
+    (start,), (size, count) = struct.unpack_from("<Q", library, 0x20), struct.unpack_from("<HH", library, 0x36)
+    segments = range(start, start + size * count, size)
+    types = (struct.unpack_from("<I", library, at)[0] for at in segments)
+    return sum(
+        struct.unpack_from("<Q", library, at + 40)[0] for at, kind in zip(segments, types, strict=True) if kind == 7
+    )
 
 
 @needs_compiler
