@@ -1,11 +1,12 @@
-"""llama.cpp through the C functions of llama-cpp-python, in process: prompts one by one, outputs together."""
+"""llama.cpp through the C functions of llama-cpp-python, in process: prompts one by one, outputs together. A name that ends
+in ``-plain`` keeps weights as they are in the file: version 0.3.36 ends with SIGSEGV in its buffers for AMX."""
 
 import ctypes
 import json
 import sys
 import time
 
-path, threads, _ = sys.argv[1:4]
+path, threads, name = sys.argv[1:4]
 sys.path = [p for p in sys.path if not p.endswith("contestants")]  # this file shares the package's name
 import llama_cpp as api  # noqa: E402
 import numpy as np  # noqa: E402
@@ -20,7 +21,9 @@ def quiet(level: int, text: bytes, data: ctypes.c_void_p) -> None:
 
 api.llama_log_set(quiet, ctypes.c_void_p(0))
 api.llama_backend_init()
-model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
+model_params = api.llama_model_default_params()
+model_params.use_extra_bufts = not name.endswith("-plain")
+model = api.llama_model_load_from_file(path.encode(), model_params)
 vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
 params = api.llama_context_default_params()
 params.n_ctx, params.n_batch, params.n_ubatch = MOST * LENGTH, BATCH, BATCH
