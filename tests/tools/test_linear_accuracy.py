@@ -10,7 +10,7 @@ from tests.needs import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.benchmarks import linear_accuracy  # noqa: E402
+from tools.benchmarks import linear_accuracy
 
 
 @needs_compiler

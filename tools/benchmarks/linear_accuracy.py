@@ -108,7 +108,11 @@ def float_ways(weight: Tensor, wide: Tensor) -> Iterator[Way]:
     outputs, inputs = weight.shape
     spec = LinearSpec((LinearPart("w", outputs),), inputs)
     for name in float_linear.available(weight.dtype):
-        yield of_layer(name, lambda bias, name=name: float_linear.pack_float(spec, weight, bias, name))
+
+        def packed(bias: Tensor | None, name: str = name) -> PackedLinear:
+            return float_linear.pack_float(spec, weight, bias, name)
+
+        yield of_layer(name, packed)
     product = partial(F.linear, weight=weight)
     if weight.dtype == torch.float32:
         yield Way("torch", product, lambda x: product(x)[:1])
