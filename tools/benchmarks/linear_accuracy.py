@@ -4,11 +4,11 @@
 
 Weights and inputs are normal random numbers. Products are compared with those of the same stored weights and inputs in
 float64; where inputs are rounded to 8 bits, of the rounded ones. Errors are the root mean square and the largest, as
-shares of the root mean square of the result, for the number of rows where they are largest.
+shares of the root mean square of the result.
 
-sums: before they are rounded to bfloat16. A layer adds a residual before it rounds: given its own result, negative, it
-returns what rounding cut off. That is in bfloat16, too, so errors show down to 2^-18 of a result. torch cuts off more.
-results: in the dtype of the layer.
+sums: of the first of 512 rows, in float32, before they are rounded to bfloat16. They show where something is subtracted
+from them first: a residual, and then a bias. torch's do not.
+results: in the dtype of the layer, of 1, 8, 64 and 512 rows: the largest.
 rows: whether a row has the same bits whatever the number of rows.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear
 from engine_plugins.quantizer import float_linear, integer_linear
+from engine_plugins.quantizer.panel_linear import PAIR
 from engine_plugins.quantizer.rounding import to_int4, to_int8
 from engine_plugins.quantizer.weights import QuantizedWeight, quantized_rows
 
@@ -45,7 +46,7 @@ class Way:
     name: str
     results: Product
     sums: Product | None = None
-    """``None`` where they do not show."""
+    """``[1, out]`` of the first row; ``None`` where they do not show."""
     is_layer: bool = True
     """Else it is there to show what rounding alone makes."""
 
@@ -82,17 +83,22 @@ class Line:
             self.results.add(result, exact[:rows])
             if way.is_layer:
                 self.rows_equal = self.rows_equal is not False and torch.equal(result, whole[:rows])
-            if way.sums is not None:
-                self.sums.setdefault(x.shape[1], Error()).add(way.sums(x[:rows]), exact[:rows])
+        if way.sums is not None:
+            self.sums.setdefault(x.shape[1], Error()).add(way.sums(x), exact[:1])
 
 
-def of_layer(name: str, layer: PackedLinear) -> Way:
+def of_layer(name: str, packed: Callable[[Tensor | None], PackedLinear]) -> Way:
+    """``packed(bias [out] or None)``"""
+    layer = packed(None)
+
     def sums(x: Tensor) -> Tensor:
         result = layer.apply(x)
         if result.dtype == torch.float32:
-            return result
+            return result[:1]
         assert layer.apply_add is not None
-        return result.double() + layer.apply_add(x, -result).double()
+        known = result[:1].float()
+        known += layer.apply_add(x, -result)[:1]  # what rounding cut off, rounded to bfloat16
+        return known.double() + packed(-known[0]).apply(x)[:1]  # and what that cut off
 
     return Way(name, layer.apply, sums)
 
@@ -102,33 +108,31 @@ def float_ways(weight: Tensor, wide: Tensor) -> Iterator[Way]:
     outputs, inputs = weight.shape
     spec = LinearSpec((LinearPart("w", outputs),), inputs)
     for name in float_linear.available(weight.dtype):
-        yield of_layer(name, float_linear.pack_float(spec, weight, None, name))
+
+        def packed(bias: Tensor | None, name: str = name) -> PackedLinear:
+            return float_linear.pack_float(spec, weight, bias, name)
+
+        yield of_layer(name, packed)
     product = partial(F.linear, weight=weight)
     if weight.dtype == torch.float32:
-        yield Way("torch", product, product)
+        yield Way("torch", product, lambda x: product(x)[:1])
         return
     yield Way("torch", product)
-
-    def rounded(x: Tensor) -> Tensor:
-        return F.linear(x.double(), wide).bfloat16()
-
-    def seen(x: Tensor) -> Tensor:
-        return rounded(x) + (F.linear(x.double(), wide) - rounded(x)).bfloat16().double()
-
-    yield Way("float64, results rounded", rounded, seen, is_layer=False)
+    yield Way("float64, results rounded", lambda x: F.linear(x.double(), wide).to(weight.dtype), is_layer=False)
 
 
 def integer_ways(weight: QuantizedWeight, wide: Tensor, activations: str) -> Iterator[Way]:
-    panels = integer_linear.laid_out(weight, gated=False)
     best = integer_linear.kernels().best_instructions()
+    plain = integer_linear.laid_out(weight, gated=False)
     for name in integer_linear.INSTRUCTIONS[1 : best + 1]:
-        yield of_layer(name, integer_linear.pack_panels(panels, activations, name))
+
+        def packed(bias: Tensor | None, name: str = name) -> PackedLinear:
+            padded = None if bias is None else F.pad(bias, (0, -len(bias) % PAIR))
+            return integer_linear.pack_panels(replace(plain, bias=padded), activations, name)
+
+        yield of_layer(name, packed)
     if activations == "int8":
-
-        def unrounded(x: Tensor) -> Tensor:
-            return F.linear(x.double(), wide)
-
-        yield Way("float64, inputs not rounded", unrounded, unrounded, is_layer=False)
+        yield Way("float64, inputs not rounded", lambda x: F.linear(x.double(), wide), is_layer=False)
 
 
 def kinds(inputs: int, outputs: int) -> Iterator[tuple[str, Tensor, Tensor, Iterator[Way]]]:
@@ -142,7 +146,7 @@ def kinds(inputs: int, outputs: int) -> Iterator[tuple[str, Tensor, Tensor, Iter
     x = x.bfloat16()
     codes, step = quantized_rows(x, "int8")
     for bits, rounded in ((8, to_int8(weight, None)), (4, to_int4(weight, None, GROUP))):
-        scale = rounded.scale.double().repeat_interleave(rounded.group_size, dim=1)
+        scale = rounded.scale.double().repeat_interleave(rounded.group_size, dim=1)[:, :inputs]
         wide = rounded.codes.double() * scale
         yield f"int{bits}", x, F.linear(x.double(), wide), integer_ways(rounded, wide, "bf16")
         exact = F.linear(codes.double() * step.double(), wide)

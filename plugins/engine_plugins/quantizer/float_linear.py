@@ -66,10 +66,11 @@ def bfloat16_rates() -> dict[str, float]:
 
 
 def _measure_bfloat16() -> dict[str, float]:
-    weight = torch.randn(PROBE_OUTPUTS, PROBE_INPUTS).bfloat16()
+    generator = torch.Generator().manual_seed(0)  # torch's own would then differ between first and later starts
+    weight, x = (torch.randn(n, PROBE_INPUTS, generator=generator).bfloat16() for n in (PROBE_OUTPUTS, PROBE_ROWS))
     spec = LinearSpec((LinearPart("probe", PROBE_OUTPUTS),), PROBE_INPUTS)
     packed = {name: pack_float(spec, weight, None, name) for name in available(torch.bfloat16)}
-    return fastest_rates(packed, torch.randn(PROBE_ROWS, PROBE_INPUTS).bfloat16(), threads=1)
+    return fastest_rates(packed, x, threads=1)
 
 
 def wanted(context: BuildContext) -> bool:

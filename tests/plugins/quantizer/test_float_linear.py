@@ -226,6 +226,13 @@ def test_instructions_this_process_may_not_use_are_not_taken_whatever_their_rate
     assert float_linear.best_instructions(torch.bfloat16) == "AVX512"
 
 
+@needs_compiler
+def test_measuring_takes_none_of_torchs_random_numbers() -> None:
+    before = torch.get_rng_state()
+    float_linear._measure_bfloat16()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 FIRST_PRODUCT = """
 import torch
 from engine.contracts.ops import LinearPart, LinearSpec
