@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.needs import needs_amx, needs_compiler
+from tests.needs import needs_amx, needs_compiler, needs_x86
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
@@ -19,7 +18,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import BuildContext
 from engine.execution.reference import paged_attention
-from engine.native import compiler, library_cache, loader
+from engine.native import find_compiler, library_cache, loader
 from engine.testing.attention_cases import SMALL_CASES, PlainFormat, case_named
 from engine.testing.attention_kernel import (
     TOLERANCE,
@@ -261,14 +260,17 @@ def test_scales_that_are_not_positive_are_left_to_torch(scale: float) -> None:
 
 
 @needs_compiler
+@needs_x86
 def test_code_for_processors_without_wide_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``-march=native`` leaves out on this machine is correct, too."""
-    baseline = tuple(flag for flag in compiler.FLAGS if flag != "-march=native")
-    monkeypatch.setattr(compiler, "FLAGS", baseline)
+    here = find_compiler()
+    assert not isinstance(here, str)
+    oldest = dataclasses.replace(here, command=(*here.command, "-march=x86-64"))
+    monkeypatch.setattr(loader, "find_compiler", lambda: oldest)
     monkeypatch.setattr(library_cache, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(loader, "open_library", loader.open_library.__wrapped__)
     baseline_kernels = kernels.__wrapped__()
-    assert platform.machine() != "x86_64" or not baseline_kernels.can_use_amx()
+    assert not baseline_kernels.can_use_amx()
     monkeypatch.setattr(cpu, "kernels", lambda: baseline_kernels)
     for case in SHAPES:
         check(case, "float32", use_amx=False)
