@@ -1,5 +1,8 @@
-"""llama.cpp through the C functions of llama-cpp-python, in process: prompts one by one, outputs together. A name that ends
-in ``-plain`` keeps weights as they are in the file: version 0.3.36 ends with SIGSEGV in its buffers for AMX."""
+"""llama.cpp through the C functions of llama-cpp-python, in process: prompts one by one, outputs together.
+
+A name that ends in ``-plain`` keeps weights as they are in the file: version 0.3.36 ends with SIGSEGV in its buffers
+for AMX.
+"""
 
 import ctypes
 import json
