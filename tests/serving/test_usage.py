@@ -137,7 +137,7 @@ def test_usage_is_what_the_tokenizer_counts(count: int) -> None:
                 assert usage["total_tokens"] == sum(prompts) + sum(lengths)
                 assert all(0 < length <= body["max_tokens"] for length in lengths)
                 hits = usage["prompt_tokens_details"]["cached_tokens"]
-                assert hits % BLOCK == 0 and hits <= sum((length - 1) // BLOCK * BLOCK for length in prompts)
+                assert 0 <= hits <= sum(length - 1 for length in prompts)
                 cached += hits > 0
                 stopped += lengths != [len(tokens) for tokens in outputs]
 
