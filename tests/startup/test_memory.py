@@ -278,6 +278,8 @@ def test_the_ledger_holds_estimate_and_measurement_and_adds_up(heavy: Path) -> N
     assert ledger.total_bytes == sum(sizes.values()) + shared
     assert ledger.headroom_bytes == ledger.free_bytes - ledger.total_bytes > 0
     assert [phase.name for phase in info.phases][-1] == "warm up"
+    shown = describe_start(info)
+    assert info.lowering and all(line.split(": ", 1)[1] in shown for line in info.lowering), "which kernels run"
     assert ledger.peak_so_far_bytes >= info.phases[-1].held_bytes > info.weights_bytes / 2
     text = describe_ledger(ledger)
     assert all(line.name in text for line in ledger.lines if line.planned_bytes)

@@ -1,4 +1,4 @@
-"""Bytes, the ledger and the phases of start-up as text. Imports no torch: the API process prints them."""
+"""Bytes, kernels, the ledger and the phases of start-up as text. Imports no torch: the API process prints them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ def size(num_bytes: int) -> str:
 
 
 def describe_start(info: EngineInfo) -> str:
-    """What start-up found out: notes, ledger and phases; lines for a terminal."""
+    """What start-up found out: notes, kernels, ledger and phases; lines for a terminal."""
     parts = [f"note: {note}" for note in info.notes]
+    if info.lowering:
+        parts.append(describe_kernels(info.lowering))
     if info.ledger is not None:
         parts.append(describe_ledger(info.ledger))
     return "\n".join((*parts, describe_phases(info.phases)))
+
+
+def describe_kernels(lowering: Sequence[str]) -> str:
+    """A table: what runs for each kind of operation."""
+    lines = [line.split(": ", 1) for line in lowering]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(("kernels", *(f"  {name:<{width}}  {text}" for name, text in lines)))
 
 
 def describe_ledger(ledger: MemoryLedger) -> str:
