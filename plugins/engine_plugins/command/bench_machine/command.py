@@ -9,7 +9,9 @@ from engine.contracts.command import USAGE, Command
 from engine.contracts.config import at_least
 
 NOTES = """\
-Rates are the best of several rounds; what others run on the same cores lowers them.
+Rates are the best of several rounds; what others run on the same cores lowers them. Those of integers are GOP/s.
+AMX multiplies integers from 16 rows on; below, AVX512-VNNI does.
+The first run compiles kernels first, which takes some 10 seconds more.
 The engine measures once, at the first start, which instructions are fastest for bfloat16 weights.
 CXX="g++ -march=haswell" shows and uses what an older processor has."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ ROWS = (1, 8, 64, 512)
 ROUNDS = 3
 GROUP = 128
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CPU_TIMES = Path("/proc/stat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +66,25 @@ class Machine:
     ways: tuple[Way, ...]
     missing: str = ""
     """Why there are no compiled kernels."""
+    others: float | None = None
+    """CPUs of :attr:`cpus` that other processes and other virtual machines kept busy meanwhile, on average; ``None``
+    where the system does not say."""
 
 
 def measure(threads: int | None) -> Machine:
     """Takes some 10 seconds and 1 GiB of memory."""
-    cpus = len(os.sched_getaffinity(0))
+    allowed = os.sched_getaffinity(0)
+    cpus = len(allowed)
     threads = threads or cpus
     compiler = native.find_compiler()
+    started, busy = time.perf_counter(), _others_s(allowed)
     with _threads(threads):
         several = read_bandwidth()
         compiled = () if isinstance(compiler, str) else (*_float_ways(threads), *_integer_ways(threads))
-        ways = (*compiled, *_torch(threads))
+        ways = (*compiled, *_torch(threads, is_chosen=not compiled))
     with _threads(1):
         one = read_bandwidth()
+    busy, seconds = _others_s(allowed) - busy, time.perf_counter() - started
     return Machine(
         processor=_processor(),
         cpus=cpus,
@@ -88,6 +96,7 @@ def measure(threads: int | None) -> Machine:
         read_one_thread_gb_s=one,
         ways=ways,
         missing=compiler if isinstance(compiler, str) else "",
+        others=None if math.isnan(busy) else max(0.0, busy / seconds),
     )
 
 
@@ -139,14 +148,15 @@ def _integer_ways(threads: int) -> Iterator[Way]:
             yield from _ways(name, {best: layer}, torch.bfloat16, threads, best)
 
 
-def _torch(threads: int) -> Iterator[Way]:
+def _torch(threads: int, is_chosen: bool) -> Iterator[Way]:
+    chosen = "torch" if is_chosen else ""
     for dtype in float_linear.DTYPES:
         weight = torch.randn(OUTPUTS, INPUTS).to(dtype)
 
         def linear(x: Tensor, weight: Tensor = weight) -> Tensor:
             return F.linear(x, weight)
 
-        yield from _ways(_short(dtype), {"torch": PackedLinear({}, linear, linear, OUTPUTS)}, dtype, threads, "")
+        yield from _ways(_short(dtype), {"torch": PackedLinear({}, linear, linear, OUTPUTS)}, dtype, threads, chosen)
 
 
 def _ways(
@@ -165,6 +175,20 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _others_s(cpus: Collection[int]) -> float:
+    """Seconds of work of these CPUs since the machine started, less those of this process and the compilers it ran; NaN
+    where the system does not say."""
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    try:
+        lines = [line.split() for line in CPU_TIMES.read_text().splitlines()]
+    except OSError:
+        return math.nan
+    busy = {name: sum(map(int, (*ticks[:3], *ticks[5:8]))) for name, *ticks in lines if name.startswith("cpu")}
+    found = [busy[f"cpu{cpu}"] for cpu in cpus if f"cpu{cpu}" in busy]  # all but idle and iowait; steal counts
+    return sum(found) / os.sysconf("SC_CLK_TCK") - own if len(found) == len(cpus) else math.nan
 
 
 def _processor() -> str:

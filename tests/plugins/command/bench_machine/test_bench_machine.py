@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.needs import needs_compiler
 from engine import native
 from engine.cli.main import main
 from engine_plugins.command.bench_machine import machine
+from engine_plugins.command.bench_machine import main as shown
 from engine_plugins.quantizer import float_linear
 
 
@@ -44,7 +47,32 @@ def test_without_a_compiler_torchs_rates_are_there_and_the_reason(
     assert main(["bench-machine", "--threads", "1", "--json", "-"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert {way["instructions"] for way in figures["ways"]} == {"torch"}
+    assert all(way["is_chosen"] for way in figures["ways"])
     assert figures["missing"] == "no C++ compiler found" and figures["read_gb_s"] > 0
+
+
+def test_load_of_others_is_what_these_cpus_did_less_what_this_process_did(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ticks, own = os.sysconf("SC_CLK_TCK"), os.times_result((2.0, 1.0, 0.5, 0.5, 0.0))
+    monkeypatch.setattr(machine, "CPU_TIMES", tmp_path / "stat")
+    monkeypatch.setattr(os, "times", lambda: own)
+    work = [3 * ticks, ticks, 2 * ticks, 900, 90, 0, 0, 4 * ticks, 7, 7]  # idle, iowait and guest time do not count
+    lines = [f"{name} {' '.join(map(str, work))}" for name in ("cpu", "cpu0", "cpu1", "cpu2")]
+    machine.CPU_TIMES.write_text("\n".join([*lines, "ctxt 5"]))
+    assert machine._others_s({0, 2}) == 2 * 10 - 4
+    assert math.isnan(machine._others_s({0, 9})), "the system does not say"
+
+
+@pytest.mark.parametrize(("others", "words"), [(0.02, "0.02 CPUs"), (0.9, "rates may be too low"), (None, "unknown")])
+def test_load_of_others_is_shown_with_what_it_means(
+    others: float | None, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = machine.Machine("a processor", 2, 2, {"L1": "48K", "L3": "491520K"}, "", "2", 1.0, 1.0, (), others=others)
+    monkeypatch.setattr(shown, "measure", lambda threads: found)
+    assert shown.run(None, None) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert words in " ".join(lines) and "L1 48 KiB, L3 480 MiB" in " ".join(lines)
 
 
 def test_the_number_of_threads_is_put_back() -> None:
