@@ -5,9 +5,9 @@
 
 A step cannot be faster than its floor: the larger of (bytes of weights and cached keys and values it must read) / (read
 bandwidth) and (operations of its linear layers) / (rate of one large product). The rate is the best that torch or the
-engine's kernels reach with 1,024 rows: of bytes where activations have 8 bits, else of bfloat16. Limits and engine are
-measured in turns, so that a machine whose speed drifts (neighbours, clock) moves both; medians of the rounds are
-reported.
+engine's kernels reach with 1,024 rows: of bytes where activations have 8 bits, of float32 where weights are float32,
+else of bfloat16. Limits and engine are measured in turns, so that a machine whose speed drifts (neighbours, clock)
+moves both; medians of the rounds are reported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from engine.execution.kv_cache import KVCache
 from engine.execution.model import ForwardBatch, LoweredModel
 from engine.startup.build import load_plan
 from engine_plugins.command.bench_machine.machine import READ_BYTES, reader
-from engine_plugins.quantizer import float_linear, integer_linear
+from engine_plugins.quantizer import cpu_linear, float_linear, integer_linear
 from engine_plugins.quantizer.rounding import to_int8
 
 BLOCK_SIZE = 16
@@ -62,8 +62,12 @@ class Loaded:
         return " ".join(self.overrides) or "defaults"
 
     @property
-    def has_byte_activations(self) -> bool:
-        return "quantizer.activations=int8" in self.overrides
+    def arithmetic(self) -> str:
+        """The kind of product that bounds its linear layers: of :func:`large_products`."""
+        if "quantizer.activations=int8" in self.overrides:
+            return "int8"
+        is_rounded = self.plan.choice("quantizer").name not in ("checkpoint", "none")
+        return "float32" if self.plan.dtype == "float32" and not is_rounded else "bfloat16"
 
 
 def load(path: Path, overrides: Sequence[str], num_blocks: int) -> Loaded:
@@ -112,7 +116,8 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
 
 def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> None:
     memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)  # written, so that pages are real
-    products = {"bf16": large_products(False), "int8": large_products(True)}
+    kinds = {"bfloat16", "int8"} | {one.arithmetic for one in contestants}
+    products = {kind: large_products(kind) for kind in sorted(kinds)}
     past, prompt, rows = arguments.past, arguments.prompt, arguments.rows
     steps: dict[str, Rows] = {
         f"1 token, {past} cached": [(past, 1)],
@@ -136,11 +141,11 @@ def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> Non
     took = {name: statistics.median(values) for name, values in times.items()}
     bandwidth = READ_BYTES / took["", "read"]
     rates = {kind: 2 * math.prod(LARGE) / min(took[kind, name] for name in ways) for kind, ways in products.items()}
-    print(f"threads {torch.get_num_threads()}, read bandwidth {bandwidth / 1e9:.1f} GB/s, products in bfloat16 "
-          f"{rates['bf16'] / 1e9:.0f} GFLOP/s, of bytes {rates['int8'] / 1e9:.0f} GOP/s")  # fmt: skip
-    print(f"\n| | step | ms | floor | of the floor | bound by |\n{'|---' * 6}|")
+    shown = (f"{kind} {rate / 1e9:.0f} {'GOP/s' if kind == 'int8' else 'GFLOP/s'}" for kind, rate in rates.items())
+    print(f"threads {torch.get_num_threads()}, read bandwidth {bandwidth / 1e9:.1f} GB/s, products: {', '.join(shown)}")
+    print(f"\n| | step | ms | floor (ms) | floor / measured | bound by |\n{'|---' * 6}|")
     for one in contestants:
-        rate = rates["int8" if one.has_byte_activations else "bf16"]
+        rate = rates[one.arithmetic]
         facts = one.plan.model
         for name, of_rows in steps.items():
             read = (least_bytes(one) + kv_bytes(one) * sum(map(sum, of_rows))) / bandwidth
@@ -157,25 +162,29 @@ def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> Non
             print("   ", line)
 
 
-def large_products(of_bytes: bool) -> dict[str, Callable[[], object]]:
-    """``[1024, 2048] x [2048, 2048]`` by torch, and by the engine's kernels where they are built."""
+def large_products(kind: str) -> dict[str, Callable[[], object]]:
+    """``[1024, 2048] x [2048, 2048]`` by torch, and by the engine's kernels where they are built. ``kind``: ``int8``,
+    ``float32`` or ``bfloat16``."""
     rows, outputs, inputs = LARGE
     x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
     spec = LinearSpec((LinearPart("w", outputs),), inputs)
     has_kernels = not isinstance(native.find_compiler(), str)
-    if of_bytes:
+    if kind == "int8":
         left, right = (torch.randint(-128, 128, size, dtype=torch.int8) for size in ((rows, inputs), (inputs, outputs)))
         ways: dict[str, Callable[[], object]] = {"torch": lambda: torch._int_mm(left, right)}
         if has_kernels:
             layer = integer_linear.pack_integer(spec, to_int8(weight, None), "int8")
             ways["engine"] = lambda: layer.apply(x.bfloat16())
         return ways
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), rows)
-    linear, half = torch.ops.mkldnn._linear_pointwise.default, x.bfloat16()
-    ways = {"torch": lambda: linear(half, packed, None, "none", [], "")}
+    dtype = getattr(torch, kind)
+    x, weight = x.to(dtype), weight.to(dtype)
+    ways = {"torch": lambda: F.linear(x, weight)}
+    if cpu_linear.can_prepack(dtype):
+        prepacked = cpu_linear.prepacked_linear(cpu_linear.prepack(weight, rows), None)
+        ways["torch"] = lambda: prepacked(x)
     if has_kernels:
-        float_layer = float_linear.pack_float(spec, weight.bfloat16(), None)
-        ways["engine"] = lambda: float_layer.apply(half)
+        float_layer = float_linear.pack_float(spec, weight, None)
+        ways["engine"] = lambda: float_layer.apply(x)
     return ways
 
 
@@ -210,7 +219,7 @@ def head_parameters(facts: ModelFacts) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, help="a folder in Hugging Face layout, or bundled")
     parser.add_argument(
         "--set",
         action="append",
@@ -218,11 +227,11 @@ def main() -> None:
         metavar="'KEY=VALUE ...'",
         help="overrides of one contestant; repeat for more",
     )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--past", type=int, default=512)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="default: %(default)s")
+    parser.add_argument("--past", type=int, default=512, help="cached tokens of a decode step (%(default)s)")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt (%(default)s)")
+    parser.add_argument("--rows", type=int, default=8, help="sequences decoded at once (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="medians are of so many (%(default)s)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     per_row = -(-(arguments.past + CHUNK) // BLOCK_SIZE)
