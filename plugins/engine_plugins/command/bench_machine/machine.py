@@ -102,16 +102,21 @@ def measure(threads: int | None) -> Machine:
 
 def read_bandwidth() -> float:
     """GB/s at which torch's number of threads read memory: the best of some rounds."""
-    pages = mmap.mmap(-1, READ_BYTES)
-    with suppress(OSError, AttributeError):  # a system without huge pages
-        pages.madvise(mmap.MADV_HUGEPAGE)  # as weights have
-    memory = torch.frombuffer(pages, dtype=torch.int64).fill_(1)  # written, so that pages are real
+    memory = huge_pages(READ_BYTES)
     read, best = reader(memory), float("inf")
     for _ in range(READ_ROUNDS):
         started = time.perf_counter()
         read()
         best = min(best, time.perf_counter() - started)
     return memory.nbytes / best / 1e9
+
+
+def huge_pages(num_bytes: int) -> Tensor:
+    """int64 memory in huge pages, as weights are, where the system has them. Written, so that pages are real."""
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared pages would stay small
+    with suppress(OSError, AttributeError):  # a system without huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.int64).fill_(1)
 
 
 def reader(memory: Tensor) -> Callable[[], object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from engine.cli.main import main
 from engine_plugins.command.bench_machine import machine
 from engine_plugins.command.bench_machine import main as shown
 from engine_plugins.quantizer import float_linear
+
+HUGE = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,17 @@ def test_load_of_others_is_shown_with_what_it_means(
     assert shown.run(None, None) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert words in " ".join(lines) and "L1 48 KiB, L3 480 MiB" in " ".join(lines)
+
+
+@pytest.mark.skipif(not HUGE.exists(), reason="a kernel without huge pages")
+def test_bandwidth_is_read_from_private_memory_that_asks_for_huge_pages() -> None:
+    """The kernel gives shared memory small pages by default, which are read more slowly than weights are."""
+    memory = machine.huge_pages(4 << 20)
+    mappings = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]
+    ranges = {mapping: [int(end, 16) for end in mapping.split(" ", 1)[0].split("-")] for mapping in mappings}
+    (found,) = (text for text, (start, end) in ranges.items() if start <= memory.data_ptr() < end)
+    flags = re.findall(r"^VmFlags: (.*)$", found, re.MULTILINE)[0].split()
+    assert "hg" in flags and "sh" not in flags
 
 
 def test_the_number_of_threads_is_put_back() -> None:
