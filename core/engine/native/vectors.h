@@ -144,16 +144,6 @@ inline part exp2_part(part x) {
 #endif
 }
 
-// x / (1 + 2^y), with y cut off where the quotient is 0
-inline part over_one_plus_exp2(part x, part y) { return x / (1.0f + exp2_part(y < 126.0f ? y : broadcast_part(126.0f))); }
-
-inline part silu_part(part x) { return over_one_plus_exp2(x, x * -LOG2_E); }
-
-// 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
-inline part gelu_tanh_part(part x) {
-    return over_one_plus_exp2(x, x * (-1.59576912f * LOG2_E) * (1.0f + 0.044715f * x * x));
-}
-
 inline part tanh_part(part x) {
     const ipart sign = (ipart)x & std::numeric_limits<int32_t>::min();
     const part decay = exp2_part((-2.0f * LOG2_E) * (part)((ipart)x ^ sign));

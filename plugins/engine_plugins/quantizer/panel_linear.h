@@ -48,10 +48,8 @@ struct Call {
 
 // [16] gates and [16] ups -> [16] in their place
 inline void gate(Activation activation, float* sums) {
-    for (int i = 0; i < PANEL; i += PART_LANES) {
-        const part in = load_part(sums + i), up = load_part(sums + PANEL + i);
-        store_part(sums + i, (activation == SILU ? silu_part(in) : gelu_tanh_part(in)) * up);
-    }
+    for (int i = 0; i < PANEL; i += PART_LANES)
+        store_part(sums + i, gated(activation, load_part(sums + i), load_part(sums + PANEL + i)));
 }
 
 // sums: [32] of one row and one pair of panels, changed

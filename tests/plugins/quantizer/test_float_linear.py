@@ -105,6 +105,16 @@ def test_any_size_and_any_number_of_rows(out: int, inputs: int, kind: Kind) -> N
         assert float((packed.apply(x).double() - want).abs().max()) <= EXACT[kind.dtype] * float(want.abs().max()), rows
 
 
+@needs_compiler
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+def test_gates_far_below_zero_close(act: str, kind: Kind) -> None:
+    gates, ups = torch.full((32, 32), -1e37), torch.full((32, 32), 1 / 32)
+    parts = (LinearPart("gate", 32), LinearPart("up", 32))
+    packed = kind.pack(LinearSpec(parts, 32, kind="gate_up"), torch.cat((gates, ups)))
+    assert packed.apply_gated is not None
+    assert not packed.apply_gated(torch.ones(40, 32, dtype=kind.dtype), act).any()
+
+
 def test_only_bfloat16_asks_for_whole_tiles_of_inputs() -> None:
     odd, whole = LinearSpec((LinearPart("w", 8),), 45), LinearSpec((LinearPart("w", 8),), 64)
     assert can_pack(odd, torch.float32) and not can_pack(odd, torch.bfloat16) and can_pack(whole, torch.bfloat16)
