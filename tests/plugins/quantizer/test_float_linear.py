@@ -24,6 +24,7 @@ from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.float_linear import can_pack, from_panels, pack_float, to_panels
 from engine_plugins.quantizer.panel_linear import interleaved, separated
 from engine_plugins.quantizer.unquantized import Unquantized
+from engine_plugins.quantizer.weights import QuantizedWeight
 
 SIZES = [(32, 32), (96, 896), (1152, 320), (50, 64), (33, 2080)]
 ODD_SIZES = [(7, 45), (65, 129)]
@@ -220,20 +221,28 @@ def test_a_gpu_gets_no_weights_in_panels(execution: str) -> None:
 def test_bfloat16_takes_the_instructions_that_were_measured_to_be_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"AVX512-BF16": 101.0, "AVX512": 158.0, "AVX2": 107.0}
     monkeypatch.setattr(float_linear, "bfloat16_rates", lambda: rates)
-    monkeypatch.setattr(float_linear, "available", lambda _: tuple(rates))
     assert float_linear.best_instructions(torch.bfloat16) == "AVX512"
     packed = pack_float(LinearSpec((LinearPart("w", 32),), 64), random(32, 64).bfloat16(), None)
     assert packed.label == "bfloat16 panels, AVX512 (158 GFLOP/s a core; AVX2 107)"
 
 
 @needs_compiler
-def test_instructions_this_process_may_not_use_are_not_taken_whatever_their_rate(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_another_process_may_not_use_is_measured_and_chosen_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rates are kept for other processes, and Linux may refuse AMX to some."""
-    monkeypatch.setattr(float_linear, "bfloat16_rates", lambda: {"AMX-BF16": 1000.0, "AVX512": 100.0, "AVX2": 60.0})
-    monkeypatch.setattr(float_linear, "available", lambda _: ("plain C++", "AVX2", "AVX512"))
-    assert float_linear.best_instructions(torch.bfloat16) == "AVX512"
+    """Linux may refuse AMX to some, and they may start first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(float_linear, "bfloat16_rates", float_linear.bfloat16_rates.__wrapped__)
+    rates = {"AVX2": 60.0, "AVX512": 100.0, "AMX-BF16": 1000.0}
+
+    def best(*names: str) -> str:
+        monkeypatch.setattr(float_linear, "available", lambda _: names)
+        monkeypatch.setattr(float_linear, "_measure_bfloat16", lambda: {name: rates[name] for name in names})
+        return float_linear.best_instructions(torch.bfloat16)
+
+    refused, allowed = ("AVX2", "AVX512"), ("AVX2", "AVX512", "AMX-BF16")
+    for _ in range(2):
+        assert best(*refused) == "AVX512" and best(*allowed) == "AMX-BF16"
 
 
 @needs_compiler
