@@ -163,7 +163,7 @@ class _Layer:
     def _call(self, columns: int, activation: int) -> PanelCall:
         weight, bias = self._panels.data_ptr(), native.pointer(self._bias)
         linear = PanelLinear(self.in_features, columns, weight, bias, activation, self._instructions)
-        return PanelCall(getattr(kernels(), f"linear_{_short(self._panels.dtype)}"), linear)
+        return PanelCall(getattr(kernels(), f"linear_{_short(self._panels.dtype)}"), linear, self.in_features)
 
     def reference(self, x: Tensor) -> Tensor:
         """Plain ``F.linear`` on the weights taken back out of their layout; keeps no second copy."""

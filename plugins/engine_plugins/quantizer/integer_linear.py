@@ -237,7 +237,7 @@ class _Layer:
         functions = {dtype: getattr(kernels(), f"linear_{name}") for dtype, name in DTYPES.items()}
         self._taken = () if activations == "fp8" else tuple(functions)  # others are turned into float32 by torch
         self._calls = {
-            (dtype, name): PanelCall(function, self._linear(dtype, code))
+            (dtype, name): PanelCall(function, self._linear(dtype, code), self._inputs)
             for dtype, function in functions.items()
             for name, code in {"": 0, **ACTIVATIONS}.items()
         }

@@ -116,6 +116,22 @@ def test_gates_far_below_zero_close(act: str, kind: Kind) -> None:
     assert not packed.apply_gated(torch.ones(40, 32, dtype=kind.dtype), act).any()
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    "wrong", [{"x": (3, 96)}, {"x": (3, 32)}, {"y": (2, 48)}, {"y": (3, 64)}, {"residual": (1, 48)}]
+)
+def test_a_call_with_tensors_of_other_shapes_is_refused(wrong: dict[str, tuple[int, int]]) -> None:
+    """Kernels would read or write other memory."""
+    weight = QuantizedWeight(torch.ones(48, 64, dtype=torch.int8), torch.ones(48, 1), 64)
+    spec = LinearSpec((LinearPart("w", 48),), 64)
+    shapes = {"x": (3, 64), "y": (3, 48), "residual": (3, 48)}
+    for packed in (pack_float(spec, torch.ones(48, 64), None), integer_linear.pack_integer(spec, weight, "bf16")):
+        assert packed.native is not None
+        packed.native(*(torch.ones(shape) for shape in shapes.values()))
+        with pytest.raises(AssertionError):
+            packed.native(*(torch.ones(shape) for shape in (shapes | wrong).values()))
+
+
 def test_only_bfloat16_asks_for_whole_tiles_of_inputs() -> None:
     odd, whole = LinearSpec((LinearPart("w", 8),), 45), LinearSpec((LinearPart("w", 8),), 64)
     assert can_pack(odd, torch.float32) and not can_pack(odd, torch.bfloat16) and can_pack(whole, torch.bfloat16)
