@@ -65,7 +65,6 @@ inline void narrow_part(bfloat16* to, part value) {
     std::memcpy(to, &result, sizeof result);
 }
 
-inline vec broadcast(float value) { return vec{} + value; }
 inline part broadcast_part(float value) { return part{} + value; }
 
 inline vec load(const float* from) {

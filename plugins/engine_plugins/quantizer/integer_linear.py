@@ -187,7 +187,10 @@ def pack_integer(
 
 def pack_panels(panels: Panels, activations: str, instructions: str | None = None) -> PackedLinear:
     """As :func:`pack_integer`, of weights that lie in panels already."""
-    layer = _Layer(panels, activations, instructions or INSTRUCTIONS[_best()])
+    instructions = instructions or INSTRUCTIONS[_best()]
+    if instructions == INSTRUCTIONS[0]:
+        raise ValueError(f"{SOURCE.name} was built without AVX2, which its kernels need")
+    layer = _Layer(panels, activations, instructions)
     return PackedLinear(
         layer.tensors,
         reference=layer.reference,
