@@ -5,10 +5,9 @@
 
 enum Activation : int32_t { NONE = 0, SILU = 1, GELU_TANH = 2 };
 
-// x / (1 + 2^y). From y = 126 on 2^y counts as infinite: the quotient is 0, and NaN where x is infinite, too.
+// x / (1 + 2^y): 0 where 2^y is more than a float holds, and NaN where x is infinite, too.
 inline part over_one_plus_exp2(part x, part y) {
-    const part power = exp2_part(y < 126.0f ? y : broadcast_part(126.0f));
-    return x / (1.0f + (y < 126.0f ? power : broadcast_part(std::numeric_limits<float>::infinity())));
+    return x / (1.0f + exp2_part(y < 128.0f ? y : broadcast_part(128.0f)));
 }
 
 inline part silu(part x) { return over_one_plus_exp2(x, x * -LOG2_E); }

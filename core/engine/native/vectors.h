@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 
 #include "element.h"
@@ -123,8 +124,8 @@ inline bool any_differs(part a, part b) {
     return any != 0;
 }
 
-// 2^x for x <= 126: 2^n times a minimax polynomial on [-1/2, 1/2]. Relative error below 2e-7 down to 2^-126; what is
-// smaller than that is cut towards 0 with AVX-512, and becomes 2^-126 without.
+// 2^x for x <= 128, where it is infinite: 2^n times a minimax polynomial on [-1/2, 1/2]. Relative error below 2e-7 down
+// to 2^-126; what is smaller than that is cut towards 0 with AVX-512, and becomes 2^-126 without.
 inline part exp2_part(part x) {
 #if HAS_AVX512
     const part n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
