@@ -67,7 +67,7 @@ class Machine:
 
 
 def measure(num_threads: int | None) -> Machine:
-    """Takes some 10 seconds and 1 GiB of memory."""
+    """Takes some 15 seconds and 1 GiB of memory."""
     cpus = len(os.sched_getaffinity(0))
     num_threads = num_threads or cpus
     compiler = native.find_compiler()
