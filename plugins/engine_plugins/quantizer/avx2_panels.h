@@ -9,7 +9,7 @@
 
 #include <utility>
 
-#include "prepared_rows.h"
+#include "integer_rows.h"
 
 namespace {
 

@@ -82,7 +82,7 @@ struct Floats : FloatSums {
     }
 };
 
-// --- bfloat16, widened ------------------------------------------------------------------------------------------------
+// --- bfloat16, widened ----------------------------------------------------------------------------------------------
 
 // Weights become float32 a stretch at a time: once for all rows of a group, in the first-level cache.
 template <int LANES>
@@ -232,8 +232,9 @@ struct Avx512Bf16 : FloatSums {
     // Every row keeps UNROLL sums per panel: enough independent chains to hide the latency.
     template <int ROWS, int UNROLL>
     void add(int64_t row, int64_t pair, int64_t begin, int64_t end, float* sums) const {
-        const auto* first_panel = static_cast<const bfloat16*>(call.linear.weight) + pair * PAIR * call.linear.in_features;
-        const bfloat16 *next_panel = first_panel + PANEL * call.linear.in_features, *x = call.x + row * call.x_stride;
+        const int64_t panel_size = PANEL * call.linear.in_features;
+        const auto* first_panel = static_cast<const bfloat16*>(call.linear.weight) + 2 * pair * panel_size;
+        const bfloat16 *next_panel = first_panel + panel_size, *x = call.x + row * call.x_stride;
         // Each loop over the chains is unrolled, or the compiler would keep them in memory.
         __m512 chains[UNROLL][ROWS][2];
 #pragma GCC unroll 4

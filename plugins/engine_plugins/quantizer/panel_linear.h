@@ -65,7 +65,8 @@ void finish(const Call<Linear, T>& call, int64_t row, int64_t pair, float* sums)
     const T* residual = call.residual == nullptr ? nullptr : call.residual + at;
     T* y = call.y + at;
     if (left < columns) {
-        for (int64_t i = 0; i < left; i++) y[i] = narrow<T>(residual == nullptr ? sums[i] : sums[i] + widen(residual[i]));
+        for (int64_t i = 0; i < left; i++)
+            y[i] = narrow<T>(residual == nullptr ? sums[i] : sums[i] + widen(residual[i]));
     } else if (residual != nullptr) {
         for (int64_t i = 0; i < columns; i += PART_LANES)
             narrow_part(y + i, load_part(sums + i) + widen_part(residual + i));
