@@ -286,6 +286,28 @@ def test_a_process_that_finds_rates_kept_may_use_what_they_choose() -> None:
     assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
 
 
+REFUSED = """
+import ctypes, struct
+
+LOAD, EQUAL, RETURN, ALLOW, EPERM = 0x20, 0x15, 0x06, 0x7FFF0000, 0x50001  # linux/filter.h, linux/seccomp.h
+steps = [(LOAD, 0, 0, 0), (EQUAL, 0, 3, 158), (LOAD, 0, 0, 16), (EQUAL, 0, 1, 0x1023), (RETURN, 0, 0, EPERM),
+         (RETURN, 0, 0, ALLOW)]  # arch_prctl, ARCH_REQ_XCOMP_PERM
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)))
+libc = ctypes.CDLL(None)
+NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
+assert libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 == libc.prctl(SECCOMP, FILTER, program, 0, 0)
+"""
+
+
+@needs_bfloat16_instructions("AMX-BF16")
+def test_a_process_that_is_refused_amx_multiplies_without() -> None:
+    program = f"{REFUSED}\n{FIRST_PRODUCT}\nassert 'AMX' not in packed.label, packed.label"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
+    assert "AMX-BF16" in float_linear.bfloat16_rates()
+
+
 @needs_compiler
 @pytest.mark.parametrize("source", [float_linear.SOURCE, integer_linear.SOURCE], ids=lambda source: source.stem)
 def test_what_a_thread_keeps_from_call_to_call_is_not_kept_for_every_kernel(source: Path) -> None:
