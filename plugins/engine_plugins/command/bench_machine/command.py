@@ -11,7 +11,7 @@ from engine.contracts.config import at_least
 NOTES = """\
 Rates are the best of several rounds; what others run on the same cores lowers them. Those of integers are GOP/s.
 AMX multiplies integers from 16 rows on; below, AVX512-VNNI does.
-The first run compiles kernels first, which takes some 10 seconds more.
+The first run also compiles kernels, which takes most of that time.
 The engine measures once, at the first start, which instructions are fastest for bfloat16 weights.
 CXX="g++ -march=haswell" shows and uses what an older processor has."""
 
@@ -34,7 +34,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
 
 
 COMMAND = Command(
-    "Measure how fast this machine reads memory and multiplies, in about 10 seconds.",
+    "Measure how fast this machine reads memory and multiplies, in about 15 seconds.",
     _run,
     _flags,
     takes_overrides=False,
