@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from engine.contracts.command import USAGE, Command
-from engine.contracts.config import at_least
+from engine.contracts.config import between
 
 NOTES = """\
 Rates are the best of several rounds; what others run on the same cores lowers them. Those of integers are GOP/s.
@@ -24,7 +25,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     if flags.threads is not None:
         try:
-            at_least("--threads", flags.threads, 1)
+            between("--threads", flags.threads, 1, os.cpu_count() or 1)
         except ValueError as error:
             print(error, file=sys.stderr)
             return USAGE
