@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
-from engine.execution.model import ForwardBatch
-from engine.execution.reference import most_likely
+from engine.kernels.model import ForwardBatch
+from engine.kernels.torch.reference import most_likely
 
 ECHO = 5
 """Most tokens repeat the one this many positions earlier."""
@@ -51,7 +51,7 @@ class ExactKV:
 
 
 class ExactModel:
-    """Stands in for :class:`engine.execution.model.LoweredModel`."""
+    """Stands in for :class:`engine.kernels.model.LoweredModel`."""
 
     lowering = ("exact integers",)
     weights_bytes = 0

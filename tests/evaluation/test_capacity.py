@@ -14,7 +14,7 @@ from engine.evaluation.options import EvalOptions, Limits
 from engine.evaluation.plans import contestants
 from engine.startup.memory.estimate import estimate_memory
 from engine.startup.memory.weights import quantized_bytes, weight_sizes
-from tests.execution import tiny
+from tests.kernels import tiny
 
 GIB = 2**30
 QWEN3_32B = {
@@ -121,7 +121,7 @@ def test_a_configuration_alone_says_what_headers_say(tmp_path):
 def test_one_more_request_than_the_answer_would_not_fit(tmp_path):
     plan = assemble([f"model.path={tiny.write(tmp_path)}", "device=cpu"])
     bound = bind(plan)
-    from engine.execution.checkpoint import open_checkpoint
+    from engine.checkpoint.tensors import open_checkpoint
 
     found = capacity_of(plan, bound, 40 * 2**20, 100)
     sizes = weight_sizes(plan, bound, open_checkpoint(plan.model.path))

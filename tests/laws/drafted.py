@@ -19,7 +19,7 @@ from engine.loop.core import EngineCore
 from engine.serving.tokenizer import Tokenizer
 from engine.startup.build import build_engine
 
-from ..execution import tiny
+from ..kernels import tiny
 from .heads import write_eagle3, write_parallel_block
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")

@@ -19,9 +19,9 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.drafter import aux_layers_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution.kv_cache import KVCache
-from engine.execution.loading import load_model
-from engine.execution.model import LoweredModel, StepContext
+from engine.kernels.loading import load_model
+from engine.kernels.model import LoweredModel, StepContext
+from engine.kv.cache import KVCache
 from engine.startup.build import make_core
 from engine.step.graphs import Bucket, StepGraphs
 from engine.step.plan import StepRow
@@ -29,8 +29,8 @@ from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
 from tests.launches import Launches, count_launches
 
-from ..execution import tiny
-from ..execution.paged_loop import PagedLoop, load
+from ..kernels import tiny
+from ..kernels.paged_loop import PagedLoop, load
 from .harness import run, run_again
 
 BLOCK, NUM_BLOCKS = 8, 40

@@ -3,7 +3,7 @@ import pytest
 from engine.assembly.bind import bind
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.loop.block_keys import BlockKeys
+from engine.kv.block_keys import BlockKeys
 from engine.loop.ledger import InFlight, Ledger
 from engine.loop.pool import Pool
 from engine.loop.sequence import Sequence

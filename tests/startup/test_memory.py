@@ -16,16 +16,16 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution.checkpoint import CheckpointError
-from engine.execution.cpu_memory import give_back_freed_memory
+from engine.kernels.cpu.memory import give_back_freed_memory
 from engine.loop.messages import EngineInfo
 from engine.startup.build import build_engine, load_plan
 from engine.startup.memory.budget import Budget, DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import MemoryPlan, plan_memory, size_pool
 from engine.startup.memory.report import describe_ledger, describe_start, size
-from tests.execution import tiny
+from tests.kernels import tiny
 from tests.native import needs_compiler
 
 GIB = 2**30

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from engine.assembly.bind import bind
-from engine.execution.model import LoweredModel
+from engine.kernels.model import LoweredModel
 from engine.startup.build import load_plan
 from engine.startup.memory.budget import Meter
 from engine.startup.memory.profile_run import profile_run
 from engine.step.graphs import Bucket
 from tests.exact_model import ExactModel
-from tests.execution import tiny
+from tests.kernels import tiny
 
 from .test_memory import plan_of, planned
 

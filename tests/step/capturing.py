@@ -14,9 +14,9 @@ from engine.contracts.drafter import on_device
 from engine.contracts.kv_allocator import KVGroup
 from engine.drafting import graphs as draft_graphs
 from engine.drafting.behind import Drafts
-from engine.execution.kv_cache import KVCache
-from engine.execution.loading import load_model
-from engine.execution.lowering import Kernels
+from engine.kernels.loading import load_model
+from engine.kernels.lowering import Kernels
+from engine.kv.cache import KVCache
 from engine.loop.core import EngineCore
 from engine.startup import build
 from engine.startup.build import capture_graphs, make_core, start_drafter

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
-from engine.execution.transfer import refill
+from engine.kernels.transfer import refill
 from engine.step import graphs
 from engine.step.graphs import Bucket, StepGraphs, query_buckets, row_buckets
 from engine.step.plan import StepPlan, StepRow

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.request import SamplingParams
-from engine.execution.model import LoweredModel, StepContext
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.model import LoweredModel, StepContext
+from engine.kernels.triton.device import runs_triton
 from engine.step.graphs import Bucket, Capture, StepGraphs
 from engine.step.plan import Admit, StepPlan, StepRow
 from engine.step.runner import ModelRunner

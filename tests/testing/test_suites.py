@@ -18,7 +18,7 @@ from engine.testing.kv_allocator import KVAllocatorConformance, PartialBlockConf
 from engine.testing.kv_format import KVFormatConformance
 from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance, QuantizerConformance
 from engine.testing.suites import CannotRun, ContractSuite, settable, suite_of, why
-from tests.execution import tiny
+from tests.kernels import tiny
 from tests.needs import needs_compiler
 
 BUILT_IN = discover(PluginSettings(third_party=False))

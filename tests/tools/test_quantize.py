@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.execution import tiny  # noqa: E402
+from tests.kernels import tiny  # noqa: E402
 from tools.quantize.__main__ import main as quantize  # noqa: E402
 from tools.quantize.calibration import LayerRunner, Moments  # noqa: E402
 from tools.quantize.folding import sites  # noqa: E402
@@ -28,7 +28,7 @@ from tools.train_demo_model import source_texts  # noqa: E402
 from engine.assembly.assemble import assemble  # noqa: E402
 from engine.assembly.bind import bind  # noqa: E402
 from engine.evaluation.forward import LoadedPlan  # noqa: E402
-from engine.execution.lowering import op_norms  # noqa: E402
+from engine.models.required_tensors import op_norms  # noqa: E402
 from engine_plugins.quantizer.weights import QuantizedWeight  # noqa: E402
 
 BUNDLED = ROOT / "core" / "engine" / "bundled"

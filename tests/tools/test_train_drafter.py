@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.execution import tiny  # noqa: E402
+from tests.kernels import tiny  # noqa: E402
 from tests.plugins.drafter import test_parallel_block as block  # noqa: E402
 from tools.train_drafter import chains, draft_model, eagle3, parallel_block  # noqa: E402
 from tools.train_drafter.__main__ import main as train_drafter  # noqa: E402

@@ -32,9 +32,9 @@ from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import SizedQuantizer
-from engine.execution.captured import capture_steps
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import ForwardBatch, LoweredModel
+from engine.kernels.cpu.captured import capture_steps
+from engine.kernels.model import ForwardBatch, LoweredModel
+from engine.kv.cache import KVCache
 from engine.startup.build import load_plan
 from engine_plugins.command.bench_machine.machine import READ_BYTES, reader
 from engine_plugins.quantizer import float_linear, integer_linear

@@ -15,8 +15,8 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import LoweredModel, LoweredOp, StepContext
+from engine.kernels.model import LoweredModel, LoweredOp, StepContext
+from engine.kv.cache import KVCache
 from engine_plugins.quantizer.unquantized import STORED, joined_bias, joined_weight
 
 BLOCK_SIZE = 16
@@ -112,7 +112,7 @@ class Recorder:
 
 @dataclass(slots=True)
 class _State:
-    """Between two ops: see :data:`engine.execution.model.LoweredOp`."""
+    """Between two ops: see :data:`engine.kernels.model.LoweredOp`."""
 
     residual: Tensor
     hidden_states: Tensor

@@ -14,7 +14,7 @@ from tools.quantize.scaling import awq_scales, smooth_scales
 from torch import Tensor
 
 from engine.contracts.ops import DownResidual, LayerOp, OutResidual
-from engine.execution.required_tensors import linear_of
+from engine.models.required_tensors import linear_of
 from engine_plugins.quantizer.rounding import to_fp8, to_int8
 from engine_plugins.quantizer.weights import QuantizedWeight
 

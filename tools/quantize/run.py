@@ -20,13 +20,12 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.compose import quoted
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.tensors import Checkpoint, open_checkpoint
 from engine.contracts.ops import LayerOp, ModelOps
 from engine.evaluation.windows import read_prompts, read_text
-from engine.execution.checkpoint import Checkpoint, open_checkpoint
-from engine.execution.loading import load_model
-from engine.execution.lowering import op_norms
-from engine.execution.model import LoweredModel
-from engine.execution.required_tensors import linear_of
+from engine.kernels.loading import load_model
+from engine.kernels.model import LoweredModel
+from engine.models.required_tensors import linear_of, op_norms
 from engine.serving.tokenizer import Tokenizer
 from engine_plugins.quantizer.weights import QuantizedWeight
 

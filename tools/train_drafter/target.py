@@ -11,11 +11,11 @@ from torch import Tensor
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.compose import quoted
+from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.model import ModelFacts
-from engine.execution.checkpoint import open_checkpoint
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import ForwardBatch
+from engine.kernels.model import ForwardBatch
+from engine.kv.cache import KVCache
 from engine.startup.build import load_plan
 from engine.startup.checks import check_attention
 

@@ -289,7 +289,7 @@ class DraftEngine(Protocol):
         It may change its arguments.
 
         On a CPU its work on few tokens is a program: the function is called once for each number of tokens with values
-        (:mod:`engine.execution.program`) in place of tensors, and what it computes of them is run from then on. So it
+        (:mod:`engine.kernels.cpu.program`) in place of tensors, and what it computes of them is run from then on. So it
         must compute with what is lent here and by :class:`DraftWeights` and with views, depend on nothing but its
         arguments and weights, and leave nothing behind but keys, values and its result. A function that computes with
         torch is called with tensors as ever; start-up says which and why.

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
 from engine.drafting.graphs import DraftGraphs, propose
-from engine.execution.metadata import ForwardMetadata
-from engine.execution.transfer import upload
+from engine.kernels.metadata import ForwardMetadata
+from engine.kernels.transfer import upload
 from engine.sampling.state import Feature
 from engine.step.graphs import CapturedStep
 from engine.step.plan import StepPlan

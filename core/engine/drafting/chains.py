@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftRows, DraftTokens
-from engine.execution.captured import Programs, memory_of, move
-from engine.execution.program import Program
-from engine.execution.row_ops import Chains, copy, gathered, kernels, widen
+from engine.kernels.cpu.captured import Programs, memory_of, move
+from engine.kernels.cpu.program import Program
+from engine.kernels.cpu.row_ops import Chains, copy, gathered, kernels, widen
 from engine.sampling.choose_native import Columns, chosen
 from engine.step.tables import DeviceTables
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.border.calls import shown
 from engine.contracts.drafter import DeviceDrafter, DraftRows, DraftTokens, TargetStep, may_be_captured
 from engine.drafting.metadata import CapturedMetadata
-from engine.execution.metadata import ForwardMetadata
+from engine.kernels.metadata import ForwardMetadata
 from engine.sampling.state import Feature
 from engine.step.graphs import Bucket, Capture, CapturedStep, Replay, StepGraphs, query_buckets
 from engine.step.plan import DrafterBroken, StepRow

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel
-from engine.execution.kv_cache import KVCache
-from engine.execution.metadata import ForwardMetadata, Rotate
-from engine.execution.model import LoweredOp, run_layer
+from engine.kernels.metadata import ForwardMetadata, Rotate
+from engine.kernels.model import LoweredOp, run_layer
+from engine.kv.cache import KVCache
 
 
 class Layers:

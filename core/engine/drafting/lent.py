@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.checkpoint.tensors import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftChain, DraftRows, DraftTokens
 from engine.contracts.kv_format import KVFormat
@@ -23,22 +24,20 @@ from engine.contracts.quantizer import Quantizer
 from engine.drafting.chains import CapturedChain, name_of
 from engine.drafting.layers import Layers
 from engine.drafting.metadata import CapturedMetadata
-from engine.execution.captured import Captured
-from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
-from engine.execution.kv_cache import KVCache
-from engine.execution.loading import Loader
-from engine.execution.lowering import (
+from engine.kernels.cpu.captured import Captured
+from engine.kernels.cpu.row_ops import cat, lookup
+from engine.kernels.loading import Loader
+from engine.kernels.lowering import (
     Kernels,
     Lowering,
     lower_head,
     lower_rotations,
-    op_norms,
     rope_kinds,
 )
-from engine.execution.metadata import Chained, ForwardMetadata, Rotate
-from engine.execution.model import LoweredModel
-from engine.execution.required_tensors import linear_names, linear_of
-from engine.execution.row_ops import cat, lookup
+from engine.kernels.metadata import Chained, ForwardMetadata, Rotate
+from engine.kernels.model import LoweredModel
+from engine.kv.cache import KVCache
+from engine.models.required_tensors import linear_names, linear_of, op_norms
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import DraftRows
-from engine.execution.metadata import Chained, ForwardMetadata
+from engine.kernels.metadata import Chained, ForwardMetadata
 from engine.step.tables import DeviceTables
 
 

@@ -12,13 +12,13 @@ import torch
 
 from engine.assembly.bind import ENGINE_SLOTS, BoundEngine, build_context, build_slots
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.tensors import Checkpoint, TensorEntry, open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.evaluation.errors import EvalError
-from engine.execution.checkpoint import Checkpoint, TensorEntry, open_checkpoint
-from engine.execution.checks.ops import described
-from engine.execution.required_tensors import linear_of
+from engine.models.check import described
+from engine.models.required_tensors import linear_of
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.weights import weight_sizes
@@ -71,7 +71,7 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
     """``memory``: bytes free on the device before anything is loaded.
 
     Raises :class:`EvalError` for requests longer than the model allows, and
-    :class:`~engine.execution.checkpoint.CheckpointError` for headers that cannot be read. A directory without weights
+    :class:`~engine.checkpoint.tensors.CheckpointError` for headers that cannot be read. A directory without weights
     counts as an unquantized checkpoint: its shapes follow from ``config.json``.
     """
     if request_tokens > plan.model.max_position:

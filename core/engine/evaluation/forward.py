@@ -10,8 +10,8 @@ from torch import Tensor
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.attention_kernel import AttentionBatch
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import ForwardBatch
+from engine.kernels.model import ForwardBatch
+from engine.kv.cache import KVCache
 from engine.startup.build import load_plan
 from engine.startup.checks import check_attention
 

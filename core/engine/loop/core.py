@@ -19,7 +19,7 @@ from engine.contracts.drafter import on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.drafting.policy import DraftPolicy
-from engine.loop.block_keys import BlockKeys
+from engine.kv.block_keys import BlockKeys
 from engine.loop.commit import Committer
 from engine.loop.drafting import Drafted, Drafting
 from engine.loop.ledger import InFlight, Ledger

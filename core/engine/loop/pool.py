@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 
 from engine.contracts.kv_allocator import KVAllocator, Lease, Prefix
-from engine.loop.checked_allocator import CheckedAllocator
+from engine.kv.checked_allocator import CheckedAllocator
 from engine.loop.ledger import Ledger
 from engine.loop.sequence import Sequence
 from engine.step.plan import BlockCopy

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.contracts.kv_allocator import Lease
 from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
-from engine.loop.block_keys import BlockKeys
+from engine.kv.block_keys import BlockKeys
 from engine.step.plan import Admit, BlockCopy, RowResult, StepRow
 
 

@@ -23,17 +23,17 @@ from engine.contracts.quantizer import Quantizer
 from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
 from engine.drafting.lent import DraftEngine, DraftLoading
-from engine.execution import cpu_ops, row_ops
-from engine.execution.captured import capture_steps
-from engine.execution.checks.ops import described
-from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
-from engine.execution.kv_cache import KVCache
-from engine.execution.loading import load_model
-from engine.execution.lowering import Kernels
-from engine.execution.model import LoweredModel
+from engine.kernels.cpu import layer_ops, row_ops
+from engine.kernels.cpu.captured import capture_steps
+from engine.kernels.cpu.memory import give_back_freed_memory, keep_freed_memory
+from engine.kernels.loading import load_model
+from engine.kernels.lowering import Kernels
+from engine.kernels.model import LoweredModel
+from engine.kv.cache import KVCache
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
+from engine.models.check import described
 from engine.startup.checks import check_attention, check_drafter, check_parallelism, check_pool, try_plugins
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
@@ -95,7 +95,7 @@ def build_engine(
         memory = plan_memory(plan, bound, free=free(plan.device))
     if plan.execution == "compile" and plan.device.kind == "cpu":
         with phase("build kernels"):
-            cpu_ops.kernels()
+            layer_ops.kernels()
             row_ops.kernels()
     # A GPU works by itself once kernels are launched; a CPU needs a thread that computes.
     worker = DeviceWorker(own_thread=plan.overlap and plan.device.kind == "cpu")

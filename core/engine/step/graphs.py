@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import ForwardBatch, LoweredModel
-from engine.execution.transfer import refill
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.model import ForwardBatch, LoweredModel
+from engine.kernels.transfer import refill
+from engine.kernels.triton.device import runs_triton
+from engine.kv.cache import KVCache
 from engine.sampling.state import Feature
 from engine.sampling.verify import accepted_drafts, choose_tokens
 from engine.step.plan import StepRow
@@ -224,7 +224,7 @@ class StepGraphs:
         other tokens replaces what was done."""
         batch, tables = captured.batch, self.tables
         if runs_triton(tables.device):
-            from engine.execution.triton_ops.step_outputs import settle_step  # Triton is imported only where it runs
+            from engine.kernels.triton.step_outputs import settle_step  # Triton is imported only where it runs
 
             settle_step(
                 captured.inputs, batch.token_ids, batch.positions, tokens, captured.tokens, captured.accepted,
@@ -289,7 +289,7 @@ class StepGraphs:
 def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
     """Everything a captured step reads, from each row's id (``inputs``, int64 ``[1 or more, rows]``) and the tables."""
     if runs_triton(tables.device):
-        from engine.execution.triton_ops.step_inputs import fill_step  # Triton is imported only where it runs
+        from engine.kernels.triton.step_inputs import fill_step  # Triton is imported only where it runs
 
         fill_step(
             inputs, tables.tokens, tables.block_tables, tables.computed,

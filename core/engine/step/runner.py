@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import LoweredModel
-from engine.execution.transfer import Mark, mark, upload
+from engine.kernels.model import LoweredModel
+from engine.kernels.transfer import Mark, mark, upload
+from engine.kv.cache import KVCache
 from engine.sampling.logprobs import Ranked, rank_prompt
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
 from engine.step.graphs import CapturedStep, StepGraphs

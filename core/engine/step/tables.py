@@ -18,8 +18,8 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.request import SamplingParams
-from engine.execution.model import ForwardBatch
-from engine.execution.transfer import upload
+from engine.kernels.model import ForwardBatch
+from engine.kernels.transfer import upload
 from engine.sampling.state import Feature, SamplingState, features_of
 from engine.step.plan import Admit, StepPlan, StepRow
 

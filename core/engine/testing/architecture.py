@@ -45,11 +45,10 @@ from engine.contracts.ops import (
     NormSpec,
     OutResidual,
 )
-from engine.execution.kv_cache import KVCache
-from engine.execution.loading import load_model
-from engine.execution.lowering import op_norms
-from engine.execution.model import ForwardBatch
-from engine.execution.required_tensors import IGNORED_SUFFIXES, linear_of
+from engine.kernels.loading import load_model
+from engine.kernels.model import ForwardBatch
+from engine.kv.cache import KVCache
+from engine.models.required_tensors import IGNORED_SUFFIXES, linear_of, op_norms
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.plain import OneRank, PlainAttention, PlainQuantizer
 

@@ -13,7 +13,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilit
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention, LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine.execution.reference import paged_attention
+from engine.kernels.torch.reference import paged_attention
 
 
 class PlainQuantizer:

@@ -142,7 +142,7 @@ def _kv_allocator(subject: Subject) -> Suite:
 
 
 def _kv_format(subject: Subject) -> Suite:
-    from engine.execution.triton_ops.device import runs_triton
+    from engine.kernels.triton.device import runs_triton
     from engine.testing.kv_format import KVFormatConformance, KVTileConformance
 
     def has_functions() -> bool:
@@ -154,7 +154,7 @@ def _kv_format(subject: Subject) -> Suite:
 
 
 def _quantizer(subject: Subject) -> Suite:
-    from engine.execution.triton_ops.device import runs_triton
+    from engine.kernels.triton.device import runs_triton
     from engine.testing import quantizer as suites
 
     plain = _filled(subject, [suites.QuantizerConformance], make=lambda self: subject.build())()

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.contracts.quantizer import TileLoader
-from engine.execution.triton_ops.product import tile_scaled, unpacked
+from engine.kernels.triton.product import tile_scaled, unpacked
 
 BLOCK_N = 16
 

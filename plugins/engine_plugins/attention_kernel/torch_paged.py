@@ -2,7 +2,7 @@
 
 A step is cut into *pieces*, each one call of ``scaled_dot_product_attention``. What a piece needs besides queries,
 keys and values (which slots it reads, its mask) is worked out once per step and shared by all layers that have the
-same window. ``engine.execution.reference.paged_attention`` is the plain version this one is tested against.
+same window. ``engine.kernels.torch.reference.paged_attention`` is the plain version this one is tested against.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
-from engine.execution.kv_cache import as_bits
-from engine.execution.reference import soft_capped
+from engine.kernels.storage import as_bits
+from engine.kernels.torch.reference import soft_capped
 
 QUERY_CHUNK = 256
 """Queries per piece where a mask is needed: bounds the mask, and keys beyond the chunk's last query are not read."""

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from engine.checkpoint.files import CheckpointError, read_file
 from engine.checkpoint.limits import MAX_TOKENIZER_BYTES
+from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import ModelOps
 from engine.contracts.provider import BuildContext
-from engine.execution.checkpoint import open_checkpoint
 from engine_plugins.drafter.config import DraftModelConfig
 from engine_plugins.drafter.shipped import find_checkpoint
 

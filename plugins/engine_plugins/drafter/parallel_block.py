@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.files import CheckpointError, clipped, read_json
+from engine.checkpoint.tensors import open_checkpoint
 from engine.checkpoint.values import Values
 from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
 from engine.contracts.model import ModelFacts, RopeFacts
@@ -35,7 +36,6 @@ from engine.contracts.ops import (
     OutResidual,
 )
 from engine.contracts.provider import BuildContext
-from engine.execution.checkpoint import open_checkpoint
 from engine_plugins.drafter.config import ParallelBlockConfig
 from engine_plugins.drafter.shipped import find_checkpoint
 from engine_plugins.drafter.vocabulary import target_ids

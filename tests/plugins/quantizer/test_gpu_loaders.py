@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from tests.plugins.quantizer.gpu_weights import WEIGHTS, int8_groups
 
-from engine.execution.norms import rms_norm
-from engine.execution.reference import gated_activation
-from engine.execution.triton_ops.launch import Launch, NormWeight, SkinnyLinear
+from engine.kernels.torch.norms import rms_norm
+from engine.kernels.torch.reference import gated_activation
+from engine.kernels.triton.launch import Launch, NormWeight, SkinnyLinear
 from engine_plugins.quantizer.gpu.layout import int4_bytes, packed_int4
 from engine_plugins.quantizer.gpu.loaders import tile_loader, why_unreadable
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.execution import tiny
+from tests.kernels import tiny
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind

@@ -13,7 +13,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilit
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
-from engine.execution.kv_cache import as_bits
+from engine.kernels.storage import as_bits
 from engine.testing.attention_kernel import AttentionKernelConformance, CapturableConformance
 from tests.testing.mutants.mutant import OnPlugin, correct, mutant
 

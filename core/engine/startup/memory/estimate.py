@@ -11,9 +11,9 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import cached_by, on_device
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.drafting.chains import MOST_DRAFTS
-from engine.execution.kv_cache import KVCache
-from engine.execution.lowering import MOST_TOKENS, replay_obstacle
-from engine.execution.lowering.rotation_tables import PAGE
+from engine.kernels.cpu.rotation_tables import PAGE
+from engine.kernels.lowering import MOST_TOKENS, replay_obstacle
+from engine.kv.cache import KVCache
 from engine.sampling.state import STATE_BYTES_PER_ROW
 from engine.startup.memory.weights import WeightSizes
 from engine.step.runner import PROMPT_LOGPROB_ROWS
@@ -49,7 +49,7 @@ class MemoryEstimate:
     """Activations and logits of the largest step. It takes the memory that loading gave back."""
     tables: int
     programs: int
-    """Of native calls: see :mod:`engine.execution.program`."""
+    """Of native calls: see :mod:`engine.kernels.cpu.program`."""
     process_overhead: int
     """What the process takes that is not a tensor; 0 where tensors are in another memory."""
     graphs: int

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
-from engine.execution.checkpoint import CheckpointError, open_checkpoint
 from engine.startup.memory.budget import Budget, DoesNotFit, free_memory
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.refusal import refusal
@@ -41,7 +41,7 @@ def plan_memory(plan: EnginePlan, bound: BoundEngine, *, free: int | None = None
     """Estimate before anything is loaded; takes milliseconds. ``free``: bytes, instead of what the device says.
 
     Raises :class:`DoesNotFit` with what is missing and what to set, and
-    :class:`engine.execution.checkpoint.CheckpointError` for a checkpoint whose headers cannot be read.
+    :class:`engine.checkpoint.tensors.CheckpointError` for a checkpoint whose headers cannot be read.
     """
     budget = Budget(free_memory(plan.device) if free is None else free, plan.settings.memory.fraction)
     estimate = estimate_memory(plan, weight_sizes(plan, bound, open_checkpoint(plan.model.path)), bound)

@@ -15,8 +15,8 @@ from engine.contracts.drafter import aux_layers_of, cached_by, on_device
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import SamplingParams
 from engine.drafting.graphs import draft_buckets
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import LoweredModel
+from engine.kernels.model import LoweredModel
+from engine.kv.cache import KVCache
 from engine.sampling.state import Feature
 from engine.sampling.verify import choose_tokens
 from engine.startup.memory.budget import DoesNotFit, Meter

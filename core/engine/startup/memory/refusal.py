@@ -11,7 +11,7 @@ from engine.assembly import values
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
-from engine.execution.checks.ops import described
+from engine.models.check import described
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate
 from engine.startup.memory.report import size

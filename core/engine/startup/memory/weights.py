@@ -10,14 +10,13 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import broken, shown
+from engine.checkpoint.tensors import Checkpoint
 from engine.contracts.ops import LinearPart, LinearSpec, ModelOps
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
-from engine.execution.checkpoint import Checkpoint
-from engine.execution.checks.ops import described
-from engine.execution.lowering import op_norms
-from engine.execution.required_tensors import check_readable, is_stored, linear_of, stored_of
-from engine.execution.sharding import rank_of
+from engine.models.check import described
+from engine.models.required_tensors import check_readable, is_stored, linear_of, op_norms, stored_of
+from engine.models.sharding import rank_of
 
 SCALE_BITS = 0.5
 """Of a weight in few bits, for its share of a scale: one float32 for 64 weights."""
@@ -37,7 +36,7 @@ def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -
     """Follows the loader step by step; reads no tensor. ``bound``: the plugins of ``plan``.
 
     A tensor that is missing from the checkpoint counts as empty: saying so is the loader's job. Raises
-    :class:`engine.execution.checkpoint.CheckpointError` where headers show that the quantizer cannot read them.
+    :class:`engine.checkpoint.tensors.CheckpointError` where headers show that the quantizer cannot read them.
     """
     ops = described(bound.architecture, plan.model)
     check_readable(checkpoint, ops, bound.quantizer, plan.model.path)

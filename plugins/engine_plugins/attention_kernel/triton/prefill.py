@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
+from engine.kernels.triton.tile_ops import start_dependents, wait_for_input
 from engine_plugins.attention_kernel.triton.tile_ops import (
     dim_mask,
     fold_tile,

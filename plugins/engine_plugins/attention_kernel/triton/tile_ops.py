@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.execution.triton_ops.tile_ops import LOG2E, dot, tanh
+from engine.kernels.triton.tile_ops import LOG2E, dot, tanh
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.drafter import (
     DraftEngine,
     DrafterKV,
@@ -25,7 +26,6 @@ from engine.contracts.drafter import (
 )
 from engine.contracts.ops import LinearPart, LinearSpec, NormSpec
 from engine.contracts.provider import BuildContext
-from engine.execution.checkpoint import open_checkpoint
 from engine_plugins.drafter.config import Eagle3Config
 from engine_plugins.drafter.eagle3.checkpoint import NUM_AUX, Eagle3Facts, read_facts
 from engine_plugins.drafter.shipped import find_checkpoint

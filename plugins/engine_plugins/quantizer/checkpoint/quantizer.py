@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import KVScaleNames, PackedLinear, StoredHeader, StoredTensor
-from engine.execution.checkpoint import CheckpointError
 from engine_plugins.quantizer import packing
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS

@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.contracts.quantizer import TileLoader
-from engine.execution.triton_ops.launch import Launch
-from engine.execution.triton_ops.product import tile_scaled, unpacked
-from engine.execution.triton_ops.tile_ops import below, start_dependents, wait_for_input
+from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.product import tile_scaled, unpacked
+from engine.kernels.triton.tile_ops import below, start_dependents, wait_for_input
 
 
 @triton.jit

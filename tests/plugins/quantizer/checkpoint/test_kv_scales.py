@@ -11,7 +11,7 @@ import torch
 from tests.plugins.quantizer.checkpoint.reference import loaded
 from tests.plugins.quantizer.checkpoint.writers import CASES, Case, ct_fp8, write_case
 
-from engine.execution.checkpoint import CheckpointError
+from engine.checkpoint.tensors import CheckpointError
 from engine_plugins.kv_format.int8 import Int8Format
 from engine_plugins.kv_format.native import NativeFormat
 

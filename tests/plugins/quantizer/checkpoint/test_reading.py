@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.execution import tiny
-from tests.execution.paged_loop import PagedLoop, load
+from tests.kernels import tiny
+from tests.kernels.paged_loop import PagedLoop, load
 from tests.plugins.quantizer.checkpoint.reference import LARGEST, TOKENS, difference, loaded, logits, reader
 from tests.plugins.quantizer.checkpoint.writers import (
     CASES,
@@ -26,11 +26,11 @@ from tests.plugins.quantizer.checkpoint.writers import (
 
 from engine.assembly.device_facts import device_facts
 from engine.assembly.model_facts import model_facts
+from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.execution.checkpoint import open_checkpoint
-from engine.execution.required_tensors import linear_of
+from engine.models.required_tensors import linear_of
 from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig

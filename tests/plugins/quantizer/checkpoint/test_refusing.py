@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.execution import tiny
+from tests.kernels import tiny
 from tests.plugins.quantizer.checkpoint.reference import loaded
 from tests.plugins.quantizer.checkpoint.writers import CASES, FP8_INPUTS, Case, awq, ct_config, write_case
 from torch import Tensor
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import model_facts
+from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.model import DeviceFacts
-from engine.execution.checkpoint import CheckpointError
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import unreadable
 

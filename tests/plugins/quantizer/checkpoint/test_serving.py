@@ -20,7 +20,7 @@ from tests.plugins.quantizer.checkpoint.writers import PROJECTIONS, Case, ct_fp8
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_facts import bundled_dir, model_facts
-from engine.execution.checkpoint import CheckpointError
+from engine.checkpoint.tensors import CheckpointError
 from engine.serving.offline import LLM
 
 SMALL = ("device=cpu", "model.max_len=64", "scheduler.max_requests=2", "exporter=[]", "overlap=false")

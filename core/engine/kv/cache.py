@@ -1,0 +1,139 @@
+"""The paged key/value cache: the core's layout, whatever a format stores in it."""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import torch
+from torch import Tensor
+
+from engine.border.calls import broken, shown
+from engine.contracts.attention_kernel import LayerCache
+from engine.contracts.drafter import DrafterKV
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.model import ModelFacts
+from engine.kernels.storage import as_bits, largest_value, stored_tensors
+
+Heads = tuple[int, int]
+"""KV heads of a layer, and their size."""
+
+
+class KVCache:
+    """One :class:`LayerCache` per layer: those of the model, then the drafter's own.
+
+    A slot is ``block * block_size + offset``.
+    """
+
+    def __init__(
+        self,
+        model: ModelFacts,
+        kv_format: KVFormat,
+        num_blocks: int,
+        block_size: int,
+        dtype: str,
+        device: str,
+        drafter: DrafterKV | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._format = kv_format
+        self._storage = storage_of(kv_format, dtype)
+        self.num_target_layers = model.num_layers
+        shapes = [(num_blocks, block_size, *heads) for heads in _layer_heads(model, drafter)]
+        # Made once, as are the [num_slots, heads, dim] views: making either anew in every layer and step is measurable
+        # on a CPU.
+        self.layers = tuple(_empty_layer(kv_format, shape, self._storage, device) for shape in shapes)
+        self._key_slots = [as_bits(layer.k.flatten(0, 1)) for layer in self.layers]
+        self._value_slots = [as_bits(layer.v.flatten(0, 1)) for layer in self.layers]
+        self._blocks = [t for layer in self.layers for t in stored_tensors(layer) if t is not None and t.dim() > 1]
+        """``[num_blocks, block_size, ...]``: keys, values and scales by token; scales of a layer are not in blocks."""
+
+    @staticmethod
+    def block_bytes(
+        model: ModelFacts, kv_format: KVFormat, block_size: int, dtype: str, drafter: DrafterKV | None = None
+    ) -> int:
+        """Bytes one block takes over all layers, keys, values and per-token scales together."""
+        item = storage_of(kv_format, dtype).itemsize
+        scale = torch.float32.itemsize if kv_format.scale == "per_token_head" else 0
+        layers = _layer_heads(model, drafter)
+        return sum(2 * block_size * num_kv_heads * (head_dim * item + scale) for num_kv_heads, head_dim in layers)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.nbytes for layer in self.layers for t in stored_tensors(layer) if t is not None)
+
+    def set_scales(self, layer: int, key_scale: Tensor, value_scale: Tensor) -> None:
+        """Scales of a layer's heads as the checkpoint has them: float32, one number or ``[num_kv_heads]``.
+
+        Raises ``ValueError`` for any other shape, and for scales that are not positive, finite numbers.
+        """
+        if self._format.scale != "per_layer_head":
+            return
+        cache = self.layers[layer]
+        for name, held, scale in (("k", cache.k_scale, key_scale), ("v", cache.v_scale, value_scale)):
+            assert held is not None
+            given = scale.detach().to(held).flatten()
+            if given.numel() not in (1, held.numel()):
+                raise ValueError(f"{name}_scale {list(scale.shape)} of layer {layer}: expected one or {held.numel()}")
+            if not bool((given.isfinite() & (given > 0)).all()):
+                raise ValueError(f"{name}_scale of layer {layer}: {given.tolist()}, expected positive numbers")
+            held.copy_(given.expand_as(held))
+
+    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store ``k``, ``v`` ``[num_tokens, num_kv_heads, head_dim]`` at int64 ``slot_mapping [num_tokens]``.
+
+        A slot may occur once only (two tokens in one place would race).
+        """
+        cache = self.layers[layer]
+        self._store(self._key_slots[layer], cache.k_scale, slot_mapping, k)
+        self._store(self._value_slots[layer], cache.v_scale, slot_mapping, v)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Make a block what another one is, in all layers, drafters' as well."""
+        torch._foreach_copy_([stored[target] for stored in self._blocks], [stored[source] for stored in self._blocks])
+
+    def _store(self, slots: Tensor, scales: Tensor | None, slot_mapping: Tensor, x: Tensor) -> None:
+        scale = scales
+        if scales is not None and self._format.scale == "per_token_head":
+            scale = x.abs().amax(dim=-1).float().div_(largest_value(self._storage)).clamp_min_(1e-12)
+            scales.flatten(0, 1).index_copy_(0, slot_mapping, scale)
+        slots.index_copy_(0, slot_mapping, as_bits(self._format.pack(x, scale)))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Zeros, not uninitialised memory: a stray NaN would survive a mask (0 * NaN is NaN).
+
+    On a CPU the pages are the kernel's zero pages until somebody writes to them: a large pool costs nothing up front.
+    Small pages on purpose: with huge ones, the first tokens of every request would wait for megabytes to be zeroed.
+    """
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
+def storage_of(kv_format: KVFormat, dtype: str) -> torch.dtype:
+    """What keys and values of the compute dtype ``dtype`` are stored in."""
+    name: object = kv_format.storage_dtype(dtype)
+    storage = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(storage, torch.dtype):
+        raise broken(kv_format, "storage_dtype", f"returned {shown(name)}, expected the name of a torch dtype")
+    return storage
+
+
+
+
+
+def _layer_heads(model: ModelFacts, drafter: DrafterKV | None) -> list[Heads]:
+    own = [] if drafter is None else [(drafter.num_kv_heads, drafter.head_dim)] * drafter.num_layers
+    return [(model.num_kv_heads, model.head_dim)] * model.num_layers + own
+
+
+def _empty_layer(kv_format: KVFormat, shape: tuple[int, ...], storage: torch.dtype, device: str) -> LayerCache:
+    k, v = (_zeros(shape, storage, device) for _ in "kv")
+    if kv_format.scale == "none":
+        return LayerCache(k, v, kv_format)
+    per_token = kv_format.scale == "per_token_head"
+    scales = (torch.ones(shape[:3] if per_token else shape[2:3], dtype=torch.float32, device=device) for _ in "kv")
+    return LayerCache(k, v, kv_format, *scales)
