@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from engine.contracts.graph import Builder
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import ModelOps
 
 
 @runtime_checkable
 class Architecture(Protocol):
     """The plugin. It never touches a tensor: it describes. Called several times, in any thread."""
 
-    def describe(self, model: ModelFacts) -> ModelOps:
-        """The model as typed ops, with the checkpoint's tensor names; equal ones for equal ``model``. Sizes agree with
-        each other and with ``model``: the core refuses ops that do not, and says where."""
+    def describe(self, model: ModelFacts, b: Builder) -> None:
+        """Record the model in ``b``: the embedding, the layers, the head; the same for equal ``model``. The core
+        refuses a graph whose sizes do not agree with ``model``, and says where."""
         ...

@@ -1,8 +1,8 @@
-"""Typed operations: the language in which an architecture describes a model.
+"""Typed operations: what a model computes, one step of its paper each.
 
-An architecture says *what* a layer computes and how its tensors are named in the checkpoint; the core lowers each
-op to kernels (fused where a template matches, else the chain of reference ops). The residual stream is
-``[num_tokens, hidden_size]``; every op reads it or adds to it.
+A value is ``[num_tokens, features]``; heads lie one after another in it. An op says what is computed of its inputs and
+which tensors of the checkpoint it reads, and nothing of how: the core finds kernels for single ops and for sequences of
+them. Architectures do not make ops themselves but call :class:`engine.contracts.graph.Builder`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.contracts.model import RopeFacts
+
+Act = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+"""``gelu``: with the error function; ``gelu_tanh``: its approximation (both arXiv 1606.08415); ``relu2``: the square of
+relu (arXiv 2109.08668)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ class LinearSpec:
     shard: Literal["out", "in", "none"] = "none"
     """Axis that tensor parallelism cuts: ``out`` for q/k/v, gate/up and the head; ``in`` for o and down."""
     kind: Literal["body", "gate_up", "head"] = "body"
-    """``gate_up``: two parts of equal size, gate and up, of which the op computes ``act(gate) * up``."""
+    """``gate_up``: two parts of equal size, gate and up, of which ``act(gate) * up`` is computed: set by the core where
+    it has a kernel for that."""
 
     @property
     def out_features(self) -> int:
@@ -39,42 +44,60 @@ class LinearSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class NormSpec:
-    """RMSNorm (arXiv 1910.07467): ``x / rms(x) * weight``, in float32, then cast."""
-
-    name: str
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
 class Embed:
-    """Token embedding ``[vocab, hidden_size]``."""
+    """``tokens -> [num_tokens, size]``: rows of ``{name}.weight [vocab_size, size]``."""
 
     name: str
     vocab_size: int
-    hidden_size: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
-class NormQKVRopeWrite:
-    """Norm, q/k/v projection, optional per-head norm of q and k, rotation, and the write into the KV cache.
+class Norm:
+    """Norm over each ``size`` features of the input, computed in float32 and cast once.
 
-    ``norm=None``: the layer is handed its normed input as the hidden states, and reads nothing of the residual stream.
+    ``rms`` (arXiv 1910.07467): ``x / sqrt(mean(x^2) + eps) * (offset + weight)``; ``layer`` (arXiv 1607.06450): the
+    same of ``x - mean(x)``, plus ``{name}.bias`` where ``bias`` says so. ``{name}.weight [size]``; without a name
+    there is no weight. An input of several times ``size`` features is so many heads, each normed by itself.
     """
 
-    norm: NormSpec | None
-    qkv: LinearSpec
-    num_heads: int
+    kind: Literal["rms", "layer"]
+    name: str | None
+    size: int
+    eps: float
+    offset: float = 0.0
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """``x [num_tokens, in] -> `` one value for each part: ``x @ weight.T (+ bias)``. ``tied``: the weight is that of
+    the embedding."""
+
+    spec: LinearSpec
+    tied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions (arXiv 2104.09864) of each head of each input."""
+
+    facts: RopeFacts
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVWrite:
+    """``(keys, values)`` go into the cache. No output."""
+
     num_kv_heads: int
     head_dim: int
-    rope: RopeFacts | None
-    q_norm: NormSpec | None = None
-    k_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal attention over the paged cache; ``window`` in tokens, ``scale`` multiplies q·k."""
+    """``queries -> [num_tokens, num_heads * head_dim]``: causal attention over what is in the cache; ``window`` in
+    tokens, ``scale`` multiplies q·k, ``soft_cap`` bounds it: ``cap * tanh(score / cap)``."""
 
     num_heads: int
     num_kv_heads: int
@@ -85,44 +108,36 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class OutResidual:
-    """Output projection of attention, added to the residual stream."""
+class Gated:
+    """``(gate, up) -> act(gate) * up`` (arXiv 2002.05202)."""
 
-    out: LinearSpec
-
-
-@dataclass(frozen=True, slots=True)
-class NormGateUpAct:
-    """Norm, gate and up projections, ``act(gate) * up``."""
-
-    norm: NormSpec
-    gate_up: LinearSpec
-    act: Literal["silu", "gelu_tanh"] = "silu"
+    act: Act
 
 
 @dataclass(frozen=True, slots=True)
-class DownResidual:
-    """Down projection, added to the residual stream."""
+class Activation:
+    """``act(x)``"""
 
-    down: LinearSpec
-
-
-@dataclass(frozen=True, slots=True)
-class LMHead:
-    """Final norm and vocabulary projection. ``tied``: the weight is the embedding's."""
-
-    norm: NormSpec
-    head: LinearSpec
-    tied: bool
-
-
-LayerOp = NormQKVRopeWrite | Attention | OutResidual | NormGateUpAct | DownResidual
+    act: Act
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOps:
-    """A whole model: ``embed``, then each layer's ops in order, then ``head``."""
+class Add:
+    """``a + b``"""
 
-    embed: Embed
-    layers: tuple[tuple[LayerOp, ...], ...]
-    head: LMHead
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """``factor * x``"""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class SoftCap:
+    """``cap * tanh(x / cap)``"""
+
+    cap: float
+
+
+Op = Embed | Norm | Linear | Rope | KVWrite | Attention | Gated | Activation | Add | Scale | SoftCap

@@ -17,8 +17,8 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilit
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.evaluation.errors import EvalError
-from engine.models.check import described
-from engine.models.required_tensors import linear_of
+from engine.models.record import recorded
+from engine.models.required_tensors import linears
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.weights import weight_sizes
@@ -122,10 +122,9 @@ def _checkpoint(plan: EnginePlan, bound: BoundEngine) -> Checkpoint:
     folder = Path(plan.model.path)
     if any(folder.glob("*.safetensors*")) or plan.model.quantization is not None:
         return open_checkpoint(plan.model.path)
-    ops, dtype = described(bound.architecture, plan.model), getattr(torch, plan.model.dtype)
-    shapes = {f"{ops.embed.name}.weight": (ops.embed.vocab_size, ops.embed.hidden_size)}
-    specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
-    for spec in [*specs, *(() if ops.head.tied else (ops.head.head,))]:
+    graph, dtype = recorded(bound.architecture, plan.model), getattr(torch, plan.model.dtype)
+    shapes = {f"{graph.embedding.name}.weight": (graph.embedding.vocab_size, graph.embedding.size)}
+    for spec in linears(graph):
         shapes |= {f"{part.name}.weight": (part.out_features, spec.in_features) for part in spec.parts}
     return Checkpoint(
         {name: TensorEntry(folder, dtype, shape, 0, prod(shape) * dtype.itemsize) for name, shape in shapes.items()}

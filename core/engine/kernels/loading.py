@@ -3,53 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from engine.checkpoint.parts import Origin, StoredPart, joined_origins, origin_of_tensor
+from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
 from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
 from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import LayerOp, LinearPart, LinearSpec, ModelOps, NormGateUpAct, NormQKVRopeWrite, NormSpec
+from engine.contracts.ops import Embed, KVWrite, Linear, LinearPart, LinearSpec, Norm
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
+from engine.kernels.backends import fused_block, fused_graph, rotations
 from engine.kernels.checks.linear import LinearCheck
 from engine.kernels.cpu.memory import keep_freed_memory
-from engine.kernels.cpu.row_ops import lookup
-from engine.kernels.lowering import (
-    Kernels,
-    Lowering,
-    describe,
-    lower_head,
-    lower_layer_op,
-    lower_rotations,
-    rope_kinds,
-)
-from engine.kernels.model import LoweredModel, LoweredOp
+from engine.kernels.labels import Labels
+from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step
+from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
+from engine.kernels.torch.sequences import lower_rotations
+from engine.models.fuse import Fused
 from engine.models.required_tensors import (
     check_names,
     check_readable,
     is_stored,
     kv_scale_names,
-    linear_of,
-    op_norms,
+    norm_tensors,
     plain_shape,
+    projection,
     stored_of,
 )
-from engine.models.sharding import check_heads, cut, rank_of
+from engine.models.sharding import cut, rank_of
 
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
 
 Progress = Callable[[float, str], None]
+Greedy = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def load_model(
     model: ModelFacts,
-    ops: ModelOps,
+    graph: Graph,
     quantizer: Quantizer,
     attention_kernel: AttentionKernel,
     kv_format: KVFormat,
@@ -59,14 +55,12 @@ def load_model(
     on_progress: Progress | None = None,
     *,
     kernels: Kernels = "torch",
-    first_layer: int = 0,
 ) -> LoweredModel:
-    """Read, check, shard and pack the checkpoint at ``model.path`` and lower ``ops`` on it.
+    """Read, check, shard and pack the checkpoint at ``model.path`` and lower ``graph`` on it.
 
     ``dtype``: ``float32``, ``bfloat16`` or ``float16``; ``on_progress(fraction, what)`` is called after every layer.
-    ``kernels`` as in :class:`~engine.kernels.lowering.Lowering`; ``first_layer``: where in the cache the model's
-    layers begin. Raises :class:`CheckpointError` for a checkpoint that is damaged or does not fit ``ops``,
-    ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
+    ``kernels`` as in :class:`~engine.kernels.settings.Lowering`. Raises :class:`CheckpointError` for a checkpoint that
+    is damaged or does not fit ``graph``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
     """
     lowering = Lowering(
         device=device,
@@ -74,23 +68,25 @@ def load_model(
         attention=attention_kernel,
         kv_format=kv_format,
         parallelism=parallelism,
-        rope_kinds=rope_kinds(ops.layers),
+        rotations=rotations(graph),
         kernels=kernels,
     )
     if lowering.on_cpu:
         keep_freed_memory()
     checkpoint = open_checkpoint(model.path)
-    check_readable(checkpoint, ops, quantizer, model.path)
-    check_names(checkpoint, ops, quantizer, model.path)
-    loader = Loader(checkpoint, quantizer, lowering, on_progress, first_layer)
+    check_readable(checkpoint, graph, quantizer, model.path)
+    check_names(checkpoint, graph, quantizer, model.path)
+    loader = Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
-        return loader.load(model, ops)
+        return loader.load(model, graph)
 
 
 class Loader:
-    """One load: counts bytes and keeps what each kind of op runs on.
+    """One load: counts bytes, keeps what each sequence of ops runs on, and is the
+    :class:`~engine.kernels.settings.Weights` that kernels are built from.
 
-    ``first_layer``: where in the cache layer 0 keeps its keys and values. ``used`` is given the names that are read.
+    ``used`` is given the names that are read; ``table``: the embedding that a tied head shares, where the graph has
+    none.
     """
 
     def __init__(
@@ -99,100 +95,154 @@ class Loader:
         quantizer: Quantizer,
         lowering: Lowering,
         on_progress: Progress | None = None,
-        first_layer: int = 0,
         used: set[str] | None = None,
+        table: tuple[str, Tensor] | None = None,
     ) -> None:
         self._used = set() if used is None else used
         self._checkpoint = checkpoint
         self._quantizer = quantizer
         self.lowering = lowering
         self._on_progress = on_progress
-        self._first_layer = first_layer
         self._check = LinearCheck(quantizer, lowering.dtype, lowering.device)
-        self._linears: dict[str, PackedLinear] = {}
+        self._packed: dict[LinearSpec, PackedLinear] = {}
+        self.labels = Labels()
         self._held: dict[int, int] = {}
         """Bytes by storage: tied weights count once."""
         self._read = 0
+        self.table = table
+        """Name and tensor of the first embedding: what a tied head reads."""
+        self._norms: dict[str, Tensor] = {}
         self._kv_scales: list[tuple[Tensor, Tensor] | None] = []
 
-    def load(self, model: ModelFacts, ops: ModelOps) -> LoweredModel:
+    def load(self, model: ModelFacts, graph: Graph) -> LoweredModel:
         lowering = self.lowering
-        table = self.tensor(f"{ops.embed.name}.weight", (ops.embed.vocab_size, ops.embed.hidden_size))
-        table = table.to(device=lowering.device, dtype=lowering.dtype)
-        self.hold(table)
-        layers = []
-        for index, layer_ops in enumerate(ops.layers):
-            layers.append(self.layer(index, layer_ops))
-            self._report(f"layer {index + 1}/{len(ops.layers)}")
-        tied = table if ops.head.tied else None
-        head = self.pack("LMHead", ops.head.head, tied, self._table_origin(ops) if ops.head.tied else None)
-        lowered_head = lower_head(lowering, ops.head, self.norm(ops.head.norm, ops.embed.hidden_size), head)
+        embedding, *layers, head = fused_graph(graph, lowering)
+        lowered_embedding, _ = self._block(graph.embed, embedding)
+        lowered_layers = []
+        for index, (block, found) in enumerate(zip(graph.layers, layers, strict=True)):
+            lowered_layers.append(self.layer(block, found))
+            self._report(f"layer {index + 1}/{len(graph.layers)}")
+        lowered_head, greedy = self._block(graph.head, head)
+        normed_head = self._normed_head(graph.head)
         self._report("head")
-        embed = partial(lookup, table, name="embedded")
-        rotate = lower_rotations(lowering, model.head_dim, model.max_position)
         return LoweredModel(
-            embed=embed,
-            layers=tuple(layers),
-            project=lowered_head.project,
-            lm_head=lowered_head.lm_head,
-            rotate=rotate,
+            graph=graph,
+            embedding=lowered_embedding,
+            layers=tuple(lowered_layers),
+            head_block=lowered_head,
+            normed_head=normed_head,
+            rotate=lower_rotations(lowering, model.max_position),
             attention=lowering.attention,
-            lowering=describe(lowering, ops, self._linears),
+            lowering=self.labels.lines(lowering),
             weights_bytes=sum(self._held.values()),
             on_triton=lowering.kernels == "triton",
-            project_greedy=lowered_head.project_greedy,
+            find_greedy=greedy,
             capturable=lowering.native and lowering.why_uncaptured is None,
             why_uncaptured=(lowering.why_uncaptured or "") if lowering.native else "",
             kv_scales=tuple(self._kv_scales),
         )
 
-    def layer(self, index: int, ops: Sequence[LayerOp]) -> tuple[LoweredOp, ...]:
-        lowered = []
-        for op in ops:
-            norms = {norm.name: self.norm(norm, size) for norm, size in op_norms(op)}
-            spec = linear_of(op)
-            act = op.act if isinstance(op, NormGateUpAct) else "silu"
-            packed = None if spec is None else self.pack(type(op).__name__, spec, act=act)
-            if isinstance(op, NormQKVRopeWrite):
-                check_heads(op, self.lowering.tp)
-                self._kv_scales.append(self._scales_of(op))
-            lowered.append(lower_layer_op(self.lowering, op, self._first_layer + index, norms, packed))
-        return tuple(lowered)
+    def layer(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
+        """One layer, and its scales of cached keys and values."""
+        lowered, _ = self._block(block, found, in_layer=True)
+        self._packed.clear()
+        for node in block.nodes:
+            if isinstance(node.op, KVWrite):
+                self._kv_scales.append(self._scales_of(node.op, projection(block, node.inputs[0])))
+        return lowered
 
-    def pack(
-        self,
-        kind: str,
-        spec: LinearSpec,
-        tied: Tensor | None = None,
-        origin: Origin | None = None,
-        act: str = "silu",
-    ) -> PackedLinear:
-        """``tied``: the weight, where it is the embedding's; ``origin``: of it, if known; ``act``: of a ``gate_up``."""
+    def head(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
+        return self._block(block, found)[0]
+
+    def single(self, op: Norm | Linear) -> Call:
+        """One op by itself; a linear layer's parts one after another."""
+        parts = len(op.spec.parts) if isinstance(op, Linear) else 1
+        (found,) = fused_block(Block((Node(op, (0,), tuple(range(1, 1 + parts))),)), self.lowering)
+        return found.kernel.lower(self.lowering, found, self).call
+
+    def _block(
+        self, block: Block, found: Sequence[Fused[Kernel]], in_layer: bool = False
+    ) -> tuple[LoweredBlock, Greedy | None]:
+        """A block's calls, and how its last one finds the most likely tokens."""
+        steps, greedy = [], None
+        for fused in found:
+            lowered = fused.kernel.lower(self.lowering, fused, self)
+            self.labels.add(fused, lowered, in_layer)
+            steps.append(_step(fused, lowered))
+            greedy = lowered.greedy
+        return LoweredBlock(tuple(steps), block.residual), greedy if len(steps) == 1 else None
+
+    def _normed_head(self, head: Block) -> LoweredBlock:
+        """The head of rows that are normed already."""
+        nodes = head.nodes[1:] if isinstance(head.nodes[0].op, Norm) else head.nodes
+        found = fused_block(Block(nodes), self.lowering)
+        return LoweredBlock(tuple(_step(fused, fused.kernel.lower(self.lowering, fused, self)) for fused in found))
+
+    # Weights: what kernels ask for ------------------------------------------------------------------------------------
+
+    def linear(self, spec: LinearSpec, *, tied: bool = False, act: str = "silu") -> PackedLinear:
+        if spec not in self._packed:
+            self._packed[spec] = self._pack(spec, tied, act)
+        return self._packed[spec]
+
+    def norm(self, op: Norm) -> Tensor:
+        if op.name is None:
+            return torch.ones(op.size, device=self.lowering.device)
+        weight = self._norm_tensors(op)[f"{op.name}.weight"]
+        return weight + op.offset if op.offset else weight
+
+    def norm_bias(self, op: Norm) -> Tensor | None:
+        return self._norm_tensors(op).get(f"{op.name}.bias")
+
+    def embedding(self, op: Embed) -> Tensor:
+        name = f"{op.name}.weight"
+        table = self.tensor(name, (op.vocab_size, op.size)).to(device=self.lowering.device, dtype=self.lowering.dtype)
+        self.hold(table)
+        if self.table is None:
+            self.table = (name, table)
+        return table
+
+    def _norm_tensors(self, op: Norm) -> dict[str, Tensor]:
+        found = {}
+        for name, shape in norm_tensors(op):
+            if name not in self._norms:
+                self._norms[name] = self.tensor(name, shape).float().to(self.lowering.device)
+                self.hold(self._norms[name])
+            found[name] = self._norms[name]
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------------
+    def _pack(self, spec: LinearSpec, tied: bool, act: str) -> PackedLinear:
+        """``tied``: the weight is the embedding's; ``act``: of a ``gate_up``."""
         parts: list[Mapping[str, Tensor]]
         index, count = rank_of(self.lowering.parallelism, spec)
-        if tied is None:
-            parts = [self._part(spec, part) for part in spec.parts]
+        if tied:
+            assert self.table is not None, "a tied head behind an embedding"
+            name, table = self.table
+            mine = cut(table, "the embedding", spec, StoredTensor("weight", {"out": 0, "in": 1}), index, count)
+            cut_of = f"as {self.lowering.dtype}, {index}/{count}"
+            origin = origin_of_tensor(name, self._checkpoint.entry(name), cut_of)
+            parts = [StoredPart({"weight": lambda: mine}, origin)]
         else:
-            mine = cut(tied, "the embedding", spec, StoredTensor("weight", {"out": 0, "in": 1}), index, count)
-            parts = [{"weight": mine} if origin is None else StoredPart({"weight": lambda: mine}, origin)]
+            parts = [self._part(spec, part) for part in spec.parts]
         in_features = spec.in_features // count if spec.shard == "in" else spec.in_features
         out_features = spec.out_features // count if spec.shard == "out" else spec.out_features
         made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
         packed = self._check(spec, parts, made, in_features, out_features, act)
         for tensor in packed.tensors.values():
             self.hold(tensor)
-        self._linears[kind] = _also(self._linears.get(kind), packed)
         return packed
 
-    def _scales_of(self, op: NormQKVRopeWrite) -> tuple[Tensor, Tensor] | None:
+    def _scales_of(self, op: KVWrite, qkv: LinearSpec | None) -> tuple[Tensor, Tensor] | None:
         """The checkpoint's scales for this layer's cached keys and values: float32, one per KV head of this rank.
+        ``qkv``: what the keys come from.
 
         ``None`` where there are none, or the cache's format has no place for them: they are then not even read.
         """
-        if self.lowering.kv_format.scale != "per_layer_head":
+        if self.lowering.kv_format.scale != "per_layer_head" or qkv is None:
             return None
-        names = kv_scale_names(self._quantizer, op)
-        key, value = (self._kv_scale(among, op) for among in (names.key, names.value))
+        names = kv_scale_names(self._quantizer, qkv)
+        key, value = (self._kv_scale(among, op, qkv) for among in (names.key, names.value))
         if key is None or value is None:
             if key is not value:
                 found, lacking = ("keys", names.value) if value is None else ("values", names.key)
@@ -203,7 +253,7 @@ class Loader:
             return None
         return key, value
 
-    def _kv_scale(self, names: Sequence[str], op: NormQKVRopeWrite) -> Tensor | None:
+    def _kv_scale(self, names: Sequence[str], op: KVWrite, qkv: LinearSpec) -> Tensor | None:
         name = next((name for name in names if name in self._checkpoint.names), None)
         if name is None:
             return None
@@ -215,16 +265,10 @@ class Loader:
             raise CheckpointError(f"{name} is {stored.dtype}, expected a floating-point number; {_WITHOUT_SCALES}")
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
             raise CheckpointError(f"{name} holds {scale.tolist()}: a scale is a positive number; {_WITHOUT_SCALES}")
-        index, count = rank_of(self.lowering.parallelism, op.qkv)
+        index, count = rank_of(self.lowering.parallelism, qkv)
         mine = scale.expand(op.num_kv_heads).chunk(count)[index].contiguous().to(self.lowering.device)
         self.hold(mine)
         return mine
-
-    def _table_origin(self, ops: ModelOps) -> Origin:
-        """Of this rank's part of the embedding as it is on the device."""
-        name = f"{ops.embed.name}.weight"
-        index, count = rank_of(self.lowering.parallelism, ops.head.head)
-        return origin_of_tensor(name, self._checkpoint.entry(name), f"as {self.lowering.dtype}, {index}/{count}")
 
     def _part(self, spec: LinearSpec, part: LinearPart) -> StoredPart:
         """This rank's cut of one part's tensors, by suffix."""
@@ -246,11 +290,6 @@ class Loader:
 
     def _read_cut(self, name: str, spec: LinearSpec, stored: StoredTensor, index: int, count: int) -> Tensor:
         return cut(self._checkpoint.read(name), name, spec, stored, index, count)
-
-    def norm(self, norm: NormSpec, size: int) -> Tensor:
-        weight = self.tensor(f"{norm.name}.weight", (size,)).float().to(self.lowering.device)
-        self.hold(weight)
-        return weight
 
     def tensor(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         self._claim(name, shape)
@@ -277,10 +316,6 @@ class Loader:
             self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
 
 
-def _also(first: PackedLinear | None, packed: PackedLinear) -> PackedLinear:
-    """``first``, and in its label what other layers of the same kind run on."""
-    if first is None:
-        return packed
-    if packed.label in first.label.split(" | "):
-        return first
-    return replace(first, label=f"{first.label} | {packed.label}")
+def _step(fused: Fused[Kernel], lowered: Lowered) -> Step:
+    writes_kv = any(isinstance(node.op, KVWrite) for node in fused.nodes)
+    return Step(lowered.call, fused.inputs, fused.outputs, tuple(fused.last_use), writes_kv)

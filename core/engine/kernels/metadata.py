@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
-from engine.kernels.model import Cache, StepContext
-
-Rotate = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
+from engine.kernels.model import Cache, Rotate, StepContext
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""A model ready to run: embed, layers and head as callables over the residual stream."""
+"""A model ready to run: its embedding, layers and head as lists of kernel calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, LayerCache
+from engine.contracts.graph import Graph
 from engine.kernels.cpu.program import scratch
-from engine.kernels.cpu.row_ops import cloned
+from engine.kernels.cpu.row_ops import cloned, in_place_of
 from engine.kernels.torch.reference import most_likely
 
 if TYPE_CHECKING:
@@ -54,42 +55,80 @@ class StepContext:
     kv: Cache
 
 
-LoweredOp = Callable[[Tensor, Tensor, StepContext], tuple[Tensor, Tensor]]
-"""``(residual, hidden_states, context) -> (residual, hidden_states)``. Hidden states are what one op hands to the next:
-queries, the attention output, the activated gate. An op may change the residual in place."""
+Call = Callable[..., Any]
+"""``(context, *inputs)`` -> what a kernel makes of ``[num_tokens, size]`` tensors: one, a tuple of several, or
+``None``. ``context``: a :class:`StepContext`; ``None`` outside of the layers."""
+Rotate = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 
 
-def run_layer(
-    layer: Sequence[LoweredOp], residual: Tensor, hidden_states: Tensor, context: StepContext
-) -> tuple[Tensor, Tensor]:
-    """The residual behind a layer, and what the next one is handed: the residual, too."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of a kernel, and the numbers of the values that it reads and makes."""
+
+    call: Call
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    last_use: tuple[int, ...]
+    """Values that nobody reads behind it."""
+    writes_kv: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredBlock:
+    """The calls of a block, in order."""
+
+    steps: tuple[Step, ...]
+    residual: int | None = None
+    """Of a layer: the value that enters it as the residual stream."""
+
+    def run(self, values: dict[int, Tensor], context: StepContext | None) -> None:
+        """Compute what the block makes of ``values``, by number. What nobody reads any more leaves them; the memory of
+        the residual stream may be overwritten."""
+        for step in self.steps:
+            made = step.call(context, *[values[number] for number in step.inputs])
+            for number in step.last_use:
+                del values[number]
+            if len(step.outputs) == 1:
+                values[step.outputs[0]] = made
+            elif step.outputs:
+                values.update(zip(step.outputs, made, strict=True))
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """What the block's last call makes of the one value that its first reads."""
+        values = {self.steps[0].inputs[0]: rows}
+        self.run(values, None)
+        return values[self.steps[-1].outputs[0]]
+
+
+def run_layer(layer: LoweredBlock, values: dict[int, Tensor], context: StepContext, following: int) -> None:
+    """Run a layer. ``following``: the value behind it that the next one reads as its residual."""
+    assert layer.residual is not None
+    residual = values[layer.residual]
     with scratch(residual):  # nothing but the residual outlives its layer
-        for op in layer:
-            residual, hidden_states = op(residual, hidden_states, context)
-    return residual, residual
+        layer.run(values, context)
+        values[following] = in_place_of(residual, values[following])
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredModel:
-    """Made by :func:`engine.kernels.loading.load_model`; ``embed``, ``layers[i]`` and ``project`` also run alone."""
+    """Made by :func:`engine.kernels.loading.load_model`."""
 
-    embed: Callable[[Tensor], Tensor]
-    """``token_ids [T] -> residual [T, hidden_size]``"""
-    layers: tuple[tuple[LoweredOp, ...], ...]
-    project: Callable[[Tensor], Tensor]
-    """``residual [R, hidden_size] -> logits [R, vocab]`` float32, the final norm included."""
-    lm_head: Callable[[Tensor], Tensor]
-    """:attr:`project` without the norm: for rows that are normed already."""
-    rotate: Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
+    graph: Graph
+    embedding: LoweredBlock
+    layers: tuple[LoweredBlock, ...]
+    head_block: LoweredBlock
+    normed_head: LoweredBlock
+    """:attr:`head_block` without the final norm."""
+    rotate: Rotate
     """``positions [T]`` -> :attr:`StepContext.rotations`"""
     attention: AttentionKernel
     lowering: tuple[str, ...]
-    """What runs for each kind of op, one line each, for the plan."""
+    """What runs for each sequence of ops, one line each, for the plan."""
     weights_bytes: int
     on_triton: bool = False
     """Lowered to Triton kernels: tokens are chosen by such kernels too."""
-    project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-    """:attr:`project` and the most likely tokens as :meth:`greedy` has them, where a kernel finds both at once."""
+    find_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    """:meth:`greedy`, where a kernel finds the tokens beside the logits."""
     capturable: bool = False
     """Steps of few tokens may run as programs, as far as the plan tells."""
     why_uncaptured: str = ""
@@ -97,7 +136,7 @@ class LoweredModel:
     small_steps: CapturedSteps | None = None
     """Steps of few tokens on one cache as programs: see :func:`engine.kernels.cpu.captured.capture_steps`."""
     kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()
-    """By layer, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
+    """By cache, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
     ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""
 
     @torch.inference_mode()
@@ -122,25 +161,48 @@ class LoweredModel:
         context = StepContext(
             rotations=self.rotate(batch.positions), slot_mapping=batch.slot_mapping, prepared=prepared, kv=kv
         )
-        residual = self.embed(batch.token_ids)
+        values = {self.graph.inputs[0]: batch.token_ids}
+        self.embedding.run(values, None)
         aux: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.layers):
+        for index, (layer, entering) in enumerate(zip(self.layers, self._residuals, strict=True)):
             if index in aux_layers:
-                aux[index] = cloned(residual)  # layers add to the residual in place
-            residual, _ = run_layer(layer, residual, residual, context)
-        aux[len(self.layers)] = residual
+                aux[index] = cloned(values[entering])  # layers add to the residual in place
+            run_layer(layer, values, context, self._residual(index + 1))
+        residual = aux[len(self.layers)] = values[self.graph.hidden]
         return residual, [aux[aux_layer] for aux_layer in aux_layers]
+
+    @property
+    def _residuals(self) -> list[int]:
+        return [self._residual(index) for index in range(len(self.layers))]
+
+    def _residual(self, index: int) -> int:
+        """The value entering layer ``index``; behind the last layer, that entering the head."""
+        found = self.layers[index].residual if index < len(self.layers) else self.graph.hidden
+        assert found is not None
+        return found
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 ``[T]`` -> the residual stream ``[T, hidden_size]`` that enters the first layer."""
+        values = {self.graph.inputs[0]: token_ids}
+        self.embedding.run(values, None)
+        return values[self._residual(0)]
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
         """``[R, hidden_size]`` residual rows -> float32 logits ``[R, vocab]``."""
-        return self.project(hidden)
+        return self.head_block.of_rows(hidden)
+
+    @torch.inference_mode()
+    def lm_head(self, normed: Tensor) -> Tensor:
+        """:meth:`head` without the norm: for rows that are normed already."""
+        return self.normed_head.of_rows(normed)
 
     @torch.inference_mode()
     def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`head`, and the most likely token of each row, int64 ``[R]``: the lowest id among equals, -1 where
         logits are broken."""
-        if self.project_greedy is not None:
-            return self.project_greedy(hidden)
-        logits = self.project(hidden)
+        if self.find_greedy is not None:
+            return self.find_greedy(hidden)
+        logits = self.head(hidden)
         return logits, most_likely(logits)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
+from engine.contracts.graph import Node
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.model import RopeFacts
-from engine.contracts.ops import NormSpec
+from engine.contracts.ops import Embed, LinearSpec, Norm, Rope
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear
-from engine.kernels.cpu.layer_ops import compiled_norm
-from engine.kernels.torch.norms import Norm, cpu_norm, gpu_norm, rms_norm
+from engine.kernels.model import Call
+from engine.models.fuse import Fused, Matcher
 
 Kernels = Literal["reference", "torch", "native", "triton"]
 Linear = Callable[[Tensor], Tensor]
-InputNorm = Callable[[Tensor, Tensor], Tensor]
-Rotations = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
 
 MOST_TOKENS = 16
 """Of a step that runs as a program: with more, what Python adds is lost in what the kernels take."""
@@ -51,12 +49,14 @@ class Lowering:
     attention: AttentionKernel
     kv_format: KVFormat
     parallelism: Parallelism
-    rope_kinds: tuple[RopeFacts, ...]
+    rotations: tuple[Rope, ...]
     """The distinct rotations of the model; their order is that of ``StepContext.rotations``."""
     kernels: Kernels = "torch"
     """What ops are lowered to. ``torch``: torch ops; ``native``: C++ kernels built on this machine (CPU, float32 and
-    bfloat16); ``triton``: fused kernels (CUDA, or Triton's interpreter); ``reference``: the plainest chain of torch
-    ops, for tests and for judging a fast path."""
+    bfloat16); ``triton``: fused kernels (CUDA, or Triton's interpreter); ``reference``: torch, op by op, for tests and
+    for judging a fast path."""
+    first_cache: int = 0
+    """Where in the engine's cache the caches of the graph begin."""
 
     @property
     def on_cpu(self) -> bool:
@@ -88,28 +88,6 @@ class Lowering:
     def tp(self) -> int:
         return self.parallelism.world_size
 
-    def norm(self, weight: Tensor, eps: float) -> Norm:
-        """``weight``: float32."""
-        if not self.fused:
-            return lambda x: rms_norm(x, weight, eps)
-        if self.native:
-            return compiled_norm(weight, eps, self.dtype)
-        return cpu_norm(weight, eps) if self.on_cpu else gpu_norm(weight, eps, self.dtype)
-
-    def input_norm(self, spec: NormSpec | None, norms: Mapping[str, Tensor]) -> InputNorm:
-        """What a layer's first linear reads, of residual and hidden_states."""
-        if spec is None:
-            return lambda residual, hidden_states: hidden_states
-        norm = self.norm(norms[spec.name], spec.eps)
-        return lambda residual, hidden_states: norm(residual)
-
-    def linear(self, packed: PackedLinear) -> Linear:
-        if self.native:
-            from engine.kernels.cpu.native import native_linear  # C++ functions are built if they are used
-
-            return native_linear(packed)
-        return packed.apply if self.fused else packed.reference
-
     def reduced(self, linear: Linear) -> Linear:
         """A linear cut along its input: each rank holds a partial sum."""
         if self.tp == 1:
@@ -117,14 +95,54 @@ class Lowering:
         return lambda x: self.parallelism.all_reduce(linear(x), "tp")
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredHead:
-    """The final norm and the vocabulary projection."""
+class Weights(Protocol):
+    """What kernels ask for while they are built: tensors of this rank, on the device."""
 
-    project: Callable[[Tensor], Tensor]
-    """``residual [R, hidden_size] -> logits [R, vocab]`` float32"""
-    lm_head: Callable[[Tensor], Tensor]
-    """:attr:`project` without the norm: for rows that are normed already."""
-    project_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-    """:attr:`project`, and each row's most likely token, int64 ``[R]``: the lowest id among equals, -1 where the logits
-    are broken. ``None`` where no kernel finds it on the way."""
+    def linear(self, spec: LinearSpec, *, tied: bool = False, act: str = "silu") -> PackedLinear:
+        """A linear layer, packed by the quantizer; the same for the same ``spec``. ``act``: that of a ``gate_up``."""
+        ...
+
+    def norm(self, op: Norm) -> Tensor:
+        """What the normed input is multiplied by: float32 ``[size]``, ``op.offset`` added."""
+        ...
+
+    def norm_bias(self, op: Norm) -> Tensor | None:
+        """float32 ``[size]``"""
+        ...
+
+    def embedding(self, op: Embed) -> Tensor:
+        """``[vocab_size, size]`` in the compute dtype."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A kernel, ready to run."""
+
+    call: Call
+    label: str
+    """What runs, for the plan."""
+    not_native: str | None = "torch computes it"
+    """Why a step with this call can be no program of native calls; ``None``: it can."""
+    greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    """Of what makes logits: the same, and each row's most likely token, int64 ``[R]``: the lowest id among equals, -1
+    where the logits are broken. ``None`` where no kernel finds it on the way."""
+
+
+Lower = Callable[[Lowering, "Fused[Kernel]", Weights], Lowered]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What a backend offers: a sequence of ops, and how it is computed."""
+
+    match: Matcher
+    lower: Lower
+    suits: Callable[[Lowering, Any], bool] | None = None
+    """Whether it computes what was matched (:attr:`engine.models.fuse.Match.what`)."""
+
+
+def cache_of(lowering: Lowering, node: Node) -> int:
+    """Where in the engine's cache a node writes or reads."""
+    assert node.cache is not None
+    return lowering.first_cache + node.cache

@@ -1,23 +1,15 @@
-"""Which tensors of a checkpoint a model reads, and whether a checkpoint has them: decided from headers alone."""
+"""Which tensors of a checkpoint a graph reads, and whether a checkpoint has them: decided from headers alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from engine.border.calls import broken, shown
-from engine.checkpoint.tensors import Checkpoint, CheckpointError, name_list
-from engine.contracts.ops import (
-    Attention,
-    DownResidual,
-    LayerOp,
-    LinearPart,
-    LinearSpec,
-    ModelOps,
-    NormGateUpAct,
-    NormQKVRopeWrite,
-    NormSpec,
-    OutResidual,
-)
+from engine.checkpoint.files import CheckpointError
+from engine.checkpoint.headers import name_list
+from engine.contracts.graph import Block, Graph
+from engine.contracts.ops import Embed, KVWrite, Linear, LinearPart, LinearSpec, Norm
 from engine.contracts.quantizer import (
     CheckingQuantizer,
     KVScaleNames,
@@ -27,26 +19,30 @@ from engine.contracts.quantizer import (
     StoredTensor,
 )
 
+if TYPE_CHECKING:
+    from engine.checkpoint.tensors import Checkpoint
+
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-"""Tensors old checkpoints hidden_states although they follow from the configuration."""
+"""Tensors that old checkpoints have although they follow from the configuration."""
 
 
-def check_readable(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, path: str) -> None:
+def check_readable(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path: str) -> None:
     """Raise :class:`CheckpointError` with everything that headers show the quantizer cannot read."""
     if not isinstance(quantizer, CheckingQuantizer):
         return
     entries = ((name, checkpoint.entry(name)) for name in checkpoint.names)
     headers = {name: StoredHeader(str(entry.dtype).removeprefix("torch."), entry.shape) for name, entry in entries}
-    problems = quantizer.problems(list(_read_specs(ops)), headers)
+    problems = quantizer.problems(list(linears(graph)), headers)
     if isinstance(problems, str) or not all(isinstance(problem, str) for problem in problems):
         raise broken(quantizer, "problems", f"returned {shown(problems)}, expected a list of texts")
     if problems:
         raise CheckpointError("\n  ".join((f"model.path={path}: the checkpoint cannot be read:", *problems)))
 
 
-def check_names(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, path: str) -> None:
-    """Every tensor the ops need is there, and none is left over: a leftover is a weight we would silently drop."""
-    required, optional = _expected_names(ops, quantizer)
+def check_names(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path: str) -> None:
+    """Every tensor that the graph needs is there, and none is left over: a leftover is a weight we would silently
+    drop."""
+    required, optional = expected_names(graph, quantizer)
     missing = required - checkpoint.names
     if missing:
         raise CheckpointError(f"model.path={path}: tensors missing from the checkpoint: {name_list(missing)}")
@@ -57,17 +53,56 @@ def check_names(checkpoint: Checkpoint, ops: ModelOps, quantizer: Quantizer, pat
         )
 
 
-def linear_of(op: LayerOp) -> LinearSpec | None:
-    """The linear layer of an op."""
-    if isinstance(op, NormQKVRopeWrite):
-        return op.qkv
-    if isinstance(op, OutResidual):
-        return op.out
-    if isinstance(op, NormGateUpAct):
-        return op.gate_up
-    if isinstance(op, DownResidual):
-        return op.down
-    assert isinstance(op, Attention)
+def expected_names(graph: Graph, quantizer: Quantizer) -> tuple[set[str], set[str]]:
+    """The tensors that a checkpoint must have, and those that it may have."""
+    required = {name for name, _ in small_tensors(graph)}
+    optional: set[str] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, Linear) and node.op.tied:
+            # Some checkpoints store the tied weight twice.
+            optional |= {f"{part.name}.weight" for part in node.op.spec.parts}
+    for spec in linears(graph):
+        of_linear = linear_names(spec, quantizer)
+        required |= of_linear[0]
+        optional |= of_linear[1]
+    for layer in graph.layers:
+        for node in layer.nodes:
+            if isinstance(node.op, KVWrite):
+                optional |= set(kv_scale_names(quantizer, projection(layer, node.inputs[0])).all)
+    return required, optional
+
+
+def linears(graph: Graph) -> Iterator[LinearSpec]:
+    """Every linear layer that is read from the checkpoint: a tied head is the embedding."""
+    for node in graph.nodes:
+        if isinstance(node.op, Linear) and not node.op.tied:
+            yield node.op.spec
+
+
+def norm_tensors(op: Norm) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of what a norm reads."""
+    if op.name is not None:
+        yield f"{op.name}.weight", (op.size,)
+        if op.bias:
+            yield f"{op.name}.bias", (op.size,)
+
+
+def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of all tensors beside those of linear layers."""
+    for node in graph.nodes:
+        if isinstance(node.op, Embed):
+            yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
+        elif isinstance(node.op, Norm):
+            yield from norm_tensors(node.op)
+
+
+def projection(block: Block, value: int) -> LinearSpec | None:
+    """The linear layer in this block that a value comes from, through whatever lies between."""
+    for node in reversed(block.nodes):
+        if value in node.outputs:
+            if isinstance(node.op, Linear):
+                return node.op.spec
+            return projection(block, node.inputs[node.outputs.index(value)])
     return None
 
 
@@ -104,46 +139,11 @@ def plain_shape(part: LinearPart, spec: LinearSpec, stored: StoredTensor) -> tup
     return (part.out_features, spec.in_features) if is_plain else None
 
 
-def kv_scale_names(quantizer: Quantizer, op: NormQKVRopeWrite) -> KVScaleNames:
-    """Where the checkpoint may have scales for the cache of this layer."""
-    if not isinstance(quantizer, KVScaleReader):
+def kv_scale_names(quantizer: Quantizer, qkv: LinearSpec | None) -> KVScaleNames:
+    """Where the checkpoint may have scales for a layer's cache; ``qkv``: what its keys come from."""
+    if qkv is None or not isinstance(quantizer, KVScaleReader):
         return KVScaleNames()
-    found = quantizer.kv_scale_names(op.qkv)
+    found = quantizer.kv_scale_names(qkv)
     if not isinstance(found, KVScaleNames):
         raise broken(quantizer, "kv_scale_names", f"returned {shown(found)}, expected KVScaleNames")
     return found
-
-
-def _expected_names(ops: ModelOps, quantizer: Quantizer) -> tuple[set[str], set[str]]:
-    required = {f"{ops.embed.name}.weight", f"{ops.head.norm.name}.weight"}
-    optional: set[str] = set()
-    for layer in ops.layers:
-        required |= {f"{norm.name}.weight" for op in layer for norm, _ in op_norms(op)}
-    if ops.head.tied:
-        # Some checkpoints store the tied weight twice.
-        optional |= {f"{part.name}.weight" for part in ops.head.head.parts}
-    for spec in _read_specs(ops):
-        of_linear = linear_names(spec, quantizer)
-        required |= of_linear[0]
-        optional |= of_linear[1]
-    for layer in ops.layers:
-        for op in layer:
-            if isinstance(op, NormQKVRopeWrite):
-                optional |= set(kv_scale_names(quantizer, op).all)
-    return required, optional
-
-
-def _read_specs(ops: ModelOps) -> Iterator[LinearSpec]:
-    """Every linear layer that is read from the checkpoint: a tied head is the embedding."""
-    for layer in ops.layers:
-        yield from (spec for op in layer if (spec := linear_of(op)) is not None)
-    if not ops.head.tied:
-        yield ops.head.head
-
-
-def op_norms(op: LayerOp) -> tuple[tuple[NormSpec, int], ...]:
-    """The norms of a layer op, and the size of their weights."""
-    if isinstance(op, NormQKVRopeWrite):
-        heads = tuple((norm, op.head_dim) for norm in (op.q_norm, op.k_norm) if norm is not None)
-        return heads if op.norm is None else ((op.norm, op.qkv.in_features), *heads)
-    return ((op.norm, op.gate_up.in_features),) if isinstance(op, NormGateUpAct) else ()

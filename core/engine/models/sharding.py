@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.border.calls import broken, shown
-from engine.contracts.ops import LinearSpec, NormQKVRopeWrite
+from engine.contracts.ops import Attention, LinearSpec
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
 
@@ -44,8 +45,13 @@ def cut(tensor: Tensor, name: str, spec: LinearSpec, stored: StoredTensor, index
     return tensor.narrow(axis, index * (size // count), size // count).contiguous()
 
 
-def check_heads(op: NormQKVRopeWrite, tp: int) -> None:
-    if op.num_heads % tp or op.num_kv_heads % tp:
-        raise ValueError(
-            f"parallelism.tp={tp}: does not divide the model's {op.num_heads} heads and {op.num_kv_heads} KV heads"
-        )
+def check_heads(num_heads: int, num_kv_heads: int, tp: int) -> None:
+    """Raise ``ValueError`` for heads that ranks cannot share out."""
+    if num_heads % tp or num_kv_heads % tp:
+        heads = f"{num_heads} heads and {num_kv_heads} KV heads"
+        raise ValueError(f"parallelism.tp={tp}: does not divide the model's {heads}")
+
+
+def local_attention(op: Attention, tp: int) -> Attention:
+    """One rank's heads of it."""
+    return replace(op, num_heads=op.num_heads // tp, num_kv_heads=op.num_kv_heads // tp)

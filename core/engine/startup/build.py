@@ -23,17 +23,17 @@ from engine.contracts.quantizer import Quantizer
 from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
 from engine.drafting.lent import DraftEngine, DraftLoading
+from engine.kernels.backends import kernels_for
 from engine.kernels.cpu import layer_ops, row_ops
 from engine.kernels.cpu.captured import capture_steps
 from engine.kernels.cpu.memory import give_back_freed_memory, keep_freed_memory
 from engine.kernels.loading import load_model
-from engine.kernels.lowering import Kernels
 from engine.kernels.model import LoweredModel
 from engine.kv.cache import KVCache
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
-from engine.models.check import described
+from engine.models.record import recorded
 from engine.startup.checks import check_attention, check_drafter, check_parallelism, check_pool, try_plugins
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
@@ -174,7 +174,7 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
 
     return load_model(
         plan.model,
-        described(bound.architecture, plan.model),
+        recorded(bound.architecture, plan.model),
         bound.quantizer,
         bound.attention_kernel,
         bound.kv_format,
@@ -182,15 +182,8 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
         plan.dtype,
         plan.device.kind,
         loaded,
-        kernels=_kernels(plan),
+        kernels=kernels_for(plan.execution, plan.device.kind),
     )
-
-
-def _kernels(plan: EnginePlan) -> Kernels:
-    """What ops are lowered to."""
-    if plan.execution == "eager":
-        return "torch"
-    return "native" if plan.device.kind == "cpu" else "triton"
 
 
 def _make_runner(
@@ -219,8 +212,8 @@ def start_drafter(plan: EnginePlan, bound: BoundEngine, drafter: DeviceDrafter, 
         attention=bound.attention_kernel,
         kv_format=bound.kv_format,
         parallelism=bound.parallelism,
-        kernels=_kernels(plan),
-        describe=partial(described, bound.architecture),
+        kernels=kernels_for(plan.execution, plan.device.kind),
+        describe=partial(recorded, bound.architecture),
         quantizer=partial(_quantizer_for, plan, bound),
     )
     try:

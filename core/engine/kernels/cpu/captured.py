@@ -18,9 +18,9 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.kernels.cpu.program import NotNative, Program, Value, scratch_memory
 from engine.kernels.cpu.row_ops import Metadata, kernels
-from engine.kernels.lowering import MOST_TOKENS
 from engine.kernels.metadata import ForwardMetadata
 from engine.kernels.model import Cache, ForwardBatch, LoweredModel
+from engine.kernels.settings import MOST_TOKENS
 
 W = TypeVar("W")
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.kernels.cpu.program import Value
 from engine.kernels.cpu.row_ops import lookup
-from engine.kernels.settings import Rotations
+from engine.kernels.model import Rotate
 
 PAGE = 256
 """Positions computed at once."""
@@ -19,7 +19,7 @@ class RotationTables:
     Positions that no program has reached take address space, but no memory.
     """
 
-    def __init__(self, rotate: Rotations) -> None:
+    def __init__(self, rotate: Rotate) -> None:
         self._rotate = rotate
         self._capacity = 0
         self._filled = 0

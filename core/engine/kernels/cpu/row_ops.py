@@ -80,8 +80,6 @@ def cat(parts: Sequence[Tensor]) -> Tensor:
     return together
 
 
-
-
 def widen(x: Tensor) -> Tensor:
     """``x.float()`` of contiguous float32 or bfloat16."""
     if not isinstance(x, Value):
@@ -127,3 +125,11 @@ def _copied(source: Tensor, target: Tensor) -> NativeCall:
     pointers = source.data_ptr(), target.data_ptr()
     call: NativeCall = kernels().copy_rows.at(rows, row_bytes, pointers[0], strides[0], pointers[1], strides[1])
     return call
+
+
+def in_place_of(old: Tensor, new: Tensor) -> Tensor:
+    """``new`` as a value where ``old`` is, whose memory outlives what ``new`` was computed in; a tensor as it is."""
+    if not isinstance(new, Value):
+        return new
+    copy(new, old)
+    return old

@@ -1,4 +1,4 @@
-"""RMSNorm (arXiv 1910.07467) on CPU and GPU."""
+"""RMSNorm (arXiv 1910.07467) and LayerNorm (arXiv 1607.06450) on CPU and GPU."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     mean_square = wide.square().mean(dim=-1, keepdim=True)
     return (wide * torch.rsqrt(mean_square + eps) * weight).to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, size: int) -> Tensor:
+    """Over the last axis of ``size`` features, in float32, cast once. ``weight``, ``bias``: float32 ``[size]``."""
+    return torch.nn.functional.layer_norm(x.float(), (size,), weight, bias, eps).to(x.dtype)
 
 
 def cpu_norm(weight: Tensor, eps: float) -> Norm:

@@ -20,11 +20,26 @@ def most_likely(logits: Tensor) -> Tensor:
     return torch.where(largest.isfinite(), tokens, NOT_FINITE)
 
 
+def activated(x: Tensor, act: str) -> Tensor:
+    """See :data:`engine.contracts.ops.Act`; new memory."""
+    match act:
+        case "silu":
+            return F.silu(x)
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        case "relu":
+            return F.relu(x)
+        case "relu2":
+            return F.relu(x).square_()
+    raise ValueError(f"activation {act!r}")
+
+
 def gated_activation(gate_up: Tensor, act: str) -> Tensor:
     """``act(gate) * up`` of ``[num_tokens, 2 * size]``, gate first -> ``[num_tokens, size]``."""
     gate, up = gate_up.chunk(2, dim=-1)
-    activated = F.silu(gate) if act == "silu" else F.gelu(gate, approximate="tanh")
-    return activated.mul_(up)
+    return activated(gate, act).mul_(up)
 
 
 def soft_capped(scores: Tensor, cap: float | None) -> Tensor:

@@ -10,7 +10,7 @@ from engine.assembly.plan import EnginePlan
 from engine.border.calls import PluginError, broken, name_of, shown
 from engine.contracts.drafter import on_device
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator
-from engine.models.check import described
+from engine.models.record import recorded
 from engine.startup.checks.attention import AttentionCheck
 from engine.startup.checks.kv_format import check_kv_format
 from engine.startup.memory.budget import DoesNotFit
@@ -82,10 +82,10 @@ def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
     """What can be tried without weights: the model's description, the cache's format, attention. Linear layers are
     tried when they are loaded. Raises :class:`~engine.border.calls.PluginError`."""
     model, device = plan.model, plan.device.kind
-    ops = described(bound.architecture, model)
+    graph = recorded(bound.architecture, model)
     check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
     attention = AttentionCheck(
         bound.attention_kernel, bound.kv_format, model, plan.dtype, device, bound.context.block_size,
         plan.max_len, bound.context.max_requests,
     )  # fmt: skip
-    attention(ops)
+    attention(graph)

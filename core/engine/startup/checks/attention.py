@@ -10,9 +10,10 @@ from torch import Tensor
 
 from engine.border.calls import PluginError, broken, name_of, shown
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, LayerCache, NativeAttention
+from engine.contracts.graph import Graph
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Attention, ModelOps
+from engine.contracts.ops import Attention
 from engine.kernels.checks.tensors import Bounded, random, tensor_problem, value_problem
 from engine.kernels.storage import as_bits
 from engine.kernels.torch.reference import paged_attention
@@ -40,9 +41,9 @@ class AttentionCheck:
     max_requests: int
     """A kernel may have set aside memory for so many tokens of a row, and rows of a batch."""
 
-    def __call__(self, ops: ModelOps) -> None:
+    def __call__(self, graph: Graph) -> None:
         """Every kind of attention in the model. Raises :class:`~engine.border.calls.PluginError`."""
-        for op in {op for layer in ops.layers for op in layer if isinstance(op, Attention)}:
+        for op in {node.op for node in graph.nodes if isinstance(node.op, Attention)}:
             label: object = self.kernel.label(op, self.dtype, self.kv_format)
             if not isinstance(label, str):
                 raise broken(self.kernel, "label", f"returned {shown(label)}, expected a text")

@@ -12,7 +12,7 @@ from engine.contracts.drafter import cached_by, on_device
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.drafting.chains import MOST_DRAFTS
 from engine.kernels.cpu.rotation_tables import PAGE
-from engine.kernels.lowering import MOST_TOKENS, replay_obstacle
+from engine.kernels.settings import MOST_TOKENS, replay_obstacle
 from engine.kv.cache import KVCache
 from engine.sampling.state import STATE_BYTES_PER_ROW
 from engine.startup.memory.weights import WeightSizes

@@ -11,7 +11,7 @@ from engine.assembly import values
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
-from engine.models.check import described
+from engine.models.record import recorded
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate
 from engine.startup.memory.report import size
@@ -85,13 +85,13 @@ def _quantizer_hint(
 
     if plan.model.quantization is not None:
         return None
-    dtype, ops = getattr(torch, plan.dtype), described(bound.architecture, plan.model)
+    dtype, graph = getattr(torch, plan.dtype), recorded(bound.architecture, plan.model)
     now = values.load(plan.choice("quantizer").config_class).weight_bits or 8 * dtype.itemsize
     offers = discover(plan.settings.plugins).of_slot("quantizer")
     narrower = [(bits, offer.name) for offer in offers if (bits := offer.config_class.weight_bits or now) < now]
     hint = None
     for bits, name in sorted(narrower, key=lambda offer: -offer[0]):
-        taken = quantized_bytes(ops, dtype, bits)
+        taken = quantized_bytes(graph, dtype, bits)
         usable = budget.usable + estimate.weights - taken
         effect = f"weights take about {size(taken)} instead of {size(estimate.weights)}: less exact"
         if estimate.smallest <= usable:

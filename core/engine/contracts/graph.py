@@ -1,0 +1,292 @@
+"""The language in which an architecture writes a model down, and the graph that comes of it.
+
+.. code-block:: python
+
+    def describe(self, model: ModelFacts, b: Builder) -> None:
+        x = b.embed("model.embed_tokens", model.vocab_size, model.hidden_size)
+        for i in range(model.num_layers):
+            with b.layer(x):
+                h = b.rms_norm(x, f"model.layers.{i}.input_layernorm", model.rms_norm_eps)
+                ...
+                x = b.add(x, b.linear(a, LinearPart(f"model.layers.{i}.self_attn.o_proj", model.hidden_size)))
+        b.lm_head(b.rms_norm(x, "model.norm", model.rms_norm_eps), "lm_head", model.vocab_size)
+
+From the graph alone come the tensors that are read, their cuts, memory, the cache, and which kernels run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal, overload
+
+from engine.contracts.model import RopeFacts
+from engine.contracts.ops import (
+    Act,
+    Activation,
+    Add,
+    Attention,
+    Embed,
+    Gated,
+    KVWrite,
+    Linear,
+    LinearPart,
+    LinearSpec,
+    Norm,
+    Op,
+    Rope,
+    Scale,
+    SoftCap,
+)
+
+Shard = Literal["out", "in", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an op computes: ``[num_tokens, size]``."""
+
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op of a graph, with the numbers of the values that it reads and makes."""
+
+    op: Op
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    cache: int | None = None
+    """Which of :attr:`Graph.caches` a :class:`KVWrite` or an :class:`Attention` is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Nodes in the order in which they are computed."""
+
+    nodes: tuple[Node, ...]
+    residual: int | None = None
+    """Of a layer: the value that enters it as the residual stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one layer caches of a token: a key and a value for each head."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    """Tokens back to which it is read; ``None``: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A model, or layers of a drafter: what comes before the layers, each layer, and what comes behind them."""
+
+    inputs: tuple[int, ...]
+    """Values that are handed in: of a model the tokens, int64 ``[num_tokens]``."""
+    embed: Block
+    layers: tuple[Block, ...]
+    head: Block
+    sizes: tuple[int, ...]
+    """Features of each value."""
+    caches: tuple[KVSpec, ...]
+    """In the order in which they are written."""
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """All, in order."""
+        return chain(self.embed.nodes, *(layer.nodes for layer in self.layers), self.head.nodes)
+
+    @property
+    def embedding(self) -> Embed:
+        """Of the tokens."""
+        return next(node.op for node in self.embed.nodes if isinstance(node.op, Embed))
+
+    @property
+    def lm_head(self) -> Linear:
+        """The vocabulary projection."""
+        return next(node.op for node in self.head.nodes if isinstance(node.op, Linear))
+
+    @property
+    def hidden(self) -> int:
+        """The value behind the last layer: what the head reads first, or what the last layer makes last."""
+        return self.head.nodes[0].inputs[0] if self.head.nodes else self.layers[-1].nodes[-1].outputs[0]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.sizes[self.hidden]
+
+
+class Builder:
+    """Records a graph. Every method checks the sizes of what it is given and raises ``ValueError``.
+
+    Names are those of the checkpoint's tensors, without ``.weight`` and ``.bias``.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []
+        self._inputs: list[int] = []
+        self._tokens: Value | None = None
+        self._embed: list[Node] = []
+        self._layers: list[Block] = []
+        self._head: list[Node] = []
+        self._caches: list[KVSpec] = []
+        self._nodes = self._embed
+        """Where the next node goes."""
+
+    # Structure -------------------------------------------------------------------------------------------------------
+
+    def input(self, size: int) -> Value:
+        """A value that is handed in, for layers that are no whole model."""
+        value = self._value(size)
+        self._inputs.append(value.number)
+        return value
+
+    @contextmanager
+    def layer(self, residual: Value) -> Iterator[None]:
+        """What is recorded inside is one layer; ``residual``: the stream that enters it. What comes behind the last
+        layer is the head."""
+        if self._nodes is not self._embed and self._nodes is not self._head:
+            raise ValueError("a layer inside of a layer")
+        if self._nodes is self._head and self._head:
+            raise ValueError("a layer behind ops that follow the last layer")
+        self._nodes = []
+        yield
+        self._layers.append(Block(tuple(self._nodes), residual.number))
+        self._nodes = self._head
+
+    def graph(self) -> Graph:
+        """What was recorded."""
+        return Graph(
+            tuple(self._inputs),
+            Block(tuple(self._embed)),
+            tuple(self._layers),
+            Block(tuple(self._head)),
+            tuple(self._sizes),
+            tuple(self._caches),
+        )
+
+    # Ops -------------------------------------------------------------------------------------------------------------
+
+    def embed(self, name: str, vocab_size: int, size: int) -> Value:
+        """The embedding of the tokens."""
+        if self._tokens is None:
+            self._tokens = self.input(1)
+        return self._add(Embed(name, vocab_size, size), [self._tokens], size)
+
+    def rms_norm(
+        self, x: Value, name: str | None, eps: float, *, size: int | None = None, offset: float = 0.0
+    ) -> Value:
+        """RMSNorm over all features, or over each ``size`` of them: heads. ``offset``: 1 where weights are stored less
+        1."""
+        return self._norm(x, Norm("rms", name, size or x.size, eps, offset))
+
+    def layer_norm(
+        self, x: Value, name: str | None, eps: float, *, size: int | None = None, bias: bool = False
+    ) -> Value:
+        """LayerNorm over all features, or over each ``size`` of them."""
+        return self._norm(x, Norm("layer", name, size or x.size, eps, bias=bias))
+
+    def _norm(self, x: Value, op: Norm) -> Value:
+        if x.size % op.size:
+            raise ValueError(f"norm {op.name}: {x.size} features are not heads of {op.size}")
+        return self._add(op, [x], x.size)
+
+    @overload
+    def linear(self, x: Value, part: LinearPart, /, *, shard: Shard = "none") -> Value: ...
+
+    @overload
+    def linear(
+        self, x: Value, part: LinearPart, second: LinearPart, /, *more: LinearPart, shard: Shard = "none"
+    ) -> tuple[Value, ...]: ...
+
+    def linear(self, x: Value, /, *parts: LinearPart, shard: Shard = "none") -> Value | tuple[Value, ...]:
+        """Projections of one input, a value for each part. ``shard``: the axis that tensor parallelism cuts."""
+        if not parts or any(part.out_features < 1 for part in parts):
+            raise ValueError(f"linear of parts {[part.out_features for part in parts]}, expected positive sizes")
+        made = self._several(Linear(LinearSpec(parts, x.size, shard)), [x], [part.out_features for part in parts])
+        return made if len(parts) > 1 else made[0]
+
+    def lm_head(self, x: Value, name: str, vocab_size: int, *, tied: bool = False) -> Value:
+        """Logits. ``tied``: the weight is the embedding's."""
+        spec = LinearSpec((LinearPart(name, vocab_size),), x.size, shard="out", kind="head")
+        return self._add(Linear(spec, tied), [x], vocab_size)
+
+    def rope(self, q: Value, k: Value, facts: RopeFacts, head_dim: int) -> tuple[Value, Value]:
+        """Rotated queries and keys."""
+        for value in (q, k):
+            self._heads("rope", value, head_dim)
+        rotated_q, rotated_k = self._several(Rope(facts, head_dim), [q, k], [q.size, k.size])
+        return rotated_q, rotated_k
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Value:
+        """Writes keys and values to a cache of their own, and attends to it. ``scale``: ``head_dim ** -0.5`` unless
+        given."""
+        heads, kv_heads, value_heads = (self._heads("attention", value, head_dim) for value in (q, k, v))
+        if kv_heads != value_heads or heads % kv_heads:
+            raise ValueError(f"attention of {heads} query, {kv_heads} key and {value_heads} value heads")
+        cache = len(self._caches)
+        self._caches.append(KVSpec(kv_heads, head_dim, window))
+        self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
+        op = Attention(heads, kv_heads, head_dim, head_dim**-0.5 if scale is None else scale, window, soft_cap)
+        value = self._add(op, [q], heads * head_dim)
+        self._nodes[-1] = replace(self._nodes[-1], cache=cache)
+        return value
+
+    def gated(self, gate: Value, up: Value, act: Act) -> Value:
+        """``act(gate) * up``"""
+        return self._alike(Gated(act), gate, up)
+
+    def activation(self, x: Value, act: Act) -> Value:
+        """``act(x)``"""
+        return self._add(Activation(act), [x], x.size)
+
+    def add(self, a: Value, b: Value) -> Value:
+        """``a + b``"""
+        return self._alike(Add(), a, b)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """``factor * x``; the value itself for a factor of 1."""
+        return x if factor == 1.0 else self._add(Scale(factor), [x], x.size)
+
+    def soft_cap(self, x: Value, cap: float | None) -> Value:
+        """``cap * tanh(x / cap)``; the value itself without a cap."""
+        return x if cap is None else self._add(SoftCap(cap), [x], x.size)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _heads(self, what: str, value: Value, head_dim: int) -> int:
+        if value.size % head_dim:
+            raise ValueError(f"{what}: {value.size} features are not heads of {head_dim}")
+        return value.size // head_dim
+
+    def _alike(self, op: Op, a: Value, b: Value) -> Value:
+        if a.size != b.size:
+            raise ValueError(f"{type(op).__name__} of {a.size} and {b.size} features")
+        return self._add(op, [a, b], a.size)
+
+    def _add(self, op: Op, inputs: Sequence[Value], size: int) -> Value:
+        return self._several(op, inputs, [size])[0]
+
+    def _several(self, op: Op, inputs: Sequence[Value], sizes: Sequence[int]) -> tuple[Value, ...]:
+        made = tuple(self._value(size) for size in sizes)
+        self._nodes.append(Node(op, tuple(value.number for value in inputs), tuple(value.number for value in made)))
+        return made
+
+    def _value(self, size: int) -> Value:
+        self._sizes.append(size)
+        return Value(len(self._sizes) - 1, size)

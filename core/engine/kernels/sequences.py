@@ -1,0 +1,144 @@
+"""Sequences of ops that backends have fused kernels for, and how they are found in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.contracts.graph import Node
+from engine.contracts.ops import Act, Add, Attention, Gated, KVWrite, Linear, LinearSpec, Norm, Rope
+from engine.models.fuse import Match
+
+
+@dataclass(frozen=True, slots=True)
+class QKVWrite:
+    """``x -> queries``: norm, projections to queries, keys and values, norm of query and key heads, rotation, and the
+    write into the cache; all but projections and write may be missing."""
+
+    norm: Norm | None
+    qkv: LinearSpec
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    q_norm: Norm | None
+    k_norm: Norm | None
+    rope: Rope | None
+    cache: int
+
+    @property
+    def rotary_dim(self) -> int:
+        return 0 if self.rope is None else self.rope.facts.rotary_dim or self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class GateUp:
+    """``x -> act(gate) * up`` of projections of the normed input."""
+
+    norm: Norm
+    gate_up: LinearSpec
+    act: Act
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAdd:
+    """``(x, residual) -> residual + linear(x)``"""
+
+    linear: LinearSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NormHead:
+    """``residual -> logits``: the final norm and the vocabulary projection."""
+
+    norm: Norm
+    head: Linear
+
+
+def qkv_write(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`QKVWrite`."""
+    rest = _Cursor(nodes)
+    norm = rest.take(Norm)
+    linear = rest.take(Linear, norm.outputs if norm else None)
+    if linear is None or len(linear.outputs) != 3:
+        return None
+    q, k, v = linear.outputs
+    q_norm = rest.take(Norm, (q,))
+    q = q_norm.outputs[0] if q_norm else q
+    k_norm = rest.take(Norm, (k,))
+    k = k_norm.outputs[0] if k_norm else k
+    rope = rest.take(Rope, (q, k))
+    q, k = rope.outputs if rope else (q, k)
+    write = rest.take(KVWrite, (k, v))
+    if write is None or write.cache is None:
+        return None
+    spec, op = linear.op.spec, write.op
+    found = QKVWrite(
+        norm=norm and norm.op,
+        qkv=spec,
+        num_heads=spec.parts[0].out_features // op.head_dim,
+        num_kv_heads=op.num_kv_heads,
+        head_dim=op.head_dim,
+        q_norm=q_norm and q_norm.op,
+        k_norm=k_norm and k_norm.op,
+        rope=rope and rope.op,
+        cache=write.cache,
+    )
+    heads_only = all(each is None or each.size == op.head_dim for each in (found.q_norm, found.k_norm))
+    return Match(found, rest.count, (spec,)) if heads_only else None
+
+
+def gate_up(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`GateUp`."""
+    rest = _Cursor(nodes)
+    norm = rest.take(Norm)
+    linear = rest.take(Linear, norm.outputs) if norm else None
+    gated = rest.take(Gated, linear.outputs) if linear else None
+    if norm is None or linear is None or gated is None:
+        return None
+    spec = replace(linear.op.spec, kind="gate_up")
+    return Match(GateUp(norm.op, spec, gated.op.act), rest.count, (spec,))
+
+
+def linear_add(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`LinearAdd`."""
+    rest = _Cursor(nodes)
+    linear = rest.take(Linear)
+    add = rest.take(Add) if linear else None
+    if linear is None or add is None or linear.op.tied or len(linear.outputs) != 1:
+        return None
+    # The residual comes first, and is another value.
+    if add.inputs[1] != linear.outputs[0] or add.inputs[0] in (*linear.outputs, *linear.inputs):
+        return None
+    return Match(LinearAdd(linear.op.spec), rest.count, (linear.op.spec,))
+
+
+def norm_head(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`NormHead`."""
+    rest = _Cursor(nodes)
+    norm = rest.take(Norm)
+    linear = rest.take(Linear, norm.outputs) if norm else None
+    if norm is None or linear is None or linear.op.spec.kind != "head":
+        return None
+    return Match(NormHead(norm.op, linear.op), rest.count, (linear.op.spec,))
+
+
+def attention(nodes: Sequence[Node]) -> Match | None:
+    """One :class:`~engine.contracts.ops.Attention`."""
+    return Match(nodes[0], 1) if isinstance(nodes[0].op, Attention) else None
+
+
+class _Cursor:
+    """The nodes of a sequence, taken one after another."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self.count = 0
+
+    def take(self, kind: type[Any], inputs: tuple[int, ...] | None = None) -> Any | None:
+        """The next node, if its op is of this kind and it reads ``inputs``."""
+        node = self._nodes[self.count] if self.count < len(self._nodes) else None
+        if node is None or not isinstance(node.op, kind) or inputs not in (None, node.inputs):
+            return None
+        self.count += 1
+        return node

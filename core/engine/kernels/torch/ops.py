@@ -1,0 +1,191 @@
+"""Each op by itself, in torch: what runs where nothing is fused, and the definition of what fused kernels compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor
+
+from engine.contracts.graph import Node
+from engine.contracts.ops import (
+    Activation,
+    Add,
+    Attention,
+    Embed,
+    Gated,
+    KVWrite,
+    Linear,
+    LinearSpec,
+    Norm,
+    Op,
+    Rope,
+    Scale,
+    SoftCap,
+)
+from engine.kernels.cpu.row_ops import lookup, widen
+from engine.kernels.model import StepContext
+from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
+from engine.kernels.torch.norms import Norm as NormCall
+from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
+from engine.kernels.torch.reference import activated, soft_capped
+from engine.kernels.torch.rope import rotate
+from engine.models.fuse import Fused, Match
+from engine.models.sharding import check_heads, local_attention
+
+LowerOp = Callable[[Lowering, Any, Fused[Kernel], Weights], Lowered]
+
+
+def single_kernels() -> tuple[Kernel, ...]:
+    """A kernel for each op."""
+    return tuple(_single(kind, lower) for kind, lower in _LOWER.items())
+
+
+def _single(kind: type[Op], lower: LowerOp) -> Kernel:
+    def match(nodes: Sequence[Node]) -> Match | None:
+        op = nodes[0].op
+        if not isinstance(op, kind):
+            return None
+        return Match(op, 1, (op.spec,) if isinstance(op, Linear) else ())
+
+    return Kernel(match, lambda lowering, fused, weights: lower(lowering, fused.what, fused, weights))
+
+
+def torch_norm(lowering: Lowering, op: Norm, weights: Weights) -> NormCall:
+    """An RMSNorm over the last axis of ``[..., size]``."""
+    weight = weights.norm(op)
+    if not lowering.fused:
+        return lambda x: rms_norm(x, weight, op.eps)
+    return cpu_norm(weight, op.eps) if lowering.on_cpu else gpu_norm(weight, op.eps, lowering.dtype)
+
+
+def norm_label(lowering: Lowering) -> str:
+    if not lowering.fused:
+        return "reference norm"
+    return "vector-norm RMSNorm" if lowering.on_cpu else "torch RMSNorm"
+
+
+def _embed(lowering: Lowering, op: Embed, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    table = weights.embedding(op)
+    return Lowered(lambda context, tokens: lookup(table, tokens, name="embedded"), "table lookup")
+
+
+def _norm(lowering: Lowering, op: Norm, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    if op.kind == "rms":
+        norm, label = torch_norm(lowering, op, weights), norm_label(lowering)
+    else:
+        weight, bias = weights.norm(op), weights.norm_bias(op)
+        norm, label = (lambda x: layer_norm(x, weight, bias, op.eps, op.size)), "torch LayerNorm"
+
+    def normed(context: StepContext | None, x: Tensor) -> Tensor:
+        return norm(x) if x.shape[1] == op.size else norm(x.view(-1, x.shape[1] // op.size, op.size)).flatten(1)
+
+    return Lowered(normed, label)
+
+
+def _linear(lowering: Lowering, op: Linear, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    spec = op.spec
+    packed = weights.linear(spec, tied=op.tied)
+    linear = packed.apply if lowering.fused else packed.reference
+    if spec.kind == "head":
+        return Lowered(head_call(lowering, linear), packed.label)
+    if spec.shard == "in":
+        linear = lowering.reduced(linear)
+    columns = part_columns(lowering, spec)
+
+    def several(context: StepContext | None, x: Tensor) -> tuple[Tensor, ...]:
+        y = linear(x)
+        return tuple(y[:, part] for part in columns)
+
+    return Lowered(several if len(columns) > 1 else lambda context, x: linear(x), packed.label)
+
+
+def part_columns(lowering: Lowering, spec: LinearSpec) -> tuple[slice, ...]:
+    """Where each part of a linear layer is in its output, on this rank."""
+    sizes = [part.out_features // (lowering.tp if spec.shard == "out" else 1) for part in spec.parts]
+    ends = list(accumulate(sizes))
+    return tuple(slice(end - size, end) for end, size in zip(ends, sizes, strict=True))
+
+
+def head_call(lowering: Lowering, linear: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """float32 logits of the whole vocabulary."""
+
+    def lm_head(context: StepContext | None, normed: Tensor) -> Tensor:
+        logits = linear(normed)
+        if lowering.tp > 1:
+            logits = lowering.parallelism.all_gather(logits, "tp", axis=-1)
+        return widen(logits)
+
+    return lm_head
+
+
+def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    index = lowering.rotations.index(op)
+
+    def rope(context: StepContext, *inputs: Tensor) -> tuple[Tensor, ...]:
+        cos, sin = context.rotations[index]
+        return tuple(rotate(x.view(-1, x.shape[1] // op.head_dim, op.head_dim), cos, sin).flatten(1) for x in inputs)
+
+    return Lowered(rope, "reference rotation")
+
+
+def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    check_heads(op.num_kv_heads, op.num_kv_heads, lowering.tp)
+    cache = cache_of(lowering, fused.nodes[0])
+
+    def write(context: StepContext, k: Tensor, v: Tensor) -> None:
+        keys, values = (x.view(-1, x.shape[1] // op.head_dim, op.head_dim) for x in (k, v))
+        context.kv.write(cache, context.slot_mapping, keys, values)
+
+    return Lowered(write, "index_copy")
+
+
+def lower_attention(lowering: Lowering, op: Attention, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    """By the plan's attention kernel."""
+    check_heads(op.num_heads, op.num_kv_heads, lowering.tp)
+    kernel, local, cache = lowering.attention, local_attention(op, lowering.tp), cache_of(lowering, fused.nodes[0])
+
+    def attention(context: StepContext, q: Tensor) -> Tensor:
+        heads = q.view(-1, local.num_heads, op.head_dim)
+        return kernel.forward(context.prepared, local, heads, context.kv.layers[cache])
+
+    return Lowered(attention, kernel.label(op, lowering.dtype_name, lowering.kv_format))
+
+
+def _gated(lowering: Lowering, op: Gated, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return Lowered(lambda context, gate, up: activated(gate, op.act).mul_(up), f"torch {op.act}")
+
+
+def _activation(lowering: Lowering, op: Activation, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return Lowered(lambda context, x: activated(x, op.act), f"torch {op.act}")
+
+
+def _add(lowering: Lowering, op: Add, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    first, second = fused.nodes[0].inputs
+    if first in fused.last_use and first != second:
+        return Lowered(lambda context, a, b: a.add_(b), "in place")
+    return Lowered(lambda context, a, b=None: a + (a if b is None else b), "torch add")
+
+
+def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return Lowered(lambda context, x: x * op.factor, "torch")
+
+
+def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return Lowered(lambda context, x: soft_capped(x, op.cap), "torch")
+
+
+_LOWER: dict[type[Op], LowerOp] = {
+    Embed: _embed,
+    Norm: _norm,
+    Linear: _linear,
+    Rope: _rope,
+    KVWrite: _kv_write,
+    Attention: lower_attention,
+    Gated: _gated,
+    Activation: _activation,
+    Add: _add,
+    Scale: _scale,
+    SoftCap: _soft_cap,
+}
