@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -206,17 +206,54 @@ def test_rates_are_measured_once_for_a_source(tmp_path: Path, compiler: native.C
     source, measured = write(tmp_path), iter([{"one": 1.5, "other": 2.0}, {"one": 3.0, "other": 2.0}])
 
     def rates() -> dict[str, float]:
-        return library_cache.rates(compiler, source, lambda: next(measured))
+        return library_cache.rates(compiler, source, ("one", "other"), lambda: next(measured))
 
     assert rates() == rates() == {"one": 1.5, "other": 2.0}
     write(tmp_path, SOURCE.replace("42", "43"))
     assert rates() == {"one": 3.0, "other": 2.0}
 
 
+def test_rates_of_a_process_that_may_use_less_are_its_own(tmp_path: Path, compiler: native.Compiler) -> None:
+    """Whichever starts first."""
+    source, first, second = write(tmp_path), {"one": 1.0}, {"one": 2.0, "other": 3.0}
+    for _ in range(2):
+        for rates in (first, second):
+            assert library_cache.rates(compiler, source, tuple(rates), rates.copy) == rates
+    assert len(kept()) == 2
+
+
+def test_of_two_that_measure_at_the_same_time_both_take_what_the_first_has_kept(
+    tmp_path: Path, compiler: native.Compiler
+) -> None:
+    source = write(tmp_path)
+
+    def rates(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+        return library_cache.rates(compiler, source, ("one",), measure)
+
+    def late() -> dict[str, float]:
+        assert rates(lambda: {"one": 1.0}) == {"one": 1.0}
+        return {"one": 2.0}
+
+    assert rates(late) == rates(late) == {"one": 1.0}
+
+
 def test_rates_that_somebody_changed_are_measured_again(tmp_path: Path, compiler: native.Compiler) -> None:
     source = write(tmp_path)
-    library_cache.rates(compiler, source, lambda: {"one": 1.0})
+    library_cache.rates(compiler, source, ("one",), lambda: {"one": 1.0})
     (file,) = kept()
     file.write_bytes(file.read_bytes().replace(b"1.0", b"9.0"))
     with pytest.warns(UserWarning, match="cannot be used and is made again"):
-        assert library_cache.rates(compiler, source, lambda: {"one": 2.0}) == {"one": 2.0}
+        again = library_cache.rates(compiler, source, ("one",), lambda: {"one": 2.0})
+    assert again == {"one": 2.0} == library_cache.rates(compiler, source, ("one",), lambda: {"one": 3.0})
+
+
+def test_where_nothing_can_be_kept_rates_are_measured_with_a_warning(
+    tmp_path: Path, compiler: native.Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_all = tmp_path / "of_all"
+    of_all.mkdir()
+    of_all.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(of_all))
+    for rate in (1.0, 2.0):
+        with pytest.warns(UserWarning, match="compiled and measured anew at every start"):
+            assert library_cache.rates(compiler, write(tmp_path), (), lambda rate=rate: {"one": rate}) == {"one": rate}

@@ -16,6 +16,5 @@ from engine.native.loader import ACTIVATIONS, FLOAT, INT32, INT64, POINTER, load
 
 __all__ = [
     "ACTIVATIONS", "FLOAT", "INT32", "INT64", "POINTER", "Compiler", "Function", "NativeCall", "NativeError",
-    "find_compiler", "in_one", "load", "pointer",
-    "rates",
+    "find_compiler", "in_one", "load", "pointer", "rates",
 ]  # fmt: skip

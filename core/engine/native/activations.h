@@ -1,40 +1,22 @@
-// Activations of gated layers in float32, written so that compilers vectorise loops over them.
+// Activations of gated layers.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include "vectors.h"
 
 enum Activation : int32_t { NONE = 0, SILU = 1, GELU_TANH = 2 };
 
-// 2^n times a polynomial on [-ln2/2, ln2/2]: relative error below 1e-6. What is below -87 or above 87 counts as that,
-// and a NaN as 87.
-inline float exponential(float x) {
-    constexpr uint32_t LIMIT = 0x42ae0000;  // bits of 87.0f
-    uint32_t sign, magnitude;  // as integers: compilers see branches in comparisons of floats
-    std::memcpy(&sign, &x, sizeof sign);
-    magnitude = sign & 0x7fffffffu;
-    sign ^= magnitude;
-    magnitude = (magnitude < LIMIT ? magnitude : LIMIT) | sign;
-    std::memcpy(&x, &magnitude, sizeof x);
-    const float rounder = 12582912.0f;  // 1.5 * 2^23: a sum with it has the nearest integer in its lowest bits
-    const float rounded = x * 1.44269504f + rounder;
-    const float r = x - (rounded - rounder) * 0.693147181f;
-    float sum = 1.0f / 720;
-    sum = sum * r + 1.0f / 120;
-    sum = sum * r + 1.0f / 24;
-    sum = sum * r + 1.0f / 6;
-    sum = sum * r + 0.5f;
-    sum = sum * r + 1.0f;
-    sum = sum * r + 1.0f;
-    uint32_t bits, exponent;
-    std::memcpy(&bits, &sum, sizeof bits);
-    std::memcpy(&exponent, &rounded, sizeof exponent);
-    bits += exponent << 23;
-    std::memcpy(&sum, &bits, sizeof sum);
-    return sum;
+// x / (1 + 2^y): 0 where 2^y is more than a float holds, and NaN where x is infinite, too.
+inline part over_one_plus_exp2(part x, part y) {
+    return x / (1.0f + exp2_part(y < 128.0f ? y : broadcast_part(128.0f)));
 }
 
-inline float silu(float x) { return x / (1.0f + exponential(-x)); }
+inline part silu(part x) { return over_one_plus_exp2(x, x * -LOG2_E); }
 
 // 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
-inline float gelu_tanh(float x) { return x / (1.0f + exponential(-1.59576912f * x * (1.0f + 0.044715f * x * x))); }
+inline part gelu_tanh(part x) {
+    return over_one_plus_exp2(x, x * (-1.59576912f * LOG2_E) * (1.0f + 0.044715f * x * x));
+}
+
+inline part gated(Activation activation, part gate, part up) {
+    return (activation == SILU ? silu(gate) : gelu_tanh(gate)) * up;
+}

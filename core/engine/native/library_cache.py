@@ -13,7 +13,7 @@ import json
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -35,11 +35,15 @@ def build(compiler: Compiler, source: Path, anew: bool = False) -> bytes:
     return _kept(f"{source.stem}-{compiler.key(source)}{LIBRARY}", lambda: compiler.compile(source), anew)
 
 
-def rates(compiler: Compiler, source: Path, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """What ``measure`` says of the library of ``source``: on one processor, compiler and source, always what it said
-    first. So all processes of an engine choose alike, and so do the next ones."""
-    name = f"{source.stem}-{compiler.key(source)}{RATES}"
-    measured: dict[str, float] = json.loads(_kept(name, lambda: json.dumps(measure()).encode()))
+def rates(
+    compiler: Compiler, source: Path, names: Sequence[str], measure: Callable[[], dict[str, float]]
+) -> dict[str, float]:
+    """What ``measure`` says of ``names`` in the library of ``source``: with the same processor, compiler, source and
+    names always what was kept first. Without a cache folder each process measures."""
+    key = hashlib.sha256("\0".join((compiler.key(source), *names)).encode()).hexdigest()[:32]
+    measured: dict[str, float] = json.loads(
+        _kept(f"{source.stem}-{key}{RATES}", lambda: json.dumps(measure()).encode())
+    )
     return measured
 
 
@@ -51,8 +55,11 @@ def _kept(name: str, make: Callable[[], bytes], anew: bool = False) -> bytes:
     if kept is not None:
         return kept
     made = make()
-    _write(folder / name, made)
-    return made
+    if not anew:
+        kept = _read(folder / name, warn=False)  # by a process that started at the same time
+    if kept is None:
+        _write(folder / name, made)
+    return made if kept is None else kept
 
 
 def cache_folder() -> Path | None:
@@ -65,7 +72,7 @@ def cache_folder() -> Path | None:
     folder = user_folder("native")
     reason = unusable(folder)
     if reason is not None:
-        warnings.warn(f"kernels are compiled anew at every start: {reason}; or {INSTEAD}", stacklevel=2)
+        warnings.warn(f"kernels are compiled and measured anew at every start: {reason}; or {INSTEAD}", stacklevel=2)
         return None
     _tidy(folder)
     return folder
@@ -79,7 +86,7 @@ def _tidy(folder: Path) -> None:
             sweep(folder)
 
 
-def _read(file: Path) -> bytes | None:
+def _read(file: Path, warn: bool = True) -> bytes | None:
     try:
         with open_own(file) as opened:
             whole = opened.read(MOST_BYTES)
@@ -91,7 +98,8 @@ def _read(file: Path) -> bytes | None:
         return None
     except OSError as error:
         reason = str(error)
-    warnings.warn(f"a kept file cannot be used and is made again: {file}: {reason}", stacklevel=2)
+    if warn:
+        warnings.warn(f"a kept file cannot be used and is made again: {file}: {reason}", stacklevel=2)
     return None
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.native import library_cache
 from engine.native.calls import Function
-from engine.native.compiler import INSTEAD, NativeError, find_compiler
+from engine.native.compiler import INSTEAD, Compiler, NativeError, find_compiler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,9 +39,7 @@ def load(source: Path, functions: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL:
 @cache
 def open_library(source: Path) -> ctypes.CDLL:
     """The library of ``source`` with its functions as ctypes has them. Raises :class:`NativeError`."""
-    compiler = find_compiler()
-    if isinstance(compiler, str):
-        raise NativeError(f"{source.name}: {compiler}")
+    compiler = _compiler(source)
     try:
         return from_memory(library_cache.build(compiler, source), source.stem)
     except OSError:  # kept by a machine with other system libraries
@@ -52,13 +50,18 @@ def open_library(source: Path) -> ctypes.CDLL:
         raise NativeError(f"{source.name} was just built and does not load: {error}; {INSTEAD}") from error
 
 
-def rates(source: Path, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+def rates(source: Path, names: Sequence[str], measure: Callable[[], dict[str, float]]) -> dict[str, float]:
     """What ``measure`` finds for the kernels of ``source`` on this machine: measured at the first start, kept beside
-    their library, so that every process chooses alike. Raises :class:`NativeError`."""
+    their library, so that processes choose alike. ``names``: of all that is measured; of other names other rates are
+    kept. Raises :class:`NativeError`."""
+    return library_cache.rates(_compiler(source), source, names, measure)
+
+
+def _compiler(source: Path) -> Compiler:
     compiler = find_compiler()
     if isinstance(compiler, str):
         raise NativeError(f"{source.name}: {compiler}")
-    return library_cache.rates(compiler, source, measure)
+    return compiler
 
 
 def from_memory(library: bytes, name: str) -> ctypes.CDLL:

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 
 #include "element.h"
@@ -65,7 +66,6 @@ inline void narrow_part(bfloat16* to, part value) {
     std::memcpy(to, &result, sizeof result);
 }
 
-inline vec broadcast(float value) { return vec{} + value; }
 inline part broadcast_part(float value) { return part{} + value; }
 
 inline vec load(const float* from) {
@@ -124,8 +124,8 @@ inline bool any_differs(part a, part b) {
     return any != 0;
 }
 
-// 2^x for x <= 126: 2^n times a minimax polynomial on [-1/2, 1/2]. Relative error below 2e-7 down to 2^-126; what is
-// smaller than that is cut towards 0 with AVX-512, and becomes 2^-126 without.
+// 2^x for x <= 128, where it is infinite: 2^n times a minimax polynomial on [-1/2, 1/2]. Relative error below 2e-7 down
+// to 2^-126; what is smaller than that is cut towards 0 with AVX-512, and becomes 2^-126 without.
 inline part exp2_part(part x) {
 #if HAS_AVX512
     const part n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -142,16 +142,6 @@ inline part exp2_part(part x) {
 #else
     return (part)((ipart)sum + (__builtin_convertvector(n, ipart) << 23));
 #endif
-}
-
-// x / (1 + 2^y), with y cut off where the quotient is 0
-inline part over_one_plus_exp2(part x, part y) { return x / (1.0f + exp2_part(y < 126.0f ? y : broadcast_part(126.0f))); }
-
-inline part silu_part(part x) { return over_one_plus_exp2(x, x * -LOG2_E); }
-
-// 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
-inline part gelu_tanh_part(part x) {
-    return over_one_plus_exp2(x, x * (-1.59576912f * LOG2_E) * (1.0f + 0.044715f * x * x));
 }
 
 inline part tanh_part(part x) {

@@ -18,8 +18,8 @@ constexpr int64_t TILE_BLOCK = 2 * TILE_ROWS;  // rows that are multiplied toget
 
 // --- Weights as tiles take them --------------------------------------------------------------------------------------
 
-// The weights of one input of 16 outputs, not yet scaled, in float32: bfloat16 holds them, so the lower halves are zeros.
-// base: what turns 2^23 + code into code - zero.
+// The weights of one input of 16 outputs, not yet scaled, in float32: bfloat16 holds them, so the lower halves are
+// zeros. base: what turns 2^23 + code into code - zero.
 template <typename Format, int INPUT>
 inline ivec unpacked(ivec raw, vec base) {
     constexpr int BITS = 32 / Format::INPUTS, SHIFT = 8 * (INPUT % 4) + BITS * (INPUT / 4);

@@ -9,7 +9,7 @@
 
 #include <utility>
 
-#include "prepared_rows.h"
+#include "integer_rows.h"
 
 namespace {
 
@@ -19,24 +19,10 @@ constexpr int PREFETCH = 2048;  // bytes ahead: the hardware prefetcher stops at
 
 // --- Formats: INPUTS of a panel row, bytes from one row of a panel to the next ---------------------------------------
 
-// Two bfloat16.
-struct Bf16Weights {
-    static constexpr int INPUTS = 2;
-    static constexpr int ROW_STRIDE = PANEL_ROW;
-    static constexpr bool SCALED = false;
-
-    template <int INPUT>
-    static __m256 wide(__m256i raw, __m256i) {
-        if (INPUT == 0) return _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
-        return _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32(0xffff0000)));
-    }
-};
-
 // Four unsigned bytes: the code is byte - zero.
 struct ByteWeights {
     static constexpr int INPUTS = 4;
     static constexpr int ROW_STRIDE = 2 * PANEL_ROW;
-    static constexpr bool SCALED = true;
 
     template <int INPUT>
     static __m256 wide(__m256i raw, __m256i zero) {
@@ -57,7 +43,6 @@ struct ByteWeights {
 struct NibbleWeights {
     static constexpr int INPUTS = 8;
     static constexpr int ROW_STRIDE = 2 * PANEL_ROW;
-    static constexpr bool SCALED = true;
 
     template <int INPUT>
     static __m256 wide(__m256i raw, __m256i zero) {
@@ -79,7 +64,6 @@ struct NibbleWeights {
 struct E4m3Weights {
     static constexpr int INPUTS = 4;
     static constexpr int ROW_STRIDE = 2 * PANEL_ROW;
-    static constexpr bool SCALED = true;
 
     template <int INPUT>
     static __m256 wide(__m256i raw, __m256i) {
@@ -154,7 +138,7 @@ struct FloatKernel {
         __m256i zeros[VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
-            if (Format::SCALED) zeros[v] = stretch.scales[v / 2].zeros(v % 2);
+            zeros[v] = stretch.scales[v / 2].zeros(v % 2);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) sums[r][v] = _mm256_setzero_ps();
         }
@@ -166,13 +150,11 @@ struct FloatKernel {
         }
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
-            const __m256 scale = Format::SCALED ? stretch.scales[v / 2].scales(v % 2) : _mm256_setzero_ps();
+            const __m256 scale = stretch.scales[v / 2].scales(v % 2);
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; r++) {
                 float* at = to + r * PAIR + v * LANES8;
-                const __m256 before = _mm256_loadu_ps(at);
-                _mm256_storeu_ps(at, Format::SCALED ? _mm256_fmadd_ps(sums[r][v], scale, before)
-                                                    : _mm256_add_ps(sums[r][v], before));
+                _mm256_storeu_ps(at, _mm256_fmadd_ps(sums[r][v], scale, _mm256_loadu_ps(at)));
             }
         }
     }
@@ -266,7 +248,7 @@ struct PairOfPanels {
                 for (int p = 0; p < VECTORS / 2; p++) {
                     const int64_t panel = 2 * pair + first / 2 + p;
                     stretch.panel[p] = layer.panel(panel) + begin / Format::INPUTS * Format::ROW_STRIDE;
-                    if (Format::SCALED) stretch.scales[p] = layer.scales(panel, begin);
+                    stretch.scales[p] = layer.scales(panel, begin);
                 }
                 stretch.inputs = std::min(stretch_inputs, end - begin);
                 Kernel<Format, ROWS, VECTORS>::add(stretch, rows, row, begin, sums + first * LANES8);

@@ -82,7 +82,7 @@ struct Floats : FloatSums {
     }
 };
 
-// --- bfloat16, widened ------------------------------------------------------------------------------------------------
+// --- bfloat16, widened ----------------------------------------------------------------------------------------------
 
 // Weights become float32 a stretch at a time: once for all rows of a group, in the first-level cache.
 template <int LANES>
@@ -197,22 +197,20 @@ private:
     alignas(64) float wide_[2][STRETCH * PANEL];
 };
 
-// --- bfloat16, as it is -----------------------------------------------------------------------------------------------
+// --- bfloat16, as it is, with AVX512-BF16 and with AMX ---------------------------------------------------------------
 
 constexpr int64_t STRETCH = 256;  // inputs for which a pair of panels stays in the first-level cache
 
-// --- AVX512-BF16 ----------------------------------------------------------------------------------------------------
-
 #if HAS_AVX512_BF16
 
-struct Avx512 : FloatSums {
+struct Avx512Bf16 : FloatSums {
     using Inputs = Unprepared;
     static constexpr int64_t BLOCK_ROWS = 8;
     static constexpr int PREFETCH_BYTES = 2048;  // the hardware prefetcher stops at every page
 
     const Bf16Call& call;
 
-    Avx512(const Bf16Call& call, const Unprepared&) : call(call) {}
+    Avx512Bf16(const Bf16Call& call, const Unprepared&) : call(call) {}
     static void prepare(int64_t, int64_t) {}
     static int64_t stretch() { return STRETCH; }
     static int64_t block(int64_t rows) { return std::min(rows, BLOCK_ROWS); }
@@ -234,8 +232,9 @@ struct Avx512 : FloatSums {
     // Every row keeps UNROLL sums per panel: enough independent chains to hide the latency.
     template <int ROWS, int UNROLL>
     void add(int64_t row, int64_t pair, int64_t begin, int64_t end, float* sums) const {
-        const auto* first_panel = static_cast<const bfloat16*>(call.linear.weight) + pair * PAIR * call.linear.in_features;
-        const bfloat16 *next_panel = first_panel + PANEL * call.linear.in_features, *x = call.x + row * call.x_stride;
+        const int64_t panel_size = PANEL * call.linear.in_features;
+        const auto* first_panel = static_cast<const bfloat16*>(call.linear.weight) + 2 * pair * panel_size;
+        const bfloat16 *next_panel = first_panel + panel_size, *x = call.x + row * call.x_stride;
         // Each loop over the chains is unrolled, or the compiler would keep them in memory.
         __m512 chains[UNROLL][ROWS][2];
 #pragma GCC unroll 4
@@ -282,8 +281,6 @@ struct Avx512 : FloatSums {
 
 #endif
 
-// --- AMX ------------------------------------------------------------------------------------------------------------
-
 #if HAS_AMX
 
 class Amx {
@@ -297,7 +294,8 @@ public:
             : NarrowRows(call, {call.linear.in_features, call.linear.in_features, STRETCH, nullptr}, rows) {}
     };
 
-    Amx(const Bf16Call& call, Inputs& x) : call_(call), x_(x), is_direct_(call.rows <= DIRECT_ROWS || call.x_stride % PAGE != 0) {}
+    Amx(const Bf16Call& call, Inputs& x)
+        : call_(call), x_(x), is_direct_(call.rows <= DIRECT_ROWS || call.x_stride % PAGE != 0) {}
     ~Amx() { _tile_release(); }  // else every context switch would save the tiles
 
     void prepare(int64_t first, int64_t last) {
@@ -420,7 +418,7 @@ extern "C" void linear_bfloat16(const Linear* linear, int64_t rows, const bfloat
         case AMX: return multiply<Amx>(call);
 #endif
 #if HAS_AVX512_BF16
-        case AVX512_BF16: return multiply<Avx512>(call);
+        case AVX512_BF16: return multiply<Avx512Bf16>(call);
 #endif
         case AVX512: return multiply<Widened<16>>(call);
         case AVX2: return multiply<Widened<8>>(call);

@@ -26,7 +26,7 @@ from engine_plugins.quantizer.panel_linear import (
     separated,
     whole_pairs,
 )
-from engine_plugins.quantizer.rates import fastest_rates
+from engine_plugins.quantizer.rates import fastest_rates, threads
 
 INPUT_MULTIPLES = {torch.float32: 1, torch.bfloat16: 32}
 """``in_features`` must be a multiple of it, by dtype. 32: the inputs an AMX tile takes at once."""
@@ -55,14 +55,14 @@ def best_instructions(dtype: torch.dtype) -> str:
     if dtype == torch.float32:
         return available(dtype)[-1]
     measured = bfloat16_rates()
-    # Another process may have measured: asking what is available is what gets this one leave to use AMX.
-    return max(available(dtype), key=lambda name: measured.get(name, 0.0))
+    return max(measured, key=measured.__getitem__)
 
 
 @cache
 def bfloat16_rates() -> dict[str, float]:
     """GFLOP/s of each of :func:`available`, by one thread, with many rows."""
-    return native.rates(SOURCE, _measure_bfloat16)
+    # Asking what is available gets this process leave to use AMX, also where another one has measured.
+    return native.rates(SOURCE, available(torch.bfloat16), _measure_bfloat16)
 
 
 def _measure_bfloat16() -> dict[str, float]:
@@ -70,7 +70,8 @@ def _measure_bfloat16() -> dict[str, float]:
     weight, x = (torch.randn(n, PROBE_INPUTS, generator=generator).bfloat16() for n in (PROBE_OUTPUTS, PROBE_ROWS))
     spec = LinearSpec((LinearPart("probe", PROBE_OUTPUTS),), PROBE_INPUTS)
     packed = {name: pack_float(spec, weight, None, name) for name in available(torch.bfloat16)}
-    return fastest_rates(packed, x, threads=1)
+    with threads(1):
+        return fastest_rates(packed, x)
 
 
 def wanted(context: BuildContext) -> bool:
@@ -162,7 +163,7 @@ class _Layer:
     def _call(self, columns: int, activation: int) -> PanelCall:
         weight, bias = self._panels.data_ptr(), native.pointer(self._bias)
         linear = PanelLinear(self.in_features, columns, weight, bias, activation, self._instructions)
-        return PanelCall(getattr(kernels(), f"linear_{_short(self._panels.dtype)}"), linear)
+        return PanelCall(getattr(kernels(), f"linear_{_short(self._panels.dtype)}"), linear, self.in_features)
 
     def reference(self, x: Tensor) -> Tensor:
         """Plain ``F.linear`` on the weights taken back out of their layout; keeps no second copy."""

@@ -187,7 +187,10 @@ def pack_integer(
 
 def pack_panels(panels: Panels, activations: str, instructions: str | None = None) -> PackedLinear:
     """As :func:`pack_integer`, of weights that lie in panels already."""
-    layer = _Layer(panels, activations, instructions or INSTRUCTIONS[_best()])
+    instructions = instructions or INSTRUCTIONS[_best()]
+    if instructions == INSTRUCTIONS[0]:
+        raise ValueError(f"{SOURCE.name} was built without AVX2, which its kernels need")
+    layer = _Layer(panels, activations, instructions)
     return PackedLinear(
         layer.tensors,
         reference=layer.reference,
@@ -237,7 +240,7 @@ class _Layer:
         functions = {dtype: getattr(kernels(), f"linear_{name}") for dtype, name in DTYPES.items()}
         self._taken = () if activations == "fp8" else tuple(functions)  # others are turned into float32 by torch
         self._calls = {
-            (dtype, name): PanelCall(function, self._linear(dtype, code))
+            (dtype, name): PanelCall(function, self._linear(dtype, code), self._inputs)
             for dtype, function in functions.items()
             for name, code in {"": 0, **ACTIVATIONS}.items()
         }

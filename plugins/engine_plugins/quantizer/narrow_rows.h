@@ -31,9 +31,11 @@ public:
 #pragma omp for
         for (int64_t row = first; row < last; row++) {
             const auto* x = call.x + row * call.x_stride;
-            if (std::is_same_v<decltype(x), const Element*> && shape_.order == nullptr) {
-                copy(x, row - first);
-                continue;
+            if constexpr (std::is_same_v<decltype(x), const Element*>) {
+                if (shape_.order == nullptr) {
+                    copy(x, row - first);
+                    continue;
+                }
             }
             widen_row(shape_, x, wide);
             if (BYTES) steps_[row - first] = round(wide);
@@ -75,12 +77,11 @@ private:
         return bits < INFINITE ? step : __builtin_nanf("");
     }
 
-    void copy(const void* x, int64_t row) {
-        const auto* from = static_cast<const Element*>(x);
+    void copy(const Element* x, int64_t row) {
         for (int64_t begin = 0; begin < shape_.padded; begin += shape_.stretch) {
             const int64_t end = std::min(shape_.padded, begin + shape_.stretch), there = std::min(end, shape_.inputs);
             Element* to = values_ + index(row, begin) * shape_.stretch;
-            if (begin < there) std::memcpy(to, from + begin, (there - begin) * sizeof(Element));
+            if (begin < there) std::memcpy(to, x + begin, (there - begin) * sizeof(Element));
             for (int64_t i = std::max(begin, there); i < end; i++) to[i - begin] = Element{};
         }
     }

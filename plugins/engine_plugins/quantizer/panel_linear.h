@@ -48,10 +48,8 @@ struct Call {
 
 // [16] gates and [16] ups -> [16] in their place
 inline void gate(Activation activation, float* sums) {
-    for (int i = 0; i < PANEL; i += PART_LANES) {
-        const part in = load_part(sums + i), up = load_part(sums + PANEL + i);
-        store_part(sums + i, (activation == SILU ? silu_part(in) : gelu_tanh_part(in)) * up);
-    }
+    for (int i = 0; i < PANEL; i += PART_LANES)
+        store_part(sums + i, gated(activation, load_part(sums + i), load_part(sums + PANEL + i)));
 }
 
 // sums: [32] of one row and one pair of panels, changed
@@ -67,7 +65,8 @@ void finish(const Call<Linear, T>& call, int64_t row, int64_t pair, float* sums)
     const T* residual = call.residual == nullptr ? nullptr : call.residual + at;
     T* y = call.y + at;
     if (left < columns) {
-        for (int64_t i = 0; i < left; i++) y[i] = narrow<T>(residual == nullptr ? sums[i] : sums[i] + widen(residual[i]));
+        for (int64_t i = 0; i < left; i++)
+            y[i] = narrow<T>(residual == nullptr ? sums[i] : sums[i] + widen(residual[i]));
     } else if (residual != nullptr) {
         for (int64_t i = 0; i < columns; i += PART_LANES)
             narrow_part(y + i, load_part(sums + i) + widen_part(residual + i));

@@ -36,18 +36,23 @@ class PanelLinear(ctypes.Structure):
 class PanelCall:
     """``y = x @ W.T (+ bias) (+ residual)``, or its gated form, as a call of one compiled function over one weight."""
 
-    def __init__(self, function: Function, linear: PanelLinear) -> None:
+    def __init__(self, function: Function, linear: PanelLinear, in_features: int) -> None:
         """``function``: of :func:`load_linears`, for the dtype of ``x``. The tensors ``linear`` points to must outlive
-        the call."""
+        the call. ``in_features``: without padding."""
         self._function = function
         self._linear = linear  # read by every call
+        self._in_features, self._out_features = in_features, int(linear.out_features)
 
     def at(self, x: Tensor, y: Tensor, residual: Tensor | None = None) -> NativeCall:
-        """``x [rows, in]``, ``y`` and ``residual`` ``[rows, out]``, which may be the same."""
+        """``x [rows, in]``, ``y`` and ``residual`` ``[rows, out]``, which may be the same. Kernels would read and write
+        other memory where shapes are others."""
+        rows = len(x)
+        assert x.shape == (rows, self._in_features) and y.shape == (rows, self._out_features)
         (x_stride, x_last), (y_stride, y_last) = x.stride(), y.stride()
-        assert x_last == y_last == 1 and (residual is None or residual.stride() == y.stride())
+        assert x_last == y_last == 1
+        assert residual is None or (residual.shape == y.shape and residual.stride() == y.stride())
         return self._function.at(
-            ctypes.addressof(self._linear), len(x), x.data_ptr(), x_stride, y.data_ptr(), y_stride,
+            ctypes.addressof(self._linear), rows, x.data_ptr(), x_stride, y.data_ptr(), y_stride,
             native.pointer(residual),
         )  # fmt: skip
 

@@ -72,8 +72,8 @@ inline ivec load_panel(const uint8_t* from) {
     return result;
 }
 
-// What products with unscaled codes add up to -> float32, where an output has one scale. sums: [rows][32], of int32 where
-// x has 8 bits, else of float32 without the zero. Rows: NarrowRows.
+// What products with unscaled codes add up to -> float32, where an output has one scale. sums: [rows][32], of int32
+// where x has 8 bits, else of float32 without the zero. Rows: NarrowRows.
 template <typename Layer, typename Rows>
 void scale_sums(const Layer& layer, const Rows& x, int64_t row, int64_t rows, int64_t pair, float* sums) {
     for (int p = 0; p < 2; p++) {
@@ -178,7 +178,8 @@ private:
             sums[r][1] = set ? ivec{} : (ivec)load(to + r * PAIR + PANEL);
         }
         for (int64_t i = 0; i < panel_rows; i++, x += Format::INPUTS) {
-            const ivec raw[2] = {load_panel(first + i * Format::ROW_STRIDE), load_panel(second + i * Format::ROW_STRIDE)};
+            const int64_t offset = i * Format::ROW_STRIDE;
+            const ivec raw[2] = {load_panel(first + offset), load_panel(second + offset)};
 #pragma GCC unroll 2
             for (int q = 0; q < Format::INPUTS / 4; q++) {
                 const ivec weights[2] = {quad<Format>(raw[0], q), quad<Format>(raw[1], q)};

@@ -24,6 +24,7 @@ from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.float_linear import can_pack, from_panels, pack_float, to_panels
 from engine_plugins.quantizer.panel_linear import interleaved, separated
 from engine_plugins.quantizer.unquantized import Unquantized
+from engine_plugins.quantizer.weights import QuantizedWeight
 
 SIZES = [(32, 32), (96, 896), (1152, 320), (50, 64), (33, 2080)]
 ODD_SIZES = [(7, 45), (65, 129)]
@@ -103,6 +104,32 @@ def test_any_size_and_any_number_of_rows(out: int, inputs: int, kind: Kind) -> N
         x = kind.random(rows, inputs, seed=rows)
         want = F.linear(x.double(), weight.double(), bias.double())
         assert float((packed.apply(x).double() - want).abs().max()) <= EXACT[kind.dtype] * float(want.abs().max()), rows
+
+
+@needs_compiler
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+def test_gates_far_below_zero_close(act: str, kind: Kind) -> None:
+    gates, ups = torch.full((32, 32), -1e37), torch.full((32, 32), 1 / 32)
+    parts = (LinearPart("gate", 32), LinearPart("up", 32))
+    packed = kind.pack(LinearSpec(parts, 32, kind="gate_up"), torch.cat((gates, ups)))
+    assert packed.apply_gated is not None
+    assert not packed.apply_gated(torch.ones(40, 32, dtype=kind.dtype), act).any()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "wrong", [{"x": (3, 96)}, {"x": (3, 32)}, {"y": (2, 48)}, {"y": (3, 64)}, {"residual": (1, 48)}]
+)
+def test_a_call_with_tensors_of_other_shapes_is_refused(wrong: dict[str, tuple[int, int]]) -> None:
+    """Kernels would read or write other memory."""
+    weight = QuantizedWeight(torch.ones(48, 64, dtype=torch.int8), torch.ones(48, 1), 64)
+    spec = LinearSpec((LinearPart("w", 48),), 64)
+    shapes = {"x": (3, 64), "y": (3, 48), "residual": (3, 48)}
+    for packed in (pack_float(spec, torch.ones(48, 64), None), integer_linear.pack_integer(spec, weight, "bf16")):
+        assert packed.native is not None
+        packed.native(*(torch.ones(shape) for shape in shapes.values()))
+        with pytest.raises(AssertionError):
+            packed.native(*(torch.ones(shape) for shape in (shapes | wrong).values()))
 
 
 def test_only_bfloat16_asks_for_whole_tiles_of_inputs() -> None:
@@ -210,20 +237,28 @@ def test_a_gpu_gets_no_weights_in_panels(execution: str) -> None:
 def test_bfloat16_takes_the_instructions_that_were_measured_to_be_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"AVX512-BF16": 101.0, "AVX512": 158.0, "AVX2": 107.0}
     monkeypatch.setattr(float_linear, "bfloat16_rates", lambda: rates)
-    monkeypatch.setattr(float_linear, "available", lambda _: tuple(rates))
     assert float_linear.best_instructions(torch.bfloat16) == "AVX512"
     packed = pack_float(LinearSpec((LinearPart("w", 32),), 64), random(32, 64).bfloat16(), None)
     assert packed.label == "bfloat16 panels, AVX512 (158 GFLOP/s a core; AVX2 107)"
 
 
 @needs_compiler
-def test_instructions_this_process_may_not_use_are_not_taken_whatever_their_rate(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_another_process_may_not_use_is_measured_and_chosen_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rates are kept for other processes, and Linux may refuse AMX to some."""
-    monkeypatch.setattr(float_linear, "bfloat16_rates", lambda: {"AMX-BF16": 1000.0, "AVX512": 100.0, "AVX2": 60.0})
-    monkeypatch.setattr(float_linear, "available", lambda _: ("plain C++", "AVX2", "AVX512"))
-    assert float_linear.best_instructions(torch.bfloat16) == "AVX512"
+    """Linux may refuse AMX to some, and they may start first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(float_linear, "bfloat16_rates", float_linear.bfloat16_rates.__wrapped__)
+    rates = {"AVX2": 60.0, "AVX512": 100.0, "AMX-BF16": 1000.0}
+
+    def best(*names: str) -> str:
+        monkeypatch.setattr(float_linear, "available", lambda _: names)
+        monkeypatch.setattr(float_linear, "_measure_bfloat16", lambda: {name: rates[name] for name in names})
+        return float_linear.best_instructions(torch.bfloat16)
+
+    refused, allowed = ("AVX2", "AVX512"), ("AVX2", "AVX512", "AMX-BF16")
+    for _ in range(2):
+        assert best(*refused) == "AVX512" and best(*allowed) == "AMX-BF16"
 
 
 @needs_compiler
@@ -249,6 +284,28 @@ def test_a_process_that_finds_rates_kept_may_use_what_they_choose() -> None:
     float_linear.bfloat16_rates()
     done = subprocess.run([sys.executable, "-c", FIRST_PRODUCT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
+
+
+REFUSED = """
+import ctypes, struct
+
+LOAD, EQUAL, RETURN, ALLOW, EPERM = 0x20, 0x15, 0x06, 0x7FFF0000, 0x50001  # linux/filter.h, linux/seccomp.h
+steps = [(LOAD, 0, 0, 0), (EQUAL, 0, 3, 158), (LOAD, 0, 0, 16), (EQUAL, 0, 1, 0x1023), (RETURN, 0, 0, EPERM),
+         (RETURN, 0, 0, ALLOW)]  # arch_prctl, ARCH_REQ_XCOMP_PERM
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)))
+libc = ctypes.CDLL(None)
+NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
+assert libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 == libc.prctl(SECCOMP, FILTER, program, 0, 0)
+"""
+
+
+@needs_bfloat16_instructions("AMX-BF16")
+def test_a_process_that_is_refused_amx_multiplies_without() -> None:
+    program = f"{REFUSED}\n{FIRST_PRODUCT}\nassert 'AMX' not in packed.label, packed.label"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
+    assert "AMX-BF16" in float_linear.bfloat16_rates()
 
 
 @needs_compiler

@@ -281,6 +281,12 @@ def test_units_this_processor_lacks_compute_the_same_in_plain_code() -> None:
     assert "[100%]" in done.stdout
 
 
+def test_without_avx2_nothing_is_packed_that_would_compute_nothing() -> None:
+    weight = made("int8", 32, 64, 64)
+    with pytest.raises(ValueError, match="AVX2"):
+        pack_integer(spec_of(weight), weight, "bf16", integer_linear.INSTRUCTIONS[0])
+
+
 def test_weights_for_other_devices_and_executions_are_not_in_panels() -> None:
     on_gpu = build_context(device=DeviceFacts("cuda", "a GPU", (9, 0)), dtype="bfloat16", execution="compile")
     assert not integer_linear.wanted(on_gpu)

@@ -105,20 +105,25 @@ void rotate_and_write(const Heads& shape, int64_t tokens, T* qkv, const float* c
     }
 }
 
+template <typename T>
+void gate_part(Activation activation, const T* gate, const T* up, T* y) {
+    narrow_part(y, gated(activation, widen_part(gate), widen_part(up)));
+}
+
 // gate_up: [rows, 2 * size], gates first -> y: [rows, size]
 template <typename T>
 void gated_activation(int64_t rows, int64_t size, const T* gate_up, Activation activation, T* y) {
+    const int64_t left = size % PART_LANES, whole = size - left;
 #pragma omp parallel for schedule(static) if (rows * size >= PARALLEL_ELEMENTS)
     for (int64_t row = 0; row < rows; row++) {
         const T *gate = gate_up + row * 2 * size, *up = gate + size;
         T* out = y + row * size;
-        if (activation == GELU_TANH) {
-#pragma omp simd
-            for (int64_t i = 0; i < size; i++) out[i] = narrow<T>(gelu_tanh(widen(gate[i])) * widen(up[i]));
-        } else {
-#pragma omp simd
-            for (int64_t i = 0; i < size; i++) out[i] = narrow<T>(silu(widen(gate[i])) * widen(up[i]));
-        }
+        for (int64_t i = 0; i < whole; i += PART_LANES) gate_part(activation, gate + i, up + i, out + i);
+        T last[3][PART_LANES] = {};
+        std::copy_n(gate + whole, left, last[0]);
+        std::copy_n(up + whole, left, last[1]);
+        gate_part(activation, last[0], last[1], last[2]);
+        std::copy_n(last[2], left, out + whole);
     }
 }
 

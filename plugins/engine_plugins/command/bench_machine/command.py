@@ -32,7 +32,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
 
 
 COMMAND = Command(
-    "Measure how fast this machine reads memory and multiplies, in about 10 seconds.",
+    "Measure how fast this machine reads memory and multiplies, in about 15 seconds.",
     _run,
     _flags,
     takes_overrides=False,

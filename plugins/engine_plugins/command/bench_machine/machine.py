@@ -8,7 +8,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from engine import native
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear
 from engine_plugins.quantizer import float_linear, integer_linear
-from engine_plugins.quantizer.rates import fastest_rates
+from engine_plugins.quantizer.rates import fastest_rates, threads
 from engine_plugins.quantizer.rounding import to_int4, to_int8
 
 READ_BYTES = 1 << 30
@@ -66,21 +66,21 @@ class Machine:
     """Why there are no compiled kernels."""
 
 
-def measure(threads: int | None) -> Machine:
-    """Takes some 10 seconds and 1 GiB of memory."""
+def measure(num_threads: int | None) -> Machine:
+    """Takes some 15 seconds and 1 GiB of memory."""
     cpus = len(os.sched_getaffinity(0))
-    threads = threads or cpus
+    num_threads = num_threads or cpus
     compiler = native.find_compiler()
-    with _threads(threads):
+    with threads(num_threads):
         several = read_bandwidth()
-        compiled = () if isinstance(compiler, str) else (*_float_ways(threads), *_integer_ways(threads))
-        ways = (*compiled, *_torch(threads))
-    with _threads(1):
+        compiled = () if isinstance(compiler, str) else (*_float_ways(), *_integer_ways())
+        ways = (*compiled, *_torch_ways())
+    with threads(1):
         one = read_bandwidth()
     return Machine(
         processor=_processor(),
         cpus=cpus,
-        threads=threads,
+        threads=num_threads,
         caches=dict(_caches()),
         compiler="" if isinstance(compiler, str) else f"{' '.join(compiler.command)}: {compiler.version}",
         torch=torch.__version__,
@@ -115,7 +115,7 @@ def reader(memory: Tensor) -> Callable[[], object]:
     return lambda: kernels.read_all(native.pointer(memory), memory.nbytes, native.pointer(total))
 
 
-def _float_ways(threads: int) -> Iterator[Way]:
+def _float_ways() -> Iterator[Way]:
     spec = LinearSpec((LinearPart("w", OUTPUTS),), INPUTS)
     for dtype in float_linear.DTYPES:
         weight = torch.randn(OUTPUTS, INPUTS).to(dtype)
@@ -123,10 +123,10 @@ def _float_ways(threads: int) -> Iterator[Way]:
         names = float_linear.available(dtype)
         names = names[1:] or names  # plain C++ only where nothing else is there
         layers = {name: float_linear.pack_float(spec, weight, None, name) for name in names}
-        yield from _ways(_short(dtype), layers, dtype, threads, chosen)
+        yield from _ways(_short(dtype), layers, dtype, chosen)
 
 
-def _integer_ways(threads: int) -> Iterator[Way]:
+def _integer_ways() -> Iterator[Way]:
     best = integer_linear.INSTRUCTIONS[integer_linear.kernels().best_instructions()]
     if best == integer_linear.INSTRUCTIONS[0]:
         return
@@ -136,35 +136,23 @@ def _integer_ways(threads: int) -> Iterator[Way]:
         for activations in ("bf16", "int8"):
             layer = integer_linear.pack_integer(spec, rounded, activations)
             name = f"int{bits}" + (", int8 activations" if activations == "int8" else "")
-            yield from _ways(name, {best: layer}, torch.bfloat16, threads, best)
+            yield from _ways(name, {best: layer}, torch.bfloat16, best)
 
 
-def _torch(threads: int) -> Iterator[Way]:
+def _torch_ways() -> Iterator[Way]:
     for dtype in float_linear.DTYPES:
         weight = torch.randn(OUTPUTS, INPUTS).to(dtype)
 
         def linear(x: Tensor, weight: Tensor = weight) -> Tensor:
             return F.linear(x, weight)
 
-        yield from _ways(_short(dtype), {"torch": PackedLinear({}, linear, linear, OUTPUTS)}, dtype, threads, "")
+        yield from _ways(_short(dtype), {"torch": PackedLinear({}, linear, linear, OUTPUTS)}, dtype, "")
 
 
-def _ways(
-    weights: str, layers: dict[str, PackedLinear], dtype: torch.dtype, threads: int, chosen: str
-) -> Iterator[Way]:
-    rates = {rows: fastest_rates(layers, torch.randn(rows, INPUTS).to(dtype), threads, ROUNDS) for rows in ROWS}
+def _ways(weights: str, layers: dict[str, PackedLinear], dtype: torch.dtype, chosen: str) -> Iterator[Way]:
+    rates = {rows: fastest_rates(layers, torch.randn(rows, INPUTS).to(dtype), ROUNDS) for rows in ROWS}
     for name in layers:
         yield Way(weights, name, name == chosen, {rows: rates[rows][name] for rows in ROWS})
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _processor() -> str:
