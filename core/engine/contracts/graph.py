@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, overload
 
-from engine.contracts.model import RopeFacts
 from engine.contracts.ops import (
     Act,
     Activation,
@@ -37,6 +36,7 @@ from engine.contracts.ops import (
     Norm,
     Op,
     Rope,
+    RopeFacts,
     Scale,
     SoftCap,
 )
@@ -95,6 +95,8 @@ class Graph:
     """Features of each value."""
     caches: tuple[KVSpec, ...]
     """In the order in which they are written."""
+    max_position: int = 0
+    """Most tokens of a sequence; 0: not said."""
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -135,10 +137,15 @@ class Builder:
         self._layers: list[Block] = []
         self._head: list[Node] = []
         self._caches: list[KVSpec] = []
+        self._max_position = 0
         self._nodes = self._embed
         """Where the next node goes."""
 
     # Structure -------------------------------------------------------------------------------------------------------
+
+    def positions(self, count: int) -> None:
+        """A sequence has at most ``count`` tokens."""
+        self._max_position = count
 
     def input(self, size: int) -> Value:
         """A value that is handed in, for layers that are no whole model."""
@@ -168,6 +175,7 @@ class Builder:
             Block(tuple(self._head)),
             tuple(self._sizes),
             tuple(self._caches),
+            self._max_position,
         )
 
     # Ops -------------------------------------------------------------------------------------------------------------
@@ -235,10 +243,12 @@ class Builder:
         soft_cap: float | None = None,
     ) -> Value:
         """Writes keys and values to a cache of their own, and attends to it. ``scale``: ``head_dim ** -0.5`` unless
-        given."""
+        given. A ``window`` that holds every sequence is none."""
         heads, kv_heads, value_heads = (self._heads("attention", value, head_dim) for value in (q, k, v))
         if kv_heads != value_heads or heads % kv_heads:
             raise ValueError(f"attention of {heads} query, {kv_heads} key and {value_heads} value heads")
+        if window is not None and 0 < self._max_position <= window:
+            window = None
         cache = len(self._caches)
         self._caches.append(KVSpec(kv_heads, head_dim, window))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))

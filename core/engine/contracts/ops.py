@@ -7,10 +7,9 @@ them. Architectures do not make ops themselves but call :class:`engine.contracts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-from engine.contracts.model import RopeFacts
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Act = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """``gelu``: with the error function; ``gelu_tanh``: its approximation (both arXiv 1606.08415); ``relu2``: the square of
@@ -76,6 +75,21 @@ class Linear:
 
     spec: LinearSpec
     tied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RopeFacts:
+    """Rotary position embedding of a checkpoint (RoFormer, arXiv 2104.09864).
+
+    ``kind`` is ``default``, ``linear``, ``dynamic``, ``yarn``, ``llama3`` or ``longrope``; ``params`` holds that
+    kind's own numbers under their ``rope_scaling``/``rope_parameters`` names.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    rotary_dim: int | None = None
+    """Rotated part of each head; ``None`` means all of ``head_dim``."""
+    params: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

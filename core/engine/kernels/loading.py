@@ -13,7 +13,7 @@ from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, 
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.model import ModelFacts
+from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Embed, KVWrite, Linear, LinearPart, LinearSpec, Norm
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
@@ -44,7 +44,7 @@ Greedy = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def load_model(
-    model: ModelFacts,
+    model: ModelConfig,
     graph: Graph,
     quantizer: Quantizer,
     attention_kernel: AttentionKernel,
@@ -78,7 +78,7 @@ def load_model(
     check_names(checkpoint, graph, quantizer, model.path)
     loader = Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
-        return loader.load(model, graph)
+        return loader.load(graph)
 
 
 class Loader:
@@ -114,7 +114,7 @@ class Loader:
         self._norms: dict[str, Tensor] = {}
         self._kv_scales: list[tuple[Tensor, Tensor] | None] = []
 
-    def load(self, model: ModelFacts, graph: Graph) -> LoweredModel:
+    def load(self, graph: Graph) -> LoweredModel:
         lowering = self.lowering
         embedding, *layers, head = fused_graph(graph, lowering)
         lowered_embedding, _ = self._block(graph.embed, embedding)
@@ -131,7 +131,7 @@ class Loader:
             layers=tuple(lowered_layers),
             head_block=lowered_head,
             normed_head=normed_head,
-            rotate=lower_rotations(lowering, model.max_position),
+            rotate=lower_rotations(lowering, graph.max_position),
             attention=lowering.attention,
             lowering=self.labels.lines(lowering),
             weights_bytes=sum(self._held.values()),

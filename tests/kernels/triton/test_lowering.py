@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.config import ParallelismConfig, SlotConfig
-from engine.contracts.model import RopeFacts
+from engine.contracts.ops import RopeFacts
 from engine.contracts.ops import LinearPart, LinearSpec, NormQKVRopeWrite, NormSpec
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.lowering import Kernels, Lowering, lower_layer_op, lower_rotations

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.contracts.model import RopeFacts
+from engine.contracts.ops import RopeFacts
 
 
 class Rotary:
