@@ -28,6 +28,7 @@ from engine.contracts.ops import (
     Add,
     Attention,
     Embed,
+    Gate,
     Gated,
     KVWrite,
     Linear,
@@ -35,6 +36,7 @@ from engine.contracts.ops import (
     LinearSpec,
     Norm,
     Op,
+    PositionScale,
     Rope,
     RopeFacts,
     Scale,
@@ -194,10 +196,19 @@ class Builder:
         return self._norm(x, Norm("rms", name, size or x.size, eps, offset))
 
     def layer_norm(
-        self, x: Value, name: str | None, eps: float, *, size: int | None = None, bias: bool = False
+        self,
+        x: Value,
+        name: str | None,
+        eps: float,
+        *,
+        size: int | None = None,
+        bias: bool = False,
+        by_head: bool = False,
     ) -> Value:
-        """LayerNorm over all features, or over each ``size`` of them."""
-        return self._norm(x, Norm("layer", name, size or x.size, eps, bias=bias))
+        """LayerNorm over all features, or over each ``size`` of them: heads. ``by_head``: each has a weight of its
+        own."""
+        size = size or x.size
+        return self._norm(x, Norm("layer", name, size, eps, bias=bias, by_head=x.size // size if by_head else 0))
 
     def _norm(self, x: Value, op: Norm) -> Value:
         if x.size % op.size:
@@ -214,10 +225,21 @@ class Builder:
 
     def linear(self, x: Value, /, *parts: LinearPart, shard: Shard = "none") -> Value | tuple[Value, ...]:
         """Projections of one input, a value for each part. ``shard``: the axis that tensor parallelism cuts."""
-        if not parts or any(part.out_features < 1 for part in parts):
-            raise ValueError(f"linear of parts {[part.out_features for part in parts]}, expected positive sizes")
-        made = self._several(Linear(LinearSpec(parts, x.size, shard)), [x], [part.out_features for part in parts])
+        made = self._linear(x, parts, shard)
         return made if len(parts) > 1 else made[0]
+
+    def _linear(self, x: Value, parts: tuple[LinearPart, ...], shard: Shard) -> tuple[Value, ...]:
+        spec = LinearSpec(parts, x.size, shard)
+        if not parts or any(size < 1 for size in spec.outputs):
+            raise ValueError(f"linear with outputs {list(spec.outputs)}, expected positive sizes")
+        for part in parts:
+            if sum(part.outputs) != part.out_features:
+                raise ValueError(f"{part.name}: slices {list(part.slices)} of {part.out_features} outputs")
+        return self._several(Linear(spec), [x], spec.outputs)
+
+    def split(self, x: Value, part: LinearPart, /, *, shard: Shard = "none") -> tuple[Value, ...]:
+        """The slices of one projection that the checkpoint has fused."""
+        return self._linear(x, (part,), shard)
 
     def lm_head(self, x: Value, name: str, vocab_size: int, *, tied: bool = False) -> Value:
         """Logits. ``tied``: the weight is the embedding's."""
@@ -268,6 +290,14 @@ class Builder:
     def add(self, a: Value, b: Value) -> Value:
         """``a + b``"""
         return self._alike(Add(), a, b)
+
+    def gate(self, x: Value, gate: Value) -> Value:
+        """``x * sigmoid(gate)``"""
+        return self._alike(Gate(), x, gate)
+
+    def position_scale(self, x: Value, beta: float, length: int) -> Value:
+        """``x * (1 + beta * log(1 + floor(position / length)))``"""
+        return self._add(PositionScale(beta, length), [x], x.size)
 
     def scale(self, x: Value, factor: float) -> Value:
         """``factor * x``; the value itself for a factor of 1."""

@@ -23,6 +23,14 @@ class LinearPart:
     name: str
     out_features: int
     bias: bool = False
+    slices: tuple[int, ...] = ()
+    """Sizes of what lies one after another along the output, where the checkpoint has fused it (q, k and v; gate and
+    up): each is a value of its own. Their sum is ``out_features``."""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Sizes of the values that it makes."""
+        return self.slices or (self.out_features,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +42,17 @@ class LinearSpec:
     shard: Literal["out", "in", "none"] = "none"
     """Axis that tensor parallelism cuts: ``out`` for q/k/v, gate/up and the head; ``in`` for o and down."""
     kind: Literal["body", "gate_up", "head"] = "body"
-    """``gate_up``: two parts of equal size, gate and up, of which ``act(gate) * up`` is computed: set by the core where
-    it has a kernel for that."""
+    """``gate_up``: two outputs of equal size, gate and up, of which ``act(gate) * up`` is computed: set by the core
+    where it has a kernel for that."""
 
     @property
     def out_features(self) -> int:
         return sum(part.out_features for part in self.parts)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Sizes of the values that it makes."""
+        return tuple(size for part in self.parts for size in part.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +70,8 @@ class Norm:
 
     ``rms`` (arXiv 1910.07467): ``x / sqrt(mean(x^2) + eps) * (offset + weight)``; ``layer`` (arXiv 1607.06450): the
     same of ``x - mean(x)``, plus ``{name}.bias`` where ``bias`` says so. ``{name}.weight [size]``; without a name
-    there is no weight. An input of several times ``size`` features is so many heads, each normed by itself.
+    there is no weight. An input of several times ``size`` features is so many heads, each normed by itself; with
+    ``by_head`` each has a weight of its own, ``{name}.weight [heads, size]``.
     """
 
     kind: Literal["rms", "layer"]
@@ -66,12 +80,14 @@ class Norm:
     eps: float
     offset: float = 0.0
     bias: bool = False
+    by_head: int = 0
+    """Heads with a weight each; 0: all share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """``x [num_tokens, in] -> `` one value for each part: ``x @ weight.T (+ bias)``. ``tied``: the weight is that of
-    the embedding."""
+    """``x [num_tokens, in] ->`` the values of ``spec.outputs``: ``x @ weight.T (+ bias)``. ``tied``: the weight is that
+    of the embedding."""
 
     spec: LinearSpec
     tied: bool = False
@@ -89,6 +105,8 @@ class RopeFacts:
     kind: str = "default"
     rotary_dim: int | None = None
     """Rotated part of each head; ``None`` means all of ``head_dim``."""
+    interleaved: bool = False
+    """Neighbours ``(2i, 2i + 1)`` are rotated together, as in the paper, instead of ``(i, i + rotary_dim / 2)``."""
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -141,6 +159,20 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """``(x, gate) -> x * sigmoid(gate)``"""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionScale:
+    """``x * (1 + beta * log(1 + floor(position / length)))``, each token by its position: queries that see more than
+    ``length`` tokens (Llama 4's temperature)."""
+
+    beta: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """``factor * x``"""
 
@@ -154,4 +186,18 @@ class SoftCap:
     cap: float
 
 
-Op = Embed | Norm | Linear | Rope | KVWrite | Attention | Gated | Activation | Add | Scale | SoftCap
+Op = (
+    Embed
+    | Norm
+    | Linear
+    | Rope
+    | KVWrite
+    | Attention
+    | Gated
+    | Activation
+    | Add
+    | Gate
+    | PositionScale
+    | Scale
+    | SoftCap
+)

@@ -81,10 +81,11 @@ def linears(graph: Graph) -> Iterator[LinearSpec]:
 
 def norm_tensors(op: Norm) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of what a norm reads."""
+    shape = (op.by_head, op.size) if op.by_head else (op.size,)
     if op.name is not None:
-        yield f"{op.name}.weight", (op.size,)
+        yield f"{op.name}.weight", shape
         if op.bias:
-            yield f"{op.name}.bias", (op.size,)
+            yield f"{op.name}.bias", shape
 
 
 def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.contracts.graph import Node
@@ -14,12 +15,14 @@ from engine.contracts.ops import (
     Add,
     Attention,
     Embed,
+    Gate,
     Gated,
     KVWrite,
     Linear,
     LinearSpec,
     Norm,
     Op,
+    PositionScale,
     Rope,
     Scale,
     SoftCap,
@@ -30,7 +33,7 @@ from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
 from engine.kernels.torch.reference import activated, soft_capped
-from engine.kernels.torch.rope import rotate
+from engine.kernels.torch.rope import rotate, rotate_interleaved
 from engine.models.fuse import Fused, Match
 from engine.models.sharding import check_heads, local_attention
 
@@ -76,7 +79,7 @@ def _norm(lowering: Lowering, op: Norm, fused: Fused[Kernel], weights: Weights) 
         norm, label = torch_norm(lowering, op, weights), norm_label(lowering)
     else:
         weight, bias = weights.norm(op), weights.norm_bias(op)
-        norm, label = (lambda x: layer_norm(x, weight, bias, op.eps, op.size)), "torch LayerNorm"
+        norm, label = (lambda x: layer_norm(x, weight, bias, op.eps)), "torch LayerNorm"
 
     def normed(context: StepContext | None, x: Tensor) -> Tensor:
         return norm(x) if x.shape[1] == op.size else norm(x.view(-1, x.shape[1] // op.size, op.size)).flatten(1)
@@ -103,7 +106,7 @@ def _linear(lowering: Lowering, op: Linear, fused: Fused[Kernel], weights: Weigh
 
 def part_columns(lowering: Lowering, spec: LinearSpec) -> tuple[slice, ...]:
     """Where each part of a linear layer is in its output, on this rank."""
-    sizes = [part.out_features // (lowering.tp if spec.shard == "out" else 1) for part in spec.parts]
+    sizes = [size // (lowering.tp if spec.shard == "out" else 1) for size in spec.outputs]
     ends = list(accumulate(sizes))
     return tuple(slice(end - size, end) for end, size in zip(ends, sizes, strict=True))
 
@@ -125,7 +128,8 @@ def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) 
 
     def rope(context: StepContext, *inputs: Tensor) -> tuple[Tensor, ...]:
         cos, sin = context.rotations[index]
-        return tuple(rotate(x.view(-1, x.shape[1] // op.head_dim, op.head_dim), cos, sin).flatten(1) for x in inputs)
+        turn = rotate_interleaved if op.facts.interleaved else rotate
+        return tuple(turn(x.view(-1, x.shape[1] // op.head_dim, op.head_dim), cos, sin).flatten(1) for x in inputs)
 
     return Lowered(rope, "reference rotation")
 
@@ -168,6 +172,18 @@ def _add(lowering: Lowering, op: Add, fused: Fused[Kernel], weights: Weights) ->
     return Lowered(lambda context, a, b=None: a + (a if b is None else b), "torch add")
 
 
+def _gate(lowering: Lowering, op: Gate, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return Lowered(lambda context, x, gate: x * gate.sigmoid(), "torch")
+
+
+def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    def scaled(context: StepContext, x: Tensor) -> Tensor:
+        past = (context.positions // op.length).float()
+        return (x * (1.0 + op.beta * torch.log1p(past))[:, None]).to(x.dtype)
+
+    return Lowered(scaled, "torch")
+
+
 def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
     return Lowered(lambda context, x: x * op.factor, "torch")
 
@@ -186,6 +202,8 @@ _LOWER: dict[type[Op], LowerOp] = {
     Gated: _gated,
     Activation: _activation,
     Add: _add,
+    Gate: _gate,
+    PositionScale: _position_scale,
     Scale: _scale,
     SoftCap: _soft_cap,
 }

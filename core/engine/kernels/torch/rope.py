@@ -75,6 +75,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat(rotated, dim=-1).to(x.dtype)
 
 
+def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs ``(x[2 i], x[2 i + 1])`` of each head, otherwise as :func:`rotate`."""
+    size = 2 * cos.shape[-1]
+    first, second = x[..., :size].float().unflatten(-1, (-1, 2)).unbind(-1)  # type: ignore[no-untyped-call]
+    rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    return torch.cat((rotated, x[..., size:].float()), dim=-1).to(x.dtype)
+
+
 def paired(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Tables for :func:`rotate_paired`: ``[cos, cos]`` and ``[-sin, sin]``."""
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
