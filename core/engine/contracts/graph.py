@@ -28,6 +28,8 @@ from engine.contracts.ops import (
     Add,
     Attention,
     Embed,
+    Experts,
+    FusedExperts,
     Gate,
     Gated,
     KVWrite,
@@ -39,6 +41,8 @@ from engine.contracts.ops import (
     PositionScale,
     Rope,
     RopeFacts,
+    Route,
+    Router,
     Scale,
     SoftCap,
 )
@@ -279,9 +283,9 @@ class Builder:
         self._nodes[-1] = replace(self._nodes[-1], cache=cache)
         return value
 
-    def gated(self, gate: Value, up: Value, act: Act) -> Value:
+    def gated(self, gate: Value, up: Value, act: Act | Gated) -> Value:
         """``act(gate) * up``"""
-        return self._alike(Gated(act), gate, up)
+        return self._alike(act if isinstance(act, Gated) else Gated(act), gate, up)
 
     def activation(self, x: Value, act: Act) -> Value:
         """``act(x)``"""
@@ -292,8 +296,37 @@ class Builder:
         return self._alike(Add(), a, b)
 
     def gate(self, x: Value, gate: Value) -> Value:
-        """``x * sigmoid(gate)``"""
-        return self._alike(Gate(), x, gate)
+        """``x * sigmoid(gate)``; ``gate`` has as many features as ``x``, or one."""
+        if gate.size not in (1, x.size):
+            raise ValueError(f"gate of {gate.size} features for {x.size}")
+        return self._add(Gate(), [x, gate], x.size)
+
+    def router(self, x: Value, name: str, num_experts: int, *, bias: bool = False) -> Value:
+        """Logits of the experts."""
+        return self._add(Router(name, x.size, num_experts, bias), [x], num_experts)
+
+    def experts(
+        self,
+        x: Value,
+        logits: Value,
+        route: Route,
+        gate_up: tuple[LinearPart, LinearPart],
+        down: LinearPart,
+        gated: Gated,
+        *,
+        fused: FusedExperts | None = None,
+    ) -> Value:
+        """What the experts that ``route`` chooses by ``logits`` make of ``x``. Names of parts have ``{}`` for the
+        expert's number."""
+        if not 1 <= route.top_k <= route.num_experts or logits.size != route.num_experts:
+            raise ValueError(f"{route.top_k} of {route.num_experts} experts, chosen by {logits.size} logits")
+        first, second = gate_up
+        if first.out_features != second.out_features:
+            raise ValueError(f"experts with {first.out_features} gates and {second.out_features} ups")
+        ids, weights = self._several(route, [logits], [route.top_k, route.top_k])
+        up = LinearSpec(gate_up, x.size, "out", "gate_up")
+        op = Experts(route.num_experts, route.top_k, up, LinearSpec((down,), first.out_features, "in"), gated, fused)
+        return self._add(op, [x, ids, weights], down.out_features)
 
     def position_scale(self, x: Value, beta: float, length: int) -> Value:
         """``x * (1 + beta * log(1 + floor(position / length)))``"""

@@ -3,4 +3,6 @@
 
 from __future__ import annotations
 
+MIXTRAL = ("MixtralForCausalLM",)
+QWEN_MOE = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
