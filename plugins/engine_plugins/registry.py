@@ -13,7 +13,17 @@ from engine.contracts.command import CommandProvider
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
-from engine_plugins.architecture.config import LLAMA_LIKE, MIXTRAL, QWEN_MOE
+from engine_plugins.architecture.config import (
+    ERNIE,
+    GEMMA,
+    GLM,
+    HUNYUAN,
+    LLAMA_LIKE,
+    MINISTRAL,
+    MIXTRAL,
+    QWEN_MOE,
+    QWEN_VL,
+)
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import (
     DraftModelConfig,
@@ -325,6 +335,42 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.experts:QwenMoeArchitecture",
             unsupported=only(*QWEN_MOE),
             doc="Qwen2-MoE, Qwen3-MoE: Qwen's attention, mixtures of experts.",
+        ),
+        Provider(
+            "gemma",
+            "engine_plugins.architecture.gemma:GemmaArchitecture",
+            unsupported=only(*GEMMA),
+            doc="Gemma 2, Gemma 3: norms before and behind, alternating windows, capped scores or normed heads.",
+        ),
+        Provider(
+            "glm",
+            "engine_plugins.architecture.glm:GlmArchitecture",
+            unsupported=only(*GLM),
+            doc="GLM-4: half of each head is rotated, by neighbours; gate and up are one projection.",
+        ),
+        Provider(
+            "ministral",
+            "engine_plugins.architecture.ministral:MinistralArchitecture",
+            unsupported=only(*MINISTRAL),
+            doc="Ministral 3, and text models of Mistral3: queries grow with their position.",
+        ),
+        Provider(
+            "qwen_vl",
+            "engine_plugins.architecture.qwen_vl:QwenVLArchitecture",
+            unsupported=only(*QWEN_VL),
+            doc="Text models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.",
+        ),
+        Provider(
+            "hunyuan",
+            "engine_plugins.architecture.hunyuan:HunyuanArchitecture",
+            unsupported=only(*HUNYUAN),
+            doc="Hunyuan (dense): heads are normed behind the rotation.",
+        ),
+        Provider(
+            "ernie",
+            "engine_plugins.architecture.ernie:ErnieArchitecture",
+            unsupported=only(*ERNIE),
+            doc="ERNIE 4.5 (dense): neighbours are rotated.",
         ),
     ]
 

@@ -34,7 +34,7 @@ from engine.kernels.model import LoweredModel, Rotate
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.kv.cache import KVCache
-from engine.models.required_tensors import linear_names, norm_tensors
+from engine.models.required_tensors import linear_names, norm_tensors, unread_names
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables
@@ -238,6 +238,7 @@ class Weights:
             if isinstance(node.op, Attention):
                 self._check_heads(node.op)
         self._require_all(node.op for node in nodes)
+        self._used |= unread_names(graph, self.names)
         loader = self._loader(graph, first)
         found = list(fused_graph(graph, loader.lowering))[1:-1]
         layers = [loader.layer(layer, fused) for layer, fused in zip(graph.layers, found, strict=True)]

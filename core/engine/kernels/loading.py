@@ -38,6 +38,7 @@ from engine.models.required_tensors import (
     projection,
     router_tensors,
     stored_of,
+    unread_note,
 )
 from engine.models.sharding import cut, rank_of
 
@@ -144,6 +145,7 @@ class Loader:
             capturable=lowering.native and lowering.why_uncaptured is None,
             why_uncaptured=(lowering.why_uncaptured or "") if lowering.native else "",
             kv_scales=tuple(self._kv_scales),
+            unread=unread_note(graph, self._checkpoint),
         )
 
     def layer(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:

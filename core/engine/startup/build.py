@@ -160,7 +160,7 @@ def _describe(
             programs=0 if programs is None else programs.num_bytes,
             phases=phases,
         ),
-        notes=(*pool.notes, *notes),
+        notes=(*pool.notes, *((model.unread,) if model.unread else ()), *notes),
     )
 
 

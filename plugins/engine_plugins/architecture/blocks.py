@@ -25,6 +25,19 @@ def activation(name: str, key: str = "hidden_act") -> Act:
     return ACTIVATIONS[name]
 
 
+def qkv_proj(b: Builder, h: Value, name: str, sizes: DecoderSizes, *, bias: bool = False) -> tuple[Value, ...]:
+    """Queries, keys and values by ``{name}.{q,k,v}_proj``"""
+    queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    widths = {"q": queries, "k": keys, "v": keys}
+    parts = (LinearPart(f"{name}.{part}_proj", width, bias) for part, width in widths.items())
+    return b.linear(h, *parts, shard="out")
+
+
+def o_proj(b: Builder, a: Value, name: str, sizes: DecoderSizes, *, bias: bool = False) -> Value:
+    """``{name}.o_proj``, from heads to the residual stream."""
+    return b.linear(a, LinearPart(f"{name}.o_proj", sizes.hidden_size, bias), shard="in")
+
+
 def attention(
     b: Builder,
     h: Value,
@@ -36,21 +49,21 @@ def attention(
     bias: bool = False,
     out_bias: bool = False,
     head_norm: bool = False,
+    norm_offset: float = 0.0,
     scale: float | None = None,
+    soft_cap: float | None = None,
 ) -> Value:
     """Grouped-query attention with ``{name}.{q,k,v,o}_proj``; ``head_norm``: RMSNorm of each query and key head
-    (``{name}.{q,k}_norm``) before the rotation."""
+    (``{name}.{q,k}_norm``, stored less ``norm_offset``) before the rotation."""
     dim = sizes.head_dim
-    widths = (("q", sizes.num_heads * dim), ("k", sizes.num_kv_heads * dim), ("v", sizes.num_kv_heads * dim))
-    q_proj, k_proj, v_proj = (LinearPart(f"{name}.{part}_proj", width, bias) for part, width in widths)
-    q, k, v = b.linear(h, q_proj, k_proj, v_proj, shard="out")
+    q, k, v = qkv_proj(b, h, name, sizes, bias=bias)
     if head_norm:
-        q = b.rms_norm(q, f"{name}.q_norm", sizes.eps, size=dim)
-        k = b.rms_norm(k, f"{name}.k_norm", sizes.eps, size=dim)
+        q = b.rms_norm(q, f"{name}.q_norm", sizes.eps, size=dim, offset=norm_offset)
+        k = b.rms_norm(k, f"{name}.k_norm", sizes.eps, size=dim, offset=norm_offset)
     if rope is not None:
         q, k = b.rope(q, k, rope, dim)
-    a = b.attention(q, k, v, dim, scale=scale, window=window)
-    return b.linear(a, LinearPart(f"{name}.o_proj", sizes.hidden_size, out_bias), shard="in")
+    a = b.attention(q, k, v, dim, scale=scale, window=window, soft_cap=soft_cap)
+    return o_proj(b, a, name, sizes, bias=out_bias)
 
 
 def gated_mlp(

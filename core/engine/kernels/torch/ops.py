@@ -190,7 +190,8 @@ def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel],
 
 
 def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    return Lowered(lambda context, x: x * op.factor, "torch")
+    factor = float(torch.tensor(op.factor, dtype=lowering.dtype)) if op.rounded else op.factor
+    return Lowered(lambda context, x: x * factor, "torch")
 
 
 def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: Weights) -> Lowered:
