@@ -13,7 +13,7 @@ from engine.contracts.command import CommandProvider
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
-from engine_plugins.architecture.config import LLAMA_LIKE, MIXTRAL, QWEN_MOE
+from engine_plugins.architecture.config import GLM_MOE, LLAMA_LIKE, MIXTRAL, QWEN_MOE
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import (
     DraftModelConfig,
@@ -313,6 +313,12 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.llama:LlamaArchitecture",
             unsupported=only(*LLAMA_LIKE),
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
+        ),
+        Provider(
+            "glm_moe",
+            "engine_plugins.architecture.glm_moe:GlmMoeArchitecture",
+            unsupported=only(*GLM_MOE),
+            doc="GLM-4.5: grouped-query attention, mixtures of experts beside a shared one.",
         ),
         Provider(
             "mixtral",
