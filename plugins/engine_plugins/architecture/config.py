@@ -6,6 +6,7 @@ from __future__ import annotations
 ERNIE = ("Ernie4_5ForCausalLM",)
 GEMMA = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 GLM = ("GlmForCausalLM", "Glm4ForCausalLM")
+GLM_MOE = ("Glm4MoeForCausalLM",)
 HUNYUAN = ("HunYuanDenseV1ForCausalLM",)
 MINISTRAL = ("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")
 MIXTRAL = ("MixtralForCausalLM",)

@@ -37,7 +37,7 @@ from engine.kernels.torch.experts import lower_experts, lower_route, lower_route
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
 from engine.kernels.torch.reference import activated, gated, soft_capped
-from engine.kernels.torch.rope import rotate, rotate_interleaved
+from engine.kernels.torch.rope import rotate, rotate_interleaved, rotate_paired
 from engine.models.fuse import Fused, Match
 from engine.models.required_tensors import linears_of
 from engine.models.sharding import check_heads, local_attention
@@ -128,15 +128,22 @@ def head_call(lowering: Lowering, linear: Callable[[Tensor], Tensor]) -> Callabl
     return lm_head
 
 
+def rotates_whole(lowering: Lowering, index: int) -> bool:
+    """Whether torch's fast rotation applies, which has tables of its own."""
+    op = lowering.rotations[index]
+    return lowering.kernels == "torch" and op.facts.rotary_dim in (None, op.head_dim) and not op.facts.interleaved
+
+
 def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) -> Lowered:
     index = lowering.rotations.index(op)
+    whole = rotates_whole(lowering, index)
+    turn = rotate_paired if whole else rotate_interleaved if op.facts.interleaved else rotate
 
     def rope(context: StepContext, *inputs: Tensor) -> tuple[Tensor, ...]:
         cos, sin = context.rotations[index]
-        turn = rotate_interleaved if op.facts.interleaved else rotate
         return tuple(turn(x.view(-1, x.shape[1] // op.head_dim, op.head_dim), cos, sin).flatten(1) for x in inputs)
 
-    return Lowered(rope, "reference rotation")
+    return Lowered(rope, "paired rotation" if whole else "reference rotation")
 
 
 def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -189,8 +196,12 @@ def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel],
     return Lowered(scaled, "torch")
 
 
+def scale_factor(lowering: Lowering, op: Scale) -> float:
+    return float(torch.tensor(op.factor, dtype=lowering.dtype)) if op.rounded else op.factor
+
+
 def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    factor = float(torch.tensor(op.factor, dtype=lowering.dtype)) if op.rounded else op.factor
+    factor = scale_factor(lowering, op)
     return Lowered(lambda context, x: x * factor, "torch")
 
 

@@ -12,7 +12,7 @@ from engine.kernels.sequences import GateUp, LinearAdd, QKVWrite, gate_up, linea
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, rms_norm
-from engine.kernels.torch.ops import norm_label, torch_norm
+from engine.kernels.torch.ops import norm_label, rotates_whole, torch_norm
 from engine.kernels.torch.reference import gated_activation
 from engine.kernels.torch.rope import Rotary, paired, rotate, rotate_paired
 from engine.models.fuse import Fused
@@ -49,12 +49,6 @@ def lower_rotations(lowering: Lowering, max_position: int) -> Rotate:
         return tuple(result)
 
     return RotationTables(tables) if lowering.native else tables
-
-
-def rotates_whole(lowering: Lowering, index: int) -> bool:
-    """Whether torch's fast rotation applies."""
-    op = lowering.rotations[index]
-    return lowering.kernels == "torch" and op.facts.rotary_dim in (None, op.head_dim) and not op.facts.interleaved
 
 
 def input_norm(lowering: Lowering, op: Norm | None, weights: Weights) -> NormCall:
