@@ -220,6 +220,15 @@ class Weights:
         self._table = (weight, table)
         return partial(lookup, table)
 
+    def embed(self, graph: Graph) -> Callable[[Tensor], Tensor]:
+        self._require({f"{graph.embedding.name}.weight"})
+        self._require_all(node.op for node in graph.embed.nodes)
+        loader = self._loader(graph)
+        found, *_ = fused_graph(graph, loader.lowering)
+        block = loader.outside(graph.embed, found)
+        self._table = loader.table
+        return block.of_rows
+
     def norm(self, op: Norm) -> Callable[[Tensor], Tensor]:
         return self._single(op)
 
@@ -271,7 +280,7 @@ class Weights:
         self._require_all(node.op for node in graph.head.nodes)
         loader = self._loader(graph)
         *_, found = fused_graph(graph, loader.lowering)
-        return loader.head(graph.head, found).of_rows
+        return loader.outside(graph.head, found).of_rows
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         left = {name for name in self.names - self._used if not name.endswith(tuple(ignored) or ("\0",))}

@@ -159,7 +159,8 @@ class Loader:
                 self._kv_scales.append(self._scales_of(node.op, projection(block, node.inputs[0])))
         return lowered
 
-    def head(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
+    def outside(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
+        """What is before the layers, or behind them."""
         return self._block(block, found)[0]
 
     def single(self, op: Norm | Linear) -> Call:

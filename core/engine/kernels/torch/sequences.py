@@ -23,7 +23,8 @@ def torch_sequences() -> tuple[Kernel, ...]:
     """What torch's backend has beside a kernel for each op."""
     return (
         Kernel(qkv_write, lower_qkv_write, lambda lowering, what: _suits_qkv(what)),
-        Kernel(gate_up, lower_gate_up, lambda lowering, what: what.norm.kind == "rms"),
+        # C++ kernels have it for some activations; for others they have each op, and may run as a program.
+        Kernel(gate_up, lower_gate_up, lambda lowering, what: what.norm.kind == "rms" and not lowering.native),
         Kernel(linear_add, lower_linear_add),
     )
 
