@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Attention, NormQKVRopeWrite
 from engine.testing.architecture import ArchitectureConformance
 from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
