@@ -39,6 +39,7 @@ from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.architecture import Architecture
 from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
+from engine.kernels.settings import Kernels
 from engine.models.record import recorded
 from engine.models.required_tensors import IGNORED_SUFFIXES, expected_names, linears, small_tensors
 from engine.models.sharding import cut_problems
@@ -63,7 +64,7 @@ class ArchitectureConformance:
     rounding_error: ClassVar[float] = 0.05
     """Largest accepted error of logits with weights rounded to 8 bits: root mean square, as a share of that of the
     logits."""
-    kernels: ClassVar[tuple[str, ...]] = ("reference", "torch")
+    kernels: ClassVar[tuple[Kernels, ...]] = ("reference", "torch")
     """What the graph is computed by, each for itself: ops one by one, and torch's fused sequences; ``native`` are
     C++ kernels."""
 
@@ -170,11 +171,13 @@ class ArchitectureConformance:
 
     def test_chunks_and_decode_steps_give_the_logits_of_the_whole(self, model_name: str) -> None:
         with self.computed(model_name) as (loop, tokens, want):
-            sequence, rest, got = loop.add(), tokens, []
+            sequence, start = loop.add(), 0
             for count in CHUNKS:
-                got += loop.logits([(sequence, rest[:count])])
-                rest = rest[count:]
-            self._assert_equal(torch.cat(got), want)
+                chunk = slice(start, start + count)
+                (got,) = loop.logits([(sequence, tokens[chunk])])
+                self._assert_equal(got, want[chunk], f"of {count} tokens behind {start}, ")
+                start += count
+            assert start == TOKENS
 
     def test_neighbours_in_a_batch_do_not_change_a_row(self, model_name: str) -> None:
         with self.computed(model_name) as (loop, tokens, want):
@@ -204,11 +207,8 @@ class ArchitectureConformance:
 
     def test_weights_rounded_to_8_bits_change_little(self, model_name: str) -> None:
         with self.checkpoint(model_name) as (model, graph, _):
-            tokens, both = _tokens(model), []
-            for quantizer in (PlainQuantizer(), RoundedQuantizer()):
-                loop = PagedLoop(model, graph, quantizer=quantizer)
-                both += loop.logits([(loop.add(), tokens)])
-            want, got = both
+            loops = [PagedLoop(model, graph, quantizer=quantizer()) for quantizer in (PlainQuantizer, RoundedQuantizer)]
+            (want,), (got,) = (loop.logits([(loop.add(), _tokens(model))]) for loop in loops)
             error = float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
             assert 0.0 < error <= self.rounding_error, f"an error of {error:.1e} of the logits"
 
@@ -241,7 +241,7 @@ class ArchitectureConformance:
             (logits,) = loop.logits([(loop.add(), tokens)])
             yield loop, tokens, logits
 
-    def loop(self, model: ModelFacts, graph: Graph, kernels: Any = None) -> PagedLoop:
+    def loop(self, model: ModelFacts, graph: Graph, kernels: Kernels | None = None) -> PagedLoop:
         return PagedLoop(model, graph, kernels or self.kernels[-1])
 
     def _assert_equal(self, got: Tensor, want: Tensor, where: str = "") -> None:

@@ -65,7 +65,7 @@ class PagedLoop:
     def logits(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
         """Of every token of each row, float32 ``[num_tokens, vocab]``. All rows are computed in one step."""
         hidden, _ = self._model.forward(self._batch(rows), self._kv)
-        return self._model.head(hidden).split([len(tokens) for _, tokens in rows])
+        return torch.split(self._model.head(hidden), [len(tokens) for _, tokens in rows])
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """``count`` tokens behind ``prompt``, one a step."""
@@ -76,7 +76,8 @@ class PagedLoop:
         return found
 
     def _batch(self, rows: Sequence[Row]) -> ForwardBatch:
-        tokens, positions, slots, owners = [], [], [], []
+        columns: tuple[list[int], ...] = ([], [], [], [])
+        tokens, positions, slots, owners = columns
         for sequence, new in rows:
             table, start = self._tables[sequence], self.lengths[sequence]
             end = self.lengths[sequence] = start + len(new)
@@ -86,8 +87,8 @@ class PagedLoop:
             positions += range(start, end)
             tokens += new
             owners += [sequence] * len(new)
-        attention = self._attention(rows)
-        return ForwardBatch(*map(torch.tensor, (tokens, positions, slots)), attention, torch.tensor(owners))
+        token_ids, *where, row_ids = map(torch.tensor, columns)
+        return ForwardBatch(token_ids, where[0], where[1], self._attention(rows), row_ids)
 
     def _attention(self, rows: Sequence[Row]) -> AttentionBatch:
         tables = [self._tables[sequence] for sequence, _ in rows]

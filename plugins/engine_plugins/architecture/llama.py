@@ -1,7 +1,6 @@
-"""Llama 2/3.x, Mistral, Qwen2/2.5 and Qwen3 (dense).
+"""Llama 2/3.x, Mistral, Qwen2/2.5 and Qwen3 (dense): pre-norm attention with rotary positions, then a gated MLP.
 
-One shape serves them all: pre-norm attention with grouped KV heads and rotary positions, then a gated MLP. They
-differ in biases, in a norm of query and key heads (Qwen3), and in which layers have a window.
+They differ in biases, in a norm of query and key heads (Qwen3), and in which layers have a window.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearPart
 from engine.contracts.provider import BuildContext
-from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
+from engine_plugins.architecture.config import ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
     """How a family departs from plain Llama."""
 
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
 
 
 class LlamaArchitecture:
@@ -60,28 +59,22 @@ def _attention(b: Builder, h: Value, model: ModelFacts, variant: _Variant, name:
 
 
 def _mlp(b: Builder, h: Value, model: ModelFacts, variant: _Variant, name: str) -> Value:
-    act = ACTIVATIONS.get(model.hidden_act)
-    if act is None:
+    if model.hidden_act not in ACTIVATIONS:
         raise ValueError(f"hidden_act {model.hidden_act!r} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
     parts = (LinearPart(f"{name}.{part}_proj", model.intermediate_size, variant.mlp_bias) for part in ("gate", "up"))
     gate, up = b.linear(h, *parts, shard="out")
     down = LinearPart(f"{name}.down_proj", model.hidden_size, variant.mlp_bias)
-    return b.linear(b.gated(gate, up, act), down, shard="in")
+    return b.linear(b.gated(gate, up, ACTIVATIONS[model.hidden_act]), down, shard="in")
 
 
 def _variant(model: ModelFacts) -> _Variant:
-    attention_bias = bool(model.raw.get("attention_bias", False))
-    match model.architecture:
-        case "LlamaForCausalLM":
-            mlp_bias = bool(model.raw.get("mlp_bias", False))
-            return _Variant(attention_bias, attention_bias, mlp_bias, qk_norm=False)
-        case "MistralForCausalLM":
-            return _Variant(False, False, False, qk_norm=False)
-        case "Qwen2ForCausalLM":
-            return _Variant(True, False, False, qk_norm=False)
-        case "Qwen3ForCausalLM":
-            return _Variant(attention_bias, attention_bias, False, qk_norm=True)
-    raise ValueError(
-        f"architecture {model.architecture!r} of the checkpoint: expected one of {', '.join(LLAMA_LIKE)}; "
-        "choose another plugin with architecture=<name>"
-    )
+    bias, mlp_bias = (bool(model.raw.get(key, False)) for key in ("attention_bias", "mlp_bias"))
+    variants = {
+        "LlamaForCausalLM": _Variant(bias, bias, mlp_bias),
+        "MistralForCausalLM": _Variant(),
+        "Qwen2ForCausalLM": _Variant(qkv_bias=True),
+        "Qwen3ForCausalLM": _Variant(bias, bias, qk_norm=True),
+    }
+    if model.architecture not in variants:
+        raise ValueError(f"{model.architecture} is none of {', '.join(variants)}: choose a plugin with architecture=NAME")
+    return variants[model.architecture]

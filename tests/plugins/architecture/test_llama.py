@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import ModelFacts
+from engine.contracts.ops import Attention, Linear, Norm
+from engine.models.record import recorded
 from engine.testing.architecture import ArchitectureConformance
 from engine.testing.context import build_context
+from engine_plugins.architecture.config import LLAMA_LIKE
 from engine_plugins.architecture.llama import LlamaArchitecture
 
+T = TypeVar("T")
 CONTEXT = build_context()
 ARCHITECTURE = LlamaArchitecture(SlotConfig(), CONTEXT)
 
@@ -46,30 +50,29 @@ class TestLlama(ArchitectureConformance):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.raw), attn_implementation="eager")
 
 
-def first_qkv(architecture: str, **raw: bool) -> NormQKVRopeWrite:
-    op = ARCHITECTURE.describe(replace(CONTEXT.model, architecture=architecture, raw=raw)).layers[0][0]
-    assert isinstance(op, NormQKVRopeWrite)
-    return op
+def ops(kind: type[T], **changes: Any) -> list[T]:
+    """Those of this kind, in order, of the small model with other facts."""
+    nodes = recorded(ARCHITECTURE, replace(CONTEXT.model, **changes)).nodes
+    return [node.op for node in nodes if isinstance(node.op, kind)]
 
 
 def test_qwen2_has_qkv_biases_and_mistral_has_none() -> None:
-    assert all(part.bias for part in first_qkv("Qwen2ForCausalLM").qkv.parts)
-    assert not any(part.bias for part in first_qkv("MistralForCausalLM").qkv.parts)
+    biased = [[part.bias for part in op.spec.parts] for op in ops(Linear, architecture="Qwen2ForCausalLM")]
+    assert biased[0] == [True] * 3 and not any(map(any, biased[1:]))
+    assert not any(part.bias for op in ops(Linear, architecture="MistralForCausalLM") for part in op.spec.parts)
 
 
 def test_only_qwen3_norms_its_heads() -> None:
-    assert first_qkv("Qwen3ForCausalLM").q_norm is not None
-    assert first_qkv("LlamaForCausalLM").q_norm is None
+    of_heads = {family: [op.size for op in ops(Norm, architecture=family)].count(8) for family in LLAMA_LIKE}
+    assert of_heads == dict.fromkeys(LLAMA_LIKE, 0) | {"Qwen3ForCausalLM": 2}
 
 
 def test_each_layer_has_its_own_window() -> None:
-    model = replace(CONTEXT.model, num_layers=2, layer_windows=(None, 16))
-    ops = [op for layer in ARCHITECTURE.describe(model).layers for op in layer if isinstance(op, Attention)]
-    assert [op.window for op in ops] == [None, 16]
+    assert [op.window for op in ops(Attention, num_layers=2, layer_windows=(None, 16))] == [None, 16]
 
 
 def test_an_unknown_activation_or_family_is_named() -> None:
     with pytest.raises(ValueError, match="hidden_act 'relu'"):
-        ARCHITECTURE.describe(replace(CONTEXT.model, hidden_act="relu"))
-    with pytest.raises(ValueError, match="'MambaForCausalLM'"):
-        ARCHITECTURE.describe(replace(CONTEXT.model, architecture="MambaForCausalLM"))
+        ops(Norm, hidden_act="relu")
+    with pytest.raises(ValueError, match=f"MambaForCausalLM is none of {', '.join(LLAMA_LIKE)}:"):
+        ops(Norm, architecture="MambaForCausalLM")

@@ -1,25 +1,13 @@
-"""Architecture ``mine``: a decoder in the manner of Llama, written down as typed operations."""
+"""Architecture ``mine``: a decoder in the manner of Llama, written down as a graph of operations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from engine.contracts.config import SlotConfig
+from engine.contracts.graph import Builder, Value
 from engine.contracts.model import DeviceFacts, ModelFacts
-from engine.contracts.ops import (
-    Attention,
-    DownResidual,
-    Embed,
-    LayerOp,
-    LinearPart,
-    LinearSpec,
-    LMHead,
-    ModelOps,
-    NormGateUpAct,
-    NormQKVRopeWrite,
-    NormSpec,
-    OutResidual,
-)
+from engine.contracts.ops import LinearPart
 from engine.contracts.provider import BuildContext, Provider
 from engine.hookspecs import hookimpl
 
@@ -63,46 +51,33 @@ class MineArchitecture:
     def __init__(self, config: MineArchitectureConfig, context: BuildContext) -> None:
         pass
 
-    def describe(self, model: ModelFacts) -> ModelOps:
-        """Embedding, each layer's operations in order, and the head. Names are those of the checkpoint."""
-        head = LinearSpec((LinearPart("lm_head", model.vocab_size),), model.hidden_size, shard="out", kind="head")
-        return ModelOps(
-            embed=Embed("model.embed_tokens", model.vocab_size, model.hidden_size),
-            layers=tuple(_layer(model, index) for index in range(model.num_layers)),
-            head=LMHead(NormSpec("model.norm", model.rms_norm_eps), head, tied=model.tie_embeddings),
-        )
+    def describe(self, model: ModelFacts, b: Builder) -> None:
+        """Embedding, layers and head, in the order in which they are computed. Names are those of the checkpoint."""
+        x = b.embed("model.embed_tokens", model.vocab_size, model.hidden_size)
+        for i in range(model.num_layers):
+            name = f"model.layers.{i}"
+            with b.layer(x):
+                h = b.rms_norm(x, f"{name}.input_layernorm", model.rms_norm_eps)
+                x = b.add(x, _attention(b, h, model, f"{name}.self_attn", model.layer_windows[i]))
+                h = b.rms_norm(x, f"{name}.post_attention_layernorm", model.rms_norm_eps)
+                x = b.add(x, _mlp(b, h, model, f"{name}.mlp"))
+        normed = b.rms_norm(x, "model.norm", model.rms_norm_eps)
+        b.lm_head(normed, "lm_head", model.vocab_size, tied=model.tie_embeddings)
 
 
-def _layer(model: ModelFacts, index: int) -> tuple[LayerOp, ...]:
-    prefix = f"model.layers.{index}"
-    return (*_attention(model, prefix, index), *_mlp(model, prefix))
+def _attention(b: Builder, h: Value, model: ModelFacts, name: str, window: int | None) -> Value:
+    """``shard``: the axis that tensor parallelism cuts, ``out`` on the way in and ``in`` on the way back."""
+    dim, kv_size = model.head_dim, model.num_kv_heads * model.head_dim
+    q_proj = LinearPart(f"{name}.q_proj", model.num_heads * dim)
+    k_proj, v_proj = LinearPart(f"{name}.k_proj", kv_size), LinearPart(f"{name}.v_proj", kv_size)
+    q, k, v = b.linear(h, q_proj, k_proj, v_proj, shard="out")
+    q, k = b.rope(q, k, model.rope, dim)
+    a = b.attention(q, k, v, dim, window=window)
+    return b.linear(a, LinearPart(f"{name}.o_proj", model.hidden_size), shard="in")
 
 
-def _attention(model: ModelFacts, prefix: str, index: int) -> tuple[LayerOp, ...]:
-    name, dim = f"{prefix}.self_attn", model.head_dim
-    q_size, kv_size = model.num_heads * dim, model.num_kv_heads * dim
-    parts = tuple(LinearPart(f"{name}.{p}_proj", size) for p, size in (("q", q_size), ("k", kv_size), ("v", kv_size)))
-    return (
-        NormQKVRopeWrite(
-            norm=NormSpec(f"{prefix}.input_layernorm", model.rms_norm_eps),
-            qkv=LinearSpec(parts, model.hidden_size, shard="out"),
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=dim,
-            rope=model.rope,
-        ),
-        Attention(model.num_heads, model.num_kv_heads, dim, scale=dim**-0.5, window=model.layer_windows[index]),
-        OutResidual(LinearSpec((LinearPart(f"{name}.o_proj", model.hidden_size),), q_size, shard="in")),
-    )
-
-
-def _mlp(model: ModelFacts, prefix: str) -> tuple[LayerOp, ...]:
-    name, size = f"{prefix}.mlp", model.intermediate_size
-    parts = (LinearPart(f"{name}.gate_proj", size), LinearPart(f"{name}.up_proj", size))
-    return (
-        NormGateUpAct(
-            norm=NormSpec(f"{prefix}.post_attention_layernorm", model.rms_norm_eps),
-            gate_up=LinearSpec(parts, model.hidden_size, shard="out", kind="gate_up"),
-        ),
-        DownResidual(LinearSpec((LinearPart(f"{name}.down_proj", model.hidden_size),), size, shard="in")),
-    )
+def _mlp(b: Builder, h: Value, model: ModelFacts, name: str) -> Value:
+    size = model.intermediate_size
+    gate_proj, up_proj = LinearPart(f"{name}.gate_proj", size), LinearPart(f"{name}.up_proj", size)
+    gate, up = b.linear(h, gate_proj, up_proj, shard="out")
+    return b.linear(b.gated(gate, up, "silu"), LinearPart(f"{name}.down_proj", model.hidden_size), shard="in")
