@@ -122,7 +122,8 @@ class Graph:
 
 
 class Builder:
-    """Records a graph. Every method checks the sizes of what it is given and raises ``ValueError``.
+    """Records a graph. Every method checks what it is given and raises ``ValueError``: values are its own, and their
+    sizes fit.
 
     Names are those of the checkpoint's tensors, without ``.weight`` and ``.bias``.
     """
@@ -154,6 +155,7 @@ class Builder:
             raise ValueError("a layer inside of a layer")
         if self._nodes is self._head and self._head:
             raise ValueError("a layer behind ops that follow the last layer")
+        self._check_own(residual)
         self._nodes = []
         yield
         self._layers.append(Block(tuple(self._nodes), residual.number))
@@ -192,8 +194,7 @@ class Builder:
         return self._norm(x, Norm("layer", name, size or x.size, eps, bias=bias))
 
     def _norm(self, x: Value, op: Norm) -> Value:
-        if x.size % op.size:
-            raise ValueError(f"norm {op.name}: {x.size} features are not heads of {op.size}")
+        self._heads(f"norm {op.name}", x, op.size)
         return self._add(op, [x], x.size)
 
     @overload
@@ -206,8 +207,8 @@ class Builder:
 
     def linear(self, x: Value, /, *parts: LinearPart, shard: Shard = "none") -> Value | tuple[Value, ...]:
         """Projections of one input, a value for each part. ``shard``: the axis that tensor parallelism cuts."""
-        if not parts or any(part.out_features < 1 for part in parts):
-            raise ValueError(f"linear of parts {[part.out_features for part in parts]}, expected positive sizes")
+        if not parts:
+            raise ValueError("linear of no parts")
         made = self._several(Linear(LinearSpec(parts, x.size, shard)), [x], [part.out_features for part in parts])
         return made if len(parts) > 1 else made[0]
 
@@ -239,6 +240,11 @@ class Builder:
         heads, kv_heads, value_heads = (self._heads("attention", value, head_dim) for value in (q, k, v))
         if kv_heads != value_heads or heads % kv_heads:
             raise ValueError(f"attention of {heads} query, {kv_heads} key and {value_heads} value heads")
+        if window is not None and window < 1:
+            raise ValueError(f"attention with a window of {window} tokens, expected at least 1")
+        if soft_cap is not None:
+            self._check_cap("attention", soft_cap)
+        self._check_own(q, k, v)
         cache = len(self._caches)
         self._caches.append(KVSpec(kv_heads, head_dim, window))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
@@ -265,14 +271,26 @@ class Builder:
 
     def soft_cap(self, x: Value, cap: float | None) -> Value:
         """``cap * tanh(x / cap)``; the value itself without a cap."""
-        return x if cap is None else self._add(SoftCap(cap), [x], x.size)
+        if cap is None:
+            return x
+        self._check_cap("soft_cap", cap)
+        return self._add(SoftCap(cap), [x], x.size)
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _heads(self, what: str, value: Value, head_dim: int) -> int:
-        if value.size % head_dim:
+        if head_dim < 1 or value.size % head_dim:
             raise ValueError(f"{what}: {value.size} features are not heads of {head_dim}")
         return value.size // head_dim
+
+    def _check_cap(self, what: str, cap: float) -> None:
+        if cap <= 0.0:
+            raise ValueError(f"{what} with a cap of {cap}, expected a positive number or None")
+
+    def _check_own(self, *values: Value) -> None:
+        for value in values:
+            if not (0 <= value.number < len(self._sizes) and self._sizes[value.number] == value.size):
+                raise ValueError(f"{value} was made by another builder")
 
     def _alike(self, op: Op, a: Value, b: Value) -> Value:
         if a.size != b.size:
@@ -283,10 +301,13 @@ class Builder:
         return self._several(op, inputs, [size])[0]
 
     def _several(self, op: Op, inputs: Sequence[Value], sizes: Sequence[int]) -> tuple[Value, ...]:
+        self._check_own(*inputs)
         made = tuple(self._value(size) for size in sizes)
         self._nodes.append(Node(op, tuple(value.number for value in inputs), tuple(value.number for value in made)))
         return made
 
     def _value(self, size: int) -> Value:
+        if size < 1:
+            raise ValueError(f"a value of {size} features, expected at least 1")
         self._sizes.append(size)
         return Value(len(self._sizes) - 1, size)

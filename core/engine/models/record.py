@@ -10,7 +10,7 @@ from engine.border.values import problems
 from engine.contracts.architecture import Architecture
 from engine.contracts.graph import Builder, Graph, Node
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Attention, Embed, KVWrite, Linear, Op
+from engine.contracts.ops import Attention, Embed, KVWrite, Linear, Op, Rope
 
 
 def recorded(architecture: Architecture, model: ModelFacts) -> Graph:
@@ -26,19 +26,24 @@ def recorded(architecture: Architecture, model: ModelFacts) -> Graph:
 
 
 def _wrong_order(graph: Graph) -> Iterator[str]:
-    """What is no whole model, or reads what nobody has computed by then."""
+    """What is no whole model, or is not where the core looks for it."""
     if not any(isinstance(node.op, Embed) for node in graph.embed.nodes):
-        yield "it has no embed"
+        yield "it has no embed before the first layer"
+    if len(graph.inputs) != 1:
+        yield f"it has {len(graph.inputs)} inputs, expected the tokens alone"
     if sum(_is_head(node) for node in graph.nodes) != 1 or not any(_is_head(node) for node in graph.head.nodes):
         yield "expected one lm_head, behind the last layer"
-    made = set(graph.inputs)
-    for where, block in (("embed", graph.embed), *((f"layers[{i}]", x) for i, x in enumerate(graph.layers))):
-        if block.residual is not None and block.residual not in made:
-            yield f"{where}: its residual is computed inside of it"
-        made.update(number for node in block.nodes for number in node.outputs)
+    for where, block in (("embed", graph.embed), ("head", graph.head)):
+        for node in block.nodes:
+            if isinstance(node.op, Rope | KVWrite | Attention):
+                yield f"{where}: {type(node.op).__name__} outside of the layers"
     for i, layer in enumerate(graph.layers):
         if not any(layer.residual in node.inputs for node in layer.nodes):
             yield f"layers[{i}] does not read its residual"
+    made = {number for node in graph.head.nodes for number in node.outputs}
+    read = {number for node in graph.head.nodes for number in node.inputs} - made
+    if len(read) != 1:
+        yield f"the head reads {len(read)} values of what is before it, expected one"
 
 
 def _is_head(node: Node) -> bool:
@@ -48,6 +53,8 @@ def _is_head(node: Node) -> bool:
 def _misfits(graph: Graph, model: ModelFacts) -> Iterator[str]:
     if len(graph.layers) != model.num_layers:
         yield f"{len(graph.layers)} layers, expected {model.num_layers}"
+    if len(graph.caches) != model.num_layers:
+        yield f"{len(graph.caches)} attentions, expected one for each of {model.num_layers} layers"
     table, expected = (graph.embedding.vocab_size, graph.embedding.size), (model.vocab_size, model.hidden_size)
     if table != expected:
         yield f"embed {list(table)}, expected {list(expected)}"
