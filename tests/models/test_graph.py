@@ -36,7 +36,19 @@ def kinds(nodes: Any) -> list[type]:
 def test_ops_are_recorded_in_the_order_in_which_they_are_written() -> None:
     graph = small()
     assert kinds(graph.embed.nodes) == [Embed]
-    assert kinds(graph.layers[0].nodes) == [Norm, Linear, Rope, KVWrite, Attention, Linear, Add, Linear, Gated, Linear, Add]
+    assert kinds(graph.layers[0].nodes) == [
+        Norm,
+        Linear,
+        Rope,
+        KVWrite,
+        Attention,
+        Linear,
+        Add,
+        Linear,
+        Gated,
+        Linear,
+        Add,
+    ]
     assert kinds(graph.head.nodes) == [Norm, Linear]
     assert list(graph.nodes) == [*graph.embed.nodes, *graph.layers[0].nodes, *graph.head.nodes]
 
