@@ -152,27 +152,54 @@ def foreign(size: int) -> Value:
 
 
 REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
-    "features that are no heads, normed": (lambda b, x, y: b.rms_norm(x, "n", 1e-5, size=5), "norm n: 16 features are not heads of 5"),
-    "features that are no heads, normed otherwise": (lambda b, x, y: b.layer_norm(x, "n", 1e-5, size=32), "16 features are not heads of 32"),
-    "features that are no heads, rotated": (lambda b, x, y: b.rope(x, y, ROPE, 16), "rope: 24 features are not heads of 16"),
-    "features that are no heads, attended": (lambda b, x, y: b.attention(x, x, x, 12), "attention: 16 features are not heads of 12"),
+    "features that are no heads, normed": (
+        lambda b, x, y: b.rms_norm(x, "n", 1e-5, size=5),
+        "norm n: 16 features are not heads of 5",
+    ),
+    "features that are no heads, normed otherwise": (
+        lambda b, x, y: b.layer_norm(x, "n", 1e-5, size=32),
+        "16 features are not heads of 32",
+    ),
+    "features that are no heads, rotated": (
+        lambda b, x, y: b.rope(x, y, ROPE, 16),
+        "rope: 24 features are not heads of 16",
+    ),
+    "features that are no heads, attended": (
+        lambda b, x, y: b.attention(x, x, x, 12),
+        "attention: 16 features are not heads of 12",
+    ),
     "heads of no size": (lambda b, x, y: b.rope(x, x, ROPE, 0), "16 features are not heads of 0"),
-    "query heads that key heads do not divide": (lambda b, x, y: b.attention(x, y, y, 8), "2 query, 3 key and 3 value heads"),
+    "query heads that key heads do not divide": (
+        lambda b, x, y: b.attention(x, y, y, 8),
+        "2 query, 3 key and 3 value heads",
+    ),
     "more keys than values": (lambda b, x, y: b.attention(y, y, x, 8), "3 query, 3 key and 2 value heads"),
-    "a window of nothing": (lambda b, x, y: b.attention(x, x, x, 8, window=0), "window of 0 tokens, expected at least 1"),
+    "a window of nothing": (
+        lambda b, x, y: b.attention(x, x, x, 8, window=0),
+        "window of 0 tokens, expected at least 1",
+    ),
     "scores capped at nothing": (lambda b, x, y: b.attention(x, x, x, 8, soft_cap=0.0), "attention with a cap of 0.0"),
-    "a cap below zero": (lambda b, x, y: b.soft_cap(x, -30.0), "soft_cap with a cap of -30.0, expected a positive number"),
+    "a cap below zero": (
+        lambda b, x, y: b.soft_cap(x, -30.0),
+        "soft_cap with a cap of -30.0, expected a positive number",
+    ),
     "gates of another size": (lambda b, x, y: b.gated(x, y, "silu"), "Gated of 16 and 24 features"),
     "a sum of two sizes": (lambda b, x, y: b.add(x, y), "Add of 16 and 24 features"),
-    "a projection to nothing": (lambda b, x, y: b.linear(x, LinearPart("p", 8), LinearPart("q", 0)), "a value of 0 features"),
+    "a projection to nothing": (
+        lambda b, x, y: b.linear(x, LinearPart("p", 8), LinearPart("q", 0)),
+        "a value of 0 features",
+    ),
     "no projection": (lambda b, x, y: b.linear(x), "linear of no parts"),
     "a vocabulary of nothing": (lambda b, x, y: b.embed("e", 64, 0), "a value of 0 features"),
     "a value of another builder": (lambda b, x, y: b.add(x, foreign(16)), "was made by another builder"),
-    "a value of another size": (lambda b, x, y: b.activation(Value(x.number, 24), "relu"), "was made by another builder"),
+    "a value of another size": (
+        lambda b, x, y: b.activation(Value(x.number, 24), "relu"),
+        "was made by another builder",
+    ),
     "queries of another builder": (lambda b, x, y: b.attention(foreign(16), x, x, 8), "was made by another builder"),
     "values of another builder": (lambda b, x, y: b.attention(x, x, foreign(16), 8), "was made by another builder"),
     "a residual of another builder": (lambda b, x, y: b.layer(foreign(16)).__enter__(), "was made by another builder"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -44,12 +44,12 @@ BROKEN: dict[str, tuple[Graph, str]] = {
     "outputs cut twice": (layer(out="out"), 'linear o: expected shard="in" of what shard="out" made'),
     "inputs never cut": (layer(out="none"), 'linear o: expected shard="in" of what shard="out" made'),
     "inputs cut of a whole value": (layer(qkv="in"), 'linear q: expected shard="in" of what shard="out" made'),
-    "attention of whole heads": (layer(qkv="none", out="none"), "KVWrite: expected queries, keys and values that linear"),
+    "attention of whole heads": (layer(qkv="none", out="none"), "KVWrite: expected queries, keys and values"),
     "queries alone whole": (
         layer(change=lambda b, q: b.linear(q, LinearPart("again", 16), shard="in")),
         "Rope: expected inputs that are all whole or all shared out",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)
