@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.border.calls import broken, shown
 from engine.contracts.graph import Graph, Node
-from engine.contracts.ops import Attention, KVWrite, Linear, LinearSpec, Norm
+from engine.contracts.ops import Attention, Experts, KVWrite, Linear, LinearSpec, Norm, Route, Router
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
 
@@ -82,6 +82,8 @@ def cut_problems(graph: Graph) -> Iterator[str]:
             needs, expected = node.op.spec.shard == "in", 'shard="in" of what shard="out" made'
         elif isinstance(node.op, KVWrite | Attention):
             needs, expected = True, 'queries, keys and values that linear layers with shard="out" made'
+        elif isinstance(node.op, Router | Route | Experts):
+            needs, expected = False, "a value that every rank has whole"
         else:
             needs, expected = all(found), "inputs that are all whole or all shared out"
         if found != {needs}:

@@ -4,7 +4,7 @@
 
     class TestMine(ArchitectureConformance):
         def make(self):
-            return Mine(MineConfig(), build_context())
+            return Mine(MineConfig())
 
         def models(self):
             return {"small": {"architectures": ["MineForCausalLM"], "hidden_size": 64, ...}}
@@ -12,7 +12,7 @@
         def reference(self, model):
             return MineForCausalLM(MineHFConfig(**model.raw))
 
-``models`` are what ``config.json`` says, or :class:`~engine.contracts.model.ModelFacts`. Where ``reference`` gives a
+``models`` are what ``config.json`` says, or a :class:`~engine.contracts.model.ModelConfig`. Where ``reference`` gives a
 model of transformers, its tensors, logits and greedy tokens are compared with those of the graph; without one, weights
 are random.
 """
@@ -20,7 +20,7 @@ are random.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -34,14 +34,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.assembly.model_facts import facts_from_config
+from engine.assembly.model_config import of_text, read_config
 from engine.checkpoint.tensors import open_checkpoint
-from engine.contracts.architecture import Architecture
+from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.graph import Graph
-from engine.contracts.model import ModelFacts
+from engine.contracts.model import ModelConfig, ModelFacts
+from engine.contracts.ops import Experts
 from engine.kernels.settings import Kernels
-from engine.models.record import recorded
-from engine.models.required_tensors import IGNORED_SUFFIXES, expected_names, linears, small_tensors
+from engine.models.record import facts, recorded
+from engine.models.required_tensors import (
+    IGNORED_SUFFIXES,
+    expected_names,
+    fused_tensors,
+    is_fused,
+    linears,
+    small_tensors,
+)
 from engine.models.sharding import cut_problems
 from engine.testing.paged_loop import BLOCK, PagedLoop
 from engine.testing.plain import PlainQuantizer, RoundedQuantizer
@@ -72,11 +80,11 @@ class ArchitectureConformance:
         """The architecture under test."""
         raise NotImplementedError(f"{type(self).__name__} must define make(self)")
 
-    def models(self) -> Mapping[str, ModelFacts | Mapping[str, Any]]:
+    def models(self) -> Mapping[str, ModelConfig | Mapping[str, Any]]:
         """Models that it describes, by a name: small ones, one for each thing in which the family's differ."""
         raise NotImplementedError(f"{type(self).__name__} must define models(self)")
 
-    def reference(self, model: ModelFacts) -> Any | None:
+    def reference(self, model: ModelConfig) -> Any | None:
         """The same model in transformers, with any weights, in float32; ``None``: nothing is compared."""
         return None
 
@@ -84,14 +92,21 @@ class ArchitectureConformance:
         if "model_name" in metafunc.fixturenames:
             metafunc.parametrize("model_name", list(self.models()))
 
-    def facts(self, name: str) -> ModelFacts:
+    def config(self, name: str) -> ModelConfig:
         """Of one of the models; its checkpoint is nowhere."""
         given = self.models()[name]
-        return given if isinstance(given, ModelFacts) else facts_from_config(given, {}, "/nowhere", name)
+        return given if isinstance(given, ModelConfig) else read_config(given, {}, "/nowhere", name)
+
+    def text(self, name: str) -> ModelConfig:
+        """:meth:`config`, or its part for text."""
+        model, architecture = self.config(name), self.make()
+        if isinstance(architecture, NestedArchitecture):
+            return of_text(model, architecture.text_config(model.raw))
+        return model
 
     def described(self, name: str) -> tuple[ModelFacts, Graph]:
-        model = self.facts(name)
-        return model, recorded(self.make(), model)
+        model = self.text(name)
+        return facts(self.make(), model), recorded(self.make(), model)
 
     # Descriptions ----------------------------------------------------------------------------------------------------
 
@@ -99,16 +114,17 @@ class ArchitectureConformance:
         assert isinstance(self.make(), Architecture)
 
     def test_the_core_accepts_its_graphs(self, model_name: str) -> None:
-        """A whole model whose sizes are those of its configuration."""
-        assert isinstance(self.described(model_name)[1], Graph)
+        """A whole model: tokens in, logits out, and in between layers with attention."""
+        model, graph = self.described(model_name)
+        assert model.num_layers == len(graph.layers) and model.vocab_size == graph.embedding.vocab_size
 
     def test_a_model_is_described_the_same_whenever_it_is_asked(self, model_name: str) -> None:
         """Memory is planned by one description and weights are loaded by another; drafters have models of their own."""
-        model, architecture = self.facts(model_name), self.make()
+        model, architecture = self.text(model_name), self.make()
         kept = copy.deepcopy(dict(model.raw))
         first = recorded(architecture, model)
         for name in self.models():
-            other = self.facts(name)
+            other = self.text(name)
             again = recorded(architecture, other)
             assert again == recorded(self.make(), other), f"{name}, described after {model_name}"
         assert recorded(architecture, model) == first == recorded(self.make(), model)
@@ -116,7 +132,7 @@ class ArchitectureConformance:
 
     def test_a_description_touches_no_tensor_and_no_file(self, model_name: str) -> None:
         """It is asked where there is no checkpoint yet, and before torch is needed."""
-        model, architecture = replace(self.facts(model_name), path="/nowhere"), self.make()
+        model, architecture = replace(self.text(model_name), path="/nowhere"), self.make()
         with _NoTensors():  # type: ignore[no-untyped-call]
             recorded(architecture, model)
 
@@ -138,11 +154,11 @@ class ArchitectureConformance:
             if theirs is None:
                 return
             stored = open_checkpoint(model.path)
-            names = {name for name in stored.names if not name.endswith(IGNORED_SUFFIXES)}
-            ours = dict(tensors_of(graph))
-            assert ours.keys() - names == set(), "the reference has no such tensors"
-            _, optional = expected_names(graph, PlainQuantizer())
-            assert names - ours.keys() - optional == set(), "no op reads these tensors of the reference"
+            ours = dict(tensors_of(graph, stored.names))
+            assert ours.keys() - stored.names == set(), "the reference has no such tensors"
+            _, optional = expected_names(graph, PlainQuantizer(), stored.names)
+            unread = stored.names - ours.keys() - optional
+            assert {name for name in unread if not name.endswith(IGNORED_SUFFIXES)} == set(), "no op reads these tensors"
             assert ours == {name: stored.entry(name).shape for name in ours}
 
     def test_logits_are_those_of_the_reference(self, model_name: str) -> None:
@@ -221,7 +237,7 @@ class ArchitectureConformance:
         num_weights = sum(prod(shape) for _, shape in tensors_of(graph))
         if num_weights > MOST_WEIGHTS:
             pytest.skip(f"{num_weights / 1e6:.0f} million weights: set model.path to a model of at most 50 million")
-        theirs, generator = self.reference(model), torch.Generator().manual_seed(11)
+        theirs, generator = self.reference(self.config(name)), torch.Generator().manual_seed(11)
         with TemporaryDirectory() as folder:
             if theirs is None:
                 weights = {name: _random(shape, generator) for name, shape in tensors_of(graph)}
@@ -254,10 +270,13 @@ class _NoTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise AssertionError(f"describe() computes {func}")
 
 
-def tensors_of(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor that a graph reads of an unquantized checkpoint."""
+def tensors_of(graph: Graph, names: Container[str] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor that a graph reads of an unquantized checkpoint that has ``names``."""
     yield from small_tensors(graph)
-    for spec in linears(graph):
+    for node in graph.nodes:
+        if isinstance(node.op, Experts) and is_fused(node.op, names):
+            yield from fused_tensors(node.op)
+    for spec in linears(graph, names):
         for part in spec.parts:
             yield f"{part.name}.weight", (part.out_features, spec.in_features)
             if part.bias:
