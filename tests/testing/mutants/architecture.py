@@ -12,10 +12,9 @@ import torch
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
-from engine.contracts.model import ModelFacts
+from engine.contracts.model import ModelConfig
 from engine.contracts.ops import LinearPart
 from engine.testing.architecture import ArchitectureConformance
-from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
 from tests.testing.mutants.mutant import OnPlugin, mutant
 
@@ -36,7 +35,7 @@ SHAPE: dict[str, Any] = {
 
 class Suite(OnPlugin, ArchitectureConformance):
     def make(self) -> Any:
-        return self.plugin(SlotConfig(), build_context())
+        return self.plugin(SlotConfig())
 
     def models(self) -> Mapping[str, Mapping[str, Any]]:
         window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
@@ -45,7 +44,7 @@ class Suite(OnPlugin, ArchitectureConformance):
             "tied": SHAPE | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True},
         }
 
-    def reference(self, model: ModelFacts) -> Any:
+    def reference(self, model: ModelConfig) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, and most mutants need none
 
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.raw), attn_implementation="eager")
@@ -54,7 +53,7 @@ class Suite(OnPlugin, ArchitectureConformance):
 class Edited(LlamaArchitecture):
     """Methods of a mutant that are named as the builder's are called in their place, with the builder first."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         between: Any = Between(self, b)
         super().describe(model, between)
 
@@ -78,7 +77,7 @@ class Between:
 class OneLayerShort(LlamaArchitecture):
     """Counts layers from 1."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         super().describe(replace(model, num_layers=model.num_layers - 1), b)
 
 
@@ -86,7 +85,7 @@ class OneLayerShort(LlamaArchitecture):
 class AllHeadsKeep(LlamaArchitecture):
     """Forgets that query heads share key-value heads."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         super().describe(replace(model, num_kv_heads=model.num_heads), b)
 
 
@@ -94,7 +93,7 @@ class AllHeadsKeep(LlamaArchitecture):
 class HalfHeads(LlamaArchitecture):
     """Has twice the heads of half the size, and as many features in all."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         halves = {"num_heads": 2 * model.num_heads, "num_kv_heads": 2 * model.num_kv_heads}
         super().describe(replace(model, head_dim=model.head_dim // 2, **halves), b)
 
@@ -103,7 +102,7 @@ class HalfHeads(LlamaArchitecture):
 class PaddedVocabulary(LlamaArchitecture):
     """Rounds the vocabulary up to a multiple of 128."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         super().describe(replace(model, vocab_size=-(-model.vocab_size // 128) * 128), b)
 
 
@@ -197,7 +196,7 @@ class OtherPrefix(Edited):
 class NarrowMLP(LlamaArchitecture):
     """Takes the hidden size for that of the gates."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         super().describe(replace(model, intermediate_size=model.hidden_size), b)
 
 
@@ -258,7 +257,7 @@ class CappedScores(Edited):
 class OneWindowForAll(LlamaArchitecture):
     """Gives every layer the window of the last."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         super().describe(replace(model, layer_windows=model.layer_windows[-1:] * model.num_layers), b)
 
 
@@ -336,7 +335,7 @@ class RemembersTheFirst(LlamaArchitecture):
 
     _tied: bool | None = None
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         self._tied = model.tie_embeddings if self._tied is None else self._tied
         super().describe(replace(model, tie_embeddings=self._tied), b)
 
@@ -356,7 +355,7 @@ class NumbersDescriptions(Edited):
 class FillsInDefaults(LlamaArchitecture):
     """Writes defaults into the configuration that it is shown."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         model.raw.setdefault("attention_bias", False)  # type: ignore[attr-defined]
         super().describe(model, b)
 
@@ -365,7 +364,7 @@ class FillsInDefaults(LlamaArchitecture):
 class MakesATensor(LlamaArchitecture):
     """Computes the scale of attention with torch."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         assert float(torch.tensor(float(model.head_dim)).rsqrt()) > 0.0
         super().describe(model, b)
 
@@ -374,6 +373,6 @@ class MakesATensor(LlamaArchitecture):
 class ReadsTheFolder(LlamaArchitecture):
     """Reads the model's folder, which a model that is only planned does not have."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         assert any(Path(model.path).iterdir())
         super().describe(model, b)
