@@ -56,6 +56,8 @@ def _not_whole(graph: Graph) -> Iterator[str]:
     heads = [where for where, block in _blocks(graph) for node in block if _is_head(node)]
     if heads != ["head"]:
         yield "expected one lm_head(), behind the last layer"
+    elif graph.embedding.vocab_size < graph.lm_head.spec.out_features:
+        yield f"logits of {graph.lm_head.spec.out_features} tokens, embeddings of {graph.embedding.vocab_size}"
     if not any(isinstance(node.op, Attention) for node in graph.nodes):
         yield "it has no attention()"
     made = set(graph.inputs)
