@@ -47,10 +47,10 @@ def _not_whole(graph: Graph) -> Iterator[str]:
     """What it lacks, or reads before anybody has computed it."""
     if graph.max_position < 1:
         yield "expected positions() of at least 1"
-    if len(graph.inputs) != 1:
-        yield f"{len(graph.inputs)} values are handed in, expected the tokens alone"
     if not any(isinstance(node.op, Embed) for node in graph.embed.nodes):
         yield "it has no embed()"
+    if len(graph.inputs) != 1:
+        yield f"{len(graph.inputs)} values are handed in, expected the tokens alone"
     if not graph.layers:
         yield "it has no layer()"
     heads = [where for where, block in _blocks(graph) for node in block if _is_head(node)]
