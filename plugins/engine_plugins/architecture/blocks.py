@@ -37,6 +37,7 @@ def attention(
     out_bias: bool = False,
     head_norm: bool = False,
     scale: float | None = None,
+    sinks: str | None = None,
 ) -> Value:
     """Grouped-query attention with ``{name}.{q,k,v,o}_proj``; ``head_norm``: RMSNorm of each query and key head
     (``{name}.{q,k}_norm``) before the rotation."""
@@ -49,7 +50,7 @@ def attention(
         k = b.rms_norm(k, f"{name}.k_norm", sizes.eps, size=dim)
     if rope is not None:
         q, k = b.rope(q, k, rope, dim)
-    a = b.attention(q, k, v, dim, scale=scale, window=window)
+    a = b.attention(q, k, v, dim, scale=scale, window=window, sinks=sinks)
     return b.linear(a, LinearPart(f"{name}.o_proj", sizes.hidden_size, out_bias), shard="in")
 
 

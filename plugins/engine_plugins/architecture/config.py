@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+GPT_OSS = ("GptOssForCausalLM",)
 GLM_MOE = ("Glm4MoeForCausalLM",)
 MIXTRAL = ("MixtralForCausalLM",)
 QWEN_MOE = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
