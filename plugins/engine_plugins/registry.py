@@ -13,7 +13,7 @@ from engine.contracts.command import CommandProvider
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
-from engine_plugins.architecture.config import LLAMA_LIKE, MIXTRAL, QWEN_MOE
+from engine_plugins.architecture.config import GLM_MOE, GPT_OSS, LLAMA_LIKE, MIXTRAL, QWEN_MOE
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import (
     DraftModelConfig,
@@ -57,6 +57,8 @@ def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         elif device.capability is not None and device.capability < TRITON_CAPABILITY:
             has, needs = (".".join(map(str, version)) for version in (device.capability, TRITON_CAPABILITY))
             reasons.append(f"needs compute capability {needs}, this device has {has}")
+    if any(op.sinks for op in model.attentions):
+        reasons.append("its softmax has no sinks")
     for dim in sorted({op.head_dim for op in model.attentions} - set(TRITON_HEAD_DIMS)):
         reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
     return tuple(reasons)
@@ -313,6 +315,18 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.llama:LlamaArchitecture",
             unsupported=only(*LLAMA_LIKE),
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
+        ),
+        Provider(
+            "glm_moe",
+            "engine_plugins.architecture.glm_moe:GlmMoeArchitecture",
+            unsupported=only(*GLM_MOE),
+            doc="GLM-4.5: grouped-query attention, mixtures of experts beside a shared one.",
+        ),
+        Provider(
+            "gpt_oss",
+            "engine_plugins.architecture.gpt_oss:GptOssArchitecture",
+            unsupported=only(*GPT_OSS),
+            doc="gpt-oss: windows, attention sinks, mixtures of experts.",
         ),
         Provider(
             "mixtral",

@@ -67,6 +67,8 @@ class Node:
     outputs: tuple[int, ...]
     cache: int | None = None
     """Which of :attr:`Graph.caches` a :class:`KVWrite` or an :class:`Attention` is of."""
+    sinks: str | None = None
+    """Of an :class:`Attention` with sinks: the tensor with the logits, ``[num_heads]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +271,11 @@ class Builder:
         scale: float | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
+        sinks: str | None = None,
     ) -> Value:
         """Writes keys and values to a cache of their own, and attends to it. ``scale``: ``head_dim ** -0.5`` unless
-        given. A ``window`` that holds every sequence is none."""
+        given. A ``window`` that holds every sequence is none. ``sinks``: a tensor ``[num_heads]`` of the checkpoint,
+        one more logit for the softmax of each head."""
         heads, kv_heads, value_heads = (self._heads("attention", value, head_dim) for value in (q, k, v))
         if kv_heads != value_heads or heads % kv_heads:
             raise ValueError(f"attention of {heads} query, {kv_heads} key and {value_heads} value heads")
@@ -285,9 +289,10 @@ class Builder:
         cache = len(self._caches)
         self._caches.append(KVSpec(kv_heads, head_dim, window))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
-        op = Attention(heads, kv_heads, head_dim, head_dim**-0.5 if scale is None else scale, window, soft_cap)
+        scale = head_dim**-0.5 if scale is None else scale
+        op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks is not None)
         value = self._add(op, [q], heads * head_dim)
-        self._nodes[-1] = replace(self._nodes[-1], cache=cache)
+        self._nodes[-1] = replace(self._nodes[-1], cache=cache, sinks=sinks)
         return value
 
     def gated(self, gate: Value, up: Value, act: Act | Gated) -> Value:

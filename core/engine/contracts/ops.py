@@ -137,6 +137,8 @@ class Attention:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
+    """Each head has one more logit, of no key, in its softmax: probabilities of keys then sum up to less than 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+GPT_OSS = ("GptOssForCausalLM",)
+GLM_MOE = ("Glm4MoeForCausalLM",)
 MIXTRAL = ("MixtralForCausalLM",)
 QWEN_MOE = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

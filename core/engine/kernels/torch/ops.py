@@ -167,12 +167,21 @@ def lower_attention(lowering: Lowering, op: Attention, fused: Fused[Kernel], wei
     """By the plan's attention kernel."""
     check_heads(op.num_heads, op.num_kv_heads, lowering.tp)
     kernel, local, cache = lowering.attention, local_attention(op, lowering.tp), cache_of(lowering, fused.nodes[0])
+    more = () if not op.sinks else (sinks_of(lowering, fused, weights),)
 
     def attention(context: StepContext, q: Tensor) -> Tensor:
         heads = q.view(-1, local.num_heads, op.head_dim)
-        return kernel.forward(context.prepared, local, heads, context.kv.layers[cache])
+        return kernel.forward(context.prepared, local, heads, context.kv.layers[cache], *more)
 
     return Lowered(attention, kernel.label(op, lowering.dtype_name, lowering.kv_format))
+
+
+def sinks_of(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Tensor:
+    """This rank's, float32 ``[num_heads]``."""
+    (node,) = fused.nodes
+    assert isinstance(node.op, Attention) and node.sinks is not None
+    whole = weights.small(node.sinks, (node.op.num_heads,))
+    return whole.chunk(lowering.tp)[lowering.parallelism.rank % lowering.tp].contiguous()
 
 
 def _gated(lowering: Lowering, op: Gated, fused: Fused[Kernel], weights: Weights) -> Lowered:
