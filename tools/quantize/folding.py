@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from tools.quantize.calibration import Linear
 from tools.quantize.scaling import Share
 from torch import Tensor
 
-from engine.contracts.ops import DownResidual, LayerOp, NormGateUpAct, NormQKVRopeWrite, NormSpec, OutResidual
+from engine.contracts.graph import Block, Graph, Node
+from engine.contracts.ops import Attention, Gated, KVWrite, LinearSpec, Norm
+from engine.contracts.ops import Linear as LinearOp
 
 Fold = Callable[[Tensor], Tensor]
 """Divides what produces the inputs by scales ``[in]``; returns the scales that this really came to."""
@@ -28,30 +31,89 @@ class Site:
     fold: Fold
 
 
-def sites(ops: Sequence[LayerOp], linears: Mapping[str, Linear], norms: dict[str, Tensor]) -> dict[int, Site]:
-    """The linear layers of a layer whose inputs come from a norm or a linear layer in it, by the index of their op.
-    ``linears`` by the name of their first part, ``norms`` by checkpoint name: folding changes both."""
+def sites(graph: Graph, block: Block, linears: Mapping[str, Linear], norms: dict[str, Tensor]) -> dict[int, Site]:
+    """The linear layers of a layer whose inputs can be scaled by what produces them, by the index of their node.
+
+    That is a norm over all features; or the part of a linear layer that makes the values of attention, or what a gate
+    is multiplied with: both go through unchanged but for factors. Nobody else may read what is scaled. ``linears`` by
+    the name of their first part, ``norms`` by checkpoint name: folding changes both.
+    """
     found: dict[int, Site] = {}
-    qkv: NormQKVRopeWrite | None = None
-    gate_up: Linear | None = None
-    for i, op in enumerate(ops):
-        if isinstance(op, NormQKVRopeWrite):
-            qkv, linear = op, linears[op.qkv.parts[0].name]
-            if op.norm is not None:
-                found[i] = Site(linear, _alone, _into_norm(linear, op.norm, norms))
-        elif isinstance(op, OutResidual):
-            assert qkv is not None, "attention comes before its output projection"
-            source, heads, size = linears[qkv.qkv.parts[0].name], qkv.num_kv_heads, qkv.head_dim
-            linear = linears[op.out.parts[0].name]
-            found[i] = Site(linear, _by_head(heads, size), _into_last_part(source, heads, size))
-        elif isinstance(op, NormGateUpAct):
-            gate_up = linears[op.gate_up.parts[0].name]
-            found[i] = Site(gate_up, _alone, _into_norm(gate_up, op.norm, norms))
-        elif isinstance(op, DownResidual):
-            assert gate_up is not None, "gate and up come before down"
-            linear = linears[op.down.parts[0].name]
-            found[i] = Site(linear, _alone, _into_last_part(gate_up, 1, op.down.in_features))
+    for index, node in enumerate(block.nodes):
+        if isinstance(node.op, LinearOp) and not node.op.tied:
+            site = _site(_Block(graph, block, linears), node, linears[_first(node.op.spec)], norms)
+            if site is not None:
+                found[index] = site
     return found
+
+
+def readers(graph: Graph, value: int) -> list[Node]:
+    """The nodes that read a value, one for each time that it is read."""
+    return [node for node in graph.nodes for number in node.inputs if number == value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A layer of the running model."""
+
+    graph: Graph
+    block: Block
+    linears: Mapping[str, Linear]
+
+    def source(self, value: int) -> Node | None:
+        """The node that makes a value, if it is of this layer and the value is read once."""
+        if len(readers(self.graph, value)) != 1:
+            return None
+        return next((node for node in self.block.nodes if value in node.outputs), None)
+
+    def rows(self, value: int) -> tuple[Linear, slice] | None:
+        """The linear layer that makes a value, and which of its output rows do, if it is read once."""
+        node = self.source(value)
+        if node is None or not isinstance(node.op, LinearOp) or node.op.tied:
+            return None
+        sizes = [part.out_features for part in node.op.spec.parts]
+        part = node.outputs.index(value)
+        end = list(accumulate(sizes))[part]
+        return self.linears[_first(node.op.spec)], slice(end - sizes[part], end)
+
+    def attended(self, node: Node) -> int | None:
+        """The values that attention weighs, if no other attention reads them from the cache."""
+        same = [other for other in self.graph.nodes if other.cache == node.cache]
+        if len(same) != 2:
+            return None
+        return next((other.inputs[1] for other in self.block.nodes if other in same and _writes(other)), None)
+
+
+def _site(layer: _Block, node: Node, linear: Linear, norms: dict[str, Tensor]) -> Site | None:
+    before = layer.source(node.inputs[0])
+    match before.op if before is not None else None:
+        case Norm() as op if _is_foldable(op, layer.graph, linear):
+            return Site(linear, _alone, _into_norm(linear, op, norms))
+        case Attention() as op:
+            assert before is not None
+            values = layer.attended(before)
+            made = None if values is None else layer.rows(values)
+            heads, size = op.num_kv_heads, op.head_dim
+            return None if made is None else Site(linear, _by_head(heads, size), _into_rows(*made, heads, size))
+        case Gated():
+            assert before is not None
+            made = layer.rows(before.inputs[1])
+            return None if made is None else Site(linear, _alone, _into_rows(*made, 1, linear.spec.in_features))
+    return None
+
+
+def _is_foldable(op: Norm, graph: Graph, linear: Linear) -> bool:
+    """Whether a norm's weight is all that its output is multiplied by, one for each feature, and its own."""
+    same = [node for node in graph.nodes if isinstance(node.op, Norm) and node.op.name == op.name]
+    return op.name is not None and not op.bias and op.size == linear.spec.in_features and len(same) == 1
+
+
+def _first(spec: LinearSpec) -> str:
+    return spec.parts[0].name
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.op, KVWrite)
 
 
 def _alone(values: Tensor) -> Tensor:
@@ -68,14 +130,15 @@ def _by_head(num_kv_heads: int, head_dim: int) -> Share:
     return share
 
 
-def _into_norm(linear: Linear, norm: NormSpec, norms: dict[str, Tensor]) -> Fold:
+def _into_norm(linear: Linear, norm: Norm, norms: dict[str, Tensor]) -> Fold:
     """Into the weight of a norm. What its dtype rounds away, the linear layer makes up for."""
-    name = f"{norm.name}.weight"
+    name, offset = f"{norm.name}.weight", norm.offset
 
     def fold(scales: Tensor) -> Tensor:
         stored = norms[name].to(scales.device)
-        new = (stored.float() / scales).to(stored.dtype)
-        old, became = stored.float(), new.float()
+        old = stored.float() + offset
+        new = (old / scales - offset).to(stored.dtype)
+        became = new.float() + offset
         usable = (old != 0) & (became != 0)
         norms[name] = torch.where(usable, new, stored).cpu()
         real = torch.where(usable, old / became, 1.0)
@@ -85,14 +148,12 @@ def _into_norm(linear: Linear, norm: NormSpec, norms: dict[str, Tensor]) -> Fold
     return fold
 
 
-def _into_last_part(source: Linear, heads: int, head_dim: int) -> Fold:
-    """Into the outputs of the last part of the layer before: values of q, k, v and up of gate, up. They are
-    ``heads * head_dim``, and each head may serve several of the inputs (see :func:`_by_head`)."""
+def _into_rows(source: Linear, rows: slice, heads: int, head_dim: int) -> Fold:
+    """Into some outputs of another linear layer: values of q, k, v and up of gate, up. They are ``heads * head_dim``,
+    and each head may serve several of the inputs (see :func:`_by_head`)."""
 
     def fold(scales: Tensor) -> Tensor:
         by_row = scales.view(heads, -1, head_dim)[:, 0].flatten()
-        total = source.spec.out_features
-        rows = slice(total - source.spec.parts[-1].out_features, total)
         source.weight = source.weight.clone()
         source.weight[rows] /= by_row[:, None]
         if source.bias is not None:
