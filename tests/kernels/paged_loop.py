@@ -16,9 +16,10 @@ from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.kernels.loading import Progress, load_model
-from engine.kernels.lowering import Kernels
+from engine.kernels.settings import Kernels
 from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kv.cache import KVCache
+from engine.models.record import recorded
 from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.cpu.kernel import CpuAttention
@@ -44,10 +45,9 @@ def load(
     execution = "compile" if kernels == "native" else "eager"
     context = build_context(block_size=BLOCK_SIZE, device=device_facts("cpu"), dtype=dtype, execution=execution)
     context = replace(context, model=facts)
-    ops = LlamaArchitecture(SlotConfig(), context).describe(facts)
     model = load_model(
         facts,
-        ops,
+        recorded(LlamaArchitecture(SlotConfig(), context), facts),
         quantizer or Unquantized(UnquantizedConfig(), context),
         (CpuAttention if kernels == "native" else TorchAttention)(SlotConfig(), context),
         kv_format(SlotConfig(), context),

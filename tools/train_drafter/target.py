@@ -16,6 +16,7 @@ from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.model import ModelFacts
 from engine.kernels.model import ForwardBatch
 from engine.kv.cache import KVCache
+from engine.models.record import recorded
 from engine.startup.build import load_plan
 from engine.startup.checks import check_attention
 
@@ -63,8 +64,8 @@ class Target:
     def head_weight(self) -> Tensor | None:
         """Of the vocabulary projection, float32 ``[vocab, hidden_size]`` on the host; ``None``: it is quantized."""
         stored = open_checkpoint(self.facts.path)
-        ops = self._bound.architecture.describe(self.facts)
-        part = ops.embed.name if ops.head.tied else ops.head.head.parts[0].name
+        graph = recorded(self._bound.architecture, self.facts)
+        part = graph.embedding.name if graph.lm_head.tied else graph.lm_head.spec.parts[0].name
         name = f"{part}.weight"
         if name not in stored.names or not stored.entry(name).dtype.is_floating_point:
             return None
