@@ -11,23 +11,22 @@ import torch
 from torch import Tensor
 
 from engine.assembly.device_facts import device_facts
-from engine.assembly.model_facts import model_facts
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.kernels.loading import Progress, load_model
-from engine.kernels.settings import Kernels
 from engine.kernels.model import ForwardBatch, LoweredModel
+from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
 from engine.models.record import recorded
 from engine.testing.context import build_context
-from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.cpu.kernel import CpuAttention
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.kv_format.native import NativeFormat
 from engine_plugins.parallelism.single import SingleDevice
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
+from tests.families import LLAMA, model_facts
 
 BLOCK_SIZE = 8
 
@@ -47,7 +46,7 @@ def load(
     context = replace(context, model=facts)
     model = load_model(
         facts,
-        recorded(LlamaArchitecture(SlotConfig(), context), facts),
+        recorded(LLAMA, facts),
         quantizer or Unquantized(UnquantizedConfig(), context),
         (CpuAttention if kernels == "native" else TorchAttention)(SlotConfig(), context),
         kv_format(SlotConfig(), context),

@@ -17,8 +17,8 @@ from engine.drafting.behind import Drafts
 from engine.kernels.loading import load_model
 from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
-from engine.models.record import recorded
 from engine.loop.core import EngineCore
+from engine.models.record import recorded
 from engine.startup import build
 from engine.startup.build import capture_graphs, make_core, start_drafter
 from engine.step.graphs import Capture

@@ -28,7 +28,7 @@ class ForwardMetadata:
     def context(self, rotate: Rotate, attention: AttentionKernel, kv: Cache) -> StepContext:
         if self.prepared is None:
             self.prepared = attention.prepare(self.attention)
-        return StepContext(self.rotations(rotate), self.slot_mapping, self.prepared, kv)
+        return StepContext(self.rotations(rotate), self.slot_mapping, self.prepared, kv, self.positions)
 
     def rotations(self, rotate: Rotate) -> tuple[tuple[Tensor, Tensor], ...]:
         return rotate(self.positions) if self.chain is None else self.chain.rotations(rotate)[self.index]

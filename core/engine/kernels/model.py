@@ -53,6 +53,8 @@ class StepContext:
     prepared: Any
     """What the attention kernel prepared."""
     kv: Cache
+    positions: Tensor
+    """int64 ``[num_tokens]``"""
 
 
 Call = Callable[..., Any]
@@ -158,9 +160,7 @@ class LoweredModel:
     ) -> tuple[Tensor, list[Tensor]]:
         """:meth:`forward` with what the attention kernel prepared for this batch: the part that can be captured, or
         written as a program, of values."""
-        context = StepContext(
-            rotations=self.rotate(batch.positions), slot_mapping=batch.slot_mapping, prepared=prepared, kv=kv
-        )
+        context = StepContext(self.rotate(batch.positions), batch.slot_mapping, prepared, kv, batch.positions)
         values = {self.graph.inputs[0]: batch.token_ids}
         self.embedding.run(values, None)
         aux: dict[int, Tensor] = {}

@@ -76,7 +76,7 @@ def qkv_write(nodes: Sequence[Node]) -> Match | None:
     found = QKVWrite(
         norm=norm and norm.op,
         qkv=spec,
-        num_heads=spec.parts[0].out_features // op.head_dim,
+        num_heads=spec.outputs[0] // op.head_dim,
         num_kv_heads=op.num_kv_heads,
         head_dim=op.head_dim,
         q_norm=q_norm and q_norm.op,
@@ -84,8 +84,10 @@ def qkv_write(nodes: Sequence[Node]) -> Match | None:
         rope=rope and rope.op,
         cache=write.cache,
     )
-    heads_only = all(each is None or each.size == op.head_dim for each in (found.q_norm, found.k_norm))
-    return Match(found, rest.count, (spec,)) if heads_only else None
+    norms = (each for each in (found.q_norm, found.k_norm) if each is not None)
+    by_head = all(each.size == op.head_dim and not each.by_head for each in norms)
+    paired = found.rope is None or not found.rope.facts.interleaved
+    return Match(found, rest.count, (spec,)) if by_head and paired else None
 
 
 def gate_up(nodes: Sequence[Node]) -> Match | None:
@@ -94,7 +96,9 @@ def gate_up(nodes: Sequence[Node]) -> Match | None:
     norm = rest.take(Norm)
     linear = rest.take(Linear, norm.outputs) if norm else None
     gated = rest.take(Gated, linear.outputs) if linear else None
-    if norm is None or linear is None or gated is None:
+    if norm is None or linear is None or gated is None or not gated.op.is_plain:
+        return None
+    if len(linear.outputs) != 2:
         return None
     spec = replace(linear.op.spec, kind="gate_up")
     return Match(GateUp(norm.op, spec, gated.op.act), rest.count, (spec,))

@@ -12,9 +12,9 @@ from engine.assembly.bind import bind
 from engine.contracts.model import ModelFacts
 from engine.kernels.cpu.captured import CapturedSteps, Programs, capture_steps
 from engine.kernels.loading import load_model
-from engine.kernels.settings import MOST_TOKENS
 from engine.kernels.metadata import ForwardMetadata
 from engine.kernels.model import LoweredModel
+from engine.kernels.settings import MOST_TOKENS
 from engine.models.record import recorded
 from engine.startup.build import load_plan
 from engine_plugins.attention_kernel.torch_paged import TorchAttention

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.contracts.config import ParallelismConfig, SlotConfig
-from engine.contracts.model import RopeFacts
 from engine.contracts.graph import Builder, Graph
-from engine.contracts.ops import LinearPart, LinearSpec, Norm
+from engine.contracts.ops import Attention, LinearPart, LinearSpec, Norm, RopeFacts
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.backends import fused_block, rotations
 from engine.kernels.model import LoweredBlock, Step, StepContext
@@ -74,7 +73,7 @@ def run(kernels: Kernels, kv_format: Any, rows: int, device: str) -> tuple[Tenso
     )  # fmt: skip
     weights: Any = RandomWeights(device, seed=rows)
     residual = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows)).to(device)
-    model = replace(context.model, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+    model = replace(context.model, attentions=(Attention(HEADS, KV_HEADS, HEAD_DIM, 1.0),))
     kv = KVCache(model, kv_format, 8, 4, "float32", device)
     (layer,) = kv.layers
     for scale in (layer.k_scale, layer.v_scale):
@@ -86,9 +85,10 @@ def run(kernels: Kernels, kv_format: Any, rows: int, device: str) -> tuple[Tenso
     values = {graph.inputs[0]: residual}
     with torch.inference_mode():
         *before, attention = fused_block(graph.layers[0], lowering)
-        calls = [Step(each.kernel.lower(lowering, each, weights).call, each.inputs, each.outputs, ()) for each in before]
+        calls = [each.kernel.lower(lowering, each, weights).call for each in before]
+        steps = [Step(call, each.inputs, each.outputs, ()) for call, each in zip(calls, before, strict=True)]
         with count_launches() as launches:
-            LoweredBlock(tuple(calls)).run(values, step)
+            LoweredBlock(tuple(steps)).run(values, step)
     (q,) = (values[number] for number in attention.inputs)
     return q, [tensor for tensor in stored_tensors(layer) if tensor is not None], launches.names
 

@@ -108,7 +108,7 @@ class AttentionCheck:
             raise broken(kernel, "call", wrong)
 
     def _cache(self, slots: list[int], layer: int) -> LayerCache:
-        one = replace(self.model, num_layers=1, layer_windows=(None,))
+        one = replace(self.model, num_layers=1)
         blocks = 1 + max(slots) // self.block_size
         kv = KVCache(one, self.kv_format, blocks, self.block_size, self.dtype, self.device)
         heads, dtype, device = one.num_kv_heads, getattr(torch, self.dtype), torch.device(self.device)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.families import model_facts, model_graph
 from tests.kernels import tiny
 from tests.kernels.paged_loop import PagedLoop, load
 from tests.plugins.quantizer.checkpoint.reference import LARGEST, TOKENS, difference, loaded, logits, reader
@@ -25,15 +26,11 @@ from tests.plugins.quantizer.checkpoint.writers import (
 )
 
 from engine.assembly.device_facts import device_facts
-from engine.assembly.model_facts import model_facts
 from engine.checkpoint.tensors import open_checkpoint
-from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.models.record import recorded
 from engine.models.required_tensors import linears
 from engine.testing.context import build_context
-from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
 from engine_plugins.quantizer.checkpoint.quantizer import FromCheckpoint
@@ -74,7 +71,7 @@ def test_bytes_are_known_before_a_tensor_is_read(name: str, tmp_path: Path) -> N
 
 
 def _estimated(folder: Path) -> int:
-    graph = recorded(LlamaArchitecture(SlotConfig(), build_context()), model_facts(str(folder)))
+    graph = model_graph(str(folder))
     quantizer: Any = reader(folder)
     return sum(quantizer.packed_bytes(spec, torch.float32, "cpu", False) for spec in linears(graph))
 
