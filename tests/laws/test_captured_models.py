@@ -112,7 +112,7 @@ def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, fami
     tables.computed[:] = 8
     batch = tables.inputs(tuple(StepRow(row_id, 8, 1) for row_id in range(rows))).forward
     prepared = model.attention.prepare(batch.attention)
-    context = StepContext(model.rotate(batch.positions), batch.slot_mapping, prepared, kv)
+    context = StepContext(model.rotate(batch.positions), batch.slot_mapping, prepared, kv, batch.positions)
     with torch.inference_mode():
         values = {model.layers[0].residual: model.embed(batch.token_ids)}
         with count_launches() as launches:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -29,7 +30,7 @@ from tools.train_demo_model import source_texts  # noqa: E402
 from engine.assembly.assemble import assemble  # noqa: E402
 from engine.assembly.bind import bind  # noqa: E402
 from engine.contracts.graph import Builder  # noqa: E402
-from engine.contracts.ops import LinearPart  # noqa: E402
+from engine.contracts.ops import Gated, LinearPart  # noqa: E402
 from engine.evaluation.forward import LoadedPlan  # noqa: E402
 from engine.models.required_tensors import linears  # noqa: E402
 from engine_plugins.quantizer.weights import QuantizedWeight  # noqa: E402
@@ -138,6 +139,47 @@ def test_the_engine_computes_what_the_written_numbers_stand_for(model, tmp_path,
     found, expected = logits(out, "quantizer.activations=bf16"), logits(plain)
     torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)
     assert float((expected - logits(model)).abs().max()) > 1e-3, "nothing was rounded"
+
+
+@pytest.fixture(params=["of all experts", "of each expert"])
+def mixture(request, tmp_path):
+    """A tiny mixture of experts, with one tensor of all or one of each."""
+    config = Qwen3MoeConfig(
+        vocab_size=120, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256, num_experts=4,
+        num_experts_per_tok=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(config)
+    folder = tmp_path / "mixture"
+    model.save_pretrained(folder, save_original_format=request.param == "of each expert")
+    stored = load_file(folder / "model.safetensors")
+    assert any("experts.0." in name for name in stored) == (request.param == "of each expert")
+    return folder
+
+
+@pytest.mark.parametrize("method", ["rtn", "fp8"])
+def test_experts_are_rounded_like_other_weights_and_routers_stay(mixture, tmp_path, method):
+    out = written(mixture, tmp_path, method, None)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text((mixture / "config.json").read_text())
+    save_file({name: tensor.contiguous() for name, tensor in dequantized(out).items()}, plain / "model.safetensors")
+    found, expected = logits(out, "quantizer.activations=bf16"), logits(plain)
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)
+    assert float((expected - logits(mixture)).abs().max()) > 1e-4, "nothing was rounded"
+    stored = load_file(out / "model.safetensors")
+    suffix = "weight" if method == "fp8" else "weight_packed"
+    assert f"model.layers.1.mlp.experts.3.down_proj.{suffix}" in stored
+    assert not any(name.endswith("experts.gate_up_proj") for name in stored)
+    section = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert section["ignore"] == ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
+
+
+def test_methods_that_look_at_inputs_refuse_experts(mixture, tmp_path, text, capsys):
+    assert quantize([str(mixture), str(tmp_path / "out"), "--method", "gptq", "--text", text, "--device", "cpu"]) == 2
+    says = capsys.readouterr().err
+    assert "has experts" in says and "use --method rtn or fp8" in says
 
 
 def test_the_configuration_names_the_format_and_the_tokenizer_comes_along(model, tmp_path, text):
@@ -293,6 +335,25 @@ def test_values_take_no_scales_where_something_else_is_done_with_them():
 
     for record in (normed, keys_too):
         assert folded(record)[0] == set()
+
+
+def test_scales_go_through_what_multiplies_each_feature_by_itself():
+    def record(b, x):
+        q, k, v, gate = b.split(x, LinearPart("qkvg", 4 * SIZE, slices=(SIZE,) * 4))
+        return b.add(x, b.linear(b.gate(b.scale(b.attention(q, k, v, 4), 0.5), gate), proj("o")))
+
+    names, held, _ = folded(record)
+    assert names == {"o"}
+    assert held["qkvg"].weight[:, 0].tolist() == [1.0] * 2 * SIZE + [0.5] * SIZE + [1.0] * SIZE
+
+
+@pytest.mark.parametrize("options", [{"offset": 1.0}, {"limit": 7.0}])
+def test_ups_that_are_cut_or_moved_take_no_scales(options):
+    def record(b, x):
+        gate, up = b.linear(x, proj("gate"), proj("up"))
+        return b.add(x, b.linear(b.gated(gate, up, Gated("silu", **options)), proj("down")))
+
+    assert folded(record)[0] == set()
 
 
 def test_a_gate_that_is_its_own_factor_takes_no_scales():

@@ -230,4 +230,5 @@ def _context(model: LoweredModel, rows: Sequence[Sequence[int]], kv: KVCache, de
         slot_mapping=torch.cat(slots).to(device),
         prepared=model.attention.prepare(attention),
         kv=kv,
+        positions=positions,
     )

@@ -12,7 +12,7 @@ from tools.quantize.scaling import Share
 from torch import Tensor
 
 from engine.contracts.graph import Block, Graph, Node
-from engine.contracts.ops import Attention, Gated, KVWrite, LinearSpec, Norm
+from engine.contracts.ops import Attention, Gate, Gated, KVWrite, LinearSpec, Norm, Scale
 from engine.contracts.ops import Linear as LinearOp
 
 Fold = Callable[[Tensor], Tensor]
@@ -34,9 +34,9 @@ class Site:
 def sites(graph: Graph, block: Block, linears: Mapping[str, Linear], norms: dict[str, Tensor]) -> dict[int, Site]:
     """The linear layers of a layer whose inputs can be scaled by what produces them, by the index of their node.
 
-    That is a norm over all features; or the part of a linear layer that makes the values of attention, or what a gate
-    is multiplied with: both go through unchanged but for factors. Nobody else may read what is scaled. ``linears`` by
-    the name of their first part, ``norms`` by checkpoint name: folding changes both.
+    That is a norm over all features; or the part of a linear layer that makes the values of attention, or what an
+    activated gate is multiplied with: both are only weighed and multiplied on the way. Nobody else may read what is
+    scaled. ``linears`` by the name of their first part, ``norms`` by checkpoint name: folding changes both.
     """
     found: dict[int, Site] = {}
     for index, node in enumerate(block.nodes):
@@ -60,21 +60,24 @@ class _Block:
     block: Block
     linears: Mapping[str, Linear]
 
-    def source(self, value: int) -> Node | None:
-        """The node that makes a value, if it is of this layer and the value is read once."""
+    def source(self, value: int) -> tuple[Node, int] | None:
+        """The node that a value comes from, and what that node made: before anything that multiplies each feature by
+        itself. ``None`` if it is not of this layer, or if something on the way is read more than once."""
         if len(readers(self.graph, value)) != 1:
             return None
-        return next((node for node in self.block.nodes if value in node.outputs), None)
+        for node in self.block.nodes:
+            if value in node.outputs:
+                return self.source(node.inputs[0]) if isinstance(node.op, Scale | Gate) else (node, value)
+        return None
 
     def rows(self, value: int) -> tuple[Linear, slice] | None:
-        """The linear layer that makes a value, and which of its output rows do, if it is read once."""
-        node = self.source(value)
-        if node is None or not isinstance(node.op, LinearOp) or node.op.tied:
-            return None
-        sizes = [part.out_features for part in node.op.spec.parts]
-        part = node.outputs.index(value)
-        end = list(accumulate(sizes))[part]
-        return self.linears[_first(node.op.spec)], slice(end - sizes[part], end)
+        """The linear layer that a value comes from, and which of its output rows."""
+        match self.source(value):
+            case (Node(LinearOp(spec, tied=False)) as node, made):
+                which = node.outputs.index(made)
+                end = list(accumulate(spec.outputs))[which]
+                return self.linears[_first(spec)], slice(end - spec.outputs[which], end)
+        return None
 
     def attended(self, node: Node) -> int | None:
         """The values that attention weighs, if no other attention reads them from the cache."""
@@ -85,18 +88,15 @@ class _Block:
 
 
 def _site(layer: _Block, node: Node, linear: Linear, norms: dict[str, Tensor]) -> Site | None:
-    before = layer.source(node.inputs[0])
-    match before.op if before is not None else None:
-        case Norm() as op if _is_foldable(op, layer.graph, linear):
+    made: tuple[Linear, slice] | None = None
+    match layer.source(node.inputs[0]):
+        case (Node(Norm() as op), _) if _is_foldable(op, layer.graph, linear):
             return Site(linear, _alone, _into_norm(linear, op, norms))
-        case Attention() as op:
-            assert before is not None
-            values = layer.attended(before)
+        case (Node(Attention() as op) as before, _):
+            values, heads, size = layer.attended(before), op.num_kv_heads, op.head_dim
             made = None if values is None else layer.rows(values)
-            heads, size = op.num_kv_heads, op.head_dim
             return None if made is None else Site(linear, _by_head(heads, size), _into_rows(*made, heads, size))
-        case Gated():
-            assert before is not None
+        case (Node(Gated(limit=None, offset=0.0)) as before, _):
             made = layer.rows(before.inputs[1])
             return None if made is None else Site(linear, _alone, _into_rows(*made, 1, linear.spec.in_features))
     return None
@@ -105,7 +105,8 @@ def _site(layer: _Block, node: Node, linear: Linear, norms: dict[str, Tensor]) -
 def _is_foldable(op: Norm, graph: Graph, linear: Linear) -> bool:
     """Whether a norm's weight is all that its output is multiplied by, one for each feature, and its own."""
     same = [node for node in graph.nodes if isinstance(node.op, Norm) and node.op.name == op.name]
-    return op.name is not None and not op.bias and op.size == linear.spec.in_features and len(same) == 1
+    is_one = op.name is not None and not op.bias and not op.by_head and op.size == linear.spec.in_features
+    return is_one and len(same) == 1
 
 
 def _first(spec: LinearSpec) -> str:

@@ -14,8 +14,9 @@ from tools.quantize.scaling import awq_scales, smooth_scales
 from torch import Tensor
 
 from engine.contracts.graph import Block, Graph, Node
-from engine.contracts.ops import Add
+from engine.contracts.ops import Add, Experts, LinearSpec
 from engine.contracts.ops import Linear as LinearOp
+from engine.models.required_tensors import linears_of
 from engine_plugins.quantizer.rounding import to_fp8, to_int8
 from engine_plugins.quantizer.weights import QuantizedWeight
 
@@ -49,6 +50,13 @@ def linear_ops(block: Block) -> Iterator[tuple[int, LinearOp]]:
             yield index, node.op
 
 
+def expert_specs(block: Block) -> Iterator[LinearSpec]:
+    """The linear layers of a block's experts."""
+    for node in block.nodes:
+        if isinstance(node.op, Experts):
+            yield from linears_of(node.op)
+
+
 def quantize_layer(
     index: int,
     graph: Graph,
@@ -74,7 +82,11 @@ def quantize_layer(
         found = {i: _nearest(linear, recipe) for i, linear in mine.items()}
         if runner is not None:
             runner.advance(index, slice(None))
-    return {name: part for i, whole in found.items() for name, part in split(mine[i], whole).items()}
+    parts = {name: part for i, whole in found.items() for name, part in split(mine[i], whole).items()}
+    for spec in expert_specs(block):
+        expert = linears[spec.parts[0].name]
+        parts |= split(expert, _nearest(expert, recipe))
+    return parts
 
 
 def _scale(site: Site, inputs: Inputs, recipe: Recipe) -> None:
@@ -89,12 +101,13 @@ def _scale(site: Site, inputs: Inputs, recipe: Recipe) -> None:
 
 def _nearest(linear: Linear, recipe: Recipe) -> QuantizedWeight:
     """All parts in one matrix, from the weights alone."""
+    weight = linear.weight.float()
     if recipe.method == "fp8":
-        return to_fp8(linear.weight, linear.bias)
+        return to_fp8(weight, linear.bias)
     if recipe.method == "smoothquant":
-        return to_int8(linear.weight, linear.bias)
-    found = levels(linear.weight, recipe.grid, None)
-    return found.packed(found.rounded(linear.weight), linear.bias)
+        return to_int8(weight, linear.bias)
+    found = levels(weight, recipe.grid, None)
+    return found.packed(found.rounded(weight), linear.bias)
 
 
 def _in_order(

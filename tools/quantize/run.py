@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tools.quantize.calibration import LayerRunner, Linear, Recorder
 from tools.quantize.grid import Grid, levels
-from tools.quantize.layer import WITHOUT_TEXT, Recipe, linear_ops, quantize_layer
+from tools.quantize.layer import WITHOUT_TEXT, Recipe, expert_specs, linear_ops, quantize_layer
 from tools.quantize.writer import ShardWriter, new_folder, part_tensors, quantization_config, write_config
 from torch import Tensor
 
@@ -22,13 +22,13 @@ from engine.assembly.compose import quoted
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import Checkpoint, open_checkpoint
 from engine.contracts.graph import Block, Graph
+from engine.contracts.ops import Experts, Norm, Router
 from engine.contracts.ops import Linear as LinearOp
-from engine.contracts.ops import Norm
 from engine.evaluation.windows import read_prompts, read_text
 from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
 from engine.models.record import recorded
-from engine.models.required_tensors import norm_tensors
+from engine.models.required_tensors import fused_tensors, norm_tensors
 from engine.serving.tokenizer import Tokenizer
 from engine_plugins.quantizer.weights import QuantizedWeight
 
@@ -68,9 +68,20 @@ def quantize(arguments: argparse.Namespace) -> str:
     with new_folder(out) as folder:
         source = load_source(arguments.model, arguments.device)
         recipe = recipe_of(arguments, source.stored)
+        _check_experts(source, recipe)
         runner = None if recipe.method in WITHOUT_TEXT else _runner(source, samples(arguments, source.plan))
         num_bytes = _write(source, recipe, runner, arguments.head == "int8", folder)
     return f"{out}: {recipe.method}, {num_bytes / 2**20:.1f} MiB of tensors"
+
+
+def _check_experts(source: Source, recipe: Recipe) -> None:
+    """Raise ``ValueError`` for experts and a method that looks at the inputs of every linear layer."""
+    if recipe.method not in WITHOUT_TEXT and any(isinstance(node.op, Experts) for node in source.graph.nodes):
+        methods = " or ".join(WITHOUT_TEXT)
+        raise ValueError(
+            f"--method {recipe.method}: {source.plan.model.name} has experts, and what goes into each of them is not "
+            f"looked at; use --method {methods}"
+        )
 
 
 def recipe_of(arguments: argparse.Namespace, stored: torch.dtype) -> Recipe:
@@ -133,8 +144,7 @@ def _write(source: Source, recipe: Recipe, runner: LayerRunner | None, with_head
         for name, tensor in _layer(source, index, recipe, runner):
             shards.add({name: tensor})
             done.add(name)
-        replaced = (part.name for _, op in linear_ops(block) for part in op.spec.parts)
-        done |= {f"{name}.{suffix}" for name in replaced for suffix in ("weight", "bias")}
+        done |= _replaced(block)
         print(f"layer {index + 1} of {len(source.graph.layers)}", file=sys.stderr)
     head = source.graph.lm_head.spec.parts[0].name
     if with_head:
@@ -142,17 +152,30 @@ def _write(source: Source, recipe: Recipe, runner: LayerRunner | None, with_head
         done.add(f"{head}.weight")
     for name in sorted(source.checkpoint.names - done):
         shards.add({name: source.checkpoint.read(name)})
-    ignored = [name for name in _outside(source.graph) if name != head or not with_head]
+    ignored = [name for name in _kept(source.graph) if name != head or not with_head]
     section = quantization_config(recipe, HEAD_BITS if with_head else None, ignored)
     write_config(Path(source.plan.model.path), folder, section, untied=with_head)
     return shards.close()
 
 
-def _outside(graph: Graph) -> Iterator[str]:
-    """Linear layers before and behind the layers."""
+def _replaced(block: Block) -> set[str]:
+    """The tensors that a layer's quantized weights stand for."""
+    specs = [*(op.spec for _, op in linear_ops(block)), *expert_specs(block)]
+    found = {f"{part.name}.{suffix}" for spec in specs for part in spec.parts for suffix in ("weight", "bias")}
+    for node in block.nodes:
+        if isinstance(node.op, Experts) and node.op.fused is not None:
+            found |= {name for name, _ in fused_tensors(node.op)}
+    return found
+
+
+def _kept(graph: Graph) -> Iterator[str]:
+    """Linear layers that stay as they are: those before and behind the layers, and routers."""
     for node in (*graph.embed.nodes, *graph.head.nodes):
         if isinstance(node.op, LinearOp):
             yield from (part.name for part in node.op.spec.parts)
+    for node in graph.nodes:
+        if isinstance(node.op, Router):
+            yield node.op.name
 
 
 def _rounded_head(head: Linear, stored: torch.dtype) -> QuantizedWeight:
@@ -167,9 +190,9 @@ def _layer(source: Source, index: int, recipe: Recipe, runner: LayerRunner | Non
     block = source.graph.layers[index]
     norms = {name: source.checkpoint.read(name) for name in norm_names(block)}
     quantized = quantize_layer(index, source.graph, source.linears, norms, recipe, runner)
-    for _, op in linear_ops(block):  # one layer at a time is in float32
-        linear = source.linears[op.spec.parts[0].name]
-        linear.weight = linear.weight.new_empty(0)
+    for spec in (*(op.spec for _, op in linear_ops(block)), *expert_specs(block)):
+        linear = source.linears[spec.parts[0].name]
+        linear.weight = linear.weight.new_empty(0)  # one layer at a time is in float32
     yield from norms.items()
     for name, weight in quantized.items():
         yield from part_tensors(name, weight, source.stored, packed=recipe.method not in UNPACKED).items()

@@ -13,10 +13,10 @@ from engine.assembly.bind import bind
 from engine.assembly.compose import quoted
 from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
 from engine.kernels.model import ForwardBatch
 from engine.kv.cache import KVCache
-from engine.models.record import recorded
 from engine.startup.build import load_plan
 from engine.startup.checks import check_attention
 
@@ -52,6 +52,10 @@ class Target:
         return self.plan.model
 
     @property
+    def graph(self) -> Graph:
+        return self._model.graph
+
+    @property
     def device(self) -> str:
         return self.plan.device.kind
 
@@ -64,7 +68,7 @@ class Target:
     def head_weight(self) -> Tensor | None:
         """Of the vocabulary projection, float32 ``[vocab, hidden_size]`` on the host; ``None``: it is quantized."""
         stored = open_checkpoint(self.facts.path)
-        graph = recorded(self._bound.architecture, self.facts)
+        graph = self.graph
         part = graph.embedding.name if graph.lm_head.tied else graph.lm_head.spec.parts[0].name
         name = f"{part}.weight"
         if name not in stored.names or not stored.entry(name).dtype.is_floating_point:

@@ -81,7 +81,7 @@ def run(kernels: Kernels, kv_format: Any, rows: int, device: str) -> tuple[Tenso
             scale.fill_(0.05)
     positions = torch.arange(rows, device=device)
     tables = lower_rotations(lowering, 64)(positions)
-    step = StepContext(rotations=tables, slot_mapping=positions + 3, prepared=None, kv=kv)
+    step = StepContext(rotations=tables, slot_mapping=positions + 3, prepared=None, kv=kv, positions=positions)
     values = {graph.inputs[0]: residual}
     with torch.inference_mode():
         *before, attention = fused_block(graph.layers[0], lowering)
