@@ -3,4 +3,6 @@
 
 from __future__ import annotations
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of ``config.json`` under which families say how many experts a layer has."""
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
