@@ -132,7 +132,7 @@ def facts_by(choice: SlotChoice, config: ModelConfig, problems: list[str]) -> Mo
         why = " ".join(str(error).split())
         problems.append(f"{choice.slot}={choice.name} cannot compute model.path={config.path}: {why}")
     except _ENDS as error:  # a plugin may fail in any way; it is named
-        problems.append(f"{choice.who} cannot compute model.path={config.path}: {told(error)}")
+        problems.append(f"model.path={config.path}: {told(error, architecture, 'describe')}")
     return None
 
 
