@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
+from tests.families import AnyFamily, NestedFamily
 
 from engine.assembly.bind import build_context, build_slots
 from engine.assembly.compose import compose
@@ -16,7 +17,6 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.model import ModelConfig, ModelFacts
 from engine.contracts.ops import Attention
 from engine.contracts.provider import Provider
-from tests.families import AnyFamily, NestedFamily
 
 MINE = {"architectures": ["MineForCausalLM"]}
 MODULE = "engine_mine_architectures"
@@ -219,7 +219,7 @@ MINE_SAYS = "architecture=mine (from engine-mine 0.3.0)"
         ("Refusing", "architecture=mine cannot compute model.path={path}: my_positions=7: expected 8"),
         ("Odd", "architecture=mine cannot compute model.path={path}: norm norm: 8 features are not heads of 3"),
         ("NoLayers", "model.path={path}: " + MINE_SAYS + ": describe() recorded a graph that is no whole model: it "),
-        ("Failing", "model.path={path}: " + MINE_SAYS + ": describe() raised KeyError: 'absent' (test_architectures.py:"),
+        ("Failing", "model.path={path}: " + MINE_SAYS + ": describe() raised KeyError: 'absent' (test_archite"),
         ("Ending", "model.path={path}: " + MINE_SAYS + ": describe() raised SystemExit: 3"),
         ("NestedFamily", "model.path={path}: " + MINE_SAYS + ": text_config() raised KeyError: 'text_config'"),
         ("Lacking", MINE_SAYS + " built a Lacking, which is not a Architecture: it lacks describe"),

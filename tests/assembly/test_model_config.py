@@ -3,6 +3,7 @@ import pytest
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import model_config, of_text, served_name
 
+
 def refused(path):
     with pytest.raises(AssemblyError) as raised:
         model_config(path)

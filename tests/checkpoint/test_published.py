@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.families import model_facts, model_graph
 
 from engine.contracts.ops import Rope
-from tests.families import model_facts, model_graph
 
 LLAMA_405B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248,

@@ -38,7 +38,9 @@ def notes(plan: EnginePlan) -> tuple[str, ...]:
     """What the user should know: the plan's notes and what ``auto`` passed over, but for architectures: those of other
     families are passed over for every model."""
     choices = (choice for choice in _choices(plan) if choice.slot != ARCHITECTURE)
-    passed = (f"{choice.slot}=auto passed over {line}" for choice in choices for line in choice.passed_over)
+    # Which architecture computes a checkpoint follows from its name: the others are no news.
+    asked = (choice for choice in choices if choice.slot != "architecture")
+    passed = (f"{choice.slot}=auto passed over {line}" for choice in asked for line in choice.passed_over)
     return (*passed, *plan.notes)
 
 
