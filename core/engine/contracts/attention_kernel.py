@@ -97,16 +97,23 @@ class AttentionKernel(Protocol):
         """
         ...
 
-    def forward(
-        self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
         """Attention of one layer.
 
-        ``sinks``: float32 ``[num_heads]``, where ``op.sinks`` says so; a kernel without that capability is never given
-        any.
         ``q``: ``[num_tokens, num_heads, head_dim]`` in the compute dtype, perhaps a strided view. Returns contiguous
         ``[num_tokens, num_heads * head_dim]`` in the dtype of ``q``. No synchronisation, no compilation.
         """
+        ...
+
+
+@runtime_checkable
+class SinkAttention(AttentionKernel, Protocol):
+    """A kernel with the capability ``sinks``."""
+
+    def forward(
+        self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+    ) -> Tensor:
+        """``sinks``: float32 ``[num_heads]``, where ``op.sinks`` says so."""
         ...
 
 

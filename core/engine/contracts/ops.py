@@ -178,7 +178,7 @@ class Gate:
 @dataclass(frozen=True, slots=True)
 class PositionScale:
     """``x * (1 + beta * log(1 + floor(position / length)))``, each token by its position: queries that see more than
-    ``length`` tokens (Llama 4's temperature)."""
+    ``length`` tokens."""
 
     beta: float
     length: int

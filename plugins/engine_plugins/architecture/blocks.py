@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.checkpoint.files import clipped
 from engine.checkpoint.sizes import DecoderSizes
 from engine.contracts.graph import Builder, Value
 from engine.contracts.ops import Act, FusedExperts, Gated, LinearPart, RopeFacts, Route
@@ -21,7 +22,7 @@ ACTIVATIONS: dict[str, Act] = {
 def activation(name: str, key: str = "hidden_act") -> Act:
     """Raises ``ValueError`` for one that no op computes."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"{key} {name!r} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"{key} {clipped(name)} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

@@ -168,10 +168,11 @@ def lower_attention(lowering: Lowering, op: Attention, fused: Fused[Kernel], wei
     check_heads(op.num_heads, op.num_kv_heads, lowering.tp)
     kernel, local, cache = lowering.attention, local_attention(op, lowering.tp), cache_of(lowering, fused.nodes[0])
     more = () if not op.sinks else (sinks_of(lowering, fused, weights),)
+    forward: Callable[..., Tensor] = kernel.forward
 
     def attention(context: StepContext, q: Tensor) -> Tensor:
         heads = q.view(-1, local.num_heads, op.head_dim)
-        return kernel.forward(context.prepared, local, heads, context.kv.layers[cache], *more)
+        return forward(context.prepared, local, heads, context.kv.layers[cache], *more)
 
     return Lowered(attention, kernel.label(op, lowering.dtype_name, lowering.kv_format))
 

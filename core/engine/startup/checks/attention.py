@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -77,7 +78,8 @@ class AttentionCheck:
             cache = self._cache(slots, layer)
             stored = cache.k.clone(), cache.v.clone()
             want = paged_attention(batch, op, q, cache, *more)
-            got = self.kernel.forward(prepared, op, q, cache, *more)
+            forward: Callable[..., Tensor] = self.kernel.forward
+            got = forward(prepared, op, q, cache, *more)
             wrong = tensor_problem(got, want.shape, compute, q.device) or value_problem(got, want, self._tolerance)
             if not wrong and not all(map(_same, stored, (cache.k, cache.v))):
                 wrong = "changed the cache, which it may only read"
