@@ -41,7 +41,7 @@ from engine.models.required_tensors import (
     stored_of,
     unread_note,
 )
-from engine.models.sharding import cut, rank_of
+from engine.models.sharding import check_cuts, cut, rank_of
 
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
 
@@ -80,6 +80,7 @@ def load_model(
     )
     if lowering.on_cpu:
         keep_freed_memory()
+    check_cuts(graph, lowering.tp)
     checkpoint = open_checkpoint(model.path)
     check_readable(checkpoint, graph, quantizer, model.path)
     check_names(checkpoint, graph, quantizer, model.path)

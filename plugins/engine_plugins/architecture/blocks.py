@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.checkpoint.files import clipped
 from engine.checkpoint.sizes import DecoderSizes
 from engine.contracts.graph import Builder, Value
 from engine.contracts.ops import Act, FusedExperts, Gated, LinearPart, RopeFacts, Route
@@ -21,7 +22,7 @@ ACTIVATIONS: dict[str, Act] = {
 def activation(name: str, key: str = "hidden_act") -> Act:
     """Raises ``ValueError`` for one that no op computes."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"{key} {name!r} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"{key} {clipped(name)} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -52,6 +53,7 @@ def attention(
     norm_offset: float = 0.0,
     scale: float | None = None,
     soft_cap: float | None = None,
+    sinks: str | None = None,
 ) -> Value:
     """Grouped-query attention with ``{name}.{q,k,v,o}_proj``; ``head_norm``: RMSNorm of each query and key head
     (``{name}.{q,k}_norm``, stored less ``norm_offset``) before the rotation."""
@@ -62,7 +64,7 @@ def attention(
         k = b.rms_norm(k, f"{name}.k_norm", sizes.eps, size=dim, offset=norm_offset)
     if rope is not None:
         q, k = b.rope(q, k, rope, dim)
-    a = b.attention(q, k, v, dim, scale=scale, window=window, soft_cap=soft_cap)
+    a = b.attention(q, k, v, dim, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
     return o_proj(b, a, name, sizes, bias=out_bias)
 
 
