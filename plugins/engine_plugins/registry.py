@@ -13,7 +13,17 @@ from engine.contracts.command import CommandProvider
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
-from engine_plugins.architecture.config import LLAMA_LIKE
+from engine_plugins.architecture.config import (
+    COHERE,
+    EXAONE4,
+    GRANITE,
+    LLAMA_LIKE,
+    OLMO,
+    PHI3,
+    SEED_OSS,
+    SMOLLM3,
+    STARCODER2,
+)
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import (
     DraftModelConfig,
@@ -313,7 +323,55 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.llama:LlamaArchitecture",
             unsupported=only(*LLAMA_LIKE),
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
-        )
+        ),
+        Provider(
+            "smollm3",
+            "engine_plugins.architecture.smollm3:SmolLM3Architecture",
+            unsupported=only(*SMOLLM3),
+            doc="SmolLM3: Llama with layers that do not rotate.",
+        ),
+        Provider(
+            "seed_oss",
+            "engine_plugins.architecture.seed_oss:SeedOssArchitecture",
+            unsupported=only(*SEED_OSS),
+            doc="Seed-OSS: Llama with biases of queries, keys and values.",
+        ),
+        Provider(
+            "granite",
+            "engine_plugins.architecture.granite:GraniteArchitecture",
+            unsupported=only(*GRANITE),
+            doc="Granite 3: Llama with multipliers of embedding, scores, residual and logits.",
+        ),
+        Provider(
+            "olmo",
+            "engine_plugins.architecture.olmo:OlmoArchitecture",
+            unsupported=only(*OLMO),
+            doc="OLMo 2 and 3: norms behind attention and MLP.",
+        ),
+        Provider(
+            "exaone4",
+            "engine_plugins.architecture.exaone4:Exaone4Architecture",
+            unsupported=only(*EXAONE4),
+            doc="EXAONE 4: norms behind attention and MLP; layers without a window do not rotate.",
+        ),
+        Provider(
+            "phi3",
+            "engine_plugins.architecture.phi3:Phi3Architecture",
+            unsupported=only(*PHI3),
+            doc="Phi-3, 3.5 and 4: fused projections, partial rotation, longrope.",
+        ),
+        Provider(
+            "starcoder2",
+            "engine_plugins.architecture.starcoder2:Starcoder2Architecture",
+            unsupported=only(*STARCODER2),
+            doc="StarCoder2: LayerNorms, biases, an MLP without a gate.",
+        ),
+        Provider(
+            "cohere",
+            "engine_plugins.architecture.cohere:CohereArchitecture",
+            unsupported=only(*COHERE),
+            doc="Command R, R+, R7B and A: attention and MLP side by side.",
+        ),
     ]
 
 

@@ -4,3 +4,11 @@
 from __future__ import annotations
 
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SMOLLM3 = ("SmolLM3ForCausalLM",)
+SEED_OSS = ("SeedOssForCausalLM",)
+GRANITE = ("GraniteForCausalLM",)
+OLMO = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
+EXAONE4 = ("Exaone4ForCausalLM",)
+PHI3 = ("Phi3ForCausalLM",)
+STARCODER2 = ("Starcoder2ForCausalLM",)
+COHERE = ("CohereForCausalLM", "Cohere2ForCausalLM")
