@@ -28,6 +28,8 @@ from engine.contracts.ops import (
     Add,
     Attention,
     Embed,
+    Experts,
+    FusedExperts,
     Gate,
     Gated,
     KVWrite,
@@ -39,6 +41,8 @@ from engine.contracts.ops import (
     PositionScale,
     Rope,
     RopeFacts,
+    Route,
+    Router,
     Scale,
     SoftCap,
 )
@@ -126,7 +130,8 @@ class Graph:
 
 
 class Builder:
-    """Records a graph. Every method checks the sizes of what it is given and raises ``ValueError``.
+    """Records a graph. Every method checks what it is given and raises ``ValueError``: values are its own, and their
+    sizes fit.
 
     Names are those of the checkpoint's tensors, without ``.weight`` and ``.bias``.
     """
@@ -163,6 +168,7 @@ class Builder:
             raise ValueError("a layer inside of a layer")
         if self._nodes is self._head and self._head:
             raise ValueError("a layer behind ops that follow the last layer")
+        self._check_own(residual)
         self._nodes = []
         yield
         self._layers.append(Block(tuple(self._nodes), residual.number))
@@ -211,8 +217,7 @@ class Builder:
         return self._norm(x, Norm("layer", name, size, eps, bias=bias, by_head=x.size // size if by_head else 0))
 
     def _norm(self, x: Value, op: Norm) -> Value:
-        if x.size % op.size:
-            raise ValueError(f"norm {op.name}: {x.size} features are not heads of {op.size}")
+        self._heads(f"norm {op.name}", x, op.size)
         return self._add(op, [x], x.size)
 
     @overload
@@ -230,8 +235,8 @@ class Builder:
 
     def _linear(self, x: Value, parts: tuple[LinearPart, ...], shard: Shard) -> tuple[Value, ...]:
         spec = LinearSpec(parts, x.size, shard)
-        if not parts or any(size < 1 for size in spec.outputs):
-            raise ValueError(f"linear with outputs {list(spec.outputs)}, expected positive sizes")
+        if not parts:
+            raise ValueError("linear of no parts")
         for part in parts:
             if sum(part.outputs) != part.out_features:
                 raise ValueError(f"{part.name}: slices {list(part.slices)} of {part.out_features} outputs")
@@ -269,8 +274,13 @@ class Builder:
         heads, kv_heads, value_heads = (self._heads("attention", value, head_dim) for value in (q, k, v))
         if kv_heads != value_heads or heads % kv_heads:
             raise ValueError(f"attention of {heads} query, {kv_heads} key and {value_heads} value heads")
+        if window is not None and window < 1:
+            raise ValueError(f"attention with a window of {window} tokens, expected at least 1")
         if window is not None and 0 < self._max_position <= window:
             window = None
+        if soft_cap is not None:
+            self._check_cap("attention", soft_cap)
+        self._check_own(q, k, v)
         cache = len(self._caches)
         self._caches.append(KVSpec(kv_heads, head_dim, window))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
@@ -279,9 +289,9 @@ class Builder:
         self._nodes[-1] = replace(self._nodes[-1], cache=cache)
         return value
 
-    def gated(self, gate: Value, up: Value, act: Act) -> Value:
+    def gated(self, gate: Value, up: Value, act: Act | Gated) -> Value:
         """``act(gate) * up``"""
-        return self._alike(Gated(act), gate, up)
+        return self._alike(act if isinstance(act, Gated) else Gated(act), gate, up)
 
     def activation(self, x: Value, act: Act) -> Value:
         """``act(x)``"""
@@ -292,8 +302,37 @@ class Builder:
         return self._alike(Add(), a, b)
 
     def gate(self, x: Value, gate: Value) -> Value:
-        """``x * sigmoid(gate)``"""
-        return self._alike(Gate(), x, gate)
+        """``x * sigmoid(gate)``; ``gate`` has as many features as ``x``, or one."""
+        if gate.size not in (1, x.size):
+            raise ValueError(f"gate of {gate.size} features for {x.size}")
+        return self._add(Gate(), [x, gate], x.size)
+
+    def router(self, x: Value, name: str, num_experts: int, *, bias: bool = False) -> Value:
+        """Logits of the experts."""
+        return self._add(Router(name, x.size, num_experts, bias), [x], num_experts)
+
+    def experts(
+        self,
+        x: Value,
+        logits: Value,
+        route: Route,
+        gate_up: tuple[LinearPart, LinearPart],
+        down: LinearPart,
+        gated: Gated,
+        *,
+        fused: FusedExperts | None = None,
+    ) -> Value:
+        """What the experts that ``route`` chooses by ``logits`` make of ``x``. Names of parts have ``{}`` for the
+        expert's number."""
+        if not 1 <= route.top_k <= route.num_experts or logits.size != route.num_experts:
+            raise ValueError(f"{route.top_k} of {route.num_experts} experts, chosen by {logits.size} logits")
+        first, second = gate_up
+        if first.out_features != second.out_features:
+            raise ValueError(f"experts with {first.out_features} gates and {second.out_features} ups")
+        ids, weights = self._several(route, [logits], [route.top_k, route.top_k])
+        up = LinearSpec(gate_up, x.size, "out", "gate_up")
+        op = Experts(route.num_experts, route.top_k, up, LinearSpec((down,), first.out_features, "in"), gated, fused)
+        return self._add(op, [x, ids, weights], down.out_features)
 
     def position_scale(self, x: Value, beta: float, length: int) -> Value:
         """``x * (1 + beta * log(1 + floor(position / length)))``"""
@@ -305,14 +344,26 @@ class Builder:
 
     def soft_cap(self, x: Value, cap: float | None) -> Value:
         """``cap * tanh(x / cap)``; the value itself without a cap."""
-        return x if cap is None else self._add(SoftCap(cap), [x], x.size)
+        if cap is None:
+            return x
+        self._check_cap("soft_cap", cap)
+        return self._add(SoftCap(cap), [x], x.size)
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _heads(self, what: str, value: Value, head_dim: int) -> int:
-        if value.size % head_dim:
+        if head_dim < 1 or value.size % head_dim:
             raise ValueError(f"{what}: {value.size} features are not heads of {head_dim}")
         return value.size // head_dim
+
+    def _check_cap(self, what: str, cap: float) -> None:
+        if cap <= 0.0:
+            raise ValueError(f"{what} with a cap of {cap}, expected a positive number or None")
+
+    def _check_own(self, *values: Value) -> None:
+        for value in values:
+            if not (0 <= value.number < len(self._sizes) and self._sizes[value.number] == value.size):
+                raise ValueError(f"{value} was made by another builder")
 
     def _alike(self, op: Op, a: Value, b: Value) -> Value:
         if a.size != b.size:
@@ -323,10 +374,13 @@ class Builder:
         return self._several(op, inputs, [size])[0]
 
     def _several(self, op: Op, inputs: Sequence[Value], sizes: Sequence[int]) -> tuple[Value, ...]:
+        self._check_own(*inputs)
         made = tuple(self._value(size) for size in sizes)
         self._nodes.append(Node(op, tuple(value.number for value in inputs), tuple(value.number for value in made)))
         return made
 
     def _value(self, size: int) -> Value:
+        if size < 1:
+            raise ValueError(f"a value of {size} features, expected at least 1")
         self._sizes.append(size)
         return Value(len(self._sizes) - 1, size)

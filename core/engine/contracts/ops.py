@@ -141,9 +141,19 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """``(gate, up) -> act(gate) * up`` (arXiv 2002.05202)."""
+    """``(gate, up) -> act(gate) * (up + offset)`` (arXiv 2002.05202)."""
 
     act: Act
+    limit: float | None = None
+    """Before that, gates are cut to at most ``limit``, and ups to at most ``limit`` on both sides of 0."""
+    alpha: float = 1.0
+    """Of ``silu``: ``x * sigmoid(alpha * x)``."""
+    offset: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """``act(gate) * up`` and nothing else."""
+        return self == Gated(self.act)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """``(x, gate) -> x * sigmoid(gate)``"""
+    """``(x, gate) -> x * sigmoid(gate)``; one gate may serve all features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +196,69 @@ class SoftCap:
     cap: float
 
 
+@dataclass(frozen=True, slots=True)
+class Router:
+    """``x -> logits [num_tokens, num_experts]`` float32: ``{name}.weight [num_experts, in_features]`` (and ``.bias``),
+    multiplied in float32, never rounded and never cut: all ranks must choose alike."""
+
+    name: str
+    in_features: int
+    num_experts: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``logits -> (ids, weights)``, ``[num_tokens, top_k]`` each: the experts of every token, int64, and what their
+    outputs are multiplied by, float32.
+
+    ``scores``: ``softmax`` or ``sigmoid`` of all logits, or the ``logits`` themselves, of which those chosen go through
+    a softmax. With ``correction`` (``[num_experts]`` in the checkpoint) experts are chosen by score plus correction,
+    and weighted by score. With ``groups`` only experts of the best ``chosen_groups`` are chosen; a group is as good as
+    its best expert (``max``) or its two best together (``top2``).
+    """
+
+    num_experts: int
+    top_k: int
+    scores: Literal["softmax", "sigmoid", "logits"] = "softmax"
+    renormalize: bool = False
+    """Weights of a token are divided by their sum."""
+    scale: float = 1.0
+    """Then multiplied by this."""
+    correction: str | None = None
+    groups: int = 1
+    chosen_groups: int = 1
+    group_by: Literal["max", "top2"] = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """``(x, ids, weights) -> `` the sum over a token's experts of ``weight * down(gated(gate(x), up(x)))``.
+
+    ``gate_up`` and ``down``: of one expert, with ``{}`` in the names of their parts for its number. A checkpoint may
+    have all experts' in one tensor instead, :attr:`fused`.
+    """
+
+    num_experts: int
+    top_k: int
+    gate_up: LinearSpec
+    down: LinearSpec
+    gated: Gated
+    fused: FusedExperts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FusedExperts:
+    """Names of tensors that hold all experts: ``gate_up [num_experts, 2 * size, in]``, gates first, and ``down
+    [num_experts, out, size]``; biases have ``_bias`` behind the name. ``transposed``: the last two axes are the other
+    way round; ``interleaved``: gates and ups take turns."""
+
+    gate_up: str
+    down: str
+    transposed: bool = False
+    interleaved: bool = False
+
+
 Op = (
     Embed
     | Norm
@@ -200,4 +273,7 @@ Op = (
     | PositionScale
     | Scale
     | SoftCap
+    | Router
+    | Route
+    | Experts
 )

@@ -96,7 +96,7 @@ def gate_up(nodes: Sequence[Node]) -> Match | None:
     norm = rest.take(Norm)
     linear = rest.take(Linear, norm.outputs) if norm else None
     gated = rest.take(Gated, linear.outputs) if linear else None
-    if norm is None or linear is None or gated is None:
+    if norm is None or linear is None or gated is None or not gated.op.is_plain:
         return None
     if len(linear.outputs) != 2:
         return None

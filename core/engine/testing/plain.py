@@ -35,6 +35,20 @@ class PlainQuantizer:
         return PackedLinear({"weight": weight, "bias": bias}, linear, linear, spec.out_features, label="plain")
 
 
+class RoundedQuantizer(PlainQuantizer):
+    """Weights rounded to 8 bits, with a scale for each output feature."""
+
+    lossless = False
+
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+        return super().pack(spec, [{**part, "weight": _rounded(part["weight"])} for part in parts], dtype, device)
+
+
+def _rounded(weight: Tensor) -> Tensor:
+    scale = weight.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+    return (weight / scale).round() * scale
+
+
 class PlainAttention:
     """One row after another, by the definition."""
 

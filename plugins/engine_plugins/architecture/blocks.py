@@ -101,8 +101,11 @@ def attend(
     return b.linear(a, LinearPart(f"{name}.o_proj", sizes.hidden_size, bias), shard="in")
 
 
-def gated_mlp(b: Builder, h: Value, name: str, sizes: DecoderSizes, act: Act, *, bias: bool = False) -> Value:
-    """``down_proj(act(gate_proj(h)) * up_proj(h))``"""
-    gate_proj, up_proj = (LinearPart(f"{name}.{part}_proj", sizes.intermediate_size, bias) for part in ("gate", "up"))
+def gated_mlp(
+    b: Builder, h: Value, name: str, sizes: DecoderSizes, act: Act, *, size: int | None = None, bias: bool = False
+) -> Value:
+    """``down_proj(act(gate_proj(h)) * up_proj(h))``; ``size``: of the gate, where it is not the model's."""
+    inner = size or sizes.intermediate_size
+    gate_proj, up_proj = (LinearPart(f"{name}.{part}_proj", inner, bias) for part in ("gate", "up"))
     gate, up = b.linear(h, gate_proj, up_proj, shard="out")
     return b.linear(b.gated(gate, up, act), LinearPart(f"{name}.down_proj", sizes.hidden_size, bias), shard="in")

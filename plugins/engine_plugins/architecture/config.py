@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+MIXTRAL = ("MixtralForCausalLM",)
+QWEN_MOE = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 SMOLLM3 = ("SmolLM3ForCausalLM",)
 SEED_OSS = ("SeedOssForCausalLM",)

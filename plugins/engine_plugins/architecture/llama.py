@@ -43,10 +43,15 @@ class LlamaArchitecture:
 
 
 def _windows(values: Values, family: str, layers: int) -> tuple[int | None, ...]:
-    """Llama has none, Mistral one in every layer, Qwen from layer ``max_window_layers`` on if it uses any."""
+    """Llama has none, Mistral one in every layer."""
     if family == "MistralForCausalLM":
         return windows_by_layer(values, layers, every=True)
-    if family == "LlamaForCausalLM" or not values.flag("use_sliding_window", False):
+    return (None,) * layers if family == "LlamaForCausalLM" else qwen_windows(values, layers)
+
+
+def qwen_windows(values: Values, layers: int) -> tuple[int | None, ...]:
+    """Where ``use_sliding_window`` says so: in the layers of ``layer_types``, or from ``max_window_layers`` on."""
+    if not values.flag("use_sliding_window", False):
         return (None,) * layers
     if values.has("layer_types"):
         return windows_by_layer(values, layers)

@@ -116,8 +116,10 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
             context.kv.write(cache, context.slot_mapping, k, v)
         return qkv[:, : num_heads * head_dim]
 
-    label = "compiled rotation" + (" and KV write" if writes else ", index_copy KV write")
-    return Lowered(qkv_rope_write, f"{NORM}, {packed.label}, {label}", _obstacle(packed))
+    compiled = ("rotation",) * (rotation is not None) + ("KV write",) * writes
+    labels = ["" if what.norm is None else NORM, packed.label, f"compiled {' and '.join(compiled)}" if compiled else ""]
+    labels.append("" if writes else "index_copy KV write")
+    return Lowered(qkv_rope_write, ", ".join(filter(None, labels)), _obstacle(packed))
 
 
 def lower_native_attention(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:

@@ -15,6 +15,7 @@ from engine.contracts.ops import (
     Add,
     Attention,
     Embed,
+    Experts,
     Gate,
     Gated,
     KVWrite,
@@ -24,17 +25,21 @@ from engine.contracts.ops import (
     Op,
     PositionScale,
     Rope,
+    Route,
+    Router,
     Scale,
     SoftCap,
 )
 from engine.kernels.cpu.row_ops import lookup, widen
 from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
+from engine.kernels.torch.experts import lower_experts, lower_route, lower_router
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
-from engine.kernels.torch.reference import activated, soft_capped
+from engine.kernels.torch.reference import activated, gated, soft_capped
 from engine.kernels.torch.rope import rotate, rotate_interleaved
 from engine.models.fuse import Fused, Match
+from engine.models.required_tensors import linears_of
 from engine.models.sharding import check_heads, local_attention
 
 LowerOp = Callable[[Lowering, Any, Fused[Kernel], Weights], Lowered]
@@ -50,7 +55,7 @@ def _single(kind: type[Op], lower: LowerOp) -> Kernel:
         op = nodes[0].op
         if not isinstance(op, kind):
             return None
-        return Match(op, 1, (op.spec,) if isinstance(op, Linear) else ())
+        return Match(op, 1, linears_of(op))
 
     return Kernel(match, lambda lowering, fused, weights: lower(lowering, fused.what, fused, weights))
 
@@ -158,7 +163,7 @@ def lower_attention(lowering: Lowering, op: Attention, fused: Fused[Kernel], wei
 
 
 def _gated(lowering: Lowering, op: Gated, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    return Lowered(lambda context, gate, up: activated(gate, op.act).mul_(up), f"torch {op.act}")
+    return Lowered(lambda context, gate, up: gated(gate, up, op), f"torch {op.act}")
 
 
 def _activation(lowering: Lowering, op: Activation, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -206,4 +211,7 @@ _LOWER: dict[type[Op], LowerOp] = {
     PositionScale: _position_scale,
     Scale: _scale,
     SoftCap: _soft_cap,
+    Router: lower_router,
+    Route: lower_route,
+    Experts: lower_experts,
 }

@@ -86,8 +86,9 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
         context.kv.write(cache, context.slot_mapping, qk[:, num_heads:], v)
         return qk[:, :num_heads].flatten(1)
 
+    normed = "" if what.norm is None else f"{norm_label(lowering)}, "
     rotated = "" if rotation is None else ("paired " if turn is rotate_paired else "reference ") + "rotation, "
-    return Lowered(qkv_rope_write, f"{norm_label(lowering)}, {packed.label}, {rotated}index_copy KV write")
+    return Lowered(qkv_rope_write, f"{normed}{packed.label}, {rotated}index_copy KV write")
 
 
 def _head_norm(lowering: Lowering, what: QKVWrite, weights: Weights) -> NormCall | None:

@@ -105,15 +105,10 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
             return write(few.linear.store(x), tables, slots, cache).flatten(1)
         return few.linear.rope_write(x, heads, tables, slots, cache).flatten(1)
 
-    kernel = (
-        "two Triton kernels: norm, product; whole heads, rotation, KV write"
-        if in_two
-        else "one Triton kernel: norm, product, rotation, KV write"
-    )
-    return Lowered(
-        qkv_rope_write,
-        _by_rows(kernel, packed, f"{norm_label(lowering)}, {packed.label}, Triton rotation and KV write"),
-    )
+    rotated = "" if rotation is None else "rotation, "
+    product = "two Triton kernels: norm, product; whole heads, " if in_two else "one Triton kernel: norm, product, "
+    chain = f"{norm_label(lowering)}, {packed.label}, Triton {'' if rotation is None else 'rotation and '}KV write"
+    return Lowered(qkv_rope_write, _by_rows(f"{product}{rotated}KV write", packed, chain))
 
 
 def lower_gate_up(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
