@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from engine.contracts.graph import Block, Builder, Graph, Node
-from engine.contracts.model import RopeFacts
-from engine.contracts.ops import Activation, Add, LinearPart, LinearSpec, Norm, Op, Scale, SoftCap
+from engine.contracts.ops import Activation, Add, LinearPart, LinearSpec, Norm, Op, RopeFacts, Scale, SoftCap
 from engine.models.fuse import Fused, Match, Matcher, fused, reads
 
 

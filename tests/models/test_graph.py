@@ -8,8 +8,23 @@ from typing import Any
 import pytest
 
 from engine.contracts.graph import Builder, Graph, KVSpec, Value
-from engine.contracts.model import RopeFacts
-from engine.contracts.ops import Add, Attention, Embed, Gated, KVWrite, Linear, LinearPart, Norm, Rope, Scale, SoftCap
+from engine.contracts.ops import (
+    Add,
+    Attention,
+    Embed,
+    Experts,
+    Gate,
+    Gated,
+    KVWrite,
+    Linear,
+    LinearPart,
+    Norm,
+    Rope,
+    RopeFacts,
+    Route,
+    Scale,
+    SoftCap,
+)
 
 ROPE = RopeFacts()
 
@@ -133,6 +148,52 @@ def test_a_norm_of_a_size_is_one_of_heads() -> None:
     assert (heads, whole) == (Norm("rms", "heads", 8, 1e-5, 1.0), Norm("layer", None, 16, 1e-5))
 
 
+def test_heads_may_have_a_norm_each() -> None:
+    b = Builder()
+    b.layer_norm(b.input(16), "heads", 1e-5, size=8, by_head=True)
+    (op,) = (node.op for node in b.graph().nodes)
+    assert op == Norm("layer", "heads", 8, 1e-5, by_head=2)
+
+
+def test_slices_of_a_fused_projection_are_values() -> None:
+    b = Builder()
+    x = b.input(16)
+    assert [value.size for value in b.split(x, LinearPart("qkv", 40, slices=(24, 8, 8)))] == [24, 8, 8]
+    more = b.linear(x, LinearPart("gate_up", 32, slices=(16, 16)), LinearPart("one", 8))
+    assert [value.size for value in more] == [16, 16, 8]
+
+
+def test_a_window_that_holds_every_sequence_is_none() -> None:
+    def windows(positions: int) -> list[int | None]:
+        b = Builder()
+        b.positions(positions)
+        x = b.input(8)
+        for window in (31, 32, None):
+            b.attention(x, x, x, 8, window=window)
+        return [cache.window for cache in b.graph().caches]
+
+    assert windows(32) == [31, None, None] and windows(33) == [31, 32, None]
+    assert windows(0) == [31, 32, None], "not said"
+
+
+def test_experts_are_chosen_and_then_computed() -> None:
+    b = Builder()
+    x = b.input(16)
+    made = experts(b, x, b.router(x, "router", 4))
+    _, route, computed = b.graph().nodes
+    assert made.size == 16 and route.op == Route(4, 2) and isinstance(computed.op, Experts)
+    assert computed.inputs == (x.number, *route.outputs)
+    assert [b.graph().sizes[number] for number in route.outputs] == [2, 2]
+    assert (computed.op.gate_up.kind, computed.op.gate_up.shard, computed.op.down.shard) == ("gate_up", "out", "in")
+
+
+def test_a_gate_is_of_every_feature_or_of_all() -> None:
+    b = Builder()
+    x = b.input(16)
+    assert b.gate(x, x).size == b.gate(x, b.linear(x, LinearPart("gate", 1))).size == 16
+    assert [type(node.op) for node in b.graph().nodes] == [Gate, Linear, Gate]
+
+
 def test_the_tokens_are_embedded_from_one_input_however_often() -> None:
     b = Builder()
     first, second = b.embed("first", 64, 16), b.embed("second", 64, 8)
@@ -143,6 +204,12 @@ def test_the_tokens_are_embedded_from_one_input_however_often() -> None:
 
 def test_graphs_of_the_same_ops_are_equal() -> None:
     assert small() == small()
+
+
+def experts(b: Builder, x: Value, logits: Value, top_k: int = 2, up: int = 24) -> Value:
+    """Two of four."""
+    parts = LinearPart("{}.gate", 24), LinearPart("{}.up", up)
+    return b.experts(x, logits, Route(4, top_k), parts, LinearPart("{}.down", 16), Gated("silu"))
 
 
 def foreign(size: int) -> Value:
@@ -191,6 +258,15 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
     ),
     "no projection": (lambda b, x, y: b.linear(x), "linear of no parts"),
     "a vocabulary of nothing": (lambda b, x, y: b.embed("e", 64, 0), "a value of 0 features"),
+    "a slice too few": (
+        lambda b, x, y: b.split(x, LinearPart("p", 8, slices=(4, 2))),
+        "p: slices \\[4, 2\\] of 8 outputs",
+    ),
+    "a slice of nothing": (lambda b, x, y: b.split(x, LinearPart("p", 8, slices=(8, 0))), "a value of 0 features"),
+    "a gate of some features": (lambda b, x, y: b.gate(y, x), "gate of 16 features for 24"),
+    "more experts than there are": (lambda b, x, y: experts(b, x, b.input(4), 5), "5 of 4 experts, chosen by 4 logits"),
+    "logits of other experts": (lambda b, x, y: experts(b, x, x), "2 of 4 experts, chosen by 16 logits"),
+    "experts of two sizes": (lambda b, x, y: experts(b, x, b.input(4), up=8), "experts with 24 gates and 8 ups"),
     "a value of another builder": (lambda b, x, y: b.add(x, foreign(16)), "was made by another builder"),
     "a value of another size": (
         lambda b, x, y: b.activation(Value(x.number, 24), "relu"),

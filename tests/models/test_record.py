@@ -1,22 +1,21 @@
-"""What an architecture records is refused, by its name and with the place, where it is no whole model of the facts."""
+"""What an architecture records is refused, by its name and with the place, where it is no whole model; facts follow
+from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.border.calls import PluginError
 from engine.contracts.graph import Builder, Value
-from engine.contracts.model import ModelFacts, RopeFacts
-from engine.contracts.ops import LinearPart
-from engine.models.record import recorded
+from engine.contracts.model import ModelConfig
+from engine.contracts.ops import Attention, LinearPart, RopeFacts
+from engine.models.record import facts, recorded
 from engine.testing.context import build_context
 
-MODEL = replace(build_context().model, num_layers=2, layer_windows=(None, None))
-"""16 features, 2 heads of keys and values of 8, 64 tokens."""
+MODEL = build_context().model
 Record = Callable[[Builder], Any]
 
 
@@ -26,14 +25,17 @@ class Recorded:
     def __init__(self, record: Record) -> None:
         self._record = record
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        b.positions(64)
         self._record(b)
 
 
 def refusal(record: Record) -> str:
-    with pytest.raises(PluginError, match=r"^Recorded: describe\(\) recorded a graph that does not fit: ") as refused:
+    with pytest.raises(
+        PluginError, match=r"^Recorded: describe\(\) recorded a graph that is no whole model: "
+    ) as refused:
         recorded(Recorded(record), MODEL)
-    return str(refused.value).partition("fit: ")[2]
+    return str(refused.value).partition("whole model: ")[2]
 
 
 def attend(b: Builder, x: Value, dim: int = 8, size: int = 16) -> Value:
@@ -49,7 +51,7 @@ def layers(b: Builder, x: Value, count: int = 2) -> Value:
 
 
 def whole(b: Builder) -> None:
-    b.lm_head(layers(b, b.embed("e", 64, 16)), "head", 64)
+    b.lm_head(layers(b, b.embed("e", 64, 16)), "head", 60)
 
 
 def test_a_whole_model_is_handed_back() -> None:
@@ -58,8 +60,43 @@ def test_a_whole_model_is_handed_back() -> None:
     assert recorded(Recorded(whole), MODEL) == graph
 
 
+def test_facts_follow_from_the_graph() -> None:
+    found = facts(Recorded(whole), MODEL)
+    assert (found.num_layers, found.hidden_size, found.vocab_size, found.max_position) == (2, 16, 60, 64)
+    assert found.attentions == (Attention(2, 2, 8, 8**-0.5),) and not found.tie_embeddings
+    assert (found.num_heads, found.num_kv_heads, found.head_dim) == (2, 2, 8)
+    assert (found.path, found.name, found.raw) == (MODEL.path, MODEL.name, MODEL.raw)
+
+
+def test_attentions_that_differ_are_facts_of_their_own() -> None:
+    def record(b: Builder) -> None:
+        x = b.embed("e", 64, 16)
+        for window in (8, None, 8, 64):
+            with b.layer(x):
+                q, k, v = b.linear(x, *(LinearPart(name, 16) for name in "qkv"))
+                x = b.add(x, b.attention(q, k, v, 8, window=window))
+        b.lm_head(x, "head", 64)
+
+    found = [op.window for op in facts(Recorded(record), MODEL).attentions]
+    assert found == [8, None], "a window of all 64 positions is none"
+
+
+def test_a_model_says_how_long_a_sequence_may_be() -> None:
+    assert refusal(lambda b: b.positions(0)) == "expected positions() of at least 1"
+
+
 def test_nothing_is_no_model() -> None:
-    assert refusal(lambda b: None) == "it has no embed before the first layer"
+    assert refusal(lambda b: b.embed("e", 64, 16)) == "it has no layer()"
+
+
+def test_a_model_attends() -> None:
+    def record(b: Builder) -> None:
+        x = b.embed("e", 64, 16)
+        with b.layer(x):
+            x = b.rms_norm(x, "n", 1e-5)
+        b.lm_head(x, "head", 64)
+
+    assert refusal(record) == "it has no attention()"
 
 
 def no_embed(b: Builder) -> None:
@@ -75,14 +112,14 @@ def late_embed(b: Builder) -> None:
 
 @pytest.mark.parametrize("record", [no_embed, late_embed], ids=lambda record: record.__name__)
 def test_tokens_are_embedded_before_the_first_layer(record: Record) -> None:
-    assert refusal(record) == "it has no embed before the first layer"
+    assert refusal(record) == "it has no embed()"
 
 
 def test_nothing_is_handed_in_but_tokens() -> None:
     def record(b: Builder) -> None:
         b.lm_head(layers(b, b.add(b.embed("e", 64, 16), b.input(16))), "head", 64)
 
-    assert refusal(record) == "it has 2 inputs, expected the tokens alone"
+    assert refusal(record) == "2 values are handed in, expected the tokens alone"
 
 
 def no_head(b: Builder) -> None:
@@ -103,7 +140,7 @@ def head_in_a_layer(b: Builder) -> None:
 
 @pytest.mark.parametrize("record", [no_head, two_heads, head_in_a_layer], ids=lambda record: record.__name__)
 def test_there_is_one_head_and_it_is_behind_the_layers(record: Record) -> None:
-    assert refusal(record) == "expected one lm_head, behind the last layer"
+    assert refusal(record) == "expected one lm_head(), behind the last layer"
 
 
 def test_what_depends_on_positions_is_in_a_layer() -> None:
@@ -115,8 +152,8 @@ def test_what_depends_on_positions_is_in_a_layer() -> None:
     def behind(b: Builder) -> None:
         b.lm_head(attend(b, layers(b, b.embed("e", 64, 16))), "head", 64)
 
-    assert refusal(before) == "embed: Rope outside of the layers"
-    assert refusal(behind) == "head: KVWrite outside of the layers"
+    assert refusal(before) == "embed: Rope outside of a layer"
+    assert refusal(behind) == "head: KVWrite outside of a layer"
 
 
 def test_a_layer_reads_the_residual_that_it_names() -> None:
@@ -127,7 +164,7 @@ def test_a_layer_reads_the_residual_that_it_names() -> None:
             x = b.add(x, attend(b, x))
         b.lm_head(x, "head", 64)
 
-    assert refusal(record) == "layers[1] does not read its residual"
+    assert refusal(record) == "layers[1]: expected layer(x) with the value x that it begins with"
 
 
 def test_the_head_reads_the_residual_alone() -> None:
@@ -135,47 +172,21 @@ def test_the_head_reads_the_residual_alone() -> None:
         e = b.embed("e", 64, 16)
         b.lm_head(b.add(layers(b, e), e), "head", 64)
 
-    assert refusal(record) == "the head reads 2 values of what is before it, expected one"
+    assert refusal(record) == "head: it reads 2 values of what is before it, expected one"
 
 
-def test_every_layer_of_the_model_is_there() -> None:
-    assert refusal(lambda b: b.lm_head(layers(b, b.embed("e", 64, 16), 3), "head", 64)) == "3 layers, expected 2"
-
-
-def test_each_layer_has_one_attention() -> None:
-    def record(b: Builder) -> None:
-        x = b.embed("e", 64, 16)
-        for count in (1, 2):
-            with b.layer(x):
-                for _ in range(count):
-                    x = b.add(x, attend(b, x))
-        b.lm_head(x, "head", 64)
-
-    assert refusal(record) == "3 attentions, expected one for each of 2 layers"
-
-
-def test_the_embedding_has_the_sizes_of_the_model() -> None:
-    assert refusal(lambda b: b.lm_head(layers(b, b.embed("e", 96, 16)), "h", 64)) == "embed [96, 16], expected [64, 16]"
-
-
-def test_keys_and_values_have_the_heads_of_the_model() -> None:
-    def record(dim: int, size: int) -> Record:
-        def layers_of(b: Builder) -> None:
-            x = layers(b, b.embed("e", 64, 16), 1)
-            with b.layer(x):
-                x = b.add(x, attend(b, x, dim, size))
-            b.lm_head(x, "head", 64)
-
-        return layers_of
-
-    said = "layers[1]: KVWrite: KV heads x head_dim {}, expected [2, 8]"
-    assert refusal(record(8, 32)) == said.format([4, 8])
-    assert refusal(record(4, 8)) == said.format([2, 4])
-
-
-def test_logits_are_of_every_token() -> None:
-    said = "logits of 96 tokens, expected 64"
+def test_every_token_that_is_chosen_can_be_embedded() -> None:
+    said = "logits of 96 tokens, embeddings of 64"
     assert refusal(lambda b: b.lm_head(layers(b, b.embed("e", 64, 16)), "head", 96)) == said
+
+
+def test_the_head_is_found_behind_other_projections() -> None:
+    def record(b: Builder) -> None:
+        x = b.linear(layers(b, b.embed("e", 64, 16)), LinearPart("narrow", 8))
+        b.lm_head(x, "head", 48, tied=False)
+
+    graph = recorded(Recorded(record), MODEL)
+    assert (graph.lm_head.spec.out_features, graph.hidden_size) == (48, 16)
 
 
 def test_what_is_no_value_of_an_op_is_named_with_its_place() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.contracts.graph import Builder, Graph, Shard, Value
-from engine.contracts.model import RopeFacts
-from engine.contracts.ops import LinearPart, Norm
+from engine.contracts.ops import LinearPart, Norm, RopeFacts
 from engine.models.sharding import check_cuts, cut_problems, cut_values
 
 Change = Callable[[Builder, Value], Value]
@@ -45,6 +44,10 @@ BROKEN: dict[str, tuple[Graph, str]] = {
     "inputs never cut": (layer(out="none"), 'linear o: expected shard="in" of what shard="out" made'),
     "inputs cut of a whole value": (layer(qkv="in"), 'linear q: expected shard="in" of what shard="out" made'),
     "attention of whole heads": (layer(qkv="none", out="none"), "KVWrite: expected queries, keys and values"),
+    "experts chosen by a part": (
+        layer(change=lambda b, q: b.add(q, b.linear(b.router(q, "r", 4), LinearPart("p", 16), shard="out"))),
+        "Router: expected a value that every rank has whole",
+    ),
     "queries alone whole": (
         layer(change=lambda b, q: b.linear(q, LinearPart("again", 16), shard="in")),
         "Rope: expected inputs that are all whole or all shared out",

@@ -117,7 +117,8 @@ class Graph:
     @property
     def lm_head(self) -> Linear:
         """The vocabulary projection."""
-        return next(node.op for node in self.head.nodes if isinstance(node.op, Linear))
+        heads = (node.op for node in self.head.nodes if isinstance(node.op, Linear) and node.op.spec.kind == "head")
+        return next(heads)
 
     @property
     def hidden(self) -> int:

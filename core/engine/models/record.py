@@ -47,15 +47,17 @@ def _not_whole(graph: Graph) -> Iterator[str]:
     """What it lacks, or reads before anybody has computed it."""
     if graph.max_position < 1:
         yield "expected positions() of at least 1"
-    if len(graph.inputs) != 1:
-        yield f"{len(graph.inputs)} values are handed in, expected the tokens alone"
     if not any(isinstance(node.op, Embed) for node in graph.embed.nodes):
         yield "it has no embed()"
+    if len(graph.inputs) != 1:
+        yield f"{len(graph.inputs)} values are handed in, expected the tokens alone"
     if not graph.layers:
         yield "it has no layer()"
     heads = [where for where, block in _blocks(graph) for node in block if _is_head(node)]
     if heads != ["head"]:
         yield "expected one lm_head(), behind the last layer"
+    elif graph.embedding.vocab_size < graph.lm_head.spec.out_features:
+        yield f"logits of {graph.lm_head.spec.out_features} tokens, embeddings of {graph.embedding.vocab_size}"
     if not any(isinstance(node.op, Attention) for node in graph.nodes):
         yield "it has no attention()"
     made = set(graph.inputs)

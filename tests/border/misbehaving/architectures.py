@@ -8,19 +8,60 @@ from typing import Any
 from engine_plugins.architecture.llama import LlamaArchitecture
 
 
-class DescribesNothing(LlamaArchitecture):
-    """Records nothing."""
+class RecordsNothing(LlamaArchitecture):
+    """Forgets to."""
 
-    says = r"describe\(\) recorded a graph that does not fit: it has no embed before the first layer"
+    says = r"describe\(\) recorded a graph that is no whole model: expected positions\(\) of at least 1"
 
     def describe(self, model: Any, b: Any) -> None:
         return None
 
 
+class NoHead(LlamaArchitecture):
+    """Ends behind the last norm."""
+
+    says = r"is no whole model: expected one lm_head\(\), behind the last layer"
+
+    def describe(self, model: Any, b: Any) -> None:
+        b.lm_head = lambda *args, **options: None
+        super().describe(model, b)
+
+
+class SmallTable(LlamaArchitecture):
+    """Embeds fewer tokens than it has logits for."""
+
+    says = r"is no whole model: logits of 120 tokens, embeddings of 100"
+
+    def describe(self, model: Any, b: Any) -> None:
+        b.embed = lambda name, vocab_size, size: type(b).embed(b, name, 100, size)
+        super().describe(model, b)
+
+
+class LayerShort(LlamaArchitecture):
+    """Forgets the last layer."""
+
+    is_named = False  # the checkpoint may be at fault as well
+    says = r"the checkpoint has tensors this architecture does not use: model\.layers\.2\."
+
+    def describe(self, model: Any, b: Any) -> None:
+        super().describe(replace(model, raw={**model.raw, "num_hidden_layers": 2}), b)
+
+
+class OtherNames(LlamaArchitecture):
+    """Names tensors that the checkpoint does not have."""
+
+    is_named = False  # as above
+    says = r"tensors missing from the checkpoint: model\.embedding\.weight"
+
+    def describe(self, model: Any, b: Any) -> None:
+        b.embed = lambda name, *sizes: type(b).embed(b, "model.embedding", *sizes)
+        super().describe(model, b)
+
+
 class OtherActivation(LlamaArchitecture):
     """Names an activation that there is not."""
 
-    says = r"does not fit: graph\.layers\[0\]\.nodes\[9\]\.op\.act is 'tanh', expected 'silu' or "
+    says = r"is no whole model: graph\.layers\[0\]\.nodes\[9\]\.op\.act is 'tanh', expected 'silu' or "
 
     def describe(self, model: Any, b: Any) -> None:
         b.gated = lambda gate, up, act: type(b).gated(b, gate, up, "tanh")
@@ -30,7 +71,7 @@ class OtherActivation(LlamaArchitecture):
 class NameOfNoText(LlamaArchitecture):
     """Names a part with a number."""
 
-    says = r"does not fit: graph\.layers\[0\]\.nodes\[1\]\.op\.spec\.parts\[0\]\.name is 7, expected str"
+    says = r"is no whole model: graph\.layers\[0\]\.nodes\[1\]\.op\.spec\.parts\[0\]\.name is 7, expected str"
 
     def describe(self, model: Any, b: Any) -> None:
         def linear(x: Any, *parts: Any, shard: Any) -> Any:
@@ -38,33 +79,6 @@ class NameOfNoText(LlamaArchitecture):
 
         b.linear = linear
         super().describe(model, b)
-
-
-class LayerShort(LlamaArchitecture):
-    """Forgets the last layer."""
-
-    says = r"describe\(\) recorded a graph that does not fit: 2 layers, expected 3"
-
-    def describe(self, model: Any, b: Any) -> None:
-        super().describe(replace(model, num_layers=2), b)
-
-
-class OtherHeads(LlamaArchitecture):
-    """Says twice the KV heads."""
-
-    says = r"does not fit: layers\[0\]: KVWrite: KV heads x head_dim \[4, 16\], expected \[2, 16\]"
-
-    def describe(self, model: Any, b: Any) -> None:
-        super().describe(replace(model, num_kv_heads=4), b)
-
-
-class OtherWidth(LlamaArchitecture):
-    """Says another width of the hidden states."""
-
-    says = r"does not fit: embed \[120, 32\], expected \[120, 64\]"
-
-    def describe(self, model: Any, b: Any) -> None:
-        super().describe(replace(model, hidden_size=32), b)
 
 
 class KeepsValues(LlamaArchitecture):
@@ -85,17 +99,6 @@ class SizesThatDoNotFit(LlamaArchitecture):
 
     def describe(self, model: Any, b: Any) -> None:
         b.add(b.embed("model.embed_tokens", 120, 64), b.embed("model.embed_positions", 120, 32))
-
-
-class OtherNames(LlamaArchitecture):
-    """Names tensors that the checkpoint does not have."""
-
-    is_named = False  # the checkpoint may be at fault as well
-    says = r"tensors missing from the checkpoint: model\.embedding\.weight"
-
-    def describe(self, model: Any, b: Any) -> None:
-        b.embed = lambda name, *sizes: type(b).embed(b, "model.embedding", *sizes)
-        super().describe(model, b)
 
 
 class Raises(LlamaArchitecture):

@@ -12,10 +12,9 @@ import torch
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
-from engine.contracts.model import ModelFacts
+from engine.contracts.model import ModelConfig
 from engine.contracts.ops import LinearPart
 from engine.testing.architecture import ArchitectureConformance
-from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
 from tests.testing.mutants.mutant import OnPlugin, mutant
 
@@ -36,7 +35,7 @@ SHAPE: dict[str, Any] = {
 
 class Suite(OnPlugin, ArchitectureConformance):
     def make(self) -> Any:
-        return self.plugin(SlotConfig(), build_context())
+        return self.plugin(SlotConfig())
 
     def models(self) -> Mapping[str, Mapping[str, Any]]:
         window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
@@ -45,16 +44,21 @@ class Suite(OnPlugin, ArchitectureConformance):
             "tied": SHAPE | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True},
         }
 
-    def reference(self, model: ModelFacts) -> Any:
+    def reference(self, model: ModelConfig) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, and most mutants need none
 
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.raw), attn_implementation="eager")
 
 
+def changed(model: ModelConfig, **values: Any) -> ModelConfig:
+    """With other values in ``config.json``."""
+    return replace(model, raw={**model.raw, **values})
+
+
 class Edited(LlamaArchitecture):
     """Methods of a mutant that are named as the builder's are called in their place, with the builder first."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         between: Any = Between(self, b)
         super().describe(model, between)
 
@@ -75,36 +79,19 @@ class Between:
 
 
 @mutant(Suite, ACCEPTED)
-class OneLayerShort(LlamaArchitecture):
-    """Counts layers from 1."""
+class NoPositions(Edited):
+    """Does not say how long a sequence may be."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        super().describe(replace(model, num_layers=model.num_layers - 1), b)
-
-
-@mutant(Suite, ACCEPTED)
-class AllHeadsKeep(LlamaArchitecture):
-    """Forgets that query heads share key-value heads."""
-
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        super().describe(replace(model, num_kv_heads=model.num_heads), b)
+    def positions(self, b: Builder, count: int) -> None:
+        pass
 
 
 @mutant(Suite, ACCEPTED)
-class HalfHeads(LlamaArchitecture):
-    """Has twice the heads of half the size, and as many features in all."""
+class SmallTable(Edited):
+    """Embeds fewer tokens than it has logits for."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        halves = {"num_heads": 2 * model.num_heads, "num_kv_heads": 2 * model.num_kv_heads}
-        super().describe(replace(model, head_dim=model.head_dim // 2, **halves), b)
-
-
-@mutant(Suite, ACCEPTED)
-class PaddedVocabulary(LlamaArchitecture):
-    """Rounds the vocabulary up to a multiple of 128."""
-
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        super().describe(replace(model, vocab_size=-(-model.vocab_size // 128) * 128), b)
+    def embed(self, b: Builder, name: str, vocab_size: int, size: int) -> Value:
+        return b.embed(name, vocab_size - 1, size)
 
 
 @mutant(Suite, ACCEPTED)
@@ -132,6 +119,30 @@ class SubtractsTheEmbedding(Edited):
 
 
 # Names, sizes and cuts -----------------------------------------------------------------------------------------------
+
+
+@mutant(Suite, REFERENCE)
+class OneLayerShort(LlamaArchitecture):
+    """Counts layers from 1."""
+
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        super().describe(changed(model, num_hidden_layers=model.raw["num_hidden_layers"] - 1), b)
+
+
+@mutant(Suite, REFERENCE)
+class AllHeadsKeep(LlamaArchitecture):
+    """Forgets that query heads share key-value heads."""
+
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        super().describe(changed(model, num_key_value_heads=model.raw["num_attention_heads"]), b)
+
+
+@mutant(Suite, REFERENCE)
+class PaddedVocabulary(LlamaArchitecture):
+    """Rounds the vocabulary up to a multiple of 128."""
+
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        super().describe(changed(model, vocab_size=-(-model.raw["vocab_size"] // 128) * 128), b)
 
 
 @mutant(Suite, CUTS)
@@ -197,11 +208,20 @@ class OtherPrefix(Edited):
 class NarrowMLP(LlamaArchitecture):
     """Takes the hidden size for that of the gates."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        super().describe(replace(model, intermediate_size=model.hidden_size), b)
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        super().describe(changed(model, intermediate_size=model.raw["hidden_size"]), b)
 
 
 # What is computed ----------------------------------------------------------------------------------------------------
+
+
+@mutant(Suite, LOGITS, GREEDY)
+class HalfHeads(LlamaArchitecture):
+    """Has twice the heads of half the size, and as many features in all."""
+
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        heads = {key: 2 * model.raw[key] for key in ("num_attention_heads", "num_key_value_heads")}
+        super().describe(changed(model, **heads), b)
 
 
 @mutant(Suite, LOGITS, GREEDY)
@@ -258,8 +278,8 @@ class CappedScores(Edited):
 class OneWindowForAll(LlamaArchitecture):
     """Gives every layer the window of the last."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        super().describe(replace(model, layer_windows=model.layer_windows[-1:] * model.num_layers), b)
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        super().describe(changed(model, max_window_layers=0), b)
 
 
 @mutant(Suite, LOGITS)
@@ -336,9 +356,9 @@ class RemembersTheFirst(LlamaArchitecture):
 
     _tied: bool | None = None
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        self._tied = model.tie_embeddings if self._tied is None else self._tied
-        super().describe(replace(model, tie_embeddings=self._tied), b)
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        self._tied = model.raw["tie_word_embeddings"] if self._tied is None else self._tied
+        super().describe(changed(model, tie_word_embeddings=self._tied), b)
 
 
 @mutant(Suite, AGAIN)
@@ -356,7 +376,7 @@ class NumbersDescriptions(Edited):
 class FillsInDefaults(LlamaArchitecture):
     """Writes defaults into the configuration that it is shown."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         model.raw.setdefault("attention_bias", False)  # type: ignore[attr-defined]
         super().describe(model, b)
 
@@ -365,8 +385,8 @@ class FillsInDefaults(LlamaArchitecture):
 class MakesATensor(LlamaArchitecture):
     """Computes the scale of attention with torch."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        assert float(torch.tensor(float(model.head_dim)).rsqrt()) > 0.0
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        assert float(torch.tensor(float(model.raw["hidden_size"])).rsqrt()) > 0.0
         super().describe(model, b)
 
 
@@ -374,6 +394,6 @@ class MakesATensor(LlamaArchitecture):
 class ReadsTheFolder(LlamaArchitecture):
     """Reads the model's folder, which a model that is only planned does not have."""
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         assert any(Path(model.path).iterdir())
         super().describe(model, b)
