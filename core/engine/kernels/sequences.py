@@ -7,8 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.contracts.graph import Node
-from engine.contracts.ops import Act, Add, Attention, Gated, KVWrite, Linear, LinearSpec, Norm, Rope
+from engine.contracts.ops import (
+    Act,
+    Add,
+    Attention,
+    Experts,
+    Gated,
+    KVWrite,
+    Linear,
+    LinearSpec,
+    Norm,
+    Rope,
+    Route,
+    Router,
+)
 from engine.models.fuse import Match
+from engine.models.required_tensors import linears_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +139,43 @@ def norm_head(nodes: Sequence[Node]) -> Match | None:
     if norm is None or linear is None or linear.op.spec.kind != "head":
         return None
     return Match(NormHead(norm.op, linear.op), rest.count, (linear.op.spec,))
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseExperts:
+    """``x -> (ids, weights)``: a router's logits, and what is chosen by them."""
+
+    router: Router
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class MixExperts:
+    """``(x, ids, weights) ->`` what experts make of it; with ``adds`` also ``residual``, to which it is added."""
+
+    experts: Experts
+    adds: bool
+
+
+def choose_experts(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`ChooseExperts`."""
+    rest = _Cursor(nodes)
+    router = rest.take(Router)
+    route = rest.take(Route, router.outputs) if router else None
+    if router is None or route is None:
+        return None
+    return Match(ChooseExperts(router.op, route.op), rest.count)
+
+
+def mix_experts(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`MixExperts`."""
+    rest = _Cursor(nodes)
+    experts = rest.take(Experts)
+    if experts is None:
+        return None
+    add, (made,) = rest.take(Add), experts.outputs
+    adds = add is not None and add.inputs[1] == made and add.inputs[0] not in (made, *experts.inputs)
+    return Match(MixExperts(experts.op, adds), 2 if adds else 1, linears_of(experts.op))
 
 
 def attention(nodes: Sequence[Node]) -> Match | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,6 @@ from engine.contracts.quantizer import PackedLinear
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.kernels.torch.reference import gated
 from engine.models.fuse import Fused
-
-if TYPE_CHECKING:
-    from engine.kernels.model import StepContext
 
 SMALLEST_SUM = 1e-20
 """By which weights are divided at least."""
@@ -59,11 +56,20 @@ def _outside(op: Route, choice: Tensor) -> Tensor:
 
 
 def lower_experts(lowering: Lowering, op: Experts, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    pairs = weights.experts(op)
+    mixed = mixed_by_torch(lowering, op, pairs)
+    labels = " and ".join(dict.fromkeys(packed.label for packed in pairs[0]))
+    label = f"{op.num_experts} experts, {op.top_k} a token, one after another: {labels}"
+    return Lowered(lambda context, x, ids, shares: mixed(x, ids, shares), label)
+
+
+def mixed_by_torch(
+    lowering: Lowering, op: Experts, pairs: Sequence[tuple[PackedLinear, PackedLinear]]
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """One expert after another, each with all rows that go to it. A token's experts are added up in the order of their
     numbers, whoever else is in the batch."""
-    pairs = weights.experts(op)
 
-    def experts(context: StepContext, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+    def experts(x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
         out = torch.zeros(x.shape[0], op.down.out_features, dtype=torch.float32, device=x.device)
         for number in sorted(set(ids.flatten().tolist())):
             rows, places = (ids == number).nonzero(as_tuple=True)
@@ -72,8 +78,7 @@ def lower_experts(lowering: Lowering, op: Experts, fused: Fused[Kernel], weights
             out.index_add_(0, rows, made.float() * shares[rows, places][:, None])
         return lowering.reduced(lambda partial: partial)(out).to(x.dtype)
 
-    labels = " and ".join(dict.fromkeys(packed.label for packed in pairs[0]))
-    return Lowered(experts, f"{op.num_experts} experts, {op.top_k} a token, one after another: {labels}")
+    return experts
 
 
 def expert(op: Experts, gate_up: PackedLinear, down: PackedLinear, x: Tensor) -> Tensor:
