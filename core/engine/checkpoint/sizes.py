@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.checkpoint.files import CheckpointError, clipped
 from engine.checkpoint.rope import read_reach, read_rope
 from engine.checkpoint.values import Values
 from engine.contracts.ops import RopeFacts
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-"""Types of layers."""
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
@@ -69,33 +65,14 @@ def windows_by_layer(values: Values, layers: int, *, every: bool = False) -> tup
     """The attention window of each layer in tokens, where ``sliding_window`` and ``layer_types`` say so; ``None``: full
     attention. ``every``: without ``layer_types``, ``sliding_window`` is that of every layer. Raises
     :class:`CheckpointError` for other kinds of layers."""
-    if not values.has("sliding_window"):
-        return (None,) * layers
+    window = values.whole("sliding_window", "MAX_POSITION") if values.has("sliding_window") else None
     if not values.has("layer_types"):
-        return (values.whole("sliding_window", "MAX_POSITION") if every else None,) * layers
-    return windows_of(values, layer_types(values, layers))
-
-
-def layer_types(values: Values, layers: int, otherwise: Callable[[], Sequence[str]] = tuple) -> tuple[str, ...]:
-    """``layer_types`` of ``config.json``, else what ``otherwise`` says: for each layer ``sliding_attention`` or
-    ``full_attention``. Raises :class:`CheckpointError` for other kinds, and for another number of layers."""
-    types = values.texts("layer_types", "MAX_LAYERS") if values.has("layer_types") else tuple(otherwise())
+        return (window if every else None,) * layers
+    types = values.texts("layer_types", "MAX_LAYERS")
     if len(types) != layers:
         raise CheckpointError(f"layer_types has {len(types)} entries for {layers} layers")
-    if unknown := set(types) - {SLIDING, FULL}:
+    if unknown := set(types) - {"sliding_attention", "full_attention"}:
         raise CheckpointError(f"layer_types {clipped(sorted(unknown))}: expected sliding_attention or full_attention")
-    return types
-
-
-def windows_of(values: Values, types: Sequence[str]) -> tuple[int | None, ...]:
-    """``sliding_window`` for the layers that have a window; ``None`` for the others. Raises :class:`CheckpointError`
-    where it is missing."""
-    if SLIDING not in types:
-        return (None,) * len(types)
-    window = values.whole("sliding_window", "MAX_POSITION")
-    return tuple(window if kind == SLIDING else None for kind in types)
-
-
-def every_nth_full(layers: int, n: int) -> tuple[str, ...]:
-    """Types of layers of which each ``n``-th attends to all, and the others have a window."""
-    return tuple(SLIDING if (i + 1) % n else FULL for i in range(layers))
+    if window is None and "sliding_attention" in types:
+        raise CheckpointError("sliding_window is missing: expected one for the sliding_attention of layer_types")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -21,6 +21,8 @@ ACTIVATIONS: dict[str, Act] = {
     "relu2": "relu2",
 }
 """Names of ``config.json`` -> the activation of the op."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Types of layers in ``config.json``."""
 
 
 def activation(name: str, key: str = "hidden_act") -> Act:
@@ -34,14 +36,38 @@ def expect(values: Values, expected: Mapping[str, Any]) -> None:
     """Raise :class:`CheckpointError` where a key says something else than what is computed. Missing keys are fine."""
     for key, value in expected.items():
         if values.has(key) and values.values[key] != value:
-            raise CheckpointError(f"{key}={clipped(values.values[key])} of the checkpoint: expected {value!r}")
+            raise CheckpointError(f"{key}={clipped(values.values[key])}: expected {value!r}")
 
 
 def expect_whole_rotation(sizes: DecoderSizes) -> None:
     """Raise :class:`CheckpointError` where only a part of each head is rotated."""
     if sizes.rope.rotary_dim is not None:
         share = sizes.rope.rotary_dim / sizes.head_dim
-        raise CheckpointError(f"partial_rotary_factor={share:g} of the checkpoint: expected 1, heads rotated whole")
+        raise CheckpointError(f"partial_rotary_factor={share:g}: expected 1, heads that are rotated whole")
+
+
+def with_layer_types(values: Values) -> Values:
+    """``values`` with ``layer_types``: where they are missing, each ``sliding_window_pattern``-th layer has no window,
+    and the others have one."""
+    if values.has("layer_types"):
+        return values
+    layers = values.whole("num_hidden_layers", "MAX_LAYERS")
+    pattern = values.whole("sliding_window_pattern", "MAX_LAYERS")
+    types = [SLIDING if (i + 1) % pattern else FULL for i in range(layers)]
+    return Values({**values.values, "layer_types": types})
+
+
+def qkv_proj(b: Builder, h: Value, name: str, sizes: DecoderSizes, *, bias: bool = False) -> tuple[Value, ...]:
+    """Queries, keys and values by ``{name}.{q,k,v}_proj``"""
+    queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    widths = {"q": queries, "k": keys, "v": keys}
+    parts = (LinearPart(f"{name}.{part}_proj", width, bias) for part, width in widths.items())
+    return b.linear(h, *parts, shard="out")
+
+
+def o_proj(b: Builder, a: Value, name: str, sizes: DecoderSizes, *, bias: bool = False) -> Value:
+    """``{name}.o_proj``, from heads to the residual stream."""
+    return b.linear(a, LinearPart(f"{name}.o_proj", sizes.hidden_size, bias), shard="in")
 
 
 def attention(
@@ -55,50 +81,21 @@ def attention(
     bias: bool = False,
     out_bias: bool = False,
     head_norm: bool = False,
+    norm_offset: float = 0.0,
     scale: float | None = None,
+    soft_cap: float | None = None,
 ) -> Value:
     """Grouped-query attention with ``{name}.{q,k,v,o}_proj``; ``head_norm``: RMSNorm of each query and key head
-    (``{name}.{q,k}_norm``) before the rotation."""
-    q, k, v = qkv_projections(b, h, name, sizes, bias=bias)
+    (``{name}.{q,k}_norm``, stored less ``norm_offset``) before the rotation."""
+    dim = sizes.head_dim
+    q, k, v = qkv_proj(b, h, name, sizes, bias=bias)
     if head_norm:
-        q = b.rms_norm(q, f"{name}.q_norm", sizes.eps, size=sizes.head_dim)
-        k = b.rms_norm(k, f"{name}.k_norm", sizes.eps, size=sizes.head_dim)
-    return attend(b, q, k, v, name, sizes, rope=rope, window=window, bias=out_bias, scale=scale)
-
-
-def qkv_projections(
-    b: Builder, h: Value, name: str, sizes: DecoderSizes, *, bias: bool = False
-) -> tuple[Value, Value, Value]:
-    """Queries, keys and values: ``{name}.{q,k,v}_proj``."""
-    widths = zip("qkv", qkv_widths(sizes), strict=True)
-    q, k, v = b.linear(h, *(LinearPart(f"{name}.{part}_proj", width, bias) for part, width in widths), shard="out")
-    return q, k, v
-
-
-def qkv_widths(sizes: DecoderSizes) -> tuple[int, int, int]:
-    """Features of queries, keys and values."""
-    kv_size = sizes.num_kv_heads * sizes.head_dim
-    return sizes.num_heads * sizes.head_dim, kv_size, kv_size
-
-
-def attend(
-    b: Builder,
-    q: Value,
-    k: Value,
-    v: Value,
-    name: str,
-    sizes: DecoderSizes,
-    *,
-    rope: RopeFacts | None,
-    window: int | None = None,
-    bias: bool = False,
-    scale: float | None = None,
-) -> Value:
-    """Rotation, attention and ``{name}.o_proj``."""
+        q = b.rms_norm(q, f"{name}.q_norm", sizes.eps, size=dim, offset=norm_offset)
+        k = b.rms_norm(k, f"{name}.k_norm", sizes.eps, size=dim, offset=norm_offset)
     if rope is not None:
-        q, k = b.rope(q, k, rope, sizes.head_dim)
-    a = b.attention(q, k, v, sizes.head_dim, scale=scale, window=window)
-    return b.linear(a, LinearPart(f"{name}.o_proj", sizes.hidden_size, bias), shard="in")
+        q, k = b.rope(q, k, rope, dim)
+    a = b.attention(q, k, v, dim, scale=scale, window=window, soft_cap=soft_cap)
+    return o_proj(b, a, name, sizes, bias=out_bias)
 
 
 def gated_mlp(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.checkpoint.sizes import read_sizes
 from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
@@ -9,7 +11,11 @@ from engine.contracts.graph import Builder
 from engine.contracts.model import ModelConfig
 from engine_plugins.architecture.blocks import activation, attention, expect_whole_rotation, gated_mlp
 
-DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288}
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 155136, "hidden_size": 4096, "intermediate_size": 27648, "num_hidden_layers": 64,
+    "num_attention_heads": 80, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288,
+}  # fmt: skip
+"""What ``config.json`` may leave out."""
 
 
 class SeedOssArchitecture:

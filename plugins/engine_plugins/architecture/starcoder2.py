@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.checkpoint.sizes import read_sizes, windows_by_layer
 from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
@@ -10,7 +12,11 @@ from engine.contracts.model import ModelConfig
 from engine.contracts.ops import LinearPart
 from engine_plugins.architecture.blocks import activation, attention, expect, expect_whole_rotation
 
-DEFAULTS = {"num_key_value_heads": 2, "max_position_embeddings": 4096, "tie_word_embeddings": True}
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
+    "num_attention_heads": 24, "num_key_value_heads": 2, "max_position_embeddings": 4096, "norm_epsilon": 1e-5,
+}  # fmt: skip
+"""What ``config.json`` may leave out."""
 EXPECTED = {"norm_type": "layer_norm", "mlp_type": "default", "layer_types": None}
 
 
@@ -23,18 +29,17 @@ class Starcoder2Architecture:
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values = Values({**DEFAULTS, **model.raw})
         expect(values, EXPECTED)
-        sizes = read_sizes(values, eps=1e-5, eps_key="norm_epsilon")
+        sizes = read_sizes(values, tied=True, eps_key="norm_epsilon")
         expect_whole_rotation(sizes)
         act, bias = activation(values.text("hidden_act", "gelu_pytorch_tanh")), values.flag("use_bias", True)
-        windows = windows_by_layer(values, sizes.num_layers, every=True)
         b.positions(sizes.max_position)
         x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
-        for i in range(sizes.num_layers):
+        for i, window in enumerate(windows_by_layer(values, sizes.num_layers, every=True)):
             name = f"model.layers.{i}"
             with b.layer(x):
                 h = b.layer_norm(x, f"{name}.input_layernorm", sizes.eps, bias=True)
                 x = b.add(x, attention(
-                    b, h, f"{name}.self_attn", sizes, rope=sizes.rope, window=windows[i], bias=bias, out_bias=bias
+                    b, h, f"{name}.self_attn", sizes, rope=sizes.rope, window=window, bias=bias, out_bias=bias
                 ))  # fmt: skip
                 h = b.layer_norm(x, f"{name}.post_attention_layernorm", sizes.eps, bias=True)
                 m = b.linear(h, LinearPart(f"{name}.mlp.c_fc", sizes.intermediate_size, bias), shard="out")
