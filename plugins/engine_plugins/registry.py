@@ -16,6 +16,7 @@ from engine.hookspecs import hookimpl
 from engine_plugins.architecture.config import (
     COHERE,
     EXAONE4,
+    GLM_MOE,
     GRANITE,
     LLAMA_LIKE,
     MIXTRAL,
@@ -325,6 +326,12 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.llama:LlamaArchitecture",
             unsupported=only(*LLAMA_LIKE),
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
+        ),
+        Provider(
+            "glm_moe",
+            "engine_plugins.architecture.glm_moe:GlmMoeArchitecture",
+            unsupported=only(*GLM_MOE),
+            doc="GLM-4.5: grouped-query attention, mixtures of experts beside a shared one.",
         ),
         Provider(
             "mixtral",

@@ -9,7 +9,7 @@ from engine.checkpoint.files import CheckpointError, clipped
 from engine.checkpoint.sizes import DecoderSizes
 from engine.checkpoint.values import Values
 from engine.contracts.graph import Builder, Value
-from engine.contracts.ops import Act, LinearPart, RopeFacts
+from engine.contracts.ops import Act, FusedExperts, Gated, LinearPart, RopeFacts, Route
 
 ACTIVATIONS: dict[str, Act] = {
     "silu": "silu",
@@ -106,3 +106,13 @@ def gated_mlp(
     gate_proj, up_proj = (LinearPart(f"{name}.{part}_proj", inner, bias) for part in ("gate", "up"))
     gate, up = b.linear(h, gate_proj, up_proj, shard="out")
     return b.linear(b.gated(gate, up, act), LinearPart(f"{name}.down_proj", sizes.hidden_size, bias), shard="in")
+
+
+def experts(b: Builder, h: Value, name: str, sizes: DecoderSizes, route: Route, size: int, act: Act) -> Value:
+    """A mixture of gated networks ``{name}.experts.N.{gate,up,down}_proj`` of ``size`` features, of which ``route``
+    chooses by ``{name}.gate``."""
+    gate_proj, up_proj = (LinearPart(f"{name}.experts.{{}}.{part}_proj", size) for part in ("gate", "up"))
+    down_proj = LinearPart(f"{name}.experts.{{}}.down_proj", sizes.hidden_size)
+    fused = FusedExperts(f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj")
+    logits = b.router(h, f"{name}.gate", route.num_experts)
+    return b.experts(h, logits, route, (gate_proj, up_proj), down_proj, Gated(act), fused=fused)

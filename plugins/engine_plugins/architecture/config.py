@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+GLM_MOE = ("Glm4MoeForCausalLM",)
 MIXTRAL = ("MixtralForCausalLM",)
 QWEN_MOE = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
