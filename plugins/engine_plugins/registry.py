@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from engine.checkpoint.files import shown
+from engine.checkpoint.files import clipped, shown
 from engine.contracts.command import CommandProvider
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.architecture.config import (
     COHERE,
+    DEEPSEEK,
     EXAONE4,
+    EXPERT_COUNTS,
     GLM_MOE,
+    GPT_OSS,
     GRANITE,
     LLAMA_LIKE,
     MIXTRAL,
@@ -49,7 +52,19 @@ def only(*names: str) -> Callable[[ModelConfig, DeviceFacts], tuple[str, ...]]:
     """The ``unsupported`` of an architecture: it computes checkpoints of these names."""
 
     def unsupported(model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
-        return () if model.architecture in names else (f"it computes {', '.join(names)}, not {model.architecture}",)
+        return () if model.architecture in names else (f"it computes {', '.join(names)}",)
+
+    return unsupported
+
+
+def only_dense(*names: str) -> Callable[[ModelConfig, DeviceFacts], tuple[str, ...]]:
+    """The same, of an architecture without experts."""
+    of_other_names = only(*names)
+
+    def unsupported(model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
+        said = [f"{key}={clipped(model.raw[key])}" for key in EXPERT_COUNTS if model.raw.get(key)]
+        experts = (f"it computes no experts, and config.json says {', '.join(said)}",) if said else ()
+        return of_other_names(model, device) or experts
 
     return unsupported
 
@@ -70,6 +85,10 @@ def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         elif device.capability is not None and device.capability < TRITON_CAPABILITY:
             has, needs = (".".join(map(str, version)) for version in (device.capability, TRITON_CAPABILITY))
             reasons.append(f"needs compute capability {needs}, this device has {has}")
+    if any(op.sinks for op in model.attentions):
+        reasons.append("its softmax has no sinks")
+    if any(op.value_dim is not None for op in model.attentions):
+        reasons.append("it has no latent attention")
     for dim in sorted({op.head_dim for op in model.attentions} - set(TRITON_HEAD_DIMS)):
         reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
     return tuple(reasons)
@@ -324,7 +343,7 @@ def engine_architecture() -> list[Provider]:
         Provider(
             "llama",
             "engine_plugins.architecture.llama:LlamaArchitecture",
-            unsupported=only(*LLAMA_LIKE),
+            unsupported=only_dense(*LLAMA_LIKE),
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
         ),
         Provider(
@@ -332,6 +351,18 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.glm_moe:GlmMoeArchitecture",
             unsupported=only(*GLM_MOE),
             doc="GLM-4.5: grouped-query attention, mixtures of experts beside a shared one.",
+        ),
+        Provider(
+            "deepseek",
+            "engine_plugins.architecture.deepseek:DeepseekArchitecture",
+            unsupported=only(*DEEPSEEK),
+            doc="DeepSeek V2 and V3: latent attention, mixtures of experts beside shared ones.",
+        ),
+        Provider(
+            "gpt_oss",
+            "engine_plugins.architecture.gpt_oss:GptOssArchitecture",
+            unsupported=only(*GPT_OSS),
+            doc="gpt-oss: windows, attention sinks, mixtures of experts.",
         ),
         Provider(
             "mixtral",

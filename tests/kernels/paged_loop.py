@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine.kernels.lowering import Kernels
 from torch import Tensor
 
 from engine.assembly.device_facts import device_facts
@@ -17,16 +16,17 @@ from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.kernels.loading import Progress, load_model
 from engine.kernels.model import ForwardBatch, LoweredModel
+from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
+from engine.models.record import recorded
 from engine.testing.context import build_context
-from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.cpu.kernel import CpuAttention
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.kv_format.native import NativeFormat
 from engine_plugins.parallelism.single import SingleDevice
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
-from tests.families import model_facts
+from tests.families import LLAMA, model_facts
 
 BLOCK_SIZE = 8
 
@@ -44,10 +44,9 @@ def load(
     execution = "compile" if kernels == "native" else "eager"
     context = build_context(block_size=BLOCK_SIZE, device=device_facts("cpu"), dtype=dtype, execution=execution)
     context = replace(context, model=facts)
-    ops = LlamaArchitecture(SlotConfig(), context).describe(facts)
     model = load_model(
         facts,
-        ops,
+        recorded(LLAMA, facts),
         quantizer or Unquantized(UnquantizedConfig(), context),
         (CpuAttention if kernels == "native" else TorchAttention)(SlotConfig(), context),
         kv_format(SlotConfig(), context),

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.border.calls import PluginError
 from engine.contracts.config import SlotConfig
 from engine.contracts.drafter import DrafterKV
+from engine.contracts.ops import Attention
 from engine.kv.cache import KVCache
 from engine.testing.context import build_context
 from engine_plugins.kv_format import int8 as formats
@@ -107,7 +108,7 @@ def test_block_bytes_times_blocks_is_what_the_cache_holds(kv_format: Any) -> Non
 
 @pytest.mark.parametrize(("kind", "per_head"), [(FP8Format, 128), (formats.Int8Format, 132)])
 def test_8_bit_formats_take_about_half_the_bytes_of_16_bits(kind: Any, per_head: int) -> None:
-    model = replace(MODEL, head_dim=128)
+    model = replace(MODEL, attentions=(Attention(2, 2, 128, 1.0),))
     native, narrow = NativeFormat(SlotConfig(), CONTEXT), kind(SlotConfig(), CONTEXT)
     full = KVCache.block_bytes(model, native, 16, "bfloat16")
     assert KVCache.block_bytes(model, narrow, 16, "bfloat16") * 256 == full * per_head

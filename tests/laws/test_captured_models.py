@@ -22,6 +22,7 @@ from engine.contracts.request import EngineRequest, SamplingParams
 from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel, StepContext
 from engine.kv.cache import KVCache
+from engine.models.record import recorded
 from engine.startup.build import make_core
 from engine.step.graphs import Bucket, StepGraphs
 from engine.step.plan import StepRow
@@ -52,7 +53,7 @@ def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEn
     bound = bind(plan)
     model = load_model(
         plan.model,
-        bound.architecture.describe(plan.model),
+        recorded(bound.architecture, plan.model),
         bound.quantizer,
         TritonAttention(SlotConfig(), bound.context, num_sms=4),
         bound.kv_format,
@@ -111,12 +112,11 @@ def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, fami
     tables.computed[:] = 8
     batch = tables.inputs(tuple(StepRow(row_id, 8, 1) for row_id in range(rows))).forward
     prepared = model.attention.prepare(batch.attention)
-    context = StepContext(model.rotate(batch.positions), batch.slot_mapping, prepared, kv)
+    context = StepContext(model.rotate(batch.positions), batch.slot_mapping, prepared, kv, batch.positions)
     with torch.inference_mode():
-        hidden_states = residual = model.embed(batch.token_ids)
+        values = {model.layers[0].residual: model.embed(batch.token_ids)}
         with count_launches() as launches:
-            for op in model.layers[0]:
-                residual, hidden_states = op(residual, hidden_states, context)
+            model.layers[0].run(values, context)
     assert len(launches.names) == count and launches.torch_ops == [], launches.names
 
 

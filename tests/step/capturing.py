@@ -15,9 +15,10 @@ from engine.contracts.kv_allocator import KVGroup
 from engine.drafting import graphs as draft_graphs
 from engine.drafting.behind import Drafts
 from engine.kernels.loading import load_model
-from engine.kernels.lowering import Kernels
+from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
 from engine.loop.core import EngineCore
+from engine.models.record import recorded
 from engine.startup import build
 from engine.startup.build import capture_graphs, make_core, start_drafter
 from engine.step.graphs import Capture
@@ -60,7 +61,7 @@ def capturing_engine(
     bound = replace(bound, attention_kernel=DenseAttention() if attention is None else attention(bound.context))
     bound = bound if drafter is None else replace(bound, drafter=drafter)
     model = load_model(
-        plan.model, bound.architecture.describe(plan.model), bound.quantizer, bound.attention_kernel, bound.kv_format,
+        plan.model, recorded(bound.architecture, plan.model), bound.quantizer, bound.attention_kernel, bound.kv_format,
         bound.parallelism, plan.dtype, "cpu", kernels=kernels,
     )  # fmt: skip
     drafter, drafts, capture = on_device(bound.drafter), bound.drafter.max_width, capture or FrozenGraphs()
@@ -72,7 +73,7 @@ def capturing_engine(
     bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], blocks)
     runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_kernels", lambda plan: kernels)
+        patch.setattr(build, "kernels_for", lambda execution, device: kernels)
         patch.setattr(build, "row_buckets", lambda most: row_shapes)
         for module in (build, draft_graphs) if query_shapes else ():
             patch.setattr(module, "query_buckets", lambda widest: query_shapes)

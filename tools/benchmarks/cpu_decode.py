@@ -29,8 +29,9 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.plan import EnginePlan
 from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import Experts, Linear, LinearPart, LinearSpec
 from engine.contracts.quantizer import SizedQuantizer
 from engine.kernels.cpu.captured import capture_steps
 from engine.kernels.model import ForwardBatch, LoweredModel
@@ -145,7 +146,7 @@ def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> Non
         for name, of_rows in steps.items():
             read = (least_bytes(one) + kv_bytes(one) * sum(map(sum, of_rows))) / bandwidth
             tokens = sum(new for _, new in of_rows)
-            computed = 2 * (body_parameters(facts) * tokens + head_parameters(facts) * len(of_rows)) / rate
+            computed = 2 * (body_parameters(one.model.graph) * tokens + head_parameters(facts) * len(of_rows)) / rate
             floor, ms = max(read, computed), took[one.label, name]
             print(
                 f"| {one.label} | {name} | {ms * 1e3:.1f} | {floor * 1e3:.1f} "
@@ -199,10 +200,12 @@ def head_is_embedding(facts: ModelFacts, quantizer: object, dtype: torch.dtype) 
     return facts.tie_embeddings and sized and quantizer.packed_bytes(spec, dtype, "cpu", True) == 0
 
 
-def body_parameters(facts: ModelFacts) -> int:
+def body_parameters(graph: Graph) -> int:
     """Weights of the body's linear layers: what each prompt token is multiplied with (the head runs on one row)."""
-    attention = facts.head_dim * (2 * facts.num_heads + 2 * facts.num_kv_heads)
-    return facts.num_layers * facts.hidden_size * (attention + 3 * facts.intermediate_size)
+    used = [(node.op.spec, 1) for node in graph.nodes if isinstance(node.op, Linear) and node.op.spec.kind != "head"]
+    experts = (node.op for node in graph.nodes if isinstance(node.op, Experts))
+    used += [(spec, op.top_k) for op in experts for spec in (op.gate_up, op.down)]
+    return sum(spec.in_features * spec.out_features * count for spec, count in used)
 
 
 def head_parameters(facts: ModelFacts) -> int:

@@ -13,6 +13,7 @@ from engine.assembly.bind import bind
 from engine.assembly.compose import quoted
 from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
 from engine.kernels.model import ForwardBatch
 from engine.kv.cache import KVCache
@@ -51,6 +52,10 @@ class Target:
         return self.plan.model
 
     @property
+    def graph(self) -> Graph:
+        return self._model.graph
+
+    @property
     def device(self) -> str:
         return self.plan.device.kind
 
@@ -63,8 +68,8 @@ class Target:
     def head_weight(self) -> Tensor | None:
         """Of the vocabulary projection, float32 ``[vocab, hidden_size]`` on the host; ``None``: it is quantized."""
         stored = open_checkpoint(self.facts.path)
-        ops = self._bound.architecture.describe(self.facts)
-        part = ops.embed.name if ops.head.tied else ops.head.head.parts[0].name
+        graph = self.graph
+        part = graph.embedding.name if graph.lm_head.tied else graph.lm_head.spec.parts[0].name
         name = f"{part}.weight"
         if name not in stored.names or not stored.entry(name).dtype.is_floating_point:
             return None

@@ -57,6 +57,8 @@ class PlainAttention:
         dtypes=("float32", "bfloat16", "float16"),
         window=True,
         soft_cap=True,
+        sinks=True,
+        latent=True,
         max_verify_width=1 << 30,
         capturable=False,
     )
@@ -67,8 +69,10 @@ class PlainAttention:
     def prepare(self, batch: AttentionBatch) -> AttentionBatch:
         return batch
 
-    def forward(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
-        return paged_attention(prepared, op, q, cache)
+    def forward(
+        self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+    ) -> Tensor:
+        return paged_attention(prepared, op, q, cache, sinks)
 
 
 class OneRank:

@@ -28,7 +28,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def activation(name: str, key: str = "hidden_act") -> Act:
     """Raises ``ValueError`` for one that no op computes."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"{key} {name!r} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"{key} {clipped(name)} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -84,6 +84,7 @@ def attention(
     norm_offset: float = 0.0,
     scale: float | None = None,
     soft_cap: float | None = None,
+    sinks: str | None = None,
 ) -> Value:
     """Grouped-query attention with ``{name}.{q,k,v,o}_proj``; ``head_norm``: RMSNorm of each query and key head
     (``{name}.{q,k}_norm``, stored less ``norm_offset``) before the rotation."""
@@ -94,7 +95,7 @@ def attention(
         k = b.rms_norm(k, f"{name}.k_norm", sizes.eps, size=dim, offset=norm_offset)
     if rope is not None:
         q, k = b.rope(q, k, rope, dim)
-    a = b.attention(q, k, v, dim, scale=scale, window=window, soft_cap=soft_cap)
+    a = b.attention(q, k, v, dim, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks)
     return o_proj(b, a, name, sizes, bias=out_bias)
 
 

@@ -12,9 +12,10 @@ from engine.assembly.bind import bind
 from engine.contracts.model import ModelFacts
 from engine.kernels.cpu.captured import CapturedSteps, Programs, capture_steps
 from engine.kernels.loading import load_model
-from engine.kernels.lowering import MOST_TOKENS
 from engine.kernels.metadata import ForwardMetadata
 from engine.kernels.model import LoweredModel
+from engine.kernels.settings import MOST_TOKENS
+from engine.models.record import recorded
 from engine.startup.build import load_plan
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from tests.kernels.paged_loop import BLOCK_SIZE, PagedLoop
@@ -159,14 +160,14 @@ def test_a_plugin_without_native_calls_runs_op_by_op_and_the_plan_says_so(models
         return
     plan = assemble([f"model.path={models.path('Llama')}", "device=cpu", "threads=1", "model.dtype=float32"])
     bound = bind(plan)
-    ops, torch_paged = bound.architecture.describe(facts), TorchAttention(None, bound.context)  # type: ignore[arg-type]
+    torch_paged = TorchAttention(None, bound.context)  # type: ignore[arg-type]
     parts = (bound.quantizer, torch_paged, bound.kv_format, bound.parallelism)
-    other = load_model(facts, ops, *parts, dtype, "cpu", kernels="native")
-    assert other.lowering[-1] == "Steps: run uncaptured (slower): the attention kernel has no native calls"
+    other = load_model(facts, recorded(bound.architecture, facts), *parts, dtype, "cpu", kernels="native")
+    assert other.lowering[-1] == "steps: run uncaptured (slower): the attention kernel has no native calls"
     assert capture_steps(other, PagedLoop(facts, other, dtype).kv, MAX_LEN) is other
 
 
 def test_keys_stored_in_another_dtype_run_op_by_op(models: Models) -> None:
     _, model, _ = lowered(models, "Llama", "model.dtype=float32", "kv_format=int8")
     assert not model.capturable
-    assert model.lowering[-1] == "Steps: run uncaptured (slower): keys are stored as int8"
+    assert model.lowering[-1] == "steps: run uncaptured (slower): keys are stored as int8"

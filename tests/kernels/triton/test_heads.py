@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.config import SlotConfig
+from engine.contracts.ops import Attention
 from engine.contracts.quantizer import TileLoader
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.torch.rope import rotate
@@ -121,7 +122,8 @@ def make(
         angles = torch.rand(num_tokens, 1, heads.rotary_dim // 2, generator=generator).to(device) * 6.0
         tables = (angles.cos(), angles.sin())
         q, k = rotate(q, *tables), rotate(k, *tables)
-    model = replace(build_context().model, num_kv_heads=heads.num_kv_heads, head_dim=heads.head_dim)
+    attention = Attention(heads.num_heads, heads.num_kv_heads, heads.head_dim, 1.0)
+    model = replace(build_context().model, attentions=(attention,))
     num_blocks = max(NUM_BLOCKS, -(-num_tokens // BLOCK_SIZE) + 1)
     caches = tuple(KVCache(model, kv_format, num_blocks, BLOCK_SIZE, dtype, device) for _ in range(2))
     for cache in caches:

@@ -33,7 +33,7 @@ from engine.kernels.sequences import (
 from engine.kernels.settings import MOST_TOKENS, Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.experts import mixed_by_torch
 from engine.kernels.torch.norms import Norm as NormCall
-from engine.kernels.torch.ops import head_call, lower_attention
+from engine.kernels.torch.ops import head_call, lower_attention, sinks_of
 from engine.kernels.torch.sequences import lower_linear_add
 from engine.models.fuse import Fused
 from engine.models.sharding import check_heads
@@ -98,6 +98,7 @@ def lower_native_attention(lowering: Lowering, fused: Fused[Kernel], weights: We
     op: Attention = fused.nodes[0].op  # type: ignore[assignment]
     kernel, index = lowering.attention, cache_of(lowering, fused.nodes[0])
     of_tensors = lower_attention(lowering, op, fused, weights)
+    more = () if not op.sinks else (sinks_of(lowering, fused, weights),)
 
     def attend(context: StepContext, q: Tensor) -> Tensor:
         if not isinstance(q, Value):
@@ -109,7 +110,7 @@ def lower_native_attention(lowering: Lowering, fused: Fused[Kernel], weights: We
         out = empty(q, "attended", (q.shape[0], op.num_heads * op.head_dim))
 
         def call(q: Tensor, out: Tensor, *held: Tensor) -> NativeCall:
-            found = kernel.call(context.prepared, op, q, cache, out)
+            found = kernel.call(context.prepared, op, q, cache, out, *more)
             if found is None:
                 raise NotNative(f"attention is computed by {of_tensors.label}")
             return found

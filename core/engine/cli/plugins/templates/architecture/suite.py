@@ -31,8 +31,8 @@ class TestMineArchitecture(ArchitectureConformance):
         return MineArchitecture(MineArchitectureConfig())
 
     def models(self) -> Mapping[str, Mapping[str, Any]]:
-        """Small ones, one for each thing in which models of the family differ. Where transformers has the family, define
-        ``reference(self, model)`` as well: logits are then compared with those of that model."""
+        """Small ones, one for each thing in which models of the family differ. Where transformers has the family,
+        define ``reference(self, model)`` as well: logits are then compared with those of that model."""
         types = ["full_attention", "sliding_attention", "full_attention"]
         return {
             "plain": PLAIN,
