@@ -14,18 +14,27 @@ from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.architecture.config import (
+    COHERE,
+    DEEPSEEK,
     ERNIE,
+    EXAONE4,
     EXPERT_COUNTS,
     GEMMA,
     GLM,
     GLM_MOE,
     GPT_OSS,
+    GRANITE,
     HUNYUAN,
     LLAMA_LIKE,
     MINISTRAL,
     MIXTRAL,
+    OLMO,
+    PHI3,
     QWEN_MOE,
     QWEN_VL,
+    SEED_OSS,
+    SMOLLM3,
+    STARCODER2,
 )
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import (
@@ -84,6 +93,8 @@ def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
             reasons.append(f"needs compute capability {needs}, this device has {has}")
     if any(op.sinks for op in model.attentions):
         reasons.append("its softmax has no sinks")
+    if any(op.value_dim is not None for op in model.attentions):
+        reasons.append("it has no latent attention")
     for dim in sorted({op.head_dim for op in model.attentions} - set(TRITON_HEAD_DIMS)):
         reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
     return tuple(reasons)
@@ -348,6 +359,12 @@ def engine_architecture() -> list[Provider]:
             doc="GLM-4.5: grouped-query attention, mixtures of experts beside a shared one.",
         ),
         Provider(
+            "deepseek",
+            "engine_plugins.architecture.deepseek:DeepseekArchitecture",
+            unsupported=only(*DEEPSEEK),
+            doc="DeepSeek V2 and V3: latent attention, mixtures of experts beside shared ones.",
+        ),
+        Provider(
             "gpt_oss",
             "engine_plugins.architecture.gpt_oss:GptOssArchitecture",
             unsupported=only(*GPT_OSS),
@@ -364,6 +381,54 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.experts:QwenMoeArchitecture",
             unsupported=only(*QWEN_MOE),
             doc="Qwen2-MoE, Qwen3-MoE: Qwen's attention, mixtures of experts.",
+        ),
+        Provider(
+            "smollm3",
+            "engine_plugins.architecture.smollm3:SmolLM3Architecture",
+            unsupported=only(*SMOLLM3),
+            doc="SmolLM3: Llama with layers that do not rotate.",
+        ),
+        Provider(
+            "seed_oss",
+            "engine_plugins.architecture.seed_oss:SeedOssArchitecture",
+            unsupported=only(*SEED_OSS),
+            doc="Seed-OSS: Llama with biases of queries, keys and values.",
+        ),
+        Provider(
+            "granite",
+            "engine_plugins.architecture.granite:GraniteArchitecture",
+            unsupported=only(*GRANITE),
+            doc="Granite 3: Llama with multipliers of embedding, scores, residual and logits.",
+        ),
+        Provider(
+            "olmo",
+            "engine_plugins.architecture.olmo:OlmoArchitecture",
+            unsupported=only(*OLMO),
+            doc="OLMo 2 and 3: norms behind attention and MLP.",
+        ),
+        Provider(
+            "exaone4",
+            "engine_plugins.architecture.exaone4:Exaone4Architecture",
+            unsupported=only(*EXAONE4),
+            doc="EXAONE 4: norms behind attention and MLP; layers without a window do not rotate.",
+        ),
+        Provider(
+            "phi3",
+            "engine_plugins.architecture.phi3:Phi3Architecture",
+            unsupported=only(*PHI3),
+            doc="Phi-3, 3.5 and 4: fused projections, partial rotation, longrope.",
+        ),
+        Provider(
+            "starcoder2",
+            "engine_plugins.architecture.starcoder2:Starcoder2Architecture",
+            unsupported=only(*STARCODER2),
+            doc="StarCoder2: LayerNorms, biases, an MLP without a gate.",
+        ),
+        Provider(
+            "cohere",
+            "engine_plugins.architecture.cohere:CohereArchitecture",
+            unsupported=only(*COHERE),
+            doc="Command R, R+, R7B and A: attention and MLP side by side.",
         ),
         Provider(
             "gemma",

@@ -84,7 +84,8 @@ class NativeLinear(Protocol):
 
     def __call__(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
         """The call that computes ``y = x @ W.T (+ bias) (+ residual)``; for a spec of kind ``gate_up`` always with
-        ``act``, ``silu`` or ``gelu_tanh``: ``y = act(gate) * up``. Nothing is computed yet, and the contents of the tensors mean nothing.
+        ``act``, ``silu`` or ``gelu_tanh``: ``y = act(gate) * up``. Nothing is computed yet, and the contents of the
+        tensors mean nothing.
 
         ``x [M, in]``, ``y`` and ``residual [M, out]``, which may be the same, in the compute dtype; their rows are
         contiguous. What else the call points at lives as long as the layer.

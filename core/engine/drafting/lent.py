@@ -46,7 +46,7 @@ class DraftLoading:
 
     dtype: str
     max_len: int
-    """Most tokens of a request."""
+    """Most tokens of a sequence that the plan serves."""
     attention: AttentionKernel
     kv_format: KVFormat
     parallelism: Parallelism

@@ -15,7 +15,18 @@ from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelConfig
-from engine.contracts.ops import Embed, Experts, FusedExperts, KVWrite, Linear, LinearPart, LinearSpec, Norm, Router
+from engine.contracts.ops import (
+    Embed,
+    Experts,
+    FusedExperts,
+    HeadLinear,
+    KVWrite,
+    Linear,
+    LinearPart,
+    LinearSpec,
+    Norm,
+    Router,
+)
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
 from engine.kernels.backends import fused_block, fused_graph, rotations
@@ -62,11 +73,13 @@ def load_model(
     on_progress: Progress | None = None,
     *,
     kernels: Kernels = "torch",
+    max_len: int | None = None,
 ) -> LoweredModel:
     """Read, check, shard and pack the checkpoint at ``model.path`` and lower ``graph`` on it.
 
     ``dtype``: ``float32``, ``bfloat16`` or ``float16``; ``on_progress(fraction, what)`` is called after every layer.
-    ``kernels`` as in :class:`~engine.kernels.settings.Lowering`. Raises :class:`CheckpointError` for a checkpoint that
+    ``kernels`` as in :class:`~engine.kernels.settings.Lowering`; ``max_len``: most tokens of a sequence that is served,
+    ``None`` for all that the model has positions for. Raises :class:`CheckpointError` for a checkpoint that
     is damaged or does not fit ``graph``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
     """
     lowering = Lowering(
@@ -86,7 +99,7 @@ def load_model(
     check_names(checkpoint, graph, quantizer, model.path)
     loader = Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
-        return loader.load(graph)
+        return loader.load(graph, max_len or graph.max_position)
 
 
 class Loader:
@@ -120,9 +133,10 @@ class Loader:
         self.table = table
         """Name and tensor of the first embedding: what a tied head reads."""
         self._norms: dict[str, Tensor] = {}
+        self._small: dict[str, Tensor] = {}
         self._kv_scales: list[tuple[Tensor, Tensor] | None] = []
 
-    def load(self, graph: Graph) -> LoweredModel:
+    def load(self, graph: Graph, max_len: int) -> LoweredModel:
         lowering = self.lowering
         embedding, *layers, head = fused_graph(graph, lowering)
         lowered_embedding, _ = self._block(graph.embed, embedding)
@@ -139,7 +153,7 @@ class Loader:
             layers=tuple(lowered_layers),
             head_block=lowered_head,
             normed_head=normed_head,
-            rotate=lower_rotations(lowering, graph.max_position),
+            rotate=lower_rotations(lowering, max_len),
             attention=lowering.attention,
             lowering=self.labels.lines(lowering),
             weights_bytes=sum(self._held.values()),
@@ -233,6 +247,14 @@ class Loader:
 
     def _stored(self, spec: LinearSpec) -> _Stored:
         return spec, [self._part(spec, part) for part in spec.parts]
+
+    def head_weights(self, op: HeadLinear) -> Tensor:
+        name = f"{op.name}.weight"
+        if name not in self._small:
+            stored = self.tensor(name, (op.num_heads * op.rows, op.features))
+            self._small[name] = stored.to(device=self.lowering.device, dtype=self.lowering.dtype)
+            self.hold(self._small[name])
+        return self._small[name].view(op.num_heads, op.rows, op.features)
 
     def router(self, op: Router) -> tuple[Tensor, Tensor | None]:
         found = [self.small(name, shape) for name, shape in router_tensors(op)]

@@ -183,6 +183,7 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
         plan.device.kind,
         loaded,
         kernels=kernels_for(plan.execution, plan.device.kind),
+        max_len=plan.max_len,
     )
 
 
@@ -208,7 +209,7 @@ def start_drafter(plan: EnginePlan, bound: BoundEngine, drafter: DeviceDrafter, 
     """Hand a drafter what it works with. Raises :class:`DoesNotFit` for weights that do not fit it or the target."""
     loading = DraftLoading(
         dtype=plan.dtype,
-        max_len=runner.tables.tokens.shape[1],
+        max_len=plan.max_len,
         attention=bound.attention_kernel,
         kv_format=bound.kv_format,
         parallelism=bound.parallelism,

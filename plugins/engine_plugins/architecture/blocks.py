@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from engine.checkpoint.files import clipped
+from collections.abc import Mapping
+from typing import Any
+
+from engine.checkpoint.files import CheckpointError, clipped
 from engine.checkpoint.sizes import DecoderSizes
+from engine.checkpoint.values import Values
 from engine.contracts.graph import Builder, Value
 from engine.contracts.ops import Act, FusedExperts, Gated, LinearPart, RopeFacts, Route
 
@@ -17,6 +21,8 @@ ACTIVATIONS: dict[str, Act] = {
     "relu2": "relu2",
 }
 """Names of ``config.json`` -> the activation of the op."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Types of layers in ``config.json``."""
 
 
 def activation(name: str, key: str = "hidden_act") -> Act:
@@ -24,6 +30,31 @@ def activation(name: str, key: str = "hidden_act") -> Act:
     if name not in ACTIVATIONS:
         raise ValueError(f"{key} {clipped(name)} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def expect(values: Values, expected: Mapping[str, Any]) -> None:
+    """Raise :class:`CheckpointError` where a key says something else than what is computed. Missing keys are fine."""
+    for key, value in expected.items():
+        if values.has(key) and values.values[key] != value:
+            raise CheckpointError(f"{key}={clipped(values.values[key])}: expected {value!r}")
+
+
+def expect_whole_rotation(sizes: DecoderSizes) -> None:
+    """Raise :class:`CheckpointError` where only a part of each head is rotated."""
+    if sizes.rope.rotary_dim is not None:
+        share = sizes.rope.rotary_dim / sizes.head_dim
+        raise CheckpointError(f"partial_rotary_factor={share:g}: expected 1, heads that are rotated whole")
+
+
+def with_layer_types(values: Values) -> Values:
+    """``values`` with ``layer_types``: where they are missing, each ``sliding_window_pattern``-th layer has no window,
+    and the others have one."""
+    if values.has("layer_types"):
+        return values
+    layers = values.whole("num_hidden_layers", "MAX_LAYERS")
+    pattern = values.whole("sliding_window_pattern", "MAX_LAYERS")
+    types = [SLIDING if (i + 1) % pattern else FULL for i in range(layers)]
+    return Values({**values.values, "layer_types": types})
 
 
 def qkv_proj(b: Builder, h: Value, name: str, sizes: DecoderSizes, *, bias: bool = False) -> tuple[Value, ...]:

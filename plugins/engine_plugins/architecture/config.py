@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+DEEPSEEK = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 ERNIE = ("Ernie4_5ForCausalLM",)
 GEMMA = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 GLM = ("GlmForCausalLM", "Glm4ForCausalLM")
@@ -20,3 +21,11 @@ QWEN_VL = (
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of ``config.json`` under which families say how many experts a layer has."""
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SMOLLM3 = ("SmolLM3ForCausalLM",)
+SEED_OSS = ("SeedOssForCausalLM",)
+GRANITE = ("GraniteForCausalLM",)
+OLMO = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
+EXAONE4 = ("Exaone4ForCausalLM",)
+PHI3 = ("Phi3ForCausalLM",)
+STARCODER2 = ("Starcoder2ForCausalLM",)
+COHERE = ("CohereForCausalLM", "Cohere2ForCausalLM")

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine.checkpoint.files import clipped
 from engine.checkpoint.rope import read_rope
 from engine.checkpoint.sizes import read_sizes, windows_by_layer
 from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
-from engine_plugins.architecture.blocks import activation, attention, gated_mlp
+from engine_plugins.architecture.blocks import FULL, SLIDING, activation, attention, expect, gated_mlp, with_layer_types
 from engine_plugins.architecture.nested import text_model, text_part
 
 COMMON: dict[str, Any] = {
@@ -29,7 +30,6 @@ GEMMA2 = COMMON | {
 }  # fmt: skip
 GEMMA3 = COMMON | {"vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6}
 """What ``config.json`` may leave out. Every so many-th layer has no window."""
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
 class GemmaArchitecture:
@@ -43,13 +43,14 @@ class GemmaArchitecture:
 
     def describe(self, model: ModelConfig, b: Builder) -> None:
         third = model.architecture != "Gemma2ForCausalLM"
-        values = _gemma3(model.raw) if third else _with_layer_types(Values({**GEMMA2, **model.raw}))
+        values = _gemma3(model.raw) if third else with_layer_types(Values({**GEMMA2, **model.raw}))
+        expect(values, {"use_bidirectional_attention": False})
         name, head = "model", "lm_head"
         if model.architecture == "Gemma3ForConditionalGeneration":
             values, name, head = text_model(b, values)
-        sizes = read_sizes(values, tied=True, layer_type=GLOBAL)
+        sizes = read_sizes(values, tied=True, layer_type=FULL)
         stated = values.whole("max_position_embeddings", "MAX_POSITION")
-        local = read_rope(values, sizes.head_dim, stated, LOCAL)
+        local = read_rope(values, sizes.head_dim, stated, SLIDING)
         act = activation(values.text("hidden_activation", "gelu_pytorch_tanh"), "hidden_activation")
         score_cap, logit_cap = (_cap(values, f"{of}_logit_softcapping") for of in ("attn", "final"))
         bias = values.flag("attention_bias", False)
@@ -79,28 +80,18 @@ class GemmaArchitecture:
 def _gemma3(raw: Mapping[str, Any]) -> Values:
     """The configuration with what it leaves out and rotations by type of layer, as new checkpoints have them. Old ones
     scale that of layers without a window only."""
-    values = _with_layer_types(Values({**GEMMA3, **raw}))
-    if values.has("attn_logit_softcapping"):
-        cap = values.values["attn_logit_softcapping"]
-        raise ValueError(f"attn_logit_softcapping={cap}: Gemma 3 caps no scores, expected null")
+    values = with_layer_types(Values({**GEMMA3, **raw}))
+    expect(values, {"attn_logit_softcapping": None})
     given = values.section("rope_parameters")
-    if given.values and not given.values.keys() <= {GLOBAL, LOCAL}:
-        raise ValueError(f"rope_parameters with {', '.join(given.values)}: expected {GLOBAL} and {LOCAL}")
-    full = {"rope_theta": values.number("rope_theta", "MAX_ROPE_THETA", 1e6), **given.section(GLOBAL).values}
-    local = {"rope_theta": values.number("rope_local_base_freq", "MAX_ROPE_THETA", 1e4), **given.section(LOCAL).values}
-    ropes = {GLOBAL: {**full, **values.section("rope_scaling").values}, LOCAL: local}
+    if not given.values.keys() <= {FULL, SLIDING}:
+        raise ValueError(f"rope_parameters with {clipped(list(given.values))}: expected {FULL} and {SLIDING}")
+    theta = values.number("rope_theta", "MAX_ROPE_THETA", 1e6)
+    local_theta = values.number("rope_local_base_freq", "MAX_ROPE_THETA", 1e4)
+    ropes = {
+        FULL: {"rope_theta": theta, **given.section(FULL).values, **values.section("rope_scaling").values},
+        SLIDING: {"rope_theta": local_theta, **given.section(SLIDING).values},
+    }
     return Values({**values.values, "rope_parameters": ropes, "rope_scaling": None})
-
-
-def _with_layer_types(values: Values) -> Values:
-    if values.flag("use_bidirectional_attention", False):
-        raise ValueError("use_bidirectional_attention=true: this architecture computes causal attention only")
-    if values.has("layer_types"):
-        return values
-    layers = values.whole("num_hidden_layers", "MAX_LAYERS")
-    pattern = values.whole("sliding_window_pattern", "MAX_LAYERS")
-    types = [LOCAL if (i + 1) % pattern else GLOBAL for i in range(layers)]
-    return Values({**values.values, "layer_types": types})
 
 
 def _cap(values: Values, key: str) -> float | None:

@@ -23,8 +23,7 @@ def torch_sequences() -> tuple[Kernel, ...]:
     """What torch's backend has beside a kernel for each op."""
     return (
         Kernel(qkv_write, lower_qkv_write, lambda lowering, what: _suits_qkv(what)),
-        # C++ kernels have it for some activations; for others they have each op, and may run as a program.
-        Kernel(gate_up, lower_gate_up, lambda lowering, what: what.norm.kind == "rms" and not lowering.native),
+        Kernel(gate_up, lower_gate_up, lambda lowering, what: what.norm.kind == "rms"),
         Kernel(linear_add, lower_linear_add),
     )
 
@@ -37,9 +36,10 @@ def _suits_qkv(what: QKVWrite) -> bool:
     return all(norm.kind == "rms" for norm in norms) and together and alike
 
 
-def lower_rotations(lowering: Lowering, max_position: int) -> Rotate:
-    """Tables of every distinct rotation, once per step; with C++ kernels also of values."""
-    rotaries = [Rotary(op.facts, op.head_dim, max_position, lowering.device) for op in lowering.rotations]
+def lower_rotations(lowering: Lowering, max_len: int) -> Rotate:
+    """Tables of every distinct rotation, once per step; with C++ kernels also of values. ``max_len``: most tokens of a
+    sequence."""
+    rotaries = [Rotary(op.facts, op.head_dim, max_len, lowering.device) for op in lowering.rotations]
     whole = [rotates_whole(lowering, index) for index in range(len(rotaries))]
 
     def tables(positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
