@@ -136,7 +136,7 @@ def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: We
 
     def write(context: StepContext, k: Tensor, v: Tensor) -> None:
         keys, values = (x.view(-1, x.shape[1] // op.head_dim, op.head_dim) for x in (k, v))
-        context.kv.write(cache, context.slot_mapping, keys, values)
+        context.kv.write(cache, context.slots(cache), keys, values)
 
     return Lowered(write, "index_copy")
 
@@ -144,11 +144,11 @@ def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: We
 def lower_attention(lowering: Lowering, op: Attention, fused: Fused[Kernel], weights: Weights) -> Lowered:
     """By the plan's attention kernel."""
     check_heads(op.num_heads, op.num_kv_heads, lowering.tp)
-    kernel, local, cache = lowering.attention, local_attention(op, lowering.tp), cache_of(lowering, fused.nodes[0])
+    kernel, local, index = lowering.attention, local_attention(op, lowering.tp), cache_of(lowering, fused.nodes[0])
 
     def attention(context: StepContext, q: Tensor) -> Tensor:
-        heads = q.view(-1, local.num_heads, op.head_dim)
-        return kernel.forward(context.prepared, local, heads, context.kv.layers[cache])
+        heads, cache = q.view(-1, local.num_heads, op.head_dim), context.kv.layers[index]
+        return kernel.forward(context.prepared[cache.group], local, heads, cache)
 
     return Lowered(attention, kernel.label(op, lowering.dtype_name, lowering.kv_format))
 

@@ -82,7 +82,7 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
         if rotation is not None:
             qk = turn(qk, *context.rotations[rotation])
         v = qkv[:, rotated_size:].view(-1, num_kv_heads, head_dim)
-        context.kv.write(cache, context.slot_mapping, qk[:, num_heads:], v)
+        context.kv.write(cache, context.slots(cache), qk[:, num_heads:], v)
         return qk[:, :num_heads].flatten(1)
 
     rotated = "" if rotation is None else ("paired " if turn is rotate_paired else "reference ") + "rotation, "
