@@ -6,13 +6,14 @@ Metadata only: nothing here imports torch, and a factory's module is imported on
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from engine.checkpoint.files import shown
 from engine.contracts.command import CommandProvider
-from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
-from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
+from engine_plugins.architecture.config import LLAMA_LIKE, MIXTRAL, QWEN_MOE
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import (
     DraftModelConfig,
@@ -31,12 +32,13 @@ from engine_plugins.router.config import ResponseCacheConfig
 from engine_plugins.scheduler.config import ChunkedPrefillConfig
 
 
-def only_llama_like(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
-    if model.architecture not in LLAMA_LIKE:
-        return (f"it computes {', '.join(LLAMA_LIKE)}, not {model.architecture}",)
-    if model.hidden_act not in ACTIVATIONS:
-        return (f"it has the activations {', '.join(ACTIVATIONS)}, not hidden_act={model.hidden_act}",)
-    return ()
+def only(*names: str) -> Callable[[ModelConfig, DeviceFacts], tuple[str, ...]]:
+    """The ``unsupported`` of an architecture: it computes checkpoints of these names."""
+
+    def unsupported(model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
+        return () if model.architecture in names else (f"it computes {', '.join(names)}, not {model.architecture}",)
+
+    return unsupported
 
 
 def only_plain_checkpoints(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
@@ -55,8 +57,8 @@ def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         elif device.capability is not None and device.capability < TRITON_CAPABILITY:
             has, needs = (".".join(map(str, version)) for version in (device.capability, TRITON_CAPABILITY))
             reasons.append(f"needs compute capability {needs}, this device has {has}")
-    if model.head_dim not in TRITON_HEAD_DIMS:
-        reasons.append(f"head_dim={model.head_dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
+    for dim in sorted({op.head_dim for op in model.attentions} - set(TRITON_HEAD_DIMS)):
+        reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
     return tuple(reasons)
 
 
@@ -309,9 +311,21 @@ def engine_architecture() -> list[Provider]:
         Provider(
             "llama",
             "engine_plugins.architecture.llama:LlamaArchitecture",
-            unsupported=only_llama_like,
+            unsupported=only(*LLAMA_LIKE),
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
-        )
+        ),
+        Provider(
+            "mixtral",
+            "engine_plugins.architecture.experts:MixtralArchitecture",
+            unsupported=only(*MIXTRAL),
+            doc="Mixtral: Mistral's attention, mixtures of experts.",
+        ),
+        Provider(
+            "qwen_moe",
+            "engine_plugins.architecture.experts:QwenMoeArchitecture",
+            unsupported=only(*QWEN_MOE),
+            doc="Qwen2-MoE, Qwen3-MoE: Qwen's attention, mixtures of experts.",
+        ),
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from engine.assembly.compose import compose, options, usable
 from engine.assembly.describe import notes
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import model_facts
+from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
 from engine.contracts.config import DrafterConfig
 from engine.contracts.provider import Provider
@@ -43,7 +43,7 @@ def plan(with_builtins, checkpoint, cpu):
     def make(*overrides, entries=(), model=None):
         path = checkpoint(**(model or {}))
         found = usable(with_builtins(*entries))
-        return resolve(compose([f"model.path={path}", *overrides], found), found, model_facts(path), cpu)
+        return resolve(compose([f"model.path={path}", *overrides], found), found, model_config(path), cpu)
 
     return make
 

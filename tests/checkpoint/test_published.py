@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.assembly.model_facts import model_facts
+from engine.assembly.model_config import model_config
 
 LLAMA_405B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248,
@@ -42,5 +42,5 @@ UNUSUAL = LLAMA_405B | {"time_step_limit": (0.0, float("inf")), "model_max_lengt
 @pytest.mark.parametrize("config", [LLAMA_405B, QWEN, LONG, LATENT, UNUSUAL])
 def test_a_large_model_is_within_every_limit(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    facts = model_facts(str(tmp_path))
+    facts = model_config(str(tmp_path))
     assert facts.num_layers == config["num_hidden_layers"] and facts.rope.theta == config["rope_theta"]

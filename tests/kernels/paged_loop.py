@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine.kernels.lowering import Kernels
 from torch import Tensor
 
 from engine.assembly.device_facts import device_facts
-from engine.assembly.model_facts import model_facts
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.kernels.loading import Progress, load_model
-from engine.kernels.lowering import Kernels
 from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kv.cache import KVCache
 from engine.testing.context import build_context
@@ -27,6 +26,7 @@ from engine_plugins.kv_format.native import NativeFormat
 from engine_plugins.parallelism.single import SingleDevice
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
+from tests.families import model_facts
 
 BLOCK_SIZE = 8
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from engine.assembly.assemble import assemble
-from engine.assembly.model_facts import model_facts
 from engine.contracts.model import ModelFacts
 from engine.contracts.request import EngineRequest, SamplingParams, Timings, TokenLogprobs
 from engine.loop.core import EngineCore
 from engine.serving.tokenizer import Tokenizer
 from engine.startup.build import build_engine
+from tests.families import model_facts
 
 from ..kernels import tiny
 from .heads import write_eagle3, write_parallel_block

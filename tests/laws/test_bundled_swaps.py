@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM
-from engine.assembly.model_facts import model_facts
+from tests.families import model_facts
 
 COMMON = ("device=cpu", "model.max_len=1024", "exporter=[]", "scheduler.max_requests=16")
 SETS = {

@@ -632,7 +632,7 @@ def main() -> int:
     if arguments.worker:
         work()
         return 0
-    from engine.assembly.model_facts import bundled_dir
+    from engine.assembly.model_config import bundled_dir
 
     with tempfile.TemporaryDirectory(prefix="engine-attack-") as folder:
         model = copied(bundled_dir(), Path(folder) / "model")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,8 +16,10 @@ from engine.assembly.records import AUTO, THIRD_PARTY, reasons_of
 from engine.border.calls import error_line
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import SlotConfig
-from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import always_supported
+
+ARCHITECTURE = "architecture"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +40,36 @@ class Chosen:
 def choose(
     composed: Composed, discovered: Discovered, model: ModelFacts, device: DeviceFacts, problems: list[str]
 ) -> list[Chosen]:
-    """One plugin for each selection, as far as there is one."""
-    chosen = []
-    for slot in SLOTS:
-        picks = composed.selections.get(slot, ())
-        if slot not in MULTI_SLOTS and len(picks) != 1:
-            problems.append(f"{slot}: exactly one plugin is needed, {len(picks)} selected")
-        for pick in picks:
-            if pick.plugin == AUTO:
-                one = _Auto(slot, pick, discovered, model, device).choose(problems)
-            else:
-                one = _choose_named(slot, pick, discovered, model, device, problems)
-            if one is not None:
-                chosen.append(one)
-    return chosen
+    """One plugin for each selection but the architecture's, as far as there is one."""
+    slots = (slot for slot in SLOTS if slot != ARCHITECTURE)
+    return [one for slot in slots for one in _choose_for(slot, composed, discovered, model, device, problems)]
+
+
+def choose_architecture(
+    composed: Composed, discovered: Discovered, model: ModelConfig, device: DeviceFacts, problems: list[str]
+) -> Chosen | None:
+    """The plugin that describes the model: everything else is chosen by what it describes."""
+    return next(iter(_choose_for(ARCHITECTURE, composed, discovered, model, device, problems)), None)
+
+
+def _choose_for(
+    slot: str,
+    composed: Composed,
+    discovered: Discovered,
+    model: ModelConfig,
+    device: DeviceFacts,
+    problems: list[str],
+) -> Iterator[Chosen]:
+    picks = composed.selections.get(slot, ())
+    if slot not in MULTI_SLOTS and len(picks) != 1:
+        problems.append(f"{slot}: exactly one plugin is needed, {len(picks)} selected")
+    for pick in picks:
+        if pick.plugin == AUTO:
+            one = _Auto(slot, pick, discovered, model, device).choose(problems)
+        else:
+            one = _choose_named(slot, pick, discovered, model, device, problems)
+        if one is not None:
+            yield one
 
 
 def plugin_problems(composed: Composed, discovered: Discovered) -> list[str]:
@@ -68,7 +86,7 @@ def _choose_named(
     slot: str,
     pick: Selection,
     discovered: Discovered,
-    model: ModelFacts,
+    model: ModelConfig,
     device: DeviceFacts,
     problems: list[str],
 ) -> Chosen | None:
@@ -119,7 +137,7 @@ class _Auto:
     slot: str
     pick: Selection
     discovered: Discovered
-    model: ModelFacts
+    model: ModelConfig
     device: DeviceFacts
 
     def choose(self, problems: list[str]) -> Chosen | None:
@@ -185,20 +203,25 @@ class _Auto:
         return f"{self.slot}.plugin={offer.qualified}"
 
 
-def _reasons(offer: Offer, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+def _reasons(offer: Offer, model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
     """Why a plugin cannot serve this model on this device; one that does not say so properly cannot."""
     who = f"unsupported() of {offer.slot}={offer.name} ({offer.origin})"
-    return _asked(partial(offer.provider.unsupported, model, device), who)
+    # An architecture is asked before there are facts.
+    unsupported: Callable[[Any, DeviceFacts], object] = offer.provider.unsupported
+    return _asked(partial(unsupported, model, device), who)
 
 
-def _config_reasons(offer: Offer, config: Mapping[str, Any], model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+def _config_reasons(
+    offer: Offer, config: Mapping[str, Any], model: ModelConfig, device: DeviceFacts
+) -> tuple[str, ...]:
     """Why a plugin's settings do not go with this model or device."""
     try:
         built: SlotConfig = values.build(offer.config_class, dict(config))
     except Exception:
         return ()  # reported where the configuration was composed
     who = f"unsupported() of the config of {offer.slot}={offer.name} ({offer.origin})"
-    return _asked(partial(built.unsupported, model, device), who)
+    unsupported: Callable[[Any, DeviceFacts], object] = built.unsupported
+    return _asked(partial(unsupported, model, device), who)
 
 
 def _asked(unsupported: Callable[[], object], who: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from engine.checkpoint.files import CheckpointError, clipped
 from engine.checkpoint.limits import MAX_POSITION, MAX_ROPE_NUMBER
 from engine.checkpoint.values import Values
-from engine.contracts.model import RopeFacts
+from engine.contracts.ops import RopeFacts
 
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _NEEDS_ORIGINAL = ("dynamic", "yarn", "llama3", "longrope")

@@ -22,13 +22,15 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, overload
 
-from engine.contracts.model import RopeFacts
 from engine.contracts.ops import (
     Act,
     Activation,
     Add,
     Attention,
     Embed,
+    Experts,
+    FusedExperts,
+    Gate,
     Gated,
     KVWrite,
     Linear,
@@ -36,7 +38,11 @@ from engine.contracts.ops import (
     LinearSpec,
     Norm,
     Op,
+    PositionScale,
     Rope,
+    RopeFacts,
+    Route,
+    Router,
     Scale,
     SoftCap,
 )
@@ -95,6 +101,8 @@ class Graph:
     """Features of each value."""
     caches: tuple[KVSpec, ...]
     """In the order in which they are written."""
+    max_position: int = 0
+    """Most tokens of a sequence; 0: not said."""
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -135,10 +143,15 @@ class Builder:
         self._layers: list[Block] = []
         self._head: list[Node] = []
         self._caches: list[KVSpec] = []
+        self._max_position = 0
         self._nodes = self._embed
         """Where the next node goes."""
 
     # Structure -------------------------------------------------------------------------------------------------------
+
+    def positions(self, count: int) -> None:
+        """A sequence has at most ``count`` tokens."""
+        self._max_position = count
 
     def input(self, size: int) -> Value:
         """A value that is handed in, for layers that are no whole model."""
@@ -168,6 +181,7 @@ class Builder:
             Block(tuple(self._head)),
             tuple(self._sizes),
             tuple(self._caches),
+            self._max_position,
         )
 
     # Ops -------------------------------------------------------------------------------------------------------------
@@ -186,10 +200,19 @@ class Builder:
         return self._norm(x, Norm("rms", name, size or x.size, eps, offset))
 
     def layer_norm(
-        self, x: Value, name: str | None, eps: float, *, size: int | None = None, bias: bool = False
+        self,
+        x: Value,
+        name: str | None,
+        eps: float,
+        *,
+        size: int | None = None,
+        bias: bool = False,
+        by_head: bool = False,
     ) -> Value:
-        """LayerNorm over all features, or over each ``size`` of them."""
-        return self._norm(x, Norm("layer", name, size or x.size, eps, bias=bias))
+        """LayerNorm over all features, or over each ``size`` of them: heads. ``by_head``: each has a weight of its
+        own."""
+        size = size or x.size
+        return self._norm(x, Norm("layer", name, size, eps, bias=bias, by_head=x.size // size if by_head else 0))
 
     def _norm(self, x: Value, op: Norm) -> Value:
         if x.size % op.size:
@@ -206,10 +229,21 @@ class Builder:
 
     def linear(self, x: Value, /, *parts: LinearPart, shard: Shard = "none") -> Value | tuple[Value, ...]:
         """Projections of one input, a value for each part. ``shard``: the axis that tensor parallelism cuts."""
-        if not parts or any(part.out_features < 1 for part in parts):
-            raise ValueError(f"linear of parts {[part.out_features for part in parts]}, expected positive sizes")
-        made = self._several(Linear(LinearSpec(parts, x.size, shard)), [x], [part.out_features for part in parts])
+        made = self._linear(x, parts, shard)
         return made if len(parts) > 1 else made[0]
+
+    def _linear(self, x: Value, parts: tuple[LinearPart, ...], shard: Shard) -> tuple[Value, ...]:
+        spec = LinearSpec(parts, x.size, shard)
+        if not parts or any(size < 1 for size in spec.outputs):
+            raise ValueError(f"linear with outputs {list(spec.outputs)}, expected positive sizes")
+        for part in parts:
+            if sum(part.outputs) != part.out_features:
+                raise ValueError(f"{part.name}: slices {list(part.slices)} of {part.out_features} outputs")
+        return self._several(Linear(spec), [x], spec.outputs)
+
+    def split(self, x: Value, part: LinearPart, /, *, shard: Shard = "none") -> tuple[Value, ...]:
+        """The slices of one projection that the checkpoint has fused."""
+        return self._linear(x, (part,), shard)
 
     def lm_head(self, x: Value, name: str, vocab_size: int, *, tied: bool = False) -> Value:
         """Logits. ``tied``: the weight is the embedding's."""
@@ -235,10 +269,12 @@ class Builder:
         soft_cap: float | None = None,
     ) -> Value:
         """Writes keys and values to a cache of their own, and attends to it. ``scale``: ``head_dim ** -0.5`` unless
-        given."""
+        given. A ``window`` that holds every sequence is none."""
         heads, kv_heads, value_heads = (self._heads("attention", value, head_dim) for value in (q, k, v))
         if kv_heads != value_heads or heads % kv_heads:
             raise ValueError(f"attention of {heads} query, {kv_heads} key and {value_heads} value heads")
+        if window is not None and 0 < self._max_position <= window:
+            window = None
         cache = len(self._caches)
         self._caches.append(KVSpec(kv_heads, head_dim, window))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
@@ -247,9 +283,9 @@ class Builder:
         self._nodes[-1] = replace(self._nodes[-1], cache=cache)
         return value
 
-    def gated(self, gate: Value, up: Value, act: Act) -> Value:
+    def gated(self, gate: Value, up: Value, act: Act | Gated) -> Value:
         """``act(gate) * up``"""
-        return self._alike(Gated(act), gate, up)
+        return self._alike(act if isinstance(act, Gated) else Gated(act), gate, up)
 
     def activation(self, x: Value, act: Act) -> Value:
         """``act(x)``"""
@@ -258,6 +294,43 @@ class Builder:
     def add(self, a: Value, b: Value) -> Value:
         """``a + b``"""
         return self._alike(Add(), a, b)
+
+    def gate(self, x: Value, gate: Value) -> Value:
+        """``x * sigmoid(gate)``; ``gate`` has as many features as ``x``, or one."""
+        if gate.size not in (1, x.size):
+            raise ValueError(f"gate of {gate.size} features for {x.size}")
+        return self._add(Gate(), [x, gate], x.size)
+
+    def router(self, x: Value, name: str, num_experts: int, *, bias: bool = False) -> Value:
+        """Logits of the experts."""
+        return self._add(Router(name, x.size, num_experts, bias), [x], num_experts)
+
+    def experts(
+        self,
+        x: Value,
+        logits: Value,
+        route: Route,
+        gate_up: tuple[LinearPart, LinearPart],
+        down: LinearPart,
+        gated: Gated,
+        *,
+        fused: FusedExperts | None = None,
+    ) -> Value:
+        """What the experts that ``route`` chooses by ``logits`` make of ``x``. Names of parts have ``{}`` for the
+        expert's number."""
+        if not 1 <= route.top_k <= route.num_experts or logits.size != route.num_experts:
+            raise ValueError(f"{route.top_k} of {route.num_experts} experts, chosen by {logits.size} logits")
+        first, second = gate_up
+        if first.out_features != second.out_features:
+            raise ValueError(f"experts with {first.out_features} gates and {second.out_features} ups")
+        ids, weights = self._several(route, [logits], [route.top_k, route.top_k])
+        up = LinearSpec(gate_up, x.size, "out", "gate_up")
+        op = Experts(route.num_experts, route.top_k, up, LinearSpec((down,), first.out_features, "in"), gated, fused)
+        return self._add(op, [x, ids, weights], down.out_features)
+
+    def position_scale(self, x: Value, beta: float, length: int) -> Value:
+        """``x * (1 + beta * log(1 + floor(position / length)))``"""
+        return self._add(PositionScale(beta, length), [x], x.size)
 
     def scale(self, x: Value, factor: float) -> Value:
         """``factor * x``; the value itself for a factor of 1."""

@@ -7,10 +7,9 @@ them. Architectures do not make ops themselves but call :class:`engine.contracts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-from engine.contracts.model import RopeFacts
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Act = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """``gelu``: with the error function; ``gelu_tanh``: its approximation (both arXiv 1606.08415); ``relu2``: the square of
@@ -24,6 +23,14 @@ class LinearPart:
     name: str
     out_features: int
     bias: bool = False
+    slices: tuple[int, ...] = ()
+    """Sizes of what lies one after another along the output, where the checkpoint has fused it (q, k and v; gate and
+    up): each is a value of its own. Their sum is ``out_features``."""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Sizes of the values that it makes."""
+        return self.slices or (self.out_features,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +42,17 @@ class LinearSpec:
     shard: Literal["out", "in", "none"] = "none"
     """Axis that tensor parallelism cuts: ``out`` for q/k/v, gate/up and the head; ``in`` for o and down."""
     kind: Literal["body", "gate_up", "head"] = "body"
-    """``gate_up``: two parts of equal size, gate and up, of which ``act(gate) * up`` is computed: set by the core where
-    it has a kernel for that."""
+    """``gate_up``: two outputs of equal size, gate and up, of which ``act(gate) * up`` is computed: set by the core
+    where it has a kernel for that."""
 
     @property
     def out_features(self) -> int:
         return sum(part.out_features for part in self.parts)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Sizes of the values that it makes."""
+        return tuple(size for part in self.parts for size in part.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,8 @@ class Norm:
 
     ``rms`` (arXiv 1910.07467): ``x / sqrt(mean(x^2) + eps) * (offset + weight)``; ``layer`` (arXiv 1607.06450): the
     same of ``x - mean(x)``, plus ``{name}.bias`` where ``bias`` says so. ``{name}.weight [size]``; without a name
-    there is no weight. An input of several times ``size`` features is so many heads, each normed by itself.
+    there is no weight. An input of several times ``size`` features is so many heads, each normed by itself; with
+    ``by_head`` each has a weight of its own, ``{name}.weight [heads, size]``.
     """
 
     kind: Literal["rms", "layer"]
@@ -67,15 +80,34 @@ class Norm:
     eps: float
     offset: float = 0.0
     bias: bool = False
+    by_head: int = 0
+    """Heads with a weight each; 0: all share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """``x [num_tokens, in] -> `` one value for each part: ``x @ weight.T (+ bias)``. ``tied``: the weight is that of
-    the embedding."""
+    """``x [num_tokens, in] ->`` the values of ``spec.outputs``: ``x @ weight.T (+ bias)``. ``tied``: the weight is that
+    of the embedding."""
 
     spec: LinearSpec
     tied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RopeFacts:
+    """Rotary position embedding of a checkpoint (RoFormer, arXiv 2104.09864).
+
+    ``kind`` is ``default``, ``linear``, ``dynamic``, ``yarn``, ``llama3`` or ``longrope``; ``params`` holds that
+    kind's own numbers under their ``rope_scaling``/``rope_parameters`` names.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    rotary_dim: int | None = None
+    """Rotated part of each head; ``None`` means all of ``head_dim``."""
+    interleaved: bool = False
+    """Neighbours ``(2i, 2i + 1)`` are rotated together, as in the paper, instead of ``(i, i + rotary_dim / 2)``."""
+    params: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +141,19 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """``(gate, up) -> act(gate) * up`` (arXiv 2002.05202)."""
+    """``(gate, up) -> act(gate) * (up + offset)`` (arXiv 2002.05202)."""
 
     act: Act
+    limit: float | None = None
+    """Before that, gates are cut to at most ``limit``, and ups to at most ``limit`` on both sides of 0."""
+    alpha: float = 1.0
+    """Of ``silu``: ``x * sigmoid(alpha * x)``."""
+    offset: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """``act(gate) * up`` and nothing else."""
+        return self == Gated(self.act)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +166,20 @@ class Activation:
 @dataclass(frozen=True, slots=True)
 class Add:
     """``a + b``"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """``(x, gate) -> x * sigmoid(gate)``; one gate may serve all features."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionScale:
+    """``x * (1 + beta * log(1 + floor(position / length)))``, each token by its position: queries that see more than
+    ``length`` tokens (Llama 4's temperature)."""
+
+    beta: float
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +196,84 @@ class SoftCap:
     cap: float
 
 
-Op = Embed | Norm | Linear | Rope | KVWrite | Attention | Gated | Activation | Add | Scale | SoftCap
+@dataclass(frozen=True, slots=True)
+class Router:
+    """``x -> logits [num_tokens, num_experts]`` float32: ``{name}.weight [num_experts, in_features]`` (and ``.bias``),
+    multiplied in float32, never rounded and never cut: all ranks must choose alike."""
+
+    name: str
+    in_features: int
+    num_experts: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``logits -> (ids, weights)``, ``[num_tokens, top_k]`` each: the experts of every token, int64, and what their
+    outputs are multiplied by, float32.
+
+    ``scores``: ``softmax`` or ``sigmoid`` of all logits, or the ``logits`` themselves, of which those chosen go through
+    a softmax. With ``correction`` (``[num_experts]`` in the checkpoint) experts are chosen by score plus correction,
+    and weighted by score. With ``groups`` only experts of the best ``chosen_groups`` are chosen; a group is as good as
+    its best expert (``max``) or its two best together (``top2``).
+    """
+
+    num_experts: int
+    top_k: int
+    scores: Literal["softmax", "sigmoid", "logits"] = "softmax"
+    renormalize: bool = False
+    """Weights of a token are divided by their sum."""
+    scale: float = 1.0
+    """Then multiplied by this."""
+    correction: str | None = None
+    groups: int = 1
+    chosen_groups: int = 1
+    group_by: Literal["max", "top2"] = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """``(x, ids, weights) -> `` the sum over a token's experts of ``weight * down(gated(gate(x), up(x)))``.
+
+    ``gate_up`` and ``down``: of one expert, with ``{}`` in the names of their parts for its number. A checkpoint may
+    have all experts' in one tensor instead, :attr:`fused`.
+    """
+
+    num_experts: int
+    top_k: int
+    gate_up: LinearSpec
+    down: LinearSpec
+    gated: Gated
+    fused: FusedExperts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FusedExperts:
+    """Names of tensors that hold all experts: ``gate_up [num_experts, 2 * size, in]``, gates first, and ``down
+    [num_experts, out, size]``; biases have ``_bias`` behind the name. ``transposed``: the last two axes are the other
+    way round; ``interleaved``: gates and ups take turns."""
+
+    gate_up: str
+    down: str
+    transposed: bool = False
+    interleaved: bool = False
+
+
+Op = (
+    Embed
+    | Norm
+    | Linear
+    | Rope
+    | KVWrite
+    | Attention
+    | Gated
+    | Activation
+    | Add
+    | Gate
+    | PositionScale
+    | Scale
+    | SoftCap
+    | Router
+    | Route
+    | Experts
+)

@@ -13,8 +13,8 @@ from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, 
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Embed, KVWrite, Linear, LinearPart, LinearSpec, Norm
+from engine.contracts.model import ModelConfig
+from engine.contracts.ops import Embed, Experts, FusedExperts, KVWrite, Linear, LinearPart, LinearSpec, Norm, Router
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
 from engine.kernels.backends import fused_block, fused_graph, rotations
@@ -28,11 +28,15 @@ from engine.models.fuse import Fused
 from engine.models.required_tensors import (
     check_names,
     check_readable,
+    expert_linears,
+    fused_tensors,
+    is_fused,
     is_stored,
     kv_scale_names,
     norm_tensors,
     plain_shape,
     projection,
+    router_tensors,
     stored_of,
 )
 from engine.models.sharding import cut, rank_of
@@ -44,7 +48,7 @@ Greedy = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def load_model(
-    model: ModelFacts,
+    model: ModelConfig,
     graph: Graph,
     quantizer: Quantizer,
     attention_kernel: AttentionKernel,
@@ -78,7 +82,7 @@ def load_model(
     check_names(checkpoint, graph, quantizer, model.path)
     loader = Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
-        return loader.load(model, graph)
+        return loader.load(graph)
 
 
 class Loader:
@@ -114,7 +118,7 @@ class Loader:
         self._norms: dict[str, Tensor] = {}
         self._kv_scales: list[tuple[Tensor, Tensor] | None] = []
 
-    def load(self, model: ModelFacts, graph: Graph) -> LoweredModel:
+    def load(self, graph: Graph) -> LoweredModel:
         lowering = self.lowering
         embedding, *layers, head = fused_graph(graph, lowering)
         lowered_embedding, _ = self._block(graph.embed, embedding)
@@ -131,7 +135,7 @@ class Loader:
             layers=tuple(lowered_layers),
             head_block=lowered_head,
             normed_head=normed_head,
-            rotate=lower_rotations(lowering, model.max_position),
+            rotate=lower_rotations(lowering, graph.max_position),
             attention=lowering.attention,
             lowering=self.labels.lines(lowering),
             weights_bytes=sum(self._held.values()),
@@ -194,6 +198,32 @@ class Loader:
     def norm_bias(self, op: Norm) -> Tensor | None:
         return self._norm_tensors(op).get(f"{op.name}.bias")
 
+    def experts(self, op: Experts) -> list[tuple[PackedLinear, PackedLinear]]:
+        specs = expert_linears(op)
+        if not is_fused(op, self._checkpoint.names):
+            return [(self._pack(up, False, op.gated.act), self._pack(down, False, "silu")) for up, down in specs]
+        assert op.fused is not None
+        stored = {name: self.tensor(name, shape) for name, shape in fused_tensors(op)}
+        gate_up, down = (
+            [stored.get(name), stored.get(f"{name}_bias")] for name in (op.fused.gate_up, op.fused.down)
+        )
+        return [
+            (
+                self._pack_parts(up, [_of_expert(gate_up, op.fused, i, pairs=True)], op.gated.act),
+                self._pack_parts(low, [_of_expert(down, op.fused, i)], "silu"),
+            )
+            for i, (up, low) in enumerate(specs)
+        ]
+
+    def router(self, op: Router) -> tuple[Tensor, Tensor | None]:
+        found = [self.small(name, shape) for name, shape in router_tensors(op)]
+        return found[0], found[1] if op.bias else None
+
+    def small(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        found = self.tensor(name, shape).float().to(self.lowering.device)
+        self.hold(found)
+        return found
+
     def embedding(self, op: Embed) -> Tensor:
         name = f"{op.name}.weight"
         table = self.tensor(name, (op.vocab_size, op.size)).to(device=self.lowering.device, dtype=self.lowering.dtype)
@@ -225,6 +255,11 @@ class Loader:
             parts = [StoredPart({"weight": lambda: mine}, origin)]
         else:
             parts = [self._part(spec, part) for part in spec.parts]
+        return self._pack_parts(spec, parts, act)
+
+    def _pack_parts(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], act: str) -> PackedLinear:
+        """``parts``: this rank's tensors."""
+        _, count = rank_of(self.lowering.parallelism, spec)
         in_features = spec.in_features // count if spec.shard == "in" else spec.in_features
         out_features = spec.out_features // count if spec.shard == "out" else spec.out_features
         made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
@@ -314,6 +349,19 @@ class Loader:
     def _report(self, what: str) -> None:
         if self._on_progress is not None:
             self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
+
+
+def _of_expert(
+    stored: Sequence[Tensor | None], fused: FusedExperts, number: int, pairs: bool = False
+) -> dict[str, Tensor]:
+    """One expert's weight ``[out, in]`` and bias, of those of all experts. ``pairs``: gates and ups may take turns."""
+    found = {}
+    for suffix, whole in zip(("weight", "bias"), stored, strict=True):
+        if whole is None:
+            continue
+        mine = whole[number].T if fused.transposed and suffix == "weight" else whole[number]
+        found[suffix] = torch.cat((mine[0::2], mine[1::2])) if fused.interleaved and pairs else mine.contiguous()
+    return found
 
 
 def _step(fused: Fused[Kernel], lowered: Lowered) -> Step:

@@ -55,6 +55,8 @@ class StepContext:
     prepared: tuple[Any, ...]
     """What the attention kernel prepared for each KV group."""
     kv: Cache
+    positions: Tensor
+    """int64 ``[num_tokens]``"""
 
     def slots(self, cache: int) -> Tensor:
         """Where the keys and values of a cache go."""
@@ -169,7 +171,7 @@ class LoweredModel:
     ) -> tuple[Tensor, list[Tensor]]:
         """:meth:`forward` with what the attention kernel prepared for this batch, by KV group: the part that can be
         captured, or written as a program, of values."""
-        context = StepContext(self.rotate(batch.positions), batch.slot_mappings, prepared, kv)
+        context = StepContext(self.rotate(batch.positions), batch.slot_mappings, prepared, kv, batch.positions)
         values = {self.graph.inputs[0]: batch.token_ids}
         self.embedding.run(values, None)
         aux: dict[int, Tensor] = {}

@@ -7,8 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.contracts.graph import Node
-from engine.contracts.ops import Act, Add, Attention, Gated, KVWrite, Linear, LinearSpec, Norm, Rope
+from engine.contracts.ops import (
+    Act,
+    Add,
+    Attention,
+    Experts,
+    Gated,
+    KVWrite,
+    Linear,
+    LinearSpec,
+    Norm,
+    Rope,
+    Route,
+    Router,
+)
 from engine.models.fuse import Match
+from engine.models.required_tensors import linears_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +90,7 @@ def qkv_write(nodes: Sequence[Node]) -> Match | None:
     found = QKVWrite(
         norm=norm and norm.op,
         qkv=spec,
-        num_heads=spec.parts[0].out_features // op.head_dim,
+        num_heads=spec.outputs[0] // op.head_dim,
         num_kv_heads=op.num_kv_heads,
         head_dim=op.head_dim,
         q_norm=q_norm and q_norm.op,
@@ -84,8 +98,10 @@ def qkv_write(nodes: Sequence[Node]) -> Match | None:
         rope=rope and rope.op,
         cache=write.cache,
     )
-    heads_only = all(each is None or each.size == op.head_dim for each in (found.q_norm, found.k_norm))
-    return Match(found, rest.count, (spec,)) if heads_only else None
+    norms = (each for each in (found.q_norm, found.k_norm) if each is not None)
+    by_head = all(each.size == op.head_dim and not each.by_head for each in norms)
+    paired = found.rope is None or not found.rope.facts.interleaved
+    return Match(found, rest.count, (spec,)) if by_head and paired else None
 
 
 def gate_up(nodes: Sequence[Node]) -> Match | None:
@@ -94,7 +110,9 @@ def gate_up(nodes: Sequence[Node]) -> Match | None:
     norm = rest.take(Norm)
     linear = rest.take(Linear, norm.outputs) if norm else None
     gated = rest.take(Gated, linear.outputs) if linear else None
-    if norm is None or linear is None or gated is None:
+    if norm is None or linear is None or gated is None or not gated.op.is_plain:
+        return None
+    if len(linear.outputs) != 2:
         return None
     spec = replace(linear.op.spec, kind="gate_up")
     return Match(GateUp(norm.op, spec, gated.op.act), rest.count, (spec,))
@@ -121,6 +139,44 @@ def norm_head(nodes: Sequence[Node]) -> Match | None:
     if norm is None or linear is None or linear.op.spec.kind != "head":
         return None
     return Match(NormHead(norm.op, linear.op), rest.count, (linear.op.spec,))
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseExperts:
+    """``x -> (ids, weights)``: a router's logits, and what is chosen by them."""
+
+    router: Router
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class MixExperts:
+    """``(x, ids, weights) ->`` what experts make of it; with ``adds`` also ``residual``, to which it is added."""
+
+    experts: Experts
+    adds: bool
+
+
+def choose_experts(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`ChooseExperts`."""
+    rest = _Cursor(nodes)
+    router = rest.take(Router)
+    route = rest.take(Route, router.outputs) if router else None
+    if router is None or route is None:
+        return None
+    return Match(ChooseExperts(router.op, route.op), rest.count)
+
+
+def mix_experts(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`MixExperts`."""
+    rest = _Cursor(nodes)
+    experts = rest.take(Experts)
+    if experts is None:
+        return None
+    add = rest.take(Add)
+    adds = add is not None and add.inputs[1] == experts.outputs[0] and add.inputs[0] not in experts.inputs
+    found = MixExperts(experts.op, adds and add.inputs[0] != experts.outputs[0])
+    return Match(found, 2 if found.adds else 1, linears_of(experts.op))
 
 
 def attention(nodes: Sequence[Node]) -> Match | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
 from engine.contracts.graph import Node
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.ops import Embed, LinearSpec, Norm, Rope
+from engine.contracts.ops import Embed, Experts, LinearSpec, Norm, Rope, Router
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.model import Call
@@ -108,6 +108,18 @@ class Weights(Protocol):
 
     def norm_bias(self, op: Norm) -> Tensor | None:
         """float32 ``[size]``"""
+        ...
+
+    def experts(self, op: Experts) -> list[tuple[PackedLinear, PackedLinear]]:
+        """Gate and up, and down, of each expert."""
+        ...
+
+    def router(self, op: Router) -> tuple[Tensor, Tensor | None]:
+        """Weight ``[num_experts, in_features]`` and bias, float32."""
+        ...
+
+    def small(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of the checkpoint, whole, in float32."""
         ...
 
     def embedding(self, op: Embed) -> Tensor:

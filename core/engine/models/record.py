@@ -1,66 +1,75 @@
-"""An architecture's description of a model, as a graph."""
+"""An architecture's description of a model: its graph, and what follows from that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import chain
 
 from engine.border.calls import broken
 from engine.border.values import problems
 from engine.contracts.architecture import Architecture
 from engine.contracts.graph import Builder, Graph, Node
-from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Attention, Embed, KVWrite, Linear, Op
+from engine.contracts.model import ModelConfig, ModelFacts
+from engine.contracts.ops import Attention, Embed, Linear
 
 
-def recorded(architecture: Architecture, model: ModelFacts) -> Graph:
-    """The model's graph. Raises :class:`~engine.border.calls.PluginError` where it is no whole model or does not fit
-    the facts: kernels take sizes from both."""
+def recorded(architecture: Architecture, model: ModelConfig) -> Graph:
+    """The model's graph. Raises :class:`~engine.border.calls.PluginError` where it is no whole model, and what the
+    plugin raises."""
     builder = Builder()
     architecture.describe(model, builder)
     graph = builder.graph()
-    found = chain(problems(graph, Graph, "graph"), _wrong_order(graph), _misfits(graph, model))
+    found = chain(problems(graph, Graph, "graph"), _not_whole(graph))
     if wrong := next(found, ""):
-        raise broken(architecture, "describe", f"recorded a graph that does not fit: {wrong}")
+        raise broken(architecture, "describe", f"recorded a graph that is no whole model: {wrong}")
     return graph
 
 
-def _wrong_order(graph: Graph) -> Iterator[str]:
-    """What is no whole model, or reads what nobody has computed by then."""
+def facts(architecture: Architecture, model: ModelConfig) -> ModelFacts:
+    """What the engine knows of a model before it loads it. Raises as :func:`recorded`."""
+    graph = recorded(architecture, model)
+    return ModelFacts(
+        **{field.name: getattr(model, field.name) for field in fields(ModelConfig)},
+        hidden_size=graph.hidden_size,
+        num_layers=len(graph.layers),
+        vocab_size=graph.lm_head.spec.out_features,
+        max_position=graph.max_position,
+        tie_embeddings=graph.lm_head.tied,
+        attentions=tuple(dict.fromkeys(node.op for node in graph.nodes if isinstance(node.op, Attention))),
+    )
+
+
+def _not_whole(graph: Graph) -> Iterator[str]:
+    """What it lacks, or reads before anybody has computed it."""
+    if graph.max_position < 1:
+        yield "expected positions() of at least 1"
     if not any(isinstance(node.op, Embed) for node in graph.embed.nodes):
-        yield "it has no embed"
-    if sum(_is_head(node) for node in graph.nodes) != 1 or not any(_is_head(node) for node in graph.head.nodes):
-        yield "expected one lm_head, behind the last layer"
+        yield "it has no embed()"
+    if not graph.layers:
+        yield "it has no layer()"
+    heads = [where for where, block in _blocks(graph) for node in block if _is_head(node)]
+    if heads != ["head"]:
+        yield "expected one lm_head(), behind the last layer"
+    if not any(isinstance(node.op, Attention) for node in graph.nodes):
+        yield "it has no attention()"
     made = set(graph.inputs)
-    for where, block in (("embed", graph.embed), *((f"layers[{i}]", x) for i, x in enumerate(graph.layers))):
-        if block.residual is not None and block.residual not in made:
-            yield f"{where}: its residual is computed inside of it"
-        made.update(number for node in block.nodes for number in node.outputs)
+    for where, block in _blocks(graph):
+        for node in block:
+            if missing := [number for number in node.inputs if number not in made]:
+                yield f"{where}: {type(node.op).__name__} reads values {missing} of another builder"
+            made.update(node.outputs)
     for i, layer in enumerate(graph.layers):
-        if not any(layer.residual in node.inputs for node in layer.nodes):
-            yield f"layers[{i}] does not read its residual"
+        inside = {number for node in layer.nodes for number in node.outputs}
+        if layer.residual in inside or not any(layer.residual in node.inputs for node in layer.nodes):
+            yield f"layers[{i}]: expected layer(x) with the value x that it begins with"
+
+
+def _blocks(graph: Graph) -> Iterator[tuple[str, tuple[Node, ...]]]:
+    yield "embed", graph.embed.nodes
+    yield from ((f"layers[{i}]", layer.nodes) for i, layer in enumerate(graph.layers))
+    yield "head", graph.head.nodes
 
 
 def _is_head(node: Node) -> bool:
     return isinstance(node.op, Linear) and node.op.spec.kind == "head"
-
-
-def _misfits(graph: Graph, model: ModelFacts) -> Iterator[str]:
-    if len(graph.layers) != model.num_layers:
-        yield f"{len(graph.layers)} layers, expected {model.num_layers}"
-    table, expected = (graph.embedding.vocab_size, graph.embedding.size), (model.vocab_size, model.hidden_size)
-    if table != expected:
-        yield f"embed {list(table)}, expected {list(expected)}"
-    for index, layer in enumerate(graph.layers):
-        for node in layer.nodes:
-            for found in _head_misfits(node.op, model):
-                yield f"layers[{index}]: {found}"
-    if graph.sizes[graph.head.nodes[-1].outputs[0]] != model.vocab_size:
-        yield f"logits of {graph.sizes[graph.head.nodes[-1].outputs[0]]} tokens, expected {model.vocab_size}"
-
-
-def _head_misfits(op: Op, model: ModelFacts) -> Iterator[str]:
-    if isinstance(op, KVWrite | Attention):
-        shape, expected = (op.num_kv_heads, op.head_dim), (model.num_kv_heads, model.head_dim)
-        if shape != expected:
-            yield f"{type(op).__name__}: KV heads x head_dim {list(shape)}, expected {list(expected)}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.border.calls import broken, shown
 from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.headers import name_list
 from engine.contracts.graph import Block, Graph
-from engine.contracts.ops import Embed, KVWrite, Linear, LinearPart, LinearSpec, Norm
+from engine.contracts.ops import Embed, Experts, KVWrite, Linear, LinearPart, LinearSpec, Norm, Op, Route, Router
 from engine.contracts.quantizer import (
     CheckingQuantizer,
     KVScaleNames,
@@ -32,7 +33,7 @@ def check_readable(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, p
         return
     entries = ((name, checkpoint.entry(name)) for name in checkpoint.names)
     headers = {name: StoredHeader(str(entry.dtype).removeprefix("torch."), entry.shape) for name, entry in entries}
-    problems = quantizer.problems(list(linears(graph)), headers)
+    problems = quantizer.problems(list(linears(graph, checkpoint.names)), headers)
     if isinstance(problems, str) or not all(isinstance(problem, str) for problem in problems):
         raise broken(quantizer, "problems", f"returned {shown(problems)}, expected a list of texts")
     if problems:
@@ -42,7 +43,7 @@ def check_readable(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, p
 def check_names(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path: str) -> None:
     """Every tensor that the graph needs is there, and none is left over: a leftover is a weight we would silently
     drop."""
-    required, optional = expected_names(graph, quantizer)
+    required, optional = expected_names(graph, quantizer, checkpoint.names)
     missing = required - checkpoint.names
     if missing:
         raise CheckpointError(f"model.path={path}: tensors missing from the checkpoint: {name_list(missing)}")
@@ -53,15 +54,18 @@ def check_names(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path
         )
 
 
-def expected_names(graph: Graph, quantizer: Quantizer) -> tuple[set[str], set[str]]:
-    """The tensors that a checkpoint must have, and those that it may have."""
+def expected_names(graph: Graph, quantizer: Quantizer, names: Container[str]) -> tuple[set[str], set[str]]:
+    """The tensors that a checkpoint must have, and those that it may have. ``names``: those that it has."""
     required = {name for name, _ in small_tensors(graph)}
+    for node in graph.nodes:
+        if isinstance(node.op, Experts) and is_fused(node.op, names):
+            required |= {name for name, _ in fused_tensors(node.op)}
     optional: set[str] = set()
     for node in graph.nodes:
         if isinstance(node.op, Linear) and node.op.tied:
             # Some checkpoints store the tied weight twice.
             optional |= {f"{part.name}.weight" for part in node.op.spec.parts}
-    for spec in linears(graph):
+    for spec in linears(graph, names):
         of_linear = linear_names(spec, quantizer)
         required |= of_linear[0]
         optional |= of_linear[1]
@@ -72,19 +76,56 @@ def expected_names(graph: Graph, quantizer: Quantizer) -> tuple[set[str], set[st
     return required, optional
 
 
-def linears(graph: Graph) -> Iterator[LinearSpec]:
-    """Every linear layer that is read from the checkpoint: a tied head is the embedding."""
+def linears(graph: Graph, names: Container[str] = ()) -> Iterator[LinearSpec]:
+    """Every linear layer that is read from the checkpoint: a tied head is the embedding, and experts that are stored in
+    one tensor (``names``: what the checkpoint has) are no layers of their own."""
     for node in graph.nodes:
-        if isinstance(node.op, Linear) and not node.op.tied:
-            yield node.op.spec
+        tied = isinstance(node.op, Linear) and node.op.tied
+        if not tied and not (isinstance(node.op, Experts) and is_fused(node.op, names)):
+            yield from linears_of(node.op)
+
+
+def is_fused(op: Experts, names: Container[str]) -> bool:
+    """Whether a checkpoint with these tensors has all experts in one."""
+    return op.fused is not None and op.fused.gate_up in names
+
+
+def fused_tensors(op: Experts) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of tensors that hold all experts."""
+    assert op.fused is not None
+    for name, spec in ((op.fused.gate_up, op.gate_up), (op.fused.down, op.down)):
+        last = (spec.in_features, spec.out_features) if op.fused.transposed else (spec.out_features, spec.in_features)
+        yield name, (op.num_experts, *last)
+        if spec.parts[0].bias:
+            yield f"{name}_bias", (op.num_experts, spec.out_features)
+
+
+def linears_of(op: Op) -> tuple[LinearSpec, ...]:
+    """The linear layers of one op, in the order in which they are packed."""
+    if isinstance(op, Linear):
+        return (op.spec,)
+    if isinstance(op, Experts):
+        return tuple(spec for pair in expert_linears(op) for spec in pair)
+    return ()
+
+
+def expert_linears(op: Experts) -> list[tuple[LinearSpec, LinearSpec]]:
+    """Gate and up, and down, of each expert."""
+    return [(_numbered(op.gate_up, i), _numbered(op.down, i)) for i in range(op.num_experts)]
+
+
+def _numbered(spec: LinearSpec, number: int) -> LinearSpec:
+    parts = tuple(replace(part, name=part.name.replace("{}", str(number))) for part in spec.parts)
+    return replace(spec, parts=parts)
 
 
 def norm_tensors(op: Norm) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of what a norm reads."""
+    shape = (op.by_head, op.size) if op.by_head else (op.size,)
     if op.name is not None:
-        yield f"{op.name}.weight", (op.size,)
+        yield f"{op.name}.weight", shape
         if op.bias:
-            yield f"{op.name}.bias", (op.size,)
+            yield f"{op.name}.bias", shape
 
 
 def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -94,6 +135,17 @@ def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
         elif isinstance(node.op, Norm):
             yield from norm_tensors(node.op)
+        elif isinstance(node.op, Router):
+            yield from router_tensors(node.op)
+        elif isinstance(node.op, Route) and node.op.correction is not None:
+            yield node.op.correction, (node.op.num_experts,)
+
+
+def router_tensors(op: Router) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of what a router reads."""
+    yield f"{op.name}.weight", (op.num_experts, op.in_features)
+    if op.bias:
+        yield f"{op.name}.bias", (op.num_experts,)
 
 
 def projection(block: Block, value: int) -> LinearSpec | None:

@@ -288,11 +288,7 @@ def make_context(case: AttentionCase, dtype: str, device: str) -> BuildContext:
     model = replace(
         plain.model,
         hidden_size=case.num_heads * case.head_dim,
-        num_heads=case.num_heads,
-        num_kv_heads=case.num_kv_heads,
-        head_dim=case.head_dim,
-        sliding_window=case.window,
-        layer_windows=(case.window,),
+        attentions=(case.op,),
         dtype=dtype,
     )
     facts = DeviceFacts(kind="cuda" if device.startswith("cuda") else "cpu")

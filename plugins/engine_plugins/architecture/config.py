@@ -1,14 +1,8 @@
-"""What the built-in architectures compute (readable without importing one)."""
+"""What the built-in architectures compute (readable without importing one): first entries of ``architectures`` in
+``config.json``."""
 
 from __future__ import annotations
 
-from typing import Literal
-
+MIXTRAL = ("MixtralForCausalLM",)
+QWEN_MOE = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""First entry of ``architectures`` in ``config.json``."""
-ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
-"""``hidden_act`` of ``config.json`` -> the activation of the typed op."""

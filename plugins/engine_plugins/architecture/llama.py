@@ -6,82 +6,54 @@ differ in biases, in a norm of query and key heads (Qwen3), and in which layers 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from engine.checkpoint.sizes import read_sizes, windows_by_layer
+from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
-from engine.contracts.graph import Builder, Value
-from engine.contracts.model import ModelFacts
-from engine.contracts.ops import LinearPart
-from engine.contracts.provider import BuildContext
-from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
-
-
-@dataclass(frozen=True, slots=True)
-class _Variant:
-    """How a family departs from plain Llama."""
-
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+from engine.contracts.graph import Builder
+from engine.contracts.model import ModelConfig
+from engine_plugins.architecture.blocks import activation, attention, gated_mlp
 
 
 class LlamaArchitecture:
     """See :class:`engine.contracts.architecture.Architecture`."""
 
-    def __init__(self, config: SlotConfig, context: BuildContext) -> None:
+    def __init__(self, config: SlotConfig) -> None:
         pass
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        """Raises ``ValueError`` for an activation or a family this file does not know."""
-        variant, eps = _variant(model), model.rms_norm_eps
-        x = b.embed("model.embed_tokens", model.vocab_size, model.hidden_size)
-        for i in range(model.num_layers):
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        values, family = Values(model.raw), model.architecture
+        sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
+        windows = _windows(values, family, sizes.num_layers)
+        may_have_bias = family in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+        bias = may_have_bias and values.flag("attention_bias", False)
+        mlp_bias = family == "LlamaForCausalLM" and values.flag("mlp_bias", False)
+        b.positions(sizes.max_position)
+        x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
+        for i in range(sizes.num_layers):
             name = f"model.layers.{i}"
             with b.layer(x):
-                h = b.rms_norm(x, f"{name}.input_layernorm", eps)
-                x = b.add(x, _attention(b, h, model, variant, f"{name}.self_attn", model.layer_windows[i]))
-                h = b.rms_norm(x, f"{name}.post_attention_layernorm", eps)
-                x = b.add(x, _mlp(b, h, model, variant, f"{name}.mlp"))
-        b.lm_head(b.rms_norm(x, "model.norm", eps), "lm_head", model.vocab_size, tied=model.tie_embeddings)
+                h = b.rms_norm(x, f"{name}.input_layernorm", sizes.eps)
+                x = b.add(x, attention(
+                    b, h, f"{name}.self_attn", sizes, rope=sizes.rope, window=windows[i],
+                    bias=bias or family == "Qwen2ForCausalLM", out_bias=bias, head_norm=family == "Qwen3ForCausalLM",
+                ))  # fmt: skip
+                h = b.rms_norm(x, f"{name}.post_attention_layernorm", sizes.eps)
+                x = b.add(x, gated_mlp(b, h, f"{name}.mlp", sizes, act, bias=mlp_bias))
+        b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size, tied=sizes.tied)
 
 
-def _attention(b: Builder, h: Value, model: ModelFacts, variant: _Variant, name: str, window: int | None) -> Value:
-    dim, bias = model.head_dim, variant.qkv_bias
-    sizes = (("q", model.num_heads * dim), ("k", model.num_kv_heads * dim), ("v", model.num_kv_heads * dim))
-    q_proj, k_proj, v_proj = (LinearPart(f"{name}.{part}_proj", size, bias) for part, size in sizes)
-    q, k, v = b.linear(h, q_proj, k_proj, v_proj, shard="out")
-    if variant.qk_norm:
-        q = b.rms_norm(q, f"{name}.q_norm", model.rms_norm_eps, size=dim)
-        k = b.rms_norm(k, f"{name}.k_norm", model.rms_norm_eps, size=dim)
-    q, k = b.rope(q, k, model.rope, dim)
-    a = b.attention(q, k, v, dim, window=window)
-    return b.linear(a, LinearPart(f"{name}.o_proj", model.hidden_size, variant.out_bias), shard="in")
+def _windows(values: Values, family: str, layers: int) -> tuple[int | None, ...]:
+    """Llama has none, Mistral one in every layer."""
+    if family == "MistralForCausalLM":
+        return windows_by_layer(values, layers, every=True)
+    return (None,) * layers if family == "LlamaForCausalLM" else qwen_windows(values, layers)
 
 
-def _mlp(b: Builder, h: Value, model: ModelFacts, variant: _Variant, name: str) -> Value:
-    act = ACTIVATIONS.get(model.hidden_act)
-    if act is None:
-        raise ValueError(f"hidden_act {model.hidden_act!r} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
-    parts = (LinearPart(f"{name}.{part}_proj", model.intermediate_size, variant.mlp_bias) for part in ("gate", "up"))
-    gate, up = b.linear(h, *parts, shard="out")
-    down = LinearPart(f"{name}.down_proj", model.hidden_size, variant.mlp_bias)
-    return b.linear(b.gated(gate, up, act), down, shard="in")
-
-
-def _variant(model: ModelFacts) -> _Variant:
-    attention_bias = bool(model.raw.get("attention_bias", False))
-    match model.architecture:
-        case "LlamaForCausalLM":
-            mlp_bias = bool(model.raw.get("mlp_bias", False))
-            return _Variant(attention_bias, attention_bias, mlp_bias, qk_norm=False)
-        case "MistralForCausalLM":
-            return _Variant(False, False, False, qk_norm=False)
-        case "Qwen2ForCausalLM":
-            return _Variant(True, False, False, qk_norm=False)
-        case "Qwen3ForCausalLM":
-            return _Variant(attention_bias, attention_bias, False, qk_norm=True)
-    raise ValueError(
-        f"architecture {model.architecture!r} of the checkpoint: expected one of {', '.join(LLAMA_LIKE)}; "
-        "choose another plugin with architecture=<name>"
-    )
+def qwen_windows(values: Values, layers: int) -> tuple[int | None, ...]:
+    """Where ``use_sliding_window`` says so: in the layers of ``layer_types``, or from ``max_window_layers`` on."""
+    if not values.flag("use_sliding_window", False):
+        return (None,) * layers
+    if values.has("layer_types"):
+        return windows_by_layer(values, layers)
+    first = values.whole("max_window_layers", "MAX_LAYERS", 28, least=0)
+    return tuple(w if i >= first else None for i, w in enumerate(windows_by_layer(values, layers, every=True)))

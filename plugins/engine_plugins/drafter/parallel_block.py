@@ -24,8 +24,8 @@ from engine.checkpoint.tensors import open_checkpoint
 from engine.checkpoint.values import Values
 from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
 from engine.contracts.graph import Builder, Graph
-from engine.contracts.model import ModelFacts, RopeFacts
-from engine.contracts.ops import LinearPart, LinearSpec, Norm
+from engine.contracts.model import ModelFacts
+from engine.contracts.ops import LinearPart, LinearSpec, Norm, RopeFacts
 from engine.contracts.provider import BuildContext
 from engine_plugins.drafter.config import ParallelBlockConfig
 from engine_plugins.drafter.shipped import find_checkpoint
@@ -135,7 +135,7 @@ class ParallelBlockDrafter:
     def __init__(self, config: ParallelBlockConfig, context: BuildContext) -> None:
         facts = read_facts(find_checkpoint("parallel_block", config.path, context), context.model)
         self._facts = facts
-        self._model = replace(context.model, path=facts.path, head_dim=facts.head_dim, quantization=facts.quantization)
+        self._model = replace(context.model, path=facts.path, quantization=facts.quantization)
         self.max_width = min(config.max_width, facts.block_size - 1)
         self.aux_layers = facts.aux_layers
         self.kv: DrafterKV | None = DrafterKV(facts.num_layers, facts.num_kv_heads, facts.head_dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.contracts.model import RopeFacts
+from engine.contracts.ops import RopeFacts
 from engine.kernels.torch.rope import Rotary, paired, rotate, rotate_paired
 
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from engine.kernels.lowering import Kernels, Lowering, lower_layer_op, lower_rotations
 from torch import Tensor
 
 from engine.contracts.config import ParallelismConfig, SlotConfig
-from engine.contracts.model import RopeFacts
-from engine.contracts.ops import LinearPart, LinearSpec, NormQKVRopeWrite, NormSpec
+from engine.contracts.ops import LinearPart, LinearSpec, NormQKVRopeWrite, NormSpec, RopeFacts
 from engine.contracts.quantizer import PackedLinear
-from engine.kernels.lowering import Kernels, Lowering, lower_layer_op, lower_rotations
 from engine.kernels.model import StepContext
 from engine.kernels.storage import stored_tensors
 from engine.kv.cache import KVCache

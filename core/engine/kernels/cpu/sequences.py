@@ -12,22 +12,29 @@ from engine.contracts.attention_kernel import NativeAttention
 from engine.contracts.graph import Node
 from engine.contracts.ops import Attention, Embed, Linear, Norm
 from engine.contracts.quantizer import NativeLinear, PackedLinear
+from engine.kernels.cpu import expert_ops
+from engine.kernels.cpu.expert_ops import MOST_GROUPS
 from engine.kernels.cpu.layer_ops import HeadNorm, RotateAndWrite, compiled_gate, compiled_norm
 from engine.kernels.cpu.program import NotNative, Value, empty, run
 from engine.kernels.cpu.row_ops import lookup
 from engine.kernels.model import StepContext
 from engine.kernels.sequences import (
+    ChooseExperts,
     GateUp,
     LinearAdd,
+    MixExperts,
     NormHead,
     QKVWrite,
     attention,
+    choose_experts,
     gate_up,
     linear_add,
+    mix_experts,
     norm_head,
     qkv_write,
 )
-from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
+from engine.kernels.settings import MOST_TOKENS, Kernel, Lowered, Lowering, Weights, cache_of
+from engine.kernels.torch.experts import mixed_by_torch
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.ops import head_call, lower_attention, part_columns
 from engine.kernels.torch.sequences import lower_linear_add
@@ -46,6 +53,8 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         Kernel(gate_up, lower_gate_up, lambda lowering, what: _rms(what.norm) and what.act in ACTIVATIONS),
         Kernel(linear_add, lower_add),
         Kernel(norm_head, lower_head, lambda lowering, what: _rms(what.norm)),
+        Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.groups <= MOST_GROUPS),
+        Kernel(mix_experts, lower_mix),
         Kernel(one_linear, lower_linear),
         Kernel(one_norm, lower_norm, lambda lowering, what: _rms(what)),
         Kernel(one_embed, lower_embed),
@@ -185,6 +194,41 @@ def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lo
     norm, packed = native_norm(lowering, what.norm, weights), weights.linear(what.head.spec, tied=what.head.tied)
     project = head_call(lowering, native_linear(packed))
     return Lowered(lambda context, x: project(context, norm(x)), f"{NORM}, {packed.label}", _obstacle(packed))
+
+
+def lower_choose(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    what: ChooseExperts = fused.what
+    correction = what.route.correction
+    shift = None if correction is None else weights.small(correction, (what.route.num_experts,))
+    choose = expert_ops.ChooseExperts(what.route, *weights.router(what.router), shift, lowering.dtype)
+    return Lowered(lambda context, x: choose(x), "compiled router and top-k", None)
+
+
+def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    """Few tokens by native calls on the experts that were chosen; more in torch, each expert with all of its rows."""
+    what: MixExperts = fused.what
+    pairs = weights.experts(what.experts)
+    of_tensors = mixed_by_torch(lowering, what.experts, pairs)
+    overwrites = what.adds and fused.inputs[3] in fused.last_use
+    few, why = None, None
+    try:
+        few = expert_ops.MixExperts(what.experts, pairs, lowering.dtype)
+    except NotNative as error:
+        why = str(error)
+
+    def mix(context: StepContext, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None = None) -> Tensor:
+        if few is not None and x.shape[0] <= MOST_TOKENS and lowering.tp == 1:
+            return few(x, ids, shares, residual, residual if overwrites else None)
+        if isinstance(x, Value):
+            raise NotNative(why or "ranks exchange their sums")
+        made = of_tensors(x, ids, shares)
+        if residual is None:
+            return made
+        return residual.add_(made) if overwrites else residual + made
+
+    labels = " and ".join(dict.fromkeys(packed.label for packed in pairs[0]))
+    chosen = f"{what.experts.num_experts} experts, {what.experts.top_k} a token: {labels}"
+    return Lowered(mix, f"{chosen}, add" if what.adds else chosen, why)
 
 
 def lower_linear(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:

@@ -18,9 +18,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(mean_square + eps) * weight).to(x.dtype)
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, size: int) -> Tensor:
-    """Over the last axis of ``size`` features, in float32, cast once. ``weight``, ``bias``: float32 ``[size]``."""
-    return torch.nn.functional.layer_norm(x.float(), (size,), weight, bias, eps).to(x.dtype)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Over the last axis, in float32, cast once. ``weight``, ``bias``: float32, broadcast over the last axes."""
+    normed = torch.nn.functional.layer_norm(x.float(), (x.shape[-1],), eps=eps) * weight
+    return (normed if bias is None else normed + bias).to(x.dtype)
 
 
 def cpu_norm(weight: Tensor, eps: float) -> Norm:

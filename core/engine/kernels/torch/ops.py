@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.contracts.graph import Node
@@ -14,24 +15,31 @@ from engine.contracts.ops import (
     Add,
     Attention,
     Embed,
+    Experts,
+    Gate,
     Gated,
     KVWrite,
     Linear,
     LinearSpec,
     Norm,
     Op,
+    PositionScale,
     Rope,
+    Route,
+    Router,
     Scale,
     SoftCap,
 )
 from engine.kernels.cpu.row_ops import lookup, widen
 from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
+from engine.kernels.torch.experts import lower_experts, lower_route, lower_router
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
-from engine.kernels.torch.reference import activated, soft_capped
-from engine.kernels.torch.rope import rotate
+from engine.kernels.torch.reference import activated, gated, soft_capped
+from engine.kernels.torch.rope import rotate, rotate_interleaved
 from engine.models.fuse import Fused, Match
+from engine.models.required_tensors import linears_of
 from engine.models.sharding import check_heads, local_attention
 
 LowerOp = Callable[[Lowering, Any, Fused[Kernel], Weights], Lowered]
@@ -47,7 +55,7 @@ def _single(kind: type[Op], lower: LowerOp) -> Kernel:
         op = nodes[0].op
         if not isinstance(op, kind):
             return None
-        return Match(op, 1, (op.spec,) if isinstance(op, Linear) else ())
+        return Match(op, 1, linears_of(op))
 
     return Kernel(match, lambda lowering, fused, weights: lower(lowering, fused.what, fused, weights))
 
@@ -76,7 +84,7 @@ def _norm(lowering: Lowering, op: Norm, fused: Fused[Kernel], weights: Weights) 
         norm, label = torch_norm(lowering, op, weights), norm_label(lowering)
     else:
         weight, bias = weights.norm(op), weights.norm_bias(op)
-        norm, label = (lambda x: layer_norm(x, weight, bias, op.eps, op.size)), "torch LayerNorm"
+        norm, label = (lambda x: layer_norm(x, weight, bias, op.eps)), "torch LayerNorm"
 
     def normed(context: StepContext | None, x: Tensor) -> Tensor:
         return norm(x) if x.shape[1] == op.size else norm(x.view(-1, x.shape[1] // op.size, op.size)).flatten(1)
@@ -103,7 +111,7 @@ def _linear(lowering: Lowering, op: Linear, fused: Fused[Kernel], weights: Weigh
 
 def part_columns(lowering: Lowering, spec: LinearSpec) -> tuple[slice, ...]:
     """Where each part of a linear layer is in its output, on this rank."""
-    sizes = [part.out_features // (lowering.tp if spec.shard == "out" else 1) for part in spec.parts]
+    sizes = [size // (lowering.tp if spec.shard == "out" else 1) for size in spec.outputs]
     ends = list(accumulate(sizes))
     return tuple(slice(end - size, end) for end, size in zip(ends, sizes, strict=True))
 
@@ -125,7 +133,8 @@ def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) 
 
     def rope(context: StepContext, *inputs: Tensor) -> tuple[Tensor, ...]:
         cos, sin = context.rotations[index]
-        return tuple(rotate(x.view(-1, x.shape[1] // op.head_dim, op.head_dim), cos, sin).flatten(1) for x in inputs)
+        turn = rotate_interleaved if op.facts.interleaved else rotate
+        return tuple(turn(x.view(-1, x.shape[1] // op.head_dim, op.head_dim), cos, sin).flatten(1) for x in inputs)
 
     return Lowered(rope, "reference rotation")
 
@@ -154,7 +163,7 @@ def lower_attention(lowering: Lowering, op: Attention, fused: Fused[Kernel], wei
 
 
 def _gated(lowering: Lowering, op: Gated, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    return Lowered(lambda context, gate, up: activated(gate, op.act).mul_(up), f"torch {op.act}")
+    return Lowered(lambda context, gate, up: gated(gate, up, op), f"torch {op.act}")
 
 
 def _activation(lowering: Lowering, op: Activation, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -166,6 +175,18 @@ def _add(lowering: Lowering, op: Add, fused: Fused[Kernel], weights: Weights) ->
     if first in fused.last_use and first != second:
         return Lowered(lambda context, a, b: a.add_(b), "in place")
     return Lowered(lambda context, a, b=None: a + (a if b is None else b), "torch add")
+
+
+def _gate(lowering: Lowering, op: Gate, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return Lowered(lambda context, x, gate: x * gate.sigmoid(), "torch")
+
+
+def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    def scaled(context: StepContext, x: Tensor) -> Tensor:
+        past = (context.positions // op.length).float()
+        return (x * (1.0 + op.beta * torch.log1p(past))[:, None]).to(x.dtype)
+
+    return Lowered(scaled, "torch")
 
 
 def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -186,6 +207,11 @@ _LOWER: dict[type[Op], LowerOp] = {
     Gated: _gated,
     Activation: _activation,
     Add: _add,
+    Gate: _gate,
+    PositionScale: _position_scale,
     Scale: _scale,
     SoftCap: _soft_cap,
+    Router: lower_router,
+    Route: lower_route,
+    Experts: lower_experts,
 }

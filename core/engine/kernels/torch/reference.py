@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, LayerCache
-from engine.contracts.ops import Attention
+from engine.contracts.ops import Attention, Gated
 
 NOT_FINITE = -1
 """The token of a row whose logits hold NaN or +inf, or nothing but -inf."""
@@ -34,6 +34,14 @@ def activated(x: Tensor, act: str) -> Tensor:
         case "relu2":
             return F.relu(x).square_()
     raise ValueError(f"activation {act!r}")
+
+
+def gated(gate: Tensor, up: Tensor, op: Gated) -> Tensor:
+    """See :class:`engine.contracts.ops.Gated`; new memory."""
+    if op.limit is not None:
+        gate, up = gate.clamp(max=op.limit), up.clamp(-op.limit, op.limit)
+    made = activated(gate, op.act) if op.alpha == 1.0 else gate * torch.sigmoid(op.alpha * gate)
+    return made.mul_(up + op.offset if op.offset else up)
 
 
 def gated_activation(gate_up: Tensor, act: str) -> Tensor:

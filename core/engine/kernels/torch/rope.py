@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.contracts.model import RopeFacts
+from engine.contracts.ops import RopeFacts
 
 
 class Rotary:
@@ -73,6 +73,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second, rest = torch.split(x.float(), [half, half, x.shape[-1] - 2 * half], dim=-1)
     rotated = (first * cos - second * sin, second * cos + first * sin, rest)
     return torch.cat(rotated, dim=-1).to(x.dtype)
+
+
+def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs ``(x[2 i], x[2 i + 1])`` of each head, otherwise as :func:`rotate`."""
+    size = 2 * cos.shape[-1]
+    first, second = x[..., :size].float().unflatten(-1, (-1, 2)).unbind(-1)  # type: ignore[no-untyped-call]
+    rotated = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+    return torch.cat((rotated, x[..., size:].float()), dim=-1).to(x.dtype)
 
 
 def paired(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,7 @@ def lower_rotations(lowering: Lowering, max_position: int) -> Rotate:
 def rotates_whole(lowering: Lowering, index: int) -> bool:
     """Whether torch's fast rotation applies."""
     op = lowering.rotations[index]
-    return lowering.kernels == "torch" and op.facts.rotary_dim in (None, op.head_dim)
+    return lowering.kernels == "torch" and op.facts.rotary_dim in (None, op.head_dim) and not op.facts.interleaved
 
 
 def input_norm(lowering: Lowering, op: Norm | None, weights: Weights) -> NormCall:

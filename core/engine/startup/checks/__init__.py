@@ -22,11 +22,12 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
     """Raise :class:`DoesNotFit` when the attention kernel cannot compute this model."""
     can, name, model = bound.attention_kernel.capabilities, plan.choice("attention_kernel").name, plan.model
     problems = []
-    if can.head_dims is not None and model.head_dim not in can.head_dims:
-        problems.append(f"head_dim {model.head_dim}, it supports {listing(map(str, can.head_dims))}")
+    for dim in sorted({op.head_dim for op in model.attentions}):
+        if can.head_dims is not None and dim not in can.head_dims:
+            problems.append(f"head_dim {dim}, it supports {listing(map(str, can.head_dims))}")
     if plan.dtype not in can.dtypes:
         problems.append(f"model.dtype={plan.dtype}, it supports {listing(can.dtypes)}")
-    if any(model.layer_windows) and not can.window:
+    if any(op.window for op in model.attentions) and not can.window:
         problems.append("sliding-window layers")
     if plan.execution == "graphs" and not can.capturable:
         problems.append("execution=graphs, it cannot be captured")

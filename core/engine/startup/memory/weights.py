@@ -17,12 +17,13 @@ from engine.contracts.graph import Graph
 from engine.contracts.ops import Embed, Linear, LinearPart, LinearSpec, Norm
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
-from engine.kernels.backends import fused_graph, kernels_for, rotations
-from engine.kernels.settings import Kernel, Lowering
+from engine.kernels.backends import fused_graph
+from engine.kernels.settings import Kernel
 from engine.models.fuse import Fused
 from engine.models.record import recorded
 from engine.models.required_tensors import check_readable, is_stored, linears, norm_tensors, stored_of
 from engine.models.sharding import rank_of
+from engine.startup.lowering import lowering_of
 
 SCALE_BITS = 0.5
 """Of a weight in few bits, for its share of a scale: one float32 for 64 weights."""
@@ -46,16 +47,7 @@ def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -
     """
     graph = recorded(bound.architecture, plan.model)
     check_readable(checkpoint, graph, bound.quantizer, plan.model.path)
-    kernels = kernels_for(plan.execution, plan.device.kind)
-    lowering = Lowering(
-        plan.device.kind,
-        getattr(torch, plan.dtype),
-        bound.attention_kernel,
-        bound.kv_format,
-        bound.parallelism,
-        rotations(graph),
-        kernels,
-    )
+    lowering = lowering_of(plan, bound, graph)
     sizer = _Sizer(bound.quantizer, bound.parallelism, checkpoint, getattr(torch, plan.dtype), plan.device.kind)
     held = peak = 0
     for kept, passing in sizer.steps(fused_graph(graph, lowering)):

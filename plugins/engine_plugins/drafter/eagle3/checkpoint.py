@@ -17,8 +17,8 @@ from engine.checkpoint.files import CheckpointError, read_json
 from engine.checkpoint.rope import read_rope
 from engine.checkpoint.values import Values
 from engine.contracts.graph import Builder, Graph, Value
-from engine.contracts.model import ModelFacts, RopeFacts
-from engine.contracts.ops import LinearPart, Norm
+from engine.contracts.model import ModelFacts
+from engine.contracts.ops import LinearPart, Norm, RopeFacts
 
 NUM_AUX = 3
 _AUX_IDS = "eagle_aux_hidden_state_layer_ids"

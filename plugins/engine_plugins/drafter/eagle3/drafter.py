@@ -43,7 +43,7 @@ class Eagle3Drafter:
         self.max_width = config.max_width
         facts = read_facts(find_checkpoint("eagle3", config.path, context), context.model)
         self._facts = facts
-        self._model = replace(context.model, path=facts.path, head_dim=facts.head_dim, quantization=facts.quantization)
+        self._model = replace(context.model, path=facts.path, quantization=facts.quantization)
         self.aux_layers = facts.aux_layers
         self.kv: DrafterKV | None = DrafterKV(facts.num_layers, facts.num_kv_heads, facts.head_dim)
         self.weights_bytes = open_checkpoint(facts.path).num_bytes_as(context.dtype)

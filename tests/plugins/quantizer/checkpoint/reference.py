@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from tests.families import model_facts
 from tests.kernels.paged_loop import PagedLoop, load
 from torch import Tensor
 
 from engine.assembly.device_facts import device_facts
-from engine.assembly.model_facts import model_facts
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.quantizer import Quantizer
 from engine.kernels.model import LoweredModel

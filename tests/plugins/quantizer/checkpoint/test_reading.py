@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.families import model_facts
 from tests.kernels import tiny
 from tests.kernels.paged_loop import PagedLoop, load
 from tests.plugins.quantizer.checkpoint.reference import LARGEST, TOKENS, difference, loaded, logits, reader
@@ -25,7 +26,6 @@ from tests.plugins.quantizer.checkpoint.writers import (
 )
 
 from engine.assembly.device_facts import device_facts
-from engine.assembly.model_facts import model_facts
 from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts

@@ -1,19 +1,19 @@
 import pytest
 
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import model_facts, served_name
+from engine.assembly.model_config import model_config, served_name
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 def refused(path):
     with pytest.raises(AssemblyError) as raised:
-        model_facts(path)
+        model_config(path)
     return raised.value.problems[0]
 
 
 def test_plain_llama(checkpoint):
-    facts = model_facts(checkpoint(), "tiny")
+    facts = model_config(checkpoint(), "tiny")
     assert (facts.name, facts.architecture, facts.head_dim, facts.num_kv_heads) == ("tiny", "LlamaForCausalLM", 16, 2)
     assert facts.rope.kind == "default" and facts.rope.theta == 10000.0 and facts.rope.rotary_dim is None
     assert facts.layer_windows == (None,) * 4
@@ -21,9 +21,9 @@ def test_plain_llama(checkpoint):
 
 
 def test_missing_head_counts_have_their_usual_defaults(checkpoint):
-    assert model_facts(checkpoint(num_key_value_heads=None)).num_kv_heads == 4
-    assert model_facts(checkpoint(head_dim=32)).head_dim == 32
-    assert model_facts(checkpoint(head_dim=None)).head_dim == 16
+    assert model_config(checkpoint(num_key_value_heads=None)).num_kv_heads == 4
+    assert model_config(checkpoint(head_dim=32)).head_dim == 32
+    assert model_config(checkpoint(head_dim=None)).head_dim == 16
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_missing_head_counts_have_their_usual_defaults(checkpoint):
     ],
 )
 def test_old_and_new_spellings_of_rope_mean_the_same(spelling, checkpoint):
-    facts = model_facts(checkpoint(**spelling))
+    facts = model_config(checkpoint(**spelling))
     assert (facts.rope.kind, facts.rope.theta, dict(facts.rope.params)) == ("linear", 5e5, {"factor": 4.0})
     assert facts.max_position == 2048
 
@@ -52,7 +52,7 @@ def test_old_and_new_spellings_of_rope_mean_the_same(spelling, checkpoint):
     ],
 )
 def test_every_scaled_kind_says_how_far_it_reaches_and_keeps_its_numbers(params, reach, checkpoint):
-    facts = model_facts(checkpoint(rope_scaling=params, original_max_position_embeddings=None))
+    facts = model_config(checkpoint(rope_scaling=params, original_max_position_embeddings=None))
     assert facts.max_position == reach
     assert facts.rope.kind == {"su": "longrope"}.get(params.get("type"), params.get("rope_type", "longrope"))
     for key, value in params.items():
@@ -62,7 +62,7 @@ def test_every_scaled_kind_says_how_far_it_reaches_and_keeps_its_numbers(params,
 
 
 def test_partial_rotation(checkpoint):
-    assert model_facts(checkpoint(partial_rotary_factor=0.5)).rope.rotary_dim == 8
+    assert model_config(checkpoint(partial_rotary_factor=0.5)).rope.rotary_dim == 8
 
 
 @pytest.mark.parametrize(
@@ -106,20 +106,20 @@ def test_what_cannot_be_read_is_named(changes, words, checkpoint):
     ],
 )
 def test_attention_windows_follow_the_familys_rule(changes, windows, checkpoint):
-    facts = model_facts(checkpoint(**changes))
+    facts = model_config(checkpoint(**changes))
     assert facts.layer_windows == windows
     assert facts.sliding_window == next((window for window in windows if window), None)
 
 
 def test_end_tokens_come_from_both_files_once(checkpoint):
-    assert model_facts(checkpoint({"eos_token_id": [7, 2]}, eos_token_id=[2, 3])).eos_token_ids == (2, 3, 7)
-    assert model_facts(checkpoint({}, eos_token_id=None)).eos_token_ids == ()
+    assert model_config(checkpoint({"eos_token_id": [7, 2]}, eos_token_id=[2, 3])).eos_token_ids == (2, 3, 7)
+    assert model_config(checkpoint({}, eos_token_id=None)).eos_token_ids == ()
 
 
 def test_code_in_a_checkpoint_is_never_run(checkpoint, tmp_path):
     path = checkpoint(auto_map={"AutoConfig": "evil.Config"})
     (tmp_path / "checkpoint" / "evil.py").write_text("raise SystemExit('ran')")
-    assert model_facts(path).architecture == "LlamaForCausalLM"
+    assert model_config(path).architecture == "LlamaForCausalLM"
 
 
 def test_a_hub_id_is_found_in_the_local_cache(tmp_path, monkeypatch, checkpoint):
@@ -134,9 +134,9 @@ def test_a_hub_id_is_found_in_the_local_cache(tmp_path, monkeypatch, checkpoint)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert "hf download org/tiny" in refused("org/tiny"), "a snapshot without weights is not complete"
     (snapshot / "model.safetensors").write_text("")
-    facts = model_facts("org/tiny")
+    facts = model_config("org/tiny")
     assert (facts.path, facts.name) == (str(snapshot), "org/tiny")
-    assert model_facts("org/tiny@abc").path == str(snapshot)
+    assert model_config("org/tiny@abc").path == str(snapshot)
 
 
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "./nope", "nope", "a/b/c"])

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine.assembly.errors import AssemblyError
 from engine.checkpoint.files import CheckpointError, clipped, read_json, shown
-from engine.checkpoint.rope import read_reach, read_rope
 from engine.checkpoint.values import Values
-from engine.contracts.model import ModelFacts
+from engine.contracts.model import ModelConfig
 
 BUNDLED = "bundled"
 DTYPES = ("float32", "bfloat16", "float16")
 _DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt")
-_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 QUANT_CONFIG = "hf_quant_config.json"
 """Where ModelOpt writes what ``quantization_config`` says elsewhere."""
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok")
 
 
 def bundled_dir() -> Path:
@@ -27,8 +25,8 @@ def bundled_dir() -> Path:
     return Path(__file__).resolve().parents[1] / "bundled"
 
 
-def model_facts(path: str, name: str = "", *, download: bool = False) -> ModelFacts:
-    """Facts of ``bundled``, a local directory or a hub id (``org/name`` or ``org/name@revision``).
+def model_config(path: str, name: str = "", *, download: bool = False) -> ModelConfig:
+    """Of ``bundled``, a local directory or a hub id (``org/name`` or ``org/name@revision``).
 
     ``download``: a hub id that is not in the local cache may be fetched. Raises :class:`AssemblyError`.
     """
@@ -37,7 +35,7 @@ def model_facts(path: str, name: str = "", *, download: bool = False) -> ModelFa
         config = read_json(folder / "config.json")
         generation = _read_optional(folder / "generation_config.json")
         _add_quantization(config, _read_optional(folder / QUANT_CONFIG))
-        return facts_from_config(config, generation, str(folder), name or served_name(path))
+        return read_config(config, generation, str(folder), name or served_name(path))
     except CheckpointError as error:
         raise AssemblyError([f"model.path={path}: {error}"]) from error
 
@@ -145,8 +143,9 @@ def _algorithm(quantization: Any) -> str | None:
     return str(found).upper() if found else None
 
 
-def facts_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], path: str, name: str) -> ModelFacts:
-    """The facts a ``config.json`` states. Raises :class:`CheckpointError` naming the key that is missing or odd.
+def read_config(config: Mapping[str, Any], generation: Mapping[str, Any], path: str, name: str) -> ModelConfig:
+    """What a ``config.json`` states, whatever the family. Raises :class:`CheckpointError` naming the key that is
+    missing or odd.
 
     ``auto_map`` (code in the checkpoint) is ignored: nothing from a checkpoint is ever executed.
     """
@@ -154,76 +153,33 @@ def facts_from_config(config: Mapping[str, Any], generation: Mapping[str, Any], 
     architectures = values.texts("architectures", "MAX_LISTED")
     if not architectures:
         raise CheckpointError("config.json has no 'architectures'")
-    missing = [key for key in _REQUIRED if not values.has(key)]
-    if missing:
-        family = clipped(architectures[0])
-        raise CheckpointError(f"config.json lacks {', '.join(missing)} ({family} is not a text decoder?)")
-    hidden_size = values.whole("hidden_size", "MAX_HIDDEN_SIZE")
-    heads = values.whole("num_attention_heads", "MAX_HEADS")
-    head_dim = values.whole("head_dim", "MAX_HEAD_DIM", hidden_size // heads)
-    kv_heads = values.whole("num_key_value_heads", "MAX_HEADS", heads)
-    if heads % kv_heads:
-        raise CheckpointError(f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
-    for key in _EXPERTS:
-        values.whole(key, "MAX_EXPERTS", 0, least=0)
-    stated = values.whole("max_position_embeddings", "MAX_POSITION", 2048, least=2)
-    rope = read_rope(values, head_dim, stated)
-    max_position = read_reach(stated, rope)
-    windows = _layer_windows(values, max_position)
-    vocab_size = values.whole("vocab_size", "MAX_VOCAB")
-    bos = values.wholes("bos_token_id", "MAX_LISTED", largest="MAX_VOCAB")
-    eos = [of.wholes("eos_token_id", "MAX_LISTED", largest="MAX_VOCAB") for of in (values, Values(generation))]
-    return ModelFacts(
+    return ModelConfig(
         path=path,
         name=name,
         architecture=architectures[0],
-        hidden_size=hidden_size,
-        num_layers=values.whole("num_hidden_layers", "MAX_LAYERS"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate_size=values.whole("intermediate_size", "MAX_INTERMEDIATE_SIZE"),
-        vocab_size=vocab_size,
-        max_position=max_position,
-        rms_norm_eps=values.number("rms_norm_eps", "MAX_EPS", 1e-6),
-        rope=rope,
-        tie_embeddings=values.flag("tie_word_embeddings", False),
-        hidden_act=values.text("hidden_act", "silu"),
-        sliding_window=next((window for window in windows if window is not None), None),
-        layer_windows=windows,
-        dtype=_dtype(values),
         quantization=_quantization(config),
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=tuple(dict.fromkeys((*eos[0], *eos[1]))),
+        **_of_text(values, Values(generation)),
         raw=dict(config),
     )
 
 
-def _layer_windows(values: Values, max_position: int) -> tuple[int | None, ...]:
-    """Attention window by layer.
+def of_text(model: ModelConfig, config: Mapping[str, Any]) -> ModelConfig:
+    """The model with ``config``, its part for text, as :attr:`~ModelConfig.raw`. What both parts state counts as the
+    part for text has it. Raises :class:`CheckpointError`."""
+    values = Values({**model.raw, **{key: value for key, value in config.items() if value is not None}})
+    eos = model.eos_token_ids if Values(model.raw).has("eos_token_id") else ()
+    found = _of_text(values, Values({"eos_token_id": list(eos)}))
+    return replace(model, raw=dict(config), **found)
 
-    ``layer_types`` decides where given. Else Qwen uses its window only if ``use_sliding_window``, from layer
-    ``max_window_layers`` on; Llama never; everyone else (Mistral) in every layer once ``sliding_window`` is set.
-    """
-    layers = values.whole("num_hidden_layers", "MAX_LAYERS")
-    family = values.text("model_type", "")
-    qwen = family.startswith("qwen") or "use_sliding_window" in values.values
-    unused = family == "llama" or (qwen and not values.flag("use_sliding_window", False))
-    if unused or not values.has("sliding_window"):
-        return (None,) * layers
-    window = values.whole("sliding_window", "MAX_POSITION")
-    if window >= max_position:
-        return (None,) * layers
-    if values.has("layer_types"):
-        types = values.texts("layer_types", "MAX_LAYERS")
-        if len(types) != layers:
-            raise CheckpointError(f"layer_types has {len(types)} entries for {layers} layers")
-        unknown = set(types) - {"sliding_attention", "full_attention"}
-        if unknown:
-            raise CheckpointError(f"layer_types {clipped(sorted(unknown))} not supported")
-        return tuple(window if kind == "sliding_attention" else None for kind in types)
-    first = values.whole("max_window_layers", "MAX_LAYERS", 28, least=0) if qwen else 0
-    return tuple(window if layer >= first else None for layer in range(layers))
+
+def _of_text(values: Values, generation: Values) -> dict[str, Any]:
+    bos = values.wholes("bos_token_id", "MAX_LISTED", largest="MAX_VOCAB")
+    eos = [of.wholes("eos_token_id", "MAX_LISTED", largest="MAX_VOCAB") for of in (values, generation)]
+    return {
+        "dtype": _dtype(values),
+        "bos_token_id": bos[0] if bos else None,
+        "eos_token_ids": tuple(dict.fromkeys((*eos[0], *eos[1]))),
+    }
 
 
 def _dtype(values: Values) -> str:
