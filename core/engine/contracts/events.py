@@ -24,7 +24,7 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     running: int
     waiting: int
     kv_used: float
-    """Leased blocks / all blocks, 0..1 (blocks that only the prefix cache holds count as free), of the KV group that has
+    """Leased blocks / all blocks, 0..1 (blocks that only the prefix cache holds count as free), of the KV group with
     least left."""
     drafted: int = 0
     accepted: int = 0

@@ -82,8 +82,8 @@ class Prefix(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class Lease:
     """One request's hold on blocks. The allocator mutates it; everybody else reads. Until it is released ids are only
-    added to it, for the device has a copy of them; of a group that forgets, an id becomes 0 when all tokens of its block
-    are passed: the block may then be another's, and nothing reads what is in the device's copy.
+    added to it, for the device has a copy of them; of a group that forgets, an id becomes 0 when all tokens of its
+    block are passed: the block may then be another's, and nothing reads what is in the device's copy.
 
     ``blocks[g]`` are the ids in group ``g``, in token order: token ``t`` lives in
     ``blocks[g][t // block_size]`` at offset ``t % block_size``.
@@ -97,10 +97,10 @@ class Lease:
     """Leading tokens whose keys and values are final."""
     copy_from: tuple[int, ...] | None = None
     """Where ``num_cached`` is no multiple of block_size: the block of each group that holds the last of these tokens.
-    The core copies each to this lease's block ``num_cached // block_size``, which no other lease holds, before the first
-    step of this lease and in the order of :meth:`KVAllocator.open`. So the allocator may evict it and hand it out as
-    soon as ``open`` has returned. A lease may end before its copy was made: nobody may find tokens in the copy before
-    the first :meth:`KVAllocator.commit` of the lease. ``None`` where a hit ends at a block's border."""
+    The core copies each to this lease's block ``num_cached // block_size``, which no other lease holds, before the
+    first step of this lease and in the order of :meth:`KVAllocator.open`. So the allocator may evict it and hand it
+    out as soon as ``open`` has returned. A lease may end before its copies were made: nobody may find tokens in them
+    before the first :meth:`KVAllocator.commit` of the lease. ``None`` where a hit ends at a block's border."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +130,16 @@ class KVAllocator(Protocol):
         ...
 
     def match_prefix(self, prefix: Prefix) -> int:
-        """How many leading tokens of ``prefix`` are cached right now in all groups, at most ``prefix.num_tokens``: whole
-        blocks, and behind them the first tokens of one more, if the plugin looks inside of blocks. Of a group that
-        forgets, the blocks that are passed at that length need not be there. Changes nothing."""
+        """How many leading tokens of ``prefix`` are cached right now in all groups, at most ``prefix.num_tokens``:
+        whole blocks, and behind them the first tokens of one more, if the plugin looks inside of blocks. Of a group
+        that forgets, blocks that are passed at that length need not be there. Changes nothing."""
         ...
 
     def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
         """Start a lease, taking over the longest cached beginning of ``prefix`` (less of it where no block is left for
         a copy); ids of blocks that are passed at its end are 0. ``max_tokens`` is the most the request can ever need.
-        ``None``: no room now (possible only if the plugin reserves ahead). A request that starts again may open a lease before its old one is released: steps in
-        flight can still use the old one.
+        ``None``: no room now (possible only if the plugin reserves ahead). A request that starts again may open a lease
+        before its old one is released: steps in flight can still use the old one.
         """
         ...
 

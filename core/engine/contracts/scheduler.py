@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from operator import add, le
 from typing import Protocol, runtime_checkable
 
-
 Blocks = tuple[int, ...]
 """Numbers of KV blocks, one for each KV group of the model (see :mod:`engine.contracts.kv_allocator`)."""
 

@@ -139,5 +139,7 @@ def _empty_layer(
     if kv_format.scale == "none":
         return LayerCache(k, v, kv_format, group=group)
     per_token = kv_format.scale == "per_token_head"
-    scales = (torch.ones(shape[:3] if per_token else shape[2:3], dtype=torch.float32, device=device) for _ in "kv")
-    return LayerCache(k, v, kv_format, *scales, group=group)
+    k_scale, v_scale = (
+        torch.ones(shape[:3] if per_token else shape[2:3], dtype=torch.float32, device=device) for _ in "kv"
+    )
+    return LayerCache(k, v, kv_format, k_scale, v_scale, group)

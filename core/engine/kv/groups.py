@@ -1,7 +1,7 @@
 """KV groups: which caches share blocks, and how many blocks a group has. Torch-free.
 
-Caches of one kind and window are one group: a block id of it stands for a block in each of them. Groups lie in the order
-in which their first cache is written; a drafter's own caches are further ones, of every token.
+Caches of one kind and window are one group: a block id of it stands for a block in each of them. Groups lie in the
+order in which their first cache is written; a drafter's own caches are further ones, of every token.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PoolShape:
         return sum(count * size for count, size in zip(self.blocks(num_blocks), self.block_bytes, strict=True))
 
     def fitting(self, num_bytes: int) -> int:
-        """The largest ``num_blocks`` whose pool takes no more than ``num_bytes``; 0: not even the padding blocks fit."""
+        """The largest ``num_blocks`` whose pool takes no more than ``num_bytes``; 0: not even padding blocks fit."""
         fewest, most = 0, 1
         while self.num_bytes(most) <= num_bytes:
             fewest, most = most, 2 * most

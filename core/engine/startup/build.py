@@ -104,7 +104,6 @@ def build_engine(
         worker.start(partial(try_plugins, plan, bound))()
     with phase("load weights"):
         model = worker.start(partial(load_plan, plan, bound, on_progress))()
-    block_size = bound.context.block_size
     if plan.device.kind == "cuda":
         with phase("profile run"):
             buckets = graph_buckets(bound) if plan.execution == "graphs" else []

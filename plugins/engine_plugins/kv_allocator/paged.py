@@ -22,8 +22,8 @@ from engine_plugins.kv_allocator.block_pool import (
 
 
 class PagedAllocator:
-    """A sequence takes a block of each group when its tokens reach it; at most one block per group is partly empty. What
-    a window has passed is free at once."""
+    """A sequence takes a block of each group when its tokens reach it; at most one block per group is partly empty.
+    What a window has passed is free at once."""
 
     caches_prefixes = False
 

@@ -64,8 +64,8 @@ def fill_step(
     ``inputs``: int64 ``[1 or more, rows]``, each row's id, then what is not read here; ``tokens`` int64
     ``[rows, positions]``, ``block_tables`` int32 ``[groups, rows, blocks]`` and ``computed`` int64 ``[rows]`` (the
     position that a row's first token has) are the device tables. Written: ``token_ids``, ``positions``, ``row_ids`` and
-    each of ``slot_mappings`` (int64 ``[rows * queries]``), and of ``attention`` the block tables and lengths. Tensors of
-    the KV groups must be equally far from each other.
+    each of ``slot_mappings`` (int64 ``[rows * queries]``), and of ``attention`` the block tables and lengths. Tensors
+    of the KV groups must be equally far from each other.
     """
     rows = inputs.shape[1]
     groups, _, num_blocks = block_tables.shape
