@@ -291,7 +291,7 @@ class PrefixCacheAllocator:
             )
         for at in range(self._committed[id(lease)].num_tokens // self._block_size, full):
             for pool, blocks in zip(self._pools, lease.blocks, strict=True):
-                if pool.index.find(prefix.keys[at + 1]) is None:
+                if blocks[at] and pool.index.find(prefix.keys[at + 1]) is None:
                     pool.publish(blocks[at], prefix, at)
         self._committed[id(lease)] = prefix
 
