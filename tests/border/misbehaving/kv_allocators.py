@@ -123,7 +123,7 @@ class Leaks(PagedAllocator):
 class HalfThePool(PagedAllocator):
     """Takes charge of half of the blocks."""
 
-    says = r"usage\(\) returned BlockUsage\(.*after start\(\), expected"
+    says = r"usage\(\) returned \(BlockUsage\(.*after start\(\), expected"
 
     def start(self, groups: Any) -> None:
         super().start([replace(group, num_blocks=group.num_blocks // 2) for group in groups])
