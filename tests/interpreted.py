@@ -27,8 +27,8 @@ ON_CPU = ("kernels/triton/test_models.py", "laws/test_captured_models.py")
 """Tests of kernels whose tensors are on the CPU: interpreted beside a CUDA device, too."""
 KERNEL_TESTS = (
     *ON_CPU,
-    *(f"kernels/triton/test_{name}.py" for name in ("heads", "linear", "lowering", "narrow_types", "rowwise")),
-    "kernels/triton/test_step_outputs.py",
+    *(f"kernels/triton/test_{name}.py" for name in ("heads", "linear", "lowering", "mixture", "narrow_types")),
+    *(f"kernels/triton/test_{name}.py" for name in ("rowwise", "step_outputs")),
     "sampling/triton/test_kernels.py",
     "plugins/attention_kernel/test_triton.py",
     *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),

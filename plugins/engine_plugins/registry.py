@@ -8,12 +8,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from engine.checkpoint.files import shown
+from engine.checkpoint.files import clipped, shown
 from engine.contracts.command import CommandProvider
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
-from engine_plugins.architecture.config import LLAMA_LIKE, MIXTRAL, QWEN_MOE
+from engine_plugins.architecture.config import (
+    EXPERT_COUNTS,
+    GLM_MOE,
+    GPT_OSS,
+    LLAMA_LIKE,
+    MIXTRAL,
+    QWEN_MOE,
+)
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import (
     DraftModelConfig,
@@ -36,7 +43,19 @@ def only(*names: str) -> Callable[[ModelConfig, DeviceFacts], tuple[str, ...]]:
     """The ``unsupported`` of an architecture: it computes checkpoints of these names."""
 
     def unsupported(model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
-        return () if model.architecture in names else (f"it computes {', '.join(names)}, not {model.architecture}",)
+        return () if model.architecture in names else (f"it computes {', '.join(names)}",)
+
+    return unsupported
+
+
+def only_dense(*names: str) -> Callable[[ModelConfig, DeviceFacts], tuple[str, ...]]:
+    """The same, of an architecture without experts."""
+    of_other_names = only(*names)
+
+    def unsupported(model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
+        said = [f"{key}={clipped(model.raw[key])}" for key in EXPERT_COUNTS if model.raw.get(key)]
+        experts = (f"it computes no experts, and config.json says {', '.join(said)}",) if said else ()
+        return of_other_names(model, device) or experts
 
     return unsupported
 
@@ -57,6 +76,8 @@ def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         elif device.capability is not None and device.capability < TRITON_CAPABILITY:
             has, needs = (".".join(map(str, version)) for version in (device.capability, TRITON_CAPABILITY))
             reasons.append(f"needs compute capability {needs}, this device has {has}")
+    if any(op.sinks for op in model.attentions):
+        reasons.append("its softmax has no sinks")
     for dim in sorted({op.head_dim for op in model.attentions} - set(TRITON_HEAD_DIMS)):
         reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
     return tuple(reasons)
@@ -311,8 +332,20 @@ def engine_architecture() -> list[Provider]:
         Provider(
             "llama",
             "engine_plugins.architecture.llama:LlamaArchitecture",
-            unsupported=only(*LLAMA_LIKE),
+            unsupported=only_dense(*LLAMA_LIKE),
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
+        ),
+        Provider(
+            "glm_moe",
+            "engine_plugins.architecture.glm_moe:GlmMoeArchitecture",
+            unsupported=only(*GLM_MOE),
+            doc="GLM-4.5: grouped-query attention, mixtures of experts beside a shared one.",
+        ),
+        Provider(
+            "gpt_oss",
+            "engine_plugins.architecture.gpt_oss:GptOssArchitecture",
+            unsupported=only(*GPT_OSS),
+            doc="gpt-oss: windows, attention sinks, mixtures of experts.",
         ),
         Provider(
             "mixtral",

@@ -33,7 +33,7 @@ def never_asked(model, device):
 
 
 def family(name, unsupported=only_mamba):
-    return Provider(name, f"{name}:Family", unsupported=unsupported)
+    return Provider(name, "tests.families:AnyFamily", unsupported=unsupported)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_third_party_is_not_asked_where_a_built_in_plugin_fits(plan, entry):
 
 
 def test_a_third_party_that_does_not_say_what_it_supports_is_never_taken(plan, entry):
-    silent = entry("engine-any", engine_architecture=[Provider("any", "x:Y")])
+    silent = entry("engine-any", engine_architecture=[Provider("any", "tests.families:AnyFamily")])
     problem = refused(plan, entries=[silent], model=MAMBA)
     assert "engine-any:any: it does not say what it supports (no unsupported()); architecture=any selects" in problem
     assert plan("architecture=any", entries=[silent], model=MAMBA).choice("architecture").name == "any"

@@ -1,9 +1,7 @@
 import pytest
 
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_config import model_config, served_name
-
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+from engine.assembly.model_config import model_config, of_text, served_name
 
 
 def refused(path):
@@ -12,103 +10,58 @@ def refused(path):
     return raised.value.problems[0]
 
 
-def test_plain_llama(checkpoint):
-    facts = model_config(checkpoint(), "tiny")
-    assert (facts.name, facts.architecture, facts.head_dim, facts.num_kv_heads) == ("tiny", "LlamaForCausalLM", 16, 2)
-    assert facts.rope.kind == "default" and facts.rope.theta == 10000.0 and facts.rope.rotary_dim is None
-    assert facts.layer_windows == (None,) * 4
-    assert facts.dtype == "bfloat16" and facts.max_position == 512 and facts.eos_token_ids == (2,)
+def test_what_every_checkpoint_states_is_read_whatever_its_family(checkpoint):
+    config = model_config(checkpoint(architectures=["AnyForCausalLM", "Other"], bos_token_id=1, any_size=7), "tiny")
+    assert (config.name, config.architecture, config.dtype) == ("tiny", "AnyForCausalLM", "bfloat16")
+    assert (config.bos_token_id, config.eos_token_ids, config.quantization) == (1, (2,), None)
+    assert config.raw["any_size"] == 7
 
 
-def test_missing_head_counts_have_their_usual_defaults(checkpoint):
-    assert model_config(checkpoint(num_key_value_heads=None)).num_kv_heads == 4
-    assert model_config(checkpoint(head_dim=32)).head_dim == 32
-    assert model_config(checkpoint(head_dim=None)).head_dim == 16
+def test_a_config_without_any_size_is_one_for_the_architecture_to_judge(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["AnyForCausalLM"]}')
+    config = model_config(str(tmp_path))
+    assert (config.dtype, config.bos_token_id, config.eos_token_ids) == ("float32", None, ())
 
 
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
-        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
-    ],
-)
-def test_old_and_new_spellings_of_rope_mean_the_same(spelling, checkpoint):
-    facts = model_config(checkpoint(**spelling))
-    assert (facts.rope.kind, facts.rope.theta, dict(facts.rope.params)) == ("linear", 5e5, {"factor": 4.0})
-    assert facts.max_position == 2048
+@pytest.mark.parametrize("spelling", [{"dtype": "float16"}, {"torch_dtype": "torch.float16"}])
+def test_old_and_new_spellings_of_dtype_mean_the_same(spelling, checkpoint):
+    assert model_config(checkpoint(**{"torch_dtype": None} | spelling)).dtype == "float16"
 
 
-@pytest.mark.parametrize(
-    ("params", "reach"),
-    [
-        ({"rope_type": "dynamic", "factor": 2.0}, 1024),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
-        ({"rope_type": "yarn", "factor": 4.0}, 2048),
-        ({"rope_type": "llama3", **LLAMA3, "original_max_position_embeddings": 128}, 512),
-        ({"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, 512),
-        ({"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, 512),
-    ],
-)
-def test_every_scaled_kind_says_how_far_it_reaches_and_keeps_its_numbers(params, reach, checkpoint):
-    facts = model_config(checkpoint(rope_scaling=params, original_max_position_embeddings=None))
-    assert facts.max_position == reach
-    assert facts.rope.kind == {"su": "longrope"}.get(params.get("type"), params.get("rope_type", "longrope"))
-    for key, value in params.items():
-        if key not in ("type", "rope_type"):
-            assert facts.rope.params[key] == value
-    assert facts.rope.params["original_max_position_embeddings"] == params.get("original_max_position_embeddings", 512)
-
-
-def test_partial_rotation(checkpoint):
-    assert model_config(checkpoint(partial_rotary_factor=0.5)).rope.rotary_dim == 8
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_quantization_has_two_names(key, checkpoint):
+    assert model_config(checkpoint(**{key: {"quant_method": "gptq"}})).quantization == {"quant_method": "gptq"}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "layer type"),
-        ({"architectures": []}, "architectures"),
-        ({"hidden_size": None}, "hidden_size"),
-        ({"torch_dtype": "float8"}, "float8"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ({"architectures": []}, "config.json has no 'architectures'"),
+        ({"architectures": "AnyForCausalLM"}, "architectures='AnyForCausalLM': expected a list of at most 1024 names"),
+        ({"torch_dtype": "float8"}, "dtype 'float8': expected one of float32, bfloat16, float16"),
+        ({"quantization_config": "awq"}, "quantization_config 'awq': expected an object"),
+        ({"eos_token_id": -1}, "eos_token_id=-1: expected whole numbers from 0"),
+        ({"bos_token_id": "1"}, "bos_token_id='1': expected whole numbers from 0"),
     ],
 )
-def test_what_cannot_be_read_is_named(changes, words, checkpoint):
-    assert words in refused(checkpoint(**changes))
+def test_what_cannot_be_read_is_named_with_what_was_expected(changes, words, checkpoint):
+    path = checkpoint(**changes)
+    assert refused(path).startswith(f"model.path={path}: {words}")
 
 
-@pytest.mark.parametrize(
-    ("changes", "windows"),
-    [
-        ({"model_type": "mistral", "sliding_window": 100}, (100,) * 4),
-        ({"model_type": "mistral", "sliding_window": None}, (None,) * 4),
-        ({"model_type": "mistral", "sliding_window": 512}, (None,) * 4),
-        ({"model_type": "llama", "sliding_window": 100}, (None,) * 4),
-        ({"model_type": "qwen2", "sliding_window": 100}, (None,) * 4),
-        ({"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": False}, (None,) * 4),
-        (
-            {"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": True, "max_window_layers": 3},
-            (None, None, None, 100),
-        ),
-        (
-            {
-                "model_type": "qwen3",
-                "sliding_window": 100,
-                "use_sliding_window": True,
-                "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
-            },
-            (100, None, None, 100),
-        ),
-    ],
-)
-def test_attention_windows_follow_the_familys_rule(changes, windows, checkpoint):
-    facts = model_config(checkpoint(**changes))
-    assert facts.layer_windows == windows
-    assert facts.sliding_window == next((window for window in windows if window), None)
+@pytest.mark.parametrize(("whole", "key"), [("dtype", "torch_dtype"), ("torch_dtype", "dtype")])
+def test_what_both_parts_say_counts_as_the_part_for_text_has_it(whole, key, checkpoint):
+    part = {key: "float16", "bos_token_id": None, "hidden_size": 32}
+    config = model_config(checkpoint(**{"torch_dtype": None, whole: "bfloat16", "bos_token_id": 1}))
+    text = of_text(config, part)
+    assert (text.dtype, text.bos_token_id, text.raw) == ("float16", 1, part)
+    assert (text.path, text.name, text.architecture) == (config.path, config.name, config.architecture)
+
+
+@pytest.mark.parametrize(("stated", "ends"), [(2, (9, 2, 7)), (None, (9, 7))])
+def test_a_text_ends_with_the_tokens_of_every_part_and_file(stated, ends, checkpoint):
+    config = model_config(checkpoint({"eos_token_id": [7]}, eos_token_id=stated))
+    assert of_text(config, {"eos_token_id": 9}).eos_token_ids == ends
 
 
 def test_end_tokens_come_from_both_files_once(checkpoint):

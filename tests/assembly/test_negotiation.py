@@ -113,8 +113,9 @@ def test_compiling_where_it_cannot_be_done_is_refused(plan, device, dtype, why):
 
 
 def test_an_activation_nobody_computes_is_refused_before_anything_is_loaded(plan):
-    (problem,) = refused(plan, hidden_act="relu")
-    assert "architecture=auto" in problem and "not hidden_act=relu" in problem
+    (problem,) = refused(plan, hidden_act="quick_gelu")
+    assert problem.startswith("architecture=llama cannot compute model.path=")
+    assert "hidden_act 'quick_gelu' of the checkpoint: expected one of silu, " in problem
 
 
 @pytest.mark.parametrize("quantizer", ["checkpoint", "none", "int8"])

@@ -12,6 +12,7 @@ from engine.assembly.bind import bind
 from engine.evaluation.capacity import bind_stated, capacity_of
 from engine.evaluation.options import EvalOptions, Limits
 from engine.evaluation.plans import contestants
+from engine.models.record import recorded
 from engine.startup.memory.estimate import estimate_memory
 from engine.startup.memory.weights import quantized_bytes, weight_sizes
 from tests.kernels import tiny
@@ -90,7 +91,7 @@ def test_what_weights_would_take_in_fewer_bits_is_known_without_the_quantizer(tm
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_32B | {"tie_word_embeddings": tied}))
     (plan,) = [one.plan for one in contestants(options(tmp_path, f"quantizer={name}"))]
     bound = bind_stated(plan)
-    about = quantized_bytes(bound.architecture.describe(plan.model), torch.bfloat16, bits)
+    about = quantized_bytes(recorded(bound.architecture, plan.model), torch.bfloat16, bits)
     assert 1 <= about / capacity_of(plan, bound, 80 * GIB, 4096).weights < 1.1
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine.kernels.lowering import Kernels
 from torch import Tensor
 
 from engine.assembly.device_facts import device_facts
@@ -17,16 +16,18 @@ from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.kernels.loading import Progress, load_model
 from engine.kernels.model import ForwardBatch, LoweredModel
+from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
+from engine.kv.groups import one_group
+from engine.models.record import recorded
 from engine.testing.context import build_context
-from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.cpu.kernel import CpuAttention
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.kv_format.native import NativeFormat
 from engine_plugins.parallelism.single import SingleDevice
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
-from tests.families import model_facts
+from tests.families import LLAMA, model_facts
 
 BLOCK_SIZE = 8
 
@@ -44,10 +45,9 @@ def load(
     execution = "compile" if kernels == "native" else "eager"
     context = build_context(block_size=BLOCK_SIZE, device=device_facts("cpu"), dtype=dtype, execution=execution)
     context = replace(context, model=facts)
-    ops = LlamaArchitecture(SlotConfig(), context).describe(facts)
     model = load_model(
         facts,
-        ops,
+        recorded(LLAMA, facts),
         quantizer or Unquantized(UnquantizedConfig(), context),
         (CpuAttention if kernels == "native" else TorchAttention)(SlotConfig(), context),
         kv_format(SlotConfig(), context),
@@ -65,7 +65,8 @@ class PagedLoop:
 
     def __init__(self, facts: ModelFacts, model: LoweredModel, dtype: str = "float32", num_blocks: int = 64) -> None:
         self.model = model
-        self.kv = KVCache(facts, NativeFormat(SlotConfig(), build_context()), num_blocks, BLOCK_SIZE, dtype, "cpu")
+        caches, kv_format = one_group(model.graph.caches), NativeFormat(SlotConfig(), build_context())
+        self.kv = KVCache(caches, kv_format, [num_blocks], BLOCK_SIZE, dtype, "cpu")
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
         self._free: list[int] = order.tolist()
         self.tables: list[list[int]] = []
@@ -100,7 +101,7 @@ class PagedLoop:
             q_lens, kv_lens, torch.tensor(tables, dtype=torch.int32), starts, torch.tensor(kv_lens).int(), BLOCK_SIZE
         )
         batch = ForwardBatch(
-            torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots), attention, torch.tensor(owners)
+            torch.tensor(tokens), torch.tensor(positions), (torch.tensor(slots),), (attention,), torch.tensor(owners)
         )
         return self.model.forward(batch, self.kv, aux_layers)
 

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from engine.kernels.lowering import Kernels
+from engine.kernels.settings import Kernels
 from tests.kernels.paged_loop import PagedLoop, load
 from tests.needs import needs_compiler
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.lowering import Kernels
+from engine.kernels.settings import Kernels
 from tests.kernels import tiny
 from tests.kernels.paged_loop import PagedLoop, load
 from tests.needs import needs_compiler

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.graph import Builder, Node
 from engine.contracts.request import SamplingParams
-from engine.kernels.model import LoweredModel, StepContext
+from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step, StepContext
 from engine.kernels.triton.device import runs_triton
 from engine.step.graphs import Bucket, Capture, StepGraphs
 from engine.step.plan import Admit, NewBlocks, StepPlan, StepRow
@@ -35,21 +36,35 @@ def toy_model() -> LoweredModel:
     head = table.clone()
     table[BROKEN] = float("nan")
 
-    def layer(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+    def layer(context: StepContext, residual: Tensor) -> Tensor:
         context.kv[context.slot_mappings[0]] = residual[:, 0]  # type: ignore[index]
-        return residual, hidden_states
+        return residual
 
+    b = Builder()
+    entering = b.embed("embed", VOCAB, HIDDEN)
+    with b.layer(entering):
+        leaving = b.scale(entering, 2.0)  # some op: its kernel is the function above
+    b.lm_head(leaving, "head", VOCAB)
+    graph = b.graph()
+    embed, kept, project = graph.nodes
+    logits = block(project, lambda context, hidden: hidden @ head.T)
     return LoweredModel(
-        embed=lambda ids: torch.nn.functional.embedding(ids, table),
-        layers=((layer,),),
-        project=lambda hidden: hidden @ head.T,
-        lm_head=lambda normed: normed @ head.T,
+        graph=graph,
+        embedding=block(embed, lambda context, ids: torch.nn.functional.embedding(ids, table)),
+        layers=(block(kept, layer, entering.number),),
+        head_block=logits,
+        normed_head=logits,
         rotate=lambda positions: (),
         attention=Attention(),  # type: ignore[arg-type]
         lowering=(),
         weights_bytes=0,
         on_triton=runs_triton("cpu"),
     )
+
+
+def block(node: Node, call: Call, residual: int | None = None) -> LoweredBlock:
+    """Of one node. Nobody else reads what it reads."""
+    return LoweredBlock((Step(call, node.inputs, node.outputs, node.inputs),), residual)
 
 
 def make_capture() -> Capture:

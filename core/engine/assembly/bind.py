@@ -15,9 +15,8 @@ from engine.assembly import values
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import locate, model_config, of_text
 from engine.assembly.plan import EnginePlan, SlotChoice
-from engine.border.calls import error_line, named, told, where
+from engine.border.calls import broken, error_line, named, shown, told, where
 from engine.border.values import attribute_problems
-from engine.checkpoint.files import CheckpointError
 from engine.contracts import API_SLOTS, SLOTS
 from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
@@ -128,14 +127,23 @@ def facts_by(choice: SlotChoice, config: ModelConfig, problems: list[str]) -> Mo
         return None
     assert isinstance(architecture, Architecture)
     try:
-        if isinstance(architecture, NestedArchitecture):
-            config = of_text(config, architecture.text_config(config.raw))
-        return facts(architecture, config)
-    except (CheckpointError, ValueError) as error:
-        problems.append(f"{choice.slot}={choice.name} cannot compute model.path={config.path}: {error}")
+        return facts(architecture, _part_for_text(architecture, config))
+    except ValueError as error:
+        why = " ".join(str(error).split())
+        problems.append(f"{choice.slot}={choice.name} cannot compute model.path={config.path}: {why}")
     except _ENDS as error:  # a plugin may fail in any way; it is named
-        problems.append(f"{choice.who} cannot compute model.path={config.path}: {told(error)}")
+        problems.append(f"model.path={config.path}: {told(error, architecture, 'describe')}")
     return None
+
+
+def _part_for_text(architecture: Architecture, config: ModelConfig) -> ModelConfig:
+    """Raises as ``text_config`` and :func:`of_text` do."""
+    if not isinstance(architecture, NestedArchitecture):
+        return config
+    part = architecture.text_config(config.raw)
+    if not isinstance(part, Mapping):
+        raise broken(architecture, "text_config", f"returned {shown(part)}, expected the part for text of config.json")
+    return of_text(config, part)
 
 
 def _read_model(plan: EnginePlan, path: str) -> ModelFacts:

@@ -14,6 +14,7 @@ from engine.assembly.discovery import Discovered, Offer
 from engine.assembly.errors import listing, nearest
 from engine.assembly.records import AUTO, THIRD_PARTY, reasons_of
 from engine.border.calls import error_line
+from engine.checkpoint.files import shown
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
@@ -94,12 +95,24 @@ def _choose_named(
     if offer is None:
         return None
     reasons = _reasons(offer, model, device)
-    others = [o.name for o in discovered.of_slot(slot) if o is not offer and not _reasons(o, model, device)]
-    can = f" ({slot} plugins that can: {listing(others)})" if others else ""
-    problems += [f"{slot}={offer.name} cannot serve {model.name} on {device.kind}: {why}{can}" for why in reasons]
-    if not reasons:
+    if reasons:
+        can = others_that_can(offer, discovered, model, device)
+        asked = f"{slot}={offer.name} cannot serve {_subject(slot, model)} on {device.kind}"
+        problems += [f"{asked}: {why}{can}" for why in reasons]
+    else:
         problems += _config_reasons(offer, pick.config, model, device)
     return Chosen(slot, pick, offer, dict(pick.config))
+
+
+def others_that_can(offer: Offer, discovered: Discovered, model: ModelConfig, device: DeviceFacts) -> str:
+    """In brackets, for a message: the other plugins of the slot that have no reason against this model and device."""
+    others = [o.name for o in discovered.of_slot(offer.slot) if o is not offer and not _reasons(o, model, device)]
+    return f" ({offer.slot} plugins that can: {listing(others)})" if others else ""
+
+
+def _subject(slot: str, model: ModelConfig) -> str:
+    """What a plugin is asked about: which model, and for architectures what it calls itself."""
+    return f"{model.name} ({shown(model.architecture)})" if slot == ARCHITECTURE else model.name
 
 
 def _offer_named(slot: str, name: str, discovered: Discovered, problems: list[str]) -> Offer | None:
@@ -154,7 +167,8 @@ class _Auto:
                 return Chosen(self.slot, self.pick, first.offer, first.config, tuple(passed_over), fits_too)
         tried = "; ".join(passed_over) or "it has no candidates"
         broken = failure_notes(self.discovered, self.slot) if THIRD_PARTY in self.pick.candidates else ""
-        problems.append(f"{self.slot}=auto: nothing fits {self.model.name} on {self.device.kind}: {tried}{broken}")
+        asked = f"{self.slot}=auto: nothing fits {_subject(self.slot, self.model)} on {self.device.kind}"
+        problems.append(f"{asked}: {tried}{broken}")
         return None
 
     def _named(self, name: str) -> _Candidate:

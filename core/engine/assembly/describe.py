@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 
+from engine.assembly.choosing import ARCHITECTURE
 from engine.assembly.plan import EnginePlan, SlotChoice
 from engine.contracts import SLOTS
 
@@ -34,8 +35,10 @@ def describe(plan: EnginePlan, *, width: int = 110, color: bool = False) -> str:
 
 
 def notes(plan: EnginePlan) -> tuple[str, ...]:
-    """What the user should know: the plan's notes and what ``auto`` passed over."""
-    passed = (f"{choice.slot}=auto passed over {line}" for choice in _choices(plan) for line in choice.passed_over)
+    """What the user should know: the plan's notes and what ``auto`` passed over, but for architectures: those of other
+    families are passed over for every model."""
+    choices = (choice for choice in _choices(plan) if choice.slot != ARCHITECTURE)
+    passed = (f"{choice.slot}=auto passed over {line}" for choice in choices for line in choice.passed_over)
     return (*passed, *plan.notes)
 
 

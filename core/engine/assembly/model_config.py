@@ -16,6 +16,7 @@ from engine.contracts.model import ModelConfig
 BUNDLED = "bundled"
 DTYPES = ("float32", "bfloat16", "float16")
 _DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt")
+_DTYPE_KEYS = frozenset({"dtype", "torch_dtype"})
 QUANT_CONFIG = "hf_quant_config.json"
 """Where ModelOpt writes what ``quantization_config`` says elsewhere."""
 
@@ -165,10 +166,11 @@ def read_config(config: Mapping[str, Any], generation: Mapping[str, Any], path: 
 
 def of_text(model: ModelConfig, config: Mapping[str, Any]) -> ModelConfig:
     """The model with ``config``, its part for text, as :attr:`~ModelConfig.raw`. What both parts state counts as the
-    part for text has it. Raises :class:`CheckpointError`."""
-    values = Values({**model.raw, **{key: value for key, value in config.items() if value is not None}})
-    eos = model.eos_token_ids if Values(model.raw).has("eos_token_id") else ()
-    found = _of_text(values, Values({"eos_token_id": list(eos)}))
+    part for text has it, but for the tokens that end a text: those of both do. Raises :class:`CheckpointError`."""
+    own = {key: value for key, value in config.items() if value is not None}
+    if _DTYPE_KEYS & own.keys():
+        own = dict.fromkeys(_DTYPE_KEYS) | own
+    found = _of_text(Values({**model.raw, **own}), Values({"eos_token_id": list(model.eos_token_ids)}))
     return replace(model, raw=dict(config), **found)
 
 

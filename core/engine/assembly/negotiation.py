@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine import __version__
 from engine.assembly import values
 from engine.assembly.bind import facts_by
-from engine.assembly.choosing import Chosen, choose, choose_architecture, plugin_problems
+from engine.assembly.choosing import Chosen, choose, choose_architecture, others_that_can, plugin_problems
 from engine.assembly.compose.selection import Composed
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import AssemblyError, listing
@@ -29,7 +29,7 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
     """The plan, or :class:`AssemblyError` with every reason why there is none."""
     problems: list[str] = []
     architecture = choose_architecture(composed, discovered, config, device, problems)
-    model = None if architecture is None else facts_by(_slot_choice(architecture), config, problems)
+    model = None if architecture is None else _facts(architecture, discovered, config, device, problems)
     if architecture is None or model is None:  # nothing can be asked of the others
         raise AssemblyError([*problems, *plugin_problems(composed, discovered)])
     chosen = [architecture, *choose(composed, discovered, model, device, problems)]
@@ -56,6 +56,18 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
         slots={slot: tuple(_slot_choice(one) for one in chosen if one.slot == slot) for slot in SLOTS},
         notes=(*_notes(chosen, settings), *execution_notes),
     )
+
+
+def _facts(
+    architecture: Chosen, discovered: Discovered, config: ModelConfig, device: DeviceFacts, problems: list[str]
+) -> ModelFacts | None:
+    """What the architecture says of the model; ``None`` where it cannot, and why is among ``problems``."""
+    failed: list[str] = []
+    model = facts_by(_slot_choice(architecture), config, failed)
+    if failed:
+        can = others_that_can(architecture.offer, discovered, config, device)
+        problems += [f"{problem}{can}" for problem in failed]
+    return model
 
 
 def _capability_problems(chosen: list[Chosen], discovered: Discovered) -> list[str]:

@@ -36,6 +36,8 @@ class AttentionCapabilities:
     """:meth:`AttentionKernel.forward` may be captured in a CUDA graph."""
     heads_per_kv_head: int | None = None
     """Query heads that share a key-value head, in all layers alike, a drafter's included; ``None``: any."""
+    sinks: bool = False
+    """:attr:`~engine.contracts.ops.Attention.sinks`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +111,26 @@ class AttentionKernel(Protocol):
 
 
 @runtime_checkable
+class SinkAttention(AttentionKernel, Protocol):
+    """A kernel with the capability ``sinks``."""
+
+    def forward(
+        self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+    ) -> Tensor:
+        """``sinks``: float32 ``[num_heads]``, where ``op.sinks`` says so."""
+        ...
+
+
+@runtime_checkable
 class NativeAttention(Protocol):
     """An :class:`AttentionKernel` for the CPU whose layers may be calls of a program (:mod:`engine.native`).
 
     Such a call reads lengths of rows and block tables where the prepared batch has them as tensors, which change
     in place between runs; ``q_lens`` are upper bounds and ``kv_lens`` mean nothing, as in a graph."""
 
-    def call(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, out: Tensor) -> NativeCall | None:
+    def call(
+        self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, out: Tensor, sinks: Tensor | None = None
+    ) -> NativeCall | None:
         """The call that computes what :meth:`AttentionKernel.forward` returns, to ``out``; the contents of ``q`` mean
         nothing yet. ``None`` where that is no single native call."""
         ...

@@ -67,6 +67,8 @@ class Node:
     outputs: tuple[int, ...]
     cache: int | None = None
     """Which of :attr:`Graph.caches` a :class:`KVWrite` or an :class:`Attention` is of."""
+    sinks: str | None = None
+    """Of an :class:`Attention` with sinks: the tensor with the logits, ``[num_heads]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,8 @@ class Graph:
     @property
     def lm_head(self) -> Linear:
         """The vocabulary projection."""
-        return next(node.op for node in self.head.nodes if isinstance(node.op, Linear))
+        heads = (node.op for node in self.head.nodes if isinstance(node.op, Linear) and node.op.spec.kind == "head")
+        return next(heads)
 
     @property
     def hidden(self) -> int:
@@ -130,7 +133,8 @@ class Graph:
 
 
 class Builder:
-    """Records a graph. Every method checks the sizes of what it is given and raises ``ValueError``.
+    """Records a graph. Every method checks what it is given and raises ``ValueError``: values are its own, and their
+    sizes fit.
 
     Names are those of the checkpoint's tensors, without ``.weight`` and ``.bias``.
     """
@@ -167,6 +171,7 @@ class Builder:
             raise ValueError("a layer inside of a layer")
         if self._nodes is self._head and self._head:
             raise ValueError("a layer behind ops that follow the last layer")
+        self._check_own(residual)
         self._nodes = []
         yield
         self._layers.append(Block(tuple(self._nodes), residual.number))
@@ -215,8 +220,7 @@ class Builder:
         return self._norm(x, Norm("layer", name, size, eps, bias=bias, by_head=x.size // size if by_head else 0))
 
     def _norm(self, x: Value, op: Norm) -> Value:
-        if x.size % op.size:
-            raise ValueError(f"norm {op.name}: {x.size} features are not heads of {op.size}")
+        self._heads(f"norm {op.name}", x, op.size)
         return self._add(op, [x], x.size)
 
     @overload
@@ -234,8 +238,8 @@ class Builder:
 
     def _linear(self, x: Value, parts: tuple[LinearPart, ...], shard: Shard) -> tuple[Value, ...]:
         spec = LinearSpec(parts, x.size, shard)
-        if not parts or any(size < 1 for size in spec.outputs):
-            raise ValueError(f"linear with outputs {list(spec.outputs)}, expected positive sizes")
+        if not parts:
+            raise ValueError("linear of no parts")
         for part in parts:
             if sum(part.outputs) != part.out_features:
                 raise ValueError(f"{part.name}: slices {list(part.slices)} of {part.out_features} outputs")
@@ -267,20 +271,28 @@ class Builder:
         scale: float | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
+        sinks: str | None = None,
     ) -> Value:
         """Writes keys and values to a cache of their own, and attends to it. ``scale``: ``head_dim ** -0.5`` unless
-        given. A ``window`` that holds every sequence is none."""
+        given. A ``window`` that holds every sequence is none. ``sinks``: a tensor ``[num_heads]`` of the checkpoint,
+        one more logit for the softmax of each head."""
         heads, kv_heads, value_heads = (self._heads("attention", value, head_dim) for value in (q, k, v))
         if kv_heads != value_heads or heads % kv_heads:
             raise ValueError(f"attention of {heads} query, {kv_heads} key and {value_heads} value heads")
+        if window is not None and window < 1:
+            raise ValueError(f"attention with a window of {window} tokens, expected at least 1")
         if window is not None and 0 < self._max_position <= window:
             window = None
+        if soft_cap is not None:
+            self._check_cap("attention", soft_cap)
+        self._check_own(q, k, v)
         cache = len(self._caches)
         self._caches.append(KVSpec(kv_heads, head_dim, window))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
-        op = Attention(heads, kv_heads, head_dim, head_dim**-0.5 if scale is None else scale, window, soft_cap)
+        scale = head_dim**-0.5 if scale is None else scale
+        op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks is not None)
         value = self._add(op, [q], heads * head_dim)
-        self._nodes[-1] = replace(self._nodes[-1], cache=cache)
+        self._nodes[-1] = replace(self._nodes[-1], cache=cache, sinks=sinks)
         return value
 
     def gated(self, gate: Value, up: Value, act: Act | Gated) -> Value:
@@ -338,14 +350,26 @@ class Builder:
 
     def soft_cap(self, x: Value, cap: float | None) -> Value:
         """``cap * tanh(x / cap)``; the value itself without a cap."""
-        return x if cap is None else self._add(SoftCap(cap), [x], x.size)
+        if cap is None:
+            return x
+        self._check_cap("soft_cap", cap)
+        return self._add(SoftCap(cap), [x], x.size)
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _heads(self, what: str, value: Value, head_dim: int) -> int:
-        if value.size % head_dim:
+        if head_dim < 1 or value.size % head_dim:
             raise ValueError(f"{what}: {value.size} features are not heads of {head_dim}")
         return value.size // head_dim
+
+    def _check_cap(self, what: str, cap: float) -> None:
+        if cap <= 0.0:
+            raise ValueError(f"{what} with a cap of {cap}, expected a positive number or None")
+
+    def _check_own(self, *values: Value) -> None:
+        for value in values:
+            if not (0 <= value.number < len(self._sizes) and self._sizes[value.number] == value.size):
+                raise ValueError(f"{value} was made by another builder")
 
     def _alike(self, op: Op, a: Value, b: Value) -> Value:
         if a.size != b.size:
@@ -356,10 +380,13 @@ class Builder:
         return self._several(op, inputs, [size])[0]
 
     def _several(self, op: Op, inputs: Sequence[Value], sizes: Sequence[int]) -> tuple[Value, ...]:
+        self._check_own(*inputs)
         made = tuple(self._value(size) for size in sizes)
         self._nodes.append(Node(op, tuple(value.number for value in inputs), tuple(value.number for value in made)))
         return made
 
     def _value(self, size: int) -> Value:
+        if size < 1:
+            raise ValueError(f"a value of {size} features, expected at least 1")
         self._sizes.append(size)
         return Value(len(self._sizes) - 1, size)

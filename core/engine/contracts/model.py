@@ -19,7 +19,7 @@ class ModelConfig:
     name: str
     """Name under which the model is served."""
     architecture: str
-    """First entry of ``architectures``, for example ``LlamaForCausalLM``."""
+    """First entry of ``architectures``."""
     dtype: str
     """Dtype the checkpoint states: ``float32``, ``bfloat16`` or ``float16``."""
     quantization: Mapping[str, Any] | None

@@ -137,6 +137,8 @@ class Attention:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
+    """Each head has one more logit, of no key, in its softmax: probabilities of keys then sum up to less than 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ class Gate:
 @dataclass(frozen=True, slots=True)
 class PositionScale:
     """``x * (1 + beta * log(1 + floor(position / length)))``, each token by its position: queries that see more than
-    ``length`` tokens (Llama 4's temperature)."""
+    ``length`` tokens."""
 
     beta: float
     length: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -39,12 +40,13 @@ from engine.models.required_tensors import (
     router_tensors,
     stored_of,
 )
-from engine.models.sharding import cut, rank_of
+from engine.models.sharding import check_cuts, cut, rank_of
 
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
 
 Progress = Callable[[float, str], None]
 Greedy = Callable[[Tensor], tuple[Tensor, Tensor]]
+_Stored = tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]
 
 
 def load_model(
@@ -77,6 +79,7 @@ def load_model(
     )
     if lowering.on_cpu:
         keep_freed_memory()
+    check_cuts(graph, lowering.tp)
     checkpoint = open_checkpoint(model.path)
     check_readable(checkpoint, graph, quantizer, model.path)
     check_names(checkpoint, graph, quantizer, model.path)
@@ -199,21 +202,34 @@ class Loader:
         return self._norm_tensors(op).get(f"{op.name}.bias")
 
     def experts(self, op: Experts) -> list[tuple[PackedLinear, PackedLinear]]:
-        specs = expert_linears(op)
-        if not is_fused(op, self._checkpoint.names):
-            return [(self._pack(up, False, op.gated.act), self._pack(down, False, "silu")) for up, down in specs]
-        assert op.fused is not None
-        stored = {name: self.tensor(name, shape) for name, shape in fused_tensors(op)}
-        gate_up, down = (
-            [stored.get(name), stored.get(f"{name}_bias")] for name in (op.fused.gate_up, op.fused.down)
-        )
         return [
-            (
-                self._pack_parts(up, [_of_expert(gate_up, op.fused, i, pairs=True)], op.gated.act),
-                self._pack_parts(low, [_of_expert(down, op.fused, i)], "silu"),
-            )
+            (self._pack_parts(up, of_up, op.gated.act), self._pack_parts(down, of_down, "silu"))
+            for (up, of_up), (down, of_down) in self._expert_parts(op)
+        ]
+
+    def stacked_experts(self, op: Experts) -> tuple[PackedLinear, PackedLinear]:
+        together = [list(one) for one in zip(*self._expert_parts(op), strict=True)]
+        return tuple(self._stacked(experts) for experts in together)  # type: ignore[return-value]
+
+    def _stacked(self, experts: Sequence[tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]]) -> PackedLinear:
+        parts = tuple(part for spec, _ in experts for part in spec.parts)
+        spec = replace(experts[0][0], parts=parts, kind="body")
+        return self._pack_parts(spec, [tensors for _, stored in experts for tensors in stored], "silu")
+
+    def _expert_parts(self, op: Experts) -> list[tuple[_Stored, _Stored]]:
+        """Of each expert, gate and up, and down: layers and their tensors."""
+        specs = expert_linears(op)
+        if op.fused is None or not is_fused(op, self._checkpoint.names):
+            return [(self._stored(up), self._stored(down)) for up, down in specs]
+        stored = {name: self.tensor(name, shape) for name, shape in fused_tensors(op)}
+        gate_up, down = ([stored.get(name), stored.get(f"{name}_bias")] for name in (op.fused.gate_up, op.fused.down))
+        return [
+            ((up, [_of_expert(gate_up, op.fused, i, pairs=True)]), (low, [_of_expert(down, op.fused, i)]))
             for i, (up, low) in enumerate(specs)
         ]
+
+    def _stored(self, spec: LinearSpec) -> _Stored:
+        return spec, [self._part(spec, part) for part in spec.parts]
 
     def router(self, op: Router) -> tuple[Tensor, Tensor | None]:
         found = [self.small(name, shape) for name, shape in router_tensors(op)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, LayerCache
 from engine.contracts.graph import Graph
-from engine.kernels.cpu.program import scratch
+from engine.kernels.cpu.program import NotNative, Value, scratch
 from engine.kernels.cpu.row_ops import cloned, in_place_of
 from engine.kernels.torch.reference import most_likely
 
@@ -114,11 +114,14 @@ def prepared_of(attention: AttentionKernel, batches: Sequence[AttentionBatch]) -
 
 
 def run_layer(layer: LoweredBlock, values: dict[int, Tensor], context: StepContext, following: int) -> None:
-    """Run a layer. ``following``: the value behind it that the next one reads as its residual."""
+    """Run a layer. ``following``: the value behind it that the next one reads as its residual. Raises
+    :class:`NotNative` for values of a program if later layers read more of it."""
     assert layer.residual is not None
-    residual = values[layer.residual]
+    residual, before = values[layer.residual], values.keys() - {layer.residual}
     with scratch(residual):  # nothing but the residual outlives its layer
         layer.run(values, context)
+        if isinstance(residual, Value) and values.keys() - before - {following}:
+            raise NotNative("later layers read more of one than its residual stream")
         values[following] = in_place_of(residual, values[following])
 
 

@@ -173,10 +173,9 @@ def mix_experts(nodes: Sequence[Node]) -> Match | None:
     experts = rest.take(Experts)
     if experts is None:
         return None
-    add = rest.take(Add)
-    adds = add is not None and add.inputs[1] == experts.outputs[0] and add.inputs[0] not in experts.inputs
-    found = MixExperts(experts.op, adds and add.inputs[0] != experts.outputs[0])
-    return Match(found, 2 if found.adds else 1, linears_of(experts.op))
+    add, (made,) = rest.take(Add), experts.outputs
+    adds = add is not None and add.inputs[1] == made and add.inputs[0] not in (made, *experts.inputs)
+    return Match(MixExperts(experts.op, adds), 2 if adds else 1, linears_of(experts.op))
 
 
 def attention(nodes: Sequence[Node]) -> Match | None:

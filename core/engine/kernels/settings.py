@@ -114,6 +114,11 @@ class Weights(Protocol):
         """Gate and up, and down, of each expert."""
         ...
 
+    def stacked_experts(self, op: Experts) -> tuple[PackedLinear, PackedLinear]:
+        """The same as two weights, experts one after another: ``[num_experts * 2 * size, in]``, and ``[num_experts *
+        out, size]``."""
+        ...
+
     def router(self, op: Router) -> tuple[Tensor, Tensor | None]:
         """Weight ``[num_experts, in_features]`` and bias, float32."""
         ...

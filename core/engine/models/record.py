@@ -11,7 +11,10 @@ from engine.border.values import problems
 from engine.contracts.architecture import Architecture
 from engine.contracts.graph import Builder, Graph, Node
 from engine.contracts.model import ModelConfig, ModelFacts
-from engine.contracts.ops import Attention, Embed, Linear
+from engine.contracts.ops import Attention, Embed, KVWrite, Linear, PositionScale, Rope
+
+OF_POSITIONS = (Rope, KVWrite, Attention, PositionScale)
+"""Ops that need to know where tokens are: known in layers alone."""
 
 
 def recorded(architecture: Architecture, model: ModelConfig) -> Graph:
@@ -46,11 +49,15 @@ def _not_whole(graph: Graph) -> Iterator[str]:
         yield "expected positions() of at least 1"
     if not any(isinstance(node.op, Embed) for node in graph.embed.nodes):
         yield "it has no embed()"
+    if len(graph.inputs) != 1:
+        yield f"{len(graph.inputs)} values are handed in, expected the tokens alone"
     if not graph.layers:
         yield "it has no layer()"
     heads = [where for where, block in _blocks(graph) for node in block if _is_head(node)]
     if heads != ["head"]:
         yield "expected one lm_head(), behind the last layer"
+    elif graph.embedding.vocab_size < graph.lm_head.spec.out_features:
+        yield f"logits of {graph.lm_head.spec.out_features} tokens, embeddings of {graph.embedding.vocab_size}"
     if not any(isinstance(node.op, Attention) for node in graph.nodes):
         yield "it has no attention()"
     made = set(graph.inputs)
@@ -59,10 +66,15 @@ def _not_whole(graph: Graph) -> Iterator[str]:
             if missing := [number for number in node.inputs if number not in made]:
                 yield f"{where}: {type(node.op).__name__} reads values {missing} of another builder"
             made.update(node.outputs)
+            if where in ("embed", "head") and isinstance(node.op, OF_POSITIONS):
+                yield f"{where}: {type(node.op).__name__} outside of a layer"
     for i, layer in enumerate(graph.layers):
         inside = {number for node in layer.nodes for number in node.outputs}
         if layer.residual in inside or not any(layer.residual in node.inputs for node in layer.nodes):
             yield f"layers[{i}]: expected layer(x) with the value x that it begins with"
+    behind = {number for node in graph.head.nodes for number in node.outputs}
+    if len(read := {number for node in graph.head.nodes for number in node.inputs} - behind) != 1:
+        yield f"head: it reads {len(read)} values of what is before it, expected one"
 
 
 def _blocks(graph: Graph) -> Iterator[tuple[str, tuple[Node, ...]]]:

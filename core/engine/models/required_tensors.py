@@ -10,7 +10,19 @@ from engine.border.calls import broken, shown
 from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.headers import name_list
 from engine.contracts.graph import Block, Graph
-from engine.contracts.ops import Embed, Experts, KVWrite, Linear, LinearPart, LinearSpec, Norm, Op, Route, Router
+from engine.contracts.ops import (
+    Attention,
+    Embed,
+    Experts,
+    KVWrite,
+    Linear,
+    LinearPart,
+    LinearSpec,
+    Norm,
+    Op,
+    Route,
+    Router,
+)
 from engine.contracts.quantizer import (
     CheckingQuantizer,
     KVScaleNames,
@@ -135,6 +147,8 @@ def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
         elif isinstance(node.op, Norm):
             yield from norm_tensors(node.op)
+        elif isinstance(node.op, Attention) and node.sinks is not None:
+            yield node.sinks, (node.op.num_heads,)
         elif isinstance(node.op, Router):
             yield from router_tensors(node.op)
         elif isinstance(node.op, Route) and node.op.correction is not None:

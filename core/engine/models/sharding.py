@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.border.calls import broken, shown
-from engine.contracts.ops import Attention, LinearSpec
+from engine.contracts.graph import Graph, Node
+from engine.contracts.ops import Attention, Experts, KVWrite, Linear, LinearSpec, Norm, Route, Router
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
 
@@ -43,6 +45,53 @@ def cut(tensor: Tensor, name: str, spec: LinearSpec, stored: StoredTensor, index
             f"multiple of {count} x {stored.quantum}"
         )
     return tensor.narrow(axis, index * (size // count), size // count).contiguous()
+
+
+def check_cuts(graph: Graph, tp: int) -> None:
+    """Raise ``ValueError`` for a graph that ranks cannot compute together."""
+    cuts = cut_values(graph)
+    whole_norms = (
+        f"norm {node.op.name}: over what ranks share out"
+        for node in graph.nodes
+        if isinstance(node.op, Norm) and node.inputs[0] in cuts and graph.sizes[node.inputs[0]] == node.op.size
+    )
+    if tp > 1 and (found := [*cut_problems(graph), *whole_norms]):
+        raise ValueError(f"parallelism.tp={tp}: the model cannot be split: {found[0]}")
+
+
+def cut_values(graph: Graph) -> frozenset[int]:
+    """The values of which each rank has a part: what linear layers with ``shard="out"`` make, and what is computed of
+    it feature by feature or head by head. Logits are gathered."""
+    cuts: set[int] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, Linear):
+            made = node.op.spec.shard == "out" and node.op.spec.kind != "head"
+        else:
+            made = not cuts.isdisjoint(node.inputs)
+        if made:
+            cuts.update(node.outputs)
+    return frozenset(cuts)
+
+
+def cut_problems(graph: Graph) -> Iterator[str]:
+    """Where an op reads a part of a value that it needs all of, or the other way round."""
+    cuts = cut_values(graph)
+    for node in graph.nodes:
+        found = {number in cuts for number in node.inputs}
+        if isinstance(node.op, Linear):
+            needs, expected = node.op.spec.shard == "in", 'shard="in" of what shard="out" made'
+        elif isinstance(node.op, KVWrite | Attention):
+            needs, expected = True, 'queries, keys and values that linear layers with shard="out" made'
+        elif isinstance(node.op, Router | Route | Experts):
+            needs, expected = False, "a value that every rank has whole"
+        else:
+            needs, expected = all(found), "inputs that are all whole or all shared out"
+        if found != {needs}:
+            yield f"{_title(node)}: expected {expected}"
+
+
+def _title(node: Node) -> str:
+    return f"linear {node.op.spec.parts[0].name}" if isinstance(node.op, Linear) else type(node.op).__name__
 
 
 def check_heads(num_heads: int, num_kv_heads: int, tp: int) -> None:

@@ -8,8 +8,8 @@
 
 The heart of it is a state machine: random sequences of calls against a model that writes into an imaginary cache of one
 or two KV groups, so that a block handed to two owners, freed too early, found under a wrong key or copied when it is
-another's shows as a wrong token. Which idle prefix is evicted first is the plugin's affair: oldest, least recently used,
-at random.
+another's shows as a wrong token. Which idle prefix is evicted first is the plugin's affair: oldest, least recently
+used, at random.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class AllocatorMachine(RuleBasedStateMachine):
         after = self.allocator.usage()
         if lease is None:
             assert after == before, "a refused open changed something"
-            assert any(usage.leased for usage in before) or not self.has_room(max_tokens), "an empty pool refused a lease"
+            is_empty = not any(usage.leased for usage in before)
+            assert not (is_empty and self.has_room(max_tokens)), "an empty pool refused a lease"
             return None
         assert lease.num_cached == lease.num_committed
         if lease.num_cached != hit:
@@ -618,7 +619,8 @@ class PrefixCachingConformance(KVAllocatorConformance):
         assert hits[-1] == 20, "its last blocks are leased"
         found = [end for end, hit in zip(ends, hits, strict=True) if hit == end]
         assert len(found) <= 8, f"hits of {found} blocks with 8 blocks of a window"
-        assert all(hit == max((end for end in found if end <= at), default=0) for at, hit in zip(ends, hits, strict=True))
+        longest = [max((end for end in found if end <= at), default=0) for at in ends]
+        assert hits == longest, "a shorter text is found further than a longer one that begins with it"
         for hit in hits:
             lease = allocator.open("again", prefix_of(tokens, hit * BLOCK), 21 * BLOCK)
             assert lease is not None and lease.num_cached == hit * BLOCK

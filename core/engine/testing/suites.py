@@ -51,7 +51,8 @@ class Subject:
     def build(self, context: BuildContext | None = None, **changes: Any) -> Any:
         """A fresh plugin. Raises whatever it raises."""
         config = values.build(values.load(self.trial.config_class), self.trial.config | changes)
-        return values.load(self.trial.factory)(config, context or self.context())
+        factory = values.load(self.trial.factory)
+        return factory(config) if self.trial.slot == "architecture" else factory(config, context or self.context())
 
     @staticmethod
     def tried(ask: Callable[..., T], *args: Any) -> T | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from engine.checkpoint.files import clipped
 from engine.checkpoint.sizes import DecoderSizes
 from engine.contracts.graph import Builder, Value
-from engine.contracts.ops import Act, LinearPart, RopeFacts
+from engine.contracts.ops import Act, FusedExperts, Gated, LinearPart, RopeFacts, Route
 
 ACTIVATIONS: dict[str, Act] = {
     "silu": "silu",
@@ -21,7 +22,7 @@ ACTIVATIONS: dict[str, Act] = {
 def activation(name: str, key: str = "hidden_act") -> Act:
     """Raises ``ValueError`` for one that no op computes."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"{key} {name!r} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"{key} {clipped(name)} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -37,6 +38,7 @@ def attention(
     out_bias: bool = False,
     head_norm: bool = False,
     scale: float | None = None,
+    sinks: str | None = None,
 ) -> Value:
     """Grouped-query attention with ``{name}.{q,k,v,o}_proj``; ``head_norm``: RMSNorm of each query and key head
     (``{name}.{q,k}_norm``) before the rotation."""
@@ -49,7 +51,7 @@ def attention(
         k = b.rms_norm(k, f"{name}.k_norm", sizes.eps, size=dim)
     if rope is not None:
         q, k = b.rope(q, k, rope, dim)
-    a = b.attention(q, k, v, dim, scale=scale, window=window)
+    a = b.attention(q, k, v, dim, scale=scale, window=window, sinks=sinks)
     return b.linear(a, LinearPart(f"{name}.o_proj", sizes.hidden_size, out_bias), shard="in")
 
 
@@ -61,3 +63,13 @@ def gated_mlp(
     gate_proj, up_proj = (LinearPart(f"{name}.{part}_proj", inner, bias) for part in ("gate", "up"))
     gate, up = b.linear(h, gate_proj, up_proj, shard="out")
     return b.linear(b.gated(gate, up, act), LinearPart(f"{name}.down_proj", sizes.hidden_size, bias), shard="in")
+
+
+def experts(b: Builder, h: Value, name: str, sizes: DecoderSizes, route: Route, size: int, act: Act) -> Value:
+    """A mixture of gated networks ``{name}.experts.N.{gate,up,down}_proj`` of ``size`` features, of which ``route``
+    chooses by ``{name}.gate``."""
+    gate_proj, up_proj = (LinearPart(f"{name}.experts.{{}}.{part}_proj", size) for part in ("gate", "up"))
+    down_proj = LinearPart(f"{name}.experts.{{}}.down_proj", sizes.hidden_size)
+    fused = FusedExperts(f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj")
+    logits = b.router(h, f"{name}.gate", route.num_experts)
+    return b.experts(h, logits, route, (gate_proj, up_proj), down_proj, Gated(act), fused=fused)

@@ -10,8 +10,8 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
-from engine.contracts.ops import Act, FusedExperts, Gated, LinearPart, Route
-from engine_plugins.architecture.blocks import activation, attention, gated_mlp
+from engine.contracts.ops import Act, Gated, LinearPart, Route
+from engine_plugins.architecture.blocks import activation, attention, experts, gated_mlp
 from engine_plugins.architecture.llama import qwen_windows
 
 
@@ -80,19 +80,13 @@ def _is_sparse(values: Values, layer: int) -> bool:
     return layer not in dense and (layer + 1) % step == 0
 
 
-def _experts(
-    b: Builder, h: Value, values: Values, name: str, sizes: DecoderSizes, act: Act, shared: bool
-) -> Value:
+def _experts(b: Builder, h: Value, values: Values, name: str, sizes: DecoderSizes, act: Act, shared: bool) -> Value:
     key = "num_local_experts" if values.has("num_local_experts") else "num_experts"
     count = values.whole(key, "MAX_EXPERTS", 60 if shared else 128)
     size = values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE", 1408 if shared else 768)
     chosen = values.whole("num_experts_per_tok", "MAX_EXPERTS", 4 if shared else 8)
     route = Route(count, chosen, renormalize=values.flag("norm_topk_prob", False))
-    made = b.experts(
-        h, b.router(h, f"{name}.gate", count), route, (_part(name, "gate_proj", size), _part(name, "up_proj", size)),
-        _part(name, "down_proj", sizes.hidden_size), Gated(act),
-        fused=FusedExperts(f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj"),
-    )  # fmt: skip
+    made = experts(b, h, name, sizes, route, size, act)
     if not shared:
         return made
     shared_size = values.whole("shared_expert_intermediate_size", "MAX_INTERMEDIATE_SIZE", 5632)

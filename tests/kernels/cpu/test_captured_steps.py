@@ -12,9 +12,10 @@ from engine.assembly.bind import bind
 from engine.contracts.model import ModelFacts
 from engine.kernels.cpu.captured import CapturedSteps, Programs, capture_steps
 from engine.kernels.loading import load_model
-from engine.kernels.lowering import MOST_TOKENS
 from engine.kernels.metadata import ForwardMetadata
 from engine.kernels.model import LoweredModel
+from engine.kernels.settings import MOST_TOKENS
+from engine.models.record import recorded
 from engine.startup.build import load_plan
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from tests.kernels.paged_loop import BLOCK_SIZE, PagedLoop
@@ -95,17 +96,22 @@ def test_a_step_as_a_program_equals_the_step_op_by_op(
     assert steps.programs.notes() == () and len(steps.programs.written) == MOST_TOKENS
 
 
-@pytest.mark.parametrize("field", ["positions", "slot_mapping", "block_tables"])
+@pytest.mark.parametrize("field", ["positions", "slot_mappings", "block_tables"])
 def test_an_input_that_stays_as_it_was_is_seen(models: Models, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the comparison above is worth."""
     facts, model, dtype = lowered(models, "Llama", "model.dtype=float32")
     fill, first = Programs.fill, {}
 
     def stale(self: Programs, metadata: ForwardMetadata) -> None:
-        owner = metadata if hasattr(metadata, field) else metadata.attention
-        kept = first.setdefault((field, getattr(owner, field).shape), getattr(owner, field).clone())
-        changed = replace(owner, **{field: kept})
-        fill(self, changed if owner is metadata else replace(metadata, attention=changed))
+        (slots,), (attention,) = metadata.slot_mappings, metadata.attention
+        found = {"positions": metadata.positions, "slot_mappings": slots, "block_tables": attention.block_tables}[field]
+        kept = first.setdefault(found.shape, found.clone())
+        if field == "positions":
+            fill(self, replace(metadata, positions=kept))
+        elif field == "slot_mappings":
+            fill(self, replace(metadata, slot_mappings=(kept,)))
+        else:
+            fill(self, replace(metadata, attention=(replace(attention, block_tables=kept),)))
 
     monkeypatch.setattr(Programs, "fill", stale)
     with pytest.raises(AssertionError, match="tokens"):
@@ -159,14 +165,14 @@ def test_a_plugin_without_native_calls_runs_op_by_op_and_the_plan_says_so(models
         return
     plan = assemble([f"model.path={models.path('Llama')}", "device=cpu", "threads=1", "model.dtype=float32"])
     bound = bind(plan)
-    ops, torch_paged = bound.architecture.describe(facts), TorchAttention(None, bound.context)  # type: ignore[arg-type]
+    torch_paged = TorchAttention(None, bound.context)  # type: ignore[arg-type]
     parts = (bound.quantizer, torch_paged, bound.kv_format, bound.parallelism)
-    other = load_model(facts, ops, *parts, dtype, "cpu", kernels="native")
-    assert other.lowering[-1] == "Steps: run uncaptured (slower): the attention kernel has no native calls"
+    other = load_model(facts, recorded(bound.architecture, facts), *parts, dtype, "cpu", kernels="native")
+    assert other.lowering[-1] == "steps: run uncaptured (slower): the attention kernel has no native calls"
     assert capture_steps(other, PagedLoop(facts, other, dtype).kv, MAX_LEN) is other
 
 
 def test_keys_stored_in_another_dtype_run_op_by_op(models: Models) -> None:
     _, model, _ = lowered(models, "Llama", "model.dtype=float32", "kv_format=int8")
     assert not model.capturable
-    assert model.lowering[-1] == "Steps: run uncaptured (slower): keys are stored as int8"
+    assert model.lowering[-1] == "steps: run uncaptured (slower): keys are stored as int8"

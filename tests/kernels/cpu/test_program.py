@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.kernels.cpu import row_ops
 from engine.kernels.cpu.program import NotNative, Program, Value, empty, scratch, scratch_memory
-from engine.kernels.lowering import RotationTables
+from engine.kernels.cpu.rotation_tables import RotationTables
 from tests.native import needs_compiler
 
 pytestmark = needs_compiler

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import triton
 
-from engine.kernels.triton import heads, rowwise, skinny
+from engine.kernels.triton import experts, heads, rowwise, skinny
 from engine.kernels.triton.tiles import SkinnyTile, skinny_tile
 from engine.kernels.triton.weights import load_plain
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
@@ -80,6 +80,7 @@ def compile_skinny(
     form = FORMATS[weights]
     tile = skinny_tile(rows, *size, SMS[capability], form.bits)
     arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **form.tensors, **arguments}
+    arguments = {name: kind for name, kind in arguments.items() if name in kernel.arg_names}
     pdl = capability >= 90
     constants = {
         "IN_FEATURES": size[1], "OUT_FEATURES": size[0], "GROUP_SIZE": form.group_size, "PDL": pdl,
@@ -298,3 +299,31 @@ def test_sums_of_8_bit_products_are_scaled_without_spills(capability: int) -> No
     }  # fmt: skip
     constants = {"OUT_FEATURES": 4096, "PDL": capability >= 90, "BLOCK": 1024}
     assert_fits(measure_kernel(kernels.scale_sums, arguments, constants, capability, num_warps=4))
+
+
+MIXTURE = {"hidden": 2048, "size": 768, "top_k": 8}
+"""A model of 30B parameters of which 3B are active."""
+
+
+def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> KernelCost:
+    ids = {"expert_ptr": "*i64", "out_ptr": "*bf16", "rows_per_x": "i32"}
+    if kernel is experts.expert_mix:
+        ids |= {"share_ptr": "*fp32", "residual_ptr": "*bf16"}
+    elif rows > 1:
+        ids |= {"first_ptr": "*i64", "count_ptr": "*i64"}
+    gate = kernel is experts.expert_gate
+    size = (2 * MIXTURE["size"], MIXTURE["hidden"]) if gate else (MIXTURE["hidden"], MIXTURE["size"])
+    constants = {"SIZE": MIXTURE["size"], "TOP_K": MIXTURE["top_k"], "ACT": "silu"}
+    return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("weights", ["bf16", "int8", "fp8", "int4"])
+@pytest.mark.parametrize(
+    ("kernel", "rows"),
+    [(experts.expert_gate, 1), (experts.expert_mix, 1), (experts.expert_gate, 16), (experts.expert_down, 16)],
+    ids=["gate", "mix", "gate of 16", "down of 16"],
+)
+def test_experts_compile(kernel: Any, rows: int, weights: str, capability: int) -> None:
+    one_word = 4 if (kernel, weights, capability) == (experts.expert_down, "bf16", 90) else 0  # as SPILLED
+    assert_fits(compile_experts(kernel, rows, capability, weights), one_word or few_words(weights, capability))

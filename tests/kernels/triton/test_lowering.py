@@ -1,21 +1,24 @@
-"""The qkv op in each cache format: the cache holds what the reference chain would have put there."""
+"""What comes before attention in each cache format: the cache holds what the reference chain would have put there."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from engine.kernels.lowering import Kernels, Lowering, lower_layer_op, lower_rotations
 from torch import Tensor
 
 from engine.contracts.config import ParallelismConfig, SlotConfig
-from engine.contracts.ops import LinearPart, LinearSpec, NormQKVRopeWrite, NormSpec, RopeFacts
+from engine.contracts.graph import Builder, Graph
+from engine.contracts.ops import LinearPart, LinearSpec, Norm, RopeFacts
 from engine.contracts.quantizer import PackedLinear
-from engine.kernels.model import StepContext
+from engine.kernels.backends import fused_block, rotations
+from engine.kernels.model import LoweredBlock, Step, StepContext
+from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.storage import stored_tensors
+from engine.kernels.torch.sequences import lower_rotations
 from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
 from engine.testing.context import build_context
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.parallelism.single import SingleDevice
@@ -25,8 +28,7 @@ from tests.launches import count_launches
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 48, 3, 1, 32
 ROPE = RopeFacts(rotary_dim=16)
-QKV = LinearSpec((LinearPart("qkv", (HEADS + 2 * KV_HEADS) * HEAD_DIM),), HIDDEN)
-OP = NormQKVRopeWrite(NormSpec("norm", 1e-5), QKV, HEADS, KV_HEADS, HEAD_DIM, ROPE)
+QKV = [LinearPart(name, heads * HEAD_DIM) for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))]
 
 
 class Unstorable(Int8Format):
@@ -36,31 +38,57 @@ class Unstorable(Int8Format):
         return None
 
 
+def until_attention() -> Graph:
+    """Norm, projections, rotation, write into the cache, and attention."""
+    b = Builder()
+    x = b.input(HIDDEN)
+    with b.layer(x):
+        q, k, v = b.linear(b.rms_norm(x, "norm", 1e-5), *QKV, shard="out")
+        b.attention(*b.rope(q, k, ROPE, HEAD_DIM), v, HEAD_DIM)
+    return b.graph()
+
+
+class RandomWeights:
+    """What kernels ask for. Fulfils :class:`engine.kernels.settings.Weights` for the ops of this test."""
+
+    def __init__(self, device: str, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._device = device
+
+    def linear(self, spec: LinearSpec, *, tied: bool = False, act: str = "silu") -> PackedLinear:
+        weight = torch.randn(spec.out_features, HIDDEN, generator=self._generator) * 0.3
+        parts = [{"weight": part} for part in weight.split([part.out_features for part in spec.parts])]
+        return pack_plain(spec, parts, torch.float32, self._device)
+
+    def norm(self, op: Norm) -> Tensor:
+        return (1.0 + torch.rand(HIDDEN, generator=torch.Generator().manual_seed(0))).to(self._device)
+
+
 def run(kernels: Kernels, kv_format: Any, rows: int, device: str) -> tuple[Tensor, list[Tensor], list[str]]:
     """Queries, the tensors of the cache, and the names of what was launched."""
-    context = build_context()
+    context, graph = build_context(), until_attention()
     lowering = Lowering(
         device, torch.float32, TorchAttention(SlotConfig(), context), kv_format,
-        SingleDevice(ParallelismConfig(), context), (ROPE,), kernels,
+        SingleDevice(ParallelismConfig(), context), rotations(graph), kernels,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(rows)
-    weight = torch.randn(QKV.out_features, HIDDEN, generator=generator) * 0.3
-    residual = torch.randn(rows, HIDDEN, generator=generator).to(device)
-    packed: PackedLinear = pack_plain(QKV, [{"weight": weight}], torch.float32, device)
-    norms = {"norm": (1.0 + torch.rand(HIDDEN, generator=generator)).to(device)}
-    model = replace(context.model, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
-    kv = KVCache(model, kv_format, 8, 4, "float32", device)
+    weights: Any = RandomWeights(device, seed=rows)
+    residual = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows)).to(device)
+    kv = KVCache(cache_groups(graph.caches), kv_format, [8], 4, "float32", device)
     (layer,) = kv.layers
     for scale in (layer.k_scale, layer.v_scale):
         if scale is not None:
             scale.fill_(0.05)
     positions = torch.arange(rows, device=device)
-    rotations = lower_rotations(lowering, HEAD_DIM, 64)(positions)
-    step = StepContext(rotations=rotations, slot_mapping=positions + 3, prepared=None, kv=kv)
-    with torch.inference_mode(), count_launches() as launches:
-        op = lower_layer_op(lowering, OP, 0, norms, packed)
-        del launches.names[:]
-        _, q = op(residual, residual, step)
+    tables = lower_rotations(lowering, 64)(positions)
+    step = StepContext(rotations=tables, slot_mappings=(positions + 3,), prepared=(None,), kv=kv, positions=positions)
+    values = {graph.inputs[0]: residual}
+    with torch.inference_mode():
+        *before, attention = fused_block(graph.layers[0], lowering)
+        calls = [each.kernel.lower(lowering, each, weights).call for each in before]
+        steps = [Step(call, each.inputs, each.outputs, ()) for call, each in zip(calls, before, strict=True)]
+        with count_launches() as launches:
+            LoweredBlock(tuple(steps)).run(values, step)
+    (q,) = (values[number] for number in attention.inputs)
     return q, [tensor for tensor in stored_tensors(layer) if tensor is not None], launches.names
 
 

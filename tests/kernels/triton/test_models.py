@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear
-from engine.kernels.model import LoweredModel, StepContext
+from engine.kernels.model import LoweredBlock, LoweredModel, StepContext
 from engine.testing.context import build_context
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
@@ -75,14 +75,13 @@ def layer_launches(path: Path, rows: int, quantizer: Any = None) -> Launches:
     facts, model = load(path, kernels="triton", quantizer=quantizer)
     loop = PagedLoop(facts, model)
     slots, positions = torch.arange(rows), torch.arange(rows)
-    context = StepContext(rotations=model.rotate(positions), slot_mapping=slots, prepared=None, kv=loop.kv)
+    context = StepContext(model.rotate(positions), (slots,), prepared=(None,), kv=loop.kv, positions=positions)
+    layer = model.layers[1]
+    # Attention: its output is as large as its queries.
+    steps = [replace(step, call=lambda context, q: q) if index == 1 else step for index, step in enumerate(layer.steps)]
     residual = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
-    hidden_states = residual
-    ops = list(model.layers[1])
-    del ops[1]  # attention: its output is as large as its queries
     with torch.inference_mode(), count_launches() as launches:
-        for op in ops:
-            residual, hidden_states = op(residual, hidden_states.flatten(1), context)
+        LoweredBlock(tuple(steps)).run({layer.residual: residual}, context)
     return launches
 
 
@@ -117,13 +116,13 @@ def line(model: LoweredModel, name: str) -> str:
 
 def test_the_plan_says_which_rows_take_which_kernels(checkpoints: dict[str, Path]) -> None:
     _, model = load(checkpoints["llama"], kernels="triton")
-    assert line(model, "NormQKVRopeWrite").startswith(
-        "NormQKVRopeWrite: 1 to 16 rows: one Triton kernel: norm, product, rotation, KV write; else: "
+    assert line(model, "norm, linear, rope, kv_write").startswith(
+        "norm, linear, rope, kv_write: 1 to 16 rows: one Triton kernel: norm, product, rotation, KV write; else: "
     )
-    assert "F.linear, Triton gate" in line(model, "NormGateUpAct")
-    assert line(model, "DownResidual").endswith("float32 F.linear, add in the linear")
+    assert "F.linear, Triton gate" in line(model, "norm, linear, gated")
+    assert line(model, "linear, add").endswith("float32 F.linear, add in the linear")
     _, model = load(checkpoints["qwen3"], kernels="triton")
-    assert "two Triton kernels" in line(model, "NormQKVRopeWrite")
+    assert "two Triton kernels" in line(model, "norm, linear, norm, norm, rope, kv_write")
 
 
 class Changed(Unquantized):
@@ -142,7 +141,7 @@ def test_a_layer_without_tile_loader_takes_the_unfused_chain_and_the_plan_says_s
 ) -> None:
     quantizer = Changed(tile_loader=None)
     facts, model = load(checkpoints["llama"], kernels="triton", quantizer=quantizer)
-    for name in ("NormQKVRopeWrite", "OutResidual", "NormGateUpAct", "DownResidual", "LMHead"):
+    for name in ("norm, linear, rope, kv_write", "linear, add", "norm, linear, gated", "norm, linear"):
         assert line(model, name).startswith(f"{name}: unfused (weights: no tile loader): ")
     assert layer_launches(checkpoints["llama"], 2, quantizer).kernels == ["norm_rope_write", "gate_rows"]
     _, plain = load(checkpoints["llama"], kernels="reference")
@@ -153,7 +152,7 @@ def test_a_layer_without_tile_loader_takes_the_unfused_chain_and_the_plan_says_s
 def test_rows_a_format_is_not_good_for_take_the_unfused_chain(checkpoints: dict[str, Path]) -> None:
     quantizer = Changed(good_m=(2, 4))
     _, model = load(checkpoints["llama"], kernels="triton", quantizer=quantizer)
-    assert line(model, "OutResidual").startswith("OutResidual: 2 to 4 rows: ")
+    assert line(model, "linear, add").startswith("linear, add: 2 to 4 rows: ")
     fused = {
         rows: "linear_gate" in layer_launches(checkpoints["llama"], rows, quantizer).names for rows in (1, 2, 4, 5)
     }
@@ -181,6 +180,6 @@ def test_quantized_models_give_the_logits_of_their_weights(checkpoints: dict[str
     got, want = (chunked_logits(PagedLoop(facts, model), chunks) for model in (fast, plain))
     # A number rounded to 8 bits may fall on the other side of a middle: that shows in the third digit.
     assert float((got - want).abs().max()) <= (0.05 if "activations" in name else 3e-5) * float(want.abs().max())
-    assert line(fast, "OutResidual").startswith("OutResidual: 1 to 16 rows: one Triton kernel: product, add; else: ")
+    assert line(fast, "linear, add").startswith("linear, add: 1 to 16 rows: one Triton kernel: product, add; else: ")
     roundings = layer_launches(checkpoints["qwen2"], 17, quantizer).kernels.count("quantize_rows")
     assert roundings == (4 if "activations" in name else 0), "two norms, the attention's output and the gate's"

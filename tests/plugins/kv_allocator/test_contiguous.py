@@ -9,7 +9,6 @@ from engine.testing.kv_allocator import BLOCK, KVAllocatorConformance
 from engine_plugins.kv_allocator.contiguous import ContiguousAllocator
 
 
-
 def make(block_size: int = BLOCK) -> ContiguousAllocator:
     return ContiguousAllocator(KVAllocatorConfig(block_size=block_size), build_context(block_size))
 

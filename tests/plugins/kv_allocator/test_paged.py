@@ -7,7 +7,6 @@ from engine.testing.kv_allocator import BLOCK, KVAllocatorConformance
 from engine_plugins.kv_allocator.paged import PagedAllocator
 
 
-
 def make(block_size: int = BLOCK) -> PagedAllocator:
     return PagedAllocator(KVAllocatorConfig(block_size=block_size), build_context(block_size))
 

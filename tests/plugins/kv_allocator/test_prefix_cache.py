@@ -9,7 +9,6 @@ from engine.testing.kv_allocator import BLOCK, PartialBlockConformance, anonymou
 from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
 
 
-
 def make(block_size: int = BLOCK) -> PrefixCacheAllocator:
     return PrefixCacheAllocator(KVAllocatorConfig(block_size=block_size), build_context(block_size))
 

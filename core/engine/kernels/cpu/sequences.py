@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor
 
 from engine.contracts.attention_kernel import NativeAttention
-from engine.contracts.graph import Node
-from engine.contracts.ops import Attention, Embed, Linear, Norm
-from engine.contracts.quantizer import NativeLinear, PackedLinear
+from engine.contracts.ops import Attention, Norm
 from engine.kernels.cpu import expert_ops
 from engine.kernels.cpu.expert_ops import MOST_GROUPS
 from engine.kernels.cpu.layer_ops import HeadNorm, RotateAndWrite, compiled_gate, compiled_norm
+from engine.kernels.cpu.ops import native_linear, native_of, obstacle, single_kernels
 from engine.kernels.cpu.program import NotNative, Value, empty, run
-from engine.kernels.cpu.row_ops import lookup
 from engine.kernels.model import StepContext
 from engine.kernels.sequences import (
     ChooseExperts,
@@ -36,9 +33,9 @@ from engine.kernels.sequences import (
 from engine.kernels.settings import MOST_TOKENS, Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.experts import mixed_by_torch
 from engine.kernels.torch.norms import Norm as NormCall
-from engine.kernels.torch.ops import head_call, lower_attention, part_columns
+from engine.kernels.torch.ops import head_call, lower_attention, sinks_of
 from engine.kernels.torch.sequences import lower_linear_add
-from engine.models.fuse import Fused, Match
+from engine.models.fuse import Fused
 from engine.models.sharding import check_heads
 from engine.native import ACTIVATIONS, NativeCall
 
@@ -55,9 +52,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         Kernel(norm_head, lower_head, lambda lowering, what: _rms(what.norm)),
         Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.groups <= MOST_GROUPS),
         Kernel(mix_experts, lower_mix),
-        Kernel(one_linear, lower_linear),
-        Kernel(one_norm, lower_norm, lambda lowering, what: _rms(what)),
-        Kernel(one_embed, lower_embed),
+        *single_kernels(),
     )
 
 
@@ -65,40 +60,8 @@ def _rms(*norms: Norm | None) -> bool:
     return all(norm is None or norm.kind == "rms" for norm in norms)
 
 
-def one_linear(nodes: Sequence[Node]) -> Match | None:
-    op = nodes[0].op
-    return Match(op, 1, (op.spec,)) if isinstance(op, Linear) else None
-
-
-def one_norm(nodes: Sequence[Node]) -> Match | None:
-    return Match(nodes[0].op, 1) if isinstance(nodes[0].op, Norm) else None
-
-
-def one_embed(nodes: Sequence[Node]) -> Match | None:
-    return Match(nodes[0].op, 1) if isinstance(nodes[0].op, Embed) else None
-
-
-def native_linear(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
-    """``apply`` of tensors, the native call of values."""
-
-    def linear(x: Tensor) -> Tensor:
-        if not isinstance(x, Value):
-            return packed.apply(x)
-        y = empty(x, "product", (x.shape[0], packed.out_features))
-        run(_native(packed), x, y)
-        return y
-
-    return linear
-
-
 def native_norm(lowering: Lowering, op: Norm, weights: Weights) -> NormCall:
     return compiled_norm(weights.norm(op), op.eps, lowering.dtype)
-
-
-def _native(packed: PackedLinear) -> NativeLinear:
-    if packed.native is None:
-        raise NotNative(f"its linear layers ({packed.label}) have no native calls")
-    return packed.native
 
 
 def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -126,14 +89,17 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
             context.kv.write(cache, slots, k, v)
         return qkv[:, : num_heads * head_dim]
 
-    label = "compiled rotation" + (" and KV write" if writes else ", index_copy KV write")
-    return Lowered(qkv_rope_write, f"{NORM}, {packed.label}, {label}", _obstacle(packed))
+    compiled = ("rotation",) * (rotation is not None) + ("KV write",) * writes
+    labels = ["" if what.norm is None else NORM, packed.label, f"compiled {' and '.join(compiled)}" if compiled else ""]
+    labels.append("" if writes else "index_copy KV write")
+    return Lowered(qkv_rope_write, ", ".join(filter(None, labels)), obstacle(packed))
 
 
 def lower_native_attention(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     op: Attention = fused.nodes[0].op  # type: ignore[assignment]
     kernel, index = lowering.attention, cache_of(lowering, fused.nodes[0])
     of_tensors = lower_attention(lowering, op, fused, weights)
+    more = () if not op.sinks else (sinks_of(lowering, fused, weights),)
 
     def attend(context: StepContext, q: Tensor) -> Tensor:
         if not isinstance(q, Value):
@@ -145,7 +111,7 @@ def lower_native_attention(lowering: Lowering, fused: Fused[Kernel], weights: We
         out = empty(q, "attended", (q.shape[0], op.num_heads * op.head_dim))
 
         def call(q: Tensor, out: Tensor, *held: Tensor) -> NativeCall:
-            found = kernel.call(context.prepared[cache.group], op, q, cache, out)
+            found = kernel.call(context.prepared[cache.group], op, q, cache, out, *more)
             if found is None:
                 raise NotNative(f"attention is computed by {of_tensors.label}")
             return found
@@ -165,12 +131,12 @@ def lower_gate_up(lowering: Lowering, fused: Fused[Kernel], weights: Weights) ->
         normed = norm(x)
         if isinstance(normed, Value):
             y = empty(normed, "gated", (normed.shape[0], packed.out_features // 2))
-            run(partial(_native(packed), act=act), normed, y)
+            run(partial(native_of(packed), act=act), normed, y)
             return y
         return gate(packed.apply(normed)) if apply_gated is None else apply_gated(normed, act)
 
     how = "compiled gate" if apply_gated is None else "gate in the linear"
-    return Lowered(gated, f"{NORM}, {packed.label}, {how}", _obstacle(packed))
+    return Lowered(gated, f"{NORM}, {packed.label}, {how}", obstacle(packed))
 
 
 def lower_add(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -183,17 +149,17 @@ def lower_add(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Low
             made: Tensor = of_tensors.call(context, x, residual)
             return made
         y = residual if overwrites else empty(residual, "added", residual.shape)
-        run(lambda x, residual, y: _native(packed)(x, y, residual), x, residual, y)
+        run(lambda x, residual, y: native_of(packed)(x, y, residual), x, residual, y)
         return y
 
-    return Lowered(add, of_tensors.label, _obstacle(packed))
+    return Lowered(add, of_tensors.label, obstacle(packed))
 
 
 def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: NormHead = fused.what
     norm, packed = native_norm(lowering, what.norm, weights), weights.linear(what.head.spec, tied=what.head.tied)
     project = head_call(lowering, native_linear(packed))
-    return Lowered(lambda context, x: project(context, norm(x)), f"{NORM}, {packed.label}", _obstacle(packed))
+    return Lowered(lambda context, x: project(context, norm(x)), f"{NORM}, {packed.label}", obstacle(packed))
 
 
 def lower_choose(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -229,44 +195,3 @@ def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Low
     labels = " and ".join(dict.fromkeys(packed.label for packed in pairs[0]))
     chosen = f"{what.experts.num_experts} experts, {what.experts.top_k} a token: {labels}"
     return Lowered(mix, f"{chosen}, add" if what.adds else chosen, why)
-
-
-def lower_linear(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    op: Linear = fused.what
-    packed = weights.linear(op.spec, tied=op.tied)
-    linear = native_linear(packed)
-    if op.spec.kind == "head":
-        return Lowered(head_call(lowering, linear), packed.label, _obstacle(packed))
-    linear = lowering.reduced(linear) if op.spec.shard == "in" else linear
-    columns = part_columns(lowering, op.spec)
-
-    def several(context: StepContext | None, x: Tensor) -> tuple[Tensor, ...]:
-        y = linear(x)
-        return tuple(y[:, part] for part in columns)
-
-    call = several if len(columns) > 1 else lambda context, x: linear(x)
-    return Lowered(call, packed.label, _obstacle(packed))
-
-
-def lower_norm(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    op: Norm = fused.what
-    norm = native_norm(lowering, op, weights)
-
-    def normed(context: StepContext | None, x: Tensor) -> Tensor:
-        if x.shape[1] == op.size:
-            return norm(x)
-        if isinstance(x, Value):
-            raise NotNative("it norms heads by themselves")
-        return norm(x.reshape(-1, op.size)).view(x.shape)
-
-    return Lowered(normed, NORM, None)
-
-
-def lower_embed(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    table = weights.embedding(fused.what)
-    return Lowered(lambda context, tokens: lookup(table, tokens, name="embedded"), "table lookup", None)
-
-
-def _obstacle(packed: PackedLinear) -> str | None:
-    """Why a program cannot call this layer."""
-    return None if packed.native is not None else f"its linear layers ({packed.label}) have no native calls"

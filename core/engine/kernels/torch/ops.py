@@ -37,7 +37,7 @@ from engine.kernels.torch.experts import lower_experts, lower_route, lower_route
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
 from engine.kernels.torch.reference import activated, gated, soft_capped
-from engine.kernels.torch.rope import rotate, rotate_interleaved
+from engine.kernels.torch.rope import rotate, rotate_interleaved, rotate_paired
 from engine.models.fuse import Fused, Match
 from engine.models.required_tensors import linears_of
 from engine.models.sharding import check_heads, local_attention
@@ -130,13 +130,26 @@ def head_call(lowering: Lowering, linear: Callable[[Tensor], Tensor]) -> Callabl
 
 def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) -> Lowered:
     index = lowering.rotations.index(op)
+    turn, label = rotation(lowering, index)
 
     def rope(context: StepContext, *inputs: Tensor) -> tuple[Tensor, ...]:
         cos, sin = context.rotations[index]
-        turn = rotate_interleaved if op.facts.interleaved else rotate
         return tuple(turn(x.view(-1, x.shape[1] // op.head_dim, op.head_dim), cos, sin).flatten(1) for x in inputs)
 
-    return Lowered(rope, "reference rotation")
+    return Lowered(rope, label)
+
+
+def rotation(lowering: Lowering, index: int) -> tuple[Callable[[Tensor, Tensor, Tensor], Tensor], str]:
+    """How heads are rotated by the step's tables of this index, and what that is called."""
+    if lowering.rotations[index].facts.interleaved:
+        return rotate_interleaved, "interleaved rotation"
+    return (rotate_paired, "paired rotation") if rotates_whole(lowering, index) else (rotate, "reference rotation")
+
+
+def rotates_whole(lowering: Lowering, index: int) -> bool:
+    """Whether torch's fast rotation applies, and the step's tables are made for it."""
+    op = lowering.rotations[index]
+    return lowering.kernels == "torch" and op.facts.rotary_dim in (None, op.head_dim) and not op.facts.interleaved
 
 
 def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -154,12 +167,22 @@ def lower_attention(lowering: Lowering, op: Attention, fused: Fused[Kernel], wei
     """By the plan's attention kernel."""
     check_heads(op.num_heads, op.num_kv_heads, lowering.tp)
     kernel, local, index = lowering.attention, local_attention(op, lowering.tp), cache_of(lowering, fused.nodes[0])
+    more = () if not op.sinks else (sinks_of(lowering, fused, weights),)
+    forward: Callable[..., Tensor] = kernel.forward
 
     def attention(context: StepContext, q: Tensor) -> Tensor:
         heads, cache = q.view(-1, local.num_heads, op.head_dim), context.kv.layers[index]
-        return kernel.forward(context.prepared[cache.group], local, heads, cache)
+        return forward(context.prepared[cache.group], local, heads, cache, *more)
 
     return Lowered(attention, kernel.label(op, lowering.dtype_name, lowering.kv_format))
+
+
+def sinks_of(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Tensor:
+    """This rank's, float32 ``[num_heads]``."""
+    (node,) = fused.nodes
+    assert isinstance(node.op, Attention) and node.sinks is not None
+    whole = weights.small(node.sinks, (node.op.num_heads,))
+    return whole.chunk(lowering.tp)[lowering.parallelism.rank % lowering.tp].contiguous()
 
 
 def _gated(lowering: Lowering, op: Gated, fused: Fused[Kernel], weights: Weights) -> Lowered:

@@ -55,6 +55,14 @@ def soft_capped(scores: Tensor, cap: float | None) -> Tensor:
     return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax over the last axis of ``[..., heads, queries, keys]``; ``sinks``: ``[heads]``, one more logit each."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    more = sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, more), dim=-1).softmax(dim=-1)[..., :-1]
+
+
 def gather_sequence(cache: Tensor, scale: Tensor | None, slots: Tensor) -> tuple[Tensor, Tensor | None]:
     """Keys or values of some slots ``[n]`` -> ``[n, kv_heads, head_dim]`` as stored, and their scales.
 
@@ -67,7 +75,9 @@ def gather_sequence(cache: Tensor, scale: Tensor | None, slots: Tensor) -> tuple
     return picked, scale.flatten(0, 1).index_select(0, slots)
 
 
-def paged_attention(batch: AttentionBatch, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
+def paged_attention(
+    batch: AttentionBatch, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+) -> Tensor:
     """Attention of each sequence by itself, softmax in float32. Shapes as in ``AttentionKernel.forward``."""
     outputs = []
     start = 0
@@ -77,12 +87,12 @@ def paged_attention(batch: AttentionBatch, op: Attention, q: Tensor, cache: Laye
         slots = blocks * batch.block_size + positions % batch.block_size
         keys = cache.format.unpack(*gather_sequence(cache.k, cache.k_scale, slots), torch.float32)
         values = cache.format.unpack(*gather_sequence(cache.v, cache.v_scale, slots), torch.float32)
-        outputs.append(_attend(op, q[start : start + q_len].float(), keys, values))
+        outputs.append(_attend(op, q[start : start + q_len].float(), keys, values, sinks))
         start += q_len
     return torch.cat(outputs).flatten(1).to(q.dtype)
 
 
-def _attend(op: Attention, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attend(op: Attention, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
     """``q [q_len, heads, dim]`` on ``keys``, ``values [kv_len, kv_heads, dim]``, all float32."""
     q_len, kv_len = q.shape[0], keys.shape[0]
     group = op.num_heads // op.num_kv_heads
@@ -93,5 +103,5 @@ def _attend(op: Attention, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     visible = key_pos <= query_pos
     if op.window is not None:
         visible &= key_pos > query_pos - op.window
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    weights = softmax_with_sinks(scores.masked_fill(~visible, float("-inf")), sinks)
     return torch.einsum("hqk,khd->qhd", weights, values)

@@ -119,7 +119,7 @@ def _frequencies(facts: RopeFacts, dim: int, trained: int, factor: float) -> tup
 
 
 def _llama3(base: Tensor, params: Mapping[str, Any], trained: int, factor: float) -> Tensor:
-    """Llama 3.1: slow frequencies are divided by ``factor``, fast ones kept, those between blended."""
+    """Slow frequencies are divided by ``factor``, fast ones kept, those between blended."""
     low, high = float(params["low_freq_factor"]), float(params["high_freq_factor"])
     turns = trained * base / (2 * math.pi)
     """Full turns of each pair within the trained length."""

@@ -12,9 +12,9 @@ from engine.kernels.sequences import GateUp, LinearAdd, QKVWrite, gate_up, linea
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, rms_norm
-from engine.kernels.torch.ops import norm_label, torch_norm
+from engine.kernels.torch.ops import norm_label, rotates_whole, rotation, torch_norm
 from engine.kernels.torch.reference import gated_activation
-from engine.kernels.torch.rope import Rotary, paired, rotate, rotate_paired
+from engine.kernels.torch.rope import Rotary, paired
 from engine.models.fuse import Fused
 from engine.models.sharding import check_heads
 
@@ -51,12 +51,6 @@ def lower_rotations(lowering: Lowering, max_position: int) -> Rotate:
     return RotationTables(tables) if lowering.native else tables
 
 
-def rotates_whole(lowering: Lowering, index: int) -> bool:
-    """Whether torch's fast rotation applies."""
-    op = lowering.rotations[index]
-    return lowering.kernels == "torch" and op.facts.rotary_dim in (None, op.head_dim) and not op.facts.interleaved
-
-
 def input_norm(lowering: Lowering, op: Norm | None, weights: Weights) -> NormCall:
     """What a sequence's linear layer reads."""
     return (lambda x: x) if op is None else torch_norm(lowering, op, weights)
@@ -67,8 +61,8 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
     check_heads(what.num_heads, what.num_kv_heads, lowering.tp)
     norm, packed = input_norm(lowering, what.norm, weights), weights.linear(what.qkv)
     head_norm = _head_norm(lowering, what, weights)
-    rotation = None if what.rope is None else lowering.rotations.index(what.rope)
-    turn = rotate_paired if rotation is not None and rotates_whole(lowering, rotation) else rotate
+    index = None if what.rope is None else lowering.rotations.index(what.rope)
+    turn, turned = (None, "") if index is None else rotation(lowering, index)
     num_heads, num_kv_heads = what.num_heads // lowering.tp, what.num_kv_heads // lowering.tp
     head_dim, rotated_heads, linear = what.head_dim, num_heads + num_kv_heads, packed.apply
     rotated_size, cache = rotated_heads * head_dim, lowering.first_cache + what.cache
@@ -79,14 +73,14 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
         qk = qkv[:, :rotated_size].view(-1, rotated_heads, head_dim)
         if head_norm is not None:
             qk = head_norm(qk)
-        if rotation is not None:
-            qk = turn(qk, *context.rotations[rotation])
+        if turn is not None and index is not None:
+            qk = turn(qk, *context.rotations[index])
         v = qkv[:, rotated_size:].view(-1, num_kv_heads, head_dim)
         context.kv.write(cache, context.slots(cache), qk[:, num_heads:], v)
         return qk[:, :num_heads].flatten(1)
 
-    rotated = "" if rotation is None else ("paired " if turn is rotate_paired else "reference ") + "rotation, "
-    return Lowered(qkv_rope_write, f"{norm_label(lowering)}, {packed.label}, {rotated}index_copy KV write")
+    labels = "" if what.norm is None else norm_label(lowering), packed.label, turned, "index_copy KV write"
+    return Lowered(qkv_rope_write, ", ".join(filter(None, labels)))
 
 
 def _head_norm(lowering: Lowering, what: QKVWrite, weights: Weights) -> NormCall | None:

@@ -15,10 +15,12 @@ from engine.kernels.model import StepContext
 from engine.kernels.sequences import (
     GateUp,
     LinearAdd,
+    MixExperts,
     NormHead,
     QKVWrite,
     gate_up,
     linear_add,
+    mix_experts,
     norm_head,
     qkv_write,
 )
@@ -35,6 +37,7 @@ from engine.kernels.triton.launch import (
     gated_activation,
     quantized_rows,
 )
+from engine.kernels.triton.mixture import Mixture
 from engine.kernels.triton.tiles import MAX_ROWS
 from engine.models.fuse import Fused
 from engine.models.sharding import check_heads
@@ -49,6 +52,7 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel(gate_up, lower_gate_up, lambda lowering, what: what.norm.kind == "rms" and what.act in ACTS),
         Kernel(linear_add, lower_add),
         Kernel(norm_head, lower_head, lambda lowering, what: what.norm.kind == "rms"),
+        Kernel(mix_experts, lower_mix, _mixes),
     )
 
 
@@ -106,15 +110,10 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
             return write(few.linear.store(x), tables, slots, cache).flatten(1)
         return few.linear.rope_write(x, heads, tables, slots, cache).flatten(1)
 
-    kernel = (
-        "two Triton kernels: norm, product; whole heads, rotation, KV write"
-        if in_two
-        else "one Triton kernel: norm, product, rotation, KV write"
-    )
-    return Lowered(
-        qkv_rope_write,
-        _by_rows(kernel, packed, f"{norm_label(lowering)}, {packed.label}, Triton rotation and KV write"),
-    )
+    rotated = "" if rotation is None else "rotation, "
+    product = "two Triton kernels: norm, product; whole heads, " if in_two else "one Triton kernel: norm, product, "
+    chain = f"{norm_label(lowering)}, {packed.label}, Triton {'' if rotation is None else 'rotation and '}KV write"
+    return Lowered(qkv_rope_write, _by_rows(f"{product}{rotated}KV write", packed, chain))
 
 
 def lower_gate_up(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -181,6 +180,31 @@ def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lo
 
     chain = f"{norm_label(lowering)}, {packed.label}"
     return Lowered(project, _by_rows("one Triton kernel: norm, product", packed, chain), greedy=greedy)
+
+
+def _mixes(lowering: Lowering, what: MixExperts) -> bool:
+    gated = what.experts.gated
+    return lowering.tp == 1 and gated.is_plain and gated.act in ACTS
+
+
+def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    """All experts of a layer are one weight: an expert is a range of its rows."""
+    what: MixExperts = fused.what
+    op = what.experts
+    gate_up, down = weights.stacked_experts(op)
+    if gate_up.tile_loader is None or down.tile_loader is None:
+        raise ValueError(f"experts of {gate_up.label}: no tile loader, which execution={'{compile,graphs}'} needs")
+    mixture = Mixture(
+        Launch.on(lowering.device), op.num_experts, op.top_k, op.gate_up.in_features, op.down.in_features,
+        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated.act,
+    )  # fmt: skip
+    overwrites = what.adds and fused.inputs[3] in fused.last_use
+
+    def mix(context: StepContext, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None = None) -> Tensor:
+        return mixture(x, ids, shares, residual, overwrites)
+
+    pairs = "Triton kernels: gate, mix; many pairs sorted by expert"
+    return Lowered(mix, f"{op.num_experts} experts, {op.top_k} a token: {pairs} ({gate_up.label})")
 
 
 def _by_rows(kernel: str, packed: PackedLinear, chain: str) -> str:

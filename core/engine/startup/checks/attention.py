@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -48,6 +49,8 @@ class AttentionCheck:
                 raise broken(self.kernel, "label", f"returned {shown(label)}, expected a text")
             if op.soft_cap is not None and not self.kernel.capabilities.soft_cap:
                 raise PluginError(f"{name_of(self.kernel)} cannot run this model: its scores are capped (soft_cap)")
+            if op.sinks and not self.kernel.capabilities.sinks:
+                raise PluginError(f"{name_of(self.kernel)} cannot run this model: its softmax has sinks")
             rows = [row for row in self._rows(op) if row[1] <= self.max_len]
             for first in range(0, len(rows), self.max_requests):
                 self._try(op, tuple(rows[first : first + self.max_requests]))
@@ -69,18 +72,20 @@ class AttentionCheck:
         compute, tokens = getattr(torch, self.dtype), sum(q_len for q_len, _ in rows)
         fused = random((tokens, heads, op.head_dim), compute, torch.device(self.device), 3)
         q, prepared = fused[:, : op.num_heads], self.kernel.prepare(batch)
+        more = () if not op.sinks else (torch.linspace(-2.0, 2.0, op.num_heads, device=q.device),)
         for layer in range(2):  # which share what was prepared
             cache = self._cache(op, slots, layer)
             stored = cache.k.clone(), cache.v.clone()
-            want = paged_attention(batch, op, q, cache)
-            got = self.kernel.forward(prepared, op, q, cache)
+            want = paged_attention(batch, op, q, cache, *more)
+            forward: Callable[..., Tensor] = self.kernel.forward
+            got = forward(prepared, op, q, cache, *more)
             wrong = tensor_problem(got, want.shape, compute, q.device) or value_problem(got, want, self._tolerance)
             if not wrong and not all(map(_same, stored, (cache.k, cache.v))):
                 wrong = "changed the cache, which it may only read"
             if wrong:
                 raise broken(self.kernel, "forward", wrong)
         if isinstance(self.kernel, NativeAttention) and q.device.type == "cpu":
-            self._try_native(self.kernel, op, q, cache, batch, want)
+            self._try_native(self.kernel, op, q, cache, batch, want, more)
 
     @property
     def _tolerance(self) -> float:
@@ -94,10 +99,11 @@ class AttentionCheck:
         cache: LayerCache,
         batch: AttentionBatch,
         want: Tensor,
+        more: tuple[Tensor, ...],
     ) -> None:
         memory = Bounded(want.shape, q.dtype)
         prepared = self.kernel.prepare(batch)  # lives until the call is made: it is pointed at
-        call = kernel.call(prepared, op, q, cache, memory.inner)
+        call = kernel.call(prepared, op, q, cache, memory.inner, *more)
         if call is None:
             return
         call()
