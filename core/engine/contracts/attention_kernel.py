@@ -72,7 +72,7 @@ class LayerCache:
     k: Tensor
     """``[num_blocks, block_size, num_kv_heads, head_dim]``, contiguous, in the storage dtype of ``format``."""
     v: Tensor
-    """As ``k``."""
+    """As ``k``; of latent attention a view of the first numbers of ``k``."""
     format: KVFormat
     k_scale: Tensor | None = None
     """float32, contiguous: ``[num_kv_heads]`` with ``KVFormat.scale == "per_layer_head"``, ``[num_blocks, block_size,

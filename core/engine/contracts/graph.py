@@ -294,7 +294,7 @@ class Builder:
 
     def latent_attention(self, q: Value, k: Value, value_dim: int, *, scale: float) -> Value:
         """Writes keys of one head to a cache of their own, and attends to it with all heads of ``q``; values are the
-        first ``value_dim`` numbers of keys: multi-head latent attention (arXiv 2405.04434), its projections absorbed."""
+        first ``value_dim`` numbers of keys: multi-head latent attention (arXiv 2405.04434), projections absorbed."""
         heads = self._heads("attention", q, k.size)
         if not 0 < value_dim <= k.size:
             raise ValueError(f"values of {value_dim} in keys of {k.size}")

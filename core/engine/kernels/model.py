@@ -41,7 +41,7 @@ class Cache(Protocol):
     block_size: int
     layers: tuple[LayerCache, ...]
 
-    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None: ...
+    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
