@@ -237,7 +237,10 @@ class ArchitectureConformance:
         num_weights = sum(prod(shape) for _, shape in tensors_of(graph))
         if num_weights > MOST_WEIGHTS:
             pytest.skip(f"{num_weights / 1e6:.0f} million weights: set model.path to a model of at most 50 million")
-        theirs, generator = self.reference(self.config(name)), torch.Generator().manual_seed(11)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            theirs = self.reference(self.config(name))
+        generator = torch.Generator().manual_seed(11)
         with TemporaryDirectory() as folder:
             if theirs is None:
                 weights = {name: _random(shape, generator) for name, shape in tensors_of(graph)}
@@ -294,6 +297,7 @@ def _tokens(model: ModelFacts) -> list[int]:
 def _logits_of(theirs: Any, tokens: Sequence[int]) -> Tensor:
     """Of each token, by a model of transformers."""
     logits: Tensor = theirs(torch.tensor([tokens])).logits[0]
+    assert bool(logits.isfinite().all()), "the reference's logits are not finite"
     return logits
 
 
