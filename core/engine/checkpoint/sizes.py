@@ -32,9 +32,16 @@ class DecoderSizes:
     """The head's weight is the embedding's."""
 
 
-def read_sizes(values: Values, *, tied: bool = False, eps: float = 1e-6, eps_key: str = "rms_norm_eps") -> DecoderSizes:
-    """``tied``, ``eps``: the family's defaults. Raises :class:`CheckpointError` naming the key that is missing or
-    odd."""
+def read_sizes(
+    values: Values,
+    *,
+    tied: bool = False,
+    eps: float = 1e-6,
+    eps_key: str = "rms_norm_eps",
+    layer_type: str | None = None,
+) -> DecoderSizes:
+    """``tied``, ``eps``: the family's defaults; ``layer_type``: the layers whose rotation is read, where they differ.
+    Raises :class:`CheckpointError` naming the key that is missing or odd."""
     missing = [key for key in _REQUIRED if not values.has(key)]
     if missing:
         raise CheckpointError(f"config.json lacks {', '.join(missing)}")
@@ -45,7 +52,7 @@ def read_sizes(values: Values, *, tied: bool = False, eps: float = 1e-6, eps_key
     if heads % kv_heads:
         raise CheckpointError(f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
     stated = values.whole("max_position_embeddings", "MAX_POSITION", 2048, least=2)
-    rope = read_rope(values, head_dim, stated)
+    rope = read_rope(values, head_dim, stated, layer_type)
     return DecoderSizes(
         vocab_size=values.whole("vocab_size", "MAX_VOCAB"),
         hidden_size=hidden_size,
@@ -65,9 +72,7 @@ def windows_by_layer(values: Values, layers: int, *, every: bool = False) -> tup
     """The attention window of each layer in tokens, where ``sliding_window`` and ``layer_types`` say so; ``None``: full
     attention. ``every``: without ``layer_types``, ``sliding_window`` is that of every layer. Raises
     :class:`CheckpointError` for other kinds of layers."""
-    if not values.has("sliding_window"):
-        return (None,) * layers
-    window = values.whole("sliding_window", "MAX_POSITION")
+    window = values.whole("sliding_window", "MAX_POSITION") if values.has("sliding_window") else None
     if not values.has("layer_types"):
         return (window if every else None,) * layers
     types = values.texts("layer_types", "MAX_LAYERS")
@@ -75,4 +80,6 @@ def windows_by_layer(values: Values, layers: int, *, every: bool = False) -> tup
         raise CheckpointError(f"layer_types has {len(types)} entries for {layers} layers")
     if unknown := set(types) - {"sliding_attention", "full_attention"}:
         raise CheckpointError(f"layer_types {clipped(sorted(unknown))}: expected sliding_attention or full_attention")
+    if window is None and "sliding_attention" in types:
+        raise CheckpointError("sliding_window is missing: expected one for the sliding_attention of layer_types")
     return tuple(window if kind == "sliding_attention" else None for kind in types)

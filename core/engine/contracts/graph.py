@@ -18,7 +18,7 @@ From the graph alone come the tensors that are read, their cuts, memory, the cac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -112,6 +112,8 @@ class Graph:
     """In the order in which they are written."""
     max_position: int = 0
     """Most tokens of a sequence; 0: not said."""
+    ignored: tuple[str, ...] = ()
+    """How names of tensors begin that the checkpoint may have and the model does not read."""
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -146,7 +148,10 @@ class Builder:
     Names are those of the checkpoint's tensors, without ``.weight`` and ``.bias``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Callable[[], Collection[str]] = tuple) -> None:
+        """``stored``: the names of the checkpoint's tensors."""
+        self._stored = stored
+        self._ignored: list[str] = []
         self._sizes: list[int] = []
         self._inputs: list[int] = []
         self._tokens: Value | None = None
@@ -163,6 +168,15 @@ class Builder:
     def positions(self, count: int) -> None:
         """A sequence has at most ``count`` tokens."""
         self._max_position = count
+
+    def has(self, prefix: str) -> bool:
+        """Whether the checkpoint has tensors whose names begin so: where one configuration goes with several ways to
+        store a model. ``False`` where there is no checkpoint yet."""
+        return any(name.startswith(prefix) for name in self._stored())
+
+    def ignore(self, *prefixes: str) -> None:
+        """Tensors whose names begin so are not read: an encoder of images, for example. Start-up says so."""
+        self._ignored += prefixes
 
     def input(self, size: int) -> Value:
         """A value that is handed in, for layers that are no whole model."""
@@ -194,6 +208,7 @@ class Builder:
             tuple(self._sizes),
             tuple(self._caches),
             self._max_position,
+            tuple(self._ignored),
         )
 
     # Ops -------------------------------------------------------------------------------------------------------------
@@ -390,9 +405,9 @@ class Builder:
         """``x * (1 + beta * log(1 + floor(position / length)))``"""
         return self._add(PositionScale(beta, length), [x], x.size)
 
-    def scale(self, x: Value, factor: float) -> Value:
-        """``factor * x``; the value itself for a factor of 1."""
-        return x if factor == 1.0 else self._add(Scale(factor), [x], x.size)
+    def scale(self, x: Value, factor: float, *, rounded: bool = False) -> Value:
+        """``factor * x``, with ``rounded`` of a factor in the dtype of ``x``; the value itself for a factor of 1."""
+        return x if factor == 1.0 else self._add(Scale(factor, rounded), [x], x.size)
 
     def soft_cap(self, x: Value, cap: float | None) -> Value:
         """``cap * tanh(x / cap)``; the value itself without a cap."""

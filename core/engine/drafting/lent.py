@@ -34,7 +34,7 @@ from engine.kernels.model import LoweredModel, Rotate
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.kv.cache import KVCache
-from engine.models.required_tensors import linear_names, norm_tensors
+from engine.models.required_tensors import linear_names, norm_tensors, unread_names
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables
@@ -46,7 +46,7 @@ class DraftLoading:
 
     dtype: str
     max_len: int
-    """Most tokens of a request."""
+    """Most tokens of a sequence that the plan serves."""
     attention: AttentionKernel
     kv_format: KVFormat
     parallelism: Parallelism
@@ -205,6 +205,15 @@ class Weights:
         self._table = (weight, table)
         return partial(lookup, table)
 
+    def embed(self, graph: Graph) -> Callable[[Tensor], Tensor]:
+        self._require({f"{graph.embedding.name}.weight"})
+        self._require_all(node.op for node in graph.embed.nodes)
+        loader = self._loader(graph)
+        found, *_ = fused_graph(graph, loader.lowering)
+        block = loader.outside(graph.embed, found)
+        self._table = loader.table
+        return block.of_rows
+
     def norm(self, op: Norm) -> Callable[[Tensor], Tensor]:
         return self._single(op)
 
@@ -223,6 +232,7 @@ class Weights:
             if isinstance(node.op, Attention):
                 self._check_heads(node.op)
         self._require_all(node.op for node in nodes)
+        self._used |= unread_names(graph, self.names)
         loader = self._loader(graph, first)
         found = list(fused_graph(graph, loader.lowering))[1:-1]
         layers = [loader.layer(layer, fused) for layer, fused in zip(graph.layers, found, strict=True)]
@@ -255,7 +265,7 @@ class Weights:
         self._require_all(node.op for node in graph.head.nodes)
         loader = self._loader(graph)
         *_, found = fused_graph(graph, loader.lowering)
-        return loader.head(graph.head, found).of_rows
+        return loader.outside(graph.head, found).of_rows
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         left = {name for name in self.names - self._used if not name.endswith(tuple(ignored) or ("\0",))}

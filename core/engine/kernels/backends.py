@@ -64,7 +64,7 @@ def _kernels(kernels: Kernels) -> tuple[Kernel, ...]:
     if kernels == "native":
         from engine.kernels.cpu.sequences import cpu_kernels
 
-        return (*cpu_kernels(), *torch_sequences(), *single_kernels())
+        return (*cpu_kernels(), *single_kernels())
     if kernels == "triton":
         from engine.kernels.triton.sequences import triton_kernels
 

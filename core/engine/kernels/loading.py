@@ -50,6 +50,7 @@ from engine.models.required_tensors import (
     projection,
     router_tensors,
     stored_of,
+    unread_note,
 )
 from engine.models.sharding import check_cuts, cut, rank_of
 
@@ -72,11 +73,13 @@ def load_model(
     on_progress: Progress | None = None,
     *,
     kernels: Kernels = "torch",
+    max_len: int | None = None,
 ) -> LoweredModel:
     """Read, check, shard and pack the checkpoint at ``model.path`` and lower ``graph`` on it.
 
     ``dtype``: ``float32``, ``bfloat16`` or ``float16``; ``on_progress(fraction, what)`` is called after every layer.
-    ``kernels`` as in :class:`~engine.kernels.settings.Lowering`. Raises :class:`CheckpointError` for a checkpoint that
+    ``kernels`` as in :class:`~engine.kernels.settings.Lowering`; ``max_len``: most tokens of a sequence that is served,
+    ``None`` for all that the model has positions for. Raises :class:`CheckpointError` for a checkpoint that
     is damaged or does not fit ``graph``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
     """
     lowering = Lowering(
@@ -96,7 +99,7 @@ def load_model(
     check_names(checkpoint, graph, quantizer, model.path)
     loader = Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
-        return loader.load(graph)
+        return loader.load(graph, max_len or graph.max_position)
 
 
 class Loader:
@@ -133,7 +136,7 @@ class Loader:
         self._small: dict[str, Tensor] = {}
         self._kv_scales: list[tuple[Tensor, Tensor] | None] = []
 
-    def load(self, graph: Graph) -> LoweredModel:
+    def load(self, graph: Graph, max_len: int) -> LoweredModel:
         lowering = self.lowering
         embedding, *layers, head = fused_graph(graph, lowering)
         lowered_embedding, _ = self._block(graph.embed, embedding)
@@ -150,7 +153,7 @@ class Loader:
             layers=tuple(lowered_layers),
             head_block=lowered_head,
             normed_head=normed_head,
-            rotate=lower_rotations(lowering, graph.max_position),
+            rotate=lower_rotations(lowering, max_len),
             attention=lowering.attention,
             lowering=self.labels.lines(lowering),
             weights_bytes=sum(self._held.values()),
@@ -159,6 +162,7 @@ class Loader:
             capturable=lowering.native and lowering.why_uncaptured is None,
             why_uncaptured=(lowering.why_uncaptured or "") if lowering.native else "",
             kv_scales=tuple(self._kv_scales),
+            unread=unread_note(graph, self._checkpoint),
         )
 
     def layer(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
@@ -170,7 +174,8 @@ class Loader:
                 self._kv_scales.append(self._scales_of(node.op, projection(block, node.inputs[0])))
         return lowered
 
-    def head(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
+    def outside(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
+        """What is before the layers, or behind them."""
         return self._block(block, found)[0]
 
     def single(self, op: Norm | Linear) -> Call:

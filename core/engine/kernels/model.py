@@ -154,6 +154,8 @@ class LoweredModel:
     kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()
     """By cache, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
     ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""
+    unread: str = ""
+    """What of the checkpoint the model does not read, for the plan."""
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Cache, aux_layers: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:

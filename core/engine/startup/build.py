@@ -159,7 +159,7 @@ def _describe(
             programs=0 if programs is None else programs.num_bytes,
             phases=phases,
         ),
-        notes=(*pool.notes, *notes),
+        notes=(*pool.notes, *((model.unread,) if model.unread else ()), *notes),
     )
 
 
@@ -182,6 +182,7 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
         plan.device.kind,
         loaded,
         kernels=kernels_for(plan.execution, plan.device.kind),
+        max_len=plan.max_len,
     )
 
 
@@ -211,7 +212,7 @@ def start_drafter(plan: EnginePlan, bound: BoundEngine, drafter: DeviceDrafter, 
     """Hand a drafter what it works with. Raises :class:`DoesNotFit` for weights that do not fit it or the target."""
     loading = DraftLoading(
         dtype=plan.dtype,
-        max_len=runner.tables.tokens.shape[1],
+        max_len=plan.max_len,
         attention=bound.attention_kernel,
         kv_format=bound.kv_format,
         parallelism=bound.parallelism,

@@ -36,23 +36,30 @@ def test_a_partial_rotation_leaves_the_rest_alone() -> None:
     assert not torch.equal(out[..., :8], x[..., :8])
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        RopeFacts(kind="dynamic", params={"factor": 4.0, "max_position_embeddings": 32}),
-        RopeFacts(
-            kind="longrope",
-            params={
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-                "short_factor": [1.0] * 8,
-                "long_factor": [4.0] * 8,
-            },
-        ),
-    ],
-)
-def test_a_token_turns_the_same_alone_and_in_a_chunk(facts: RopeFacts) -> None:
-    rotary = Rotary(facts, 16, 128, "cpu")
+LONGROPE = RopeFacts(
+    kind="longrope",
+    params={
+        "original_max_position_embeddings": 32, "max_position_embeddings": 128, "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+    },
+)  # fmt: skip
+
+
+def test_longrope_has_one_set_of_factors_for_all_positions() -> None:
+    """The one for the longest sequence that is served: scores depend on distances only."""
+    plain = Rotary(RopeFacts(), 16, 128, "cpu").angles(torch.arange(32))
+    assert torch.allclose(Rotary(LONGROPE, 16, 32, "cpu").angles(torch.arange(32)), plain)
+    for max_len in (33, 128):
+        assert torch.allclose(Rotary(LONGROPE, 16, max_len, "cpu").angles(torch.arange(32)), plain / 4.0)
+
+
+def test_the_amplitude_of_longrope_follows_from_the_checkpoint_alone() -> None:
+    amplitudes = [Rotary(LONGROPE, 16, n, "cpu").cos_sin(torch.zeros(1).long(), torch.float32)[0] for n in (16, 128)]
+    assert torch.equal(*amplitudes) and not torch.equal(amplitudes[0], torch.ones_like(amplitudes[0]))
+
+
+def test_a_token_turns_the_same_alone_and_in_a_chunk() -> None:
+    rotary = Rotary(RopeFacts(kind="dynamic", params={"factor": 4.0, "max_position_embeddings": 32}), 16, 128, "cpu")
     whole = rotary.angles(torch.arange(128))
     alone = torch.cat([rotary.angles(torch.tensor([p])) for p in range(128)])
     assert torch.equal(whole, alone)

@@ -248,8 +248,13 @@ def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel],
     return Lowered(scaled, "torch")
 
 
+def scale_factor(lowering: Lowering, op: Scale) -> float:
+    return float(torch.tensor(op.factor, dtype=lowering.dtype)) if op.rounded else op.factor
+
+
 def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    return Lowered(lambda context, x: x * op.factor, "torch")
+    factor = scale_factor(lowering, op)
+    return Lowered(lambda context, x: x * factor, "torch")
 
 
 def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: Weights) -> Lowered:

@@ -19,24 +19,24 @@ from engine.contracts.ops import RopeFacts
 class Rotary:
     """Cosines and sines for token positions.
 
-    ``kind`` ``dynamic`` and ``longrope`` depend on the length of the sequence. Here a token's own position decides
-    (its sequence is at least that long when it is computed), so a token's key never depends on how a prompt was cut
-    into chunks or on its neighbours in the batch. Token-by-token decoding elsewhere gives the same keys.
+    Two kinds depend on the length of the sequence elsewhere. Here nothing does, so that a token's key never depends on
+    how a prompt was cut into chunks, on its neighbours in the batch, or on what follows. With ``dynamic`` a token's own
+    position decides (its sequence is at least that long when it is computed), as in decoding token by token.
+    ``longrope`` has factors for sequences up to the trained length and others for longer ones, and keys of one kind
+    mean nothing to queries of the other: ``max_len``, the most tokens of a sequence that is served, decides for all.
     """
 
-    def __init__(self, facts: RopeFacts, head_dim: int, max_position: int, device: str) -> None:
+    def __init__(self, facts: RopeFacts, head_dim: int, max_len: int, device: str) -> None:
         self.dim = facts.rotary_dim or head_dim
-        self._trained = int(facts.params.get("original_max_position_embeddings") or max_position)
+        stated = int(facts.params.get("max_position_embeddings") or max_len)
+        self._trained = int(facts.params.get("original_max_position_embeddings") or stated)
         self._kind = facts.kind
         self._theta = facts.theta
-        self._factor = float(facts.params.get("factor") or max_position / self._trained)
-        frequencies, self._amplitude = _frequencies(facts, self.dim, self._trained, self._factor)
-        self._short = frequencies.float().to(device)
-        self._long = self._short
+        self._factor = float(facts.params.get("factor") or stated / self._trained)
+        is_long = max_len > self._trained
+        frequencies, self._amplitude = _frequencies(facts, self.dim, self._trained, self._factor, is_long)
+        self._plain = frequencies.float().to(device)
         self._exponents = _exponents(self.dim).to(device)
-        if facts.kind == "longrope":
-            long = _base_frequencies(facts.theta, self.dim) / _factors(facts.params, "long_factor", self.dim)
-            self._long = long.float().to(device)
         if facts.kind == "dynamic":
             # Growth starts at the length config.json states, whatever an "original" length beside it says.
             self._trained = int(facts.params.get("max_position_embeddings") or self._trained)
@@ -54,10 +54,8 @@ class Rotary:
         return cos.to(dtype), sin.to(dtype)
 
     def _inverse_frequencies(self, positions: Tensor) -> Tensor:
-        if self._kind == "longrope":
-            return torch.where(positions[:, None] >= self._trained, self._long, self._short)
         if self._kind != "dynamic":
-            return self._short
+            return self._plain
         length = (positions + 1).clamp_min(self._trained).double()
         stretch = self._factor * length / self._trained - (self._factor - 1.0)
         base = self._theta * stretch ** (self.dim / (self.dim - 2))
@@ -101,8 +99,9 @@ def _base_frequencies(theta: float, dim: int) -> Tensor:
     return theta ** -_exponents(dim)
 
 
-def _frequencies(facts: RopeFacts, dim: int, trained: int, factor: float) -> tuple[Tensor, float]:
-    """Float64 inverse frequencies ``[dim / 2]`` and the factor on cos and sin."""
+def _frequencies(facts: RopeFacts, dim: int, trained: int, factor: float, is_long: bool) -> tuple[Tensor, float]:
+    """Float64 inverse frequencies ``[dim / 2]`` and the factor on cos and sin. ``is_long``: for sequences beyond the
+    trained length."""
     base, params = _base_frequencies(facts.theta, dim), facts.params
     if facts.kind in ("default", "dynamic"):
         return base, 1.0
@@ -113,7 +112,8 @@ def _frequencies(facts: RopeFacts, dim: int, trained: int, factor: float) -> tup
     if facts.kind == "yarn":
         return _yarn(facts, base, dim, trained, factor), _yarn_amplitude(params, factor)
     if facts.kind == "longrope":
-        return base / _factors(params, "short_factor", dim), _longrope_amplitude(params, factor, trained)
+        factors = _factors(params, "long_factor" if is_long else "short_factor", dim)
+        return base / factors, _longrope_amplitude(params, factor, trained)
     known = "default, linear, dynamic, yarn, llama3, longrope"
     raise ValueError(f"rope_type {facts.kind!r} of the checkpoint: expected one of {known}")
 

@@ -36,9 +36,10 @@ def _suits_qkv(what: QKVWrite) -> bool:
     return all(norm.kind == "rms" for norm in norms) and together and alike
 
 
-def lower_rotations(lowering: Lowering, max_position: int) -> Rotate:
-    """Tables of every distinct rotation, once per step; with C++ kernels also of values."""
-    rotaries = [Rotary(op.facts, op.head_dim, max_position, lowering.device) for op in lowering.rotations]
+def lower_rotations(lowering: Lowering, max_len: int) -> Rotate:
+    """Tables of every distinct rotation, once per step; with C++ kernels also of values. ``max_len``: most tokens of a
+    sequence."""
+    rotaries = [Rotary(op.facts, op.head_dim, max_len, lowering.device) for op in lowering.rotations]
     whole = [rotates_whole(lowering, index) for index in range(len(rotaries))]
 
     def tables(positions: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
