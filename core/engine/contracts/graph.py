@@ -2,14 +2,16 @@
 
 .. code-block:: python
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        x = b.embed("model.embed_tokens", model.vocab_size, model.hidden_size)
-        for i in range(model.num_layers):
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        sizes = read_sizes(Values(model.raw))
+        b.positions(sizes.max_position)
+        x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
+        for i in range(sizes.num_layers):
             with b.layer(x):
-                h = b.rms_norm(x, f"model.layers.{i}.input_layernorm", model.rms_norm_eps)
+                h = b.rms_norm(x, f"model.layers.{i}.input_layernorm", sizes.eps)
                 ...
-                x = b.add(x, b.linear(a, LinearPart(f"model.layers.{i}.self_attn.o_proj", model.hidden_size)))
-        b.lm_head(b.rms_norm(x, "model.norm", model.rms_norm_eps), "lm_head", model.vocab_size)
+                x = b.add(x, b.linear(a, LinearPart(f"model.layers.{i}.self_attn.o_proj", sizes.hidden_size)))
+        b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size)
 
 From the graph alone come the tensors that are read, their cuts, memory, the cache, and which kernels run.
 """
@@ -309,7 +311,7 @@ class Builder:
 
     def latent_attention(self, q: Value, k: Value, value_dim: int, *, scale: float) -> Value:
         """Writes keys of one head to a cache of their own, and attends to it with all heads of ``q``; values are the
-        first ``value_dim`` numbers of keys: multi-head latent attention (arXiv 2405.04434), its projections absorbed."""
+        first ``value_dim`` numbers of keys: multi-head latent attention (arXiv 2405.04434), projections absorbed."""
         heads = self._heads("attention", q, k.size)
         if not 0 < value_dim <= k.size:
             raise ValueError(f"values of {value_dim} in keys of {k.size}")

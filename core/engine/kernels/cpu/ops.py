@@ -132,7 +132,7 @@ def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: We
     cache = cache_of(lowering, fused.nodes[0])
 
     def write(context: StepContext, k: Tensor, v: Tensor) -> None:
-        write_kv(k, v, context.slot_mapping, context.kv.layers[cache])
+        write_kv(k, v, context.slots(cache), context.kv.layers[cache])
 
     return Lowered(write, "compiled KV write", None)
 
