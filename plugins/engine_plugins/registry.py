@@ -14,6 +14,7 @@ from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 from engine_plugins.architecture.config import (
+    DEEPSEEK,
     EXPERT_COUNTS,
     GLM_MOE,
     GPT_OSS,
@@ -78,6 +79,8 @@ def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
             reasons.append(f"needs compute capability {needs}, this device has {has}")
     if any(op.sinks for op in model.attentions):
         reasons.append("its softmax has no sinks")
+    if any(op.value_dim is not None for op in model.attentions):
+        reasons.append("it has no latent attention")
     for dim in sorted({op.head_dim for op in model.attentions} - set(TRITON_HEAD_DIMS)):
         reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
     return tuple(reasons)
@@ -340,6 +343,12 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.glm_moe:GlmMoeArchitecture",
             unsupported=only(*GLM_MOE),
             doc="GLM-4.5: grouped-query attention, mixtures of experts beside a shared one.",
+        ),
+        Provider(
+            "deepseek",
+            "engine_plugins.architecture.deepseek:DeepseekArchitecture",
+            unsupported=only(*DEEPSEEK),
+            doc="DeepSeek V2 and V3: latent attention, mixtures of experts beside shared ones.",
         ),
         Provider(
             "gpt_oss",

@@ -38,6 +38,8 @@ class AttentionCapabilities:
     """Query heads that share a key-value head, in all layers alike, a drafter's included; ``None``: any."""
     sinks: bool = False
     """:attr:`~engine.contracts.ops.Attention.sinks`"""
+    latent: bool = False
+    """:attr:`~engine.contracts.ops.Attention.value_dim`: the cache's values are a view of its keys."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ from engine.contracts.ops import (
     FusedExperts,
     Gate,
     Gated,
+    HeadJoin,
+    HeadLinear,
+    HeadSlice,
     KVWrite,
     Linear,
     LinearPart,
@@ -88,6 +91,8 @@ class KVSpec:
     head_dim: int
     window: int | None = None
     """Tokens back to which it is read; ``None``: all."""
+    value_dim: int | None = None
+    """Values are the first ``value_dim`` numbers of keys, and not stored again (latent attention)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +266,45 @@ class Builder:
         rotated_q, rotated_k = self._several(Rope(facts, head_dim), [q, k], [q.size, k.size])
         return rotated_q, rotated_k
 
+    def rotate(self, x: Value, facts: RopeFacts, head_dim: int, start: int = 0) -> Value:
+        """``x`` with its heads rotated, from dimension ``start`` on."""
+        self._heads("rope", x, head_dim)
+        return self._add(Rope(facts, head_dim, start), [x], x.size)
+
+    def head_slice(self, x: Value, head_dim: int, start: int, stop: int) -> Value:
+        """Dimensions ``start .. stop`` of each head."""
+        heads = self._heads("slice", x, head_dim)
+        if not 0 <= start < stop <= head_dim:
+            raise ValueError(f"slice {start} to {stop} of heads of {head_dim}")
+        return self._add(HeadSlice(head_dim, start, stop), [x], heads * (stop - start))
+
+    def head_join(self, a: Value, b: Value, num_heads: int) -> Value:
+        """Head by head, those of ``a`` and then those of ``b``."""
+        if a.size % num_heads or b.size % num_heads:
+            raise ValueError(f"{a.size} and {b.size} features are not {num_heads} heads")
+        return self._add(HeadJoin(num_heads), [a, b], a.size + b.size)
+
+    def head_linear(self, x: Value, op: HeadLinear) -> Value:
+        """Each head by itself; see :class:`~engine.contracts.ops.HeadLinear`."""
+        chosen = op.stop - op.start
+        taken, made = (chosen, op.features) if op.transposed else (op.features, chosen)
+        if x.size != op.num_heads * taken:
+            raise ValueError(f"{op.name}: {x.size} features are not {op.num_heads} heads of {taken}")
+        return self._add(op, [x], op.num_heads * made)
+
+    def latent_attention(self, q: Value, k: Value, value_dim: int, *, scale: float) -> Value:
+        """Writes keys of one head to a cache of their own, and attends to it with all heads of ``q``; values are the
+        first ``value_dim`` numbers of keys: multi-head latent attention (arXiv 2405.04434), its projections absorbed."""
+        heads = self._heads("attention", q, k.size)
+        if not 0 < value_dim <= k.size:
+            raise ValueError(f"values of {value_dim} in keys of {k.size}")
+        cache = len(self._caches)
+        self._caches.append(KVSpec(1, k.size, None, value_dim))
+        self._nodes.append(Node(KVWrite(1, k.size), (k.number,), (), cache))
+        value = self._add(Attention(heads, 1, k.size, scale, value_dim=value_dim), [q], heads * value_dim)
+        self._nodes[-1] = replace(self._nodes[-1], cache=cache)
+        return value
+
     def attention(
         self,
         q: Value,
@@ -290,7 +334,7 @@ class Builder:
         self._caches.append(KVSpec(kv_heads, head_dim, window))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
         scale = head_dim**-0.5 if scale is None else scale
-        op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks is not None)
+        op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks=sinks is not None)
         value = self._add(op, [q], heads * head_dim)
         self._nodes[-1] = replace(self._nodes[-1], cache=cache, sinks=sinks)
         return value

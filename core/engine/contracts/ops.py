@@ -116,11 +116,44 @@ class Rope:
 
     facts: RopeFacts
     head_dim: int
+    start: int = 0
+    """First dimension of a head that is rotated."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSlice:
+    """Dimensions ``start .. stop`` of each head of ``head_dim``."""
+
+    head_dim: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadJoin:
+    """``(a, b)``, ``num_heads`` heads each: head by head, those of ``a`` and then those of ``b``."""
+
+    num_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLinear:
+    """A projection of each head by itself: rows ``start .. stop`` of its ``rows`` rows of ``{name}.weight [num_heads *
+    rows, features]``. ``x [num_heads * features] @ W.T``, or with ``transposed`` ``x [num_heads * (stop - start)] @
+    W``."""
+
+    name: str
+    num_heads: int
+    rows: int
+    features: int
+    start: int
+    stop: int
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class KVWrite:
-    """``(keys, values)`` go into the cache. No output."""
+    """``(keys, values)`` go into the cache; ``(keys,)`` where values are the first part of them. No output."""
 
     num_kv_heads: int
     head_dim: int
@@ -128,7 +161,7 @@ class KVWrite:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """``queries -> [num_tokens, num_heads * head_dim]``: causal attention over what is in the cache; ``window`` in
+    """``queries -> [num_tokens, num_heads * out_dim]``: causal attention over what is in the cache; ``window`` in
     tokens, ``scale`` multiplies q·k, ``soft_cap`` bounds it: ``cap * tanh(score / cap)``."""
 
     num_heads: int
@@ -137,8 +170,16 @@ class Attention:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    value_dim: int | None = None
+    """Values are the first ``value_dim`` numbers of keys, and so is what comes out; ``None``: values of ``head_dim``
+    are cached beside keys."""
     sinks: bool = False
     """Each head has one more logit, of no key, in its softmax: probabilities of keys then sum up to less than 1."""
+
+    @property
+    def out_dim(self) -> int:
+        """Of a head that comes out."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +307,9 @@ Op = (
     | Norm
     | Linear
     | Rope
+    | HeadSlice
+    | HeadJoin
+    | HeadLinear
     | KVWrite
     | Attention
     | Gated

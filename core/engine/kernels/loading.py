@@ -15,7 +15,18 @@ from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelConfig
-from engine.contracts.ops import Embed, Experts, FusedExperts, KVWrite, Linear, LinearPart, LinearSpec, Norm, Router
+from engine.contracts.ops import (
+    Embed,
+    Experts,
+    FusedExperts,
+    HeadLinear,
+    KVWrite,
+    Linear,
+    LinearPart,
+    LinearSpec,
+    Norm,
+    Router,
+)
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
 from engine.kernels.backends import fused_block, fused_graph, rotations
@@ -119,6 +130,7 @@ class Loader:
         self.table = table
         """Name and tensor of the first embedding: what a tied head reads."""
         self._norms: dict[str, Tensor] = {}
+        self._small: dict[str, Tensor] = {}
         self._kv_scales: list[tuple[Tensor, Tensor] | None] = []
 
     def load(self, graph: Graph) -> LoweredModel:
@@ -230,6 +242,14 @@ class Loader:
 
     def _stored(self, spec: LinearSpec) -> _Stored:
         return spec, [self._part(spec, part) for part in spec.parts]
+
+    def head_weights(self, op: HeadLinear) -> Tensor:
+        name = f"{op.name}.weight"
+        if name not in self._small:
+            stored = self.tensor(name, (op.num_heads * op.rows, op.features))
+            self._small[name] = stored.to(device=self.lowering.device, dtype=self.lowering.dtype)
+            self.hold(self._small[name])
+        return self._small[name].view(op.num_heads, op.rows, op.features)
 
     def router(self, op: Router) -> tuple[Tensor, Tensor | None]:
         found = [self.small(name, shape) for name, shape in router_tensors(op)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
 from engine.contracts.graph import Node
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.ops import Embed, Experts, LinearSpec, Norm, Rope, Router
+from engine.contracts.ops import Embed, Experts, HeadLinear, LinearSpec, Norm, Rope, Router
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.model import Call
@@ -117,6 +117,10 @@ class Weights(Protocol):
     def stacked_experts(self, op: Experts) -> tuple[PackedLinear, PackedLinear]:
         """The same as two weights, experts one after another: ``[num_experts * 2 * size, in]``, and ``[num_experts *
         out, size]``."""
+        ...
+
+    def head_weights(self, op: HeadLinear) -> Tensor:
+        """``[num_heads, rows, features]`` in the compute dtype."""
         ...
 
     def router(self, op: Router) -> tuple[Tensor, Tensor | None]:

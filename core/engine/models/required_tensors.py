@@ -14,6 +14,7 @@ from engine.contracts.ops import (
     Attention,
     Embed,
     Experts,
+    HeadLinear,
     KVWrite,
     Linear,
     LinearPart,
@@ -147,6 +148,8 @@ def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
         elif isinstance(node.op, Norm):
             yield from norm_tensors(node.op)
+        elif isinstance(node.op, HeadLinear):
+            yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
         elif isinstance(node.op, Attention) and node.sinks is not None:
             yield node.sinks, (node.op.num_heads,)
         elif isinstance(node.op, Router):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+DEEPSEEK = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 GPT_OSS = ("GptOssForCausalLM",)
 GLM_MOE = ("Glm4MoeForCausalLM",)
 MIXTRAL = ("MixtralForCausalLM",)

@@ -81,6 +81,7 @@ class TorchAttention:
         max_verify_width=1 << 30,
         capturable=False,
         sinks=True,
+        latent=True,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext) -> None:
@@ -104,7 +105,7 @@ class TorchAttention:
             pieces = prepared.pieces[key] = make_pieces(prepared.batch, op.window, q.dtype, not capped)
         if len(pieces) == 1 and isinstance(pieces[0].query, int):
             return _attend(pieces[0], op, q, cache, sinks)
-        out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
+        out = q.new_empty(q.shape[0], op.num_heads * op.out_dim)
         for piece in pieces:
             if isinstance(piece.query, int):
                 stop = piece.query + piece.rows * piece.num_queries
@@ -130,7 +131,7 @@ def _run(stored: Tensor, first_slot: int, num_keys: int) -> Tensor:
     """A contiguous run of slots as ``[1, kv_heads, num_keys, head_dim]``, in one view: views are what a decode step
     on a CPU has most of."""
     _, _, heads, dim = stored.shape
-    slot = heads * dim
+    slot = stored.stride(1)
     return stored.as_strided((1, heads, num_keys, dim), (0, dim, slot, 1), stored.storage_offset() + first_slot * slot)
 
 
@@ -172,7 +173,7 @@ def _attend(piece: Piece, op: Attention, q: Tensor, cache: LayerCache, sinks: Te
         # A query's row is that of its head: [kv_heads, group * n].
         of_rows = None if sinks is None else sinks.view(kv_heads, group, 1).expand(-1, -1, n).flatten(1)
         out = _attention_by_scores(q, k, v, mask, op, of_rows)
-    out = out.view(rows, kv_heads, group, n, op.head_dim).permute(0, 3, 1, 2, 4)
+    out = out.view(rows, kv_heads, group, n, op.out_dim).permute(0, 3, 1, 2, 4)
     return out.reshape(rows * n, -1)
 
 

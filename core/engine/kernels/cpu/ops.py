@@ -44,12 +44,22 @@ def single_kernels() -> tuple[Kernel, ...]:
 def _single(kind: type[Op], lower: LowerOp) -> Kernel:
     def match(nodes: Sequence[Node]) -> Match | None:
         op = nodes[0].op
-        if not isinstance(op, kind) or (isinstance(op, Gated) and not op.is_plain):
+        if not isinstance(op, kind) or not _is_known(nodes[0]):
             return None
         return Match(op, 1, linears_of(op))
 
     suits = (lambda lowering, op: lowering.stores_kv_as_is) if kind is KVWrite else None
     return Kernel(match, lambda lowering, fused, weights: lower(lowering, fused.what, fused, weights), suits)
+
+
+def _is_known(node: Node) -> bool:
+    """Whether C++ has this form of an op."""
+    op = node.op
+    if isinstance(op, Gated):
+        return op.is_plain
+    if isinstance(op, Rope):
+        return not op.start
+    return not isinstance(op, KVWrite) or len(node.inputs) == 2
 
 
 def native_linear(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
@@ -109,8 +119,9 @@ def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) 
     index, dim = lowering.rotations.index(op), op.facts.rotary_dim or op.head_dim
     turn = by_width(lambda width: rotated_heads(width, op.head_dim, dim, op.facts.interleaved, lowering.dtype))
 
-    def rope(context: StepContext, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(turn(x.shape[1])(x, *context.rotations[index]) for x in inputs)
+    def rope(context: StepContext, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        made = tuple(turn(x.shape[1])(x, *context.rotations[index]) for x in inputs)
+        return made if len(made) > 1 else made[0]
 
     return Lowered(rope, "compiled rotation", None)
 

@@ -18,6 +18,9 @@ from engine.contracts.ops import (
     Experts,
     Gate,
     Gated,
+    HeadJoin,
+    HeadLinear,
+    HeadSlice,
     KVWrite,
     Linear,
     LinearSpec,
@@ -132,9 +135,15 @@ def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) 
     index = lowering.rotations.index(op)
     turn, label = rotation(lowering, index)
 
-    def rope(context: StepContext, *inputs: Tensor) -> tuple[Tensor, ...]:
-        cos, sin = context.rotations[index]
-        return tuple(turn(x.view(-1, x.shape[1] // op.head_dim, op.head_dim), cos, sin).flatten(1) for x in inputs)
+    def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        heads = x.view(-1, x.shape[1] // op.head_dim, op.head_dim)
+        if not op.start:
+            return turn(heads, cos, sin).flatten(1)
+        return torch.cat((heads[:, :, : op.start], turn(heads[:, :, op.start :], cos, sin)), dim=2).flatten(1)
+
+    def rope(context: StepContext, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        made = tuple(rotated(x, *context.rotations[index]) for x in inputs)
+        return made if len(made) > 1 else made[0]
 
     return Lowered(rope, label)
 
@@ -152,12 +161,39 @@ def rotates_whole(lowering: Lowering, index: int) -> bool:
     return lowering.kernels == "torch" and op.facts.rotary_dim in (None, op.head_dim) and not op.facts.interleaved
 
 
+def _head_slice(lowering: Lowering, op: HeadSlice, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    def sliced(context: StepContext | None, x: Tensor) -> Tensor:
+        return x.view(-1, x.shape[1] // op.head_dim, op.head_dim)[:, :, op.start : op.stop].flatten(1)
+
+    return Lowered(sliced, "torch")
+
+
+def _head_join(lowering: Lowering, op: HeadJoin, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    def joined(context: StepContext | None, *parts: Tensor) -> Tensor:
+        heads = [part.view(-1, op.num_heads, part.shape[1] // op.num_heads) for part in parts]
+        return torch.cat(heads, dim=2).flatten(1)
+
+    return Lowered(joined, "torch")
+
+
+def _head_linear(lowering: Lowering, op: HeadLinear, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    stored = weights.head_weights(op)[:, op.start : op.stop]
+    weight = (stored if op.transposed else stored.transpose(1, 2)).contiguous()  # [heads, in, out]
+
+    def of_heads(context: StepContext | None, x: Tensor) -> Tensor:
+        heads = x.view(-1, op.num_heads, weight.shape[1]).transpose(0, 1)
+        return torch.bmm(heads, weight).transpose(0, 1).flatten(1)
+
+    return Lowered(of_heads, "batched product")
+
+
 def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: Weights) -> Lowered:
     check_heads(op.num_kv_heads, op.num_kv_heads, lowering.tp)
     cache = cache_of(lowering, fused.nodes[0])
 
-    def write(context: StepContext, k: Tensor, v: Tensor) -> None:
-        keys, values = (x.view(-1, x.shape[1] // op.head_dim, op.head_dim) for x in (k, v))
+    def write(context: StepContext, k: Tensor, v: Tensor | None = None) -> None:
+        keys, values = (None if x is None else x.view(-1, x.shape[1] // op.head_dim, op.head_dim) for x in (k, v))
+        assert keys is not None
         context.kv.write(cache, context.slot_mapping, keys, values)
 
     return Lowered(write, "index_copy")
@@ -225,6 +261,9 @@ _LOWER: dict[type[Op], LowerOp] = {
     Norm: _norm,
     Linear: _linear,
     Rope: _rope,
+    HeadSlice: _head_slice,
+    HeadJoin: _head_join,
+    HeadLinear: _head_linear,
     KVWrite: _kv_write,
     Attention: lower_attention,
     Gated: _gated,

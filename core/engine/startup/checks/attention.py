@@ -50,6 +50,8 @@ class AttentionCheck:
                 raise broken(self.kernel, "label", f"returned {shown(label)}, expected a text")
             if op.soft_cap is not None and not self.kernel.capabilities.soft_cap:
                 raise PluginError(f"{name_of(self.kernel)} cannot run this model: its scores are capped (soft_cap)")
+            if op.value_dim is not None and not self.kernel.capabilities.latent:
+                raise PluginError(f"{name_of(self.kernel)} cannot run this model: its attention is latent")
             if op.sinks and not self.kernel.capabilities.sinks:
                 raise PluginError(f"{name_of(self.kernel)} cannot run this model: its softmax has sinks")
             rows = [row for row in self._rows(op) if row[1] <= self.max_len]

@@ -117,6 +117,7 @@ class CpuAttention:
         max_verify_width=1 << 30,
         capturable=False,
         sinks=True,
+        latent=True,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext, *, use_amx: bool = True) -> None:
@@ -151,7 +152,7 @@ class CpuAttention:
         """See the contract. ``q`` may be a view: each token's heads contiguous, tokens any stride apart."""
         if q.stride(2) != 1 or q.stride(1) != op.head_dim:
             q = q.contiguous()
-        out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
+        out = q.new_empty(q.shape[0], op.num_heads * op.out_dim)
         call = self.call(prepared, op, q, cache, out, sinks)
         if call is None:
             return self._by_torch(prepared, op, q, cache, sinks)
@@ -192,6 +193,8 @@ class CpuAttention:
         if (dtype, stored) not in FUNCTIONS or (stored != dtype) != (kv_format.scale != "none"):
             scaled = "" if kv_format.scale == "none" else " with scales"
             return f"keys and values in {str(stored).removeprefix('torch.')}{scaled}"
+        if op.value_dim is not None:
+            return "latent attention"
         # Masked keys get a large negative score before scores are scaled: it must stay one.
         return None if op.scale > 0 else f"scale={op.scale}"
 
