@@ -104,8 +104,8 @@ class PackedLinear:
     ``apply_add(x, residual)``: ``residual + apply(x)`` in one kernel, perhaps in the memory of ``residual``; or
     ``None``.
     ``apply_gated(x, act)``: for a spec of kind ``gate_up``, ``act(gate) * up`` ``[M, out / 2]`` of the two halves of
-    ``apply(x)`` in one kernel, for ``execution=compile``; ``act`` as in
-    :class:`~engine.contracts.ops.NormGateUpAct`. Or ``None``.
+    ``apply(x)`` in one kernel, for ``execution=compile``; ``act``: one of
+    :data:`~engine.contracts.ops.Act`. Or ``None``.
     ``native``: the same as a native call, or ``None``: then steps of few tokens run op by op on a CPU, all of them, and
     start-up says so.
     ``tile_loader``: how fused kernels read the weights, or ``None``: then nothing is fused with this layer.
