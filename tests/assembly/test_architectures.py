@@ -219,7 +219,7 @@ MINE_SAYS = "architecture=mine (from engine-mine 0.3.0)"
         ("Refusing", "architecture=mine cannot compute model.path={path}: my_positions=7: expected 8"),
         ("Odd", "architecture=mine cannot compute model.path={path}: norm norm: 8 features are not heads of 3"),
         ("NoLayers", "model.path={path}: " + MINE_SAYS + ": describe() recorded a graph that is no whole model: it "),
-        ("Failing", "model.path={path}: " + MINE_SAYS + ": describe() raised KeyError: 'absent' (test_architectures.py:"),
+        ("Failing", "model.path={path}: " + MINE_SAYS + ": describe() raised KeyError: 'absent' (test_archite"),
         ("Ending", "model.path={path}: " + MINE_SAYS + ": describe() raised SystemExit: 3"),
         ("NestedFamily", "model.path={path}: " + MINE_SAYS + ": text_config() raised KeyError: 'text_config'"),
         ("Lacking", MINE_SAYS + " built a Lacking, which is not a Architecture: it lacks describe"),

@@ -59,8 +59,7 @@ def test_a_third_party_is_found_where_the_built_in_plugin_has_reasons_against(pl
     made = plan(entries=[entry("engine-mamba", engine_architecture=[family("mamba")])], model=MAMBA)
     choice = made.choice("architecture")
     assert (choice.name, choice.origin, choice.requested) == ("mamba", "engine-mamba 0.3.0", "auto")
-    (passed_over,) = choice.passed_over
-    assert passed_over.startswith(LLAMA_CANNOT)
+    assert choice.passed_over[0].startswith(LLAMA_CANNOT)
     assert not any("would fit" in note for note in made.notes)
 
 
@@ -84,7 +83,7 @@ def test_of_two_that_fit_the_first_by_distribution_is_taken_and_the_other_is_not
     made = plan(entries=entries, model=MAMBA)
     choice = made.choice("architecture")
     assert (choice.name, choice.origin) == ("ark", "Engine-ark 0.3.0")
-    assert choice.passed_over[1:] == ("Engine-ark:noah: it computes Ark",)
+    assert choice.passed_over[-1] == "Engine-ark:noah: it computes Ark"
     assert "architecture=auto chose Engine-ark:ark; architecture=zoo would fit, too" in notes(made)
 
 

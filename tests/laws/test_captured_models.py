@@ -20,7 +20,7 @@ from engine.contracts.drafter import aux_layers_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.kernels.loading import load_model
-from engine.kernels.model import LoweredModel, StepContext
+from engine.kernels.model import LoweredModel, StepContext, prepared_of
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.models.record import recorded

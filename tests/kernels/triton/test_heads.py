@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.config import SlotConfig
+from engine.contracts.graph import KVSpec
 from engine.contracts.quantizer import TileLoader
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.torch.rope import rotate
