@@ -18,7 +18,11 @@ from engine_plugins.architecture.blocks import activation, gated_mlp, o_proj, qk
 from engine_plugins.architecture.llama import decoder
 from engine_plugins.architecture.nested import text_model, text_part
 
-DEFAULTS: dict[str, Any] = {
+MISTRAL: dict[str, Any] = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}  # fmt: skip
+MINISTRAL3: dict[str, Any] = {
     "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 34,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144,
     "rms_norm_eps": 1e-5,
@@ -37,7 +41,7 @@ class MinistralArchitecture:
         pass
 
     def text_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        return text_part({"tie_word_embeddings": True, **config})
+        return text_part(config, tied=True)
 
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values, kind, name, head = Values(model.raw), "ministral3", "model", "lm_head"
@@ -45,7 +49,7 @@ class MinistralArchitecture:
             kind = values.text("model_type", "mistral")
             values, name, head = text_model(b, values)
         if kind == "mistral":
-            decoder(b, values, "MistralForCausalLM", name, head)
+            decoder(b, Values({**MISTRAL, **values.values}), "MistralForCausalLM", name, head)
         elif kind == "ministral3":
             _ministral3(b, values, name, head)
         else:
@@ -53,7 +57,7 @@ class MinistralArchitecture:
 
 
 def _ministral3(b: Builder, values: Values, name: str, head: str) -> None:
-    values = Values({**DEFAULTS, **values.values})
+    values = Values({**MINISTRAL3, **values.values})
     if not values.has("rope_parameters") and not values.has("rope_scaling"):
         values = Values({**values.values, "rope_parameters": ROPE})
     sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))

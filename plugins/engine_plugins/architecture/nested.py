@@ -12,14 +12,14 @@ BESIDE_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.")
 """Parts of such checkpoints that see images."""
 
 
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_part(config: Mapping[str, Any], *, tied: bool | None = None) -> Mapping[str, Any]:
     """The part for text of a whole ``config.json``; all of it where it has no parts. Whether the head is the embedding
-    is said beside the part for text by new checkpoints, in it by old ones."""
+    is said beside the part for text by new checkpoints, in it by old ones; ``tied``: where new ones leave it out."""
     text = Values(config).section("text_config").values
     if not text:
         return config
-    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
-    return {**text, "tie_word_embeddings": tied}
+    said = (of.get("tie_word_embeddings") for of in (config, {"tie_word_embeddings": tied}, text))
+    return {**text, "tie_word_embeddings": next((each for each in said if each is not None), None)}
 
 
 def text_model(b: Builder, values: Values, *, old: str = "language_model.model") -> tuple[Values, str, str]:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM
+from tests.plugins.architecture.family import FULL, SLIDING, Family, written_once  # noqa: F401
+from tests.plugins.architecture.family import described as described_by
+from transformers import AutoConfig
 
-from engine.assembly.model_config import read_config
-from engine.contracts.architecture import Architecture
-from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Graph
-from engine.contracts.model import ModelConfig, ModelFacts
-from engine.models.record import recorded
-from engine.testing.architecture import ArchitectureConformance
 from engine_plugins.architecture.cohere import CohereArchitecture
 from engine_plugins.architecture.exaone4 import Exaone4Architecture
 from engine_plugins.architecture.granite import GraniteArchitecture
@@ -28,11 +20,6 @@ from engine_plugins.architecture.seed_oss import SeedOssArchitecture
 from engine_plugins.architecture.smollm3 import SmolLM3Architecture
 from engine_plugins.architecture.starcoder2 import Starcoder2Architecture
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-
-from tools.benchmarks.families import DRAFTERS, Row, measure
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 BIASES = {"attention_bias": True, "mlp_bias": True}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {
@@ -65,58 +52,6 @@ def longrope(pairs: int, kind: str, trained: int, **options: Any) -> dict[str, A
     short, long = [1.0 + 0.1 * i for i in range(pairs)], [2.0 + i for i in range(pairs)]
     rope = {"type": kind, "rope_type": kind, "short_factor": short, "long_factor": long, **options}
     return {"rope_scaling": rope, "original_max_position_embeddings": trained}
-
-
-Checkpoint = tuple[ModelFacts, Graph, Any]
-WRITTEN: dict[str, Checkpoint] = {}
-"""By the name of a model; in folders that last as long as :data:`FOLDERS`."""
-FOLDERS = ExitStack()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def written_once() -> Iterator[None]:
-    with FOLDERS:
-        yield
-    WRITTEN.clear()
-
-
-class Family(ArchitectureConformance):
-    """Models of transformers are the reference. All are compared with it; what the engine computes in steps is compared
-    for :attr:`in_steps`."""
-
-    plugin: ClassVar[type[Any]]
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]]
-    in_steps: ClassVar[tuple[str, ...]]
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "model_name" in metafunc.fixturenames:
-            all_of_them = metafunc.function.__name__.endswith("of_the_reference")
-            metafunc.parametrize("model_name", list(self.models()) if all_of_them else self.in_steps)
-
-    def make(self) -> Architecture:
-        made: Architecture = self.plugin(SlotConfig())
-        return made
-
-    def models(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.variants
-
-    def reference(self, model: ModelConfig) -> Any:
-        config = AutoConfig.for_model(**copy.deepcopy(dict(model.raw)))
-        return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-
-    @contextmanager
-    def checkpoint(self, name: str) -> Iterator[Checkpoint]:
-        if name not in WRITTEN:
-            WRITTEN[name] = FOLDERS.enter_context(super().checkpoint(name))
-        yield WRITTEN[name]
-
-    def test_an_engine_answers_like_the_reference(self, model_name: str) -> None:
-        """In chunks, behind a cached prefix, with drafts; and nearly so with weights in 8 bits."""
-        row = Row("", 0)
-        measure(row, self, model_name)
-        assert max(row.differences + row.in_chunks) <= self.tolerance
-        assert row.equal == dict.fromkeys(("greedy", "cached", *DRAFTERS), 1)
-        assert max(row.rounded) <= self.rounding_error
 
 
 class TestSmolLM3(Family):
@@ -239,9 +174,7 @@ PLUGINS = {
 
 def described(config: Mapping[str, Any], **changes: Any) -> Graph:
     """``changes``: a value of ``...`` is a key less."""
-    changed = {key: value for key, value in {**config, **changes}.items() if value is not ...}
-    model = read_config(changed, {}, "/nowhere", "model")
-    return recorded(PLUGINS[model.architecture](SlotConfig()), model)
+    return described_by(PLUGINS[config["architectures"][0]], config, **changes)
 
 
 ALL = (SMOLLM3, SEED_OSS, GRANITE, OLMO2, OLMO3, EXAONE4, PHI3, STARCODER2, COHERE, COHERE2)
