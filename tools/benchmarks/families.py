@@ -84,7 +84,7 @@ def measure(row: Row, suite: ArchitectureConformance, name: str) -> None:
         row.differences.append(difference(planned_logits(prompt, len(prompt), path), want))
         row.in_chunks.append(difference(planned_logits(prompt, CHUNK, path), want))
         rounded = planned_logits(prompt, len(prompt), path, "quantizer=int8")
-        row.rounded.append(float((rounded - want).square().mean().sqrt() / want.square().mean().sqrt()))
+        row.rounded.append(rounding_of(rounded, want))
         for (column, cached), answer in answers(prompt, path):
             assert (answer.timings.cached_tokens > 0) == cached, f"{name}: {answer.timings.cached_tokens} cached tokens"
             assert (answer.timings.drafted_tokens > 0) == (column in DRAFTERS), f"{name}: {column} drafted nothing"
@@ -138,6 +138,11 @@ def greedy(theirs: Any, prompt: Sequence[int], output: Sequence[int]) -> tuple[i
     """What transformers finds most likely behind the prompt and behind each token of ``output``."""
     likely = logits_of(theirs, [*prompt, *output]).argmax(dim=-1).tolist()
     return tuple(likely[len(prompt) - 1 : -1])
+
+
+def rounding_of(got: Tensor, want: Tensor) -> float:
+    """Root mean square of the error, as a share of that of ``want``."""
+    return float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
 
 
 def difference(got: Tensor, want: Tensor) -> float:

@@ -30,7 +30,16 @@ from engine_plugins.architecture.starcoder2 import Starcoder2Architecture
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tools.benchmarks.families import DRAFTERS, Row, measure
+from tools.benchmarks.families import (
+    DRAFTERS,
+    PROMPT,
+    Row,
+    difference,
+    logits_of,
+    measure,
+    planned_logits,
+    rounding_of,
+)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 BIASES = {"attention_bias": True, "mlp_bias": True}
@@ -198,9 +207,10 @@ class TestPhi3(Family):
         "phi3": PHI3 | {"sliding_window": 8},
         "phi4": PHI3 | {"num_attention_heads": 2, "partial_rotary_factor": 0.75, "tie_word_embeddings": True},
         "phi3 up to the trained length": PHI3 | longrope(4, "longrope", trained=128),
+        "phi3 up to either length": PHI3 | longrope(4, "longrope", trained=32),
         "phi3 beyond the trained length": PHI3 | {"num_attention_heads": 2, "partial_rotary_factor": 0.5}
         | longrope(4, "longrope", trained=4),
-        "phi3 with a name of its own": PHI3 | longrope(4, "yarn", trained=4, factor=16.0, attention_factor=1.3),
+        "phi3 beyond it, with another name": PHI3 | longrope(4, "yarn", trained=4, factor=16.0, attention_factor=1.3),
     }  # fmt: skip
 
 
@@ -226,6 +236,22 @@ class TestCohere(Family):
             "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e4},
         },
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("suite", "name"), [(TestGranite, "granite with multipliers"), (TestCohere, "cohere")])
+def test_logits_of_models_in_16_bits_are_scaled_as_they_are(suite: type[Family], name: str) -> None:
+    """They are float32 where all that comes before them is not."""
+    with suite().checkpoint(name) as (model, _, theirs):
+        got = planned_logits(PROMPT, len(PROMPT), f"model.path={model.path}", "model.dtype=bfloat16")
+        assert rounding_of(got, logits_of(theirs, PROMPT)) < 0.1
+
+
+def test_model_max_len_decides_for_which_lengths_phi3_rotates() -> None:
+    """transformers decides by the sequence: 30 tokens are within the trained length."""
+    with TestPhi3().checkpoint("phi3 up to either length") as (model, _, theirs):
+        want, path = logits_of(theirs, PROMPT), f"model.path={model.path}"
+        assert difference(planned_logits(PROMPT, len(PROMPT), path, "model.max_len=32"), want) < 1e-4
+        assert difference(planned_logits(PROMPT, len(PROMPT), path, "model.max_len=33"), want) > 0.1
 
 
 PLUGINS = {
