@@ -13,6 +13,7 @@ greedy: models of which 32 tokens are those of transformers; the prompt in chunk
 cached: the same, behind a prompt whose beginning comes from the prefix cache.
 ngram, early_exit: the same, verifying drafts of a drafter that drafts in every step.
 int8: the error of logits with weights rounded to 8 bits: root mean square, as a share of that of the logits.
+lines: of the file that describes the family.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class Row:
     """What was measured of one family."""
 
     family: str
+    """First entry of ``architectures``."""
+    file: str
     lines: int
+    """Of the file."""
     models: int = 0
     differences: list[float] = field(default_factory=list)
     in_chunks: list[float] = field(default_factory=list)
@@ -69,10 +73,12 @@ class Row:
     def __str__(self) -> str:
         shares = (f"{max(found):.1e}" for found in (self.differences, self.in_chunks))
         counts = (f"{count}/{self.models}" for count in self.equal.values())
-        return " | ".join(("", self.family, *shares, *counts, f"{max(self.rounded):.1%}", str(self.lines), "")).strip()
+        cells = (self.family, *shares, *counts, f"{max(self.rounded):.1%}", f"{self.file}, {self.lines}")
+        return f"| {' | '.join(cells)} |"
 
 
-HEADER = "| architecture | logits | in chunks | greedy | cached | ngram | early_exit | int8 | lines |\n|" + "---|" * 9
+COLUMNS = ("architecture", "logits", "in chunks", "greedy", "cached", *DRAFTERS, "int8", "file, lines")
+HEADER = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 
 
 def measure(row: Row, suite: ArchitectureConformance, name: str) -> None:
@@ -167,7 +173,7 @@ def rows(suite: ArchitectureConformance) -> Iterator[Row]:
     assert file is not None
     lines = len(Path(file).read_text().splitlines())
     for family, names in groupby(suite.models(), key=lambda name: suite.config(name).architecture):
-        row = Row(family, lines)
+        row = Row(family, Path(file).name, lines)
         for name in names:
             measure(row, suite, name)
         yield row

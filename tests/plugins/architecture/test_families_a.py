@@ -121,7 +121,7 @@ class Family(ArchitectureConformance):
 
     def test_an_engine_answers_like_the_reference(self, model_name: str) -> None:
         """In chunks, behind a cached prefix, with drafts; and nearly so with weights in 8 bits."""
-        row = Row("", 0)
+        row = Row(model_name, "", 0)
         measure(row, self, model_name)
         assert max(row.differences + row.in_chunks) <= self.tolerance
         assert row.equal == dict.fromkeys(("greedy", "cached", *DRAFTERS), 1)
@@ -207,7 +207,6 @@ class TestPhi3(Family):
         "phi3": PHI3 | {"sliding_window": 8},
         "phi4": PHI3 | {"num_attention_heads": 2, "partial_rotary_factor": 0.75, "tie_word_embeddings": True},
         "phi3 up to the trained length": PHI3 | longrope(4, "longrope", trained=128),
-        "phi3 up to either length": PHI3 | longrope(4, "longrope", trained=32),
         "phi3 beyond the trained length": PHI3 | {"num_attention_heads": 2, "partial_rotary_factor": 0.5}
         | longrope(4, "longrope", trained=4),
         "phi3 beyond it, with another name": PHI3 | longrope(4, "yarn", trained=4, factor=16.0, attention_factor=1.3),
@@ -246,9 +245,13 @@ def test_logits_of_models_in_16_bits_are_scaled_as_they_are(suite: type[Family],
         assert rounding_of(got, logits_of(theirs, PROMPT)) < 0.1
 
 
+class Phi3OfBothLengths(TestPhi3):
+    variants: ClassVar = {"phi3 of both lengths": PHI3 | longrope(4, "longrope", trained=32)}
+
+
 def test_model_max_len_decides_for_which_lengths_phi3_rotates() -> None:
     """transformers decides by the sequence: 30 tokens are within the trained length."""
-    with TestPhi3().checkpoint("phi3 up to either length") as (model, _, theirs):
+    with Phi3OfBothLengths().checkpoint("phi3 of both lengths") as (model, _, theirs):
         want, path = logits_of(theirs, PROMPT), f"model.path={model.path}"
         assert difference(planned_logits(PROMPT, len(PROMPT), path, "model.max_len=32"), want) < 1e-4
         assert difference(planned_logits(PROMPT, len(PROMPT), path, "model.max_len=33"), want) > 0.1
