@@ -18,6 +18,7 @@ from engine.kernels.loading import Progress, load_model
 from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
+from engine.kv.groups import one_group
 from engine.models.record import recorded
 from engine.testing.context import build_context
 from engine_plugins.attention_kernel.cpu.kernel import CpuAttention
@@ -64,7 +65,8 @@ class PagedLoop:
 
     def __init__(self, facts: ModelFacts, model: LoweredModel, dtype: str = "float32", num_blocks: int = 64) -> None:
         self.model = model
-        self.kv = KVCache(facts, NativeFormat(SlotConfig(), build_context()), num_blocks, BLOCK_SIZE, dtype, "cpu")
+        caches, kv_format = one_group(model.graph.caches), NativeFormat(SlotConfig(), build_context())
+        self.kv = KVCache(caches, kv_format, [num_blocks], BLOCK_SIZE, dtype, "cpu")
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
         self._free: list[int] = order.tolist()
         self.tables: list[list[int]] = []
@@ -99,7 +101,7 @@ class PagedLoop:
             q_lens, kv_lens, torch.tensor(tables, dtype=torch.int32), starts, torch.tensor(kv_lens).int(), BLOCK_SIZE
         )
         batch = ForwardBatch(
-            torch.tensor(tokens), torch.tensor(positions), torch.tensor(slots), attention, torch.tensor(owners)
+            torch.tensor(tokens), torch.tensor(positions), (torch.tensor(slots),), (attention,), torch.tensor(owners)
         )
         return self.model.forward(batch, self.kv, aux_layers)
 

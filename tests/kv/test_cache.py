@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -12,8 +12,9 @@ from torch import Tensor
 from engine.border.calls import PluginError
 from engine.contracts.config import SlotConfig
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.ops import Attention
+from engine.contracts.graph import KVSpec
 from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
 from engine.testing.context import build_context
 from engine_plugins.kv_format import int8 as formats
 from engine_plugins.kv_format.fp8 import FP8Format
@@ -21,6 +22,9 @@ from engine_plugins.kv_format.native import NativeFormat
 
 CONTEXT = build_context()
 MODEL = CONTEXT.model
+SPEC = KVSpec(MODEL.num_kv_heads, MODEL.head_dim)
+SPECS = [SPEC] * 2
+LAYERS = cache_groups(SPECS)
 
 
 @dataclass
@@ -46,7 +50,7 @@ class Int8Format:
 
 
 def test_tokens_land_in_their_slots_and_nowhere_else() -> None:
-    cache = KVCache(MODEL, NativeFormat(SlotConfig(), CONTEXT), 4, 8, "float32", "cpu")
+    cache = KVCache(LAYERS, NativeFormat(SlotConfig(), CONTEXT), [4], 8, "float32", "cpu")
     k, v = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
     cache.write(0, torch.tensor([9, 31, 0]), k, v)
     layer = cache.layers[0]
@@ -64,7 +68,7 @@ def test_native_is_lossless() -> None:
 @pytest.mark.parametrize("granularity", ["per_token_head", "per_layer_head"])
 def test_scaled_formats_read_back_what_was_written(granularity: Any) -> None:
     kv_format = Int8Format(granularity)
-    cache = KVCache(MODEL, kv_format, 4, 8, "float32", "cpu")
+    cache = KVCache(LAYERS, kv_format, [4], 8, "float32", "cpu")
     size = 1.0 if granularity == "per_token_head" else 30.0
     k, v = torch.randn(2, 2, 8) * size, torch.randn(2, 2, 8) * size
     cache.write(0, torch.tensor([5, 17]), k, v)
@@ -81,7 +85,7 @@ def test_scaled_formats_read_back_what_was_written(granularity: Any) -> None:
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_copied_block_is_the_same_in_all_layers_and_no_other_block_changes(kv_format: Any, dtype: str) -> None:
-    cache = KVCache(MODEL, kv_format, 6, 8, dtype, "cpu", DrafterKV(2, 1, 16))
+    cache = KVCache(cache_groups(SPECS, DrafterKV(2, 1, 16)), kv_format, [6], 8, dtype, "cpu")
     for layer, held in enumerate(cache.layers):
         k, v = (torch.randn(48, *held.k.shape[2:], dtype=getattr(torch, dtype)) for _ in "kv")
         cache.write(layer, torch.arange(48), k, v)
@@ -92,8 +96,8 @@ def test_a_copied_block_is_the_same_in_all_layers_and_no_other_block_changes(kv_
         return [t.float().clone() for t in stored]
 
     before = [blocks(layer) for layer in cache.layers]
-    cache.copy_block(4, 1)
-    cache.copy_block(2, 4)
+    cache.copy_block(0, 4, 1)
+    cache.copy_block(0, 2, 4)
     order = [0, 4, 2, 3, 2, 5]
     for was, layer in zip(before, cache.layers, strict=True):
         assert len(was) == (4 if kv_format.scale == "per_token_head" else 2)
@@ -102,20 +106,22 @@ def test_a_copied_block_is_the_same_in_all_layers_and_no_other_block_changes(kv_
 
 @pytest.mark.parametrize("kv_format", [NativeFormat(SlotConfig(), CONTEXT), Int8Format("per_token_head")])
 def test_block_bytes_times_blocks_is_what_the_cache_holds(kv_format: Any) -> None:
-    cache = KVCache(MODEL, kv_format, 6, 16, "bfloat16", "cpu")
-    assert cache.num_bytes == 6 * KVCache.block_bytes(MODEL, kv_format, 16, "bfloat16")
+    mixed = cache_groups([SPEC, KVSpec(1, 16, window=8), KVSpec(4, 8), KVSpec(2, 8, window=8)])
+    cache = KVCache(mixed, kv_format, [6, 3], 16, "bfloat16", "cpu")
+    full, window = KVCache.block_bytes(mixed, kv_format, 16, "bfloat16")
+    assert cache.num_bytes == 6 * full + 3 * window
 
 
 @pytest.mark.parametrize(("kind", "per_head"), [(FP8Format, 128), (formats.Int8Format, 132)])
 def test_8_bit_formats_take_about_half_the_bytes_of_16_bits(kind: Any, per_head: int) -> None:
-    model = replace(MODEL, attentions=(Attention(2, 2, 128, 1.0),))
+    layers = cache_groups([KVSpec(MODEL.num_kv_heads, 128)])
     native, narrow = NativeFormat(SlotConfig(), CONTEXT), kind(SlotConfig(), CONTEXT)
-    full = KVCache.block_bytes(model, native, 16, "bfloat16")
-    assert KVCache.block_bytes(model, narrow, 16, "bfloat16") * 256 == full * per_head
+    (full,) = KVCache.block_bytes(layers, native, 16, "bfloat16")
+    assert KVCache.block_bytes(layers, narrow, 16, "bfloat16") == (full * per_head // 256,)
 
 
 def test_a_layer_has_the_scales_of_the_checkpoint_and_no_other_layer_has() -> None:
-    cache = KVCache(replace(MODEL, num_layers=2), FP8Format(SlotConfig(), CONTEXT), 4, 8, "float32", "cpu")
+    cache = KVCache(LAYERS, FP8Format(SlotConfig(), CONTEXT), [4], 8, "float32", "cpu")
     heads = MODEL.num_kv_heads
     first, second = cache.layers
     cache.set_scales(1, torch.tensor(0.5), torch.linspace(0.1, 0.2, heads))
@@ -126,7 +132,7 @@ def test_a_layer_has_the_scales_of_the_checkpoint_and_no_other_layer_has() -> No
 
 @pytest.mark.parametrize("scale", [torch.ones(MODEL.num_kv_heads + 1), torch.tensor(0.0), torch.tensor(float("nan"))])
 def test_scales_that_fit_no_head_are_named(scale: Tensor) -> None:
-    cache = KVCache(replace(MODEL, num_layers=2), FP8Format(SlotConfig(), CONTEXT), 4, 8, "float32", "cpu")
+    cache = KVCache(LAYERS, FP8Format(SlotConfig(), CONTEXT), [4], 8, "float32", "cpu")
     with pytest.raises(ValueError, match=r"v_scale.* of layer 1"):
         cache.set_scales(1, torch.tensor(1.0), scale)
 
@@ -135,4 +141,15 @@ def test_an_unknown_storage_dtype_is_named() -> None:
     kv_format = Int8Format("per_token_head")
     kv_format.storage_dtype = lambda compute_dtype: "int9"  # type: ignore[method-assign]
     with pytest.raises(PluginError, match="'int9'"):
-        KVCache(MODEL, kv_format, 1, 8, "float32", "cpu")
+        KVCache(LAYERS, kv_format, [1], 8, "float32", "cpu")
+
+
+def test_a_copied_block_of_a_group_changes_its_caches_alone() -> None:
+    mixed = cache_groups([SPEC, KVSpec(MODEL.num_kv_heads, MODEL.head_dim, window=8)])
+    cache = KVCache(mixed, NativeFormat(SlotConfig(), CONTEXT), [4, 4], 8, "float32", "cpu")
+    for layer in cache.layers:
+        layer.k.copy_(torch.randn(layer.k.shape))
+    full, window = (layer.k.clone() for layer in cache.layers)
+    cache.copy_block(1, 3, 2)
+    assert torch.equal(cache.layers[0].k, full)
+    assert torch.equal(cache.layers[1].k, window[[0, 1, 3, 3]])

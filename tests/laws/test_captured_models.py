@@ -20,8 +20,9 @@ from engine.contracts.drafter import aux_layers_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.kernels.loading import load_model
-from engine.kernels.model import LoweredModel, StepContext
+from engine.kernels.model import LoweredModel, StepContext, prepared_of
 from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
 from engine.models.record import recorded
 from engine.startup.build import make_core
 from engine.step.graphs import Bucket, StepGraphs
@@ -62,7 +63,7 @@ def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEn
         "cpu",
         kernels="triton",
     )
-    kv = KVCache(plan.model, bound.kv_format, NUM_BLOCKS, BLOCK, "float32", "cpu")
+    kv = KVCache(cache_groups(model.graph.caches), bound.kv_format, [NUM_BLOCKS], BLOCK, "float32", "cpu")
     for layer in kv.layers:
         layer.k.fill_(float("nan"))
         layer.v.fill_(float("nan"))
@@ -90,8 +91,9 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
     graphs.capture()
     runner = ModelRunner(model, kv, tables)
     runner.graphs = graphs
-    bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], NUM_BLOCKS)
-    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), plan.max_len)
+    groups = [KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1, NUM_BLOCKS)]
+    bound.kv_allocator.start(groups)
+    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), groups, plan.max_len)
     outputs = run(core, REQUESTS)
     core.close()
 
@@ -111,8 +113,8 @@ def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, fami
     tables.tokens[:] = 0
     tables.computed[:] = 8
     batch = tables.inputs(tuple(StepRow(row_id, 8, 1) for row_id in range(rows))).forward
-    prepared = model.attention.prepare(batch.attention)
-    context = StepContext(model.rotate(batch.positions), batch.slot_mapping, prepared, kv, batch.positions)
+    prepared = prepared_of(model.attention, batch.attention)
+    context = StepContext(model.rotate(batch.positions), batch.slot_mappings, prepared, kv, batch.positions)
     with torch.inference_mode():
         values = {model.layers[0].residual: model.embed(batch.token_ids)}
         with count_launches() as launches:

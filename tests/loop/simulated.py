@@ -152,11 +152,12 @@ def simulate(
     if drafts:
         bound = replace(bound, drafter=DeviceDrafts(drafts))
     num_blocks = kv_tokens // BLOCK + 1
-    bound.kv_allocator.start([KVGroup(0, (0,), "full", BLOCK)], num_blocks)
+    groups = (KVGroup(0, (0,), "full", BLOCK, num_blocks),)
+    bound.kv_allocator.start(groups)
     clock = VirtualClock()
     simulated = SimulatedDevice(clock, **device)
     settings = CoreSettings(
-        max_len=256, max_requests=bound.context.max_requests, block_size=BLOCK, vocab_size=VOCAB,
+        max_len=256, max_requests=bound.context.max_requests, block_size=BLOCK, groups=groups, vocab_size=VOCAB,
         limits=Limits(64, 0.0), in_flight=in_flight, eos_token_ids=(), key_parts=("model",), seed=0,
         max_width=max(drafts, bound.drafter.max_width), adaptive_drafts=adaptive,
     )  # fmt: skip

@@ -11,12 +11,12 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import on_device
-from engine.contracts.kv_allocator import KVGroup
 from engine.drafting import graphs as draft_graphs
 from engine.drafting.behind import Drafts
 from engine.kernels.loading import load_model
 from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
+from engine.kv.groups import PoolShape, cache_groups
 from engine.loop.core import EngineCore
 from engine.models.record import recorded
 from engine.startup import build
@@ -65,12 +65,18 @@ def capturing_engine(
         bound.parallelism, plan.dtype, "cpu", kernels=kernels,
     )  # fmt: skip
     drafter, drafts, capture = on_device(bound.drafter), bound.drafter.max_width, capture or FrozenGraphs()
-    kv = KVCache(plan.model, bound.kv_format, blocks, BLOCK, plan.dtype, "cpu", None if drafter is None else drafter.kv)
+    found = cache_groups(model.graph.caches, None if drafter is None else drafter.kv)
+    kv = KVCache(found, bound.kv_format, [blocks] * found.num_groups, BLOCK, plan.dtype, "cpu")
     for layer in kv.layers:
         layer.k.fill_(float("nan"))
         layer.v.fill_(float("nan"))
-    tables = DeviceTables(bound.context.max_requests, plan.max_len, drafts, BLOCK, "cpu", plan.model.vocab_size)
-    bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], blocks)
+    rows, vocab_size = bound.context.max_requests, plan.model.vocab_size
+    tables = DeviceTables(rows, plan.max_len, drafts, BLOCK, "cpu", vocab_size, found.num_groups)
+    groups = PoolShape(found.windows, (1,) * found.num_groups, BLOCK, plan.max_len, step_tokens=64).groups(
+        found, blocks
+    )
+    groups = tuple(replace(group, num_blocks=blocks) for group in groups)
+    bound.kv_allocator.start(groups)
     runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "kernels_for", lambda execution, device: kernels)
@@ -80,4 +86,6 @@ def capturing_engine(
         if drafter is not None:
             start_drafter(plan, bound, drafter, runner)
         capture_graphs(runner, bound, capture)
-    return Capturing(make_core(plan, bound, DeviceQueue(runner, DeviceWorker(False)), plan.max_len), runner, capture)
+    return Capturing(
+        make_core(plan, bound, DeviceQueue(runner, DeviceWorker(False)), groups, plan.max_len), runner, capture
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.step.plan import StepPlan, StepRow
+from engine.step.plan import NewBlocks, StepPlan, StepRow
 from engine.step.tables import UNWRITTEN, DeviceTables
 
 from .toy import BLOCK, MAX_DRAFTS, MAX_LEN, VOCAB, blocks_of, prompt_plan
@@ -19,8 +19,8 @@ def test_a_new_owner_of_a_row_finds_nothing_of_the_last() -> None:
     tables.apply(prompt_plan({1: tuple(range(10))}))
     (admit,) = prompt_plan({1: (1, 2)}).admits
     tables.computed[1] = 10
-    tables.apply(StepPlan(1, (admit,), (StepRow(1, 0, 2, new_blocks=(7,)),)))
-    assert tables.block_tables[1].tolist() == [7] + [0] * (tables.block_tables.shape[1] - 1)
+    tables.apply(StepPlan(1, (admit,), (StepRow(1, 0, 2, new_blocks=(NewBlocks(0, 0, (7,)),)),)))
+    assert tables.block_tables[0, 1].tolist() == [7] + [0] * (tables.block_tables.shape[2] - 1)
     assert tables.tokens[1, :2].tolist() == [1, 2] and set(tables.tokens[1, 2:].tolist()) == {UNWRITTEN}
     assert int(tables.computed[1]) == 0
 
@@ -36,13 +36,14 @@ def test_a_row_starts_where_the_tables_say_whatever_the_plan_bounds() -> None:
     assert found.forward.token_ids.tolist() == [8, 9, 6]
     assert found.forward.positions.tolist() == [1, 2, 5]
     blocks = {row_id: blocks_of(row_id) for row_id in (0, 2)}
-    assert found.forward.slot_mapping.tolist() == [
+    assert found.forward.slot_mappings[0].tolist() == [
         blocks[2][0] * BLOCK + 1,
         blocks[2][0] * BLOCK + 2,
         blocks[0][1] * BLOCK + 1,
     ]
-    assert found.forward.attention.kv_lens_device.tolist() == [3, 6]
-    assert found.forward.attention.kv_lens == (6, 8), "bounds"
+    (attention,) = found.forward.attention
+    assert attention.kv_lens_device.tolist() == [3, 6]
+    assert attention.kv_lens == (6, 8), "bounds"
 
 
 def test_drafts_outside_of_the_vocabulary_are_reported_and_replaced() -> None:

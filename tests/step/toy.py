@@ -11,7 +11,7 @@ from engine.contracts.request import SamplingParams
 from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step, StepContext
 from engine.kernels.triton.device import runs_triton
 from engine.step.graphs import Bucket, Capture, StepGraphs
-from engine.step.plan import Admit, StepPlan, StepRow
+from engine.step.plan import Admit, NewBlocks, StepPlan, StepRow
 from engine.step.runner import ModelRunner
 from engine.step.tables import DeviceTables
 
@@ -37,7 +37,7 @@ def toy_model() -> LoweredModel:
     table[BROKEN] = float("nan")
 
     def layer(context: StepContext, residual: Tensor) -> Tensor:
-        context.kv[context.slot_mapping] = residual[:, 0]  # type: ignore[index]
+        context.kv[context.slot_mappings[0]] = residual[:, 0]  # type: ignore[index]
         return residual
 
     b = Builder()
@@ -89,6 +89,11 @@ def blocks_of(row_id: int) -> tuple[int, ...]:
     return tuple(range(1 + row_id * count, 1 + (row_id + 1) * count))
 
 
+def all_of(row_id: int) -> tuple[NewBlocks, ...]:
+    """A plan's way to say so."""
+    return (NewBlocks(0, 0, blocks_of(row_id)),)
+
+
 def prompt_plan(
     prompts: dict[int, tuple[int, ...]], params: dict[int, SamplingParams] | None = None, stop_ids: tuple[int, ...] = ()
 ) -> StepPlan:
@@ -98,7 +103,7 @@ def prompt_plan(
         Admit(row_id, tokens, 0, len(tokens), known.get(row_id, SamplingParams(temperature=0.0)), 77 + row_id, stop_ids)
         for row_id, tokens in prompts.items()
     ]
-    rows = [StepRow(row_id, 0, len(tokens), new_blocks=blocks_of(row_id)) for row_id, tokens in prompts.items()]
+    rows = [StepRow(row_id, 0, len(tokens), new_blocks=all_of(row_id)) for row_id, tokens in prompts.items()]
     return StepPlan(0, tuple(admits), tuple(rows))
 
 

@@ -101,8 +101,12 @@ def new_block_head(target):
     """As in the test of the server's drafter, which computes it from the format's description."""
     shared = sizes_of(64, block.HEADS, block.KV_HEADS, block.DIM, block.MLP, block.THETA) | {"rms_norm_eps": block.EPS}
     sizes = BlockSizes(
-        **shared, draft_vocab_size=50, num_hidden_layers=block.LAYERS, block_size=6, mask_token=block.MASK,
-        aux_layers=(1, 3)
+        **shared,
+        draft_vocab_size=50,
+        num_hidden_layers=block.LAYERS,
+        block_size=6,
+        mask_token=block.MASK,
+        aux_layers=(1, 3),
     )
     tensors = block.head_tensors(50)
     head = ParallelBlock(sizes, tensors["d2t"] + torch.arange(50), target.embedding().clone())

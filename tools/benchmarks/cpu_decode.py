@@ -36,6 +36,7 @@ from engine.contracts.quantizer import SizedQuantizer
 from engine.kernels.cpu.captured import capture_steps
 from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kv.cache import KVCache
+from engine.kv.groups import one_group
 from engine.startup.build import load_plan
 from engine_plugins.command.bench_machine.machine import READ_BYTES, reader
 from engine_plugins.quantizer import float_linear, integer_linear
@@ -71,7 +72,7 @@ def load(path: Path, overrides: Sequence[str], num_blocks: int) -> Loaded:
     plan = assemble([f"model.path={path}", "device=cpu", f"kv_allocator.block_size={BLOCK_SIZE}", *overrides])
     bound = bind(plan)
     model = load_plan(plan, bound)
-    kv = KVCache(plan.model, bound.kv_format, num_blocks, BLOCK_SIZE, plan.dtype, "cpu")
+    kv = KVCache(one_group(model.graph.caches), bound.kv_format, [num_blocks], BLOCK_SIZE, plan.dtype, "cpu")
     model = capture_steps(model, kv, num_blocks * BLOCK_SIZE)
     shared = head_is_embedding(plan.model, bound.quantizer, getattr(torch, plan.dtype))
     return Loaded(tuple(overrides), plan, model, kv, shared)
@@ -95,13 +96,13 @@ def make_batch(rows: Rows) -> ForwardBatch:
         torch.tensor(ends, dtype=torch.int32),
         BLOCK_SIZE,
     )
-    return ForwardBatch(torch.arange(len(positions)) % 1000, positions, slots, attention, table_rows)
+    return ForwardBatch(torch.arange(len(positions)) % 1000, positions, (slots,), (attention,), table_rows)
 
 
 def step(loaded: Loaded, batch: ForwardBatch) -> None:
     """The last new token of each row is followed by one that is chosen."""
     hidden, _ = loaded.model.forward(batch, loaded.kv)
-    loaded.model.head(hidden[batch.attention.q_starts[1:].long() - 1]).argmax(dim=-1)
+    loaded.model.head(hidden[batch.attention[0].q_starts[1:].long() - 1]).argmax(dim=-1)
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
@@ -183,7 +184,7 @@ def large_products(of_bytes: bool) -> dict[str, Callable[[], object]]:
 
 def kv_bytes(loaded: Loaded) -> float:
     """Of a cached token."""
-    return loaded.kv.num_bytes / (loaded.kv.num_blocks * BLOCK_SIZE)
+    return loaded.kv.num_bytes / (loaded.kv.num_blocks[0] * BLOCK_SIZE)
 
 
 def least_bytes(loaded: Loaded) -> int:

@@ -17,6 +17,7 @@ from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
 from engine.kernels.model import LoweredBlock, LoweredModel, StepContext
 from engine.kv.cache import KVCache
+from engine.kv.groups import one_group
 from engine_plugins.quantizer.unquantized import STORED, joined_bias, joined_weight
 
 BLOCK_SIZE = 16
@@ -140,7 +141,7 @@ class LayerRunner:
     ) -> None:
         batches = _batches(samples)
         most = max(sum(-(-len(row) // BLOCK_SIZE) for row in rows) for rows in batches)
-        kv = KVCache(facts, kv_format, most, BLOCK_SIZE, dtype, device)
+        kv = KVCache(one_group(model.graph.caches), kv_format, [most], BLOCK_SIZE, dtype, device)
         self._layers = model.layers
         self._contexts = [_context(model, rows, kv, device) for rows in batches]
         self._exact: list[Values] = []
@@ -227,8 +228,8 @@ def _context(model: LoweredModel, rows: Sequence[Sequence[int]], kv: KVCache, de
     positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
     return StepContext(
         rotations=model.rotate(positions),
-        slot_mapping=torch.cat(slots).to(device),
-        prepared=model.attention.prepare(attention),
+        slot_mappings=(torch.cat(slots).to(device),),
+        prepared=(model.attention.prepare(attention),),
         kv=kv,
         positions=positions,
     )

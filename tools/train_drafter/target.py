@@ -17,6 +17,7 @@ from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
 from engine.kernels.model import ForwardBatch
 from engine.kv.cache import KVCache
+from engine.kv.groups import one_group
 from engine.startup.build import load_plan
 from engine.startup.checks import check_attention
 
@@ -98,10 +99,10 @@ class Target:
     def _kv(self, lengths: Sequence[int]) -> KVCache:
         """Room for every sequence, block 0 left free as in the engine."""
         blocks = 1 + sum(-(-length // self._block_size) for length in lengths)
-        if self._cache is None or self._cache.num_blocks < blocks:
-            plan = self.plan
+        if self._cache is None or self._cache.num_blocks < (blocks,):
+            plan, caches = self.plan, one_group(self._model.graph.caches)
             self._cache = KVCache(
-                plan.model, self._bound.kv_format, blocks, self._block_size, plan.dtype, plan.device.kind
+                caches, self._bound.kv_format, [blocks], self._block_size, plan.dtype, plan.device.kind
             )
         return self._cache
 
@@ -126,8 +127,8 @@ class Target:
         return ForwardBatch(
             token_ids=torch.tensor([token for tokens in sequences for token in tokens], device=device),
             positions=torch.cat([torch.arange(length) for length in lengths]).to(device),
-            slot_mapping=torch.cat(mapping).to(device),
-            attention=attention,
+            slot_mappings=(torch.cat(mapping).to(device),),
+            attention=(attention,),
             row_ids=rows.to(device),
         )
 

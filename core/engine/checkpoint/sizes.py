@@ -32,9 +32,16 @@ class DecoderSizes:
     """The head's weight is the embedding's."""
 
 
-def read_sizes(values: Values, *, tied: bool = False, eps: float = 1e-6, eps_key: str = "rms_norm_eps") -> DecoderSizes:
-    """``tied``, ``eps``: the family's defaults. Raises :class:`CheckpointError` naming the key that is missing or
-    odd."""
+def read_sizes(
+    values: Values,
+    *,
+    tied: bool = False,
+    eps: float = 1e-6,
+    eps_key: str = "rms_norm_eps",
+    layer_type: str | None = None,
+) -> DecoderSizes:
+    """``tied``, ``eps``: the family's defaults; ``layer_type``: the layers whose rotation is read, where they differ.
+    Raises :class:`CheckpointError` naming the key that is missing or odd."""
     missing = [key for key in _REQUIRED if not values.has(key)]
     if missing:
         raise CheckpointError(f"config.json lacks {', '.join(missing)}")
@@ -45,7 +52,7 @@ def read_sizes(values: Values, *, tied: bool = False, eps: float = 1e-6, eps_key
     if heads % kv_heads:
         raise CheckpointError(f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
     stated = values.whole("max_position_embeddings", "MAX_POSITION", 2048, least=2)
-    rope = read_rope(values, head_dim, stated)
+    rope = read_rope(values, head_dim, stated, layer_type)
     return DecoderSizes(
         vocab_size=values.whole("vocab_size", "MAX_VOCAB"),
         hidden_size=hidden_size,

@@ -214,6 +214,10 @@ class DraftWeights(Protocol):
         """``token_ids [T] -> [T, size]``"""
         ...
 
+    def embed(self, graph: Graph) -> Any:
+        """What enters the graph's first layer: ``token_ids [T] -> [T, hidden]``. A tied head shares its table."""
+        ...
+
     def norm(self, op: Norm) -> Any:
         """``[T, size] -> [T, size]``"""
         ...

@@ -2,21 +2,23 @@
 
 .. code-block:: python
 
-    def describe(self, model: ModelFacts, b: Builder) -> None:
-        x = b.embed("model.embed_tokens", model.vocab_size, model.hidden_size)
-        for i in range(model.num_layers):
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        sizes = read_sizes(Values(model.raw))
+        b.positions(sizes.max_position)
+        x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
+        for i in range(sizes.num_layers):
             with b.layer(x):
-                h = b.rms_norm(x, f"model.layers.{i}.input_layernorm", model.rms_norm_eps)
+                h = b.rms_norm(x, f"model.layers.{i}.input_layernorm", sizes.eps)
                 ...
-                x = b.add(x, b.linear(a, LinearPart(f"model.layers.{i}.self_attn.o_proj", model.hidden_size)))
-        b.lm_head(b.rms_norm(x, "model.norm", model.rms_norm_eps), "lm_head", model.vocab_size)
+                x = b.add(x, b.linear(a, LinearPart(f"model.layers.{i}.self_attn.o_proj", sizes.hidden_size)))
+        b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size)
 
 From the graph alone come the tensors that are read, their cuts, memory, the cache, and which kernels run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -110,6 +112,8 @@ class Graph:
     """In the order in which they are written."""
     max_position: int = 0
     """Most tokens of a sequence; 0: not said."""
+    ignored: tuple[str, ...] = ()
+    """How names of tensors begin that the checkpoint may have and the model does not read."""
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -144,7 +148,10 @@ class Builder:
     Names are those of the checkpoint's tensors, without ``.weight`` and ``.bias``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Callable[[], Collection[str]] = tuple) -> None:
+        """``stored``: the names of the checkpoint's tensors."""
+        self._stored = stored
+        self._ignored: list[str] = []
         self._sizes: list[int] = []
         self._inputs: list[int] = []
         self._tokens: Value | None = None
@@ -161,6 +168,15 @@ class Builder:
     def positions(self, count: int) -> None:
         """A sequence has at most ``count`` tokens."""
         self._max_position = count
+
+    def has(self, prefix: str) -> bool:
+        """Whether the checkpoint has tensors whose names begin so: where one configuration goes with several ways to
+        store a model. ``False`` where there is no checkpoint yet."""
+        return any(name.startswith(prefix) for name in self._stored())
+
+    def ignore(self, *prefixes: str) -> None:
+        """Tensors whose names begin so are not read: an encoder of images, for example. Start-up says so."""
+        self._ignored += prefixes
 
     def input(self, size: int) -> Value:
         """A value that is handed in, for layers that are no whole model."""
@@ -192,6 +208,7 @@ class Builder:
             tuple(self._sizes),
             tuple(self._caches),
             self._max_position,
+            tuple(self._ignored),
         )
 
     # Ops -------------------------------------------------------------------------------------------------------------
@@ -294,7 +311,7 @@ class Builder:
 
     def latent_attention(self, q: Value, k: Value, value_dim: int, *, scale: float) -> Value:
         """Writes keys of one head to a cache of their own, and attends to it with all heads of ``q``; values are the
-        first ``value_dim`` numbers of keys: multi-head latent attention (arXiv 2405.04434), its projections absorbed."""
+        first ``value_dim`` numbers of keys: multi-head latent attention (arXiv 2405.04434), projections absorbed."""
         heads = self._heads("attention", q, k.size)
         if not 0 < value_dim <= k.size:
             raise ValueError(f"values of {value_dim} in keys of {k.size}")
@@ -388,9 +405,9 @@ class Builder:
         """``x * (1 + beta * log(1 + floor(position / length)))``"""
         return self._add(PositionScale(beta, length), [x], x.size)
 
-    def scale(self, x: Value, factor: float) -> Value:
-        """``factor * x``; the value itself for a factor of 1."""
-        return x if factor == 1.0 else self._add(Scale(factor), [x], x.size)
+    def scale(self, x: Value, factor: float, *, rounded: bool = False) -> Value:
+        """``factor * x``, with ``rounded`` of a factor in the dtype of ``x``; the value itself for a factor of 1."""
+        return x if factor == 1.0 else self._add(Scale(factor, rounded), [x], x.size)
 
     def soft_cap(self, x: Value, cap: float | None) -> Value:
         """``cap * tanh(x / cap)``; the value itself without a cap."""

@@ -230,6 +230,8 @@ class Scale:
     """``factor * x``"""
 
     factor: float
+    rounded: bool = False
+    """The factor is rounded to the dtype of ``x`` first."""
 
 
 @dataclass(frozen=True, slots=True)

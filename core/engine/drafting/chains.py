@@ -51,7 +51,7 @@ class CapturedChain:
         own = (tensor.data_ptr() for tensor in (self._table_rows, self._lengths, self._tokens, self._drafts))
         blocks = tables.block_tables
         self._chains = Chains(
-            blocks.data_ptr(), blocks.stride(0), tables.block_size, programs.metadata, *own, MOST_DRAFTS
+            blocks.data_ptr(), *blocks.stride()[:2], tables.block_size, programs.metadata, *own, MOST_DRAFTS
         )
         self._written: list[tuple[Program | None, Program]] | None = None
         """What comes first, and a step, by number of requests."""

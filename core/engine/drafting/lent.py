@@ -34,7 +34,7 @@ from engine.kernels.model import LoweredModel, Rotate
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.kv.cache import KVCache
-from engine.models.required_tensors import linear_names, norm_tensors
+from engine.models.required_tensors import linear_names, norm_tensors, unread_names
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables
@@ -81,7 +81,7 @@ class DraftEngine:
         return Layers(inputs, layers[:count], behind, target.rotate, target.attention, self._kv)
 
     def open(self, model: ModelFacts) -> Weights:
-        return Weights(model, self._loading, self._kv, self.device)
+        return Weights(model, self._loading, self._kv, self.device, len(self._target.graph.caches))
 
     def captured(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if self._programs is None:
@@ -103,9 +103,7 @@ class DraftEngine:
         positions = (rows.positions[:, None] + torch.arange(num_draft_tokens, device=self.device)).flatten()
         return self._choose(logits, row_ids, positions, rows.sampled, ids).view(-1, num_draft_tokens)
 
-    def _choose(
-        self, logits: Tensor, row_ids: Tensor, positions: Tensor, sampled: bool, ids: Tensor | None
-    ) -> Tensor:
+    def _choose(self, logits: Tensor, row_ids: Tensor, positions: Tensor, sampled: bool, ids: Tensor | None) -> Tensor:
         """The token behind each position of a row."""
         features = Feature.SAMPLED | Feature.FILTERED if sampled else Feature.NONE
         batch = self._tables.sampling.at(row_ids, positions, features)
@@ -149,28 +147,19 @@ class DraftEngine:
             return capture.chain_metadata(rows, steps)
         row_ids, lengths = rows.row_ids, rows.lengths
         positions = rows.positions + torch.arange(steps, device=self.device)[:, None]
-        mapping = self._tables.slot_mapping(row_ids.expand_as(positions), positions)
+        mappings = self._tables.slot_mappings(row_ids.expand_as(positions), positions)
         kv_lens = (positions + 1).to(torch.int32)
-        tables = self._block_tables(row_ids, max(lengths, default=0) + steps)
+        tables = self._tables.blocks_of(row_ids, max(lengths, default=0) + steps)
         q_starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=self.device)
-        ones, chain = (1,) * len(lengths), Chained(positions)
-        return [
-            ForwardMetadata(
-                positions[j],
-                mapping[j],
-                AttentionBatch(
-                    q_lens=ones,
-                    kv_lens=tuple(length + j + 1 for length in lengths),
-                    block_tables=tables,
-                    q_starts=q_starts,
-                    kv_lens_device=kv_lens[j],
-                    block_size=self._tables.block_size,
-                ),
-                chain=chain,
-                index=j,
-            )
-            for j in range(steps)
-        ]
+        ones, chain, size = (1,) * len(lengths), Chained(positions), self._tables.block_size
+
+        def at(j: int) -> ForwardMetadata:
+            """Of the ``j``-th step."""
+            slots, ends = tuple([mapping[j] for mapping in mappings]), tuple([length + j + 1 for length in lengths])
+            batches = tuple([AttentionBatch(ones, ends, blocks, q_starts, kv_lens[j], size) for blocks in tables])
+            return ForwardMetadata(positions[j], slots, batches, chain=chain, index=j)
+
+        return [at(j) for j in range(steps)]
 
     def block_metadata(self, rows: DraftRows, num_tokens: int) -> ForwardMetadata:
         capture: CapturedMetadata | None = rows.capture
@@ -180,25 +169,21 @@ class DraftEngine:
         flat = rows.row_ids.repeat_interleave(num_tokens)
         ends = tuple(length + num_tokens for length in rows.lengths for _ in range(num_tokens))
         # Every token is a row of its own, so that it sees the keys behind it, too: all are written before any is read.
-        attention = AttentionBatch(
-            q_lens=(1,) * len(ends),
-            kv_lens=ends,
-            block_tables=self._block_tables(flat, max(ends, default=0)),
-            q_starts=torch.arange(len(ends) + 1, dtype=torch.int32, device=self.device),
-            kv_lens_device=(rows.positions + num_tokens).repeat_interleave(num_tokens).to(torch.int32),
-            block_size=self._tables.block_size,
-        )
-        return ForwardMetadata(positions, self._tables.slot_mapping(flat, positions), attention)
-
-    def _block_tables(self, row_ids: Tensor, longest: int) -> Tensor:
-        return self._tables.block_tables[row_ids, : -(-longest // self._tables.block_size)]
+        q_starts = torch.arange(len(ends) + 1, dtype=torch.int32, device=self.device)
+        kv_lens = (rows.positions + num_tokens).repeat_interleave(num_tokens).to(torch.int32)
+        ones, size = (1,) * len(ends), self._tables.block_size
+        tables = self._tables.blocks_of(flat, max(ends, default=0))
+        batches = tuple([AttentionBatch(ones, ends, blocks, q_starts, kv_lens, size) for blocks in tables])
+        return ForwardMetadata(positions, self._tables.slot_mappings(flat, positions), batches)
 
 
 class Weights:
     """See :class:`engine.contracts.drafter.DraftWeights`."""
 
-    def __init__(self, model: ModelFacts, loading: DraftLoading, kv: KVCache, device: str) -> None:
+    def __init__(self, model: ModelFacts, loading: DraftLoading, kv: KVCache, device: str, first_cache: int) -> None:
+        """``first_cache``: of the drafter's own."""
         self._model = model
+        self._first_cache = first_cache
         self._loading = loading
         self._kv = kv
         self._device = device
@@ -220,6 +205,15 @@ class Weights:
         self._table = (weight, table)
         return partial(lookup, table)
 
+    def embed(self, graph: Graph) -> Callable[[Tensor], Tensor]:
+        self._require({f"{graph.embedding.name}.weight"})
+        self._require_all(node.op for node in graph.embed.nodes)
+        loader = self._loader(graph)
+        found, *_ = fused_graph(graph, loader.lowering)
+        block = loader.outside(graph.embed, found)
+        self._table = loader.table
+        return block.of_rows
+
     def norm(self, op: Norm) -> Callable[[Tensor], Tensor]:
         return self._single(op)
 
@@ -238,6 +232,7 @@ class Weights:
             if isinstance(node.op, Attention):
                 self._check_heads(node.op)
         self._require_all(node.op for node in nodes)
+        self._used |= unread_names(graph, self.names)
         loader = self._loader(graph, first)
         found = list(fused_graph(graph, loader.lowering))[1:-1]
         layers = [loader.layer(layer, fused) for layer, fused in zip(graph.layers, found, strict=True)]
@@ -270,7 +265,7 @@ class Weights:
         self._require_all(node.op for node in graph.head.nodes)
         loader = self._loader(graph)
         *_, found = fused_graph(graph, loader.lowering)
-        return loader.head(graph.head, found).of_rows
+        return loader.outside(graph.head, found).of_rows
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         left = {name for name in self.names - self._used if not name.endswith(tuple(ignored) or ("\0",))}
@@ -300,6 +295,6 @@ class Weights:
             parallelism=loading.parallelism,
             rotations=() if graph is None else rotations(graph),
             kernels=loading.kernels,
-            first_cache=self._kv.num_target_layers + first,
+            first_cache=self._first_cache + first,
         )
         return Loader(self._checkpoint, self._quantizer, lowering, used=self._used, table=self._table)

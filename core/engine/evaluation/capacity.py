@@ -94,7 +94,7 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
     found = estimate(max(1, requests))
     return Capacity(
         weights=found.weights,
-        kv_per_token=found.block_bytes / found.block_size,
+        kv_per_token=sum(found.pool.block_bytes) / found.pool.block_size,
         memory=memory,
         budget=budget,
         requests=requests,
@@ -105,9 +105,9 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
 
 def _most_requests(estimate: Callable[[int], MemoryEstimate], budget: int, tokens: int) -> int:
     """The most requests that fit; every request takes more, so halving finds it."""
-    one = estimate(1)
-    blocks = -(-tokens // one.block_size)
-    fewest, most = 0, max(0, budget // (one.block_bytes * blocks))
+    pool = estimate(1).pool
+    blocks = -(-tokens // pool.block_size)
+    fewest, most = 0, max(0, budget // (pool.num_bytes(blocks + 1) - pool.num_bytes(1)))
     while fewest < most:
         middle = (fewest + most + 1) // 2
         if estimate(middle).total(middle * blocks + 1) <= budget:

@@ -50,6 +50,7 @@ from engine.models.required_tensors import (
     projection,
     router_tensors,
     stored_of,
+    unread_note,
 )
 from engine.models.sharding import check_cuts, cut, rank_of
 
@@ -161,6 +162,7 @@ class Loader:
             capturable=lowering.native and lowering.why_uncaptured is None,
             why_uncaptured=(lowering.why_uncaptured or "") if lowering.native else "",
             kv_scales=tuple(self._kv_scales),
+            unread=unread_note(graph, self._checkpoint),
         )
 
     def layer(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
@@ -172,7 +174,8 @@ class Loader:
                 self._kv_scales.append(self._scales_of(node.op, projection(block, node.inputs[0])))
         return lowered
 
-    def head(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
+    def outside(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
+        """What is before the layers, or behind them."""
         return self._block(block, found)[0]
 
     def single(self, op: Norm | Linear) -> Call:

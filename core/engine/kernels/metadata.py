@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
-from engine.kernels.model import Cache, Rotate, StepContext
+from engine.kernels.model import Cache, Rotate, StepContext, prepared_of
 
 
 @dataclass(slots=True)
@@ -17,18 +17,19 @@ class ForwardMetadata:
 
     positions: Tensor
     """int64 ``[num_tokens]``. While a program is written, this and the slots are values."""
-    slot_mapping: Tensor
-    attention: AttentionBatch
-    prepared: Any = None
-    """By the attention kernel, when it is first needed."""
+    slot_mappings: tuple[Tensor, ...]
+    attention: tuple[AttentionBatch, ...]
+    """By KV group, as the slots are."""
+    prepared: tuple[Any, ...] | None = None
+    """By the attention kernel, when it is first needed, for each group."""
     chain: Chained | None = None
     """The steps of a chain that this one was made with; :attr:`index` is its own."""
     index: int = 0
 
     def context(self, rotate: Rotate, attention: AttentionKernel, kv: Cache) -> StepContext:
         if self.prepared is None:
-            self.prepared = attention.prepare(self.attention)
-        return StepContext(self.rotations(rotate), self.slot_mapping, self.prepared, kv, self.positions)
+            self.prepared = prepared_of(attention, self.attention)
+        return StepContext(self.rotations(rotate), self.slot_mappings, self.prepared, kv, self.positions)
 
     def rotations(self, rotate: Rotate) -> tuple[tuple[Tensor, Tensor], ...]:
         return rotate(self.positions) if self.chain is None else self.chain.rotations(rotate)[self.index]

@@ -27,9 +27,10 @@ class ForwardBatch:
     """int64 ``[num_tokens]``"""
     positions: Tensor
     """int64 ``[num_tokens]``"""
-    slot_mapping: Tensor
-    """int64 ``[num_tokens]``: where each token's key and value go, ``block * block_size + offset``."""
-    attention: AttentionBatch
+    slot_mappings: tuple[Tensor, ...]
+    """By KV group, int64 ``[num_tokens]``: where each token's key and value go, ``block * block_size + offset``."""
+    attention: tuple[AttentionBatch, ...]
+    """By KV group: they differ in block tables alone."""
     row_ids: Tensor
     """int64 ``[num_tokens]``: the row of the device tables each token belongs to."""
 
@@ -40,7 +41,7 @@ class Cache(Protocol):
     block_size: int
     layers: tuple[LayerCache, ...]
 
-    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None: ...
+    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,17 @@ class StepContext:
 
     rotations: tuple[tuple[Tensor, Tensor], ...]
     """Cosine and sine tables, one pair for each distinct rotation of the model."""
-    slot_mapping: Tensor
-    prepared: Any
-    """What the attention kernel prepared."""
+    slot_mappings: tuple[Tensor, ...]
+    """By KV group."""
+    prepared: tuple[Any, ...]
+    """What the attention kernel prepared for each KV group."""
     kv: Cache
     positions: Tensor
     """int64 ``[num_tokens]``"""
+
+    def slots(self, cache: int) -> Tensor:
+        """Where the keys and values of a cache go."""
+        return self.slot_mappings[self.kv.layers[cache].group]
 
 
 Call = Callable[..., Any]
@@ -102,6 +108,11 @@ class LoweredBlock:
         return values[self.steps[-1].outputs[0]]
 
 
+def prepared_of(attention: AttentionKernel, batches: Sequence[AttentionBatch]) -> tuple[Any, ...]:
+    """What an attention kernel prepares for each KV group."""
+    return tuple([attention.prepare(batch) for batch in batches])
+
+
 def run_layer(layer: LoweredBlock, values: dict[int, Tensor], context: StepContext, following: int) -> None:
     """Run a layer. ``following``: the value behind it that the next one reads as its residual. Raises
     :class:`NotNative` for values of a program if later layers read more of it."""
@@ -143,6 +154,8 @@ class LoweredModel:
     kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()
     """By cache, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
     ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""
+    unread: str = ""
+    """What of the checkpoint the model does not read, for the plan."""
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Cache, aux_layers: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
@@ -155,15 +168,15 @@ class LoweredModel:
             done = self.small_steps(batch, kv, aux_layers)
             if done is not None:
                 return done
-        return self.run(batch, kv, self.attention.prepare(batch.attention), aux_layers)
+        return self.run(batch, kv, prepared_of(self.attention, batch.attention), aux_layers)
 
     @torch.inference_mode()
     def run(
-        self, batch: ForwardBatch, kv: Cache, prepared: Any, aux_layers: Sequence[int] = ()
+        self, batch: ForwardBatch, kv: Cache, prepared: tuple[Any, ...], aux_layers: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """:meth:`forward` with what the attention kernel prepared for this batch: the part that can be captured, or
-        written as a program, of values."""
-        context = StepContext(self.rotate(batch.positions), batch.slot_mapping, prepared, kv, batch.positions)
+        """:meth:`forward` with what the attention kernel prepared for this batch, by KV group: the part that can be
+        captured, or written as a program, of values."""
+        context = StepContext(self.rotate(batch.positions), batch.slot_mappings, prepared, kv, batch.positions)
         values = {self.graph.inputs[0]: batch.token_ids}
         self.embedding.run(values, None)
         aux: dict[int, Tensor] = {}

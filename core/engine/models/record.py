@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from itertools import chain
+from pathlib import Path
 
 from engine.border.calls import broken
 from engine.border.values import problems
+from engine.checkpoint.headers import has_weights, read_headers
 from engine.contracts.architecture import Architecture
 from engine.contracts.graph import Builder, Graph, Node
 from engine.contracts.model import ModelConfig, ModelFacts
@@ -18,9 +21,10 @@ OF_POSITIONS = (Rope, KVWrite, Attention, PositionScale)
 
 
 def recorded(architecture: Architecture, model: ModelConfig) -> Graph:
-    """The model's graph. Raises :class:`~engine.border.calls.PluginError` where it is no whole model, and what the
+    """The model's graph. Raises :class:`~engine.border.calls.PluginError` where it is no whole model,
+    :class:`~engine.checkpoint.files.CheckpointError` for damaged files if names of tensors are asked for, and what the
     plugin raises."""
-    builder = Builder()
+    builder = Builder(cache(lambda: _stored(model.path)))
     architecture.describe(model, builder)
     graph = builder.graph()
     found = chain(problems(graph, Graph, "graph"), _not_whole(graph))
@@ -41,6 +45,11 @@ def facts(architecture: Architecture, model: ModelConfig) -> ModelFacts:
         tie_embeddings=graph.lm_head.tied,
         attentions=tuple(dict.fromkeys(node.op for node in graph.nodes if isinstance(node.op, Attention))),
     )
+
+
+def _stored(path: str) -> frozenset[str]:
+    """Names of a checkpoint's tensors; none where there is no checkpoint yet."""
+    return frozenset(read_headers(path) if has_weights(Path(path)) else ())
 
 
 def _not_whole(graph: Graph) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -60,11 +60,27 @@ def check_names(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path
     missing = required - checkpoint.names
     if missing:
         raise CheckpointError(f"model.path={path}: tensors missing from the checkpoint: {name_list(missing)}")
-    leftover = {name for name in checkpoint.names - required - optional if not name.endswith(IGNORED_SUFFIXES)}
+    known = required | optional | unread_names(graph, checkpoint.names)
+    leftover = {name for name in checkpoint.names - known if not name.endswith(IGNORED_SUFFIXES)}
     if leftover:
         raise CheckpointError(
             f"model.path={path}: the checkpoint has tensors this architecture does not use: {name_list(leftover)}"
         )
+
+
+def unread_names(graph: Graph, names: Iterable[str]) -> set[str]:
+    """Those that belong to parts of the checkpoint that the model does not read."""
+    return {name for name in names if name.startswith(graph.ignored)}
+
+
+def unread_note(graph: Graph, checkpoint: Checkpoint) -> str:
+    """What is not read, for the plan; empty if everything is."""
+    unread = unread_names(graph, checkpoint.names)
+    if not unread:
+        return ""
+    parts = ", ".join(f"{prefix}*" for prefix in graph.ignored if any(name.startswith(prefix) for name in unread))
+    gigabytes = sum(checkpoint.entry(name).num_bytes for name in unread) / 1e9
+    return f"{len(unread)} tensors of the checkpoint ({gigabytes:.1f} GB) are not read: {parts}"
 
 
 def expected_names(graph: Graph, quantizer: Quantizer, names: Container[str]) -> tuple[set[str], set[str]]:

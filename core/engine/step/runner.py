@@ -67,8 +67,8 @@ class ModelRunner:
         """Take over the plan's admissions, with the blocks that they copy, new blocks and host drafts."""
         self.tables.apply(plan)
         for admit in plan.admits:
-            for copy in admit.copies[:1]:  # there is one KV group
-                self.kv.copy_block(copy.source, copy.target)
+            for copy in admit.copies:
+                self.kv.copy_block(copy.group, copy.source, copy.target)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:

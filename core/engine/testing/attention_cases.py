@@ -214,8 +214,8 @@ def make_inputs(
         block_size=case.block_size,
     )
     k, v = caches
-    scales = (None if cache.scale is None else cache.scale.to(device) for cache in caches)
-    cached = LayerCache(k.data.to(device), v.data.to(device), kv_format, *scales)
+    k_scale, v_scale = (None if cache.scale is None else cache.scale.to(device) for cache in caches)
+    cached = LayerCache(k.data.to(device), v.data.to(device), kv_format, k_scale, v_scale)
     return AttentionInputs(batch, q.to(device), cached, tuple(plain[0]), tuple(plain[1]))
 
 

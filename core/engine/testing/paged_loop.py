@@ -15,6 +15,7 @@ from engine.kernels.loading import load_model
 from engine.kernels.model import ForwardBatch
 from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.plain import OneRank, PlainAttention, PlainQuantizer
 
@@ -38,7 +39,9 @@ class PagedLoop:
         """``model.path``: where the weights are."""
         plugins = quantizer or PlainQuantizer(), PlainAttention(), PlainFormat(), OneRank()
         self._model = load_model(model, graph, *plugins, "float32", "cpu", kernels=kernels)
-        self._kv = KVCache(model, PlainFormat(), num_blocks, BLOCK, "float32", "cpu")
+        self._groups = cache_groups(graph.caches)
+        counts = (num_blocks,) * self._groups.num_groups
+        self._kv = KVCache(self._groups, PlainFormat(), counts, BLOCK, "float32", "cpu")
         self._free: list[int] = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self._tables: list[list[int]] = []
         self.lengths: list[int] = []
@@ -57,7 +60,8 @@ class PagedLoop:
         shared = table[: length // BLOCK]
         if length % BLOCK:
             shared.append(self._free.pop())
-            self._kv.copy_block(table[length // BLOCK], shared[-1])
+            for group in range(self._groups.num_groups):
+                self._kv.copy_block(group, table[length // BLOCK], shared[-1])
         self._tables.append(shared)
         self.lengths.append(length)
         return len(self._tables) - 1
@@ -88,7 +92,9 @@ class PagedLoop:
             tokens += new
             owners += [sequence] * len(new)
         token_ids, *where, row_ids = map(torch.tensor, columns)
-        return ForwardBatch(token_ids, where[0], where[1], self._attention(rows), row_ids)
+        # Each group has as many blocks as the others: a table is the same in all of them.
+        groups = self._groups.num_groups
+        return ForwardBatch(token_ids, where[0], (where[1],) * groups, (self._attention(rows),) * groups, row_ids)
 
     def _attention(self, rows: Sequence[Row]) -> AttentionBatch:
         tables = [self._tables[sequence] for sequence, _ in rows]

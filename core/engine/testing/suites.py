@@ -108,9 +108,7 @@ def _architecture(subject: Subject) -> Suite:
     if model is None:
         return _contract(subject, "no model to describe: set model.path=DIR to one that the plugin computes")
     models = {model.name: model}
-    return _filled(
-        subject, [ArchitectureConformance], make=lambda self: subject.build(), models=lambda self: models
-    )
+    return _filled(subject, [ArchitectureConformance], make=lambda self: subject.build(), models=lambda self: models)
 
 
 def _plain(module: str, name: str) -> Callable[[Subject], Suite]:

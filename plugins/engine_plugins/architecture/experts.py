@@ -22,7 +22,7 @@ class MixtralArchitecture:
         pass
 
     def describe(self, model: ModelConfig, b: Builder) -> None:
-        values = Values(model.raw)
+        values = Values({"rope_theta": 1e6, **model.raw})
         sizes, act = read_sizes(values, eps=1e-5), activation(values.text("hidden_act", "silu"))
         windows = windows_by_layer(values, sizes.num_layers, every=True)
         count = values.whole("num_local_experts", "MAX_EXPERTS", 8)

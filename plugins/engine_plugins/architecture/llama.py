@@ -6,12 +6,26 @@ differ in biases, in a norm of query and key heads (Qwen3), and in which layers 
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.checkpoint.sizes import read_sizes, windows_by_layer
 from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder
 from engine.contracts.model import ModelConfig
 from engine_plugins.architecture.blocks import activation, attention, gated_mlp
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {
+        "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096,
+    },
+    "Qwen2ForCausalLM": {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096},
+    "Qwen3ForCausalLM": {
+        "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "sliding_window": 4096,
+    },
+}  # fmt: skip
+"""What ``config.json`` may leave out, where it is not what most families have."""
 
 
 class LlamaArchitecture:
@@ -21,25 +35,30 @@ class LlamaArchitecture:
         pass
 
     def describe(self, model: ModelConfig, b: Builder) -> None:
-        values, family = Values(model.raw), model.architecture
-        sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
-        windows = _windows(values, family, sizes.num_layers)
-        may_have_bias = family in ("LlamaForCausalLM", "Qwen3ForCausalLM")
-        bias = may_have_bias and values.flag("attention_bias", False)
-        mlp_bias = family == "LlamaForCausalLM" and values.flag("mlp_bias", False)
-        b.positions(sizes.max_position)
-        x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
-        for i in range(sizes.num_layers):
-            name = f"model.layers.{i}"
-            with b.layer(x):
-                h = b.rms_norm(x, f"{name}.input_layernorm", sizes.eps)
-                x = b.add(x, attention(
-                    b, h, f"{name}.self_attn", sizes, rope=sizes.rope, window=windows[i],
-                    bias=bias or family == "Qwen2ForCausalLM", out_bias=bias, head_norm=family == "Qwen3ForCausalLM",
-                ))  # fmt: skip
-                h = b.rms_norm(x, f"{name}.post_attention_layernorm", sizes.eps)
-                x = b.add(x, gated_mlp(b, h, f"{name}.mlp", sizes, act, bias=mlp_bias))
-        b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size, tied=sizes.tied)
+        decoder(b, Values(model.raw), model.architecture)
+
+
+def decoder(b: Builder, values: Values, family: str, name: str = "model", head: str = "lm_head") -> None:
+    """Record a model of the family. ``name``, ``head``: what names of its tensors and of the head's begin with."""
+    values = Values({**DEFAULTS[family], **values.values})
+    sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
+    windows = _windows(values, family, sizes.num_layers)
+    may_have_bias = family in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    bias = may_have_bias and values.flag("attention_bias", False)
+    mlp_bias = family == "LlamaForCausalLM" and values.flag("mlp_bias", False)
+    b.positions(sizes.max_position)
+    x = b.embed(f"{name}.embed_tokens", sizes.vocab_size, sizes.hidden_size)
+    for i, window in enumerate(windows):
+        at = f"{name}.layers.{i}"
+        with b.layer(x):
+            h = b.rms_norm(x, f"{at}.input_layernorm", sizes.eps)
+            x = b.add(x, attention(
+                b, h, f"{at}.self_attn", sizes, rope=sizes.rope, window=window,
+                bias=bias or family == "Qwen2ForCausalLM", out_bias=bias, head_norm=family == "Qwen3ForCausalLM",
+            ))  # fmt: skip
+            h = b.rms_norm(x, f"{at}.post_attention_layernorm", sizes.eps)
+            x = b.add(x, gated_mlp(b, h, f"{at}.mlp", sizes, act, bias=mlp_bias))
+    b.lm_head(b.rms_norm(x, f"{name}.norm", sizes.eps), head, sizes.vocab_size, tied=sizes.tied)
 
 
 def _windows(values: Values, family: str, layers: int) -> tuple[int | None, ...]:

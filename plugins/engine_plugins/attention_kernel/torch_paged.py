@@ -131,8 +131,8 @@ def _run(stored: Tensor, first_slot: int, num_keys: int) -> Tensor:
     """A contiguous run of slots as ``[1, kv_heads, num_keys, head_dim]``, in one view: views are what a decode step
     on a CPU has most of."""
     _, _, heads, dim = stored.shape
-    slot = stored.stride(1)
-    return stored.as_strided((1, heads, num_keys, dim), (0, dim, slot, 1), stored.storage_offset() + first_slot * slot)
+    _, slot, head, _ = stored.stride()
+    return stored.as_strided((1, heads, num_keys, dim), (0, head, slot, 1), stored.storage_offset() + first_slot * slot)
 
 
 def _pick(stored: Tensor, piece: Piece) -> Tensor:

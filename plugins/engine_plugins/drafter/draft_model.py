@@ -60,8 +60,7 @@ class DraftModelDrafter:
     def start(self, engine: DraftEngine) -> None:
         graph: Graph = engine.describe(self._model)
         weights = engine.open(self._model)
-        table, head = graph.embedding, graph.lm_head
-        self._embed = weights.embedding(table.name, table.vocab_size, table.size)
+        self._embed, head = weights.embed(graph), graph.lm_head
         self._layers = weights.layers(graph)
         self._head = weights.head(graph)
         twice = tuple(f"{part.name}.weight" for part in head.spec.parts) if head.tied else ()

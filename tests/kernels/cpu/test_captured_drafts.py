@@ -154,7 +154,7 @@ def test_keys_that_a_program_writes_to_a_wrong_slot_are_seen(
         fill = Programs.fill
 
         def elsewhere(self: Programs, metadata: ForwardMetadata) -> None:
-            fill(self, replace(metadata, slot_mapping=metadata.slot_mapping + 1))
+            fill(self, replace(metadata, slot_mappings=tuple(slots + 1 for slots in metadata.slot_mappings)))
 
         monkeypatch.setattr(Programs, "fill", elsewhere)
     else:
@@ -210,7 +210,7 @@ def test_a_function_that_computes_with_torch_is_called_plainly_and_the_user_hear
 
 def test_what_is_found_after_start_up_is_a_warning(models: Models) -> None:
     plan = assemble([f"model.path={models.path('Llama')}", *COMMON])
-    programs = Programs(TorchAttention(None, None), plan.choice("kv_allocator").config["block_size"], 64)  # type: ignore[arg-type]
+    programs = Programs(TorchAttention(None, None), plan.choice("kv_allocator").config["block_size"], 64, 1)  # type: ignore[arg-type]
 
     def refused(count: int) -> None:
         raise NotNative("it computes with torch: softmax")
@@ -222,7 +222,7 @@ def test_what_is_found_after_start_up_is_a_warning(models: Models) -> None:
 
 
 def test_programs_are_written_up_to_the_number_of_tokens_that_fits() -> None:
-    programs = Programs(TorchAttention(None, None), 8, 64)  # type: ignore[arg-type]
+    programs = Programs(TorchAttention(None, None), 8, 64, 1)  # type: ignore[arg-type]
 
     def up_to_five(count: int) -> int:
         if count > 5:

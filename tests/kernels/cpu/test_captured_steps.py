@@ -96,17 +96,22 @@ def test_a_step_as_a_program_equals_the_step_op_by_op(
     assert steps.programs.notes() == () and len(steps.programs.written) == MOST_TOKENS
 
 
-@pytest.mark.parametrize("field", ["positions", "slot_mapping", "block_tables"])
+@pytest.mark.parametrize("field", ["positions", "slot_mappings", "block_tables"])
 def test_an_input_that_stays_as_it_was_is_seen(models: Models, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the comparison above is worth."""
     facts, model, dtype = lowered(models, "Llama", "model.dtype=float32")
     fill, first = Programs.fill, {}
 
     def stale(self: Programs, metadata: ForwardMetadata) -> None:
-        owner = metadata if hasattr(metadata, field) else metadata.attention
-        kept = first.setdefault((field, getattr(owner, field).shape), getattr(owner, field).clone())
-        changed = replace(owner, **{field: kept})
-        fill(self, changed if owner is metadata else replace(metadata, attention=changed))
+        (slots,), (attention,) = metadata.slot_mappings, metadata.attention
+        found = {"positions": metadata.positions, "slot_mappings": slots, "block_tables": attention.block_tables}[field]
+        kept = first.setdefault(found.shape, found.clone())
+        if field == "positions":
+            fill(self, replace(metadata, positions=kept))
+        elif field == "slot_mappings":
+            fill(self, replace(metadata, slot_mappings=(kept,)))
+        else:
+            fill(self, replace(metadata, attention=(replace(attention, block_tables=kept),)))
 
     monkeypatch.setattr(Programs, "fill", stale)
     with pytest.raises(AssertionError, match="tokens"):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.ops import Norm
-from engine.kernels.cpu.elementwise import ACTS, Combine, head_norms, rotated_heads, write_kv
+from engine.kernels.cpu.elementwise import ACTS, Combine, head_norms, rotated_heads, scaled_by_position, write_kv
 from engine.kernels.torch.norms import layer_norm, rms_norm
 from engine.kernels.torch.reference import activated, soft_capped
 from engine.kernels.torch.rope import rotate, rotate_interleaved
@@ -50,6 +50,14 @@ def test_sums_gates_scales_and_caps(dtype, rows, width):
     assert_alike(Combine("gate_all", width)(a, gate), wide * gate.float().sigmoid())
     assert_alike(Combine("scaled", width, factor=0.37)(a), 0.37 * wide)
     assert_alike(Combine("capped", width, factor=1.5)(a), soft_capped(wide, 1.5))
+
+
+@DTYPES
+@WIDTHS
+def test_scales_by_position(dtype, rows, width):
+    x, positions = strided(rows, width, dtype), torch.arange(rows) * 5
+    want = x.float() * (1.0 + 0.3 * torch.log1p((positions // 7).float()))[:, None]
+    assert_alike(scaled_by_position(width, 0.3, 7, dtype)(x, positions), want)
 
 
 def test_a_sum_may_overwrite_its_first_input():

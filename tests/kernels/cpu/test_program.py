@@ -62,6 +62,7 @@ def test_an_index_outside_of_a_table_reads_nothing() -> None:
         (lambda x: torch.cat((x, x)), "it computes with torch: cat"),
         (lambda x: torch.nn.functional.embedding(x, TABLE), "it computes with torch: embedding"),
         (lambda x: x.argmax(dim=-1), "it computes with torch: argmax"),
+        (lambda x: 2.0 * x // 3, "it computes with torch: arithmetic"),
         (lambda x: x[torch.tensor([0])], "indexes a value with something else than slices"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.config import SlotConfig
-from engine.contracts.ops import Attention
+from engine.contracts.graph import KVSpec
 from engine.contracts.quantizer import TileLoader
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.torch.rope import rotate
 from engine.kernels.triton.launch import HeadShape, HeadWriter, Launch, NormWeight, SkinnyLinear
 from engine.kernels.triton.weights import load_plain
 from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
 from engine.testing.context import build_context
 from engine_plugins.kv_format import int8 as formats
 from engine_plugins.kv_format.fp8 import FP8Format
@@ -122,10 +123,9 @@ def make(
         angles = torch.rand(num_tokens, 1, heads.rotary_dim // 2, generator=generator).to(device) * 6.0
         tables = (angles.cos(), angles.sin())
         q, k = rotate(q, *tables), rotate(k, *tables)
-    attention = Attention(heads.num_heads, heads.num_kv_heads, heads.head_dim, 1.0)
-    model = replace(build_context().model, attentions=(attention,))
+    groups = cache_groups([KVSpec(heads.num_kv_heads, heads.head_dim)])
     num_blocks = max(NUM_BLOCKS, -(-num_tokens // BLOCK_SIZE) + 1)
-    caches = tuple(KVCache(model, kv_format, num_blocks, BLOCK_SIZE, dtype, device) for _ in range(2))
+    caches = tuple(KVCache(groups, kv_format, [num_blocks], BLOCK_SIZE, dtype, device) for _ in range(2))
     for cache in caches:
         layer = cache.layers[0]
         for tensor in (layer.k, layer.v):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from engine.contracts.config import ParallelismConfig, SlotConfig
 from engine.contracts.graph import Builder, Graph
-from engine.contracts.ops import Attention, LinearPart, LinearSpec, Norm, RopeFacts
+from engine.contracts.ops import LinearPart, LinearSpec, Norm, RopeFacts
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.backends import fused_block, rotations
 from engine.kernels.model import LoweredBlock, Step, StepContext
@@ -19,6 +18,7 @@ from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.storage import stored_tensors
 from engine.kernels.torch.sequences import lower_rotations
 from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
 from engine.testing.context import build_context
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.parallelism.single import SingleDevice
@@ -73,15 +73,14 @@ def run(kernels: Kernels, kv_format: Any, rows: int, device: str) -> tuple[Tenso
     )  # fmt: skip
     weights: Any = RandomWeights(device, seed=rows)
     residual = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows)).to(device)
-    model = replace(context.model, attentions=(Attention(HEADS, KV_HEADS, HEAD_DIM, 1.0),))
-    kv = KVCache(model, kv_format, 8, 4, "float32", device)
+    kv = KVCache(cache_groups(graph.caches), kv_format, [8], 4, "float32", device)
     (layer,) = kv.layers
     for scale in (layer.k_scale, layer.v_scale):
         if scale is not None:
             scale.fill_(0.05)
     positions = torch.arange(rows, device=device)
     tables = lower_rotations(lowering, 64)(positions)
-    step = StepContext(rotations=tables, slot_mapping=positions + 3, prepared=None, kv=kv, positions=positions)
+    step = StepContext(rotations=tables, slot_mappings=(positions + 3,), prepared=(None,), kv=kv, positions=positions)
     values = {graph.inputs[0]: residual}
     with torch.inference_mode():
         *before, attention = fused_block(graph.layers[0], lowering)

@@ -75,7 +75,7 @@ def layer_launches(path: Path, rows: int, quantizer: Any = None) -> Launches:
     facts, model = load(path, kernels="triton", quantizer=quantizer)
     loop = PagedLoop(facts, model)
     slots, positions = torch.arange(rows), torch.arange(rows)
-    context = StepContext(model.rotate(positions), slots, prepared=None, kv=loop.kv, positions=positions)
+    context = StepContext(model.rotate(positions), (slots,), prepared=(None,), kv=loop.kv, positions=positions)
     layer = model.layers[1]
     # Attention: its output is as large as its queries.
     steps = [replace(step, call=lambda context, q: q) if index == 1 else step for index, step in enumerate(layer.steps)]

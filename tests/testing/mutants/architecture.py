@@ -263,7 +263,7 @@ class UnscaledScores(Edited):
     """Does not scale scores by the root of the head size."""
 
     def attention(self, b: Builder, *args: Any, **options: Any) -> Value:
-        return b.attention(*args, **options, scale=1.0)
+        return b.attention(*args, **{**options, "scale": 1.0})
 
 
 @mutant(Suite, LOGITS)
@@ -271,7 +271,7 @@ class CappedScores(Edited):
     """Bounds scores as another family does."""
 
     def attention(self, b: Builder, *args: Any, **options: Any) -> Value:
-        return b.attention(*args, **options, soft_cap=1.0)
+        return b.attention(*args, **{**options, "soft_cap": 1.0})
 
 
 @mutant(Suite, LOGITS)
@@ -286,8 +286,8 @@ class OneWindowForAll(LlamaArchitecture):
 class WindowOffByOne(Edited):
     """Counts a window without the token itself."""
 
-    def attention(self, b: Builder, *args: Any, window: int | None) -> Value:
-        return b.attention(*args, window=None if window is None else window + 1)
+    def attention(self, b: Builder, *args: Any, window: int | None, **options: Any) -> Value:
+        return b.attention(*args, window=None if window is None else window + 1, **options)
 
 
 @mutant(Suite, LOGITS, GREEDY)
@@ -319,7 +319,7 @@ class WeightsLessOne(Edited):
     """Adds 1 to the weights of norms, as for families that store them so."""
 
     def rms_norm(self, b: Builder, *args: Any, **options: Any) -> Value:
-        return b.rms_norm(*args, **options, offset=1.0)
+        return b.rms_norm(*args, **{**options, "offset": 1.0})
 
 
 @mutant(Suite, LOGITS)

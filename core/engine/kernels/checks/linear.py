@@ -16,6 +16,7 @@ from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear, Quantizer, TileLoader
 from engine.kernels.checks.tensors import Bounded, random, tensor_problem, value_problem
 from engine.kernels.torch.reference import gated_activation
+from engine.native import ACTIVATIONS
 
 ROWS = (1, 3, 17, 70)
 """A decode, drafts under verification, and more rows than few-row kernels serve."""
@@ -129,7 +130,10 @@ class _Trial:
         self._check = check
         self._packed = packed
         self._in, self._out = in_features, out_features
-        self._act = act if spec.kind == "gate_up" else None
+        gates = spec.kind == "gate_up"
+        self._act = act if gates and act in ACTIVATIONS else None
+        self._native = None if gates and self._act is None else packed.native
+        """Of gates only what a layer has a kernel for is ever called."""
         self._what = "+".join(part.name for part in spec.parts)
         self._compares = in_features * out_features <= MOST_COMPARED
         # What rounds its input to 8 bits may do so for some numbers of rows only.
@@ -151,11 +155,11 @@ class _Trial:
         if again.data_ptr() in (product.data_ptr(), x.data_ptr()):
             self._fail("apply", "returned memory that is in use, expected new memory")
         self._look_at_others(few, product)
-        if self._packed.native is not None and x.device.type == "cpu":
+        if self._native is not None and x.device.type == "cpu":
             for rows in NATIVE_ROWS:
                 product = self._packed.apply(x[:rows])
                 gated = product if self._act is None else gated_activation(product, self._act)
-                self._look_at_native(self._packed.native, x[:rows], gated)
+                self._look_at_native(self._native, x[:rows], gated)
         if not torch.equal(x, before):
             self._fail("apply", "changed its input")
 

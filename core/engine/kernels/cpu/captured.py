@@ -19,7 +19,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.kernels.cpu.program import NotNative, Program, Value, scratch_memory
 from engine.kernels.cpu.row_ops import Metadata, kernels
 from engine.kernels.metadata import ForwardMetadata
-from engine.kernels.model import Cache, ForwardBatch, LoweredModel
+from engine.kernels.model import Cache, ForwardBatch, LoweredModel, prepared_of
 from engine.kernels.settings import MOST_TOKENS
 
 W = TypeVar("W")
@@ -28,21 +28,25 @@ W = TypeVar("W")
 class Programs:
     """What all programs of an engine share: memory, and the inputs that say where tokens are."""
 
-    def __init__(self, attention: AttentionKernel, block_size: int, max_len: int) -> None:
-        """``max_len``: tokens in a row of the block tables."""
+    def __init__(self, attention: AttentionKernel, block_size: int, max_len: int, num_groups: int) -> None:
+        """``max_len``: tokens in a row of the block tables; ``num_groups``: of the cache."""
         self.max_len = max_len
         self.memory = scratch_memory()
         self.written: list[Program] = []
         self._inputs: list[Tensor] = []
-        positions, slots = (self.set_aside(torch.empty(0, dtype=torch.int64)) for _ in range(2))
+        further, row = (num_groups - 1) * MOST_TOKENS, -(-max_len // block_size)
+        positions = self.set_aside(torch.empty(0, dtype=torch.int64))
+        slots = self.set_aside(torch.empty(0, dtype=torch.int64), further).view(num_groups, -1)
         q_starts, kv_lens = (self.set_aside(torch.empty(0, dtype=torch.int32), 1) for _ in range(2))
-        blocks = self.set_aside(torch.empty(0, -(-max_len // block_size), dtype=torch.int32))
-        self.metadata = Metadata(*(tensor.data_ptr() for tensor in self._inputs), blocks.stride(0))
+        blocks = self.set_aside(torch.empty(0, row, dtype=torch.int32), further).view(num_groups, -1, row)
+        pointers = (tensor.data_ptr() for tensor in self._inputs)
+        self.metadata = Metadata(*pointers, row, MOST_TOKENS, num_groups)
         self._metadata = []
         for count in range(1, MOST_TOKENS + 1):  # as many rows as tokens, of which some may have no queries
-            rows = blocks[:count], q_starts[: count + 1], kv_lens[:count]
-            batch = AttentionBatch((1,) * count, (1,) * count, *rows, block_size)
-            self._metadata.append(ForwardMetadata(positions[:count], slots[:count], batch, attention.prepare(batch)))
+            lengths, ones = (q_starts[: count + 1], kv_lens[:count]), (1,) * count
+            batches = tuple(AttentionBatch(ones, ones, tables[:count], *lengths, block_size) for tables in blocks)
+            groups = tuple(slots[:, :count]), batches, prepared_of(attention, batches)
+            self._metadata.append(ForwardMetadata(positions[:count], *groups))
         self._uncaptured: dict[str, str] = {}
         self._noted = False
 
@@ -55,8 +59,9 @@ class Programs:
         """A program for ``count`` tokens, and where they are, as values."""
         program, metadata = Program(f"{title}, {count} tokens", self.memory, self.max_len), self._metadata[count - 1]
         self.written.append(program)
-        positions, slots = program.value("positions", metadata.positions), program.value("slots", metadata.slot_mapping)
-        return program, replace(metadata, positions=positions, slot_mapping=slots)
+        positions = program.value("positions", metadata.positions)
+        slots = tuple(program.value("slots", mapping) for mapping in metadata.slot_mappings)
+        return program, replace(metadata, positions=positions, slot_mappings=slots)
 
     def write_all(
         self, name: str, write: Callable[[int], W], refusals: type[Exception] | tuple[type[Exception], ...] = NotNative
@@ -77,14 +82,15 @@ class Programs:
 
     def fill(self, metadata: ForwardMetadata) -> None:
         """Copy where tokens are to the inputs."""
-        batch, tables = metadata.attention, metadata.attention.block_tables
-        positions, slots = metadata.positions.contiguous(), metadata.slot_mapping.contiguous()
-        assert tables.stride(1) == 1 and batch.q_starts.is_contiguous() and batch.kv_lens_device.is_contiguous()
-        kernels().fill_metadata(
-            ctypes.addressof(self.metadata), positions.shape[0], len(batch.q_lens), positions.data_ptr(),
-            slots.data_ptr(), batch.q_starts.data_ptr(), batch.kv_lens_device.data_ptr(), tables.data_ptr(),
-            tables.shape[1], tables.stride(0),
-        )  # fmt: skip
+        positions = metadata.positions.contiguous()
+        for group, (batch, mapping) in enumerate(zip(metadata.attention, metadata.slot_mappings, strict=True)):
+            tables, slots = batch.block_tables, mapping.contiguous()
+            assert tables.stride(1) == 1 and batch.q_starts.is_contiguous() and batch.kv_lens_device.is_contiguous()
+            kernels().fill_metadata(
+                ctypes.addressof(self.metadata), group, positions.shape[0], len(batch.q_lens), positions.data_ptr(),
+                slots.data_ptr(), batch.q_starts.data_ptr(), batch.kv_lens_device.data_ptr(), tables.data_ptr(),
+                tables.shape[1], tables.stride(0),
+            )  # fmt: skip
 
     @property
     def num_bytes(self) -> int:
@@ -125,7 +131,7 @@ class Captured:
         if self._written is None:
             self.write(arguments)
         assert self._written is not None
-        count, longest = metadata.positions.shape[0], max(metadata.attention.kv_lens, default=0)
+        count, longest = metadata.positions.shape[0], max(metadata.attention[0].kv_lens, default=0)
         if not 0 < count <= len(self._written) or longest > self._programs.max_len:
             return self._function(*arguments, metadata=metadata)
         for argument, memory in zip(arguments, self._inputs, strict=True):
@@ -162,25 +168,24 @@ class CapturedSteps:
     """Steps of a model on a cache, with the hidden states wanted of each."""
 
     def __init__(self, model: LoweredModel, kv: Cache, max_len: int, aux_layers: Sequence[int]) -> None:
-        self.programs = Programs(model.attention, kv.block_size, max_len)
+        num_groups = 1 + max(layer.group for layer in kv.layers)
+        self.programs = Programs(model.attention, kv.block_size, max_len, num_groups)
         self._model, self._kv, self._aux_layers = model, kv, tuple(aux_layers)
         self._step = Captured("a step", self._run, self.programs)
         self._step.write([torch.empty(0, dtype=torch.int64)])
 
-    def __call__(
-        self, batch: ForwardBatch, kv: Cache, aux_layers: Sequence[int]
-    ) -> tuple[Tensor, list[Tensor]] | None:
+    def __call__(self, batch: ForwardBatch, kv: Cache, aux_layers: Sequence[int]) -> tuple[Tensor, list[Tensor]] | None:
         """As :meth:`LoweredModel.forward`, or ``None`` for a step that has to run op by op."""
         if kv is not self._kv or tuple(aux_layers) != self._aux_layers:
             return None
-        metadata = ForwardMetadata(batch.positions, batch.slot_mapping, batch.attention)
+        metadata = ForwardMetadata(batch.positions, batch.slot_mappings, batch.attention)
         found = self._step(batch.token_ids, metadata=metadata)
         return (found[0], list(found[1:])) if aux_layers else (found, [])
 
     def _run(self, token_ids: Tensor, metadata: ForwardMetadata) -> Any:
-        prepared = self._model.attention.prepare(metadata.attention) if metadata.prepared is None else metadata.prepared
-        slots = metadata.slot_mapping
-        batch = ForwardBatch(token_ids, metadata.positions, slots, metadata.attention, slots)
+        prepared = metadata.prepared or prepared_of(self._model.attention, metadata.attention)
+        slots = metadata.slot_mappings
+        batch = ForwardBatch(token_ids, metadata.positions, slots, metadata.attention, slots[0])
         residual, aux = self._model.run(batch, self._kv, prepared, self._aux_layers)
         return (residual, *aux) if aux else residual
 

@@ -23,6 +23,12 @@ struct Rotation {
     int64_t interleaved;  // pairs are neighbours, not half the rotated part apart
 };
 
+// Mirrored by a ctypes structure.
+struct PositionScale {
+    int64_t size, length;
+    float beta;
+};
+
 enum Kind : int64_t { ADD = 0, GATE = 1, GATE_ALL = 2, GATED = 3, ACTIVATED = 4, SCALED = 5, CAPPED = 6 };
 enum Plain : int64_t { GELU = 10, RELU = 11, RELU2 = 12 };  // activations without a vector form; below: Activation
 
@@ -131,6 +137,17 @@ void combine(const Elementwise& e, int64_t rows, const T* a, int64_t a_stride, c
 }
 
 template <typename T>
+void scale_by_position(const PositionScale& p, int64_t rows, const T* x, int64_t x_stride, const int64_t* positions,
+                       T* y) {
+#pragma omp parallel for schedule(static) if (rows * p.size >= PARALLEL_ELEMENTS)
+    for (int64_t row = 0; row < rows; row++) {
+        const float factor = 1.0f + p.beta * std::log1p(static_cast<float>(positions[row] / p.length));
+#pragma omp simd
+        for (int64_t i = 0; i < p.size; i++) y[row * p.size + i] = narrow<T>(widen(x[row * x_stride + i]) * factor);
+    }
+}
+
+template <typename T>
 void write_kv(int64_t tokens, int64_t size, const T* k, int64_t k_stride, const T* v, int64_t v_stride,
               const int64_t* slots, T* keys, T* values) {
     for (int64_t token = 0; token < tokens; token++) {
@@ -152,6 +169,10 @@ void write_kv(int64_t tokens, int64_t size, const T* k, int64_t k_stride, const 
     extern "C" void combine_##T(const Elementwise* what, int64_t rows, const T* a, int64_t a_stride, const T* b,     \
                                 int64_t b_stride, T* y) {                                                            \
         combine(*what, rows, a, a_stride, b, b_stride, y);                                                           \
+    }                                                                                                                \
+    extern "C" void scale_by_position_##T(const PositionScale* scale, int64_t rows, const T* x, int64_t x_stride,    \
+                                          const int64_t* positions, T* y) {                                          \
+        scale_by_position(*scale, rows, x, x_stride, positions, y);                                                  \
     }                                                                                                                \
     extern "C" void write_kv_##T(int64_t tokens, int64_t size, const T* k, int64_t k_stride, const T* v,             \
                                  int64_t v_stride, const int64_t* slots, T* keys, T* values) {                       \

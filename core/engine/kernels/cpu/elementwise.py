@@ -46,10 +46,17 @@ class _Elementwise(ctypes.Structure):
     _fields_ = (*((name, INT64) for name in ("kind", "activation", "size")), ("factor", FLOAT))
 
 
+class _PositionScale(ctypes.Structure):
+    """``PositionScale`` of ``elementwise.cpp``."""
+
+    _fields_ = (*((name, INT64) for name in ("size", "length")), ("beta", FLOAT))
+
+
 _FUNCTIONS = {
     "norm_heads": (POINTER, INT64, POINTER, INT64, POINTER),
     "rotate_heads": (POINTER, INT64, POINTER, INT64, POINTER, POINTER, POINTER),
     "combine": (POINTER, INT64, POINTER, INT64, POINTER, INT64, POINTER),
+    "scale_by_position": (POINTER, INT64, POINTER, INT64, POINTER, POINTER),
     "write_kv": (INT64, INT64, POINTER, INT64, POINTER, INT64, POINTER, POINTER, POINTER),
 }
 
@@ -128,6 +135,25 @@ class Combine:
         what = ctypes.addressof(self._what)
         rows = pointers[0], strides[0], pointers[1], strides[1]
         return _function("combine", a.dtype).at(what, a.shape[0], *rows, y.data_ptr())
+
+
+def scaled_by_position(
+    width: int, beta: float, length: int, dtype: torch.dtype
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """``(x [rows, width], positions)``, int64 ``[rows]``."""
+    function, what = _function("scale_by_position", dtype), _PositionScale(width, length, beta)
+
+    def call(x: Tensor, positions: Tensor, y: Tensor) -> NativeCall:
+        assert x.stride(1) == 1 and positions.is_contiguous() and positions.dtype == torch.int64
+        rows = x.shape[0], x.data_ptr(), x.stride(0)
+        return function.at(ctypes.addressof(what), *rows, positions.data_ptr(), y.data_ptr())
+
+    def scale(x: Tensor, positions: Tensor) -> Tensor:
+        y = empty(x, "scaled", (x.shape[0], width))
+        run(call, x, positions, y)
+        return y
+
+    return scale
 
 
 def write_kv(k: Tensor, v: Tensor, slots: Tensor, cache: LayerCache) -> None:

@@ -18,17 +18,18 @@ from engine.contracts.ops import (
     Linear,
     Norm,
     Op,
+    PositionScale,
     Rope,
     Scale,
     SoftCap,
 )
 from engine.contracts.quantizer import NativeLinear, PackedLinear
-from engine.kernels.cpu.elementwise import Combine, head_norms, rotated_heads, write_kv
+from engine.kernels.cpu.elementwise import Combine, head_norms, rotated_heads, scaled_by_position, write_kv
 from engine.kernels.cpu.program import NotNative, Value, empty, run
 from engine.kernels.cpu.row_ops import lookup
 from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
-from engine.kernels.torch.ops import head_call, part_columns
+from engine.kernels.torch.ops import head_call, part_columns, scale_factor
 from engine.models.fuse import Fused, Match
 from engine.models.required_tensors import linears_of
 from engine.models.sharding import check_heads
@@ -131,7 +132,7 @@ def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: We
     cache = cache_of(lowering, fused.nodes[0])
 
     def write(context: StepContext, k: Tensor, v: Tensor) -> None:
-        write_kv(k, v, context.slot_mapping, context.kv.layers[cache])
+        write_kv(k, v, context.slots(cache), context.kv.layers[cache])
 
     return Lowered(write, "compiled KV write", None)
 
@@ -163,8 +164,18 @@ def _gate(lowering: Lowering, op: Gate, fused: Fused[Kernel], weights: Weights) 
     return Lowered(gate, "compiled gate", None)
 
 
+def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    scale = by_width(lambda width: scaled_by_position(width, op.beta, op.length, lowering.dtype))
+
+    def scaled(context: StepContext, x: Tensor) -> Tensor:
+        made: Tensor = scale(x.shape[1])(x, context.positions)
+        return made
+
+    return Lowered(scaled, "compiled, by position", None)
+
+
 def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    return _combining("scaled", factor=op.factor)
+    return _combining("scaled", factor=scale_factor(lowering, op))
 
 
 def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -199,6 +210,7 @@ _LOWER: dict[type[Op], LowerOp] = {
     Activation: _activation,
     Add: _add,
     Gate: _gate,
+    PositionScale: _position_scale,
     Scale: _scale,
     SoftCap: _soft_cap,
 }

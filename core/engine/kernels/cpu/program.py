@@ -142,6 +142,11 @@ class Value:
     def __getattr__(self, name: str) -> NoReturn:
         raise NotNative(f"it computes with torch: {name}")
 
+    def _computed(self, *others: object) -> NoReturn:
+        raise NotNative("it computes with torch: arithmetic")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __floordiv__ = __neg__ = _computed
+
 
 def empty(like: Tensor, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """Memory for a result: a tensor, or with a value a buffer of this name in its program."""

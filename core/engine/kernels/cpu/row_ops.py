@@ -22,7 +22,7 @@ class Metadata(ctypes.Structure):
 
     _fields_ = (
         *((name, POINTER) for name in ("positions", "slots", "q_starts", "kv_lens", "blocks")),
-        ("stride", INT64),
+        *((name, INT64) for name in ("stride", "most", "groups")),
     )
 
 
@@ -31,6 +31,7 @@ class Chains(ctypes.Structure):
 
     _fields_ = (
         ("tables", POINTER),
+        ("group_stride", INT64),
         ("table_stride", INT64),
         ("block_size", INT64),
         ("to", Metadata),
@@ -45,7 +46,7 @@ _FUNCTIONS = {
     "widen_bfloat16": (INT64, POINTER, POINTER),
     "copy_rows": (INT64, INT64, POINTER, INT64, POINTER, INT64),
     "gather_rows": (POINTER, INT64, INT64, POINTER, INT64, POINTER),
-    "fill_metadata": (POINTER, INT64, INT64, POINTER, POINTER, POINTER, POINTER, POINTER, INT64, INT64),
+    "fill_metadata": (POINTER, INT64, INT64, INT64, POINTER, POINTER, POINTER, POINTER, POINTER, INT64, INT64),
     "place_chains": (POINTER,),
     "grow_chains": (POINTER, POINTER, INT64),
 }

@@ -81,11 +81,12 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
     def qkv_rope_write(context: StepContext, x: Tensor) -> Tensor:
         qkv = linear(norm(x))
         tables = None if rotation is None else context.rotations[rotation]
-        rotate_and_write(qkv, tables, context.slot_mapping, context.kv.layers[cache] if writes else None)
+        slots = context.slots(cache)
+        rotate_and_write(qkv, tables, slots, context.kv.layers[cache] if writes else None)
         if not writes:
             heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
             k, v = heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:]
-            context.kv.write(cache, context.slot_mapping, k, v)
+            context.kv.write(cache, slots, k, v)
         return qkv[:, : num_heads * head_dim]
 
     compiled = ("rotation",) * (rotation is not None) + ("KV write",) * writes
@@ -110,7 +111,7 @@ def lower_native_attention(lowering: Lowering, fused: Fused[Kernel], weights: We
         out = empty(q, "attended", (q.shape[0], op.num_heads * op.head_dim))
 
         def call(q: Tensor, out: Tensor, *held: Tensor) -> NativeCall:
-            found = kernel.call(context.prepared, op, q, cache, out, *more)
+            found = kernel.call(context.prepared[cache.group], op, q, cache, out, *more)
             if found is None:
                 raise NotNative(f"attention is computed by {of_tensors.label}")
             return found

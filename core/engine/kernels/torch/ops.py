@@ -194,7 +194,7 @@ def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: We
     def write(context: StepContext, k: Tensor, v: Tensor | None = None) -> None:
         keys, values = (None if x is None else x.view(-1, x.shape[1] // op.head_dim, op.head_dim) for x in (k, v))
         assert keys is not None
-        context.kv.write(cache, context.slot_mapping, keys, values)
+        context.kv.write(cache, context.slots(cache), keys, values)
 
     return Lowered(write, "index_copy")
 
@@ -202,13 +202,13 @@ def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: We
 def lower_attention(lowering: Lowering, op: Attention, fused: Fused[Kernel], weights: Weights) -> Lowered:
     """By the plan's attention kernel."""
     check_heads(op.num_heads, op.num_kv_heads, lowering.tp)
-    kernel, local, cache = lowering.attention, local_attention(op, lowering.tp), cache_of(lowering, fused.nodes[0])
+    kernel, local, index = lowering.attention, local_attention(op, lowering.tp), cache_of(lowering, fused.nodes[0])
     more = () if not op.sinks else (sinks_of(lowering, fused, weights),)
     forward: Callable[..., Tensor] = kernel.forward
 
     def attention(context: StepContext, q: Tensor) -> Tensor:
-        heads = q.view(-1, local.num_heads, op.head_dim)
-        return forward(context.prepared, local, heads, context.kv.layers[cache], *more)
+        heads, cache = q.view(-1, local.num_heads, op.head_dim), context.kv.layers[index]
+        return forward(context.prepared[cache.group], local, heads, cache, *more)
 
     return Lowered(attention, kernel.label(op, lowering.dtype_name, lowering.kv_format))
 
@@ -248,8 +248,13 @@ def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel],
     return Lowered(scaled, "torch")
 
 
+def scale_factor(lowering: Lowering, op: Scale) -> float:
+    return float(torch.tensor(op.factor, dtype=lowering.dtype)) if op.rounded else op.factor
+
+
 def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    return Lowered(lambda context, x: x * op.factor, "torch")
+    factor = scale_factor(lowering, op)
+    return Lowered(lambda context, x: x * factor, "torch")
 
 
 def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: Weights) -> Lowered:

@@ -77,7 +77,7 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
         if turn is not None and index is not None:
             qk = turn(qk, *context.rotations[index])
         v = qkv[:, rotated_size:].view(-1, num_kv_heads, head_dim)
-        context.kv.write(cache, context.slot_mapping, qk[:, num_heads:], v)
+        context.kv.write(cache, context.slots(cache), qk[:, num_heads:], v)
         return qk[:, :num_heads].flatten(1)
 
     labels = "" if what.norm is None else norm_label(lowering), packed.label, turned, "index_copy KV write"

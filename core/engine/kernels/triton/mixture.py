@@ -39,9 +39,7 @@ class Mixture:
             return made
         return residual.add_(made) if overwrite else residual + made
 
-    def _one_by_one(
-        self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool
-    ) -> Tensor:
+    def _one_by_one(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
         """Two launches; experts of two tokens are read twice."""
         pairs, tokens = ids.numel(), x.shape[0]
         gated = torch.empty(pairs, self.size, dtype=x.dtype, device=x.device)

@@ -102,7 +102,8 @@ def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) 
 
     def qkv_rope_write(context: StepContext, x: Tensor) -> Tensor:
         tables = None if rotation is None else context.rotations[rotation]
-        slots, cache = context.slot_mapping, context.kv.layers[index]
+        cache = context.kv.layers[index]
+        slots = context.slot_mappings[cache.group]
         if few is None or not few.serves(x):
             return write(normed_linear(x), tables, slots, cache).flatten(1)
         if in_two:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.assembly.bind import BoundEngine
@@ -9,7 +11,7 @@ from engine.assembly.errors import listing
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import PluginError, broken, name_of, shown
 from engine.contracts.drafter import on_device
-from engine.contracts.kv_allocator import BlockUsage, KVAllocator
+from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup
 from engine.models.record import recorded
 from engine.startup.checks.attention import AttentionCheck
 from engine.startup.checks.kv_format import check_kv_format
@@ -70,10 +72,11 @@ def check_parallelism(plan: EnginePlan, bound: BoundEngine) -> None:
         raise PluginError(f"{name_of(plugin)}: world_size is {size}, expected {expected}; rank is {rank}")
 
 
-def check_pool(allocator: KVAllocator, num_blocks: int) -> None:
+def check_pool(allocator: KVAllocator, groups: Sequence[KVGroup]) -> None:
     """Raise :class:`~engine.border.calls.PluginError` when an allocator that has just been started does not have all
-    blocks but the padding block."""
-    usage, expected = allocator.usage(), BlockUsage(num_blocks - 1, num_blocks - 1, 0, 0)
+    blocks of each group but the padding block."""
+    usage, totals = allocator.usage(), [group.num_blocks - 1 for group in groups]
+    expected = tuple(BlockUsage(total, total, 0, 0) for total in totals)
     if usage != expected:
         raise broken(allocator, "usage", f"returned {shown(usage)} after start(), expected {expected}")
 
@@ -86,7 +89,7 @@ def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
     graph = recorded(bound.architecture, model)
     check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
     attention = AttentionCheck(
-        bound.attention_kernel, bound.kv_format, model, plan.dtype, device, bound.context.block_size,
+        bound.attention_kernel, bound.kv_format, plan.dtype, device, bound.context.block_size,
         plan.max_len, bound.context.max_requests,
     )  # fmt: skip
     attention(graph)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from engine.border.calls import PluginError, broken, name_of, shown
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, LayerCache, NativeAttention
-from engine.contracts.graph import Graph
+from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.model import ModelFacts
 from engine.contracts.ops import Attention
 from engine.kernels.checks.tensors import Bounded, random, tensor_problem, value_problem
 from engine.kernels.storage import as_bits
 from engine.kernels.torch.reference import paged_attention
 from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
 
 MORE_ROWS = ((1, 3), (1, 17), (1, 40), (1, 65))
 """Decodes enough that rows are not few."""
@@ -34,7 +34,6 @@ class AttentionCheck:
 
     kernel: AttentionKernel
     kv_format: KVFormat
-    model: ModelFacts
     dtype: str
     device: str
     block_size: int
@@ -77,7 +76,7 @@ class AttentionCheck:
         q, prepared = fused[:, : op.num_heads], self.kernel.prepare(batch)
         more = () if not op.sinks else (torch.linspace(-2.0, 2.0, op.num_heads, device=q.device),)
         for layer in range(2):  # which share what was prepared
-            cache = self._cache(slots, layer)
+            cache = self._cache(op, slots, layer)
             stored = cache.k.clone(), cache.v.clone()
             want = paged_attention(batch, op, q, cache, *more)
             forward: Callable[..., Tensor] = self.kernel.forward
@@ -115,17 +114,19 @@ class AttentionCheck:
         if wrong:
             raise broken(kernel, "call", wrong)
 
-    def _cache(self, slots: list[int], layer: int) -> LayerCache:
-        one = replace(self.model, num_layers=1)
-        blocks = 1 + max(slots) // self.block_size
-        kv = KVCache(one, self.kv_format, blocks, self.block_size, self.dtype, self.device)
-        heads, dtype, device = one.num_kv_heads, getattr(torch, self.dtype), torch.device(self.device)
+    def _cache(self, op: Attention, slots: list[int], layer: int) -> LayerCache:
+        blocks, one = (
+            1 + max(slots) // self.block_size,
+            cache_groups([KVSpec(op.num_kv_heads, op.head_dim, value_dim=op.value_dim)]),
+        )
+        kv = KVCache(one, self.kv_format, [blocks], self.block_size, self.dtype, self.device)
+        heads, dtype, device = op.num_kv_heads, getattr(torch, self.dtype), torch.device(self.device)
         for_keys, for_values = (torch.linspace(low, low + 0.01, heads) for low in (0.02, 0.03))
         kv.set_scales(0, for_keys, for_values)
         k, v = (
-            random((len(slots), heads, one.head_dim), dtype, device, seed) for seed in (10 * layer + 1, 10 * layer + 2)
+            random((len(slots), heads, op.head_dim), dtype, device, seed) for seed in (10 * layer + 1, 10 * layer + 2)
         )
-        kv.write(0, torch.tensor(slots, device=device), k, v)
+        kv.write(0, torch.tensor(slots, device=device), k, v if op.value_dim is None else None)
         return kv.layers[0]
 
 

@@ -16,6 +16,7 @@ from engine.kernels.backends import fused_graph, rotations
 from engine.kernels.cpu.rotation_tables import PAGE
 from engine.kernels.settings import MOST_TOKENS, replay_obstacle
 from engine.kv.cache import KVCache
+from engine.kv.groups import PoolShape, cache_groups
 from engine.models.footprint import alive_in_a_layer, made_in_a_layer
 from engine.models.record import recorded
 from engine.sampling.state import STATE_BYTES_PER_ROW
@@ -58,9 +59,9 @@ class MemoryEstimate:
     process_overhead: int
     """What the process takes that is not a tensor; 0 where tensors are in another memory."""
     graphs: int
-    block_bytes: int
-    block_size: int
-    """Tokens."""
+    pool: PoolShape
+    """How large the pools of the KV groups are. Its unit is what blocks are counted in below: that of a group which
+    keeps every token."""
     smallest_blocks: int
     """The smallest pool that is of use: ``memory.kv_tokens``, else one request of ``model.max_len``; with the padding
     block."""
@@ -75,7 +76,7 @@ class MemoryEstimate:
 
     def total(self, blocks: int) -> int:
         """The peak with a pool of ``blocks``."""
-        return self.fixed + blocks * self.block_bytes
+        return self.fixed + self.pool.num_bytes(blocks)
 
     @property
     def smallest(self) -> int:
@@ -94,29 +95,36 @@ def estimate_memory(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) 
     wanted = plan.settings.memory.kv_tokens
     asked = -(-wanted // block_size) if wanted is not None else per_request
     graph = recorded(bound.architecture, plan.model)
+    groups = cache_groups(graph.caches, cached_by(drafter))
     most_tokens, most_rows = min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)
     return MemoryEstimate(
         weights=weights.held,
         drafter=0 if on_its_device is None else on_its_device.weights_bytes,
         loading=weights.loading,
         workspace=_workspace(plan, bound, graph, most_tokens, most_rows),
-        tables=_tables(max_requests, plan.max_len + max_width + 2, block_size),
-        programs=_programs(plan, bound, graph, block_size),
+        tables=_tables(max_requests, plan.max_len + max_width + 2, block_size, groups.num_groups),
+        programs=_programs(plan, bound, graph, block_size, groups.num_groups),
         process_overhead=PROCESS_OVERHEAD if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
-        block_bytes=KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype, cached_by(drafter)),
-        block_size=block_size,
+        pool=PoolShape(
+            groups.windows,
+            KVCache.block_bytes(groups, bound.kv_format, block_size, plan.dtype),
+            block_size,
+            plan.max_len,
+            # The core makes room for the drafts behind a step, too.
+            step_tokens=token_budget + max_width + 1,
+        ),
         smallest_blocks=max(FEWEST_BLOCKS, asked + 1),
         largest_blocks=max(FEWEST_BLOCKS, (asked if wanted is not None else max_requests * per_request) + 1),
     )
 
 
-def _tables(max_requests: int, width: int, block_size: int) -> int:
+def _tables(max_requests: int, width: int, block_size: int, groups: int) -> int:
     """Of :class:`engine.step.tables.DeviceTables`, row by row: token history, block ids, lengths, sampling state."""
-    return (max_requests + 1) * (width * 8 + -(-width // block_size) * 4 + 8 + STATE_BYTES_PER_ROW)
+    return (max_requests + 1) * (width * 8 + groups * -(-width // block_size) * 4 + 8 + STATE_BYTES_PER_ROW)
 
 
-def _programs(plan: EnginePlan, bound: BoundEngine, graph: Graph, block_size: int) -> int:
+def _programs(plan: EnginePlan, bound: BoundEngine, graph: Graph, block_size: int, groups: int) -> int:
     """What programs of native calls take: the buffers of a layer of :data:`MOST_TOKENS` tokens, which all programs
     share, their inputs, and rotations of all positions. Those of a drafter's layers are estimated as if they were of
     the target's sizes."""
@@ -128,7 +136,7 @@ def _programs(plan: EnginePlan, bound: BoundEngine, graph: Graph, block_size: in
     model, drafter = plan.model, on_device(bound.drafter)
     item: int = getattr(torch, plan.dtype).itemsize
     rotation = _rotations(graph)
-    hidden, blocks = model.hidden_size * item, -(-plan.max_len // block_size) * 4
+    hidden, blocks = model.hidden_size * item, groups * -(-plan.max_len // block_size) * 4
     layer = hidden + made_in_a_layer(graph) * item + 2 * rotation
     inputs, tables, logits = blocks + SMALL_INPUTS * NUMBER_BYTES, (plan.max_len + PAGE) * rotation, 0
     if drafter is not None:

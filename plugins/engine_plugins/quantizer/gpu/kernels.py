@@ -57,9 +57,7 @@ def scale_sums(
     tl.store(out_ptr + row * OUT_FEATURES + channel, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def dequantized(
-    loader: TileLoader, out_features: int, in_features: int, dtype: torch.dtype, launch: Launch
-) -> Tensor:
+def dequantized(loader: TileLoader, out_features: int, in_features: int, dtype: torch.dtype, launch: Launch) -> Tensor:
     """The weights ``[out_features, in_features]`` in ``dtype``, in new memory."""
     out = torch.empty(out_features, in_features, dtype=dtype, device=loader.weight.device)
     block_n, block_k = 16, 256
