@@ -154,8 +154,8 @@ def simulate(
     windows: tuple[int | None, ...] = (None,),
     **device: Any,
 ) -> Simulation:
-    """A loop with the plugins of a plan. ``drafts``: by a drafter on the device, of each request; ``windows``: of the KV
-    groups, for which the pool is what an engine makes of ``kv_tokens`` tokens."""
+    """A loop with the plugins of a plan. ``drafts``: by a drafter on the device, of each request; ``windows``: of the
+    KV groups, for which the pool is what an engine makes of ``kv_tokens`` tokens."""
     plan = _plan(("drafter=none", *overrides) if drafts else overrides)
     bound = bind(plan)
     if drafts:
