@@ -11,6 +11,7 @@ from engine.contracts.graph import Graph, Node
 from engine.contracts.ops import Attention, Experts, KVWrite, Linear, LinearSpec, Norm, Route, Router
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
+from engine.models.required_tensors import linears
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +61,13 @@ def check_cuts(graph: Graph, tp: int) -> None:
         for node in graph.nodes
         if isinstance(node.op, Attention) and node.op.value_dim is not None
     )
-    if tp > 1 and (found := [*cut_problems(graph), *whole_norms, *latent]):
+    in_one = (
+        f"linear {part.name}: one tensor of several projections is not shared out over ranks"
+        for spec in linears(graph)
+        for part in spec.parts
+        if part.slices and spec.shard == "out"
+    )
+    if tp > 1 and (found := [*cut_problems(graph), *whole_norms, *latent, *in_one]):
         raise ValueError(f"parallelism.tp={tp}: the model cannot be split: {found[0]}")
 
 
