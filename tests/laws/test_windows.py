@@ -162,6 +162,20 @@ def test_preempted_requests_go_on_as_they_would_have(references: dict[str, Refer
     engine.core.close()
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_cache_takes_what_windows_need(references: dict[str, Reference], name: str) -> None:
+    engine = start(references[name], "scheduler.max_requests=2")
+    of_all, of_a_window = 2 * 256 // 8 + 1, 2 * (-(-(WINDOW + 48 + 1) // 8) + 1) + 1
+    layers = {"mistral": (of_a_window,) * 4, "qwen2": (of_all,) * 2 + (of_a_window,) * 2}[name]
+    assert engine.info.num_blocks == tuple(dict.fromkeys(layers))
+    heads, head_dim, float32 = 2, 8, 4
+    assert engine.info.kv_bytes == sum(layers) * 8 * 2 * heads * head_dim * float32
+    assert engine.info.ledger is not None
+    planned = {line.name: line.planned_bytes for line in engine.info.ledger.lines}
+    assert planned["KV pool"] == engine.info.kv_bytes
+    engine.core.close()
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "drafter"),
