@@ -239,8 +239,9 @@ MODEL_TYPES = (
 A_ROTATION = re.compile(r"\b_?llama3\b")
 """What ``config.json`` calls one way to stretch it, whatever the family."""
 MAY_NAME_FAMILIES = {
-    "checkpoint/limits.py": {"llama", "gemma", "qwen", "deepseek"},  # published models that each limit is beyond
-    "serving/tokenizer_file.py": {"gemma"},  # likewise
+    # published models that each limit is beyond
+    "checkpoint/limits.py": {"deepseek", "gemma", "granite", "llama", "qwen"},
+    "serving/tokenizer_file.py": {"gemma"},
 }
 
 

@@ -133,7 +133,7 @@ def test_one_more_request_than_the_answer_would_not_fit(tmp_path):
         wider = replace(choice, config={**choice.config, "max_requests": requests})
         variant = replace(plan, max_len=100, slots={**plan.slots, "scheduler": (wider,)})
         estimate = estimate_memory(variant, sizes, bound)
-        return estimate.total(requests * -(-100 // estimate.block_size) + 1)
+        return estimate.total(requests * -(-100 // estimate.pool.block_size) + 1)
 
     assert peak(found.requests) <= found.budget < peak(found.requests + 1)
 

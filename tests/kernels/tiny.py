@@ -55,7 +55,9 @@ def weights(seed: int = 0, layers: int = 3) -> dict[str, Tensor]:
 
 def write(folder: Path, tensors: dict[str, Tensor] | None = None, layers: int = 3, **options: Any) -> Path:
     """``tensors``: of so many layers; by default :func:`weights`."""
-    (folder / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers} | options))
+    config = CONFIG | {"num_hidden_layers": layers} | options
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])  # Qwen3 would have 128
+    (folder / "config.json").write_text(json.dumps(config))
     save_file(weights(layers=layers) if tensors is None else tensors, folder / "model.safetensors")
     return folder
 

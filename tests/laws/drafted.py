@@ -158,7 +158,7 @@ def answers(core: EngineCore, requests: Sequence[EngineRequest], batch: int) -> 
 def assert_idle(core: EngineCore) -> None:
     stats = core.stats()
     assert (stats.running, stats.waiting, stats.rows_used, stats.blocks_leased) == (0, 0, 0, 0), stats
-    assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+    assert all(blocks.free + blocks.cached == blocks.total for blocks in stats.blocks)
 
 
 def requests_for(

@@ -72,3 +72,28 @@ def test_a_norm_over_what_ranks_share_out_is_refused_for_several_ranks() -> None
     check_cuts(graph, tp=1)
     with pytest.raises(ValueError, match="norm whole: over what ranks share out"):
         check_cuts(graph, tp=2)
+
+
+def test_one_tensor_of_several_projections_is_refused_for_several_ranks() -> None:
+    """Each rank's part of it is not one stretch."""
+    b = Builder()
+    x = b.embed("e", 64, 16)
+    with b.layer(x):
+        q, k, v = b.split(x, LinearPart("qkv", 48, slices=(16, 16, 16)), shard="out")
+        x = b.add(x, b.linear(b.attention(q, k, v, 8), LinearPart("o", 16), shard="in"))
+    b.lm_head(x, "head", 64)
+    check_cuts(b.graph(), tp=1)
+    with pytest.raises(ValueError, match="linear qkv: one tensor of several projections"):
+        check_cuts(b.graph(), tp=2)
+
+
+def test_latent_attention_is_refused_for_several_ranks() -> None:
+    b = Builder()
+    x = b.embed("e", 64, 16)
+    with b.layer(x):
+        q, k = b.linear(x, LinearPart("q", 32), shard="none"), b.linear(x, LinearPart("k", 8))
+        x = b.add(x, b.linear(b.latent_attention(q, k, 4, scale=1.0), LinearPart("o", 16)))
+    b.lm_head(x, "head", 64)
+    check_cuts(b.graph(), tp=1)
+    with pytest.raises(ValueError, match="cannot be split"):
+        check_cuts(b.graph(), tp=2)

@@ -72,10 +72,8 @@ def capturing_engine(
         layer.v.fill_(float("nan"))
     rows, vocab_size = bound.context.max_requests, plan.model.vocab_size
     tables = DeviceTables(rows, plan.max_len, drafts, BLOCK, "cpu", vocab_size, found.num_groups)
-    groups = PoolShape(found.windows, (1,) * found.num_groups, BLOCK, plan.max_len, step_tokens=64).groups(
-        found, blocks
-    )
-    groups = tuple(replace(group, num_blocks=blocks) for group in groups)
+    shape = PoolShape(found.windows, (1,) * found.num_groups, BLOCK, plan.max_len, step_tokens=64)
+    groups = [replace(group, num_blocks=blocks) for group in shape.groups(found, blocks)]
     bound.kv_allocator.start(groups)
     runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
     with pytest.MonkeyPatch.context() as patch:
@@ -86,6 +84,5 @@ def capturing_engine(
         if drafter is not None:
             start_drafter(plan, bound, drafter, runner)
         capture_graphs(runner, bound, capture)
-    return Capturing(
-        make_core(plan, bound, DeviceQueue(runner, DeviceWorker(False)), groups, plan.max_len), runner, capture
-    )
+    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(False)), groups, plan.max_len)
+    return Capturing(core, runner, capture)

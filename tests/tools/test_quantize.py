@@ -333,7 +333,11 @@ def test_values_take_no_scales_where_something_else_is_done_with_them():
         q, kv = b.linear(x, proj("q"), proj("kv"))
         return b.add(x, b.linear(b.attention(q, kv, kv, 4), proj("o")))
 
-    for record in (normed, keys_too):
+    def latent(b, x):
+        q, k = b.linear(x, proj("q"), proj("k"))
+        return b.add(x, b.linear(b.latent_attention(q, k, SIZE, scale=1.0), proj("o")))
+
+    for record in (normed, keys_too, latent):
         assert folded(record)[0] == set()
 
 

@@ -27,8 +27,10 @@ from tools.train_drafter.loop import Recipe, Trainer  # noqa: E402
 from tools.train_drafter.parallel_block import BlockSizes, ParallelBlock  # noqa: E402
 from tools.train_drafter.prompts import BUNDLED, PHRASINGS, Prompts, is_held_out  # noqa: E402
 from tools.train_drafter.target import Target  # noqa: E402
-from tools.train_drafter.train import default_aux_layers  # noqa: E402
+from tools.train_drafter.train import default_aux_layers, gated_size  # noqa: E402
 
+from engine.contracts.graph import Builder  # noqa: E402
+from engine.contracts.ops import LinearPart  # noqa: E402
 from engine_plugins.drafter.parallel_block import read_facts as read_block_facts  # noqa: E402
 
 AUX_LAYERS = (1, 2, 3)
@@ -478,6 +480,22 @@ def test_taps_are_where_eagle3_has_them_or_else_distinct():
         aux_layers = default_aux_layers(layers)
         assert len(set(aux_layers)) == 3 and list(aux_layers) == sorted(aux_layers)
         assert aux_layers[0] >= 1 and aux_layers[-1] <= layers
+
+
+def test_the_size_of_gated_layers_is_the_targets_or_asked_for():
+    def graph(with_gate):
+        b = Builder()
+        x = b.embed("embed", 10, 8)
+        with b.layer(x):
+            gate, up = b.linear(x, LinearPart("gate", 24), LinearPart("up", 24))
+            wide = b.gated(gate, up, "silu") if with_gate else b.activation(up, "relu")
+            x = b.add(x, b.linear(wide, LinearPart("down", 8)))
+        b.lm_head(x, "head", 10)
+        return b.graph()
+
+    assert gated_size(graph(True)) == 24
+    with pytest.raises(ValueError, match="--intermediate is needed"):
+        gated_size(graph(False))
 
 
 def test_a_guess_is_accepted_as_far_as_the_target_says_the_same(tmp_path):

@@ -13,6 +13,7 @@ greedy: models of which 32 tokens are those of transformers; the prompt in chunk
 cached: the same, behind a prompt whose beginning comes from the prefix cache.
 ngram, early_exit: the same, verifying drafts of a drafter that drafts in every step.
 int8: the error of logits with weights rounded to 8 bits: root mean square, as a share of that of the logits.
+lines: of the file that describes the family.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class Row:
     """What was measured of one family."""
 
     family: str
+    """First entry of ``architectures``."""
+    file: str
     lines: int
+    """Of the file."""
     models: int = 0
     differences: list[float] = field(default_factory=list)
     in_chunks: list[float] = field(default_factory=list)
@@ -69,10 +73,12 @@ class Row:
     def __str__(self) -> str:
         shares = (f"{max(found):.1e}" for found in (self.differences, self.in_chunks))
         counts = (f"{count}/{self.models}" for count in self.equal.values())
-        return " | ".join(("", self.family, *shares, *counts, f"{max(self.rounded):.1%}", str(self.lines), "")).strip()
+        cells = (self.family, *shares, *counts, f"{max(self.rounded):.1%}", f"{self.file}, {self.lines}")
+        return f"| {' | '.join(cells)} |"
 
 
-HEADER = "| architecture | logits | in chunks | greedy | cached | ngram | early_exit | int8 | lines |\n|" + "---|" * 9
+COLUMNS = ("architecture", "logits", "in chunks", "greedy", "cached", *DRAFTERS, "int8", "file, lines")
+HEADER = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 
 
 def measure(row: Row, suite: ArchitectureConformance, name: str) -> None:
@@ -84,7 +90,7 @@ def measure(row: Row, suite: ArchitectureConformance, name: str) -> None:
         row.differences.append(difference(planned_logits(prompt, len(prompt), path), want))
         row.in_chunks.append(difference(planned_logits(prompt, CHUNK, path), want))
         rounded = planned_logits(prompt, len(prompt), path, "quantizer=int8")
-        row.rounded.append(float((rounded - want).square().mean().sqrt() / want.square().mean().sqrt()))
+        row.rounded.append(rounding_of(rounded, want))
         for (column, cached), answer in answers(prompt, path):
             assert (answer.timings.cached_tokens > 0) == cached, f"{name}: {answer.timings.cached_tokens} cached tokens"
             assert (answer.timings.drafted_tokens > 0) == (column in DRAFTERS), f"{name}: {column} drafted nothing"
@@ -140,6 +146,11 @@ def greedy(theirs: Any, prompt: Sequence[int], output: Sequence[int]) -> tuple[i
     return tuple(likely[len(prompt) - 1 : -1])
 
 
+def rounding_of(got: Tensor, want: Tensor) -> float:
+    """Root mean square of the error, as a share of that of ``want``."""
+    return float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
+
+
 def difference(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max())
 
@@ -162,7 +173,7 @@ def rows(suite: ArchitectureConformance) -> Iterator[Row]:
     assert file is not None
     lines = len(Path(file).read_text().splitlines())
     for family, names in groupby(suite.models(), key=lambda name: suite.config(name).architecture):
-        row = Row(family, lines)
+        row = Row(family, Path(file).name, lines)
         for name in names:
             measure(row, suite, name)
         yield row

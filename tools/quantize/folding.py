@@ -92,7 +92,7 @@ def _site(layer: _Block, node: Node, linear: Linear, norms: dict[str, Tensor]) -
     match layer.source(node.inputs[0]):
         case (Node(Norm() as op), _) if _is_foldable(op, layer.graph, linear):
             return Site(linear, _alone, _into_norm(linear, op, norms))
-        case (Node(Attention() as op) as before, _):
+        case (Node(Attention(value_dim=None) as op) as before, _):
             values, heads, size = layer.attended(before), op.num_kv_heads, op.head_dim
             made = None if values is None else layer.rows(values)
             return None if made is None else Site(linear, _by_head(heads, size), _into_rows(*made, heads, size))

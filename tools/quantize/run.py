@@ -22,7 +22,7 @@ from engine.assembly.compose import quoted
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import Checkpoint, open_checkpoint
 from engine.contracts.graph import Block, Graph
-from engine.contracts.ops import Experts, Norm, Router
+from engine.contracts.ops import Experts, HeadLinear, Norm, Router
 from engine.contracts.ops import Linear as LinearOp
 from engine.evaluation.windows import read_prompts, read_text
 from engine.kernels.loading import load_model
@@ -152,7 +152,7 @@ def _write(source: Source, recipe: Recipe, runner: LayerRunner | None, with_head
         done.add(f"{head}.weight")
     for name in sorted(source.checkpoint.names - done):
         shards.add({name: source.checkpoint.read(name)})
-    ignored = [name for name in _kept(source.graph) if name != head or not with_head]
+    ignored = [name for name in dict.fromkeys(_kept(source.graph)) if name != head or not with_head]
     section = quantization_config(recipe, HEAD_BITS if with_head else None, ignored)
     write_config(Path(source.plan.model.path), folder, section, untied=with_head)
     return shards.close()
@@ -169,12 +169,13 @@ def _replaced(block: Block) -> set[str]:
 
 
 def _kept(graph: Graph) -> Iterator[str]:
-    """Linear layers that stay as they are: those before and behind the layers, and routers."""
+    """Linear layers that stay as they are: those before and behind the layers, of each head by itself, and
+    routers."""
     for node in (*graph.embed.nodes, *graph.head.nodes):
         if isinstance(node.op, LinearOp):
             yield from (part.name for part in node.op.spec.parts)
     for node in graph.nodes:
-        if isinstance(node.op, Router):
+        if isinstance(node.op, HeadLinear | Router):
             yield node.op.name
 
 

@@ -187,14 +187,14 @@ def _shared_sizes(
         "num_attention_heads": arguments.heads or facts.num_heads,
         "num_key_value_heads": arguments.kv_heads or facts.num_kv_heads,
         "head_dim": arguments.head_dim or facts.head_dim,
-        "intermediate_size": arguments.intermediate or intermediate or _gated_size(target.graph),
+        "intermediate_size": arguments.intermediate or intermediate or gated_size(target.graph),
         "rms_norm_eps": next(op.eps for op in ops if isinstance(op, Norm)),
         "rope_theta": next((op.facts.theta for op in ops if isinstance(op, Rope)), RopeFacts().theta),
         "max_position_embeddings": facts.max_position,
     }
 
 
-def _gated_size(graph: Graph) -> int:
+def gated_size(graph: Graph) -> int:
     """Features of the target's gated layers. Raises ``ValueError`` where it has none beside experts."""
     for node in graph.nodes:
         if isinstance(node.op, Gated):

@@ -21,6 +21,7 @@ from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import always_supported
 
 ARCHITECTURE = "architecture"
+_OTHERWISE = "; set model.path to a model that is computed, or install an architecture plugin for this one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _choose_named(
         return None
     reasons = _reasons(offer, model, device)
     if reasons:
-        can = others_that_can(offer, discovered, model, device)
+        can = others_that_can(offer, discovered, model, device) or _otherwise(slot)
         asked = f"{slot}={offer.name} cannot serve {_subject(slot, model)} on {device.kind}"
         problems += [f"{asked}: {why}{can}" for why in reasons]
     else:
@@ -113,6 +114,11 @@ def others_that_can(offer: Offer, discovered: Discovered, model: ModelConfig, de
 def _subject(slot: str, model: ModelConfig) -> str:
     """What a plugin is asked about: which model, and for architectures what it calls itself."""
     return f"{model.name} ({shown(model.architecture)})" if slot == ARCHITECTURE else model.name
+
+
+def _otherwise(slot: str) -> str:
+    """What to do where no plugin of the slot can, as far as the reasons do not say it."""
+    return _OTHERWISE if slot == ARCHITECTURE else ""
 
 
 def _offer_named(slot: str, name: str, discovered: Discovered, problems: list[str]) -> Offer | None:
@@ -168,7 +174,7 @@ class _Auto:
         tried = "; ".join(passed_over) or "it has no candidates"
         broken = failure_notes(self.discovered, self.slot) if THIRD_PARTY in self.pick.candidates else ""
         asked = f"{self.slot}=auto: nothing fits {_subject(self.slot, self.model)} on {self.device.kind}"
-        problems.append(f"{asked}: {tried}{broken}")
+        problems.append(f"{asked}: {tried}{_otherwise(self.slot)}{broken}")
         return None
 
     def _named(self, name: str) -> _Candidate:

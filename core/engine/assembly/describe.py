@@ -35,11 +35,9 @@ def describe(plan: EnginePlan, *, width: int = 110, color: bool = False) -> str:
 
 
 def notes(plan: EnginePlan) -> tuple[str, ...]:
-    """What the user should know: the plan's notes and what ``auto`` passed over, but for architectures: those of other
-    families are passed over for every model."""
-    choices = (choice for choice in _choices(plan) if choice.slot != ARCHITECTURE)
+    """What the user should know: the plan's notes and what ``auto`` passed over."""
     # Which architecture computes a checkpoint follows from its name: the others are no news.
-    asked = (choice for choice in choices if choice.slot != "architecture")
+    asked = (choice for choice in _choices(plan) if choice.slot != ARCHITECTURE)
     passed = (f"{choice.slot}=auto passed over {line}" for choice in asked for line in choice.passed_over)
     return (*passed, *plan.notes)
 

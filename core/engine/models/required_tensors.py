@@ -159,13 +159,16 @@ def norm_tensors(op: Norm) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of all tensors beside those of linear layers."""
+    by_heads: set[str] = set()
     for node in graph.nodes:
         if isinstance(node.op, Embed):
             yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
         elif isinstance(node.op, Norm):
             yield from norm_tensors(node.op)
         elif isinstance(node.op, HeadLinear):
-            yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
+            if node.op.name not in by_heads:  # ops may read different rows of one tensor
+                yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
+            by_heads.add(node.op.name)
         elif isinstance(node.op, Attention) and node.sinks is not None:
             yield node.sinks, (node.op.num_heads,)
         elif isinstance(node.op, Router):

@@ -11,6 +11,7 @@ from engine.contracts.graph import Graph, Node
 from engine.contracts.ops import Attention, Experts, KVWrite, Linear, LinearSpec, Norm, Route, Router
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
+from engine.models.required_tensors import linears
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +56,18 @@ def check_cuts(graph: Graph, tp: int) -> None:
         for node in graph.nodes
         if isinstance(node.op, Norm) and node.inputs[0] in cuts and graph.sizes[node.inputs[0]] == node.op.size
     )
-    if tp > 1 and (found := [*cut_problems(graph), *whole_norms]):
+    latent = (
+        "latent attention is not shared out over ranks"
+        for node in graph.nodes
+        if isinstance(node.op, Attention) and node.op.value_dim is not None
+    )
+    in_one = (
+        f"linear {part.name}: one tensor of several projections is not shared out over ranks"
+        for spec in linears(graph)
+        for part in spec.parts
+        if part.slices and spec.shard == "out"
+    )
+    if tp > 1 and (found := [*cut_problems(graph), *whole_norms, *latent, *in_one]):
         raise ValueError(f"parallelism.tp={tp}: the model cannot be split: {found[0]}")
 
 
@@ -80,6 +92,8 @@ def cut_problems(graph: Graph) -> Iterator[str]:
         found = {number in cuts for number in node.inputs}
         if isinstance(node.op, Linear):
             needs, expected = node.op.spec.shard == "in", 'shard="in" of what shard="out" made'
+        elif isinstance(node.op, KVWrite) and len(node.inputs) == 1:
+            needs, expected = False, "keys of all heads, which every rank has whole"
         elif isinstance(node.op, KVWrite | Attention):
             needs, expected = True, 'queries, keys and values that linear layers with shard="out" made'
         elif isinstance(node.op, Router | Route | Experts):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
-from engine.contracts.model import ModelFacts
+from engine.contracts.model import ModelConfig, ModelFacts
 from engine.kernels.cpu.captured import CapturedSteps, Programs, capture_steps
 from engine.kernels.loading import load_model
 from engine.kernels.metadata import ForwardMetadata
@@ -17,6 +18,7 @@ from engine.kernels.model import LoweredModel
 from engine.kernels.settings import MOST_TOKENS
 from engine.models.record import recorded
 from engine.startup.build import load_plan
+from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from tests.kernels.paged_loop import BLOCK_SIZE, PagedLoop
 from tests.native import needs_compiler
@@ -176,3 +178,33 @@ def test_keys_stored_in_another_dtype_run_op_by_op(models: Models) -> None:
     _, model, _ = lowered(models, "Llama", "model.dtype=float32", "kv_format=int8")
     assert not model.capturable
     assert model.lowering[-1] == "steps: run uncaptured (slower): keys are stored as int8"
+
+
+class FromTheFirst(LlamaArchitecture):
+    """Every layer adds what the first one has between its products."""
+
+    def describe(self, model: ModelConfig, b: Any) -> None:
+        made: list[Any] = []
+
+        def gated(*args: Any) -> Any:
+            made.append(type(b).gated(b, *args))
+            return made[0] if len(made) == 1 else b.add(made[-1], made[0])
+
+        b.gated = gated
+        super().describe(model, b)
+
+
+def test_a_value_that_outlives_its_layer_runs_op_by_op_and_stays_as_it_is(models: Models) -> None:
+    """Layers of a program share their memory: another layer would read what it has written itself."""
+    plan = assemble([f"model.path={models.path('Llama')}", "device=cpu", "threads=1", "model.dtype=float32"])
+    bound = bind(plan)
+    graph = recorded(FromTheFirst(None), plan.model)  # type: ignore[arg-type]
+    parts = (bound.quantizer, bound.attention_kernel, bound.kv_format, bound.parallelism, plan.dtype, "cpu")
+    native, reference = (load_model(plan.model, graph, *parts, kernels=kind) for kind in ("native", "reference"))
+    loop, want = PagedLoop(plan.model, native, plan.dtype), PagedLoop(plan.model, reference, plan.dtype).logits(TOKENS)
+    steps = captured(loop, ())
+    why = "later layers read more of one than its residual stream"
+    assert steps.programs.notes() == (f"a step runs uncaptured (slower): {why}",)
+    sequence = loop.add()
+    got = torch.cat([loop.model.head(loop.step([(sequence, [token])])[0]) for token in TOKENS])
+    assert float((got - want).abs().max()) <= 1e-4

@@ -36,8 +36,8 @@ def assert_alike(got: Tensor, want: Tensor) -> None:
 def test_activations_alone_and_of_gates(dtype, act, rows, width):
     x, up = strided(rows, width, dtype), strided(rows, width, dtype, 1)
     want = activated(x.float(), act)
-    assert_alike(Combine("activated", width, dtype, act)(x), want)
-    assert_alike(Combine("gated", width, dtype, act)(x, up), want * up.float())
+    assert_alike(Combine("activated", width, act)(x), want)
+    assert_alike(Combine("gated", width, act)(x, up), want * up.float())
 
 
 @DTYPES
@@ -45,11 +45,11 @@ def test_activations_alone_and_of_gates(dtype, act, rows, width):
 def test_sums_gates_scales_and_caps(dtype, rows, width):
     a, b, gate = (strided(rows, size, dtype, seed) for seed, size in enumerate((width, width, 1)))
     wide, other = a.float(), b.float()
-    assert_alike(Combine("add", width, dtype)(a, b), wide + other)
-    assert_alike(Combine("gate", width, dtype)(a, b), wide * other.sigmoid())
-    assert_alike(Combine("gate_all", width, dtype)(a, gate), wide * gate.float().sigmoid())
-    assert_alike(Combine("scaled", width, dtype, factor=0.37)(a), 0.37 * wide)
-    assert_alike(Combine("capped", width, dtype, factor=1.5)(a), soft_capped(wide, 1.5))
+    assert_alike(Combine("add", width)(a, b), wide + other)
+    assert_alike(Combine("gate", width)(a, b), wide * other.sigmoid())
+    assert_alike(Combine("gate_all", width)(a, gate), wide * gate.float().sigmoid())
+    assert_alike(Combine("scaled", width, factor=0.37)(a), 0.37 * wide)
+    assert_alike(Combine("capped", width, factor=1.5)(a), soft_capped(wide, 1.5))
 
 
 @DTYPES
@@ -62,15 +62,15 @@ def test_scales_by_position(dtype, rows, width):
 
 def test_a_sum_may_overwrite_its_first_input():
     a, b = torch.randn(4, 33), torch.randn(4, 33)
-    want, add = a + b, Combine("add", 33, torch.float32)
+    want, add = a + b, Combine("add", 33)
     assert add(a, b, a).data_ptr() == a.data_ptr() and torch.equal(a, want)
 
 
 def test_far_values_of_gates_and_caps_are_their_limits():
     far = torch.tensor([[-1e38, -200.0, 200.0, 1e38]])
     ones = torch.ones_like(far)
-    assert Combine("gate", 4, torch.float32)(ones, far).tolist() == [[0.0, 0.0, 1.0, 1.0]]
-    capped = Combine("capped", 4, torch.float32, factor=30.0)(far)[0].tolist()
+    assert Combine("gate", 4)(ones, far).tolist() == [[0.0, 0.0, 1.0, 1.0]]
+    capped = Combine("capped", 4, factor=30.0)(far)[0].tolist()
     assert capped == pytest.approx([-30.0, -29.9, 29.9, 30.0], abs=0.1) and capped[0] == -30.0 and capped[3] == 30.0
 
 

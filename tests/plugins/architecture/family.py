@@ -72,7 +72,7 @@ class Family(ArchitectureConformance):
 
     def test_an_engine_answers_like_the_reference(self, model_name: str) -> None:
         """In chunks, behind a cached prefix, with drafts; and nearly so with weights in 8 bits."""
-        row = Row("", 0)
+        row = Row(model_name, "", 0)
         measure(row, self, model_name)
         assert max(row.differences + row.in_chunks) <= self.tolerance
         assert row.equal == dict.fromkeys(("greedy", "cached", *DRAFTERS), 1)

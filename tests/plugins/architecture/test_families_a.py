@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from tests.plugins.architecture.family import FULL, SLIDING, Family, written_once  # noqa: F401
 from tests.plugins.architecture.family import described as described_by
+from tools.benchmarks.families import PROMPT, difference, logits_of, planned_logits, rounding_of
 from transformers import AutoConfig
 
 from engine.contracts.graph import Graph
@@ -135,7 +136,7 @@ class TestPhi3(Family):
         "phi3 up to the trained length": PHI3 | longrope(4, "longrope", trained=128),
         "phi3 beyond the trained length": PHI3 | {"num_attention_heads": 2, "partial_rotary_factor": 0.5}
         | longrope(4, "longrope", trained=4),
-        "phi3 with a name of its own": PHI3 | longrope(4, "yarn", trained=4, factor=16.0, attention_factor=1.3),
+        "phi3 beyond it, with another name": PHI3 | longrope(4, "yarn", trained=4, factor=16.0, attention_factor=1.3),
     }  # fmt: skip
 
 
@@ -161,6 +162,26 @@ class TestCohere(Family):
             "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e4},
         },
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("suite", "name"), [(TestGranite, "granite with multipliers"), (TestCohere, "cohere")])
+def test_logits_of_models_in_16_bits_are_scaled_as_they_are(suite: type[Family], name: str) -> None:
+    """They are float32 where all that comes before them is not."""
+    with suite().checkpoint(name) as (model, _, theirs):
+        got = planned_logits(PROMPT, len(PROMPT), f"model.path={model.path}", "model.dtype=bfloat16")
+        assert rounding_of(got, logits_of(theirs, PROMPT)) < 0.1
+
+
+class Phi3OfBothLengths(TestPhi3):
+    variants: ClassVar = {"phi3 of both lengths": PHI3 | longrope(4, "longrope", trained=32)}
+
+
+def test_model_max_len_decides_for_which_lengths_phi3_rotates() -> None:
+    """transformers decides by the sequence: 30 tokens are within the trained length."""
+    with Phi3OfBothLengths().checkpoint("phi3 of both lengths") as (model, _, theirs):
+        want, path = logits_of(theirs, PROMPT), f"model.path={model.path}"
+        assert difference(planned_logits(PROMPT, len(PROMPT), path, "model.max_len=32"), want) < 1e-4
+        assert difference(planned_logits(PROMPT, len(PROMPT), path, "model.max_len=33"), want) > 0.1
 
 
 PLUGINS = {

@@ -114,11 +114,12 @@ def rotated_heads(
 
 
 class Combine:
-    """One of :data:`KINDS` of one or two values of ``size`` features. ``factor``: of ``scaled``, and the cap."""
+    """One of :data:`KINDS` of one or two values of ``size`` features, in their dtype: logits are float32 in any model.
+    ``factor``: of ``scaled``, and the cap."""
 
-    def __init__(self, kind: str, size: int, dtype: torch.dtype, act: str | None = None, factor: float = 1.0) -> None:
+    def __init__(self, kind: str, size: int, act: str | None = None, factor: float = 1.0) -> None:
         self._what = _Elementwise(KINDS.index(kind), 0 if act is None else ACTS[act], size, factor)
-        self._function, self._size = _function("combine", dtype), size
+        self._size = size
 
     def __call__(self, a: Tensor, b: Tensor | None = None, y: Tensor | None = None) -> Tensor:
         """``[rows, size]``, in the contiguous memory ``y`` if that is given, which may be that of ``a``."""
@@ -127,11 +128,13 @@ class Combine:
         return y
 
     def _call(self, a: Tensor, b: Tensor | None, y: Tensor) -> NativeCall:
-        assert a.stride(1) == 1 and y.is_contiguous() and (b is None or b.stride(1) == 1)
+        assert a.stride(1) == 1 and y.is_contiguous() and y.dtype == a.dtype
+        assert b is None or (b.stride(1) == 1 and b.dtype == a.dtype)
         strides = a.stride(0), 0 if b is None else b.stride(0)
         pointers = a.data_ptr(), native.pointer(b)
         what = ctypes.addressof(self._what)
-        return self._function.at(what, a.shape[0], pointers[0], strides[0], pointers[1], strides[1], y.data_ptr())
+        rows = pointers[0], strides[0], pointers[1], strides[1]
+        return _function("combine", a.dtype).at(what, a.shape[0], *rows, y.data_ptr())
 
 
 def scaled_by_position(

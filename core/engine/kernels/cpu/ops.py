@@ -138,15 +138,15 @@ def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: We
 
 
 def _gated(lowering: Lowering, op: Gated, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    return _combining(lowering, "gated", op.act)
+    return _combining("gated", op.act)
 
 
 def _activation(lowering: Lowering, op: Activation, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    return _combining(lowering, "activated", op.act)
+    return _combining("activated", op.act)
 
 
 def _add(lowering: Lowering, op: Add, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    add = by_width(lambda width: Combine("add", width, lowering.dtype))
+    add = by_width(lambda width: Combine("add", width))
     first, second = fused.nodes[0].inputs
     if first in fused.last_use and first != second:
         return Lowered(lambda context, a, b: add(a.shape[1])(a, b, a), "compiled add", None)
@@ -154,8 +154,8 @@ def _add(lowering: Lowering, op: Add, fused: Fused[Kernel], weights: Weights) ->
 
 
 def _gate(lowering: Lowering, op: Gate, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    by_one = by_width(lambda width: Combine("gate_all", width, lowering.dtype))
-    each = by_width(lambda width: Combine("gate", width, lowering.dtype))
+    by_one = by_width(lambda width: Combine("gate_all", width))
+    each = by_width(lambda width: Combine("gate", width))
 
     def gate(context: StepContext | None, x: Tensor, gates: Tensor) -> Tensor:
         combine: Combine = (each if gates.shape[1] == x.shape[1] else by_one)(x.shape[1])
@@ -175,15 +175,15 @@ def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel],
 
 
 def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    return _combining(lowering, "scaled", factor=scale_factor(lowering, op))
+    return _combining("scaled", factor=scale_factor(lowering, op))
 
 
 def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    return _combining(lowering, "capped", factor=op.cap)
+    return _combining("capped", factor=op.cap)
 
 
-def _combining(lowering: Lowering, kind: str, act: str | None = None, factor: float = 1.0) -> Lowered:
-    made = by_width(lambda width: Combine(kind, width, lowering.dtype, act, factor))
+def _combining(kind: str, act: str | None = None, factor: float = 1.0) -> Lowered:
+    made = by_width(lambda width: Combine(kind, width, act, factor))
     label = f"compiled {act}" if act else f"compiled, {kind}"
     return Lowered(lambda context, a, b=None: made(a.shape[1])(a, b), label, None)
 

@@ -1,20 +1,19 @@
-"""The typed ops as Triton kernels, for few rows (decoding, verifying drafts) and for many (prompts).
+"""Sequences of ops as Triton kernels, for few rows (decoding, verifying drafts) and for many (prompts).
 
-With up to 16 rows an op of a layer is one kernel: RMSNorm, product, and everything up to the next op. So a layer is
-four launches beside attention. Two ops take a second kernel: a query, key and value projection whose heads are normed
-or scaled as a whole (then a layer is five), and an ``LMHead`` that also finds the most likely tokens. With more rows
-the products are torch's matrix multiplications, and what lies between them is one kernel each.
+With up to 16 rows a sequence is one kernel: RMSNorm, product, and everything up to the next sequence. So a layer as
+Llama's is four launches beside attention. Two sequences take a second kernel: query, key and value projections whose
+heads are normed or scaled as a whole (then a layer is five), and a head that also finds the most likely tokens. With
+more rows the products are torch's matrix multiplications, and what lies between them is one kernel each.
 
-========================  ==========================================  =========================================
-op                        up to 16 rows                               more rows
-========================  ==========================================  =========================================
-``NormQKVRopeWrite``      ``linear_rope_write``, or ``linear_store``  norm, product, ``norm_rope_write``
-                          and ``norm_rope_write``
-``OutResidual``           ``linear_store`` adding to the residual     product added to the residual
-``NormGateUpAct``         ``linear_gate``                             norm, product, ``gate_rows``
-``DownResidual``          as ``OutResidual``                          as ``OutResidual``
-``LMHead``                ``linear_logits``, ``best_of_blocks``       norm, product, ``best_of_{chunks,blocks}``
-========================  ==========================================  =========================================
+=============================  ==========================================  =========================================
+ops                            up to 16 rows                               more rows
+=============================  ==========================================  =========================================
+norm, linear, rope, kv_write   ``linear_rope_write``, or ``linear_store``  norm, product, ``norm_rope_write``
+                               and ``norm_rope_write``
+linear, add                    ``linear_store`` adding to the residual     product added to the residual
+norm, linear, gated            ``linear_gate``                             norm, product, ``gate_rows``
+norm, linear of the head       ``linear_logits``, ``best_of_blocks``       norm, product, ``best_of_{chunks,blocks}``
+=============================  ==========================================  =========================================
 
 **What a tile has to hold.** Decoding is bound by memory: a device that moves ``B`` bytes/s with a latency of ``t``
 seconds is busy only while ``B * t`` bytes are on their way (Little's law). On an H200 that is 4.8 TB/s * 0.8 us =
