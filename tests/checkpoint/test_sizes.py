@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.sizes import DecoderSizes, read_sizes, windows_by_layer
 from engine.checkpoint.values import Values
+from engine.contracts.ops import RopeFacts
 
 CONFIG: dict[str, Any] = {
     "hidden_size": 64,
@@ -23,8 +25,8 @@ STRETCHED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def sizes(**changes: Any) -> DecoderSizes:
-    return read_sizes(Values(CONFIG | changes))
+def sizes(layer_type: str | None = None, **changes: Any) -> DecoderSizes:
+    return read_sizes(Values(CONFIG | changes), layer_type=layer_type)
 
 
 def windows(every: bool = False, **config: Any) -> tuple[int | None, ...]:
@@ -91,6 +93,32 @@ def test_every_scaled_kind_says_how_far_it_reaches_and_keeps_its_numbers(params:
     assert read.rope.params["original_max_position_embeddings"] == params.get("original_max_position_embeddings", 512)
 
 
+BY_TYPE = {FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, SLIDING: {"partial_rotary_factor": 0.5}}
+
+
+def test_rotations_may_differ_by_type_of_layers() -> None:
+    read = sizes(rope_parameters=BY_TYPE, rope_theta=5e5, layer_type=FULL)
+    assert (read.rope, read.max_position) == (RopeFacts(1e6, "linear", params={"factor": 8.0}), 4096)
+    assert sizes(rope_parameters=BY_TYPE, rope_theta=5e5, layer_type=SLIDING).rope == RopeFacts(5e5, rotary_dim=8)
+    assert sizes(rope_scaling=BY_TYPE[FULL], layer_type=SLIDING).rope == read.rope, "one for all"
+
+
+@pytest.mark.parametrize(
+    ("config", "layer_type", "words"),
+    [
+        ({"rope_parameters": BY_TYPE}, None, f"rope_parameters differ by layer type (['{FULL}', '{SLIDING}'])"),
+        ({"rope_parameters": BY_TYPE | {SLIDING: None}}, SLIDING, f"has no '{SLIDING}': found ['{FULL}']"),
+        ({"rope_parameters": BY_TYPE, "rope_scaling": {"factor": 2.0}}, FULL, "expected rope_parameters alone"),
+        ({"rope_scaling": BY_TYPE}, FULL, "expected rope_parameters alone"),
+    ],
+)
+def test_rotations_of_some_layers_are_not_taken_for_those_of_others(
+    config: dict[str, Any], layer_type: str | None, words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        sizes(**config, layer_type=layer_type)
+
+
 def test_partial_rotation() -> None:
     assert sizes(partial_rotary_factor=0.5).rope.rotary_dim == 8
     assert sizes(rope_parameters={"partial_rotary_factor": 0.25}).rope.rotary_dim == 4
@@ -118,7 +146,7 @@ def test_what_cannot_be_read_is_named_with_what_was_expected(changes: dict[str, 
 
 
 def test_without_a_window_every_layer_attends_to_all() -> None:
-    assert windows(every=True) == windows(layer_types=[SLIDING] * 4) == (None,) * 4
+    assert windows(every=True) == windows(layer_types=[FULL] * 4) == (None,) * 4
 
 
 def test_a_window_without_types_of_layers_is_every_layers_or_none() -> None:
@@ -137,6 +165,8 @@ def test_types_of_layers_say_which_have_the_window() -> None:
     [
         ({"sliding_window": 0}, "sliding_window=0: expected a whole number from 1"),
         ({"sliding_window": "9"}, "sliding_window='9': expected a whole number from 1"),
+        ({"layer_types": [FULL, FULL, FULL, SLIDING]}, "sliding_window is missing: expected one for"),
+        ({"layer_types": [FULL] * 3}, "layer_types has 3 entries for 4 layers"),
         ({"sliding_window": 9, "layer_types": [FULL] * 3}, "layer_types has 3 entries for 4 layers"),
         ({"sliding_window": 9, "layer_types": [FULL, FULL, "odd", FULL]}, "layer_types ['odd']: expected sliding_att"),
         ({"sliding_window": 9, "layer_types": "full"}, "layer_types='full': expected a list of at most"),

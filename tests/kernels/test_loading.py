@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.checkpoint.tensors import CheckpointError
+from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import StoredTensor
+from engine.models.required_tensors import check_names
 from engine.models.sharding import cut
+from engine.testing.plain import PlainQuantizer
+from tests.families import model_graph
 from tests.kernels import tiny
 from tests.kernels.paged_loop import PagedLoop, load
 
@@ -28,6 +32,14 @@ def test_a_left_over_tensor_is_named(tmp_path: Path) -> None:
     tensors = tiny.weights() | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}
     with pytest.raises(CheckpointError, match=r"does not use: model\.layers\.0\.self_attn\.q_proj\.bias$"):
         load(tiny.write(tmp_path, tensors))
+
+
+def test_tensors_of_parts_that_the_model_does_not_read_are_none_left_over(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(tiny.write(tmp_path, tiny.weights() | {"visual.proj.weight": torch.zeros(4)})))
+    graph = model_graph(str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"does not use: visual\.proj\.weight$"):
+        check_names(checkpoint, graph, PlainQuantizer(), "here")
+    check_names(checkpoint, replace(graph, ignored=("visual.",)), PlainQuantizer(), "here")
 
 
 def test_a_wrong_shape_is_named(tmp_path: Path) -> None:

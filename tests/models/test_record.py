@@ -4,15 +4,21 @@ from it."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from engine.border.calls import PluginError
+from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Attention, LinearPart, RopeFacts
 from engine.models.record import facts, recorded
+from engine.models.required_tensors import unread_names, unread_note
 from engine.testing.context import build_context
 
 MODEL = build_context().model
@@ -58,6 +64,43 @@ def test_a_whole_model_is_handed_back() -> None:
     graph = recorded(Recorded(whole), MODEL)
     assert (len(graph.layers), len(graph.caches)) == (2, 2)
     assert recorded(Recorded(whole), MODEL) == graph
+
+
+def test_an_architecture_may_ask_how_names_of_stored_tensors_begin(tmp_path: Path) -> None:
+    """One configuration may go with several ways to store a model."""
+    answers = []
+
+    def record(b: Builder) -> None:
+        answers.append([b.has(prefix) for prefix in ("text.", "text.e", "e")])
+        whole(b)
+
+    for folder in (MODEL.path, str(tmp_path)):
+        recorded(Recorded(record), replace(MODEL, path=folder))
+    save_file({"text.e.weight": torch.zeros(64, 16)}, tmp_path / "model.safetensors")
+    recorded(Recorded(record), replace(MODEL, path=str(tmp_path)))
+    assert answers == [[False] * 3, [False] * 3, [True, True, False]]
+
+
+def test_files_are_read_only_where_an_architecture_asks(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    model = replace(MODEL, path=str(tmp_path))
+    recorded(Recorded(whole), model)
+    with pytest.raises(CheckpointError, match="too short for a safetensors file"):
+        recorded(Recorded(lambda b: b.has("e")), model)
+
+
+def test_what_is_not_read_of_a_checkpoint_is_no_left_over(tmp_path: Path) -> None:
+    save_file({f"seen.{i}": torch.zeros(4) for i in range(2)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(str(tmp_path))
+
+    def record(b: Builder) -> None:
+        b.ignore("seen.", "heard.")
+        whole(b)
+
+    graph = recorded(Recorded(record), MODEL)
+    assert unread_names(graph, checkpoint.names) == {"seen.0", "seen.1"}
+    assert unread_note(graph, checkpoint) == "2 tensors of the checkpoint (0.0 GB) are not read: seen.*"
+    assert unread_note(recorded(Recorded(whole), MODEL), checkpoint) == ""
 
 
 def test_facts_follow_from_the_graph() -> None:

@@ -57,13 +57,14 @@ def read_rope(values: Values, head_dim: int, stated: int, layer_type: str | None
 def _given(values: Values, layer_type: str | None) -> Mapping[str, Any]:
     """What the checkpoint states for layers of one type."""
     parameters = values.section("rope_parameters")
-    by_type = [key for key, value in parameters.values.items() if isinstance(value, Mapping)]
+    given = {**values.section("rope_scaling").values, **parameters.values}
+    by_type = [key for key, value in given.items() if isinstance(value, Mapping)]
     if not by_type:
-        return {**values.section("rope_scaling").values, **parameters.values}
-    if values.has("rope_scaling"):
-        raise CheckpointError("rope_scaling beside rope_parameters by layer type: expected one of them")
+        return given
     if layer_type is None:
         raise CheckpointError(f"rope_parameters differ by layer type ({clipped(by_type)}): expected one for all layers")
+    if values.has("rope_scaling"):
+        raise CheckpointError("rope_scaling where rotations differ by layer type: expected rope_parameters alone")
     if layer_type not in by_type:
         raise CheckpointError(f"rope_parameters has no {layer_type!r}: found {clipped(by_type)}")
     return parameters.section(layer_type).values
