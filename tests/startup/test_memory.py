@@ -199,7 +199,8 @@ def test_a_refusal_says_what_each_part_takes_and_what_is_missing(heavy: Path) ->
     free = estimate.smallest // 2
     text = refused(plan, free)
     missing = estimate.smallest - Budget(free, 0.9).usable
-    for amount in (estimate.smallest, estimate.weights, free, missing, estimate.pool.num_bytes(estimate.smallest_blocks)):
+    pool = estimate.pool.num_bytes(estimate.smallest_blocks)
+    for amount in (estimate.smallest, estimate.weights, free, missing, pool):
         assert size(amount) in text
     assert "memory.fraction=0.9" in text and "Nothing was loaded" in text
 
