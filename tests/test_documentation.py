@@ -123,6 +123,12 @@ def test_the_readme_lists_the_built_in_plugins_and_their_defaults():
         assert re.findall(r"`(\w+)`\*", cell) == (default if isinstance(default, list) else [default]), slot
 
 
+def test_the_page_of_models_lists_every_architecture():
+    found = discover(PluginSettings(third_party=False))
+    table = {row[0].strip("`") for row in rows("| plugin | models |", (ROOT / "docs" / "models.md").read_text())}
+    assert table == set(found.names("architecture"))
+
+
 def test_the_guide_lists_every_slot_with_its_contract_and_every_suite():
     table = {row[0].strip("`"): row for row in rows("| slot | question |", GUIDE)}
     assert set(table) == set(SLOTS)
