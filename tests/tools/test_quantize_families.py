@@ -61,6 +61,16 @@ def test_scales_fold_where_that_changes_nothing_and_nowhere_else(name):
         assert difference(got, want) < LARGEST
 
 
+def test_a_head_of_a_nested_model_is_untied(tmp_path):
+    out = tmp_path / "out"
+    with nested.TestGemma().checkpoint("gemma3 that sees") as (model, graph, _):
+        assert graph.lm_head.tied
+        assert quantize([str(model.path), str(out), "--method", "fp8", "--head", "int8", "--device", "cpu"]) == 0
+        tokens = tuple(token % model.vocab_size for token in PROMPT)
+        got, want = (planned_logits(tokens, len(tokens), f"model.path={path}") for path in (out, model.path))
+        assert 0 < difference(got, want) < 0.2
+
+
 @pytest.mark.parametrize("name", [*FOLDED, "gemma3 that sees"])
 def test_the_engine_computes_what_the_written_numbers_stand_for(name, tmp_path):
     suite = nested.TestGemma() if name == "gemma3 that sees" else FOLDED[name][0]
