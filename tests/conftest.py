@@ -43,11 +43,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
-    "tools/test_gpu_check.py", "execution/triton_ops/test_aot.py", "laws/test_inside_a_draft.py",
-    "tools/test_quantize.py", "quantizer/test_integer_linear.py", "execution/test_draft_graphs.py",
+    "tools/test_gpu_check.py", "kernels/triton/test_aot.py", "laws/test_inside_a_draft.py",
+    "tools/test_quantize.py", "quantizer/test_integer_linear.py", "step/test_draft_graphs.py",
     "laws/test_drafted_models.py", "checkpoint/test_serving.py", "laws/test_drafted_sampling.py",
-    "laws/test_bundled_swaps.py", "execution/triton_ops/test_models.py", "evaluation/test_main.py",
-    "execution/test_drafted_distribution.py", "attention_kernel/test_triton.py", "quantizer/test_gpu_linear.py",
+    "laws/test_bundled_swaps.py", "kernels/triton/test_models.py", "evaluation/test_main.py",
+    "sampling/test_drafted_distribution.py", "attention_kernel/test_triton.py", "quantizer/test_gpu_linear.py",
     "laws/test_captured_models.py", "cli/test_new_plugins.py", "testing/test_mutants.py", "border/test_misbehaving.py",
 )  # fmt: skip
 """Files that take longest, in that order."""

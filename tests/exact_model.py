@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
-from engine.execution.model import ForwardBatch
-from engine.execution.reference import most_likely
+from engine.kernels.model import ForwardBatch, prepared_of
+from engine.kernels.torch.reference import most_likely
 
 ECHO = 5
 """Most tokens repeat the one this many positions earlier."""
@@ -46,12 +46,12 @@ class ExactKV:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.tokens = torch.full((num_blocks, block_size), -1, dtype=torch.int64)
 
-    def copy_block(self, source: int, target: int) -> None:
+    def copy_block(self, group: int, source: int, target: int) -> None:
         self.tokens[target] = self.tokens[source]
 
 
 class ExactModel:
-    """Stands in for :class:`engine.execution.model.LoweredModel`."""
+    """Stands in for :class:`engine.kernels.model.LoweredModel`."""
 
     lowering = ("exact integers",)
     weights_bytes = 0
@@ -72,10 +72,10 @@ class ExactModel:
 
     def forward(self, batch: ForwardBatch, kv: ExactKV, aux_layers: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
         """``hidden`` is float64 ``[T, 1]``: the next token's id."""
-        return self.run(batch, kv, self.prepare(batch.attention), aux_layers)
+        return self.run(batch, kv, prepared_of(self, batch.attention), aux_layers)
 
     def run(
-        self, batch: ForwardBatch, kv: ExactKV, prepared: AttentionBatch, aux_layers: Sequence[int] = ()
+        self, batch: ForwardBatch, kv: ExactKV, prepared: tuple[AttentionBatch, ...], aux_layers: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
         """As a captured step must, looks at the batch's tensors only: ``q_lens`` and ``kv_lens`` may be bounds."""
         self.num_forwards += 1
@@ -83,12 +83,13 @@ class ExactModel:
         if self.fail_on_token is not None and bool((ids == self.fail_on_token).any()):
             raise RuntimeError(f"token {self.fail_on_token} in the batch")
         assert bool((ids >= 0).all()), "an input token was read before anybody wrote it"
-        kv.tokens.view(-1)[batch.slot_mapping] = ids
+        kv.tokens.view(-1)[batch.slot_mappings[0]] = ids
         followers: list[int] = []
-        q_starts, kv_lens = prepared.q_starts.tolist(), prepared.kv_lens_device.tolist()
+        (step,) = prepared
+        q_starts, kv_lens = step.q_starts.tolist(), step.kv_lens_device.tolist()
         for row, kv_len in enumerate(kv_lens):
             q_len = q_starts[row + 1] - q_starts[row]
-            blocks = prepared.block_tables[row].to(torch.int64)
+            blocks = step.block_tables[row].to(torch.int64)
             seen = kv.tokens[blocks].reshape(-1)[:kv_len].tolist()
             assert min(seen) >= 0, "a key was read before anybody wrote it"
             followers += [next_token(seen[: kv_len - q_len + j + 1], self.vocab_size) for j in range(q_len)]

@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.triton.device import runs_triton
 
 TESTS = Path(__file__).parent
-ON_CPU = ("execution/triton_ops/test_models.py", "laws/test_captured_models.py")
+ON_CPU = ("kernels/triton/test_models.py", "laws/test_captured_models.py")
 """Tests of kernels whose tensors are on the CPU: interpreted beside a CUDA device, too."""
 KERNEL_TESTS = (
     *ON_CPU,
-    *(f"execution/triton_ops/test_{name}.py" for name in ("heads", "linear", "lowering", "narrow_types", "rowwise")),
-    "execution/triton_ops/test_step_outputs.py",
+    *(f"kernels/triton/test_{name}.py" for name in ("heads", "linear", "lowering", "mixture", "narrow_types")),
+    *(f"kernels/triton/test_{name}.py" for name in ("rowwise", "step_outputs")),
     "sampling/triton/test_kernels.py",
     "plugins/attention_kernel/test_triton.py",
     *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),

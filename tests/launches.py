@@ -3,7 +3,7 @@
 .. code-block:: python
 
     with count_launches() as launches:
-        model.layers[0][0](residual, hidden_states, context)
+        model.layers[0].steps[0].call(context, x)
     assert launches.names == ["linear_rope_write"]
 
 Works without a GPU: under ``TRITON_INTERPRET=1`` interpreted kernels are counted, and what the interpreter itself does

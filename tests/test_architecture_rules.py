@@ -2,7 +2,9 @@
 
 import ast
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,17 +23,41 @@ MAY_IMPORT = {
     "checkpoint": {"checkpoint", "contracts"},
     "contracts": {"contracts", "native"},
     "native": {"native"},
-    "assembly": {"assembly", "border", "checkpoint", "contracts", "hookspecs", "native"},
-    "execution": {"execution", "border", "checkpoint", "contracts", "native"},
-    "sampling": {"sampling", "execution", "contracts", "native"},
-    "step": {"step", "sampling", "execution", "contracts"},
-    "drafting": {"drafting", "border", "step", "sampling", "execution", "contracts"},
-    "loop": {"loop", "border", "drafting", "step", "assembly", "contracts"},
+    "assembly": {"assembly", "models", "border", "checkpoint", "contracts", "hookspecs", "native"},
+    "models": {"models", "border", "checkpoint", "contracts"},
+    "kernels": {"kernels", "models", "border", "checkpoint", "contracts", "native"},
+    "kv": {"kv", "kernels", "border", "contracts"},
+    "sampling": {"sampling", "kernels", "contracts", "native"},
+    "step": {"step", "sampling", "kv", "kernels", "contracts"},
+    "drafting": {"drafting", "border", "step", "sampling", "kv", "kernels", "models", "checkpoint", "contracts"},
+    "loop": {"loop", "border", "drafting", "step", "kv", "assembly", "contracts"},
     "startup": {
-        "startup", "border", "checkpoint", "loop", "drafting", "step", "sampling", "execution", "assembly", "contracts",
+        "startup",
+        "border",
+        "checkpoint",
+        "loop",
+        "drafting",
+        "step",
+        "sampling",
+        "kv",
+        "kernels",
+        "models",
+        "assembly",
+        "contracts",
     },
     "serving": {"serving", "border", "checkpoint", "startup", "loop", "assembly", "contracts"},
-    "evaluation": {"evaluation", "checkpoint", "serving", "startup", "loop", "execution", "assembly", "contracts"},
+    "evaluation": {
+        "evaluation",
+        "checkpoint",
+        "serving",
+        "startup",
+        "loop",
+        "kv",
+        "kernels",
+        "models",
+        "assembly",
+        "contracts",
+    },
     "cli": {"cli", "testing", "serving", "evaluation", "assembly", "contracts"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
@@ -40,7 +66,8 @@ SHOWS_PLUGINS = ("cli/", "testing/")
 """Whose help shows what one may choose; whose suites run whole engines."""
 HYDRA_ONLY_IN = "assembly/compose/"
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
-TORCH_FREE = ("border", "checkpoint", "contracts", "native", "assembly", "cli", "serving", "loop")
+TORCH_FREE = ("border", "checkpoint", "contracts", "native", "models", "assembly", "cli", "serving", "loop", "kv")
+WITH_TENSORS = ("checkpoint/tensors.py", "kv/cache.py")
 
 
 def sources(folder: Path) -> list[Path]:
@@ -99,7 +126,7 @@ def test_the_core_never_imports_a_plugin():
 
 
 def test_plugins_import_only_what_is_published_of_the_core():
-    allowed = ("engine.checkpoint", "engine.contracts", "engine.execution", "engine.hookspecs", "engine.native")
+    allowed = ("engine.checkpoint", "engine.contracts", "engine.kernels", "engine.hookspecs", "engine.native")
     wrong = [
         f"{file.relative_to(PLUGINS)}: {name}"
         for file in sources(PLUGINS)
@@ -110,7 +137,8 @@ def test_plugins_import_only_what_is_published_of_the_core():
 
 
 def test_templates_import_only_what_the_guide_publishes():
-    allowed = ("engine.contracts", "engine.hookspecs", "engine.testing", "engine.cli.plugins.templates")
+    published = ("checkpoint", "contracts", "hookspecs", "testing", "cli.plugins.templates")
+    allowed = tuple(f"engine.{name}" for name in published)
     wrong = [
         f"{file.relative_to(TEMPLATES)}: {name}"
         for file in sources(TEMPLATES)
@@ -140,11 +168,11 @@ def test_hydra_is_imported_only_when_something_is_composed():
 
 
 def test_torch_is_not_imported_by_the_front_of_the_house():
-    files = [file for package in TORCH_FREE for file in sources(CORE / package)]
+    files = [f for package in TORCH_FREE for f in sources(CORE / package) if relative(f) not in WITH_TENSORS]
     imported_by_serving = ("output.py", "process.py", "memory/report.py")
     files += [CORE / "startup" / name for name in imported_by_serving]
     files += [PLUGINS / "registry.py", *PLUGINS.glob("*/config.py"), *sources(PLUGINS / "command" / "bench")]
-    files += PLUGINS.glob("command/*/command.py")
+    files += [*PLUGINS.glob("command/*/command.py"), *sources(PLUGINS / "architecture")]
     wrong = [
         f"{file.relative_to(ROOT)}: {name}"
         for file in files
@@ -154,21 +182,127 @@ def test_torch_is_not_imported_by_the_front_of_the_house():
     assert len(files) > len(TORCH_FREE) and wrong == []
 
 
+BY_MODULE_NAME = """
+import importlib, pkgutil, sys
+for package in (importlib.import_module(name) for name in sys.argv[1:]):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+sys.exit(", ".join(name for name in ("torch", "triton", "transformers") if name in sys.modules) or 0)
+"""
+
+
+def test_describing_a_model_imports_no_torch_by_any_way():
+    """The API process imports the architecture's module to resolve a plan."""
+    packages = ["engine_plugins.architecture", "engine.models", "engine.assembly"]
+    done = subprocess.run([sys.executable, "-c", BY_MODULE_NAME, *packages], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+LOOKS_AT = (ast.Compare, ast.Match, ast.MatchValue, ast.Subscript, ast.Dict, ast.Set)
+"""Where a name may stand that something is compared with, or looked up by."""
+COMPARES = ("startswith", "endswith", "removeprefix", "removesuffix", "get", "index", "count", "find", "match")
+"""Methods that do so."""
+
+
+def compared(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Lines and texts that something may be compared with."""
+    for node in ast.walk(tree):
+        is_call = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in COMPARES
+        if is_call or isinstance(node, LOOKS_AT):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.lineno, part.value
+
+
 def test_the_core_knows_no_plugin_by_name():
     """No string constant in the core is the name of a built-in plugin, where a name could be compared."""
     names = {offer.name for offer in discover(PluginSettings(third_party=False)).offers}
-    # words that also mean something else in the core: a library, kernels, a device, a dtype, a model family
-    common = {"none", "torch", "triton", "native", "cpu", "int8", "fp8", "llama"}
-    wrong = []
-    for file in sources(CORE):
-        if relative(file).startswith("testing/"):
-            continue
-        for node in ast.walk(parsed(file)):
-            if isinstance(node, ast.Compare | ast.Match | ast.MatchValue):
-                constants = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
-                found = {value for value in constants if isinstance(value, str)} & (names - common)
-                wrong += [f"{relative(file)}:{node.lineno} compares with {name!r}" for name in found]
-    assert names > common and wrong == []
+    # words that also mean something else in the core: a library, kernels, a device, a dtype, a key of requests
+    common = {"none", "torch", "triton", "native", "cpu", "int8", "fp8", "suffix"}
+    found = {
+        f"{relative(file)}:{line} compares with {text!r}"
+        for file in sources(CORE)
+        if not relative(file).startswith("testing/")
+        for line, text in compared(parsed(file))
+        if text in names - common
+    }
+    assert names > common and found == set()
+
+
+MODEL_TYPES = (
+    "apertus", "arcee", "baichuan", "bloom", "chatglm", "cohere", "command_r", "dbrx", "deepseek", "ernie", "exaone",
+    "falcon", "gemma", "glm", "gpt2", "gpt_neox", "gpt_oss", "gptj", "granite", "hunyuan", "internlm", "jamba", "kimi",
+    "llama", "minicpm", "ministral", "mistral", "mixtral", "mpt", "nemotron", "olmo", "olmoe", "phi", "qwen", "qwq",
+    "seed_oss", "smollm", "stablelm", "starcoder", "vicuna",
+)  # fmt: skip
+"""Spellings of ``model_type``, without numbers behind them."""
+A_ROTATION = re.compile(r"\b_?llama3\b")
+"""What ``config.json`` calls one way to stretch it, whatever the family."""
+MAY_NAME_FAMILIES = {
+    # published models that each limit is beyond
+    "checkpoint/limits.py": {"deepseek", "gemma", "granite", "llama", "qwen"},
+    "serving/tokenizer_file.py": {"gemma"},
+}
+
+
+def words(text: str) -> str:
+    """In lower case, words of a name apart: ``Qwen3NextForCausalLM`` is ``qwen3_next_for_causal_lm``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", text).lower()
+
+
+def built_in_families() -> set[str]:
+    """What the checkpoints that built-in architectures compute call themselves, without what follows a number."""
+    given = [
+        part.value
+        for file in (PLUGINS / "architecture").rglob("config.py")
+        for part in ast.walk(parsed(file))
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
+    named = [re.fullmatch(r"(\w+?)For(CausalLM|ConditionalGeneration)", text) for text in given]
+    stems = {re.split(r"\d", words(found[1]))[0] for found in named if found}
+    return {re.sub(r"_[a-z]?$", "", stem) for stem in stems}
+
+
+def families_in(text: str, families: Iterable[str]) -> set[str]:
+    """Those that a text names, as a word of it or of an identifier in it; numbers may follow, letters may not."""
+    spelled = (r"[ _.-]?".join(family.split("_")) for family in sorted(families))
+    named = re.compile(rf"(?<![a-z])(?:{'|'.join(spelled)})(?![a-z])")
+    text = A_ROTATION.sub("", text)
+    return {re.sub(r"\W|_", "", name) for form in (words(text), text.lower()) for name in named.findall(form)}
+
+
+def test_the_core_knows_no_family_of_models():
+    """No source of the core names one, be it in a comparison, in an identifier or in a comment, but for what is said
+    above. What a family means is read by its architecture."""
+    families = built_in_families() | set(MODEL_TYPES)
+    assert {"llama", "mistral", "qwen"} <= built_in_families()
+    files = [*sources(CORE), *(file for ending in ("cpp", "h") for file in CORE.rglob(f"*.{ending}"))]
+    found = {
+        relative(file): names
+        for file in files
+        if not relative(file).startswith("testing/") and (names := families_in(file.read_text("utf-8"), families))
+    }
+    assert found == MAY_NAME_FAMILIES
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('if family.startswith("qwen"):', {"qwen"}),
+        ('x in ("LlamaForCausalLM",)', {"llama"}),
+        ("def is_qwen3_next(model):", {"qwen"}),
+        ("class SmolLM3Config: ...", {"smollm"}),
+        ("DeepSeek-V3, deepseek_v2", {"deepseek"}),
+        ("GptOss", {"gptoss"}),
+        ("gpt-oss", {"gptoss"}),
+        ("# of PhiMoE and of Phi-4", {"phi"}),
+        ('if kind == "llama3": _llama3(base)', set()),
+        ("is_llama3_model, LLAMA_LIKE", {"llama"}),
+        ("philox, prompts, glmnet, seed, oss, chapters", set()),
+    ],
+)
+def test_a_name_of_a_family_is_seen_however_it_is_written(text, found):
+    assert families_in(text, MODEL_TYPES) == found
 
 
 def test_the_core_proposes_no_plugin_by_name():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM
-from engine.assembly.model_facts import model_facts
+from tests.families import model_facts
 
 MAX_BYTES = 20 * 1024 * 1024
 

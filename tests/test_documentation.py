@@ -25,6 +25,7 @@ PAGES = (*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "contrib" / "README
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 README = (ROOT / "README.md").read_text()
 GUIDE = (ROOT / "docs" / "plugins.md").read_text()
+MODELS = (ROOT / "docs" / "models.md").read_text()
 SERVING = (ROOT / "docs" / "serving.md").read_text()
 TOOLS = (ROOT / "tools" / "README.md").read_text()
 
@@ -117,9 +118,17 @@ def test_the_readme_lists_the_built_in_plugins_and_their_defaults():
     table = {slot.strip("`"): plugins for slot, _, plugins in rows("| slot | its question", README)}
     assert set(table) == set(SLOTS)
     for slot, cell in table.items():
-        assert set(re.findall(r"`(\w+)`", cell)) - {"auto"} == set(found.names(slot)), slot
+        named = set(found.names(slot)) if slot != "architecture" else set()  # docs/models.md has those
+        assert set(re.findall(r"`(\w+)`", cell)) - {"auto"} == named, slot
         default = defaults[slot]
         assert re.findall(r"`(\w+)`\*", cell) == (default if isinstance(default, list) else [default]), slot
+
+
+def test_the_models_page_lists_every_architecture_and_what_was_measured_of_it():
+    found = discover(PluginSettings(third_party=False)).of_slot("architecture")
+    assert {plugin.strip("`") for plugin, *_ in rows("| plugin | models", MODELS)} == {offer.name for offer in found}
+    files = {offer.provider.factory.partition(":")[0].rpartition(".")[2] for offer in found}
+    assert {row[-1].partition(".py")[0] for row in rows("| architecture | logits", MODELS)} == files
 
 
 def test_the_guide_lists_every_slot_with_its_contract_and_every_suite():

@@ -97,11 +97,13 @@ async def run_preset(preset: str, options: argparse.Namespace) -> list[str | Non
             )
             seconds = time.monotonic() - started
             stats = await until_idle(session, url)
-        print(
-            f"{preset:12} {len(texts)} requests, {sum(t is None for t in texts)} aborted, {seconds:6.1f} s; "
-            f"blocks leased {stats['blocks_leased']}, free {stats['blocks_free']} + cached {stats['blocks_cached']} "
-            f"of {stats['blocks_total']}"
+        blocks = "; ".join(
+            f"{group['group']} blocks leased {group['leased']}, free {group['free']} + cached {group['cached']} of "
+            f"{group['total']}"
+            for group in stats["blocks"]
         )
+        aborted = sum(text is None for text in texts)
+        print(f"{preset:12} {len(texts)} requests, {aborted} aborted, {seconds:6.1f} s; {blocks}")
         return list(texts)
     finally:
         process.terminate()
@@ -133,7 +135,7 @@ async def until_idle(session: aiohttp.ClientSession, url: str) -> dict[str, Any]
     for _ in range(100):
         async with session.get(f"{url}/engine/stats") as response:
             stats = await response.json()
-        if not stats["running"] and not stats["waiting"] and not stats["blocks_leased"]:
+        if not stats["running"] and not stats["waiting"] and not any(group["leased"] for group in stats["blocks"]):
             break
         await asyncio.sleep(0.1)
     return stats

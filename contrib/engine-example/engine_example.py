@@ -9,7 +9,7 @@ from typing import Literal
 from engine.contracts.config import DrafterConfig, SchedulerConfig, at_least
 from engine.contracts.drafter import Draft, DraftRow
 from engine.contracts.provider import BuildContext, Provider
-from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, SchedulerView
+from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, SchedulerView, fit, minus
 from engine.hookspecs import hookimpl
 
 
@@ -45,11 +45,11 @@ class ShortestFirst:
             drafts = request.num_draft_tokens if request.remaining == 1 else 0
             num_tokens = min(request.remaining, tokens - drafts)
             # A newcomer has to find room for its whole prompt; who runs already gets it by preempting.
-            blocks -= view.blocks_needed(request.request_id, num_tokens if request.is_running else request.remaining)
-            if num_tokens <= 0 or (blocks < 0 and not request.is_running):
+            needed = view.blocks_needed(request.request_id, num_tokens if request.is_running else request.remaining)
+            if num_tokens <= 0 or not (request.is_running or fit(needed, blocks)):
                 break
             rows.append(ScheduledRow(request.request_id, num_tokens))
-            tokens -= num_tokens + drafts
+            tokens, blocks = tokens - num_tokens - drafts, minus(blocks, needed)
         # The most tokens left first. The request with the fewest is never a victim, so one always gets on.
         return Schedule(tuple(rows), tuple(victim.request_id for victim in reversed(running[1:])))
 

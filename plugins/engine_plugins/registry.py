@@ -6,13 +6,36 @@ Metadata only: nothing here imports torch, and a factory's module is imported on
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
-from engine.checkpoint.files import shown
+from engine.checkpoint.files import clipped, shown
 from engine.contracts.command import CommandProvider
-from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
-from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
+from engine_plugins.architecture.config import (
+    COHERE,
+    DEEPSEEK,
+    ERNIE,
+    EXAONE4,
+    EXPERT_COUNTS,
+    GEMMA,
+    GLM,
+    GLM_MOE,
+    GPT_OSS,
+    GRANITE,
+    HUNYUAN,
+    LLAMA_LIKE,
+    MINISTRAL,
+    MIXTRAL,
+    OLMO,
+    PHI3,
+    QWEN_MOE,
+    QWEN_VL,
+    SEED_OSS,
+    SMOLLM3,
+    STARCODER2,
+)
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.drafter.config import (
     DraftModelConfig,
@@ -31,12 +54,25 @@ from engine_plugins.router.config import ResponseCacheConfig
 from engine_plugins.scheduler.config import ChunkedPrefillConfig
 
 
-def only_llama_like(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
-    if model.architecture not in LLAMA_LIKE:
-        return (f"it computes {', '.join(LLAMA_LIKE)}, not {model.architecture}",)
-    if model.hidden_act not in ACTIVATIONS:
-        return (f"it has the activations {', '.join(ACTIVATIONS)}, not hidden_act={model.hidden_act}",)
-    return ()
+def only(*names: str) -> Callable[[ModelConfig, DeviceFacts], tuple[str, ...]]:
+    """The ``unsupported`` of an architecture: it computes checkpoints of these names."""
+
+    def unsupported(model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
+        return () if model.architecture in names else (f"it computes {', '.join(names)}",)
+
+    return unsupported
+
+
+def only_dense(*names: str) -> Callable[[ModelConfig, DeviceFacts], tuple[str, ...]]:
+    """The same, of an architecture without experts."""
+    of_other_names = only(*names)
+
+    def unsupported(model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
+        said = [f"{key}={clipped(model.raw[key])}" for key in EXPERT_COUNTS if model.raw.get(key)]
+        experts = (f"it computes no experts, and config.json says {', '.join(said)}",) if said else ()
+        return of_other_names(model, device) or experts
+
+    return unsupported
 
 
 def only_plain_checkpoints(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
@@ -55,8 +91,12 @@ def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         elif device.capability is not None and device.capability < TRITON_CAPABILITY:
             has, needs = (".".join(map(str, version)) for version in (device.capability, TRITON_CAPABILITY))
             reasons.append(f"needs compute capability {needs}, this device has {has}")
-    if model.head_dim not in TRITON_HEAD_DIMS:
-        reasons.append(f"head_dim={model.head_dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
+    if any(op.sinks for op in model.attentions):
+        reasons.append("its softmax has no sinks")
+    if any(op.value_dim is not None for op in model.attentions):
+        reasons.append("it has no latent attention")
+    for dim in sorted({op.head_dim for op in model.attentions} - set(TRITON_HEAD_DIMS)):
+        reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
     return tuple(reasons)
 
 
@@ -309,9 +349,123 @@ def engine_architecture() -> list[Provider]:
         Provider(
             "llama",
             "engine_plugins.architecture.llama:LlamaArchitecture",
-            unsupported=only_llama_like,
+            unsupported=only_dense(*LLAMA_LIKE),
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
-        )
+        ),
+        Provider(
+            "glm_moe",
+            "engine_plugins.architecture.glm_moe:GlmMoeArchitecture",
+            unsupported=only(*GLM_MOE),
+            doc="GLM-4.5: grouped-query attention, mixtures of experts beside a shared one.",
+        ),
+        Provider(
+            "deepseek",
+            "engine_plugins.architecture.deepseek:DeepseekArchitecture",
+            unsupported=only(*DEEPSEEK),
+            doc="DeepSeek V2 and V3: latent attention, mixtures of experts beside shared ones.",
+        ),
+        Provider(
+            "gpt_oss",
+            "engine_plugins.architecture.gpt_oss:GptOssArchitecture",
+            unsupported=only(*GPT_OSS),
+            doc="gpt-oss: windows, attention sinks, mixtures of experts.",
+        ),
+        Provider(
+            "mixtral",
+            "engine_plugins.architecture.experts:MixtralArchitecture",
+            unsupported=only(*MIXTRAL),
+            doc="Mixtral: Mistral's attention, mixtures of experts.",
+        ),
+        Provider(
+            "qwen_moe",
+            "engine_plugins.architecture.experts:QwenMoeArchitecture",
+            unsupported=only(*QWEN_MOE),
+            doc="Qwen2-MoE, Qwen3-MoE: Qwen's attention, mixtures of experts.",
+        ),
+        Provider(
+            "smollm3",
+            "engine_plugins.architecture.smollm3:SmolLM3Architecture",
+            unsupported=only(*SMOLLM3),
+            doc="SmolLM3: Llama with layers that do not rotate.",
+        ),
+        Provider(
+            "seed_oss",
+            "engine_plugins.architecture.seed_oss:SeedOssArchitecture",
+            unsupported=only(*SEED_OSS),
+            doc="Seed-OSS: Llama with biases of queries, keys and values.",
+        ),
+        Provider(
+            "granite",
+            "engine_plugins.architecture.granite:GraniteArchitecture",
+            unsupported=only(*GRANITE),
+            doc="Granite 3: Llama with multipliers of embedding, scores, residual and logits.",
+        ),
+        Provider(
+            "olmo",
+            "engine_plugins.architecture.olmo:OlmoArchitecture",
+            unsupported=only(*OLMO),
+            doc="OLMo 2 and 3: norms behind attention and MLP.",
+        ),
+        Provider(
+            "exaone4",
+            "engine_plugins.architecture.exaone4:Exaone4Architecture",
+            unsupported=only(*EXAONE4),
+            doc="EXAONE 4: norms behind attention and MLP; layers without a window do not rotate.",
+        ),
+        Provider(
+            "phi3",
+            "engine_plugins.architecture.phi3:Phi3Architecture",
+            unsupported=only(*PHI3),
+            doc="Phi-3, 3.5 and 4: fused projections, partial rotation, longrope.",
+        ),
+        Provider(
+            "starcoder2",
+            "engine_plugins.architecture.starcoder2:Starcoder2Architecture",
+            unsupported=only(*STARCODER2),
+            doc="StarCoder2: LayerNorms, biases, an MLP without a gate.",
+        ),
+        Provider(
+            "cohere",
+            "engine_plugins.architecture.cohere:CohereArchitecture",
+            unsupported=only(*COHERE),
+            doc="Command R, R+, R7B and A: attention and MLP side by side.",
+        ),
+        Provider(
+            "gemma",
+            "engine_plugins.architecture.gemma:GemmaArchitecture",
+            unsupported=only(*GEMMA),
+            doc="Gemma 2, Gemma 3: norms before and behind, alternating windows, capped scores or normed heads.",
+        ),
+        Provider(
+            "glm",
+            "engine_plugins.architecture.glm:GlmArchitecture",
+            unsupported=only(*GLM),
+            doc="GLM-4: half of each head is rotated, by neighbours; gate and up are one projection.",
+        ),
+        Provider(
+            "ministral",
+            "engine_plugins.architecture.ministral:MinistralArchitecture",
+            unsupported=only(*MINISTRAL),
+            doc="Ministral 3, and text models of Mistral3: queries grow with their position.",
+        ),
+        Provider(
+            "qwen_vl",
+            "engine_plugins.architecture.qwen_vl:QwenVLArchitecture",
+            unsupported=only(*QWEN_VL),
+            doc="Text models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.",
+        ),
+        Provider(
+            "hunyuan",
+            "engine_plugins.architecture.hunyuan:HunyuanArchitecture",
+            unsupported=only(*HUNYUAN),
+            doc="Hunyuan (dense): heads are normed behind the rotation.",
+        ),
+        Provider(
+            "ernie",
+            "engine_plugins.architecture.ernie:ErnieArchitecture",
+            unsupported=only(*ERNIE),
+            doc="ERNIE 4.5 (dense): neighbours are rotated.",
+        ),
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from engine.assembly.compose import compose, options, usable
 from engine.assembly.describe import notes
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import model_facts
+from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
 from engine.contracts.config import DrafterConfig
 from engine.contracts.provider import Provider
@@ -33,7 +33,7 @@ def never_asked(model, device):
 
 
 def family(name, unsupported=only_mamba):
-    return Provider(name, f"{name}:Family", unsupported=unsupported)
+    return Provider(name, "tests.families:AnyFamily", unsupported=unsupported)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def plan(with_builtins, checkpoint, cpu):
     def make(*overrides, entries=(), model=None):
         path = checkpoint(**(model or {}))
         found = usable(with_builtins(*entries))
-        return resolve(compose([f"model.path={path}", *overrides], found), found, model_facts(path), cpu)
+        return resolve(compose([f"model.path={path}", *overrides], found), found, model_config(path), cpu)
 
     return make
 
@@ -59,8 +59,7 @@ def test_a_third_party_is_found_where_the_built_in_plugin_has_reasons_against(pl
     made = plan(entries=[entry("engine-mamba", engine_architecture=[family("mamba")])], model=MAMBA)
     choice = made.choice("architecture")
     assert (choice.name, choice.origin, choice.requested) == ("mamba", "engine-mamba 0.3.0", "auto")
-    (passed_over,) = choice.passed_over
-    assert passed_over.startswith(LLAMA_CANNOT)
+    assert choice.passed_over[0].startswith(LLAMA_CANNOT)
     assert not any("would fit" in note for note in made.notes)
 
 
@@ -70,7 +69,7 @@ def test_a_third_party_is_not_asked_where_a_built_in_plugin_fits(plan, entry):
 
 
 def test_a_third_party_that_does_not_say_what_it_supports_is_never_taken(plan, entry):
-    silent = entry("engine-any", engine_architecture=[Provider("any", "x:Y")])
+    silent = entry("engine-any", engine_architecture=[Provider("any", "tests.families:AnyFamily")])
     problem = refused(plan, entries=[silent], model=MAMBA)
     assert "engine-any:any: it does not say what it supports (no unsupported()); architecture=any selects" in problem
     assert plan("architecture=any", entries=[silent], model=MAMBA).choice("architecture").name == "any"
@@ -84,7 +83,7 @@ def test_of_two_that_fit_the_first_by_distribution_is_taken_and_the_other_is_not
     made = plan(entries=entries, model=MAMBA)
     choice = made.choice("architecture")
     assert (choice.name, choice.origin) == ("ark", "Engine-ark 0.3.0")
-    assert choice.passed_over[1:] == ("Engine-ark:noah: it computes Ark",)
+    assert choice.passed_over[-1] == "Engine-ark:noah: it computes Ark"
     assert "architecture=auto chose Engine-ark:ark; architecture=zoo would fit, too" in notes(made)
 
 

@@ -8,7 +8,7 @@ from engine.assembly import bind
 from engine.assembly.compose import compose
 from engine.assembly.describe import describe
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import model_facts
+from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
 from engine.contracts import SLOTS
 from engine.contracts.config import DrafterConfig, SchedulerConfig
@@ -53,7 +53,7 @@ def plan(with_builtins, checkpoint, cpu, entry, monkeypatch):
     path = checkpoint()
 
     def make(*overrides):
-        return resolve(compose([f"model.path={path}", *overrides], found), found, model_facts(path), cpu)
+        return resolve(compose([f"model.path={path}", *overrides], found), found, model_config(path), cpu)
 
     return make
 

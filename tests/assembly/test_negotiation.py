@@ -5,7 +5,7 @@ import pytest
 from engine.assembly.choosing import plugin_problems
 from engine.assembly.compose import compose
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import model_facts
+from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
 from engine.assembly.records import reasons_of
@@ -21,7 +21,7 @@ def plan(with_builtins, checkpoint, cpu):
     def make(*overrides, entries=(), device=cpu, model=None, **changes):
         path = checkpoint(**changes)
         found = with_builtins(*entries)
-        facts = model or model_facts(path)
+        facts = model or model_config(path)
         return resolve(compose([f"model.path={path}", *overrides], found), found, facts, device)
 
     return make
@@ -113,8 +113,9 @@ def test_compiling_where_it_cannot_be_done_is_refused(plan, device, dtype, why):
 
 
 def test_an_activation_nobody_computes_is_refused_before_anything_is_loaded(plan):
-    (problem,) = refused(plan, hidden_act="relu")
-    assert "architecture=auto" in problem and "not hidden_act=relu" in problem
+    (problem,) = refused(plan, hidden_act="quick_gelu")
+    assert problem.startswith("architecture=llama cannot compute model.path=")
+    assert "hidden_act 'quick_gelu' of the checkpoint: expected one of silu, " in problem
 
 
 @pytest.mark.parametrize("quantizer", ["checkpoint", "none", "int8"])
@@ -275,7 +276,7 @@ def test_dtype_auto_is_the_checkpoints_except_for_the_bundled_model_on_a_cpu(
     path, kind, setting, expected, plan, checkpoint, cpu, gpu
 ):
     overrides = [f"model.dtype={setting}", *(["model.path=bundled"] if path == "bundled" else [])]
-    made = plan(*overrides, device=cpu if kind == "cpu" else gpu, model=model_facts(checkpoint()))
+    made = plan(*overrides, device=cpu if kind == "cpu" else gpu, model=model_config(checkpoint()))
     assert made.dtype == expected
 
 

@@ -22,7 +22,7 @@ from engine.serving.server import Server
 from engine.startup.build import build_engine
 from engine.startup.child import failure
 
-from ..execution import tiny
+from ..kernels import tiny
 from ..serving.fakes import (
     HELLO,
     DirectRouter,

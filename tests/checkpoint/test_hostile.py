@@ -16,7 +16,7 @@ import pytest
 
 from engine.assembly.assemble import configure, plan_for
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import bundled_dir
+from engine.assembly.model_config import bundled_dir
 from engine.serving.trial import check_files
 
 ROOT = Path(__file__).resolve().parents[2]

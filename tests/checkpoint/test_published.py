@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.families import model_facts, model_graph
 
-from engine.assembly.model_facts import model_facts
+from engine.contracts.ops import Rope
 
 LLAMA_405B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248,
@@ -42,5 +43,6 @@ UNUSUAL = LLAMA_405B | {"time_step_limit": (0.0, float("inf")), "model_max_lengt
 @pytest.mark.parametrize("config", [LLAMA_405B, QWEN, LONG, LATENT, UNUSUAL])
 def test_a_large_model_is_within_every_limit(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    facts = model_facts(str(tmp_path))
-    assert facts.num_layers == config["num_hidden_layers"] and facts.rope.theta == config["rope_theta"]
+    facts, graph = model_facts(str(tmp_path)), model_graph(str(tmp_path))
+    assert facts.num_layers == config["num_hidden_layers"] and facts.max_position >= config["max_position_embeddings"]
+    assert {node.op.facts.theta for node in graph.nodes if isinstance(node.op, Rope)} == {config["rope_theta"]}

@@ -12,9 +12,10 @@ from engine.assembly.bind import bind
 from engine.evaluation.capacity import bind_stated, capacity_of
 from engine.evaluation.options import EvalOptions, Limits
 from engine.evaluation.plans import contestants
+from engine.models.record import recorded
 from engine.startup.memory.estimate import estimate_memory
 from engine.startup.memory.weights import quantized_bytes, weight_sizes
-from tests.execution import tiny
+from tests.kernels import tiny
 
 GIB = 2**30
 QWEN3_32B = {
@@ -90,7 +91,7 @@ def test_what_weights_would_take_in_fewer_bits_is_known_without_the_quantizer(tm
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_32B | {"tie_word_embeddings": tied}))
     (plan,) = [one.plan for one in contestants(options(tmp_path, f"quantizer={name}"))]
     bound = bind_stated(plan)
-    about = quantized_bytes(bound.architecture.describe(plan.model), torch.bfloat16, bits)
+    about = quantized_bytes(recorded(bound.architecture, plan.model), torch.bfloat16, bits)
     assert 1 <= about / capacity_of(plan, bound, 80 * GIB, 4096).weights < 1.1
 
 
@@ -121,7 +122,7 @@ def test_a_configuration_alone_says_what_headers_say(tmp_path):
 def test_one_more_request_than_the_answer_would_not_fit(tmp_path):
     plan = assemble([f"model.path={tiny.write(tmp_path)}", "device=cpu"])
     bound = bind(plan)
-    from engine.execution.checkpoint import open_checkpoint
+    from engine.checkpoint.tensors import open_checkpoint
 
     found = capacity_of(plan, bound, 40 * 2**20, 100)
     sizes = weight_sizes(plan, bound, open_checkpoint(plan.model.path))
@@ -132,7 +133,7 @@ def test_one_more_request_than_the_answer_would_not_fit(tmp_path):
         wider = replace(choice, config={**choice.config, "max_requests": requests})
         variant = replace(plan, max_len=100, slots={**plan.slots, "scheduler": (wider,)})
         estimate = estimate_memory(variant, sizes, bound)
-        return estimate.total(requests * -(-100 // estimate.block_size) + 1)
+        return estimate.total(requests * -(-100 // estimate.pool.block_size) + 1)
 
     assert peak(found.requests) <= found.budget < peak(found.requests + 1)
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.evaluation.forward import LoadedPlan
-from tests.execution import tiny
+from tests.kernels import tiny
 
 TOKENS = tuple(torch.randint(0, 120, (50,), generator=torch.Generator().manual_seed(3)).tolist())
 

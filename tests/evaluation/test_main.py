@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine.assembly.model_facts import bundled_dir
+from engine.assembly.model_config import bundled_dir
 from engine.cli.main import main
 from engine.evaluation.flags import num_bytes
-from tests.execution import tiny
+from tests.kernels import tiny
 
 TEXT = "def read(path):\n    with open(path) as file:\n        return file.read()\n" * 3
 QUESTIONS = (

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from engine.assembly.assemble import assemble
-from engine.assembly.model_facts import model_facts
 from engine.contracts.model import ModelFacts
 from engine.contracts.request import EngineRequest, SamplingParams, Timings, TokenLogprobs
 from engine.loop.core import EngineCore
 from engine.serving.tokenizer import Tokenizer
 from engine.startup.build import build_engine
+from tests.families import model_facts
 
-from ..execution import tiny
+from ..kernels import tiny
 from .heads import write_eagle3, write_parallel_block
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -158,7 +158,7 @@ def answers(core: EngineCore, requests: Sequence[EngineRequest], batch: int) -> 
 def assert_idle(core: EngineCore) -> None:
     stats = core.stats()
     assert (stats.running, stats.waiting, stats.rows_used, stats.blocks_leased) == (0, 0, 0, 0), stats
-    assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+    assert all(blocks.free + blocks.cached == blocks.total for blocks in stats.blocks)
 
 
 def requests_for(

@@ -48,7 +48,8 @@ def exact_engine(
     bound = bind(plan)
     num_blocks = kv_tokens // BLOCK + 1
     max_len = min(max_len, kv_tokens)
-    bound.kv_allocator.start([KVGroup(0, (0,), "full", BLOCK)], num_blocks)
+    groups = (KVGroup(0, (0,), "full", BLOCK, num_blocks),)
+    bound.kv_allocator.start(groups)
     kv = ExactKV(num_blocks, BLOCK)
     tables = DeviceTables(bound.context.max_requests, max_len, bound.drafter.max_width, BLOCK, "cpu", VOCAB)
     model = ExactModel(VOCAB, fail_on)
@@ -60,7 +61,7 @@ def exact_engine(
         registry.capture()
     runner = ModelRunner(model, kv, tables)
     runner.graphs = registry
-    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), max_len)
+    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), groups, max_len)
     return Exact(core, model, kv, bound.kv_allocator, runner)
 
 
@@ -124,5 +125,5 @@ def assert_nothing_held(engine: Exact) -> None:
     """Every block and row is back."""
     stats = engine.core.stats()
     assert (stats.running, stats.waiting, stats.rows_used, stats.blocks_leased) == (0, 0, 0, 0), stats
-    assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+    assert all(blocks.free + blocks.cached == blocks.total for blocks in stats.blocks)
     engine.allocator.check()  # type: ignore[attr-defined]

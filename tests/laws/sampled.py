@@ -17,7 +17,7 @@ from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.core import EngineCore
 from engine.startup.build import build_engine
 
-from ..execution import tiny
+from ..kernels import tiny
 from .drafted import COMMON, assert_idle
 
 VOCAB, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 2, 4, 2, 16

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM
-from engine.assembly.model_facts import model_facts
+from tests.families import model_facts
 
 COMMON = ("device=cpu", "model.max_len=1024", "exporter=[]", "scheduler.max_requests=16")
 SETS = {
@@ -90,7 +90,7 @@ def differences(a: Outputs, b: Outputs) -> int:
 def assert_idle(llm: LLM) -> None:
     stats = llm.stats()
     assert (stats.blocks_leased, stats.rows_used) == (0, 0)
-    assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+    assert all(blocks.free + blocks.cached == blocks.total for blocks in stats.blocks)
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -19,9 +19,11 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.drafter import aux_layers_of
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution.kv_cache import KVCache
-from engine.execution.loading import load_model
-from engine.execution.model import LoweredModel, StepContext
+from engine.kernels.loading import load_model
+from engine.kernels.model import LoweredModel, StepContext, prepared_of
+from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
+from engine.models.record import recorded
 from engine.startup.build import make_core
 from engine.step.graphs import Bucket, StepGraphs
 from engine.step.plan import StepRow
@@ -29,8 +31,8 @@ from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
 from tests.launches import Launches, count_launches
 
-from ..execution import tiny
-from ..execution.paged_loop import PagedLoop, load
+from ..kernels import tiny
+from ..kernels.paged_loop import PagedLoop, load
 from .harness import run, run_again
 
 BLOCK, NUM_BLOCKS = 8, 40
@@ -52,7 +54,7 @@ def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEn
     bound = bind(plan)
     model = load_model(
         plan.model,
-        bound.architecture.describe(plan.model),
+        recorded(bound.architecture, plan.model),
         bound.quantizer,
         TritonAttention(SlotConfig(), bound.context, num_sms=4),
         bound.kv_format,
@@ -61,7 +63,7 @@ def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEn
         "cpu",
         kernels="triton",
     )
-    kv = KVCache(plan.model, bound.kv_format, NUM_BLOCKS, BLOCK, "float32", "cpu")
+    kv = KVCache(cache_groups(model.graph.caches), bound.kv_format, [NUM_BLOCKS], BLOCK, "float32", "cpu")
     for layer in kv.layers:
         layer.k.fill_(float("nan"))
         layer.v.fill_(float("nan"))
@@ -89,8 +91,9 @@ def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, draft
     graphs.capture()
     runner = ModelRunner(model, kv, tables)
     runner.graphs = graphs
-    bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], NUM_BLOCKS)
-    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), plan.max_len)
+    groups = [KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1, NUM_BLOCKS)]
+    bound.kv_allocator.start(groups)
+    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(plan.overlap)), groups, plan.max_len)
     outputs = run(core, REQUESTS)
     core.close()
 
@@ -110,13 +113,12 @@ def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, fami
     tables.tokens[:] = 0
     tables.computed[:] = 8
     batch = tables.inputs(tuple(StepRow(row_id, 8, 1) for row_id in range(rows))).forward
-    prepared = model.attention.prepare(batch.attention)
-    context = StepContext(model.rotate(batch.positions), batch.slot_mapping, prepared, kv)
+    prepared = prepared_of(model.attention, batch.attention)
+    context = StepContext(model.rotate(batch.positions), batch.slot_mappings, prepared, kv, batch.positions)
     with torch.inference_mode():
-        hidden_states = residual = model.embed(batch.token_ids)
+        values = {model.layers[0].residual: model.embed(batch.token_ids)}
         with count_launches() as launches:
-            for op in model.layers[0]:
-                residual, hidden_states = op(residual, hidden_states, context)
+            model.layers[0].run(values, context)
     assert len(launches.names) == count and launches.torch_ops == [], launches.names
 
 

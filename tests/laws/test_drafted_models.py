@@ -89,9 +89,7 @@ def test_drafts_change_no_token(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "row", sorted(itertools.product(*FACTORS), key=lambda row: (row[1], row[-1])), ids=" ".join
-)
+@pytest.mark.parametrize("row", sorted(itertools.product(*FACTORS), key=lambda row: (row[1], row[-1])), ids=" ".join)
 def test_drafts_change_no_token_in_the_full_product(
     row: Row, models: Models, reference: Callable[..., tuple[list[Answer], list[Answer]]]
 ) -> None:

@@ -177,7 +177,7 @@ def test_what_a_broken_request_left_in_the_cache_is_not_used_again(
     def faulty_run(batch: Any, kv: Any, *args: Any) -> Any:
         found = forward(batch, kv, *args)
         if fault and fault.pop():
-            kv.tokens.view(-1)[batch.slot_mapping] = VOCAB
+            kv.tokens.view(-1)[batch.slot_mappings[0]] = VOCAB
         return found
 
     monkeypatch.setattr(engine.model, "run", faulty_run)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.assembly.bind import bind
-from engine.contracts.kv_allocator import KVGroup
+from engine.contracts.graph import KVSpec
 from engine.contracts.request import EngineRequest
+from engine.kv.groups import PoolShape, cache_groups
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.planning import Limits
 from engine.step.plan import RowResult, StepPlan, StepResult, StepRow, StepSkipped
@@ -144,20 +145,31 @@ class Simulation:
 
 
 def simulate(
-    *overrides: str, in_flight: int = 2, drafts: int = 0, adaptive: bool = False, kv_tokens: int = 4096, **device: Any
+    *overrides: str,
+    in_flight: int = 2,
+    drafts: int = 0,
+    adaptive: bool = False,
+    kv_tokens: int = 4096,
+    max_len: int = 256,
+    windows: tuple[int | None, ...] = (None,),
+    **device: Any,
 ) -> Simulation:
-    """A loop with the plugins of a plan. ``drafts``: by a drafter on the device, of each request."""
+    """A loop with the plugins of a plan. ``drafts``: by a drafter on the device, of each request; ``windows``: of the
+    KV groups, for which the pool is what an engine makes of ``kv_tokens`` tokens."""
     plan = _plan(("drafter=none", *overrides) if drafts else overrides)
     bound = bind(plan)
     if drafts:
         bound = replace(bound, drafter=DeviceDrafts(drafts))
-    num_blocks = kv_tokens // BLOCK + 1
-    bound.kv_allocator.start([KVGroup(0, (0,), "full", BLOCK)], num_blocks)
+    budget = 64
+    shape = PoolShape(windows, (BLOCK,) * len(windows), BLOCK, max_len, step_tokens=budget + drafts + 1)
+    caches = cache_groups([KVSpec(1, 1, window) for window in windows])
+    groups = shape.groups(caches, kv_tokens // BLOCK + 1)
+    bound.kv_allocator.start(groups)
     clock = VirtualClock()
     simulated = SimulatedDevice(clock, **device)
     settings = CoreSettings(
-        max_len=256, max_requests=bound.context.max_requests, block_size=BLOCK, vocab_size=VOCAB,
-        limits=Limits(64, 0.0), in_flight=in_flight, eos_token_ids=(), key_parts=("model",), seed=0,
+        max_len=max_len, max_requests=bound.context.max_requests, block_size=BLOCK, groups=groups, vocab_size=VOCAB,
+        limits=Limits(budget, 0.0), in_flight=in_flight, eos_token_ids=(), key_parts=("model",), seed=0,
         max_width=max(drafts, bound.drafter.max_width), adaptive_drafts=adaptive,
     )  # fmt: skip
     return Simulation(EngineCore(bound, simulated, settings, clock), simulated, bound.kv_allocator)

@@ -55,7 +55,7 @@ def test_a_stop_token_ends_the_output_before_anything_behind_it_counts(at, expec
     bench.step(1, 3, RowResult(tokens, 3))
     out = bench.published[-1]
     assert (out.tokens, out.finish_reason, out.stop_token) == (expected, "stop", 3)
-    assert bench.sequence.status is Status.FINISHED and bench.pool.allocator.usage().leased == 0
+    assert bench.sequence.status is Status.FINISHED and bench.pool.allocator.usage()[0].leased == 0
 
 
 def test_the_limit_of_tokens_cuts_accepted_drafts():

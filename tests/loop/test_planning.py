@@ -98,7 +98,8 @@ def test_a_row_is_sent_each_block_once():
     simulation = simulate(in_flight=2)
     simulation.serve(request(max_tokens=60))
     rows = [plan.rows[0] for plan in simulation.device.plans]
-    sent = [block for row in rows for block in row.new_blocks]
+    news = [new for row in rows for new in row.new_blocks]
+    sent = [block for new in news for block in new.blocks]
     assert len(sent) == len(set(sent))
-    starts = [row.block_start for row in rows if row.new_blocks]
+    starts = [new.start for new in news]
     assert starts == sorted(set(starts))

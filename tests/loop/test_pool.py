@@ -3,7 +3,7 @@ import pytest
 from engine.assembly.bind import bind
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.loop.block_keys import BlockKeys
+from engine.kv.block_keys import BlockKeys
 from engine.loop.ledger import InFlight, Ledger
 from engine.loop.pool import Pool
 from engine.loop.sequence import Sequence
@@ -18,10 +18,14 @@ def ledger():
     return Ledger()
 
 
-def pool(ledger, rows=2, blocks=9, kv_lookahead=0, freed=None):
+def pool(ledger, rows=2, blocks=9, kv_lookahead=0, freed=None, window=None, window_blocks=None):
     allocator = bind(_plan(("kv_allocator=prefix_cache", "drafter=none"))).kv_allocator
-    allocator.start([KVGroup(0, (0,), "full", BLOCK)], blocks)
-    return Pool(allocator, rows, BLOCK, ledger, (freed if freed is not None else []).append, kv_lookahead)
+    groups = [KVGroup(0, (0,), "full", BLOCK, blocks)]
+    if window:
+        groups.append(KVGroup(1, (1,), "window", BLOCK, window_blocks or blocks, window, most_blocks=5))
+    allocator.start(groups)
+    forget = (freed if freed is not None else []).append
+    return Pool(allocator, groups, rows, BLOCK, 16, ledger, forget, kv_lookahead)
 
 
 def sequence(name="r", tokens=20, other=()):
@@ -45,9 +49,9 @@ def test_row_and_blocks_come_back_only_when_the_last_plan_that_used_them_has_ret
     ledger.launched(InFlight(StepPlan(0, (), ()), (), lambda: None, 0.0, 0.0, 0, True, ()))
     s.last_plan = 0
     p.release(s)
-    assert (p.free_rows, p.blocks_coming, freed) == (1, 3, []) and p.allocator.usage().leased == 3
+    assert (p.free_rows, p.blocks_coming, freed) == (1, [3], []) and p.allocator.usage()[0].leased == 3
     ledger.retire()
-    assert (p.free_rows, p.blocks_coming, freed) == (2, 0, [0]) and p.allocator.usage().leased == 0
+    assert (p.free_rows, p.blocks_coming, freed) == (2, [0], [0]) and p.allocator.usage()[0].leased == 0
 
 
 def test_nobody_is_admitted_without_a_row_and_nothing_is_taken_for_it(ledger):
@@ -98,7 +102,7 @@ def test_a_hit_inside_of_a_block_names_the_copy_once(ledger):
     blocks = list(first.lease.blocks[0])
     p.release(first)
     assert p.admit(again)
-    copies = (BlockCopy(blocks[2], again.lease.blocks[0][2]),)
+    copies = (BlockCopy(0, blocks[2], again.lease.blocks[0][2]),)
     assert again.lease.blocks[0][:2] == blocks[:2] and copies[0].target not in blocks
     assert again.admission().copies == copies
     again.roll_back()
@@ -119,10 +123,40 @@ def test_a_copy_that_no_plan_has_made_is_forgotten_with_the_admission(ledger):
 def test_blocks_that_are_coming_count_as_not_missing(ledger):
     p, a, b = pool(ledger, blocks=5), sequence("a"), sequence("b", tokens=25)
     assert p.admit(a) and p.grow(a, 20) and p.admit(b)
-    assert p.missing(b, 25) == 3
+    assert p.missing(b, 25)
     ledger.launched(InFlight(StepPlan(0, (), ()), (), lambda: None, 0.0, 0.0, 0, True, ()))
     a.last_plan = 0
     p.release(a)
-    assert p.missing(b, 25) == 0 and not p.grow(b, 25)
+    assert not p.missing(b, 25) and not p.grow(b, 25)
     ledger.retire()
     assert p.grow(b, 25)
+
+
+def test_of_a_group_with_a_window_a_long_prompt_needs_no_more_than_a_window_and_a_step(ledger):
+    p, s = pool(ledger, blocks=100, window=16), sequence(tokens=400)
+    assert p.needed(s, 0, 8) == (1, 1) and p.needed(s, 0, 16) == (2, 2)
+    assert p.needed(s, 0, 400) == (50, 5)
+    assert p.needed(s, 24, 8) == (4, 3), "of 24 cached tokens one block is passed"
+    assert p.admit(s) and p.grow(s, 24)
+    assert p.needed(s, 0, 400) == (47, 2), "three of five are held"
+
+
+def test_blocks_that_a_window_passes_when_steps_retire_are_not_missing(ledger):
+    p, s = pool(ledger, blocks=20, window=8, window_blocks=6), sequence(tokens=48)
+    assert p.admit(s) and p.grow(s, 40) and not p.grow(s, 64)
+    assert p.missing(s, 64), "of the window's five blocks none will be passed"
+    s.scheduled = 40
+    assert not p.missing(s, 64) and not p.grow(s, 64)
+    s.computed = 40
+    p.commit(s)
+    assert p.grow(s, 64)
+
+
+def test_what_a_window_has_passed_is_given_back_by_a_commit(ledger):
+    p, s = pool(ledger, window=8), sequence(tokens=40)
+    assert p.admit(s) and p.grow(s, 40) and p.held(s) == (5, 5)
+    s.scheduled = s.computed = 40
+    p.commit(s)
+    assert p.held(s) == (5, 1) and s.lease.blocks[1][:4] == [0] * 4
+    p.release(s)
+    assert [usage.leased for usage in p.allocator.usage()] == [0, 0]

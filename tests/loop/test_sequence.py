@@ -3,7 +3,9 @@ import pytest
 from engine.contracts.kv_allocator import Lease
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.sequence import Sequence
-from engine.step.plan import RowResult
+from engine.step.plan import NewBlocks, RowResult
+
+ALL_BLOCKS = (NewBlocks(0, 0, (5, 6, 7, 8)),)
 
 
 def sequence(prompt_len=10, max_tokens=20, cached=0):
@@ -19,9 +21,9 @@ def counts(s):
 
 def test_a_prompt_in_chunks_then_one_token_a_step():
     s = sequence()
-    assert s.admission().num_computed == 0 and s.blocks_sent == 0
+    assert s.admission().num_computed == 0 and s.blocks_sent == [0]
     first = s.schedule(0, 6, 0, 0)
-    assert (first.max_start, first.samples, first.new_blocks) == (0, False, (5, 6, 7, 8))
+    assert (first.max_start, first.samples, first.new_blocks) == (0, False, ALL_BLOCKS)
     second = s.schedule(1, 4, 0, 0)
     assert (second.max_start, second.samples, second.new_blocks) == (6, True, ())
     assert counts(s) == (0, 10, 11) and s.decodes
@@ -80,7 +82,7 @@ def test_rolled_back_it_goes_on_from_what_is_confirmed_and_the_row_is_admitted_a
     assert counts(s) == (10, 10, 11) and not s.is_on_device and s.device_drafts == 0 and s.epoch == 1
     admission = s.admission()
     assert (admission.row_id, admission.num_computed, admission.tokens[-1]) == (2, 10, 50)
-    assert s.schedule(2, 1, 0, 0).new_blocks == (5, 6, 7, 8), "its row's block table was wiped"
+    assert s.schedule(2, 1, 0, 0).new_blocks == ALL_BLOCKS, "its row's block table was wiped"
 
 
 def test_preempted_it_keeps_nothing_but_its_tokens():
@@ -100,3 +102,14 @@ def test_tokens_that_were_never_scheduled_cannot_be_committed():
     s.commit(row, RowResult((50,)), 1)
     with pytest.raises(AssertionError):
         s.commit(row, RowResult((51,)), 1)
+
+
+def test_each_group_is_sent_the_blocks_it_has_got() -> None:
+    request = EngineRequest("r", tuple(range(20)), SamplingParams(max_tokens=4))
+    s, lease = Sequence(request, 1, 7, frozenset(), 24, 0.0, list(request.prompt)), Lease("r", ([5, 6], [0, 9]), 8, 8)
+    s.admit(2, lease)
+    s.admission()
+    assert s.schedule(0, 4, 0, 0).new_blocks == (NewBlocks(0, 0, (5, 6)), NewBlocks(1, 0, (0, 9)))
+    lease.blocks[1].append(7)
+    assert s.schedule(1, 4, 0, 0).new_blocks == (NewBlocks(1, 2, (7,)),)
+    assert s.schedule(2, 1, 0, 0).new_blocks == ()

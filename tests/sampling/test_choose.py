@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.contracts.request import SamplingParams
-from engine.execution.reference import NOT_FINITE
+from engine.kernels.torch.reference import NOT_FINITE
 from engine.sampling.choose import _ranked_border, choose
 
 from . import reference

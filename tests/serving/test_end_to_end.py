@@ -126,7 +126,8 @@ def test_plan_latency_and_metrics_are_served(url: str) -> None:
     metrics = get(f"{url}/metrics")
     assert "engine_" in metrics and "itl" in metrics
     stats = json.loads(get(f"{url}/engine/stats"))
-    assert stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_leased"] == stats["blocks_total"]
+    (blocks,) = stats["blocks"]
+    assert blocks["group"] == "full" and blocks["free"] + blocks["cached"] + blocks["leased"] == blocks["total"]
 
 
 def test_the_openai_client_gets_what_it_asks_for_or_a_refusal_it_understands(url: str) -> None:

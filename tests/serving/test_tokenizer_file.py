@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from engine.assembly.model_facts import bundled_dir
+from engine.assembly.model_config import bundled_dir
 from engine.checkpoint.files import CheckpointError
 from engine.serving.tokenizer import Tokenizer, TokenizerError
 from engine.serving.tokenizer_file import read_tokenizer

@@ -15,7 +15,7 @@ from engine.startup.checks import check_drafter
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.drafter.early_exit import EarlyExitDrafter
 
-from ..execution import tiny
+from ..kernels import tiny
 
 
 def test_a_drafter_that_needs_what_the_model_lacks_is_refused_by_name() -> None:

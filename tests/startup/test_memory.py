@@ -16,16 +16,16 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution.checkpoint import CheckpointError
-from engine.execution.cpu_memory import give_back_freed_memory
+from engine.kernels.cpu.memory import give_back_freed_memory
 from engine.loop.messages import EngineInfo
 from engine.startup.build import build_engine, load_plan
 from engine.startup.memory.budget import Budget, DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import MemoryPlan, plan_memory, size_pool
 from engine.startup.memory.report import describe_ledger, describe_start, size
-from tests.execution import tiny
+from tests.kernels import tiny
 from tests.native import needs_compiler
 
 GIB = 2**30
@@ -154,7 +154,7 @@ def test_hints_come_from_the_smallest_loss_to_the_largest(heavy: Path) -> None:
 def test_the_length_of_a_hint_is_the_largest_of_whole_blocks_whose_pool_fits(heavy: Path) -> None:
     plan = plan_of(heavy, *LONG)
     estimate = planned(plan).estimate
-    free = int((estimate.smallest - 3 * estimate.block_bytes) / 0.9) + 1
+    free = int((estimate.smallest - 3 * estimate.pool.block_bytes[0]) / 0.9) + 1
     assert hints(refused(plan, free))["model.max_len"] == [f"model.max_len={256 - 3 * 16}"]
 
 
@@ -169,7 +169,7 @@ def test_a_quantizer_of_fewer_bits_is_taken_where_more_are_not_enough(heavy: Pat
 def test_where_no_quantizer_is_enough_and_no_length_either_they_come_together(heavy: Path) -> None:
     base = (*LONG, "memory.kv_tokens=10000")
     in_4_bits = planned(plan_of(heavy, *base, "quantizer=int4")).estimate
-    free = int((in_4_bits.smallest - in_4_bits.smallest_blocks // 2 * in_4_bits.block_bytes) / 0.9)
+    free = int((in_4_bits.smallest - in_4_bits.smallest_blocks // 2 * in_4_bits.pool.block_bytes[0]) / 0.9)
     found = hints(refused(plan_of(heavy, *base), free))
     assert "memory.kv_tokens" not in found and found["quantizer"][0] == "quantizer=int4"
     memory = planned(plan_of(heavy, *base, *found["quantizer"]), free)
@@ -199,7 +199,8 @@ def test_a_refusal_says_what_each_part_takes_and_what_is_missing(heavy: Path) ->
     free = estimate.smallest // 2
     text = refused(plan, free)
     missing = estimate.smallest - Budget(free, 0.9).usable
-    for amount in (estimate.smallest, estimate.weights, free, missing, estimate.smallest_blocks * estimate.block_bytes):
+    pool = estimate.pool.num_bytes(estimate.smallest_blocks)
+    for amount in (estimate.smallest, estimate.weights, free, missing, pool):
         assert size(amount) in text
     assert "memory.fraction=0.9" in text and "Nothing was loaded" in text
 
@@ -223,7 +224,7 @@ def test_the_pool_takes_what_requests_can_use_and_no_more_than_fits(model: Path)
     rich = size_pool(memory, memory.estimate.weights, free_now=64 * GIB)
     assert (rich.blocks, rich.max_len, rich.notes) == (4 * 4 + 1, 64, ())
     estimate = memory.estimate
-    tight = planned(plan, free=int((estimate.smallest + 2 * estimate.block_bytes) / 0.9))
+    tight = planned(plan, free=int((estimate.smallest + 2 * estimate.pool.block_bytes[0]) / 0.9))
     pool = size_pool(tight, estimate.weights, free_now=tight.budget.free - estimate.weights)
     assert estimate.smallest_blocks <= pool.blocks <= estimate.smallest_blocks + 3
     assert estimate.total(pool.blocks) <= tight.budget.usable
@@ -244,7 +245,7 @@ def test_a_pool_smaller_than_a_request_shortens_requests_and_says_so(model: Path
 def test_one_request_of_one_block_gets_the_smallest_pool(model: Path) -> None:
     engine = build_engine(plan_of(model, "model.max_len=16", "scheduler.max_requests=1"))
     try:
-        assert engine.info.max_len == 16 and engine.info.num_blocks == FEWEST_BLOCKS
+        assert engine.info.max_len == 16 and engine.info.num_blocks == (FEWEST_BLOCKS,)
     finally:
         engine.core.close()
 

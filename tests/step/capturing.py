@@ -11,13 +11,14 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import on_device
-from engine.contracts.kv_allocator import KVGroup
 from engine.drafting import graphs as draft_graphs
 from engine.drafting.behind import Drafts
-from engine.execution.kv_cache import KVCache
-from engine.execution.loading import load_model
-from engine.execution.lowering import Kernels
+from engine.kernels.loading import load_model
+from engine.kernels.settings import Kernels
+from engine.kv.cache import KVCache
+from engine.kv.groups import PoolShape, cache_groups
 from engine.loop.core import EngineCore
+from engine.models.record import recorded
 from engine.startup import build
 from engine.startup.build import capture_graphs, make_core, start_drafter
 from engine.step.graphs import Capture
@@ -60,23 +61,28 @@ def capturing_engine(
     bound = replace(bound, attention_kernel=DenseAttention() if attention is None else attention(bound.context))
     bound = bound if drafter is None else replace(bound, drafter=drafter)
     model = load_model(
-        plan.model, bound.architecture.describe(plan.model), bound.quantizer, bound.attention_kernel, bound.kv_format,
+        plan.model, recorded(bound.architecture, plan.model), bound.quantizer, bound.attention_kernel, bound.kv_format,
         bound.parallelism, plan.dtype, "cpu", kernels=kernels,
     )  # fmt: skip
     drafter, drafts, capture = on_device(bound.drafter), bound.drafter.max_width, capture or FrozenGraphs()
-    kv = KVCache(plan.model, bound.kv_format, blocks, BLOCK, plan.dtype, "cpu", None if drafter is None else drafter.kv)
+    found = cache_groups(model.graph.caches, None if drafter is None else drafter.kv)
+    kv = KVCache(found, bound.kv_format, [blocks] * found.num_groups, BLOCK, plan.dtype, "cpu")
     for layer in kv.layers:
         layer.k.fill_(float("nan"))
         layer.v.fill_(float("nan"))
-    tables = DeviceTables(bound.context.max_requests, plan.max_len, drafts, BLOCK, "cpu", plan.model.vocab_size)
-    bound.kv_allocator.start([KVGroup(0, tuple(range(plan.model.num_layers)), "full", 1)], blocks)
+    rows, vocab_size = bound.context.max_requests, plan.model.vocab_size
+    tables = DeviceTables(rows, plan.max_len, drafts, BLOCK, "cpu", vocab_size, found.num_groups)
+    shape = PoolShape(found.windows, (1,) * found.num_groups, BLOCK, plan.max_len, step_tokens=64)
+    groups = [replace(group, num_blocks=blocks) for group in shape.groups(found, blocks)]
+    bound.kv_allocator.start(groups)
     runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_kernels", lambda plan: kernels)
+        patch.setattr(build, "kernels_for", lambda execution, device: kernels)
         patch.setattr(build, "row_buckets", lambda most: row_shapes)
         for module in (build, draft_graphs) if query_shapes else ():
             patch.setattr(module, "query_buckets", lambda widest: query_shapes)
         if drafter is not None:
             start_drafter(plan, bound, drafter, runner)
         capture_graphs(runner, bound, capture)
-    return Capturing(make_core(plan, bound, DeviceQueue(runner, DeviceWorker(False)), plan.max_len), runner, capture)
+    core = make_core(plan, bound, DeviceQueue(runner, DeviceWorker(False)), groups, plan.max_len)
+    return Capturing(core, runner, capture)

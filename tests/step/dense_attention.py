@@ -22,9 +22,9 @@ class Prepared:
 
 
 class DenseAttention:
-    """Full attention over a cache that stores keys and values as they are."""
+    """Attention over a cache that stores keys and values as they are."""
 
-    capabilities = AttentionCapabilities(None, ("float32",), False, False, max_verify_width=64, capturable=True)
+    capabilities = AttentionCapabilities(None, ("float32",), True, False, max_verify_width=64, capturable=True)
 
     def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
         return "DenseAttention"
@@ -38,7 +38,11 @@ class DenseAttention:
         batch, group = prepared.batch, op.num_heads // op.num_kv_heads
         keys, values = (part[batch.block_tables.long()].flatten(1, 2)[prepared.rows] for part in (cache.k, cache.v))
         end = batch.kv_lens_device.long()[prepared.rows] - prepared.ahead
-        seen = torch.arange(keys.shape[1])[None] < end[:, None]  # [T, S]
+        key = torch.arange(keys.shape[1])[None]
+        seen = key < end[:, None]  # [T, S]
+        if op.window is not None:
+            seen &= key >= end[:, None] - op.window
+        keys = keys.masked_fill(~seen[:, :, None, None], 0.0)
         grouped = q.reshape(len(q), op.num_kv_heads, group, op.head_dim)
         scores = torch.einsum("tkgd,tskd->tkgs", grouped, keys) * op.scale
         weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(dim=-1)

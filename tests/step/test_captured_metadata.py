@@ -41,8 +41,8 @@ def captured_metadata(engine: Capturing) -> tuple[CapturedMetadata, DraftRows]:
     step = steps.captured(Bucket(2, 1))
     blocks = steps.tables.block_tables
 
-    def lend(call: int, count: int) -> Tensor:
-        return blocks.new_zeros(count, blocks.shape[1])
+    def lend(call: int, group: int, count: int) -> Tensor:
+        return blocks.new_zeros(count, blocks.shape[2])
 
     places = CapturedMetadata(steps.tables, step.batch.attention, steps.attention, lend)
     places.begin()
@@ -55,8 +55,8 @@ def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> 
     passes = []
     for _ in range(2):
         places.begin()
-        batches = [one.attention for which in (rows, later) for one in places.chain_metadata(which, 2)]
-        batches += [places.block_metadata(which, 2).attention for which in (rows, later)]
+        batches = [one.attention[0] for which in (rows, later) for one in places.chain_metadata(which, 2)]
+        batches += [places.block_metadata(which, 2).attention[0] for which in (rows, later)]
         passes.append([batch.kv_lens_device.data_ptr() for batch in batches])
         ends = [rows.positions + 1, rows.positions + 2, later.positions + 1, later.positions + 2]
         ends += [(which.positions + 2).repeat_interleave(2) for which in (rows, later)]
@@ -68,8 +68,8 @@ def test_calls_of_a_pass_share_nothing_and_those_of_the_next_have_the_same() -> 
 def test_blocks_of_a_pass_have_block_tables_of_their_own() -> None:
     drafts = drafts_of(toy_engine(Toy()).runner).graphs
     assert drafts is not None
-    first, second = drafts._lend(0, 4), drafts._lend(1, 4)
-    assert first.data_ptr() != second.data_ptr() and drafts._lend(0, 2).data_ptr() == first.data_ptr()
+    first, second = drafts._lend(0, 0, 4), drafts._lend(1, 0, 4)
+    assert first.data_ptr() != second.data_ptr() and drafts._lend(0, 0, 2).data_ptr() == first.data_ptr()
 
 
 @pytest.mark.parametrize("index", [(0,), (1, 0)])
@@ -87,7 +87,7 @@ def test_what_a_graph_reads_lives_as_long_as_the_graphs() -> None:
     lengths: list[weakref.ref[Tensor]] = []
 
     def ask(rows: DraftRows) -> None:
-        lengths.append(weakref.ref(rows.capture.chain_metadata(rows, 1)[0].attention.kv_lens_device))
+        lengths.append(weakref.ref(rows.capture.chain_metadata(rows, 1)[0].attention[0].kv_lens_device))
 
     def forgetting(step: Callable[[], None]) -> Callable[[], None]:
         step()

@@ -19,7 +19,7 @@ from engine.contracts.drafter import DraftRows, DraftTokens, may_be_captured
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draft_counts
-from engine.execution.transfer import Arriving, refill
+from engine.kernels.transfer import Arriving, refill
 from engine.loop.messages import Progress
 from engine.serving.tokenizer import Tokenizer
 from engine.startup.build import capture_graphs, describe_drafting, drafts_of

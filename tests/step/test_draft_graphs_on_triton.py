@@ -9,7 +9,7 @@ import pytest
 
 from engine.contracts.config import SlotConfig
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.triton.device import runs_triton
 from engine.startup.build import drafts_of
 from tests.interpreted import run_interpreted, starts_interpreter
 

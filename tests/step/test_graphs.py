@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
-from engine.execution.transfer import refill
+from engine.kernels.transfer import refill
 from engine.step import graphs
 from engine.step.graphs import Bucket, StepGraphs, query_buckets, row_buckets
 from engine.step.plan import StepPlan, StepRow
@@ -84,7 +84,7 @@ def test_a_replay_computes_its_rows_and_writes_their_tokens() -> None:
     cache.fill_(float("nan"))
     captured = graphs_of(runner).replay(Bucket(4, 1), [decode(2, 3), decode(0, 5)])
     embedded = model.embed(torch.tensor(newest))
-    want = model.project(embedded).argmax(dim=1).tolist()
+    want = model.head(embedded).argmax(dim=1).tolist()
     assert captured.tokens[:2].tolist() == want
     assert [int(tables.tokens[2, 4]), int(tables.tokens[0, 6])] == want
     mine = [blocks_of(2)[0] * BLOCK + 3, blocks_of(0)[1] * BLOCK + 1]

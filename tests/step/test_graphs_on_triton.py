@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.triton.device import runs_triton
 from engine.testing.aot import measure_kernel
 from tests.interpreted import run_interpreted, starts_interpreter
 
@@ -17,14 +17,19 @@ def test_captured_steps_are_the_same_when_kernels_fill_them_and_sample() -> None
     assert run_interpreted(Path(__file__).with_name("test_graphs.py"), select=claims) == 8
 
 
+@starts_interpreter
+def test_the_kernel_that_fills_a_step_fills_it_for_every_kv_group() -> None:
+    assert run_interpreted(Path(__file__).with_name("test_tables.py"), select="each_group") == 1
+
+
 @pytest.mark.skipif(runs_triton("cpu"), reason="interpreted kernels cannot be compiled")
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_the_kernel_that_fills_a_step_compiles_for_real_gpus_without_spills(capability: int) -> None:
-    from engine.execution.triton_ops.step_inputs import BLOCK_IDS, step_inputs
+    from engine.kernels.triton.step_inputs import BLOCK_IDS, step_inputs
 
     longs = ("inputs_ptr", "tokens_ptr", "ids_ptr", "positions_ptr", "row_ids_ptr", "mapping_ptr", "computed_ptr")
     ints = ("tables_ptr", "lengths_ptr", "row_tables_ptr")
-    sizes = ("tokens_stride", "tables_stride", "num_blocks")
+    sizes = ("tokens_stride", "tables_stride", "tables_group", "mapping_group", "row_tables_group", "num_blocks")
     arguments = dict.fromkeys(longs, "*i64") | dict.fromkeys(ints, "*i32") | dict.fromkeys(sizes, "i32")
     constants = {"QUERIES": 5, "BLOCK_SIZE": 16, "BLOCK_Q": 8, "BLOCK": BLOCK_IDS}
     cost = measure_kernel(step_inputs, arguments, constants, capability, num_warps=4)
@@ -35,7 +40,7 @@ def test_the_kernel_that_fills_a_step_compiles_for_real_gpus_without_spills(capa
 @pytest.mark.skipif(runs_triton("cpu"), reason="interpreted kernels cannot be compiled")
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_the_kernel_that_settles_a_step_compiles_for_real_gpus_without_spills(capability: int) -> None:
-    from engine.execution.triton_ops.step_outputs import step_outputs
+    from engine.kernels.triton.step_outputs import step_outputs
 
     names = ("inputs", "ids", "positions", "chosen", "kept", "accepted", "tokens", "computed")
     arguments = {f"{name}_ptr": "*i64" for name in names}

@@ -10,7 +10,7 @@ import pytest
 from msgspec.inspect import CustomType, Type, multi_type_info
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
-from engine.step.plan import Admit, RowResult, StepPlan, StepResult, StepRow
+from engine.step.plan import Admit, NewBlocks, RowResult, StepPlan, StepResult, StepRow
 
 PLAN = StepPlan(
     7,
@@ -19,7 +19,7 @@ PLAN = StepPlan(
             2, (5, 6), 1, 2, SamplingParams(seed=-(2**63), logit_bias={3: -1.5}, stop_token_ids=(9,)), 2**64 - 1, (1,)
         ),
     ),
-    (StepRow(2, 1, 1, new_blocks=(4, 8), block_start=1), StepRow(0, 9, 1, True, 2, (3, 4), wants_drafts=3)),
+    (StepRow(2, 1, 1, new_blocks=(NewBlocks(0, 1, (4, 8)),)), StepRow(0, 9, 1, True, 2, (3, 4), wants_drafts=3)),
     syncs_drafter=False,
 )
 RESULT = StepResult(

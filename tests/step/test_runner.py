@@ -16,7 +16,7 @@ from engine.step.tables import DeviceTables
 from tests.exact_model import ExactKV, ExactModel, expected_output
 
 from ..laws.harness import run_again
-from .toy import BLOCK, MAX_DRAFTS, VOCAB, blocks_of, decode, make_capture, make_runner, prompt_plan, run
+from .toy import BLOCK, MAX_DRAFTS, VOCAB, all_of, blocks_of, decode, make_capture, make_runner, prompt_plan, run
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -59,7 +59,7 @@ def test_a_row_that_is_rolled_back_goes_on_in_place_from_what_is_confirmed(bucke
 
     again = Admit(1, (*prompt, want[0]), len(prompt), len(prompt), GREEDY, 0, ())
     found, wrong = [want[0]], (want[1], (want[2] + 1) % VOCAB)
-    rows = (decode(1, 6, wrong, new_blocks=blocks_of(1)), decode(0, 3))
+    rows = (decode(1, 6, wrong, new_blocks=all_of(1)), decode(0, 3))
     moved, kept = queue.launch(StepPlan(4, (again,), rows))().rows
     assert (moved.num_accepted, kept.tokens) == (1, (beside[1],))
     found += moved.tokens
@@ -73,7 +73,7 @@ def test_a_row_that_is_rolled_back_goes_on_in_place_from_what_is_confirmed(bucke
 
 PROMPT = (5, 6, 7, 8)
 """A block full."""
-FIRST_BLOCK = (BlockCopy(blocks_of(1)[0], blocks_of(0)[0]),)
+FIRST_BLOCK = (BlockCopy(0, blocks_of(1)[0], blocks_of(0)[0]),)
 """Of row 1, for row 0."""
 
 
@@ -84,7 +84,7 @@ def test_blocks_are_copied_before_anything_of_the_same_step_is_written_to_them()
     # The block is somebody else's by now, who writes to it in the step that copies it.
     thief = Admit(1, (2, 2, 2), 0, 3, GREEDY, 0, ())
     again = Admit(0, PROMPT, BLOCK - 1, BLOCK, GREEDY, 0, (), FIRST_BLOCK)
-    rows = (StepRow(1, 0, 3, new_blocks=blocks_of(1)), StepRow(0, BLOCK - 1, 1, new_blocks=blocks_of(0)))
+    rows = (StepRow(1, 0, 3, new_blocks=all_of(1)), StepRow(0, BLOCK - 1, 1, new_blocks=all_of(0)))
     other, found = queue.launch(StepPlan(1, (thief, again), rows))().rows
     assert found.tokens == tuple(expected_output(PROMPT, 1, VOCAB))
     assert other.tokens == tuple(expected_output((2, 2, 2), 1, VOCAB))
@@ -98,7 +98,7 @@ def test_copies_of_a_step_that_is_skipped_are_made_all_the_same() -> None:
     model.fail_on_token = 3
     failing = queue.launch(StepPlan(1, (Admit(1, (3,), 0, 1, GREEDY, 0, ()),), (StepRow(1, 0, 1),)))
     again = Admit(0, PROMPT, BLOCK - 1, BLOCK, GREEDY, 0, (), FIRST_BLOCK)
-    row = StepRow(0, BLOCK - 1, 1, new_blocks=blocks_of(0))
+    row = StepRow(0, BLOCK - 1, 1, new_blocks=all_of(0))
     skipped = queue.launch(StepPlan(2, (again,), (row,)))
     for wait, error in ((failing, RuntimeError), (skipped, StepSkipped)):
         with pytest.raises(error):
@@ -164,7 +164,7 @@ def test_a_drafter_that_proposes_too_few_tokens_is_reported() -> None:
     runner, drafter = drafting_runner(captured=False)
     drafter.says = drafter.says[:, :1]
     plan = prompt_plan({0: (1, 2, 3)})
-    plan = StepPlan(0, plan.admits, (StepRow(0, 0, 3, new_blocks=blocks_of(0), wants_drafts=2),))
+    plan = StepPlan(0, plan.admits, (StepRow(0, 0, 3, new_blocks=all_of(0), wants_drafts=2),))
     runner.tables.apply(plan)
     with pytest.raises(DrafterBroken, match=r"proposed tokens \[1, 1\], expected 1 rows of at least 2"):
         runner.launch(plan)

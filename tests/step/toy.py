@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.graph import Builder, Node
 from engine.contracts.request import SamplingParams
-from engine.execution.model import LoweredModel, StepContext
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step, StepContext
+from engine.kernels.triton.device import runs_triton
 from engine.step.graphs import Bucket, Capture, StepGraphs
-from engine.step.plan import Admit, StepPlan, StepRow
+from engine.step.plan import Admit, NewBlocks, StepPlan, StepRow
 from engine.step.runner import ModelRunner
 from engine.step.tables import DeviceTables
 
@@ -35,21 +36,35 @@ def toy_model() -> LoweredModel:
     head = table.clone()
     table[BROKEN] = float("nan")
 
-    def layer(residual: Tensor, hidden_states: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-        context.kv[context.slot_mapping] = residual[:, 0]  # type: ignore[index]
-        return residual, hidden_states
+    def layer(context: StepContext, residual: Tensor) -> Tensor:
+        context.kv[context.slot_mappings[0]] = residual[:, 0]  # type: ignore[index]
+        return residual
 
+    b = Builder()
+    entering = b.embed("embed", VOCAB, HIDDEN)
+    with b.layer(entering):
+        leaving = b.scale(entering, 2.0)  # some op: its kernel is the function above
+    b.lm_head(leaving, "head", VOCAB)
+    graph = b.graph()
+    embed, kept, project = graph.nodes
+    logits = block(project, lambda context, hidden: hidden @ head.T)
     return LoweredModel(
-        embed=lambda ids: torch.nn.functional.embedding(ids, table),
-        layers=((layer,),),
-        project=lambda hidden: hidden @ head.T,
-        lm_head=lambda normed: normed @ head.T,
+        graph=graph,
+        embedding=block(embed, lambda context, ids: torch.nn.functional.embedding(ids, table)),
+        layers=(block(kept, layer, entering.number),),
+        head_block=logits,
+        normed_head=logits,
         rotate=lambda positions: (),
         attention=Attention(),  # type: ignore[arg-type]
         lowering=(),
         weights_bytes=0,
         on_triton=runs_triton("cpu"),
     )
+
+
+def block(node: Node, call: Call, residual: int | None = None) -> LoweredBlock:
+    """Of one node. Nobody else reads what it reads."""
+    return LoweredBlock((Step(call, node.inputs, node.outputs, node.inputs),), residual)
 
 
 def make_capture() -> Capture:
@@ -74,6 +89,11 @@ def blocks_of(row_id: int) -> tuple[int, ...]:
     return tuple(range(1 + row_id * count, 1 + (row_id + 1) * count))
 
 
+def all_of(row_id: int) -> tuple[NewBlocks, ...]:
+    """A plan's way to say so."""
+    return (NewBlocks(0, 0, blocks_of(row_id)),)
+
+
 def prompt_plan(
     prompts: dict[int, tuple[int, ...]], params: dict[int, SamplingParams] | None = None, stop_ids: tuple[int, ...] = ()
 ) -> StepPlan:
@@ -83,7 +103,7 @@ def prompt_plan(
         Admit(row_id, tokens, 0, len(tokens), known.get(row_id, SamplingParams(temperature=0.0)), 77 + row_id, stop_ids)
         for row_id, tokens in prompts.items()
     ]
-    rows = [StepRow(row_id, 0, len(tokens), new_blocks=blocks_of(row_id)) for row_id, tokens in prompts.items()]
+    rows = [StepRow(row_id, 0, len(tokens), new_blocks=all_of(row_id)) for row_id, tokens in prompts.items()]
     return StepPlan(0, tuple(admits), tuple(rows))
 
 

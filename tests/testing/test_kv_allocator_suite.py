@@ -3,49 +3,68 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from engine.contracts.config import KVAllocatorConfig
-from engine.contracts.provider import BuildContext
+from engine.contracts.kv_allocator import KVGroup
 from engine.testing.context import build_context
 from engine.testing.kv_allocator import PartialBlockConformance
-from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
+from engine_plugins.kv_allocator.prefix_cache import CachedBlocks, PrefixCacheAllocator
 
 
-class EvictsAsItSays(PrefixCacheAllocator):
+class Blocks(CachedBlocks):
     """Idle blocks go in the order that :meth:`victims` states."""
+
+    __slots__ = ()
 
     def victims(self, idle: list[int]) -> list[int]:
         raise NotImplementedError
 
-    def _evict(self, count: int) -> None:
+    def evict(self, count: int) -> None:
         self._cached = type(self._cached).fromkeys(self.victims(list(self._cached)))
-        super()._evict(count)
+        super().evict(count)
+
+
+class EvictsAsItSays(PrefixCacheAllocator):
+    """``Blocks``: what the blocks of a group are kept by."""
+
+    Blocks = Blocks
+
+    def start(self, groups: Sequence[KVGroup]) -> None:
+        super().start(groups)
+        for pool in self._pools:
+            pool.__class__ = self.Blocks
 
 
 class FirstInFirstOut(EvictsAsItSays):
     """What was committed first goes first, however often it was used since."""
 
-    def victims(self, idle: list[int]) -> list[int]:
-        found = {block: at for at, block in enumerate(self._index._content_of)}
-        return sorted(idle, key=found.__getitem__)
+    class Blocks(Blocks):
+        __slots__ = ()
+
+        def victims(self, idle: list[int]) -> list[int]:
+            found = {block: at for at, block in enumerate(self.index._content_of)}
+            return sorted(idle, key=found.__getitem__)
 
 
 class AtRandom(EvictsAsItSays):
     """Any idle block may go, also one in the middle of a chain."""
 
-    def __init__(self, config: KVAllocatorConfig, context: BuildContext) -> None:
-        super().__init__(config, context)
-        self._random = random.Random(0)
+    class Blocks(Blocks):
+        __slots__ = ()
 
-    def victims(self, idle: list[int]) -> list[int]:
-        return self._random.sample(idle, len(idle))
+        def victims(self, idle: list[int]) -> list[int]:
+            return random.Random(sum(idle)).sample(idle, len(idle))
 
 
 class LargestIdFirst(EvictsAsItSays):
     """The end of memory goes first: heads of chains before their tails, and tails before heads."""
 
-    def victims(self, idle: list[int]) -> list[int]:
-        return sorted(idle, reverse=True)
+    class Blocks(Blocks):
+        __slots__ = ()
+
+        def victims(self, idle: list[int]) -> list[int]:
+            return sorted(idle, reverse=True)
 
 
 class TestFirstInFirstOut(PartialBlockConformance):

@@ -266,7 +266,7 @@ def test_compiling_and_capturing_are_noticed_and_the_hooks_put_back() -> None:
 
 
 def test_dependent_launch_is_off_for_all_who_ask_and_then_on_again() -> None:
-    from engine.execution.triton_ops import device, launch
+    from engine.kernels.triton import device, launch
 
     asks = device.has_dependent_launch
     with dependent_launch.switched_off():

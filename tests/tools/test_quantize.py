@@ -7,28 +7,32 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.execution import tiny  # noqa: E402
+from tests.kernels import tiny  # noqa: E402
 from tools.quantize.__main__ import main as quantize  # noqa: E402
-from tools.quantize.calibration import LayerRunner, Moments  # noqa: E402
+from tools.quantize.calibration import LayerRunner, Linear, Moments  # noqa: E402
 from tools.quantize.folding import sites  # noqa: E402
 from tools.quantize.gptq import aimed, gptq_codes  # noqa: E402
 from tools.quantize.grid import Grid, levels, output_error  # noqa: E402
+from tools.quantize.layer import Recipe, quantize_layer  # noqa: E402
 from tools.quantize.ranges import output_ranges  # noqa: E402
-from tools.quantize.run import load_source  # noqa: E402
+from tools.quantize.run import load_source, norm_names  # noqa: E402
 from tools.quantize.scaling import awq_scales  # noqa: E402
 from tools.quantize.writer import pack  # noqa: E402
 from tools.train_demo_model import source_texts  # noqa: E402
 
 from engine.assembly.assemble import assemble  # noqa: E402
 from engine.assembly.bind import bind  # noqa: E402
+from engine.contracts.graph import Builder  # noqa: E402
+from engine.contracts.ops import Gated, LinearPart  # noqa: E402
 from engine.evaluation.forward import LoadedPlan  # noqa: E402
-from engine.execution.lowering import op_norms  # noqa: E402
+from engine.models.required_tensors import linears  # noqa: E402
 from engine_plugins.quantizer.weights import QuantizedWeight  # noqa: E402
 
 BUNDLED = ROOT / "core" / "engine" / "bundled"
@@ -137,6 +141,47 @@ def test_the_engine_computes_what_the_written_numbers_stand_for(model, tmp_path,
     assert float((expected - logits(model)).abs().max()) > 1e-3, "nothing was rounded"
 
 
+@pytest.fixture(params=["of all experts", "of each expert"])
+def mixture(request, tmp_path):
+    """A tiny mixture of experts, with one tensor of all or one of each."""
+    config = Qwen3MoeConfig(
+        vocab_size=120, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256, num_experts=4,
+        num_experts_per_tok=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(config)
+    folder = tmp_path / "mixture"
+    model.save_pretrained(folder, save_original_format=request.param == "of each expert")
+    stored = load_file(folder / "model.safetensors")
+    assert any("experts.0." in name for name in stored) == (request.param == "of each expert")
+    return folder
+
+
+@pytest.mark.parametrize("method", ["rtn", "fp8"])
+def test_experts_are_rounded_like_other_weights_and_routers_stay(mixture, tmp_path, method):
+    out = written(mixture, tmp_path, method, None)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text((mixture / "config.json").read_text())
+    save_file({name: tensor.contiguous() for name, tensor in dequantized(out).items()}, plain / "model.safetensors")
+    found, expected = logits(out, "quantizer.activations=bf16"), logits(plain)
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)
+    assert float((expected - logits(mixture)).abs().max()) > 1e-4, "nothing was rounded"
+    stored = load_file(out / "model.safetensors")
+    suffix = "weight" if method == "fp8" else "weight_packed"
+    assert f"model.layers.1.mlp.experts.3.down_proj.{suffix}" in stored
+    assert not any(name.endswith("experts.gate_up_proj") for name in stored)
+    section = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert section["ignore"] == ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
+
+
+def test_methods_that_look_at_inputs_refuse_experts(mixture, tmp_path, text, capsys):
+    assert quantize([str(mixture), str(tmp_path / "out"), "--method", "gptq", "--text", text, "--device", "cpu"]) == 2
+    says = capsys.readouterr().err
+    assert "has experts" in says and "use --method rtn or fp8" in says
+
+
 def test_the_configuration_names_the_format_and_the_tokenizer_comes_along(model, tmp_path, text):
     out = written(model, tmp_path, "gptq", text)
     section = json.loads((out / "config.json").read_text())["quantization_config"]
@@ -176,18 +221,151 @@ def test_scales_that_are_folded_in_change_nothing(model):
     kv_format = bind(source.plan).kv_format
     runner = LayerRunner(source.plan.model, source.model, kv_format, [TOKENS], "float32", "cpu")
     with torch.inference_mode():
-        for ops in source.ops.layers:
-            names = [f"{norm.name}.weight" for op in ops for norm, _ in op_norms(op)]
-            norms = {name: source.checkpoint.read(name) for name in names}
+        for block in source.graph.layers:
+            norms = {name: source.checkpoint.read(name) for name in norm_names(block)}
             before = dict(norms)
-            for site in sites(ops, source.linears, norms).values():
+            found = sites(source.graph, block, source.linears, norms)
+            assert [block.nodes[index].op.spec.parts[0].name.rpartition(".")[2] for index in found] == [
+                "q_proj",
+                "o_proj",
+                "gate_proj",
+                "down_proj",
+            ]
+            for site in found.values():
                 wanted = site.share(torch.rand(site.linear.spec.in_features, generator=generator) + 0.5)
                 site.linear.weight = site.linear.weight * site.fold(wanted)
-            assert any(not torch.equal(norms[name], before[name]) for name in names)
-        for layer in range(len(source.ops.layers)):
-            runner.advance(layer)
-        found = source.model.head(runner._exact[0].residual)
+            assert sum(not torch.equal(norms[name], before[name]) for name in norms) == 2
+        for layer in range(len(source.graph.layers)):
+            runner.advance(layer, slice(None))
+        found = source.model.head(runner._exact[0][source.graph.hidden])
     torch.testing.assert_close(found, logits(model, "attention_kernel=torch"), atol=1e-4, rtol=1e-3)
+
+
+def test_what_is_added_to_the_residual_stream_makes_up_for_what_it_lacks(model):
+    drifts = {}
+
+    class Watched(LayerRunner):
+        def moments(self, linear, reads, added_to):
+            found = super().moments(linear, reads, added_to)
+            drifts[linear.spec.parts[0].name] = bool(found.drift.any())
+            return found
+
+    source = load_source(str(model), "cpu")
+    runner = Watched(source.plan.model, source.model, bind(source.plan).kv_format, [TOKENS], "float32", "cpu")
+    recipe = Recipe("gptq", Grid(4, GROUP, True, torch.float32))
+    with torch.inference_mode():
+        for layer in range(2):
+            quantize_layer(layer, source.graph, source.linears, {}, recipe, runner)
+    adds = {f"model.layers.{layer}.{name}" for layer in range(2) for name in ("self_attn.o_proj", "mlp.down_proj")}
+    exact_yet = "model.layers.0.self_attn.o_proj"  # nothing before it is rounded
+    assert {name for name, drifted in drifts.items() if drifted} == adds - {exact_yet}
+
+
+SIZE = 8
+
+
+def folded(record):
+    """The linear layers of a layer that scales fold into what comes before, and its norms with scales of 2 folded."""
+    b = Builder()
+    x = b.embed("embed", 10, SIZE)
+    with b.layer(x):
+        x = record(b, x)
+    b.lm_head(x, "head", 10)
+    graph = b.graph()
+    ones = ((spec, torch.ones(spec.out_features, spec.in_features)) for spec in linears(graph))
+    held = {spec.parts[0].name: Linear(spec, weight, None) for spec, weight in ones}
+    norms = {name: torch.ones(SIZE) for name in norm_names(graph.layers[0])}
+    found = sites(graph, graph.layers[0], held, norms)
+    for site in found.values():
+        site.fold(torch.full((site.linear.spec.in_features,), 2.0))
+    names = {graph.layers[0].nodes[index].op.spec.parts[0].name for index in found}
+    return names, held, {name: float(weight[0]) for name, weight in norms.items()}
+
+
+def proj(name, size=SIZE):
+    return LinearPart(name, size)
+
+
+def test_without_a_norm_before_them_projections_keep_their_inputs():
+    """Norms behind the linear layers, as OLMo 2 has them: only values and up take scales."""
+
+    def record(b, x):
+        q, k, v = b.linear(x, proj("q"), proj("k"), proj("v"))
+        x = b.add(x, b.rms_norm(b.linear(b.attention(q, k, v, 4), proj("o")), "behind_attention", 1e-5))
+        gate, up = b.linear(x, proj("gate"), proj("up"))
+        return b.add(x, b.rms_norm(b.linear(b.gated(gate, up, "silu"), proj("down")), "behind_mlp", 1e-5))
+
+    names, held, norms = folded(record)
+    assert names == {"o", "down"} and set(norms.values()) == {1.0}
+    assert held["q"].weight[:, 0].tolist() == [1.0] * 2 * SIZE + [0.5] * SIZE
+    assert held["gate"].weight[:, 0].tolist() == [1.0] * SIZE + [0.5] * SIZE
+
+
+def test_a_norm_that_two_layers_read_takes_no_scales():
+    def record(b, x):
+        h = b.rms_norm(x, "shared", 1e-5)
+        return b.add(x, b.add(b.linear(h, proj("one")), b.linear(h, proj("other"))))
+
+    assert folded(record)[0] == set()
+
+
+def test_a_norm_with_a_bias_or_of_heads_or_without_a_weight_takes_no_scales():
+    norms = (
+        lambda b, x: b.layer_norm(x, "norm", 1e-5, bias=True),
+        lambda b, x: b.rms_norm(x, "norm", 1e-5, size=SIZE // 2),
+        lambda b, x: b.rms_norm(x, None, 1e-5),
+    )
+    for norm in norms:
+        assert folded(lambda b, x, norm=norm: b.add(x, b.linear(norm(b, x), proj("one"))))[0] == set()
+
+
+def test_a_norm_that_is_stored_less_an_offset_takes_scales_of_the_sum():
+    names, _, norms = folded(lambda b, x: b.add(x, b.linear(b.rms_norm(x, "norm", 1e-5, offset=1.0), proj("one"))))
+    assert names == {"one"} and norms == {"norm.weight": 0.0}, "1 + 0 is half of 1 + 1"
+
+
+def test_values_take_no_scales_where_something_else_is_done_with_them():
+    def normed(b, x):
+        q, k, v = b.linear(x, proj("q"), proj("k"), proj("v"))
+        return b.add(x, b.linear(b.attention(q, k, b.rms_norm(v, "v_norm", 1e-5), 4), proj("o")))
+
+    def keys_too(b, x):
+        q, kv = b.linear(x, proj("q"), proj("kv"))
+        return b.add(x, b.linear(b.attention(q, kv, kv, 4), proj("o")))
+
+    def latent(b, x):
+        q, k = b.linear(x, proj("q"), proj("k"))
+        return b.add(x, b.linear(b.latent_attention(q, k, SIZE, scale=1.0), proj("o")))
+
+    for record in (normed, keys_too, latent):
+        assert folded(record)[0] == set()
+
+
+def test_scales_go_through_what_multiplies_each_feature_by_itself():
+    def record(b, x):
+        q, k, v, gate = b.split(x, LinearPart("qkvg", 4 * SIZE, slices=(SIZE,) * 4))
+        return b.add(x, b.linear(b.gate(b.scale(b.attention(q, k, v, 4), 0.5), gate), proj("o")))
+
+    names, held, _ = folded(record)
+    assert names == {"o"}
+    assert held["qkvg"].weight[:, 0].tolist() == [1.0] * 2 * SIZE + [0.5] * SIZE + [1.0] * SIZE
+
+
+@pytest.mark.parametrize("options", [{"offset": 1.0}, {"limit": 7.0}])
+def test_ups_that_are_cut_or_moved_take_no_scales(options):
+    def record(b, x):
+        gate, up = b.linear(x, proj("gate"), proj("up"))
+        return b.add(x, b.linear(b.gated(gate, up, Gated("silu", **options)), proj("down")))
+
+    assert folded(record)[0] == set()
+
+
+def test_a_gate_that_is_its_own_factor_takes_no_scales():
+    def record(b, x):
+        gate = b.linear(x, proj("gate"))
+        return b.add(x, b.linear(b.gated(gate, gate, "silu"), proj("down")))
+
+    assert folded(record)[0] == set()
 
 
 def problem(rows=300, inputs=64, out=48):

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.execution import tiny  # noqa: E402
+from tests.kernels import tiny  # noqa: E402
 from tests.plugins.drafter import test_parallel_block as block  # noqa: E402
 from tools.train_drafter import chains, draft_model, eagle3, parallel_block  # noqa: E402
 from tools.train_drafter.__main__ import main as train_drafter  # noqa: E402
@@ -27,8 +27,10 @@ from tools.train_drafter.loop import Recipe, Trainer  # noqa: E402
 from tools.train_drafter.parallel_block import BlockSizes, ParallelBlock  # noqa: E402
 from tools.train_drafter.prompts import BUNDLED, PHRASINGS, Prompts, is_held_out  # noqa: E402
 from tools.train_drafter.target import Target  # noqa: E402
-from tools.train_drafter.train import default_aux_layers  # noqa: E402
+from tools.train_drafter.train import default_aux_layers, gated_size  # noqa: E402
 
+from engine.contracts.graph import Builder  # noqa: E402
+from engine.contracts.ops import LinearPart  # noqa: E402
 from engine_plugins.drafter.parallel_block import read_facts as read_block_facts  # noqa: E402
 
 AUX_LAYERS = (1, 2, 3)
@@ -101,8 +103,12 @@ def new_block_head(target):
     """As in the test of the server's drafter, which computes it from the format's description."""
     shared = sizes_of(64, block.HEADS, block.KV_HEADS, block.DIM, block.MLP, block.THETA) | {"rms_norm_eps": block.EPS}
     sizes = BlockSizes(
-        **shared, draft_vocab_size=50, num_hidden_layers=block.LAYERS, block_size=6, mask_token=block.MASK,
-        aux_layers=(1, 3)
+        **shared,
+        draft_vocab_size=50,
+        num_hidden_layers=block.LAYERS,
+        block_size=6,
+        mask_token=block.MASK,
+        aux_layers=(1, 3),
     )
     tensors = block.head_tensors(50)
     head = ParallelBlock(sizes, tensors["d2t"] + torch.arange(50), target.embedding().clone())
@@ -474,6 +480,22 @@ def test_taps_are_where_eagle3_has_them_or_else_distinct():
         aux_layers = default_aux_layers(layers)
         assert len(set(aux_layers)) == 3 and list(aux_layers) == sorted(aux_layers)
         assert aux_layers[0] >= 1 and aux_layers[-1] <= layers
+
+
+def test_the_size_of_gated_layers_is_the_targets_or_asked_for():
+    def graph(with_gate):
+        b = Builder()
+        x = b.embed("embed", 10, 8)
+        with b.layer(x):
+            gate, up = b.linear(x, LinearPart("gate", 24), LinearPart("up", 24))
+            wide = b.gated(gate, up, "silu") if with_gate else b.activation(up, "relu")
+            x = b.add(x, b.linear(wide, LinearPart("down", 8)))
+        b.lm_head(x, "head", 10)
+        return b.graph()
+
+    assert gated_size(graph(True)) == 24
+    with pytest.raises(ValueError, match="--intermediate is needed"):
+        gated_size(graph(False))
 
 
 def test_a_guess_is_accepted_as_far_as_the_target_says_the_same(tmp_path):

@@ -187,7 +187,7 @@ def config() -> Iterator[Attack]:
             text = _encoded(value)
             shown = text if len(text) < 60 else f"{text[:40]}... ({len(text)} characters)"
             yield Attack(f"{CONFIG}: {key}={shown}", lambda f, k=key, v=value: f.merge(CONFIG, {k: v}))
-    windows = {"model_type": "mistral", "sliding_window": 100}
+    windows = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 100}
     for change in ({"sliding_window": -1}, {"sliding_window": "9"}, {"layer_types": [[]] * 6}, {"layer_types": "x"}):
         yield Attack(f"{CONFIG}: windows with {change}", lambda f, c=change: f.merge(CONFIG, windows | c))
     yield Attack(f"{GENERATION}: eos_token_id={{}}", lambda f: f.merge(GENERATION, {"eos_token_id": {"a": 1}}))
@@ -632,7 +632,7 @@ def main() -> int:
     if arguments.worker:
         work()
         return 0
-    from engine.assembly.model_facts import bundled_dir
+    from engine.assembly.model_config import bundled_dir
 
     with tempfile.TemporaryDirectory(prefix="engine-attack-") as folder:
         model = copied(bundled_dir(), Path(folder) / "model")

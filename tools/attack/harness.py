@@ -113,9 +113,12 @@ class Target:
         ends = time.monotonic() + limit_s
         while True:
             stats = await self.stats()
-            left = {name: stats[name] for name in ("running", "waiting", "rows_used", "blocks_leased") if stats[name]}
-            if stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_leased"] != stats["blocks_total"]:
-                left["blocks_lost"] = 1
+            left = {name: stats[name] for name in ("running", "waiting", "rows_used") if stats[name]}
+            for blocks in stats["blocks"]:
+                if blocks["leased"]:
+                    left[f"{blocks['group']} blocks leased"] = blocks["leased"]
+                if blocks["free"] + blocks["cached"] + blocks["leased"] != blocks["total"]:
+                    left[f"{blocks['group']} blocks lost"] = 1
             if not left or time.monotonic() > ends:
                 return ", ".join(f"{name} {value}" for name, value in left.items())
             await asyncio.sleep(0.1)

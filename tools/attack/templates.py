@@ -31,7 +31,7 @@ from typing import Any
 
 import aiohttp
 
-from engine.assembly.model_facts import bundled_dir
+from engine.assembly.model_config import bundled_dir
 from engine.serving.chat_template import ChatTemplate, TemplateFailed, TemplateSource
 from engine.serving.template_worker import MEMORY_MB, TemplateWorker
 

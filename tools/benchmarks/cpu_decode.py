@@ -29,12 +29,14 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.plan import EnginePlan
 from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import Experts, Linear, LinearPart, LinearSpec
 from engine.contracts.quantizer import SizedQuantizer
-from engine.execution.captured import capture_steps
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import ForwardBatch, LoweredModel
+from engine.kernels.cpu.captured import capture_steps
+from engine.kernels.model import ForwardBatch, LoweredModel
+from engine.kv.cache import KVCache
+from engine.kv.groups import one_group
 from engine.startup.build import load_plan
 from engine_plugins.command.bench_machine.machine import READ_BYTES, reader
 from engine_plugins.quantizer import cpu_linear, float_linear, integer_linear
@@ -74,7 +76,7 @@ def load(path: Path, overrides: Sequence[str], num_blocks: int) -> Loaded:
     plan = assemble([f"model.path={path}", "device=cpu", f"kv_allocator.block_size={BLOCK_SIZE}", *overrides])
     bound = bind(plan)
     model = load_plan(plan, bound)
-    kv = KVCache(plan.model, bound.kv_format, num_blocks, BLOCK_SIZE, plan.dtype, "cpu")
+    kv = KVCache(one_group(model.graph.caches), bound.kv_format, [num_blocks], BLOCK_SIZE, plan.dtype, "cpu")
     model = capture_steps(model, kv, num_blocks * BLOCK_SIZE)
     shared = head_is_embedding(plan.model, bound.quantizer, getattr(torch, plan.dtype))
     return Loaded(tuple(overrides), plan, model, kv, shared)
@@ -98,13 +100,13 @@ def make_batch(rows: Rows) -> ForwardBatch:
         torch.tensor(ends, dtype=torch.int32),
         BLOCK_SIZE,
     )
-    return ForwardBatch(torch.arange(len(positions)) % 1000, positions, slots, attention, table_rows)
+    return ForwardBatch(torch.arange(len(positions)) % 1000, positions, (slots,), (attention,), table_rows)
 
 
 def step(loaded: Loaded, batch: ForwardBatch) -> None:
     """The last new token of each row is followed by one that is chosen."""
     hidden, _ = loaded.model.forward(batch, loaded.kv)
-    loaded.model.head(hidden[batch.attention.q_starts[1:].long() - 1]).argmax(dim=-1)
+    loaded.model.head(hidden[batch.attention[0].q_starts[1:].long() - 1]).argmax(dim=-1)
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
@@ -150,7 +152,7 @@ def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> Non
         for name, of_rows in steps.items():
             read = (least_bytes(one) + kv_bytes(one) * sum(map(sum, of_rows))) / bandwidth
             tokens = sum(new for _, new in of_rows)
-            computed = 2 * (body_parameters(facts) * tokens + head_parameters(facts) * len(of_rows)) / rate
+            computed = 2 * (body_parameters(one.model.graph) * tokens + head_parameters(facts) * len(of_rows)) / rate
             floor, ms = max(read, computed), took[one.label, name]
             print(
                 f"| {one.label} | {name} | {ms * 1e3:.1f} | {floor * 1e3:.1f} "
@@ -191,7 +193,7 @@ def large_products(kind: str) -> dict[str, Callable[[], object]]:
 
 def kv_bytes(loaded: Loaded) -> float:
     """Of a cached token."""
-    return loaded.kv.num_bytes / (loaded.kv.num_blocks * BLOCK_SIZE)
+    return loaded.kv.num_bytes / (loaded.kv.num_blocks[0] * BLOCK_SIZE)
 
 
 def least_bytes(loaded: Loaded) -> int:
@@ -208,10 +210,12 @@ def head_is_embedding(facts: ModelFacts, quantizer: object, dtype: torch.dtype) 
     return facts.tie_embeddings and sized and quantizer.packed_bytes(spec, dtype, "cpu", True) == 0
 
 
-def body_parameters(facts: ModelFacts) -> int:
+def body_parameters(graph: Graph) -> int:
     """Weights of the body's linear layers: what each prompt token is multiplied with (the head runs on one row)."""
-    attention = facts.head_dim * (2 * facts.num_heads + 2 * facts.num_kv_heads)
-    return facts.num_layers * facts.hidden_size * (attention + 3 * facts.intermediate_size)
+    used = [(node.op.spec, 1) for node in graph.nodes if isinstance(node.op, Linear) and node.op.spec.kind != "head"]
+    experts = (node.op for node in graph.nodes if isinstance(node.op, Experts))
+    used += [(spec, op.top_k) for op in experts for spec in (op.gate_up, op.down)]
+    return sum(spec.in_features * spec.out_features * count for spec, count in used)
 
 
 def head_parameters(facts: ModelFacts) -> int:

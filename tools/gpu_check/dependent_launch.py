@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.execution.triton_ops.device import has_dependent_launch
+from engine.kernels.triton.device import has_dependent_launch
 from gpu_check.engine_run import EngineRun, Tokens
 from gpu_check.section import Context, Row
 from gpu_check.shapes import SHAPES, write

@@ -158,9 +158,7 @@ def medians(steps: Sequence[DecodeStep]) -> Plain:
     )
 
 
-def drafted_steps(
-    subject: Subject, folder: Path, head: Path, asked: Sequence[str], plain: dict[int, Plain]
-) -> None:
+def drafted_steps(subject: Subject, folder: Path, head: Path, asked: Sequence[str], plain: dict[int, Plain]) -> None:
     """Decode steps of every number of drafts and batch size with a head, and what they would come to."""
     context, dry_run = subject.context, subject.context.dry_run
     drafter = ["drafter=eagle3", f"drafter.path={quoted(str(head))}", f"drafter.max_width={MAX_DRAFTS}"]

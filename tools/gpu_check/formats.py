@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.quantizer import PackedLinear
-from engine.execution.triton_ops.launch import Launch, SkinnyLinear
-from engine.execution.triton_ops.tiles import MAX_ROWS
+from engine.kernels.triton.launch import Launch, SkinnyLinear
+from engine.kernels.triton.tiles import MAX_ROWS
 from engine.testing.context import build_context
 from engine_plugins.quantizer.gpu.linear import pack_gpu
 from engine_plugins.quantizer.weights import QuantizedWeight

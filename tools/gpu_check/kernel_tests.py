@@ -12,7 +12,7 @@ from gpu_check.section import Context, Row
 from gpu_check.standalone import REPOSITORY
 
 SUITES = (
-    "tests/execution/triton_ops",
+    "tests/kernels/triton",
     "tests/sampling/triton",
     "tests/plugins/attention_kernel/test_triton.py",
     "tests/plugins/quantizer/test_gpu_loaders.py",

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import LayerCache
 from engine.contracts.quantizer import TileLoader
-from engine.execution.triton_ops.device import has_dependent_launch
-from engine.execution.triton_ops.launch import (
+from engine.kernels.triton.device import has_dependent_launch
+from engine.kernels.triton.launch import (
     HeadShape,
     HeadWriter,
     Launch,
@@ -25,7 +25,7 @@ from engine.execution.triton_ops.launch import (
     argmax_rows,
     gated_activation,
 )
-from engine.execution.triton_ops.weights import load_plain
+from engine.kernels.triton.weights import load_plain
 from engine.testing.attention_cases import PlainFormat
 from gpu_check.attention import verdict, worst
 from gpu_check.section import Context

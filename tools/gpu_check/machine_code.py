@@ -127,9 +127,9 @@ def example() -> bytes:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from engine.execution.triton_ops.skinny import linear_store
-    from engine.execution.triton_ops.tiles import skinny_tile
-    from engine.execution.triton_ops.weights import load_plain
+    from engine.kernels.triton.skinny import linear_store
+    from engine.kernels.triton.tiles import skinny_tile
+    from engine.kernels.triton.weights import load_plain
 
     tile = skinny_tile(1, 2048, 2048, 132, 16)
     arguments = {"x_ptr": "*bf16", "weight_ptr": "*bf16", "out_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32",

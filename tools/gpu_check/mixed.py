@@ -64,7 +64,7 @@ def run(context: Context) -> None:
             finished, aborted, errors = drive(engine, jobs(count, longest, seed=7))
         stats = engine.core.stats()
         held = stats.blocks_leased or stats.rows_used or stats.running or stats.waiting
-        whole = stats.blocks_free + stats.blocks_cached == stats.blocks_total
+        whole = all(blocks.free + blocks.cached == blocks.total for blocks in stats.blocks)
         done = f"{finished} finished, {aborted} aborted, {len(errors)} failed; {stats.blocks_leased} blocks held"
         context.emit(
             Row(f"{preset}: mixed load", done, target="all end, 0 held", detail=errors[:10],

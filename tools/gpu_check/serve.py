@@ -22,9 +22,7 @@ READY_S = 25.0
 def run(context: Context) -> None:
     port, log = free_port(), context.scratch / "server.txt"
     where = (
-        ["device=cpu", "execution=eager", "attention_kernel=torch", "threads=1"]
-        if context.dry_run
-        else ["device=cuda"]
+        ["device=cpu", "execution=eager", "attention_kernel=torch", "threads=1"] if context.dry_run else ["device=cuda"]
     )
     most = 512 if context.dry_run else 8192
     command = [*ENGINE, "serve", "+preset=latency", "--model", str(folder_of("1b", context.scratch)),

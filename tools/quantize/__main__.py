@@ -19,8 +19,8 @@ from tools.quantize.layer import METHODS
 from tools.quantize.run import quantize
 
 from engine.assembly.errors import AssemblyError
+from engine.checkpoint.tensors import CheckpointError
 from engine.evaluation.flags import at_least
-from engine.execution.checkpoint import CheckpointError
 from engine.serving.tokenizer import TokenizerError
 
 

@@ -15,8 +15,9 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import LoweredModel, LoweredOp, StepContext
+from engine.kernels.model import LoweredBlock, LoweredModel, StepContext
+from engine.kv.cache import KVCache
+from engine.kv.groups import one_group
 from engine_plugins.quantizer.unquantized import STORED, joined_bias, joined_weight
 
 BLOCK_SIZE = 16
@@ -51,8 +52,8 @@ class Moments:
     """What a linear layer should compute, and from what. ``X``: its inputs in the unquantized model, ``Z``: its inputs
     where all before it is rounded, ``D``: what the residual stream of the latter lacks.
 
-    ``hessian = Z^T Z`` and ``cross = X^T Z``, ``[in, in]``; ``drift = D^T Z [out, in]``, for layers that add to the
-    residual stream, else zero.
+    ``hessian = Z^T Z`` and ``cross = X^T Z``, ``[in, in]``; ``drift = D^T Z [out, in]``, for layers whose output is
+    added to the residual stream as it is, else zero.
     """
 
     hessian: Tensor
@@ -69,7 +70,6 @@ class Linear:
 
     ``weight``: ``[out, in]``, of all parts; ``rounded``: float32, what to use instead; ``bias``: float32 ``[out]`` or
     ``None``. ``divide [in]``: inputs are divided by it, as the checkpoint that is written does in the norm before.
-    ``seen``: the last inputs, so divided.
     """
 
     def __init__(self, spec: LinearSpec, weight: Tensor, bias: Tensor | None) -> None:
@@ -78,18 +78,15 @@ class Linear:
         self.rounded: Tensor | None = None
         self.bias = bias
         self.divide: Tensor | None = None
-        self.seen: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.seen = x if self.divide is None else x / self.divide
         weight = self.weight if self.rounded is None else self.rounded
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(self.seen, weight.to(x.dtype), bias)
+        return F.linear(self.divided(x), weight.to(x.dtype), bias)
 
-    def last_inputs(self) -> Tensor:
-        """``[M, in]``"""
-        assert self.seen is not None, "the layer has not run"
-        return self.seen
+    def divided(self, x: Tensor) -> Tensor:
+        """What the weight is multiplied by, of inputs ``[M, in]`` as the running model computes them."""
+        return x if self.divide is None else x / self.divide
 
 
 class Recorder:
@@ -110,23 +107,28 @@ class Recorder:
         return PackedLinear({"weight": weight}, linear, linear, spec.out_features, label="recorded")
 
 
-@dataclass(slots=True)
-class _State:
-    """Between two ops: see :data:`engine.execution.model.LoweredOp`."""
+Values = dict[int, Tensor]
+"""Between two ops: what later ones read, by number."""
 
-    residual: Tensor
-    hidden_states: Tensor
 
-    def after(self, ops: Sequence[LoweredOp], context: StepContext) -> _State:
-        residual, hidden_states = self.residual.clone(), self.hidden_states  # ops add to the residual in place
-        for op in ops:
-            residual, hidden_states = op(residual, hidden_states, context)
-        return _State(residual, hidden_states)
+def _after(steps: slice, block: LoweredBlock, values: Values, context: StepContext) -> Values:
+    """What some calls of a block make of ``values``, which stay as they are."""
+    values = _copied(values)
+    LoweredBlock(block.steps[steps]).run(values, context)
+    return values
+
+
+def _copied(values: Values) -> Values:
+    """For calls that overwrite what nobody reads behind them."""
+    return {number: value.clone() for number, value in values.items()}
 
 
 class LayerRunner:
     """All samples on their way through the model, one layer at a time: as the unquantized model computes them, and as
-    the model does that is rounded so far."""
+    the model does that is rounded so far.
+
+    ``model`` is lowered op by op: call ``i`` of a layer is node ``i`` of its block.
+    """
 
     def __init__(
         self,
@@ -139,52 +141,56 @@ class LayerRunner:
     ) -> None:
         batches = _batches(samples)
         most = max(sum(-(-len(row) // BLOCK_SIZE) for row in rows) for rows in batches)
-        kv = KVCache(facts, kv_format, most, BLOCK_SIZE, dtype, device)
+        kv = KVCache(one_group(model.graph.caches), kv_format, [most], BLOCK_SIZE, dtype, device)
         self._layers = model.layers
         self._contexts = [_context(model, rows, kv, device) for rows in batches]
-        tokens = [torch.tensor([token for row in rows for token in row], device=device) for rows in batches]
-        streams = [model.embed(ids) for ids in tokens]
-        self._exact = [_State(stream, stream) for stream in streams]
+        self._exact: list[Values] = []
+        for rows in batches:
+            tokens = torch.tensor([token for row in rows for token in row], device=device)
+            values = {model.graph.inputs[0]: tokens}
+            model.embedding.run(values, None)
+            self._exact.append(values)
         self._rounded = list(self._exact)
 
     def inputs(self, layer: int, linears: Mapping[int, Linear]) -> dict[int, Inputs]:
-        """What goes into the linear layers of the unquantized model, by the index of their op. Nothing moves on."""
+        """What goes into the linear layers of the unquantized model, by the index of their node. Nothing moves on."""
         found = {index: _new_inputs(linear) for index, linear in linears.items()}
-        for state, context in zip(self._exact, self._contexts, strict=True):
-            for index, op in enumerate(self._layers[layer]):
-                state = state.after([op], context)
+        for start, context in zip(self._exact, self._contexts, strict=True):
+            values = _copied(start)
+            for index, step in enumerate(self._layers[layer].steps):
                 if index in linears:
-                    found[index].add(linears[index].last_inputs())
+                    found[index].add(linears[index].divided(values[step.inputs[0]]))
+                LoweredBlock((step,)).run(values, context)
         return found
 
-    def advance(self, layer: int) -> None:
-        """Move the unquantized model's samples over a layer; the others are not kept up."""
-        pairs = zip(self._exact, self._contexts, strict=True)
-        self._exact = [state.after(self._layers[layer], context) for state, context in pairs]
-
-    def moments(self, layer: int, ops: slice, linear: Linear, adds: bool) -> Moments:
-        """Of the linear layer that the first of some ops has; ``adds``: to the residual stream. Moves the unquantized
-        model's samples over these ops."""
-        chosen = self._layers[layer][ops]
+    def moments(self, linear: Linear, reads: int, added_to: int | None) -> Moments:
+        """Of a linear layer that is computed next. ``reads``: the value that it reads; ``added_to``: that which its
+        output is added to, if that is all that is done with it."""
         out, size, device = linear.spec.out_features, linear.spec.in_features, linear.weight.device
         found = Moments(*(torch.zeros(rows, size, device=device) for rows in (size, size, out)))
-        pairs = list(zip(self._exact, self._rounded, self._contexts, strict=True))
-        self._exact = []
-        for exact, rounded, context in pairs:
-            rounded.after(chosen[:1], context)
-            z = linear.last_inputs().float()
-            self._exact.append(exact.after(chosen, context))
-            x = linear.last_inputs().float()
+        for exact, rounded in zip(self._exact, self._rounded, strict=True):
+            x, z = (linear.divided(values[reads]).float() for values in (exact, rounded))
             found.hessian.addmm_(z.T, z)
             found.cross.addmm_(x.T, z)
-            if adds:
-                found.drift.addmm_((exact.residual - rounded.residual).float().T, z)
+            if added_to is not None:
+                found.drift.addmm_((exact[added_to] - rounded[added_to]).float().T, z)
         return found
 
-    def advance_rounded(self, layer: int, ops: slice) -> None:
-        """Move the rounded model's samples over some ops, whose linear layer is rounded by now."""
-        pairs = zip(self._rounded, self._contexts, strict=True)
-        self._rounded = [state.after(self._layers[layer][ops], context) for state, context in pairs]
+    def is_computed(self, value: int) -> bool:
+        """Whether the samples have got so far."""
+        return value in self._exact[0]
+
+    def advance(self, layer: int, nodes: slice) -> None:
+        """Move the unquantized model's samples over some nodes of a layer."""
+        self._exact = self._moved(self._exact, layer, nodes)
+
+    def advance_rounded(self, layer: int, nodes: slice) -> None:
+        """Move the rounded model's samples over some nodes, whose linear layers are rounded by now."""
+        self._rounded = self._moved(self._rounded, layer, nodes)
+
+    def _moved(self, samples: Sequence[Values], layer: int, nodes: slice) -> list[Values]:
+        pairs = zip(samples, self._contexts, strict=True)
+        return [_after(nodes, self._layers[layer], values, context) for values, context in pairs]
 
 
 def _new_inputs(linear: Linear) -> Inputs:
@@ -222,7 +228,8 @@ def _context(model: LoweredModel, rows: Sequence[Sequence[int]], kv: KVCache, de
     positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
     return StepContext(
         rotations=model.rotate(positions),
-        slot_mapping=torch.cat(slots).to(device),
-        prepared=model.attention.prepare(attention),
+        slot_mappings=(torch.cat(slots).to(device),),
+        prepared=(model.attention.prepare(attention),),
         kv=kv,
+        positions=positions,
     )

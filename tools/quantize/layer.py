@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tools.quantize.calibration import Inputs, LayerRunner, Linear, Moments
-from tools.quantize.folding import Site, sites
+from tools.quantize.folding import Site, readers, sites
 from tools.quantize.gptq import aimed, gptq_codes
 from tools.quantize.grid import Grid, levels
 from tools.quantize.ranges import output_ranges
 from tools.quantize.scaling import awq_scales, smooth_scales
 from torch import Tensor
 
-from engine.contracts.ops import DownResidual, LayerOp, OutResidual
-from engine.execution.required_tensors import linear_of
+from engine.contracts.graph import Block, Graph, Node
+from engine.contracts.ops import Add, Experts, LinearSpec
+from engine.contracts.ops import Linear as LinearOp
+from engine.models.required_tensors import linears_of
 from engine_plugins.quantizer.rounding import to_fp8, to_int8
 from engine_plugins.quantizer.weights import QuantizedWeight
 
@@ -41,9 +43,23 @@ class Recipe:
     """smoothquant: how much of the difficulty moves to the weights."""
 
 
+def linear_ops(block: Block) -> Iterator[tuple[int, LinearOp]]:
+    """The linear layers of a block that have weights of their own, by the index of their node."""
+    for index, node in enumerate(block.nodes):
+        if isinstance(node.op, LinearOp) and not node.op.tied:
+            yield index, node.op
+
+
+def expert_specs(block: Block) -> Iterator[LinearSpec]:
+    """The linear layers of a block's experts."""
+    for node in block.nodes:
+        if isinstance(node.op, Experts):
+            yield from linears_of(node.op)
+
+
 def quantize_layer(
     index: int,
-    ops: Sequence[LayerOp],
+    graph: Graph,
     linears: Mapping[str, Linear],
     norms: dict[str, Tensor],
     recipe: Recipe,
@@ -51,21 +67,26 @@ def quantize_layer(
 ) -> dict[str, QuantizedWeight]:
     """The layer's weights by the name of each part; moves the samples on. ``norms``: weights by checkpoint name,
     changed where scales are folded in. ``runner``: ``None`` for a method that needs no text."""
-    mine = {i: linears[spec.parts[0].name] for i, op in enumerate(ops) if (spec := linear_of(op)) is not None}
+    block = graph.layers[index]
+    mine = {i: linears[op.spec.parts[0].name] for i, op in linear_ops(block)}
     for linear in mine.values():
         linear.weight = linear.weight.float()
     if runner is not None and recipe.method in SCALED:
         inputs = runner.inputs(index, mine)
-        for i, site in sites(ops, linears, norms).items():
+        for i, site in sites(graph, block, linears, norms).items():
             _scale(site, inputs[i], recipe)
     if recipe.method in IN_ORDER:
         assert runner is not None, f"{recipe.method} runs over calibration text"
-        found = _in_order(index, ops, mine, recipe, runner)
+        found = _in_order(index, graph, mine, recipe, runner)
     else:
         found = {i: _nearest(linear, recipe) for i, linear in mine.items()}
         if runner is not None:
-            runner.advance(index)
-    return {name: part for i, whole in found.items() for name, part in split(mine[i], whole).items()}
+            runner.advance(index, slice(None))
+    parts = {name: part for i, whole in found.items() for name, part in split(mine[i], whole).items()}
+    for spec in expert_specs(block):
+        expert = linears[spec.parts[0].name]
+        parts |= split(expert, _nearest(expert, recipe))
+    return parts
 
 
 def _scale(site: Site, inputs: Inputs, recipe: Recipe) -> None:
@@ -80,27 +101,43 @@ def _scale(site: Site, inputs: Inputs, recipe: Recipe) -> None:
 
 def _nearest(linear: Linear, recipe: Recipe) -> QuantizedWeight:
     """All parts in one matrix, from the weights alone."""
+    weight = linear.weight.float()
     if recipe.method == "fp8":
-        return to_fp8(linear.weight, linear.bias)
+        return to_fp8(weight, linear.bias)
     if recipe.method == "smoothquant":
-        return to_int8(linear.weight, linear.bias)
-    found = levels(linear.weight, recipe.grid, None)
-    return found.packed(found.rounded(linear.weight), linear.bias)
+        return to_int8(weight, linear.bias)
+    found = levels(weight, recipe.grid, None)
+    return found.packed(found.rounded(weight), linear.bias)
 
 
 def _in_order(
-    index: int, ops: Sequence[LayerOp], linears: Mapping[int, Linear], recipe: Recipe, runner: LayerRunner
+    index: int, graph: Graph, linears: Mapping[int, Linear], recipe: Recipe, runner: LayerRunner
 ) -> dict[int, QuantizedWeight]:
     """One linear after another, each on what the rounded ones before it produce."""
-    found = {}
-    for i, chosen in _segments(ops, linears):
-        linear = linears[i]
-        moments = runner.moments(index, chosen, linear, isinstance(ops[i], OutResidual | DownResidual))
-        found[i] = _for_outputs(linear, moments, recipe)
-        linear.rounded = found[i].dense()
-        runner.advance_rounded(index, chosen)
+    found, block = {}, graph.layers[index]
+    starts = sorted(linears)
+    before = slice(0, starts[0] if starts else len(block.nodes))
+    runner.advance(index, before)
+    runner.advance_rounded(index, before)
+    for start, end in zip(starts, [*starts[1:], len(block.nodes)], strict=True):
+        linear, node, nodes = linears[start], block.nodes[start], slice(start, end)
+        moments = runner.moments(linear, node.inputs[0], _added_to(node, graph, runner))
+        runner.advance(index, nodes)
+        found[start] = _for_outputs(linear, moments, recipe)
+        linear.rounded = found[start].dense()
+        runner.advance_rounded(index, nodes)
         linear.rounded = None
     return found
+
+
+def _added_to(node: Node, graph: Graph, runner: LayerRunner) -> int | None:
+    """The value that a linear layer's output is added to, if nothing else reads the output, and it is computed by the
+    time that the layer is."""
+    reading = readers(graph, node.outputs[0])
+    if len(node.outputs) > 1 or len(reading) != 1 or not isinstance(reading[0].op, Add):
+        return None
+    others = [value for value in reading[0].inputs if value != node.outputs[0]]
+    return others[0] if others and runner.is_computed(others[0]) else None
 
 
 def _for_outputs(linear: Linear, moments: Moments, recipe: Recipe) -> QuantizedWeight:
@@ -113,13 +150,6 @@ def _for_outputs(linear: Linear, moments: Moments, recipe: Recipe) -> QuantizedW
     grid = levels(weight, recipe.grid, hessian)
     codes = gptq_codes(weight, grid, hessian, by_activation=recipe.by_activation, damping=recipe.damping)
     return grid.packed(codes, linear.bias)
-
-
-def _segments(ops: Sequence[LayerOp], linears: Mapping[int, Linear]) -> Iterator[tuple[int, slice]]:
-    """Each op with a linear layer, and the ops up to the next one."""
-    starts = sorted(linears)
-    for start, end in zip(starts, [*starts[1:], len(ops)], strict=True):
-        yield start, slice(start, end)
 
 
 def split(linear: Linear, whole: QuantizedWeight) -> dict[str, QuantizedWeight]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tools.quantize.calibration import LayerRunner, Linear, Recorder
 from tools.quantize.grid import Grid, levels
-from tools.quantize.layer import WITHOUT_TEXT, Recipe, quantize_layer
+from tools.quantize.layer import WITHOUT_TEXT, Recipe, expert_specs, linear_ops, quantize_layer
 from tools.quantize.writer import ShardWriter, new_folder, part_tensors, quantization_config, write_config
 from torch import Tensor
 
@@ -20,13 +20,15 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.compose import quoted
 from engine.assembly.plan import EnginePlan
-from engine.contracts.ops import LayerOp, ModelOps
+from engine.checkpoint.tensors import Checkpoint, open_checkpoint
+from engine.contracts.graph import Block, Graph
+from engine.contracts.ops import Experts, HeadLinear, Norm, Router
+from engine.contracts.ops import Linear as LinearOp
 from engine.evaluation.windows import read_prompts, read_text
-from engine.execution.checkpoint import Checkpoint, open_checkpoint
-from engine.execution.loading import load_model
-from engine.execution.lowering import op_norms
-from engine.execution.model import LoweredModel
-from engine.execution.required_tensors import linear_of
+from engine.kernels.loading import load_model
+from engine.kernels.model import LoweredModel
+from engine.models.record import recorded
+from engine.models.required_tensors import fused_tensors, norm_tensors
 from engine.serving.tokenizer import Tokenizer
 from engine_plugins.quantizer.weights import QuantizedWeight
 
@@ -42,7 +44,7 @@ class Source:
     """The unquantized model, running in float32, with its linear layers at hand."""
 
     plan: EnginePlan
-    ops: ModelOps
+    graph: Graph
     model: LoweredModel
     linears: dict[str, Linear]
     checkpoint: Checkpoint
@@ -66,9 +68,20 @@ def quantize(arguments: argparse.Namespace) -> str:
     with new_folder(out) as folder:
         source = load_source(arguments.model, arguments.device)
         recipe = recipe_of(arguments, source.stored)
+        _check_experts(source, recipe)
         runner = None if recipe.method in WITHOUT_TEXT else _runner(source, samples(arguments, source.plan))
         num_bytes = _write(source, recipe, runner, arguments.head == "int8", folder)
     return f"{out}: {recipe.method}, {num_bytes / 2**20:.1f} MiB of tensors"
+
+
+def _check_experts(source: Source, recipe: Recipe) -> None:
+    """Raise ``ValueError`` for experts and a method that looks at the inputs of every linear layer."""
+    if recipe.method not in WITHOUT_TEXT and any(isinstance(node.op, Experts) for node in source.graph.nodes):
+        methods = " or ".join(WITHOUT_TEXT)
+        raise ValueError(
+            f"--method {recipe.method}: {source.plan.model.name} has experts, and what goes into each of them is not "
+            f"looked at; use --method {methods}"
+        )
 
 
 def recipe_of(arguments: argparse.Namespace, stored: torch.dtype) -> Recipe:
@@ -83,22 +96,23 @@ def recipe_of(arguments: argparse.Namespace, stored: torch.dtype) -> Recipe:
 
 
 def load_source(path: str, device: str) -> Source:
-    """Load a checkpoint with the engine's own torch kernels."""
+    """Load a checkpoint to run op by op in torch."""
     overrides = [f"model.path={quoted(path)}", f"device={device}", "execution=eager", "kv_format=native"]
     plan = assemble([*overrides, "attention_kernel=torch", "quantizer=none", "model.dtype=float32"], download=True)
     bound, recorder = bind(plan), Recorder()
-    ops = bound.architecture.describe(plan.model)
+    graph = recorded(bound.architecture, plan.model)
     model = load_model(
         plan.model,
-        ops,
+        graph,
         recorder,
         bound.attention_kernel,
         bound.kv_format,
         bound.parallelism,
         plan.dtype,
         plan.device.kind,
+        kernels="reference",
     )
-    return Source(plan, ops, model, recorder.linears, open_checkpoint(plan.model.path))
+    return Source(plan, graph, model, recorder.linears, open_checkpoint(plan.model.path))
 
 
 def samples(arguments: argparse.Namespace, plan: EnginePlan) -> list[tuple[int, ...]]:
@@ -126,22 +140,43 @@ def _runner(source: Source, pieces: Sequence[Sequence[int]]) -> LayerRunner:
 def _write(source: Source, recipe: Recipe, runner: LayerRunner | None, with_head: bool, folder: Path) -> int:
     """Returns the bytes of all tensors."""
     shards, done = ShardWriter(folder), set[str]()
-    for index, ops in enumerate(source.ops.layers):
-        for name, tensor in _layer(source, index, ops, recipe, runner):
+    for index, block in enumerate(source.graph.layers):
+        for name, tensor in _layer(source, index, recipe, runner):
             shards.add({name: tensor})
             done.add(name)
-        replaced = (part.name for op in ops if (spec := linear_of(op)) is not None for part in spec.parts)
-        done |= {f"{name}.{suffix}" for name in replaced for suffix in ("weight", "bias")}
-        print(f"layer {index + 1} of {len(source.ops.layers)}", file=sys.stderr)
-    head = source.ops.head.head.parts[0].name
+        done |= _replaced(block)
+        print(f"layer {index + 1} of {len(source.graph.layers)}", file=sys.stderr)
+    head = source.graph.lm_head.spec.parts[0].name
     if with_head:
         shards.add(part_tensors(head, _rounded_head(source.linears[head], source.stored), source.stored, packed=True))
         done.add(f"{head}.weight")
     for name in sorted(source.checkpoint.names - done):
         shards.add({name: source.checkpoint.read(name)})
-    section = quantization_config(recipe, HEAD_BITS if with_head else None)
+    ignored = [name for name in dict.fromkeys(_kept(source.graph)) if name != head or not with_head]
+    section = quantization_config(recipe, HEAD_BITS if with_head else None, ignored)
     write_config(Path(source.plan.model.path), folder, section, untied=with_head)
     return shards.close()
+
+
+def _replaced(block: Block) -> set[str]:
+    """The tensors that a layer's quantized weights stand for."""
+    specs = [*(op.spec for _, op in linear_ops(block)), *expert_specs(block)]
+    found = {f"{part.name}.{suffix}" for spec in specs for part in spec.parts for suffix in ("weight", "bias")}
+    for node in block.nodes:
+        if isinstance(node.op, Experts) and node.op.fused is not None:
+            found |= {name for name, _ in fused_tensors(node.op)}
+    return found
+
+
+def _kept(graph: Graph) -> Iterator[str]:
+    """Linear layers that stay as they are: those before and behind the layers, of each head by itself, and
+    routers."""
+    for node in (*graph.embed.nodes, *graph.head.nodes):
+        if isinstance(node.op, LinearOp):
+            yield from (part.name for part in node.op.spec.parts)
+    for node in graph.nodes:
+        if isinstance(node.op, HeadLinear | Router):
+            yield node.op.name
 
 
 def _rounded_head(head: Linear, stored: torch.dtype) -> QuantizedWeight:
@@ -151,18 +186,19 @@ def _rounded_head(head: Linear, stored: torch.dtype) -> QuantizedWeight:
     return found.packed(found.rounded(weight), None)
 
 
-def _layer(
-    source: Source, index: int, ops: Sequence[LayerOp], recipe: Recipe, runner: LayerRunner | None
-) -> Iterator[tuple[str, Tensor]]:
+def _layer(source: Source, index: int, recipe: Recipe, runner: LayerRunner | None) -> Iterator[tuple[str, Tensor]]:
     """The layer's tensors by name: linears and norms. Moves the samples to the next layer."""
-    names = [f"{norm.name}.weight" for op in ops for norm, _ in op_norms(op)]
-    norms = {name: source.checkpoint.read(name) for name in names}
-    quantized = quantize_layer(index, ops, source.linears, norms, recipe, runner)
-    for op in ops:
-        spec = linear_of(op)
-        if spec is not None:  # one layer at a time is in float32
-            linear = source.linears[spec.parts[0].name]
-            linear.weight, linear.seen = linear.weight.new_empty(0), None
+    block = source.graph.layers[index]
+    norms = {name: source.checkpoint.read(name) for name in norm_names(block)}
+    quantized = quantize_layer(index, source.graph, source.linears, norms, recipe, runner)
+    for spec in (*(op.spec for _, op in linear_ops(block)), *expert_specs(block)):
+        linear = source.linears[spec.parts[0].name]
+        linear.weight = linear.weight.new_empty(0)  # one layer at a time is in float32
     yield from norms.items()
     for name, weight in quantized.items():
         yield from part_tensors(name, weight, source.stored, packed=recipe.method not in UNPACKED).items()
+
+
+def norm_names(block: Block) -> list[str]:
+    """The tensors of a layer's norms."""
+    return [name for node in block.nodes if isinstance(node.op, Norm) for name, _ in norm_tensors(node.op)]

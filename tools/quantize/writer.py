@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,9 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     return torch.where(joined >= 2**31, joined - 2**32, joined).to(torch.int32)
 
 
-def quantization_config(recipe: Recipe, head_bits: int | None) -> dict[str, Any]:
+def quantization_config(recipe: Recipe, head_bits: int | None, ignored: Sequence[str]) -> dict[str, Any]:
     """``quantization_config`` of ``config.json``. ``head_bits``: of a packed vocabulary projection; ``None``: it is not
-    quantized."""
+    quantized; ``ignored``: names of linear layers that are not quantized."""
     form, group = _group(recipe)
     groups = {"group_0": {"targets": ["Linear"], "format": form, **group}}
     if head_bits is not None:
@@ -98,7 +98,7 @@ def quantization_config(recipe: Recipe, head_bits: int | None) -> dict[str, Any]
         "quantization_status": "compressed",
         "format": form if len(forms) == 1 else "mixed-precision",
         "config_groups": groups,
-        "ignore": ["lm_head"] if head_bits is None else [],
+        "ignore": list(ignored),
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }

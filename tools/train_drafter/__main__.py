@@ -22,8 +22,8 @@ from tools.train_drafter.answers import answer, read_prompts
 from tools.train_drafter.train import MAKERS, train
 
 from engine.assembly.errors import AssemblyError
+from engine.checkpoint.tensors import CheckpointError
 from engine.evaluation.flags import at_least
-from engine.execution.checkpoint import CheckpointError
 from engine.serving.tokenizer import TokenizerError
 
 

@@ -11,11 +11,13 @@ from torch import Tensor
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.assembly.compose import quoted
+from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
-from engine.execution.checkpoint import open_checkpoint
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import ForwardBatch
+from engine.kernels.model import ForwardBatch
+from engine.kv.cache import KVCache
+from engine.kv.groups import one_group
 from engine.startup.build import load_plan
 from engine.startup.checks import check_attention
 
@@ -51,6 +53,10 @@ class Target:
         return self.plan.model
 
     @property
+    def graph(self) -> Graph:
+        return self._model.graph
+
+    @property
     def device(self) -> str:
         return self.plan.device.kind
 
@@ -63,8 +69,8 @@ class Target:
     def head_weight(self) -> Tensor | None:
         """Of the vocabulary projection, float32 ``[vocab, hidden_size]`` on the host; ``None``: it is quantized."""
         stored = open_checkpoint(self.facts.path)
-        ops = self._bound.architecture.describe(self.facts)
-        part = ops.embed.name if ops.head.tied else ops.head.head.parts[0].name
+        graph = self.graph
+        part = graph.embedding.name if graph.lm_head.tied else graph.lm_head.spec.parts[0].name
         name = f"{part}.weight"
         if name not in stored.names or not stored.entry(name).dtype.is_floating_point:
             return None
@@ -93,10 +99,10 @@ class Target:
     def _kv(self, lengths: Sequence[int]) -> KVCache:
         """Room for every sequence, block 0 left free as in the engine."""
         blocks = 1 + sum(-(-length // self._block_size) for length in lengths)
-        if self._cache is None or self._cache.num_blocks < blocks:
-            plan = self.plan
+        if self._cache is None or self._cache.num_blocks < (blocks,):
+            plan, caches = self.plan, one_group(self._model.graph.caches)
             self._cache = KVCache(
-                plan.model, self._bound.kv_format, blocks, self._block_size, plan.dtype, plan.device.kind
+                caches, self._bound.kv_format, [blocks], self._block_size, plan.dtype, plan.device.kind
             )
         return self._cache
 
@@ -121,8 +127,8 @@ class Target:
         return ForwardBatch(
             token_ids=torch.tensor([token for tokens in sequences for token in tokens], device=device),
             positions=torch.cat([torch.arange(length) for length in lengths]).to(device),
-            slot_mapping=torch.cat(mapping).to(device),
-            attention=attention,
+            slot_mappings=(torch.cat(mapping).to(device),),
+            attention=(attention,),
             row_ids=rows.to(device),
         )
 

@@ -25,7 +25,8 @@ from tools.train_drafter.parallel_block import BlockSizes, ParallelBlock
 from tools.train_drafter.target import Target
 from torch import Tensor, nn
 
-from engine.contracts.model import ModelFacts
+from engine.contracts.graph import Graph
+from engine.contracts.ops import Gated, Norm, Rope, RopeFacts
 
 MEASURED_STEPS = 7
 """Drafts of a decode step that acceptance is reported for, where the drafter has no bound of its own."""
@@ -123,7 +124,7 @@ def _eagle3(arguments: argparse.Namespace, target: Target, answers: list[Answere
     before = _trained_before(arguments.start_from)
     draft_vocab = _draft_vocab(arguments, facts.vocab_size, answers, before)
     sizes = Eagle3Sizes(
-        **_shared_sizes(arguments, facts, facts.hidden_size, facts.intermediate_size),
+        **_shared_sizes(arguments, target, facts.hidden_size),
         draft_vocab_size=len(draft_vocab),
         aux_layers=aux_layers,
         fc_norm=arguments.fc_norm,
@@ -152,7 +153,7 @@ def _parallel_block(arguments: argparse.Namespace, target: Target, answers: list
     if not 0 <= mask < facts.vocab_size or token_counts(answers, facts.vocab_size)[mask]:
         raise ValueError(f"--mask-token {mask}: expected a token that no answer has, 0 to {facts.vocab_size - 1}")
     sizes = BlockSizes(
-        **_shared_sizes(arguments, facts, facts.hidden_size, facts.intermediate_size),
+        **_shared_sizes(arguments, target, facts.hidden_size),
         draft_vocab_size=len(draft_vocab),
         num_hidden_layers=arguments.layers,
         block_size=arguments.block_size,
@@ -175,20 +176,30 @@ def _parallel_block(arguments: argparse.Namespace, target: Target, answers: list
 
 
 def _shared_sizes(
-    arguments: argparse.Namespace, facts: ModelFacts, hidden: int, intermediate: int
+    arguments: argparse.Namespace, target: Target, hidden: int, intermediate: int | None = None
 ) -> dict[str, Any]:
-    """Fields of :class:`Sizes`: as the command line has them, else as the target. ``intermediate``: by default."""
+    """Fields of :class:`Sizes`: as the command line has them, else as the target. ``intermediate``: instead of the
+    target's."""
+    facts, ops = target.facts, [node.op for node in target.graph.nodes]
     return {
         "hidden_size": hidden,
         "vocab_size": facts.vocab_size,
         "num_attention_heads": arguments.heads or facts.num_heads,
         "num_key_value_heads": arguments.kv_heads or facts.num_kv_heads,
         "head_dim": arguments.head_dim or facts.head_dim,
-        "intermediate_size": arguments.intermediate or intermediate,
-        "rms_norm_eps": facts.rms_norm_eps,
-        "rope_theta": facts.rope.theta,
+        "intermediate_size": arguments.intermediate or intermediate or gated_size(target.graph),
+        "rms_norm_eps": next(op.eps for op in ops if isinstance(op, Norm)),
+        "rope_theta": next((op.facts.theta for op in ops if isinstance(op, Rope)), RopeFacts().theta),
         "max_position_embeddings": facts.max_position,
     }
+
+
+def gated_size(graph: Graph) -> int:
+    """Features of the target's gated layers. Raises ``ValueError`` where it has none beside experts."""
+    for node in graph.nodes:
+        if isinstance(node.op, Gated):
+            return graph.sizes[node.outputs[0]]
+    raise ValueError("--intermediate is needed: the target has no gated layer whose size a drafter could take over")
 
 
 def _aux_layers(arguments: argparse.Namespace, num_layers: int) -> tuple[int, ...]:
@@ -221,9 +232,8 @@ def _start(
 
 
 def _draft_model(arguments: argparse.Namespace, target: Target, answers: list[Answered]) -> Drafter:
-    facts = target.facts
     sizes = DraftModelSizes(
-        **_shared_sizes(arguments, facts, arguments.hidden, 3 * arguments.hidden),
+        **_shared_sizes(arguments, target, arguments.hidden, 3 * arguments.hidden),
         num_hidden_layers=arguments.layers,
     )
     model = DraftModel(sizes)
@@ -238,7 +248,7 @@ def _draft_model(arguments: argparse.Namespace, target: Target, answers: list[An
         module=model,
         loss=partial(draft_model.distillation_loss, model),
         matches=lambda batch: draft_model.matches(model, batch, MEASURED_STEPS),
-        config=sizes.config(draft_model.target_config(Path(facts.path))),
+        config=sizes.config(draft_model.target_config(Path(target.facts.path))),
         tensors=partial(draft_model.checkpoint, model),
         aux_layers=(),
     )

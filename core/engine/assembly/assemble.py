@@ -11,7 +11,7 @@ from engine.assembly.compose import Composed, compose, plugin_settings, usable
 from engine.assembly.device_facts import device_facts
 from engine.assembly.discovery import Discovered, discover
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import model_facts
+from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
 
@@ -36,7 +36,7 @@ def plan_for(configured: Configured, *, download: bool = False) -> EnginePlan:
     problems: list[str] = []
     model = device = None
     try:
-        model = model_facts(settings.model.path, settings.model.name, download=download)
+        model = model_config(settings.model.path, settings.model.name, download=download)
     except AssemblyError as error:
         problems += error.problems
     try:

@@ -13,22 +13,24 @@ from typing import Any, TypeVar, cast
 
 from engine.assembly import values
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import locate, model_facts
+from engine.assembly.model_config import locate, model_config, of_text
 from engine.assembly.plan import EnginePlan, SlotChoice
-from engine.border.calls import error_line, named, told, where
+from engine.border.calls import broken, error_line, named, shown, told, where
 from engine.border.values import attribute_problems
 from engine.contracts import API_SLOTS, SLOTS
-from engine.contracts.architecture import Architecture
+from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
 from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
 from engine.contracts.exporter import Exporter, ScrapedExporter
 from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_format import KVFormat
+from engine.contracts.model import ModelConfig, ModelFacts
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import CheckingQuantizer, KVScaleReader, Quantizer, SizedQuantizer
 from engine.contracts.router import Router
 from engine.contracts.scheduler import Scheduler
+from engine.models.record import facts
 
 T = TypeVar("T")
 
@@ -54,6 +56,7 @@ OPTIONAL: Mapping[str, tuple[type[Any], ...]] = MappingProxyType(
         "attention_kernel": (NativeAttention,),
         "drafter": (HostDrafter, DeviceDrafter, CapturableDrafter),
         "exporter": (ScrapedExporter,),
+        "architecture": (NestedArchitecture,),
     }
 )
 """What it may look like besides."""
@@ -111,8 +114,45 @@ def build_context(plan: EnginePlan) -> BuildContext:
         max_draft_tokens=int(plan.choice("drafter").config["max_width"]),
         settings=plan.settings,
         find_model=partial(_other, locate),
-        read_model=partial(_other, model_facts),
+        read_model=partial(_other, partial(_read_model, plan)),
     )
+
+
+def facts_by(choice: SlotChoice, config: ModelConfig, problems: list[str]) -> ModelFacts | None:
+    """What an architecture plugin says of a model; ``None`` where it cannot, and why is among ``problems``."""
+    failed: list[str] = []
+    architecture = _build(choice, None, failed)
+    problems += failed
+    if failed:
+        return None
+    assert isinstance(architecture, Architecture)
+    try:
+        return facts(architecture, _part_for_text(architecture, config))
+    except ValueError as error:
+        why = " ".join(str(error).split())
+        problems.append(f"{choice.slot}={choice.name} cannot compute model.path={config.path}: {why}")
+    except _ENDS as error:  # a plugin may fail in any way; it is named
+        problems.append(f"model.path={config.path}: {told(error, architecture, 'describe')}")
+    return None
+
+
+def _part_for_text(architecture: Architecture, config: ModelConfig) -> ModelConfig:
+    """Raises as ``text_config`` and :func:`of_text` do."""
+    if not isinstance(architecture, NestedArchitecture):
+        return config
+    part = architecture.text_config(config.raw)
+    if not isinstance(part, Mapping):
+        raise broken(architecture, "text_config", f"returned {shown(part)}, expected the part for text of config.json")
+    return of_text(config, part)
+
+
+def _read_model(plan: EnginePlan, path: str) -> ModelFacts:
+    """Facts of another checkpoint of the same family. Raises :class:`AssemblyError`."""
+    problems: list[str] = []
+    found = facts_by(plan.choice("architecture"), model_config(path), problems)
+    if found is None:
+        raise AssemblyError(problems)
+    return found
 
 
 def _other(read: Callable[[str], T], path: str) -> T:
@@ -141,14 +181,15 @@ _ENDS = (Exception, SystemExit)
 """What a plugin may raise: a module that ends the process is a plugin that fails."""
 
 
-def _build(choice: SlotChoice, context: BuildContext, problems: list[str]) -> Any:
+def _build(choice: SlotChoice, context: BuildContext | None, problems: list[str]) -> Any:
     try:
         factory = values.load(choice.factory)
     except _ENDS as error:  # importing a plugin may fail in any way; it is named and start-up stops
         problems.append(f"{choice.who} cannot be imported from {choice.factory}: {error_line(error)}")
         return None
     try:
-        built = factory(config_of(choice), context)
+        config = config_of(choice)
+        built = factory(config) if choice.slot == "architecture" else factory(config, context)
     except _ENDS as error:  # as above
         problems.append(f"{choice.who} failed to build: {error_line(error)}{where(error.__traceback__)}")
         return None

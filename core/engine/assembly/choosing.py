@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,10 +14,14 @@ from engine.assembly.discovery import Discovered, Offer
 from engine.assembly.errors import listing, nearest
 from engine.assembly.records import AUTO, THIRD_PARTY, reasons_of
 from engine.border.calls import error_line
+from engine.checkpoint.files import shown
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import SlotConfig
-from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 from engine.contracts.provider import always_supported
+
+ARCHITECTURE = "architecture"
+_OTHERWISE = "; set model.path to a model that is computed, or install an architecture plugin for this one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +42,36 @@ class Chosen:
 def choose(
     composed: Composed, discovered: Discovered, model: ModelFacts, device: DeviceFacts, problems: list[str]
 ) -> list[Chosen]:
-    """One plugin for each selection, as far as there is one."""
-    chosen = []
-    for slot in SLOTS:
-        picks = composed.selections.get(slot, ())
-        if slot not in MULTI_SLOTS and len(picks) != 1:
-            problems.append(f"{slot}: exactly one plugin is needed, {len(picks)} selected")
-        for pick in picks:
-            if pick.plugin == AUTO:
-                one = _Auto(slot, pick, discovered, model, device).choose(problems)
-            else:
-                one = _choose_named(slot, pick, discovered, model, device, problems)
-            if one is not None:
-                chosen.append(one)
-    return chosen
+    """One plugin for each selection but the architecture's, as far as there is one."""
+    slots = (slot for slot in SLOTS if slot != ARCHITECTURE)
+    return [one for slot in slots for one in _choose_for(slot, composed, discovered, model, device, problems)]
+
+
+def choose_architecture(
+    composed: Composed, discovered: Discovered, model: ModelConfig, device: DeviceFacts, problems: list[str]
+) -> Chosen | None:
+    """The plugin that describes the model: everything else is chosen by what it describes."""
+    return next(iter(_choose_for(ARCHITECTURE, composed, discovered, model, device, problems)), None)
+
+
+def _choose_for(
+    slot: str,
+    composed: Composed,
+    discovered: Discovered,
+    model: ModelConfig,
+    device: DeviceFacts,
+    problems: list[str],
+) -> Iterator[Chosen]:
+    picks = composed.selections.get(slot, ())
+    if slot not in MULTI_SLOTS and len(picks) != 1:
+        problems.append(f"{slot}: exactly one plugin is needed, {len(picks)} selected")
+    for pick in picks:
+        if pick.plugin == AUTO:
+            one = _Auto(slot, pick, discovered, model, device).choose(problems)
+        else:
+            one = _choose_named(slot, pick, discovered, model, device, problems)
+        if one is not None:
+            yield one
 
 
 def plugin_problems(composed: Composed, discovered: Discovered) -> list[str]:
@@ -68,7 +88,7 @@ def _choose_named(
     slot: str,
     pick: Selection,
     discovered: Discovered,
-    model: ModelFacts,
+    model: ModelConfig,
     device: DeviceFacts,
     problems: list[str],
 ) -> Chosen | None:
@@ -76,12 +96,29 @@ def _choose_named(
     if offer is None:
         return None
     reasons = _reasons(offer, model, device)
-    others = [o.name for o in discovered.of_slot(slot) if o is not offer and not _reasons(o, model, device)]
-    can = f" ({slot} plugins that can: {listing(others)})" if others else ""
-    problems += [f"{slot}={offer.name} cannot serve {model.name} on {device.kind}: {why}{can}" for why in reasons]
-    if not reasons:
+    if reasons:
+        can = others_that_can(offer, discovered, model, device) or _otherwise(slot)
+        asked = f"{slot}={offer.name} cannot serve {_subject(slot, model)} on {device.kind}"
+        problems += [f"{asked}: {why}{can}" for why in reasons]
+    else:
         problems += _config_reasons(offer, pick.config, model, device)
     return Chosen(slot, pick, offer, dict(pick.config))
+
+
+def others_that_can(offer: Offer, discovered: Discovered, model: ModelConfig, device: DeviceFacts) -> str:
+    """In brackets, for a message: the other plugins of the slot that have no reason against this model and device."""
+    others = [o.name for o in discovered.of_slot(offer.slot) if o is not offer and not _reasons(o, model, device)]
+    return f" ({offer.slot} plugins that can: {listing(others)})" if others else ""
+
+
+def _subject(slot: str, model: ModelConfig) -> str:
+    """What a plugin is asked about: which model, and for architectures what it calls itself."""
+    return f"{model.name} ({shown(model.architecture)})" if slot == ARCHITECTURE else model.name
+
+
+def _otherwise(slot: str) -> str:
+    """What to do where no plugin of the slot can, as far as the reasons do not say it."""
+    return _OTHERWISE if slot == ARCHITECTURE else ""
 
 
 def _offer_named(slot: str, name: str, discovered: Discovered, problems: list[str]) -> Offer | None:
@@ -119,7 +156,7 @@ class _Auto:
     slot: str
     pick: Selection
     discovered: Discovered
-    model: ModelFacts
+    model: ModelConfig
     device: DeviceFacts
 
     def choose(self, problems: list[str]) -> Chosen | None:
@@ -136,7 +173,8 @@ class _Auto:
                 return Chosen(self.slot, self.pick, first.offer, first.config, tuple(passed_over), fits_too)
         tried = "; ".join(passed_over) or "it has no candidates"
         broken = failure_notes(self.discovered, self.slot) if THIRD_PARTY in self.pick.candidates else ""
-        problems.append(f"{self.slot}=auto: nothing fits {self.model.name} on {self.device.kind}: {tried}{broken}")
+        asked = f"{self.slot}=auto: nothing fits {_subject(self.slot, self.model)} on {self.device.kind}"
+        problems.append(f"{asked}: {tried}{_otherwise(self.slot)}{broken}")
         return None
 
     def _named(self, name: str) -> _Candidate:
@@ -185,20 +223,25 @@ class _Auto:
         return f"{self.slot}.plugin={offer.qualified}"
 
 
-def _reasons(offer: Offer, model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+def _reasons(offer: Offer, model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
     """Why a plugin cannot serve this model on this device; one that does not say so properly cannot."""
     who = f"unsupported() of {offer.slot}={offer.name} ({offer.origin})"
-    return _asked(partial(offer.provider.unsupported, model, device), who)
+    # An architecture is asked before there are facts.
+    unsupported: Callable[[Any, DeviceFacts], object] = offer.provider.unsupported
+    return _asked(partial(unsupported, model, device), who)
 
 
-def _config_reasons(offer: Offer, config: Mapping[str, Any], model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+def _config_reasons(
+    offer: Offer, config: Mapping[str, Any], model: ModelConfig, device: DeviceFacts
+) -> tuple[str, ...]:
     """Why a plugin's settings do not go with this model or device."""
     try:
         built: SlotConfig = values.build(offer.config_class, dict(config))
     except Exception:
         return ()  # reported where the configuration was composed
     who = f"unsupported() of the config of {offer.slot}={offer.name} ({offer.origin})"
-    return _asked(partial(built.unsupported, model, device), who)
+    unsupported: Callable[[Any, DeviceFacts], object] = built.unsupported
+    return _asked(partial(unsupported, model, device), who)
 
 
 def _asked(unsupported: Callable[[], object], who: str) -> tuple[str, ...]:

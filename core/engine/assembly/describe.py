@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 
+from engine.assembly.choosing import ARCHITECTURE
 from engine.assembly.plan import EnginePlan, SlotChoice
 from engine.contracts import SLOTS
 
@@ -35,7 +36,9 @@ def describe(plan: EnginePlan, *, width: int = 110, color: bool = False) -> str:
 
 def notes(plan: EnginePlan) -> tuple[str, ...]:
     """What the user should know: the plan's notes and what ``auto`` passed over."""
-    passed = (f"{choice.slot}=auto passed over {line}" for choice in _choices(plan) for line in choice.passed_over)
+    # Which architecture computes a checkpoint follows from its name: the others are no news.
+    asked = (choice for choice in _choices(plan) if choice.slot != ARCHITECTURE)
+    passed = (f"{choice.slot}=auto passed over {line}" for choice in asked for line in choice.passed_over)
     return (*passed, *plan.notes)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from engine import __version__
 from engine.assembly import values
-from engine.assembly.choosing import Chosen, choose
+from engine.assembly.bind import facts_by
+from engine.assembly.choosing import Chosen, choose, choose_architecture, others_that_can, plugin_problems
 from engine.assembly.compose.selection import Composed
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import AssemblyError, listing
 from engine.assembly.execution import CAPTURABLE, choose_execution, reasons_against
-from engine.assembly.model_facts import BUNDLED
+from engine.assembly.model_config import BUNDLED
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.assembly.records import AUTO
 from engine.contracts import MULTI_SLOTS, SLOTS
 from engine.contracts.config import Settings
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
-from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 
 HOST_DRAFTER = "host_drafter"
 """Capability of drafters that read tokens on the CPU."""
@@ -24,10 +25,16 @@ PARALLEL_SIZES = ("tp", "pp", "ep", "sp")
 """Sizes of the ``parallelism`` config, and the capabilities a plugin must provide for more than one rank."""
 
 
-def resolve(composed: Composed, discovered: Discovered, model: ModelFacts, device: DeviceFacts) -> EnginePlan:
+def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, device: DeviceFacts) -> EnginePlan:
     """The plan, or :class:`AssemblyError` with every reason why there is none."""
     problems: list[str] = []
-    chosen = choose(composed, discovered, model, device, problems)
+    architecture = choose_architecture(composed, discovered, config, device, problems)
+    # One that does not fit is not asked, and without it nothing can be asked of the others.
+    fits = architecture is not None and not problems
+    model = _facts(architecture, discovered, config, device, problems) if architecture and fits else None
+    if architecture is None or model is None:
+        raise AssemblyError([*problems, *plugin_problems(composed, discovered)])
+    chosen = [architecture, *choose(composed, discovered, model, device, problems)]
     problems += _capability_problems(chosen, discovered)
     problems += _parallel_problems(chosen, discovered)
     settings = composed.settings
@@ -51,6 +58,18 @@ def resolve(composed: Composed, discovered: Discovered, model: ModelFacts, devic
         slots={slot: tuple(_slot_choice(one) for one in chosen if one.slot == slot) for slot in SLOTS},
         notes=(*_notes(chosen, settings), *execution_notes),
     )
+
+
+def _facts(
+    architecture: Chosen, discovered: Discovered, config: ModelConfig, device: DeviceFacts, problems: list[str]
+) -> ModelFacts | None:
+    """What the architecture says of the model; ``None`` where it cannot, and why is among ``problems``."""
+    failed: list[str] = []
+    model = facts_by(_slot_choice(architecture), config, failed)
+    if failed:
+        can = others_that_can(architecture.offer, discovered, config, device)
+        problems += [f"{problem}{can}" for problem in failed]
+    return model
 
 
 def _capability_problems(chosen: list[Chosen], discovered: Discovered) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from engine.border.calls import shown
 
+_PLAIN = frozenset({int, float, str, bool, NoneType})
+
 
 def attribute_problems(plugin: object, protocol: type[Any]) -> Iterator[str]:
     """What a plugin's attributes are that its protocol says otherwise, one text each."""
@@ -24,12 +26,15 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[str]:
     Goes into dataclasses, tuples and sequences; a list will do for a tuple. Types it does not know (tensors, callables,
     Any) are left alone.
     """
+    if type(value) is hint and hint in _PLAIN:
+        return  # most values of a large graph
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        found = [list(problems(value, option, path)) for option in arguments]
-        if all(found):
-            deepest = next((each for option, each in zip(arguments, found, strict=True) if _is_a(value, option)), None)
-            yield from deepest or [_wrong(value, path, hint)]
+        meant = next((option for option in arguments if _is_a(value, option)), None)
+        if meant is not None:
+            yield from problems(value, meant, path)
+        elif all(any(problems(value, option, path)) for option in arguments):
+            yield _wrong(value, path, hint)
     elif origin is Literal:
         if not any(type(value) is type(choice) and value == choice for choice in arguments):
             yield _wrong(value, path, hint)

@@ -28,6 +28,8 @@ MAX_ROPE_NUMBER = 1e6
 """Every other number of a rotation, and one over the smallest. The factor of DeepSeek-V3: 40."""
 MAX_EPS = 1.0
 """Of a norm. 1e-5."""
+MAX_MULTIPLIER = 1e6
+"""Of embeddings, attention, residuals and logits. Granite 3.0: 12; Gemma 2: the root of 4,608."""
 MAX_SHARE = 1.0
 """Of something that is a part of a whole."""
 MAX_LISTED = 1024

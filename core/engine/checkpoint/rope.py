@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from engine.checkpoint.files import CheckpointError, clipped
 from engine.checkpoint.limits import MAX_POSITION, MAX_ROPE_NUMBER
 from engine.checkpoint.values import Values
-from engine.contracts.model import RopeFacts
+from engine.contracts.ops import RopeFacts
 
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _NEEDS_ORIGINAL = ("dynamic", "yarn", "llama3", "longrope")
@@ -24,14 +25,14 @@ _ROPE_NUMBERS = {
 _ROPE_OPTIONS = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
 
-def read_rope(values: Values, head_dim: int, stated: int) -> RopeFacts:
-    """Both spellings: ``rope_theta`` + ``rope_scaling``, and the newer ``rope_parameters``.
+def read_rope(values: Values, head_dim: int, stated: int, layer_type: str | None = None) -> RopeFacts:
+    """Both spellings: ``rope_theta`` + ``rope_scaling``, and the newer ``rope_parameters``, which may differ by type of
+    layer.
 
-    ``stated``: the positions that the checkpoint states. Raises :class:`CheckpointError`.
+    ``stated``: the positions that the checkpoint states; ``layer_type``: for which layers, as ``layer_types`` has it;
+    ``None``: all layers must rotate alike. Raises :class:`CheckpointError`.
     """
-    given = {**values.section("rope_scaling").values, **values.section("rope_parameters").values}
-    if any(isinstance(value, Mapping) for value in given.values()):
-        raise CheckpointError("rope_parameters that differ by layer type are not supported")
+    given = _given(values, layer_type)
     scaling = Values(given)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     kind = {"su": "longrope"}.get(kind, kind)
@@ -51,6 +52,22 @@ def read_rope(values: Values, head_dim: int, stated: int) -> RopeFacts:
         if kind in _NEEDS_ORIGINAL:
             params[key] = length
     return RopeFacts(theta=theta, kind=kind, rotary_dim=None if rotary_dim == head_dim else rotary_dim, params=params)
+
+
+def _given(values: Values, layer_type: str | None) -> Mapping[str, Any]:
+    """What the checkpoint states for layers of one type."""
+    parameters = values.section("rope_parameters")
+    given = {**values.section("rope_scaling").values, **parameters.values}
+    by_type = [key for key, value in given.items() if isinstance(value, Mapping)]
+    if not by_type:
+        return given
+    if layer_type is None:
+        raise CheckpointError(f"rope_parameters differ by layer type ({clipped(by_type)}): expected one for all layers")
+    if values.has("rope_scaling"):
+        raise CheckpointError("rope_scaling where rotations differ by layer type: expected rope_parameters alone")
+    if layer_type not in by_type:
+        raise CheckpointError(f"rope_parameters has no {layer_type!r}: found {clipped(by_type)}")
+    return parameters.section(layer_type).values
 
 
 def _check_rope(kind: str, scaling: Values, rotary_dim: int) -> None:

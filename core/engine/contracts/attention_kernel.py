@@ -36,11 +36,15 @@ class AttentionCapabilities:
     """:meth:`AttentionKernel.forward` may be captured in a CUDA graph."""
     heads_per_kv_head: int | None = None
     """Query heads that share a key-value head, in all layers alike, a drafter's included; ``None``: any."""
+    sinks: bool = False
+    """:attr:`~engine.contracts.ops.Attention.sinks`"""
+    latent: bool = False
+    """:attr:`~engine.contracts.ops.Attention.value_dim`: the cache's values are a view of its keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """One step's rows. Query tokens of all rows are laid out one after another.
+    """One step's rows in one KV group. Query tokens of all rows are laid out one after another.
 
     ``q_lens`` and ``q_starts`` say the same thing. What a row attends to is in ``kv_lens_device`` alone: while a step
     with drafts is in flight the host does not know how many of them are accepted, and ``kv_lens`` are bounds.
@@ -51,7 +55,8 @@ class AttentionBatch:
     kv_lens: tuple[int, ...]
     """At least as many as ``kv_lens_device``, for planning."""
     block_tables: Tensor
-    """int32 ``[num_rows, max_blocks]``: block ids in token order; entries past the end are 0."""
+    """int32 ``[num_rows, max_blocks]``: block ids in token order; entries past the end are 0, and those of blocks that
+    the window of the group's layers has passed may be 0 or another's."""
     q_starts: Tensor
     """int32 ``[num_rows + 1]``: first query token of each row, then ``num_tokens``."""
     kv_lens_device: Tensor
@@ -67,13 +72,15 @@ class LayerCache:
     k: Tensor
     """``[num_blocks, block_size, num_kv_heads, head_dim]``, contiguous, in the storage dtype of ``format``."""
     v: Tensor
-    """As ``k``."""
+    """As ``k``; of latent attention a view of the first numbers of ``k``."""
     format: KVFormat
     k_scale: Tensor | None = None
     """float32, contiguous: ``[num_kv_heads]`` with ``KVFormat.scale == "per_layer_head"``, ``[num_blocks, block_size,
     num_kv_heads]`` with ``"per_token_head"`` (written with the keys), ``None`` with ``"none"``."""
     v_scale: Tensor | None = None
     """As ``k_scale``."""
+    group: int = 0
+    """Its KV group: what is prepared for a batch of that group is for this cache."""
 
 
 @runtime_checkable
@@ -87,7 +94,8 @@ class AttentionKernel(Protocol):
         ...
 
     def prepare(self, batch: AttentionBatch) -> Any:
-        """Host-side preparation, once per step, outside any graph. The result is handed to :meth:`forward`.
+        """Host-side preparation, once per step and KV group, outside any graph. The result is handed to
+        :meth:`forward`.
 
         For a graph, ``q_lens`` of the prepared batch are upper bounds and ``kv_lens`` mean nothing: a capturable
         kernel reads the lengths from the device tensors, which change in place between replays. The prepared value
@@ -105,13 +113,26 @@ class AttentionKernel(Protocol):
 
 
 @runtime_checkable
+class SinkAttention(AttentionKernel, Protocol):
+    """A kernel with the capability ``sinks``."""
+
+    def forward(
+        self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+    ) -> Tensor:
+        """``sinks``: float32 ``[num_heads]``, where ``op.sinks`` says so."""
+        ...
+
+
+@runtime_checkable
 class NativeAttention(Protocol):
     """An :class:`AttentionKernel` for the CPU whose layers may be calls of a program (:mod:`engine.native`).
 
     Such a call reads lengths of rows and block tables where the prepared batch has them as tensors, which change
     in place between runs; ``q_lens`` are upper bounds and ``kv_lens`` mean nothing, as in a graph."""
 
-    def call(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, out: Tensor) -> NativeCall | None:
+    def call(
+        self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, out: Tensor, sinks: Tensor | None = None
+    ) -> NativeCall | None:
         """The call that computes what :meth:`AttentionKernel.forward` returns, to ``out``; the contents of ``q`` mean
         nothing yet. ``None`` where that is no single native call."""
         ...

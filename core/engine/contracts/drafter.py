@@ -20,8 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import LayerOp, LinearSpec, LMHead, NormSpec
+from engine.contracts.ops import LinearSpec, Norm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,16 +187,16 @@ class DraftChain(Protocol):
 class DraftLayers(Protocol):
     """Layers that are ready to run."""
 
-    def run(self, residual: Tensor, hidden_states: Tensor, metadata: Any) -> Tensor:
+    def run(self, *inputs: Tensor, metadata: Any) -> Tensor:
         """The residual stream ``[num_tokens, hidden]`` behind the layers, which write their keys and values.
 
-        ``hidden_states``: what the first op is handed besides: the normed input of a layer whose first op has no norm
-        of its own, else the residual. The residual may be changed in place.
+        ``inputs``: the graph's, in their order; of a whole model, what enters its first layer. They may be changed in
+        place.
         """
         ...
 
-    def write(self, hidden_states: Tensor, metadata: Any) -> None:
-        """Write the first layer's keys and values of what is normed already, and compute nothing else."""
+    def write(self, x: Tensor, metadata: Any) -> None:
+        """Write the first layer's keys and values, which are made of ``x``, and compute nothing else."""
         ...
 
 
@@ -209,11 +210,15 @@ class DraftWeights(Protocol):
         """As stored, on the host."""
         ...
 
-    def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Any:
-        """``token_ids [T] -> [T, hidden_size]``"""
+    def embedding(self, name: str, vocab_size: int, size: int) -> Any:
+        """``token_ids [T] -> [T, size]``"""
         ...
 
-    def norm(self, spec: NormSpec, size: int) -> Any:
+    def embed(self, graph: Graph) -> Any:
+        """What enters the graph's first layer: ``token_ids [T] -> [T, hidden]``. A tied head shares its table."""
+        ...
+
+    def norm(self, op: Norm) -> Any:
         """``[T, size] -> [T, size]``"""
         ...
 
@@ -221,12 +226,13 @@ class DraftWeights(Protocol):
         """``[T, in_features] -> [T, out_features]``, by the plan's quantizer."""
         ...
 
-    def layers(self, ops: Sequence[Sequence[LayerOp]], first: int = 0) -> DraftLayers:
-        """Layers whose keys and values are the drafter's own (:attr:`DeviceDrafter.kv`), from its ``first`` one on."""
+    def layers(self, graph: Graph, first: int = 0) -> DraftLayers:
+        """The graph's layers. Their keys and values are the drafter's own (:attr:`DeviceDrafter.kv`), from its
+        ``first`` cache on."""
         ...
 
-    def head(self, op: LMHead) -> Any:
-        """``[T, hidden] -> logits [T, vocab]`` float32, the final norm included."""
+    def head(self, graph: Graph) -> Any:
+        """The graph's head: ``[T, hidden] -> logits [T, vocab]`` float32, the final norm included."""
         ...
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
@@ -263,7 +269,7 @@ class DraftEngine(Protocol):
         ...
 
     def describe(self, model: ModelFacts) -> Any:
-        """The :class:`~engine.contracts.ops.ModelOps` of a model, by the plan's architecture plugin."""
+        """The :class:`~engine.contracts.graph.Graph` of a model, by the plan's architecture plugin."""
         ...
 
     def chain(self, step: ChainStep, first: ChainFirst | None = None, ids: Tensor | None = None) -> DraftChain:
@@ -289,7 +295,7 @@ class DraftEngine(Protocol):
         It may change its arguments.
 
         On a CPU its work on few tokens is a program: the function is called once for each number of tokens with values
-        (:mod:`engine.execution.program`) in place of tensors, and what it computes of them is run from then on. So it
+        (:mod:`engine.kernels.cpu.program`) in place of tensors, and what it computes of them is run from then on. So it
         must compute with what is lent here and by :class:`DraftWeights` and with views, depend on nothing but its
         arguments and weights, and leave nothing behind but keys, values and its result. A function that computes with
         torch is called with tensors as ever; start-up says which and why.

@@ -24,7 +24,8 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     running: int
     waiting: int
     kv_used: float
-    """Leased blocks / all blocks, 0..1 (blocks that only the prefix cache holds count as free)."""
+    """Leased blocks / all blocks, 0..1 (blocks that only the prefix cache holds count as free), of the KV group with
+    least left."""
     drafted: int = 0
     accepted: int = 0
     num_draft_tokens: int = 0
@@ -39,6 +40,8 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     """By position in a chain, from its first draft on: drafts whose predecessors were all accepted."""
     drafts_accepted: tuple[int, ...] = ()
     """Those of them that were accepted. The sum is ``accepted``."""
+    kv_groups_used: tuple[tuple[str, float], ...] = ()
+    """The same as ``kv_used`` of each KV group, by name (``full``, ``window_4096``)."""
 
 
 class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):

@@ -2,13 +2,13 @@
 
 Pure bookkeeping on block ids; no tensors. The core owns the memory, the block tables and the hashing.
 
-Block 0 of every group is never handed out: it takes the writes of padding rows.
+Caches that forget alike are one KV group, with a pool of blocks of its own: a block id of a group stands for a block
+in each of its caches, and says nothing about another group. Block 0 of every group is never handed out: it takes the
+writes of padding rows.
 
-Invariant, at every moment: ``free + cached + leased == total``, where a block held by several leases counts once.
-
-A block id stands for one block in every group: a lease holds the same number of ids in each, and :class:`BlockUsage`
-counts ids, not blocks times groups. Called from the engine's loop, one call at a time. The core looks at every answer:
-a block that does not exist, or that another lease holds, ends the engine with the plugin's name.
+Invariant, at every moment and for each group: ``free + cached + leased == total``, where a block held by several leases
+counts once. Called from the engine's loop, one call at a time. The core looks at every answer: a block that does not
+exist, or that another lease holds, ends the engine with the plugin's name.
 """
 
 from __future__ import annotations
@@ -25,18 +25,43 @@ FEWEST_BLOCKS = 3
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers whose cache lives in the same blocks.
+    """Caches that live in the same blocks.
 
-    ``kind``: ``full`` keeps every token; ``window`` needs only the last ``window`` tokens; ``latent`` and
-    ``state`` are for compressed attention and recurrent layers.
+    ``kind``: ``full`` keeps every token; of ``window``, a query sees its own token and the ``window - 1`` before it; of
+    ``chunked``, those from the last multiple of ``window`` on; ``latent`` (compressed keys and values) keeps every
+    token; ``state`` is for recurrent layers. Models have ``full`` and ``window`` today.
     """
 
     group_id: int
-    layers: tuple[int, ...]
-    kind: Literal["full", "window", "latent", "state"]
+    caches: tuple[int, ...]
+    """Of the engine: those of the model in the order in which they are written, then a drafter's own."""
+    kind: Literal["full", "window", "chunked", "latent", "state"]
     block_bytes: int
-    """Bytes of one block over all layers of the group, keys and values together."""
+    """Bytes of one block over all caches of the group, keys and values together."""
+    num_blocks: int
+    """Blocks ``1 .. num_blocks - 1`` are the allocator's; block 0 is padding."""
     window: int | None = None
+    """Tokens."""
+    most_blocks: int | None = None
+    """Blocks that one request holds at once, at most, while one step of it is in flight; ``None``: as many as its
+    tokens take. A plugin that reserves ahead needs no more for a request."""
+
+    @property
+    def name(self) -> str:
+        """In statistics and metrics: ``full``, ``window_4096``."""
+        return self.kind if self.window is None else f"{self.kind}_{self.window}"
+
+    @property
+    def forgets(self) -> bool:
+        """Tokens are passed: at some length nothing reads them any more."""
+        return self.kind in ("window", "chunked")
+
+    def num_passed(self, num_tokens: int, block_size: int) -> int:
+        """Blocks at the beginning of a sequence that no query at position ``num_tokens`` or behind it reads."""
+        if self.window is None:
+            return 0
+        first = num_tokens - self.window + 1 if self.kind == "window" else num_tokens - num_tokens % self.window
+        return max(0, first) // block_size
 
 
 class Prefix(msgspec.Struct, frozen=True):
@@ -56,8 +81,9 @@ class Prefix(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Lease:
-    """One request's hold on blocks. The allocator mutates it; everybody else reads. Ids are only added to it, until it
-    is released: the device has a copy of them.
+    """One request's hold on blocks. The allocator mutates it; everybody else reads. Until it is released ids are only
+    added to it, for the device has a copy of them; of a group that forgets, an id becomes 0 when all tokens of its
+    block are passed: the block may then be another's, and nothing reads what is in the device's copy.
 
     ``blocks[g]`` are the ids in group ``g``, in token order: token ``t`` lives in
     ``blocks[g][t // block_size]`` at offset ``t % block_size``.
@@ -71,15 +97,15 @@ class Lease:
     """Leading tokens whose keys and values are final."""
     copy_from: tuple[int, ...] | None = None
     """Where ``num_cached`` is no multiple of block_size: the block of each group that holds the last of these tokens.
-    The core copies it to this lease's block ``num_cached // block_size``, which no other lease holds, before the first
-    step of this lease and in the order of :meth:`KVAllocator.open`. So the allocator may evict it and hand it out as
-    soon as ``open`` has returned. A lease may end before its copy was made: nobody may find tokens in the copy before
-    the first :meth:`KVAllocator.commit` of the lease. ``None`` where a hit ends at a block's border."""
+    The core copies each to this lease's block ``num_cached // block_size``, which no other lease holds, before the
+    first step of this lease and in the order of :meth:`KVAllocator.open`. So the allocator may evict it and hand it
+    out as soon as ``open`` has returned. A lease may end before its copies were made: nobody may find tokens in them
+    before the first :meth:`KVAllocator.commit` of the lease. ``None`` where a hit ends at a block's border."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockUsage:
-    """Blocks by state; ``free + cached + leased == total``."""
+    """Blocks of a group by state; ``free + cached + leased == total``."""
 
     total: int
     free: int
@@ -99,37 +125,39 @@ class KVAllocator(Protocol):
     caches_prefixes: bool
     """False: :meth:`match_prefix` is always 0 and the core does not compute block keys."""
 
-    def start(self, groups: Sequence[KVGroup], num_blocks: int) -> None:
-        """Take charge of blocks ``1 .. num_blocks - 1`` of every group (block 0 is padding)."""
+    def start(self, groups: Sequence[KVGroup]) -> None:
+        """Take charge of the blocks of every group."""
         ...
 
     def match_prefix(self, prefix: Prefix) -> int:
-        """How many leading tokens of ``prefix`` are cached right now, at most ``prefix.num_tokens``: whole blocks, and
-        behind them the first tokens of one more, if the plugin looks inside of blocks. Changes nothing."""
+        """How many leading tokens of ``prefix`` are cached right now in all groups, at most ``prefix.num_tokens``:
+        whole blocks, and behind them the first tokens of one more, if the plugin looks inside of blocks. Of a group
+        that forgets, blocks that are passed at that length need not be there. Changes nothing."""
         ...
 
     def open(self, request_id: str, prefix: Prefix, max_tokens: int) -> Lease | None:
         """Start a lease, taking over the longest cached beginning of ``prefix`` (less of it where no block is left for
-        a copy). ``max_tokens`` is the most the request can ever need. ``None``: no room now (possible only if the
-        plugin reserves ahead). A request that starts again may open a lease before its old one is released: steps in
-        flight can still use the old one.
+        a copy); ids of blocks that are passed at its end are 0. ``max_tokens`` is the most the request can ever need.
+        ``None``: no room now (possible only if the plugin reserves ahead). A request that starts again may open a lease
+        before its old one is released: steps in flight can still use the old one.
         """
         ...
 
-    def blocks_needed(self, lease: Lease | None, num_tokens: int, max_tokens: int) -> int:
-        """Blocks to take from the available ones so that the lease (``None``: a new one with nothing cached)
-        covers ``num_tokens`` tokens in all."""
+    def blocks_needed(self, lease: Lease | None, num_tokens: int, max_tokens: int) -> tuple[int, ...]:
+        """By group: blocks to take from the available ones so that the lease (``None``: a new one with nothing cached)
+        covers ``num_tokens`` tokens in all, with no commit meanwhile."""
         ...
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        """Make the lease cover ``num_tokens`` tokens in all, evicting cached blocks if need be.
-        False: not enough blocks, and nothing changed. A plugin that reserves ahead refuses more than ``max_tokens``,
-        rounded up to a block."""
+        """Make the lease cover ``num_tokens`` tokens in all, in every group, evicting cached blocks if need be.
+        False: not enough blocks in some group, and nothing changed. A plugin that reserves ahead refuses more than
+        ``max_tokens``, rounded up to a block, and in a group that forgets more than ``most_blocks`` at once."""
         ...
 
     def commit(self, lease: Lease, prefix: Prefix) -> None:
         """The tokens of ``prefix`` are final, and may now be shared as far as it has keys. Rejected drafts are simply
-        never committed."""
+        never committed. The lease gives back the blocks that are passed at this length: they stay cached where a
+        request may find them, or become free."""
         ...
 
     def release(self, lease: Lease) -> None:
@@ -137,8 +165,8 @@ class KVAllocator(Protocol):
         Idempotent."""
         ...
 
-    def usage(self) -> BlockUsage:
-        """Blocks by state, in O(1)."""
+    def usage(self) -> tuple[BlockUsage, ...]:
+        """By group: blocks by state, in O(1)."""
         ...
 
     def reset_cache(self) -> None:

@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-
-@dataclass(frozen=True, slots=True)
-class RopeFacts:
-    """Rotary position embedding of a checkpoint (RoFormer, arXiv 2104.09864).
-
-    ``kind`` is ``default``, ``linear``, ``dynamic``, ``yarn``, ``llama3`` or ``longrope``; ``params`` holds that
-    kind's own numbers under their ``rope_scaling``/``rope_parameters`` names.
-    """
-
-    theta: float = 10000.0
-    kind: str = "default"
-    rotary_dim: int | None = None
-    """Rotated part of each head; ``None`` means all of ``head_dim``."""
-    params: Mapping[str, Any] = field(default_factory=dict)
+from engine.contracts.ops import Attention
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """A checkpoint's ``config.json`` in the engine's own words."""
+class ModelConfig:
+    """A checkpoint's ``config.json``, as far as it is the same for every family. Everything else in it is read by the
+    architecture plugin."""
 
     path: str
     """Local directory in Hugging Face layout."""
     name: str
     """Name under which the model is served."""
     architecture: str
-    """First entry of ``architectures``, for example ``LlamaForCausalLM``."""
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_position: int
-    rms_norm_eps: float
-    rope: RopeFacts
-    tie_embeddings: bool
-    hidden_act: str
-    sliding_window: int | None
-    layer_windows: tuple[int | None, ...]
-    """Attention window of each layer in tokens; ``None`` means full attention. Length ``num_layers``."""
+    """First entry of ``architectures``."""
     dtype: str
     """Dtype the checkpoint states: ``float32``, ``bfloat16`` or ``float16``."""
     quantization: Mapping[str, Any] | None
@@ -54,7 +27,33 @@ class ModelFacts:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     raw: Mapping[str, Any]
-    """The whole ``config.json``, for what only one architecture understands."""
+    """The whole ``config.json``; of a model with a part for text (``text_config``), that part."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts(ModelConfig):
+    """And what follows from the graph that the architecture plugin recorded."""
+
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    max_position: int
+    """Most tokens of a sequence."""
+    tie_embeddings: bool
+    attentions: tuple[Attention, ...]
+    """Those that differ, in order of appearance."""
+
+    @property
+    def num_heads(self) -> int:
+        return self.attentions[0].num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.attentions[0].num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.attentions[0].head_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,19 @@
-"""Typed operations: the language in which an architecture describes a model.
+"""Typed operations: what a model computes, one step of its paper each.
 
-An architecture says *what* a layer computes and how its tensors are named in the checkpoint; the core lowers each
-op to kernels (fused where a template matches, else the chain of reference ops). The residual stream is
-``[num_tokens, hidden_size]``; every op reads it or adds to it.
+A value is ``[num_tokens, features]``; heads lie one after another in it. An op says what is computed of its inputs and
+which tensors of the checkpoint it reads, and nothing of how: the core finds kernels for single ops and for sequences of
+them. Architectures do not make ops themselves but call :class:`engine.contracts.graph.Builder`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from engine.contracts.model import RopeFacts
+Act = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+"""``gelu``: with the error function; ``gelu_tanh``: its approximation (both arXiv 1606.08415); ``relu2``: the square of
+relu (arXiv 2109.08668)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,14 @@ class LinearPart:
     name: str
     out_features: int
     bias: bool = False
+    slices: tuple[int, ...] = ()
+    """Sizes of what lies one after another along the output, where the checkpoint has fused it (q, k and v; gate and
+    up): each is a value of its own. Their sum is ``out_features``."""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Sizes of the values that it makes."""
+        return self.slices or (self.out_features,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,50 +42,127 @@ class LinearSpec:
     shard: Literal["out", "in", "none"] = "none"
     """Axis that tensor parallelism cuts: ``out`` for q/k/v, gate/up and the head; ``in`` for o and down."""
     kind: Literal["body", "gate_up", "head"] = "body"
-    """``gate_up``: two parts of equal size, gate and up, of which the op computes ``act(gate) * up``."""
+    """``gate_up``: two outputs of equal size, gate and up, of which ``act(gate) * up`` is computed: set by the core
+    where it has a kernel for that."""
 
     @property
     def out_features(self) -> int:
         return sum(part.out_features for part in self.parts)
 
-
-@dataclass(frozen=True, slots=True)
-class NormSpec:
-    """RMSNorm (arXiv 1910.07467): ``x / rms(x) * weight``, in float32, then cast."""
-
-    name: str
-    eps: float
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Sizes of the values that it makes."""
+        return tuple(size for part in self.parts for size in part.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Token embedding ``[vocab, hidden_size]``."""
+    """``tokens -> [num_tokens, size]``: rows of ``{name}.weight [vocab_size, size]``."""
 
     name: str
     vocab_size: int
-    hidden_size: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
-class NormQKVRopeWrite:
-    """Norm, q/k/v projection, optional per-head norm of q and k, rotation, and the write into the KV cache.
+class Norm:
+    """Norm over each ``size`` features of the input, computed in float32 and cast once.
 
-    ``norm=None``: the layer is handed its normed input as the hidden states, and reads nothing of the residual stream.
+    ``rms`` (arXiv 1910.07467): ``x / sqrt(mean(x^2) + eps) * (offset + weight)``; ``layer`` (arXiv 1607.06450): the
+    same of ``x - mean(x)``, plus ``{name}.bias`` where ``bias`` says so. ``{name}.weight [size]``; without a name
+    there is no weight. An input of several times ``size`` features is so many heads, each normed by itself; with
+    ``by_head`` each has a weight of its own, ``{name}.weight [heads, size]``.
     """
 
-    norm: NormSpec | None
-    qkv: LinearSpec
+    kind: Literal["rms", "layer"]
+    name: str | None
+    size: int
+    eps: float
+    offset: float = 0.0
+    bias: bool = False
+    by_head: int = 0
+    """Heads with a weight each; 0: all share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """``x [num_tokens, in] ->`` the values of ``spec.outputs``: ``x @ weight.T (+ bias)``. ``tied``: the weight is that
+    of the embedding."""
+
+    spec: LinearSpec
+    tied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RopeFacts:
+    """Rotary position embedding of a checkpoint (RoFormer, arXiv 2104.09864).
+
+    ``kind`` is ``default``, ``linear``, ``dynamic``, ``yarn``, ``llama3`` or ``longrope``; ``params`` holds that
+    kind's own numbers under their ``rope_scaling``/``rope_parameters`` names.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    rotary_dim: int | None = None
+    """Rotated part of each head; ``None`` means all of ``head_dim``."""
+    interleaved: bool = False
+    """Neighbours ``(2i, 2i + 1)`` are rotated together, as in the paper, instead of ``(i, i + rotary_dim / 2)``."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions (arXiv 2104.09864) of each head of each input."""
+
+    facts: RopeFacts
+    head_dim: int
+    start: int = 0
+    """First dimension of a head that is rotated."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSlice:
+    """Dimensions ``start .. stop`` of each head of ``head_dim``."""
+
+    head_dim: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadJoin:
+    """``(a, b)``, ``num_heads`` heads each: head by head, those of ``a`` and then those of ``b``."""
+
     num_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLinear:
+    """A projection of each head by itself: rows ``start .. stop`` of its ``rows`` rows of ``{name}.weight [num_heads *
+    rows, features]``. ``x [num_heads * features] @ W.T``, or with ``transposed`` ``x [num_heads * (stop - start)] @
+    W``."""
+
+    name: str
+    num_heads: int
+    rows: int
+    features: int
+    start: int
+    stop: int
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KVWrite:
+    """``(keys, values)`` go into the cache; ``(keys,)`` where values are the first part of them. No output."""
+
     num_kv_heads: int
     head_dim: int
-    rope: RopeFacts | None
-    q_norm: NormSpec | None = None
-    k_norm: NormSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal attention over the paged cache; ``window`` in tokens, ``scale`` multiplies q·k."""
+    """``queries -> [num_tokens, num_heads * out_dim]``: causal attention over what is in the cache; ``window`` in
+    tokens, ``scale`` multiplies q·k, ``soft_cap`` bounds it: ``cap * tanh(score / cap)``."""
 
     num_heads: int
     num_kv_heads: int
@@ -82,47 +170,158 @@ class Attention:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    value_dim: int | None = None
+    """Values are the first ``value_dim`` numbers of keys, and so is what comes out; ``None``: values of ``head_dim``
+    are cached beside keys."""
+    sinks: bool = False
+    """Each head has one more logit, of no key, in its softmax: probabilities of keys then sum up to less than 1."""
+
+    @property
+    def out_dim(self) -> int:
+        """Of a head that comes out."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
-class OutResidual:
-    """Output projection of attention, added to the residual stream."""
+class Gated:
+    """``(gate, up) -> act(gate) * (up + offset)`` (arXiv 2002.05202)."""
 
-    out: LinearSpec
+    act: Act
+    limit: float | None = None
+    """Before that, gates are cut to at most ``limit``, and ups to at most ``limit`` on both sides of 0."""
+    alpha: float = 1.0
+    """Of ``silu``: ``x * sigmoid(alpha * x)``."""
+    offset: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """``act(gate) * up`` and nothing else."""
+        return self == Gated(self.act)
 
 
 @dataclass(frozen=True, slots=True)
-class NormGateUpAct:
-    """Norm, gate and up projections, ``act(gate) * up``."""
+class Activation:
+    """``act(x)``"""
 
-    norm: NormSpec
+    act: Act
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """``a + b``"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """``(x, gate) -> x * sigmoid(gate)``; one gate may serve all features."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionScale:
+    """``x * (1 + beta * log(1 + floor(position / length)))``, each token by its position: queries that see more than
+    ``length`` tokens."""
+
+    beta: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """``factor * x``"""
+
+    factor: float
+    rounded: bool = False
+    """The factor is rounded to the dtype of ``x`` first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoftCap:
+    """``cap * tanh(x / cap)``"""
+
+    cap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """``x -> logits [num_tokens, num_experts]`` float32: ``{name}.weight [num_experts, in_features]`` (and ``.bias``),
+    multiplied in float32, never rounded and never cut: all ranks must choose alike."""
+
+    name: str
+    in_features: int
+    num_experts: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``logits -> (ids, weights)``, ``[num_tokens, top_k]`` each: the experts of every token, int64, and what their
+    outputs are multiplied by, float32.
+
+    ``scores``: ``softmax`` or ``sigmoid`` of all logits, or the ``logits`` themselves, of which those chosen go through
+    a softmax. With ``correction`` (``[num_experts]`` in the checkpoint) experts are chosen by score plus correction,
+    and weighted by score. With ``groups`` only experts of the best ``chosen_groups`` are chosen; a group is as good as
+    its best expert (``max``) or its two best together (``top2``).
+    """
+
+    num_experts: int
+    top_k: int
+    scores: Literal["softmax", "sigmoid", "logits"] = "softmax"
+    renormalize: bool = False
+    """Weights of a token are divided by their sum."""
+    scale: float = 1.0
+    """Then multiplied by this."""
+    correction: str | None = None
+    groups: int = 1
+    chosen_groups: int = 1
+    group_by: Literal["max", "top2"] = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """``(x, ids, weights) -> `` the sum over a token's experts of ``weight * down(gated(gate(x), up(x)))``.
+
+    ``gate_up`` and ``down``: of one expert, with ``{}`` in the names of their parts for its number. A checkpoint may
+    have all experts' in one tensor instead, :attr:`fused`.
+    """
+
+    num_experts: int
+    top_k: int
     gate_up: LinearSpec
-    act: Literal["silu", "gelu_tanh"] = "silu"
-
-
-@dataclass(frozen=True, slots=True)
-class DownResidual:
-    """Down projection, added to the residual stream."""
-
     down: LinearSpec
+    gated: Gated
+    fused: FusedExperts | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class LMHead:
-    """Final norm and vocabulary projection. ``tied``: the weight is the embedding's."""
+class FusedExperts:
+    """Names of tensors that hold all experts: ``gate_up [num_experts, 2 * size, in]``, gates first, and ``down
+    [num_experts, out, size]``; biases have ``_bias`` behind the name. ``transposed``: the last two axes are the other
+    way round; ``interleaved``: gates and ups take turns."""
 
-    norm: NormSpec
-    head: LinearSpec
-    tied: bool
+    gate_up: str
+    down: str
+    transposed: bool = False
+    interleaved: bool = False
 
 
-LayerOp = NormQKVRopeWrite | Attention | OutResidual | NormGateUpAct | DownResidual
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOps:
-    """A whole model: ``embed``, then each layer's ops in order, then ``head``."""
-
-    embed: Embed
-    layers: tuple[tuple[LayerOp, ...], ...]
-    head: LMHead
+Op = (
+    Embed
+    | Norm
+    | Linear
+    | Rope
+    | HeadSlice
+    | HeadJoin
+    | HeadLinear
+    | KVWrite
+    | Attention
+    | Gated
+    | Activation
+    | Add
+    | Gate
+    | PositionScale
+    | Scale
+    | SoftCap
+    | Router
+    | Route
+    | Experts
+)

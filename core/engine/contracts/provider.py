@@ -25,14 +25,16 @@ class Provider:
 
     ``factory`` is ``"package.module:attribute"`` and is imported only if the plugin is selected. It is called
     once as ``factory(config, context)`` with an instance of ``config`` and a :class:`BuildContext`, and returns
-    an object that fulfils the slot's Protocol.
+    an object that fulfils the slot's Protocol. An architecture's is called as ``factory(config)``, wherever a model is
+    described: what a context says follows from its description.
 
     ``config`` is a frozen dataclass that derives from the slot's base in :mod:`engine.contracts.config` (``None``:
     that base itself); its fields, types and defaults are the plugin's configuration schema.
     ``api`` is the interface version the plugin was written for: write it as a literal.
     ``provides`` are capabilities others may require of this slot; ``requires`` maps a slot to the capabilities
     its plugin must provide. ``unsupported(model, device)`` returns the reasons why this plugin cannot serve this model
-    on this device (empty: it can); it must not import torch. A slot that is ``auto`` asks it; one that states none of
+    on this device (empty: it can); it must not import torch. An architecture is asked with a
+    :class:`~engine.contracts.model.ModelConfig`. A slot that is ``auto`` asks it; one that states none of
     its own is never chosen so. ``suite`` is ``"package.module:Class"``, the suite of the slot filled in for this
     plugin, which then is what ``engine plugins check`` runs; empty: that fills in the slot's suite itself, from this
     record.
@@ -76,4 +78,4 @@ class BuildContext:
     """The local directory of another checkpoint, for example a drafter's: given as ``model.path`` is. Raises
     ``ValueError`` saying what would help."""
     read_model: Callable[[str], ModelFacts] = no_model_found
-    """Its facts, for checkpoints with the ``config.json`` of a whole model. Raises ``ValueError``."""
+    """Its facts, for checkpoints of a whole model that the plan's architecture computes. Raises ``ValueError``."""

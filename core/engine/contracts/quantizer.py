@@ -84,7 +84,8 @@ class NativeLinear(Protocol):
 
     def __call__(self, x: Tensor, y: Tensor, residual: Tensor | None = None, act: str | None = None) -> NativeCall:
         """The call that computes ``y = x @ W.T (+ bias) (+ residual)``; for a spec of kind ``gate_up`` always with
-        ``act``, ``y = act(gate) * up``. Nothing is computed yet, and the contents of the tensors mean nothing.
+        ``act``, ``silu`` or ``gelu_tanh``: ``y = act(gate) * up``. Nothing is computed yet, and the contents of the
+        tensors mean nothing.
 
         ``x [M, in]``, ``y`` and ``residual [M, out]``, which may be the same, in the compute dtype; their rows are
         contiguous. What else the call points at lives as long as the layer.
@@ -104,8 +105,7 @@ class PackedLinear:
     ``apply_add(x, residual)``: ``residual + apply(x)`` in one kernel, perhaps in the memory of ``residual``; or
     ``None``.
     ``apply_gated(x, act)``: for a spec of kind ``gate_up``, ``act(gate) * up`` ``[M, out / 2]`` of the two halves of
-    ``apply(x)`` in one kernel, for ``execution=compile``; ``act`` as in
-    :class:`~engine.contracts.ops.NormGateUpAct`. Or ``None``.
+    ``apply(x)`` in one kernel, for ``execution=compile``; ``act``: ``silu`` or ``gelu_tanh``. Or ``None``.
     ``native``: the same as a native call, or ``None``: then steps of few tokens run op by op on a CPU, all of them, and
     start-up says so.
     ``tile_loader``: how fused kernels read the weights, or ``None``: then nothing is fused with this layer.
@@ -238,5 +238,5 @@ class KVScaleReader(Protocol):
     """What a quantizer also has whose checkpoints may bring scales for the KV cache."""
 
     def kv_scale_names(self, qkv: LinearSpec) -> KVScaleNames:
-        """For one layer, of which ``qkv`` has the parts q, k and v."""
+        """For one layer. ``qkv``: what makes its keys: the parts q, k and v, or one that the checkpoint has fused."""
         ...

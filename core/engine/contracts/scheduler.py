@@ -11,7 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import add, le
 from typing import Protocol, runtime_checkable
+
+Blocks = tuple[int, ...]
+"""Numbers of KV blocks, one for each KV group of the model (see :mod:`engine.contracts.kv_allocator`)."""
+
+
+def fit(needed: Blocks, free: Blocks) -> bool:
+    """Whether so many blocks are there, in every group."""
+    return all(map(le, needed, free))
+
+
+def plus(some: Blocks, others: Blocks) -> Blocks:
+    """Group by group."""
+    return tuple(map(add, some, others))
+
+
+def minus(some: Blocks, others: Blocks) -> Blocks:
+    """Group by group; not below 0."""
+    return tuple(max(0, a - b) for a, b in zip(some, others, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +93,20 @@ class SchedulerView:
     """Rows in use, those of requests that cannot run this very step included."""
     free_rows: int
     """Further requests that can be admitted."""
-    free_blocks: int
+    free_blocks: Blocks
     """KV blocks that are free or could be evicted from the prefix cache."""
     token_budget: int
     """``scheduler.token_budget``: most tokens in one step, draft tokens included."""
     itl_target_ms: float
     """``scheduler.itl_target_ms``: a step with decoding requests in it should take no longer than this. 0: none."""
     step_cost: StepCost
-    blocks_needed: Callable[[str, int], int]
-    """``blocks_needed(request_id, n)``: further blocks if ``n`` more of its tokens are computed. Drafts do not count:
-    the core gives them what is left once all rows have their blocks, and drops drafts for which nothing is left."""
+    blocks_needed: Callable[[str, int], Blocks]
+    """``blocks_needed(request_id, n)``: further blocks if ``n`` more of its tokens are computed. More than the token
+    budget are computed in several steps: of a group that forgets tokens, that takes no more than a window and a step
+    at once. Drafts do not count: the core gives them what is left once all rows have their blocks, and drops drafts for
+    which nothing is left."""
+    blocks_held: Callable[[str], Blocks]
+    """``blocks_held(request_id)``: blocks that a running request holds, and would give back."""
 
 
 @dataclass(frozen=True, slots=True)

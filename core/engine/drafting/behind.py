@@ -13,8 +13,8 @@ from torch import Tensor
 
 from engine.contracts.drafter import DeviceDrafter, DraftRows, TargetStep
 from engine.drafting.graphs import DraftGraphs, propose
-from engine.execution.metadata import ForwardMetadata
-from engine.execution.transfer import upload
+from engine.kernels.metadata import ForwardMetadata
+from engine.kernels.transfer import upload
 from engine.sampling.state import Feature
 from engine.step.graphs import CapturedStep
 from engine.step.plan import StepPlan
@@ -49,10 +49,10 @@ class Drafts:
                 tokens=batch.token_ids,
                 next_tokens=self.tables.tokens[batch.row_ids, batch.positions + 1].clamp(min=0),
                 positions=batch.positions,
-                q_lens=batch.attention.q_lens,
+                q_lens=batch.attention[0].q_lens,
                 row_ids=batch.row_ids,
                 aux_hidden_states=tuple(aux_hidden_states),
-                metadata=ForwardMetadata(batch.positions, batch.slot_mapping, batch.attention, prepared),
+                metadata=ForwardMetadata(batch.positions, batch.slot_mappings, batch.attention, prepared),
                 drafts_follow=bool(wanting),
             )
         )
@@ -63,7 +63,7 @@ class Drafts:
 
     def _rows(self, plan: StepPlan, inputs: StepInputs, wanting: Sequence[int]) -> DraftRows:
         """The rows that want drafts. (Rows of a bucket that the plan does not have are nobody's and want none.)"""
-        q_starts = inputs.forward.attention.q_starts[:-1].to(torch.int64)
+        q_starts = inputs.forward.attention[0].q_starts[:-1].to(torch.int64)
         row_ids, starts = inputs.row_ids, inputs.starts
         if len(wanting) != len(row_ids):
             index = upload(wanting, torch.int64, self.tables.device)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftRows, DraftTokens
-from engine.execution.captured import Programs, memory_of, move
-from engine.execution.program import Program
-from engine.execution.row_ops import Chains, copy, gathered, kernels, widen
+from engine.kernels.cpu.captured import Programs, memory_of, move
+from engine.kernels.cpu.program import Program
+from engine.kernels.cpu.row_ops import Chains, copy, gathered, kernels, widen
 from engine.sampling.choose_native import Columns, chosen
 from engine.step.tables import DeviceTables
 
@@ -51,7 +51,7 @@ class CapturedChain:
         own = (tensor.data_ptr() for tensor in (self._table_rows, self._lengths, self._tokens, self._drafts))
         blocks = tables.block_tables
         self._chains = Chains(
-            blocks.data_ptr(), blocks.stride(0), tables.block_size, programs.metadata, *own, MOST_DRAFTS
+            blocks.data_ptr(), *blocks.stride()[:2], tables.block_size, programs.metadata, *own, MOST_DRAFTS
         )
         self._written: list[tuple[Program | None, Program]] | None = None
         """What comes first, and a step, by number of requests."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.border.calls import shown
 from engine.contracts.drafter import DeviceDrafter, DraftRows, DraftTokens, TargetStep, may_be_captured
 from engine.drafting.metadata import CapturedMetadata
-from engine.execution.metadata import ForwardMetadata
+from engine.kernels.metadata import ForwardMetadata
 from engine.sampling.state import Feature
 from engine.step.graphs import Bucket, Capture, CapturedStep, Replay, StepGraphs, query_buckets
 from engine.step.plan import DrafterBroken, StepRow
@@ -73,7 +73,7 @@ class DraftGraphs:
         self._by_step: dict[Bucket, list[DraftBucket]] = {}
         """Fewest drafts first."""
         self._valid = torch.ones((), dtype=torch.bool, device=steps.tables.device)
-        self._block_tables: dict[int, Tensor] = {}
+        self._block_tables: dict[tuple[int, int], Tensor] = {}
         self._metadata: list[CapturedMetadata] = []
         """Kept for the graphs, which read their memory."""
 
@@ -125,13 +125,13 @@ class DraftGraphs:
         except Exception as error:
             raise NotCapturable(f"says capturable, but its capture failed: {error}") from error
 
-    def _lend(self, call: int, count: int) -> Tensor:
-        """Block tables for ``count`` rows and the ``call``-th call of a pass, in memory that all graphs share: the
-        first to ask wants most."""
-        found = self._block_tables.get(call)
+    def _lend(self, call: int, group: int, count: int) -> Tensor:
+        """Block tables of a KV group for ``count`` rows and the ``call``-th call of a pass, in memory that all graphs
+        share: the first to ask wants most."""
+        found = self._block_tables.get((call, group))
         if found is None or len(found) < count:
             blocks = self._steps.tables.block_tables
-            found = self._block_tables[call] = blocks.new_zeros(count, blocks.shape[1])
+            found = self._block_tables[call, group] = blocks.new_zeros(count, blocks.shape[2])
         return found[:count]
 
 
@@ -142,10 +142,10 @@ def target_step(captured: CapturedStep, tables: DeviceTables) -> TargetStep:
         tokens=batch.token_ids,
         next_tokens=tables.tokens[batch.row_ids, batch.positions + 1].clamp(min=0),
         positions=batch.positions,
-        q_lens=batch.attention.q_lens,
+        q_lens=batch.attention[0].q_lens,
         row_ids=batch.row_ids,
         aux_hidden_states=captured.aux_hidden_states,
-        metadata=ForwardMetadata(batch.positions, batch.slot_mapping, batch.attention, captured.prepared),
+        metadata=ForwardMetadata(batch.positions, batch.slot_mappings, batch.attention, captured.prepared),
         drafts_follow=True,
     )
 

@@ -7,27 +7,40 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel
-from engine.execution.kv_cache import KVCache
-from engine.execution.metadata import ForwardMetadata, Rotate
-from engine.execution.model import LoweredOp, run_layer
+from engine.kernels.metadata import ForwardMetadata
+from engine.kernels.model import LoweredBlock, Rotate, run_layer
+from engine.kv.cache import KVCache
 
 
 class Layers:
     """Layers on the cache, of tensors or of values. Fulfils :class:`engine.contracts.drafter.DraftLayers`."""
 
     def __init__(
-        self, layers: Sequence[Sequence[LoweredOp]], rotate: Rotate, attention: AttentionKernel, kv: KVCache
+        self,
+        inputs: Sequence[int],
+        layers: Sequence[LoweredBlock],
+        residual: int,
+        rotate: Rotate,
+        attention: AttentionKernel,
+        kv: KVCache,
     ) -> None:
+        """``inputs``: the numbers of the values that are handed in; ``residual``: of that behind the last layer."""
+        self._inputs = inputs
         self._layers = layers
+        self._residuals = [*(each for layer in layers[1:] if (each := layer.residual) is not None), residual]
         self._rotate = rotate
         self._attention = attention
         self._kv = kv
 
-    def run(self, residual: Tensor, hidden_states: Tensor, metadata: ForwardMetadata) -> Tensor:
+    def run(self, *inputs: Tensor, metadata: ForwardMetadata) -> Tensor:
         context = metadata.context(self._rotate, self._attention, self._kv)
-        for layer in self._layers:
-            residual, hidden_states = run_layer(layer, residual, hidden_states, context)
-        return residual
+        values = dict(zip(self._inputs, inputs, strict=True))
+        for layer, following in zip(self._layers, self._residuals, strict=True):
+            run_layer(layer, values, context, following)
+        return values[self._residuals[-1]]
 
-    def write(self, hidden_states: Tensor, metadata: ForwardMetadata) -> None:
-        self._layers[0][0](hidden_states, hidden_states, metadata.context(self._rotate, self._attention, self._kv))
+    def write(self, x: Tensor, metadata: ForwardMetadata) -> None:
+        context = metadata.context(self._rotate, self._attention, self._kv)
+        steps = self._layers[0].steps
+        last = next(index for index, step in enumerate(steps) if step.writes_kv)
+        LoweredBlock(steps[: last + 1]).run(dict.fromkeys(self._inputs, x), context)

@@ -5,7 +5,7 @@ Fulfils :class:`engine.contracts.drafter.DraftEngine`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,32 +13,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.checkpoint.tensors import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftChain, DraftRows, DraftTokens
+from engine.contracts.graph import Graph
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.model import ModelFacts, RopeFacts
-from engine.contracts.ops import Attention, LayerOp, LinearSpec, LMHead, ModelOps, NormSpec
+from engine.contracts.model import ModelFacts
+from engine.contracts.ops import Attention, Linear, LinearSpec, Norm, Op, Rope
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
 from engine.drafting.chains import CapturedChain, name_of
 from engine.drafting.layers import Layers
 from engine.drafting.metadata import CapturedMetadata
-from engine.execution.captured import Captured
-from engine.execution.checkpoint import Checkpoint, CheckpointError, name_list, open_checkpoint
-from engine.execution.kv_cache import KVCache
-from engine.execution.loading import Loader
-from engine.execution.lowering import (
-    Kernels,
-    Lowering,
-    lower_head,
-    lower_rotations,
-    op_norms,
-    rope_kinds,
-)
-from engine.execution.metadata import Chained, ForwardMetadata, Rotate
-from engine.execution.model import LoweredModel
-from engine.execution.required_tensors import linear_names, linear_of
-from engine.execution.row_ops import cat, lookup
+from engine.kernels.backends import fused_graph, rotations
+from engine.kernels.cpu.captured import Captured
+from engine.kernels.cpu.row_ops import cat, lookup
+from engine.kernels.loading import Loader
+from engine.kernels.metadata import Chained, ForwardMetadata
+from engine.kernels.model import LoweredModel, Rotate
+from engine.kernels.settings import Kernels, Lowering
+from engine.kernels.torch.sequences import lower_rotations
+from engine.kv.cache import KVCache
+from engine.models.required_tensors import linear_names, norm_tensors, unread_names
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables
@@ -50,12 +46,12 @@ class DraftLoading:
 
     dtype: str
     max_len: int
-    """Most tokens of a request."""
+    """Most tokens of a sequence that the plan serves."""
     attention: AttentionKernel
     kv_format: KVFormat
     parallelism: Parallelism
     kernels: Kernels
-    describe: Callable[[ModelFacts], ModelOps]
+    describe: Callable[[ModelFacts], Graph]
     quantizer: Callable[[ModelFacts], Quantizer]
     """The plan's quantizer, built for another checkpoint."""
 
@@ -78,10 +74,14 @@ class DraftEngine:
         self.cat = cat
 
     def target_layers(self, count: int) -> Layers:
-        return Layers(self._target.layers[:count], self._target.rotate, self._target.attention, self._kv)
+        layers, target = self._target.layers, self._target
+        behind = layers[count].residual if count < len(layers) else target.graph.hidden
+        assert behind is not None
+        inputs = (target.graph.layers[0].residual or 0,)
+        return Layers(inputs, layers[:count], behind, target.rotate, target.attention, self._kv)
 
     def open(self, model: ModelFacts) -> Weights:
-        return Weights(model, self._loading, self._kv, self.device)
+        return Weights(model, self._loading, self._kv, self.device, len(self._target.graph.caches))
 
     def captured(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if self._programs is None:
@@ -103,9 +103,7 @@ class DraftEngine:
         positions = (rows.positions[:, None] + torch.arange(num_draft_tokens, device=self.device)).flatten()
         return self._choose(logits, row_ids, positions, rows.sampled, ids).view(-1, num_draft_tokens)
 
-    def _choose(
-        self, logits: Tensor, row_ids: Tensor, positions: Tensor, sampled: bool, ids: Tensor | None
-    ) -> Tensor:
+    def _choose(self, logits: Tensor, row_ids: Tensor, positions: Tensor, sampled: bool, ids: Tensor | None) -> Tensor:
         """The token behind each position of a row."""
         features = Feature.SAMPLED | Feature.FILTERED if sampled else Feature.NONE
         batch = self._tables.sampling.at(row_ids, positions, features)
@@ -149,28 +147,19 @@ class DraftEngine:
             return capture.chain_metadata(rows, steps)
         row_ids, lengths = rows.row_ids, rows.lengths
         positions = rows.positions + torch.arange(steps, device=self.device)[:, None]
-        mapping = self._tables.slot_mapping(row_ids.expand_as(positions), positions)
+        mappings = self._tables.slot_mappings(row_ids.expand_as(positions), positions)
         kv_lens = (positions + 1).to(torch.int32)
-        tables = self._block_tables(row_ids, max(lengths, default=0) + steps)
+        tables = self._tables.blocks_of(row_ids, max(lengths, default=0) + steps)
         q_starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=self.device)
-        ones, chain = (1,) * len(lengths), Chained(positions)
-        return [
-            ForwardMetadata(
-                positions[j],
-                mapping[j],
-                AttentionBatch(
-                    q_lens=ones,
-                    kv_lens=tuple(length + j + 1 for length in lengths),
-                    block_tables=tables,
-                    q_starts=q_starts,
-                    kv_lens_device=kv_lens[j],
-                    block_size=self._tables.block_size,
-                ),
-                chain=chain,
-                index=j,
-            )
-            for j in range(steps)
-        ]
+        ones, chain, size = (1,) * len(lengths), Chained(positions), self._tables.block_size
+
+        def at(j: int) -> ForwardMetadata:
+            """Of the ``j``-th step."""
+            slots, ends = tuple([mapping[j] for mapping in mappings]), tuple([length + j + 1 for length in lengths])
+            batches = tuple([AttentionBatch(ones, ends, blocks, q_starts, kv_lens[j], size) for blocks in tables])
+            return ForwardMetadata(positions[j], slots, batches, chain=chain, index=j)
+
+        return [at(j) for j in range(steps)]
 
     def block_metadata(self, rows: DraftRows, num_tokens: int) -> ForwardMetadata:
         capture: CapturedMetadata | None = rows.capture
@@ -180,65 +169,78 @@ class DraftEngine:
         flat = rows.row_ids.repeat_interleave(num_tokens)
         ends = tuple(length + num_tokens for length in rows.lengths for _ in range(num_tokens))
         # Every token is a row of its own, so that it sees the keys behind it, too: all are written before any is read.
-        attention = AttentionBatch(
-            q_lens=(1,) * len(ends),
-            kv_lens=ends,
-            block_tables=self._block_tables(flat, max(ends, default=0)),
-            q_starts=torch.arange(len(ends) + 1, dtype=torch.int32, device=self.device),
-            kv_lens_device=(rows.positions + num_tokens).repeat_interleave(num_tokens).to(torch.int32),
-            block_size=self._tables.block_size,
-        )
-        return ForwardMetadata(positions, self._tables.slot_mapping(flat, positions), attention)
-
-    def _block_tables(self, row_ids: Tensor, longest: int) -> Tensor:
-        return self._tables.block_tables[row_ids, : -(-longest // self._tables.block_size)]
+        q_starts = torch.arange(len(ends) + 1, dtype=torch.int32, device=self.device)
+        kv_lens = (rows.positions + num_tokens).repeat_interleave(num_tokens).to(torch.int32)
+        ones, size = (1,) * len(ends), self._tables.block_size
+        tables = self._tables.blocks_of(flat, max(ends, default=0))
+        batches = tuple([AttentionBatch(ones, ends, blocks, q_starts, kv_lens, size) for blocks in tables])
+        return ForwardMetadata(positions, self._tables.slot_mappings(flat, positions), batches)
 
 
 class Weights:
     """See :class:`engine.contracts.drafter.DraftWeights`."""
 
-    def __init__(self, model: ModelFacts, loading: DraftLoading, kv: KVCache, device: str) -> None:
+    def __init__(self, model: ModelFacts, loading: DraftLoading, kv: KVCache, device: str, first_cache: int) -> None:
+        """``first_cache``: of the drafter's own."""
         self._model = model
+        self._first_cache = first_cache
         self._loading = loading
         self._kv = kv
         self._device = device
         self._checkpoint: Checkpoint = open_checkpoint(model.path)
         self._quantizer = loading.quantizer(model)
         self._used: set[str] = set()
-        self._table: Tensor | None = None
-        self._rotations: list[tuple[tuple[RopeFacts, ...], Rotate]] = []
+        self._table: tuple[str, Tensor] | None = None
+        self._rotations: list[tuple[tuple[Rope, ...], Rotate]] = []
         self.names = frozenset(self._checkpoint.names)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         self._require({name})
-        return self._loader(()).tensor(name, shape)
+        return self._loader().tensor(name, shape)
 
-    def embedding(self, name: str, vocab_size: int, hidden_size: int) -> Callable[[Tensor], Tensor]:
-        table = self.tensor(f"{name}.weight", (vocab_size, hidden_size))
+    def embedding(self, name: str, vocab_size: int, size: int) -> Callable[[Tensor], Tensor]:
+        weight = f"{name}.weight"
+        table = self.tensor(weight, (vocab_size, size))
         table = table.to(device=self._device, dtype=getattr(torch, self._loading.dtype))
-        self._table = table
+        self._table = (weight, table)
         return partial(lookup, table)
 
-    def norm(self, spec: NormSpec, size: int) -> Callable[[Tensor], Tensor]:
-        self._require({f"{spec.name}.weight"})
-        loader = self._loader(())
-        return loader.lowering.norm(loader.norm(spec, size), spec.eps)
+    def embed(self, graph: Graph) -> Callable[[Tensor], Tensor]:
+        self._require({f"{graph.embedding.name}.weight"})
+        self._require_all(node.op for node in graph.embed.nodes)
+        loader = self._loader(graph)
+        found, *_ = fused_graph(graph, loader.lowering)
+        block = loader.outside(graph.embed, found)
+        self._table = loader.table
+        return block.of_rows
+
+    def norm(self, op: Norm) -> Callable[[Tensor], Tensor]:
+        return self._single(op)
 
     def linear(self, spec: LinearSpec) -> Callable[[Tensor], Tensor]:
-        self._require(linear_names(spec, self._quantizer)[0])
-        loader = self._loader(())
-        return loader.lowering.linear(loader.pack("draft", spec))
+        call = self._single(Linear(spec))
+        return call if len(spec.parts) == 1 else lambda x: cat(call(x))
 
-    def layers(self, ops: Sequence[Sequence[LayerOp]], first: int = 0) -> Layers:
-        for op in (op for layer in ops for op in layer):
-            if isinstance(op, Attention):
-                self._check_heads(op)
-            norms = {f"{norm.name}.weight" for norm, _ in op_norms(op)}
-            spec = linear_of(op)
-            self._require(norms if spec is None else norms | linear_names(spec, self._quantizer)[0])
-        loader = self._loader(ops)
-        layers = [loader.layer(first + i, layer) for i, layer in enumerate(ops)]
-        return Layers(layers, self._rotations_of(loader.lowering), self._loading.attention, self._kv)
+    def _single(self, op: Norm | Linear) -> Callable[[Tensor], Any]:
+        self._require_all((op,))
+        call = self._loader().single(op)
+        return lambda x: call(None, x)
+
+    def layers(self, graph: Graph, first: int = 0) -> Layers:
+        nodes = [node for layer in graph.layers for node in layer.nodes]
+        for node in nodes:
+            if isinstance(node.op, Attention):
+                self._check_heads(node.op)
+        self._require_all(node.op for node in nodes)
+        self._used |= unread_names(graph, self.names)
+        loader = self._loader(graph, first)
+        found = list(fused_graph(graph, loader.lowering))[1:-1]
+        layers = [loader.layer(layer, fused) for layer, fused in zip(graph.layers, found, strict=True)]
+        first_residual = graph.layers[0].residual
+        assert first_residual is not None
+        inputs = (first_residual,) if graph.embed.nodes else graph.inputs
+        rotate = self._rotations_of(loader.lowering)
+        return Layers(inputs, layers, graph.hidden, rotate, self._loading.attention, self._kv)
 
     def _check_heads(self, op: Attention) -> None:
         """Raise ``ValueError`` where the attention kernel cannot compute so many heads."""
@@ -253,18 +255,17 @@ class Weights:
     def _rotations_of(self, lowering: Lowering) -> Rotate:
         """Layers that rotate alike share their tables."""
         for kinds, rotate in self._rotations:
-            if kinds == lowering.rope_kinds:
+            if kinds == lowering.rotations:
                 return rotate
-        rotate = lower_rotations(lowering, self._model.head_dim, self._loading.max_len)
-        self._rotations.append((lowering.rope_kinds, rotate))
+        rotate = lower_rotations(lowering, self._loading.max_len)
+        self._rotations.append((lowering.rotations, rotate))
         return rotate
 
-    def head(self, op: LMHead) -> Callable[[Tensor], Tensor]:
-        needed = set() if op.tied else linear_names(op.head, self._quantizer)[0]
-        self._require({f"{op.norm.name}.weight"} | needed)
-        loader = self._loader(())
-        packed = loader.pack("draft head", op.head, self._table if op.tied else None)
-        return lower_head(loader.lowering, op, loader.norm(op.norm, op.head.in_features), packed).project
+    def head(self, graph: Graph) -> Callable[[Tensor], Tensor]:
+        self._require_all(node.op for node in graph.head.nodes)
+        loader = self._loader(graph)
+        *_, found = fused_graph(graph, loader.lowering)
+        return loader.outside(graph.head, found).of_rows
 
     def finish(self, ignored: Sequence[str] = ()) -> None:
         left = {name for name in self.names - self._used if not name.endswith(tuple(ignored) or ("\0",))}
@@ -276,7 +277,15 @@ class Weights:
         if missing:
             raise CheckpointError(f"drafter.path={self._model.path}: tensors missing: {name_list(missing)}")
 
-    def _loader(self, layers: Sequence[Sequence[LayerOp]]) -> Loader:
+    def _require_all(self, ops: Iterable[Op]) -> None:
+        """Every tensor that some ops need."""
+        for op in ops:
+            if isinstance(op, Norm):
+                self._require({name for name, _ in norm_tensors(op)})
+            elif isinstance(op, Linear) and not op.tied:
+                self._require(linear_names(op.spec, self._quantizer)[0])
+
+    def _loader(self, graph: Graph | None = None, first: int = 0) -> Loader:
         loading = self._loading
         lowering = Lowering(
             device=self._device,
@@ -284,9 +293,8 @@ class Weights:
             attention=loading.attention,
             kv_format=loading.kv_format,
             parallelism=loading.parallelism,
-            rope_kinds=rope_kinds(layers),
+            rotations=() if graph is None else rotations(graph),
             kernels=loading.kernels,
+            first_cache=self._first_cache + first,
         )
-        return Loader(
-            self._checkpoint, self._quantizer, lowering, first_layer=self._kv.num_target_layers, used=self._used
-        )
+        return Loader(self._checkpoint, self._quantizer, lowering, used=self._used, table=self._table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,22 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import DraftRows
-from engine.execution.metadata import Chained, ForwardMetadata
+from engine.kernels.metadata import Chained, ForwardMetadata
+from engine.kernels.model import prepared_of
 from engine.step.tables import DeviceTables
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    batch: AttentionBatch
-    prepared: Any
+    """By KV group."""
+
+    batches: tuple[AttentionBatch, ...]
+    prepared: tuple[Any, ...]
+
+    @property
+    def lengths(self) -> Tensor:
+        """int32 ``[rows]``, of all groups."""
+        return self.batches[0].kv_lens_device
 
 
 _ALIGNED = 4
@@ -33,12 +41,12 @@ class CapturedMetadata:
     def __init__(
         self,
         tables: DeviceTables,
-        step: AttentionBatch,
+        step: Sequence[AttentionBatch],
         attention: AttentionKernel,
-        lend: Callable[[int, int], Tensor],
+        lend: Callable[[int, int, int], Tensor],
     ) -> None:
         """``step``: the captured step's, whose block tables its graph fills; ``lend``: the n-th block tables of a
-        pass, and how many rows they have, until the next capture."""
+        pass, of which KV group, and how many rows they have, until the next capture."""
         self._tables = tables
         self._step = step
         self._attention = attention
@@ -61,11 +69,12 @@ class CapturedMetadata:
         if call not in self._chains:
             self._chains[call] = self._prepare_chain(count, steps)
         positions = rows.positions + torch.arange(steps, device=rows.positions.device)[:, None]
-        mapping = self._tables.slot_mapping(rows.row_ids.expand_as(positions), positions)
+        mappings = self._tables.slot_mappings(rows.row_ids.expand_as(positions), positions)
         chain, found = Chained(positions), []
         for j, kept in enumerate(self._chains[call]):
-            kept.batch.kv_lens_device.copy_(positions[j] + 1)
-            found.append(ForwardMetadata(positions[j], mapping[j], kept.batch, kept.prepared, chain, j))
+            kept.lengths.copy_(positions[j] + 1)
+            slots = tuple([mapping[j] for mapping in mappings])
+            found.append(ForwardMetadata(positions[j], slots, kept.batches, kept.prepared, chain, j))
         return found
 
     def block_metadata(self, rows: DraftRows, num_tokens: int) -> ForwardMetadata:
@@ -73,18 +82,16 @@ class CapturedMetadata:
         count, call = self._count(rows), (self._call(), num_tokens)
         if call not in self._blocks:
             total = count * num_tokens
-            self._blocks[call] = self._prepare(self._lend(call[0], total), self._lengths(1, total)[0])
+            lent = [self._lend(call[0], group, total) for group in range(len(self._step))]
+            self._blocks[call] = self._prepare(lent, self._lengths(1, total)[0])
         kept = self._blocks[call]
         positions = (rows.positions[:, None] + torch.arange(num_tokens, device=rows.positions.device)).flatten()
         row_ids = rows.row_ids[:, None].expand(count, num_tokens).flatten()
-        kept.batch.kv_lens_device.view(count, num_tokens).copy_(
-            (rows.positions + num_tokens)[:, None].expand(count, num_tokens)
-        )
-        blocks = self._step.block_tables[:, None]
-        kept.batch.block_tables.view(count, num_tokens, -1).copy_(
-            blocks.expand(count, num_tokens, blocks.shape[-1])
-        )
-        return ForwardMetadata(positions, self._tables.slot_mapping(row_ids, positions), kept.batch, kept.prepared)
+        kept.lengths.view(count, num_tokens).copy_((rows.positions + num_tokens)[:, None].expand(count, num_tokens))
+        for own, step in zip(kept.batches, self._step, strict=True):
+            blocks = step.block_tables[:, None]
+            own.block_tables.view(count, num_tokens, -1).copy_(blocks.expand(count, num_tokens, blocks.shape[-1]))
+        return ForwardMetadata(positions, self._tables.slot_mappings(row_ids, positions), kept.batches, kept.prepared)
 
     def _call(self) -> int:
         self._calls += 1
@@ -92,7 +99,7 @@ class CapturedMetadata:
 
     def _count(self, rows: DraftRows) -> int:
         """Number of rows. Raises ``ValueError`` unless they are those of the step."""
-        count = len(self._step.q_lens)
+        count = len(self._step[0].q_lens)
         if rows.index != tuple(range(count)) or rows.row_ids.shape[0] != count:
             raise ValueError(
                 f"a captured drafter asked for the forward metadata of rows {list(rows.index)}: expected those that "
@@ -101,22 +108,19 @@ class CapturedMetadata:
         return count
 
     def _prepare_chain(self, count: int, steps: int) -> list[_Kept]:
-        return [self._prepare(self._step.block_tables, lengths) for lengths in self._lengths(steps, count)]
+        tables = [batch.block_tables for batch in self._step]
+        return [self._prepare(tables, lengths) for lengths in self._lengths(steps, count)]
 
     def _lengths(self, steps: int, count: int) -> list[Tensor]:
         """Memory for ``steps`` times ``count`` lengths."""
         padded = -(-count // _ALIGNED) * _ALIGNED
         return [row[:count] for row in torch.ones(steps, padded, dtype=torch.int32, device=self._tables.device)]
 
-    def _prepare(self, block_tables: Tensor, lengths: Tensor) -> _Kept:
-        """One token a row; ``lengths``: int32 ``[rows]``, to be overwritten."""
-        count = len(lengths)
-        batch = AttentionBatch(
-            q_lens=(1,) * count,
-            kv_lens=(1,) * count,
-            block_tables=block_tables,
-            q_starts=torch.arange(count + 1, dtype=torch.int32, device=self._tables.device),
-            kv_lens_device=lengths,
-            block_size=self._tables.block_size,
+    def _prepare(self, block_tables: Sequence[Tensor], lengths: Tensor) -> _Kept:
+        """One token a row; ``block_tables``: by KV group; ``lengths``: int32 ``[rows]``, to be overwritten."""
+        ones = (1,) * len(lengths)
+        q_starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=self._tables.device)
+        batches = tuple(
+            AttentionBatch(ones, ones, blocks, q_starts, lengths, self._tables.block_size) for blocks in block_tables
         )
-        return _Kept(batch, self._attention.prepare(batch))
+        return _Kept(batches, prepared_of(self._attention, batches))

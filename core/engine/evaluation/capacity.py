@@ -12,13 +12,13 @@ import torch
 
 from engine.assembly.bind import ENGINE_SLOTS, BoundEngine, build_context, build_slots
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.tensors import Checkpoint, TensorEntry, open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.evaluation.errors import EvalError
-from engine.execution.checkpoint import Checkpoint, TensorEntry, open_checkpoint
-from engine.execution.checks.ops import described
-from engine.execution.required_tensors import linear_of
+from engine.models.record import recorded
+from engine.models.required_tensors import linears
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.weights import weight_sizes
@@ -71,7 +71,7 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
     """``memory``: bytes free on the device before anything is loaded.
 
     Raises :class:`EvalError` for requests longer than the model allows, and
-    :class:`~engine.execution.checkpoint.CheckpointError` for headers that cannot be read. A directory without weights
+    :class:`~engine.checkpoint.tensors.CheckpointError` for headers that cannot be read. A directory without weights
     counts as an unquantized checkpoint: its shapes follow from ``config.json``.
     """
     if request_tokens > plan.model.max_position:
@@ -94,7 +94,7 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
     found = estimate(max(1, requests))
     return Capacity(
         weights=found.weights,
-        kv_per_token=found.block_bytes / found.block_size,
+        kv_per_token=sum(found.pool.block_bytes) / found.pool.block_size,
         memory=memory,
         budget=budget,
         requests=requests,
@@ -105,9 +105,9 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
 
 def _most_requests(estimate: Callable[[int], MemoryEstimate], budget: int, tokens: int) -> int:
     """The most requests that fit; every request takes more, so halving finds it."""
-    one = estimate(1)
-    blocks = -(-tokens // one.block_size)
-    fewest, most = 0, max(0, budget // (one.block_bytes * blocks))
+    pool = estimate(1).pool
+    blocks = -(-tokens // pool.block_size)
+    fewest, most = 0, max(0, budget // (pool.num_bytes(blocks + 1) - pool.num_bytes(1)))
     while fewest < most:
         middle = (fewest + most + 1) // 2
         if estimate(middle).total(middle * blocks + 1) <= budget:
@@ -122,10 +122,9 @@ def _checkpoint(plan: EnginePlan, bound: BoundEngine) -> Checkpoint:
     folder = Path(plan.model.path)
     if any(folder.glob("*.safetensors*")) or plan.model.quantization is not None:
         return open_checkpoint(plan.model.path)
-    ops, dtype = described(bound.architecture, plan.model), getattr(torch, plan.model.dtype)
-    shapes = {f"{ops.embed.name}.weight": (ops.embed.vocab_size, ops.embed.hidden_size)}
-    specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
-    for spec in [*specs, *(() if ops.head.tied else (ops.head.head,))]:
+    graph, dtype = recorded(bound.architecture, plan.model), getattr(torch, plan.model.dtype)
+    shapes = {f"{graph.embedding.name}.weight": (graph.embedding.vocab_size, graph.embedding.size)}
+    for spec in linears(graph):
         shapes |= {f"{part.name}.weight": (part.out_features, spec.in_features) for part in spec.parts}
     return Checkpoint(
         {name: TensorEntry(folder, dtype, shape, 0, prod(shape) * dtype.itemsize) for name, shape in shapes.items()}

@@ -29,7 +29,7 @@ def explained() -> Iterator[None]:
     """
     import torch  # first needed when a plan is built
 
-    from engine.execution.checkpoint import CheckpointError
+    from engine.checkpoint.tensors import CheckpointError
     from engine.serving.offline import GenerationFailed
 
     try:

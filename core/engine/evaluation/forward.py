@@ -10,8 +10,9 @@ from torch import Tensor
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.attention_kernel import AttentionBatch
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import ForwardBatch
+from engine.kernels.model import ForwardBatch
+from engine.kv.cache import KVCache
+from engine.kv.groups import one_group
 from engine.startup.build import load_plan
 from engine.startup.checks import check_attention
 
@@ -22,9 +23,7 @@ HEAD_ROWS = 256
 class LoadedPlan:
     """Weights, kernels and KV cache of one plan. Keys and values go through the paged cache, in the plan's format."""
 
-    def __init__(
-        self, plan: EnginePlan, bound: BoundEngine, context: int, chunk: int, label: str = "the plan"
-    ) -> None:
+    def __init__(self, plan: EnginePlan, bound: BoundEngine, context: int, chunk: int, label: str = "the plan") -> None:
         """``context``: most tokens of a window; ``chunk``: most tokens of a forward pass; ``label``: for messages."""
         check_attention(plan, bound)
         self.label = label
@@ -33,7 +32,8 @@ class LoadedPlan:
         self._block_size = bound.context.block_size
         self._chunk = chunk
         blocks = -(-context // self._block_size)
-        self._kv = KVCache(plan.model, bound.kv_format, blocks + 1, self._block_size, plan.dtype, self._device)
+        caches = one_group(self.model.graph.caches)
+        self._kv = KVCache(caches, bound.kv_format, [blocks + 1], self._block_size, plan.dtype, self._device)
         for layer, scales in enumerate(self.model.kv_scales):
             if scales is not None:
                 self._kv.set_scales(layer, *scales)
@@ -59,8 +59,8 @@ class LoadedPlan:
         batch = ForwardBatch(
             token_ids=torch.tensor(tokens[start:end], device=self._device),
             positions=positions,
-            slot_mapping=positions + self._block_size,
-            attention=attention,
+            slot_mappings=(positions + self._block_size,),
+            attention=(attention,),
             row_ids=torch.zeros_like(positions),
         )
         hidden, _ = self.model.forward(batch, self._kv)

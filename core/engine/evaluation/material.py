@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.assembly.model_facts import bundled_dir
+from engine.assembly.model_config import bundled_dir
 from engine.assembly.plan import EnginePlan
 from engine.evaluation.errors import EvalError
 from engine.evaluation.options import EvalOptions

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from engine.assembly.assemble import assemble, configure
 from engine.assembly.compose import quoted
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import model_facts
+from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.files import shown
-from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.model import DeviceFacts, ModelConfig
 from engine.evaluation.baseline import lossless_override
 from engine.evaluation.errors import EvalError
 from engine.evaluation.options import EvalOptions
@@ -76,10 +76,10 @@ def reference_of(options: EvalOptions) -> Contestant:
     return Contestant(" ".join(lossless), tuple(overrides), plan)
 
 
-def _facts(path: str, is_named: bool) -> ModelFacts:
+def _facts(path: str, is_named: bool) -> ModelConfig:
     """``is_named``: by ``--reference``, which messages then say."""
     try:
-        return model_facts(path, download=True)
+        return model_config(path, download=True)
     except AssemblyError as error:
         if not is_named:
             raise
@@ -103,7 +103,7 @@ def _plan(overrides: Sequence[str], options: EvalOptions) -> EnginePlan:
     device = DeviceFacts("cuda", "a stated card", options.cuda_capability, options.memory)
     configured = configure(overrides, options.config_dirs)
     settings = configured.composed.settings
-    model = model_facts(settings.model.path, settings.model.name)
+    model = model_config(settings.model.path, settings.model.name)
     return resolve(configured.composed, configured.discovered, model, device)
 
 

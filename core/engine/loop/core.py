@@ -17,13 +17,14 @@ from engine.assembly.bind import BoundEngine
 from engine.border.calls import broken, told
 from engine.contracts.drafter import on_device
 from engine.contracts.events import Event, StepEvent
+from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
 from engine.drafting.policy import DraftPolicy
-from engine.loop.block_keys import BlockKeys
+from engine.kv.block_keys import BlockKeys
 from engine.loop.commit import Committer
 from engine.loop.drafting import Drafted, Drafting
 from engine.loop.ledger import InFlight, Ledger
-from engine.loop.messages import EngineStats, Heartbeat, StepOutputs
+from engine.loop.messages import EngineStats, GroupBlocks, Heartbeat, StepOutputs
 from engine.loop.planning import Limits, Planner
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
@@ -69,6 +70,8 @@ class CoreSettings:
     max_len: int
     max_requests: int
     block_size: int
+    groups: tuple[KVGroup, ...]
+    """As the allocator was started with."""
     vocab_size: int
     limits: Limits
     in_flight: int
@@ -111,8 +114,10 @@ class EngineCore:
         device_drafter = on_device(bound.drafter)
         self._pool = Pool(
             bound.kv_allocator,
+            settings.groups,
             settings.max_requests,
             settings.block_size,
+            settings.limits.token_budget,
             self._ledger,
             on_row_free=bound.drafter.release,
             kv_lookahead=0 if device_drafter is None else device_drafter.kv_lookahead,
@@ -264,7 +269,7 @@ class EngineCore:
             for row, (sequence, _) in zip(plan.rows, step.owners, strict=True)
         )
         decode = sum(row.num_queries for row, decodes in zip(plan.rows, decoding, strict=True) if decodes)
-        usage = self._pool.allocator.usage()
+        used = tuple([(blocks.group, blocks.used) for blocks in self._blocks()])
         return StepEvent(
             at_s=now,
             step=self._steps,
@@ -277,7 +282,8 @@ class EngineCore:
             num_decode_tokens=decode,
             running=len(self._queues.running),
             waiting=len(self._queues.waiting),
-            kv_used=usage.leased / max(usage.total, 1),
+            kv_used=max([share for _, share in used]),
+            kv_groups_used=used,
             drafted=drafted.drafted,
             accepted=drafted.accepted,
             num_draft_tokens=max((row.num_drafts for row in plan.rows), default=0),
@@ -361,17 +367,17 @@ class EngineCore:
         self._events.clear()
         return StepOutputs(outputs, events, self.stats())
 
+    def _blocks(self) -> tuple[GroupBlocks, ...]:
+        groups = zip(self._pool.groups, self._pool.allocator.usage(), strict=True)
+        return tuple([GroupBlocks(group.name, u.total, u.free, u.cached, u.leased) for group, u in groups])
+
     def stats(self) -> EngineStats:
-        usage = self._pool.allocator.usage()
         return EngineStats(
             at_s=self._clock(),
             step=self._steps,
             running=len(self._queues.running),
             waiting=len(self._queues.waiting),
-            blocks_total=usage.total,
-            blocks_free=usage.free,
-            blocks_cached=usage.cached,
-            blocks_leased=usage.leased,
+            blocks=self._blocks(),
             rows_used=self._pool.num_rows - self._pool.free_rows,
         )
 

@@ -84,7 +84,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """What is known once the engine is ready."""
 
     pid: int
-    num_blocks: int
+    num_blocks: tuple[int, ...]
+    """By KV group."""
     block_size: int
     max_len: int
     vocab_size: int
@@ -110,6 +111,22 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: EngineInfo
 
 
+class GroupBlocks(msgspec.Struct, frozen=True):
+    """KV blocks of a group by state; ``free + cached + leased == total``."""
+
+    group: str
+    """``full``, ``window_4096``"""
+    total: int
+    free: int
+    cached: int
+    leased: int
+
+    @property
+    def used(self) -> float:
+        """Leased ones, 0..1."""
+        return self.leased / self.total if self.total else 0.0
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """The engine's state at one moment."""
 
@@ -118,15 +135,18 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Steps done so far: moves whenever work is pending, unless the engine is stuck."""
     running: int = 0
     waiting: int = 0
-    blocks_total: int = 0
-    blocks_free: int = 0
-    blocks_cached: int = 0
-    blocks_leased: int = 0
+    blocks: tuple[GroupBlocks, ...] = ()
     rows_used: int = 0
 
     @property
     def kv_used(self) -> float:
-        return self.blocks_leased / self.blocks_total if self.blocks_total else 0.0
+        """Of the group that has least left."""
+        return max((group.used for group in self.blocks), default=0.0)
+
+    @property
+    def blocks_leased(self) -> int:
+        """Of all groups."""
+        return sum(group.leased for group in self.blocks)
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):

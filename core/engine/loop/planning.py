@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine.border.calls import PluginError, broken, shown, told
 from engine.contracts.events import Event, PrefixCacheEvent
 from engine.contracts.scheduler import (
+    Blocks,
     RequestView,
     Schedule,
     ScheduledRow,
@@ -152,11 +153,12 @@ class Planner:
             waiting=waiting,
             num_running=len(self._queues.running),
             free_rows=self._pool.free_rows,
-            free_blocks=self._pool.allocator.usage().available,
+            free_blocks=self._pool.available(),
             token_budget=self._limits.token_budget,
             itl_target_ms=self._limits.itl_target_ms,
             step_cost=self._step_cost(),
             blocks_needed=self._blocks_needed,
+            blocks_held=lambda request_id: self._pool.held(self._queues.by_id[request_id]),
         )
 
     def _num_drafts(self, s: Sequence) -> int:
@@ -182,11 +184,9 @@ class Planner:
             turn=s.turn,
         )
 
-    def _blocks_needed(self, request_id: str, num_tokens: int) -> int:
-        s = self._queues.by_id[request_id]
-        # Cached blocks of a hit count as available until they are taken over, so a newcomer needs them too.
-        before = s.scheduled if s.lease else self._hits.get(s, 0)
-        return self._pool.allocator.blocks_needed(s.lease, before + num_tokens, s.max_total)
+    def _blocks_needed(self, request_id: str, num_tokens: int) -> Blocks:
+        sequence = self._queues.by_id[request_id]
+        return self._pool.needed(sequence, self._hits.get(sequence, 0), num_tokens)
 
     def _fit(self, schedule: Schedule) -> Sketch:
         """Reserve blocks row by row, most important first; what does not fit is dropped. Drafts come last: no
@@ -264,7 +264,7 @@ class Planner:
     def _make_room(self, sequence: Sequence, upto: int, schedule: Schedule, sketch: Sketch) -> None:
         """Preempt in the scheduler's order until the sequence fits, counting blocks that steps in flight hold."""
         for request_id in schedule.preempt_order:
-            if self._pool.missing(sequence, upto) <= 0:
+            if not self._pool.missing(sequence, upto):
                 return
             victim = self._queues.by_id.get(request_id) if isinstance(request_id, str) else None
             if victim is None or victim is sequence or victim in sketch.placed:

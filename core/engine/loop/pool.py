@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from operator import add, sub
 
-from engine.contracts.kv_allocator import KVAllocator, Lease, Prefix
-from engine.loop.checked_allocator import CheckedAllocator
+from engine.contracts.kv_allocator import KVAllocator, KVGroup, Lease, Prefix
+from engine.contracts.scheduler import Blocks
+from engine.kv.checked_allocator import CheckedAllocator
 from engine.loop.ledger import Ledger
 from engine.loop.sequence import Sequence
 from engine.step.plan import BlockCopy
@@ -21,21 +24,27 @@ class Pool:
     def __init__(
         self,
         allocator: KVAllocator,
+        groups: SequenceOf[KVGroup],
         num_rows: int,
         block_size: int,
+        step_tokens: int,
         ledger: Ledger,
         on_row_free: Callable[[int], None],
         kv_lookahead: int,
     ) -> None:
-        self.allocator = CheckedAllocator(allocator, block_size)
+        """``groups``: as the allocator was started with; ``step_tokens``: most tokens of a step."""
+        self.allocator = CheckedAllocator(allocator, groups, block_size)
+        self.groups = tuple(groups)
         self.block_size = block_size
+        self._step_tokens = step_tokens
+        self._forgetful = tuple((at, group) for at, group in enumerate(groups) if group.forgets)
         self.num_rows = num_rows
         self._free_rows = list(range(num_rows))
         self._ledger = ledger
         self._on_row_free = on_row_free
         self._kv_lookahead = kv_lookahead
-        self.blocks_coming = 0
-        """Upper bound of blocks that become available when steps in flight retire."""
+        self.blocks_coming = [0] * len(self.groups)
+        """By group: upper bound of blocks that become available when steps in flight retire."""
 
     @property
     def free_rows(self) -> int:
@@ -69,11 +78,12 @@ class Pool:
         return Prefix(keys, sequence.tokens, num_tokens)
 
     def _copies(self, lease: Lease) -> tuple[BlockCopy, ...]:
-        """What the device must copy before the lease's first step, by KV group."""
+        """What the device must copy before the lease's first step."""
         if lease.copy_from is None:
             return ()
         at = lease.num_cached // self.block_size
-        return tuple(BlockCopy(source, ids[at]) for source, ids in zip(lease.copy_from, lease.blocks, strict=True))
+        copies = zip(lease.copy_from, lease.blocks, strict=True)
+        return tuple(BlockCopy(group, source, ids[at]) for group, (source, ids) in enumerate(copies))
 
     def withdraw(self, sequence: Sequence) -> None:
         """Undo :meth:`admit` before any plan used it."""
@@ -87,10 +97,46 @@ class Pool:
         assert sequence.lease is not None
         return self.allocator.reserve(sequence.lease, num_tokens)
 
-    def missing(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that :meth:`grow` lacks even when everything that is coming has come; <= 0: none."""
+    def missing(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether :meth:`grow` lacks blocks even when everything that is coming has come."""
         needed = self.allocator.blocks_needed(sequence.lease, num_tokens, sequence.max_total)
-        return needed - self.allocator.usage().available - self.blocks_coming
+        passing = self._passing(sequence)
+        usage = zip(needed, self.allocator.usage(), self.blocks_coming, passing, strict=True)
+        return any(count > own.available + coming + soon for count, own, coming, soon in usage)
+
+    def _passing(self, sequence: Sequence) -> list[int]:
+        """By group: upper bound of the blocks that the sequence gives back when its steps in flight retire."""
+        passing = [0] * len(self.groups)
+        for at, group in self._forgetful:
+            before, after = (group.num_passed(end, self.block_size) for end in (sequence.computed, sequence.scheduled))
+            passing[at] = after - before
+        return passing
+
+    def needed(self, sequence: Sequence, hit: int, num_tokens: int) -> Blocks:
+        """By group: further blocks if ``num_tokens`` more of its tokens are computed; of a sequence without a lease
+        behind ``hit`` cached ones, which count as available until they are taken over."""
+        lease = sequence.lease
+        before = sequence.scheduled if lease else hit
+        needed = self.allocator.blocks_needed(lease, before + num_tokens, sequence.max_total)
+        if not self._forgetful:
+            return needed
+        bounded = list(needed)
+        for at, group in self._forgetful:
+            if lease is None:
+                bounded[at] -= group.num_passed(before, self.block_size)
+            if num_tokens > self._step_tokens and group.most_blocks is not None:  # in several steps
+                held = 0 if lease is None else num_held(lease.blocks[at])
+                bounded[at] = min(bounded[at], group.most_blocks - held)
+            bounded[at] = max(0, bounded[at])
+        return tuple(bounded)
+
+    def held(self, sequence: Sequence) -> Blocks:
+        """By group: blocks of its lease."""
+        return held_by(sequence.lease) if sequence.lease else (0,) * len(self.groups)
+
+    def available(self) -> Blocks:
+        """By group: blocks that are free or could be evicted."""
+        return tuple([usage.available for usage in self.allocator.usage()])
 
     def commit(self, sequence: Sequence) -> None:
         """The first ``computed`` tokens are final and may be shared."""
@@ -103,11 +149,11 @@ class Pool:
         row_id, lease = sequence.leave()
         if lease is None:
             return
-        size = len(lease.blocks[0])
-        self.blocks_coming += size
+        sizes = held_by(lease)
+        self.blocks_coming = list(map(add, self.blocks_coming, sizes))
 
         def give_back() -> None:
-            self.blocks_coming -= size
+            self.blocks_coming = list(map(sub, self.blocks_coming, sizes))
             self._give_back(row_id, lease)
             if spoiled:
                 # Its prefix may be shared, and was wrong before anybody noticed: all prefixes are computed again.
@@ -119,3 +165,13 @@ class Pool:
         self.allocator.release(lease)
         heapq.heappush(self._free_rows, row_id)
         self._on_row_free(row_id)
+
+
+def held_by(lease: Lease) -> Blocks:
+    """By group: blocks that a lease holds."""
+    return tuple([num_held(blocks) for blocks in lease.blocks])
+
+
+def num_held(blocks: SequenceOf[int]) -> int:
+    """Of a lease's ids in a group: those of blocks that no window has passed."""
+    return len(blocks) - blocks.count(0)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from engine.contracts.kv_allocator import Lease
 from engine.contracts.request import EngineRequest, Timings, TokenLogprobs
-from engine.loop.block_keys import BlockKeys
-from engine.step.plan import Admit, BlockCopy, RowResult, StepRow
+from engine.kv.block_keys import BlockKeys
+from engine.step.plan import Admit, BlockCopy, NewBlocks, RowResult, StepRow
 
 
 class Status(enum.Enum):
@@ -41,9 +41,9 @@ class Sequence:
     row_id: int = -1
     lease: Lease | None = None
     copies: tuple[BlockCopy, ...] = ()
-    """For the device to make, by KV group: the block in which a prefix hit ends. Empty once a plan has them."""
-    blocks_sent: int = 0
-    """Blocks of the lease that the device's block table already has."""
+    """For the device to make: the block of each KV group in which a prefix hit ends. Empty once a plan has them."""
+    blocks_sent: list[int] = field(default_factory=list)
+    """By KV group: blocks of the lease that the device's block table already has."""
     is_on_device: bool = False
     """The device tables hold this sequence's state, up to the steps in flight."""
     computed: int = 0
@@ -126,7 +126,8 @@ class Sequence:
         Copies are made once, even by a plan that is skipped: where it is admitted again in its row, the blocks they
         were made from may hold something else.
         """
-        self.is_on_device, self.blocks_sent = True, 0
+        assert self.lease is not None
+        self.is_on_device, self.blocks_sent = True, [0] * len(self.lease.blocks)
         copies, self.copies = self.copies, ()
         return Admit(
             row_id=self.row_id,
@@ -144,7 +145,6 @@ class Sequence:
     ) -> StepRow:
         """Its part of a step; from here on these tokens count as scheduled."""
         assert self.lease is not None and self.is_on_device
-        blocks = self.lease.blocks[0]
         row = StepRow(
             row_id=self.row_id,
             max_start=self.scheduled,
@@ -152,17 +152,25 @@ class Sequence:
             samples=self.scheduled + num_tokens == self.known,
             num_drafts=num_drafts,
             drafts=self.host_drafts[:num_drafts],
-            block_start=self.blocks_sent,
-            new_blocks=tuple(blocks[self.blocks_sent :]),
+            new_blocks=self._new_blocks(self.lease),
             wants_drafts=wants_drafts,
         )
-        self.blocks_sent, self.last_plan = len(blocks), plan_id
+        self.last_plan = plan_id
         self.scheduled += row.num_queries
         self.pending += row.samples + num_drafts
         self.host_drafts, self.device_drafts = (), wants_drafts
         self.drafter_synced &= syncs_drafter
         self._check()
         return row
+
+    def _new_blocks(self, lease: Lease) -> tuple[NewBlocks, ...]:
+        """What the device's block tables lack."""
+        sent, found = self.blocks_sent, []
+        for group, blocks in enumerate(lease.blocks):
+            if len(blocks) > sent[group]:
+                found.append(NewBlocks(group, sent[group], tuple(blocks[sent[group] :])))
+                sent[group] = len(blocks)
+        return tuple(found)
 
     def commit(self, row: StepRow, result: RowResult, taken: int) -> None:
         """A step has retired; ``taken`` of its tokens count, fewer than it brought only at the end of the output."""

@@ -60,13 +60,19 @@ def in_one(calls: Sequence[NativeCall]) -> Callable[[], None]:
     Raises ``ValueError`` for a call with a float or with more than :data:`MOST_ARGUMENTS` arguments,
     :class:`engine.native.NativeError`.
     """
-    array = (_Call * len(calls))(*map(_entry, calls))
+    array = table(calls)
     make, first, count = _make_calls(), ctypes.addressof(array), len(array)
 
     def run(held: Any = array) -> None:
         make(first, count)
 
     return run
+
+
+def table(calls: Sequence[NativeCall]) -> Any:
+    """The calls as an array of ``Call`` of ``calls.cpp``, for native code that makes some of them. Raises as
+    :func:`in_one`."""
+    return (_Call * len(calls))(*map(_entry, calls))
 
 
 def _entry(call: NativeCall) -> _Call:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.execution.reference import NOT_FINITE
+from engine.kernels.torch.reference import NOT_FINITE
 from engine.sampling.philox import GUMBEL_SPAN, SAMPLE, gumbel, gumbel_at
 from engine.sampling.state import Feature, SamplingBatch
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.request import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, SamplingParams
-from engine.execution.transfer import upload
+from engine.kernels.transfer import upload
 from engine.sampling.philox import signed64
 
 STATE_BYTES_PER_ROW = 5 * 4 + 8 + 4 * 8 + MAX_BIASED_TOKENS * (8 + 4) + MAX_STOP_TOKENS * 8

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.contracts.request import TokenLogprobs
-from engine.execution.reference import NOT_FINITE
-from engine.execution.transfer import upload
+from engine.kernels.torch.reference import NOT_FINITE
+from engine.kernels.transfer import upload
 from engine.sampling.adjust import adjust_
 from engine.sampling.choose import choose
 from engine.sampling.logprobs import Ranked, listed, rank

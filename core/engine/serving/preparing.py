@@ -60,15 +60,11 @@ async def encode_text(
     return check_token_ids(tokens, state.vocab_size)
 
 
-async def encode_turns(
-    state: ServerState, client: str, turns: Turns, add_generation_prompt: bool
-) -> tuple[int, ...]:
+async def encode_turns(state: ServerState, client: str, turns: Turns, add_generation_prompt: bool) -> tuple[int, ...]:
     """Raises :class:`ApiError` 400 when the model has no template, or its template refuses the conversation."""
     _refuse_hopeless(state, sum(state.tokenizer.fewest_tokens(turn["content"]) for turn in turns), "messages")
     try:
-        tokens = await state.tokenizer.encode_chat(
-            turns, add_generation_prompt=add_generation_prompt, client=client
-        )
+        tokens = await state.tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt, client=client)
     except TooManyTokens as error:
         raise too_long(f"at least {error.count}", state.max_len, "messages") from None
     except (TemplateFailed, TokenizerError) as error:

@@ -62,7 +62,7 @@ def try_plan(plan: EnginePlan) -> str:
     memory = check_memory(plan)
     bind_api(plan)
     estimate = memory.estimate
-    tokens = (estimate.smallest_blocks - 1) * estimate.block_size
+    tokens = (estimate.smallest_blocks - 1) * estimate.pool.block_size
     return (
         f"every selected plugin is built; weights take {size(estimate.weights)}, with a KV pool of {tokens} tokens the "
         f"engine needs {size(estimate.smallest)} of the {size(memory.budget.usable)} it may use"

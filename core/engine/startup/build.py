@@ -23,17 +23,18 @@ from engine.contracts.quantizer import Quantizer
 from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
 from engine.drafting.lent import DraftEngine, DraftLoading
-from engine.execution import cpu_ops, row_ops
-from engine.execution.captured import capture_steps
-from engine.execution.checks.ops import described
-from engine.execution.cpu_memory import give_back_freed_memory, keep_freed_memory
-from engine.execution.kv_cache import KVCache
-from engine.execution.loading import load_model
-from engine.execution.lowering import Kernels
-from engine.execution.model import LoweredModel
+from engine.kernels.backends import kernels_for
+from engine.kernels.cpu import layer_ops, row_ops
+from engine.kernels.cpu.captured import capture_steps
+from engine.kernels.cpu.memory import give_back_freed_memory, keep_freed_memory
+from engine.kernels.loading import load_model
+from engine.kernels.model import LoweredModel
+from engine.kv.cache import KVCache
+from engine.kv.groups import CacheGroups, cache_groups
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
+from engine.models.record import recorded
 from engine.startup.checks import check_attention, check_drafter, check_parallelism, check_pool, try_plugins
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
@@ -95,7 +96,7 @@ def build_engine(
         memory = plan_memory(plan, bound, free=free(plan.device))
     if plan.execution == "compile" and plan.device.kind == "cpu":
         with phase("build kernels"):
-            cpu_ops.kernels()
+            layer_ops.kernels()
             row_ops.kernels()
     # A GPU works by itself once kernels are launched; a CPU needs a thread that computes.
     worker = DeviceWorker(own_thread=plan.overlap and plan.device.kind == "cpu")
@@ -103,19 +104,17 @@ def build_engine(
         worker.start(partial(try_plugins, plan, bound))()
     with phase("load weights"):
         model = worker.start(partial(load_plan, plan, bound, on_progress))()
-    block_size = bound.context.block_size
     if plan.device.kind == "cuda":
         with phase("profile run"):
             buckets = graph_buckets(bound) if plan.execution == "graphs" else []
             memory = profile_run(memory, bound, model, buckets, cuda_capture(), free, phase.meter)
     with phase("allocate cache"):
-        block_bytes = KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype, cached_by(bound.drafter))
+        found = cache_groups(model.graph.caches, cached_by(bound.drafter))
         pool = size_pool(memory, model.weights_bytes, free(plan.device))
-        num_blocks, max_len = pool.blocks, pool.max_len
-        layers = tuple(range(plan.model.num_layers))
-        bound.kv_allocator.start([KVGroup(0, layers, "full", block_bytes)], num_blocks)
-        check_pool(bound.kv_allocator, num_blocks)
-        runner = worker.start(partial(_make_runner, plan, bound, model, num_blocks, max_len))()
+        groups, max_len = memory.estimate.pool.groups(found, pool.blocks), pool.max_len
+        bound.kv_allocator.start(groups)
+        check_pool(bound.kv_allocator, groups)
+        runner = worker.start(partial(_make_runner, plan, bound, model, found, groups, max_len))()
     drafts = drafts_of(runner)
     if drafts is not None:
         with phase("load drafter"):
@@ -123,7 +122,7 @@ def build_engine(
     if plan.execution == "graphs":
         with phase("capture graphs"):
             capture_graphs(runner, bound, cuda_capture(), on_progress)
-    core = make_core(plan, bound, DeviceQueue(runner, worker), max_len)
+    core = make_core(plan, bound, DeviceQueue(runner, worker), groups, max_len)
     with phase("warm up"):
         if plan.device.kind == "cuda":
             warm_up_launches(core, runner, max_len, int(plan.choice("scheduler").config["token_budget"]))
@@ -143,7 +142,7 @@ def _describe(
     notes = (uncaptured,) if model.why_uncaptured else () if programs is None else programs.notes()
     return EngineInfo(
         pid=os.getpid(),
-        num_blocks=pool.blocks,
+        num_blocks=kv.num_blocks,
         block_size=kv.block_size,
         max_len=pool.max_len,
         vocab_size=memory.plan.model.vocab_size,
@@ -160,7 +159,7 @@ def _describe(
             programs=0 if programs is None else programs.num_bytes,
             phases=phases,
         ),
-        notes=(*pool.notes, *notes),
+        notes=(*pool.notes, *((model.unread,) if model.unread else ()), *notes),
     )
 
 
@@ -174,7 +173,7 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
 
     return load_model(
         plan.model,
-        described(bound.architecture, plan.model),
+        recorded(bound.architecture, plan.model),
         bound.quantizer,
         bound.attention_kernel,
         bound.kv_format,
@@ -182,29 +181,27 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
         plan.dtype,
         plan.device.kind,
         loaded,
-        kernels=_kernels(plan),
+        kernels=kernels_for(plan.execution, plan.device.kind),
+        max_len=plan.max_len,
     )
-
-
-def _kernels(plan: EnginePlan) -> Kernels:
-    """What ops are lowered to."""
-    if plan.execution == "eager":
-        return "torch"
-    return "native" if plan.device.kind == "cpu" else "triton"
 
 
 def _make_runner(
-    plan: EnginePlan, bound: BoundEngine, model: LoweredModel, num_blocks: int, max_len: int
+    plan: EnginePlan,
+    bound: BoundEngine,
+    model: LoweredModel,
+    found: CacheGroups,
+    groups: Sequence[KVGroup],
+    max_len: int,
 ) -> ModelRunner:
     block_size, device = bound.context.block_size, plan.device.kind
-    kept = cached_by(bound.drafter)
-    kv = KVCache(plan.model, bound.kv_format, num_blocks, block_size, plan.dtype, device, kept)
+    num_blocks = [group.num_blocks for group in groups]
+    kv = KVCache(found, bound.kv_format, num_blocks, block_size, plan.dtype, device)
     for layer, scales in enumerate(model.kv_scales):
         if scales is not None:
             kv.set_scales(layer, *scales)
-    tables = DeviceTables(
-        bound.context.max_requests, max_len, bound.drafter.max_width, block_size, device, plan.model.vocab_size
-    )
+    rows, drafts, vocab_size = bound.context.max_requests, bound.drafter.max_width, plan.model.vocab_size
+    tables = DeviceTables(rows, max_len, drafts, block_size, device, vocab_size, len(groups))
     model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers_of(bound.drafter))
     drafter = on_device(bound.drafter)
     return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
@@ -215,12 +212,12 @@ def start_drafter(plan: EnginePlan, bound: BoundEngine, drafter: DeviceDrafter, 
     """Hand a drafter what it works with. Raises :class:`DoesNotFit` for weights that do not fit it or the target."""
     loading = DraftLoading(
         dtype=plan.dtype,
-        max_len=runner.tables.tokens.shape[1],
+        max_len=plan.max_len,
         attention=bound.attention_kernel,
         kv_format=bound.kv_format,
         parallelism=bound.parallelism,
-        kernels=_kernels(plan),
-        describe=partial(described, bound.architecture),
+        kernels=kernels_for(plan.execution, plan.device.kind),
+        describe=partial(recorded, bound.architecture),
         quantizer=partial(_quantizer_for, plan, bound),
     )
     try:
@@ -284,8 +281,10 @@ def graph_buckets(bound: BoundEngine) -> list[Bucket]:
     return [Bucket(rows, queries) for rows, queries in shapes]
 
 
-def make_core(plan: EnginePlan, bound: BoundEngine, device: DeviceQueue, max_len: int) -> EngineCore:
-    """An engine core around a device."""
+def make_core(
+    plan: EnginePlan, bound: BoundEngine, device: DeviceQueue, groups: Sequence[KVGroup], max_len: int
+) -> EngineCore:
+    """An engine core around a device. ``groups``: as the allocator was started with."""
     scheduler, drafter = config_of(plan.choice("scheduler")), config_of(plan.choice("drafter"))
     assert isinstance(scheduler, SchedulerConfig) and isinstance(drafter, DrafterConfig)
     kv = cached_by(bound.drafter)
@@ -294,6 +293,7 @@ def make_core(plan: EnginePlan, bound: BoundEngine, device: DeviceQueue, max_len
         max_len=max_len,
         max_requests=bound.context.max_requests,
         block_size=bound.context.block_size,
+        groups=tuple(groups),
         vocab_size=plan.model.vocab_size,
         limits=Limits(scheduler.token_budget, scheduler.itl_target_ms),
         in_flight=plan.in_flight,

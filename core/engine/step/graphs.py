@@ -17,6 +17,7 @@ of the larger. Capturing after :meth:`StepGraphs.capture` has returned is imposs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -26,10 +27,10 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import ForwardBatch, LoweredModel
-from engine.execution.transfer import refill
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.model import ForwardBatch, LoweredModel, prepared_of
+from engine.kernels.transfer import refill
+from engine.kernels.triton.device import runs_triton
+from engine.kv.cache import KVCache
 from engine.sampling.state import Feature
 from engine.sampling.verify import accepted_drafts, choose_tokens
 from engine.step.plan import StepRow
@@ -69,8 +70,8 @@ class CapturedStep:
     logprobs: Tensor
     """float32 ``[bucket.tokens]``: of the chosen tokens, where a request asked for logprobs."""
     aux_hidden_states: tuple[Tensor, ...]
-    prepared: Any
-    """What the attention kernel prepared: the graph reads its tensors."""
+    prepared: tuple[Any, ...]
+    """What the attention kernel prepared, by KV group: the graph reads its tensors."""
 
     @property
     def starts(self) -> Tensor:
@@ -184,8 +185,8 @@ class StepGraphs:
         device = self.tables.device
         inputs = torch.zeros(2, bucket.rows, dtype=torch.int64, device=device)
         inputs[0] = self.tables.nobody
-        batch = self._static_batch(bucket)
-        prepared = self._model.attention.prepare(batch.attention)
+        batch = static_batch(bucket, self.tables)
+        prepared = prepared_of(self._model.attention, batch.attention)
         found: list[CapturedStep] = []
 
         def step() -> None:
@@ -224,7 +225,7 @@ class StepGraphs:
         other tokens replaces what was done."""
         batch, tables = captured.batch, self.tables
         if runs_triton(tables.device):
-            from engine.execution.triton_ops.step_outputs import settle_step  # Triton is imported only where it runs
+            from engine.kernels.triton.step_outputs import settle_step  # Triton is imported only where it runs
 
             settle_step(
                 captured.inputs, batch.token_ids, batch.positions, tokens, captured.tokens, captured.accepted,
@@ -244,7 +245,7 @@ class StepGraphs:
         bucket: Bucket,
         inputs: Tensor,
         batch: ForwardBatch,
-        prepared: Any,
+        prepared: tuple[Any, ...],
         logits: Tensor,
         aux: Sequence[Tensor],
     ) -> CapturedStep:
@@ -269,31 +270,43 @@ class StepGraphs:
             target.copy_(source)
         return kept
 
-    def _static_batch(self, bucket: Bucket) -> ForwardBatch:
-        tables, device = self.tables, self.tables.device
-        flat = [torch.zeros(bucket.tokens, dtype=torch.int64, device=device) for _ in range(4)]
-        token_ids, positions, slot_mapping, row_ids = flat
-        q_lens = (bucket.queries,) * bucket.rows
-        q_starts = torch.arange(0, bucket.tokens + 1, bucket.queries, dtype=torch.int32, device=device)
-        attention = AttentionBatch(
-            q_lens=q_lens,
-            kv_lens=q_lens,
-            block_tables=tables.block_tables.new_zeros(bucket.rows, tables.block_tables.shape[1]),
-            q_starts=q_starts,
-            kv_lens_device=torch.full((bucket.rows,), bucket.queries, dtype=torch.int32, device=device),
-            block_size=tables.block_size,
-        )
-        return ForwardBatch(token_ids, positions, slot_mapping, attention, row_ids)
+
+_ALIGNED = 16
+"""Tensors of each KV group begin at multiples of so many bytes: kernels are compiled anew for others."""
+
+
+def static_batch(bucket: Bucket, tables: DeviceTables) -> ForwardBatch:
+    """The tensors that captured steps of a shape read, which :func:`fill` fills. Those of all KV groups lie in one, so
+    that one kernel does."""
+    device, (groups, _, width) = tables.device, tables.block_tables.shape
+    flat = [torch.zeros(bucket.tokens, dtype=torch.int64, device=device) for _ in range(3)]
+    token_ids, positions, row_ids = flat
+    mappings = _apart(groups, (bucket.tokens,), torch.int64, device)
+    q_lens = (bucket.queries,) * bucket.rows
+    q_starts = torch.arange(0, bucket.tokens + 1, bucket.queries, dtype=torch.int32, device=device)
+    kv_lens = torch.full((bucket.rows,), bucket.queries, dtype=torch.int32, device=device)
+    attention = tuple(
+        AttentionBatch(q_lens, q_lens, blocks, q_starts, kv_lens, tables.block_size)
+        for blocks in _apart(groups, (bucket.rows, width), torch.int32, device)
+    )
+    return ForwardBatch(token_ids, positions, mappings, attention, row_ids)
+
+
+def _apart(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    """So many contiguous tensors of zeros, equally far from each other in memory."""
+    size, step = math.prod(shape), _ALIGNED // dtype.itemsize
+    together = torch.zeros(count, -(-size // step) * step, dtype=dtype, device=device)
+    return tuple(row[:size].view(shape) for row in together)
 
 
 def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
     """Everything a captured step reads, from each row's id (``inputs``, int64 ``[1 or more, rows]``) and the tables."""
     if runs_triton(tables.device):
-        from engine.execution.triton_ops.step_inputs import fill_step  # Triton is imported only where it runs
+        from engine.kernels.triton.step_inputs import fill_step  # Triton is imported only where it runs
 
         fill_step(
             inputs, tables.tokens, tables.block_tables, tables.computed,
-            batch.token_ids, batch.positions, batch.row_ids, batch.slot_mapping, batch.attention,
+            batch.token_ids, batch.positions, batch.row_ids, batch.slot_mappings, batch.attention,
         )  # fmt: skip
         return
     rows = inputs.shape[1]
@@ -302,9 +315,11 @@ def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
     batch.row_ids.view(rows, queries).copy_(inputs[0][:, None].expand(rows, queries))
     torch.add(starts[:, None], steps, out=batch.positions.view(rows, queries))
     batch.token_ids.copy_(tables.tokens[batch.row_ids, batch.positions].clamp(min=0))
-    batch.slot_mapping.copy_(tables.slot_mapping(batch.row_ids, batch.positions))
-    torch.index_select(tables.block_tables, 0, inputs[0], out=batch.attention.block_tables)
-    batch.attention.kv_lens_device.copy_(starts + queries)
+    for mapping, found in zip(batch.slot_mappings, tables.slot_mappings(batch.row_ids, batch.positions), strict=True):
+        mapping.copy_(found)
+    for own, blocks in zip(batch.attention, tables.block_tables, strict=True):
+        torch.index_select(blocks, 0, inputs[0], out=own.block_tables)
+    batch.attention[0].kv_lens_device.copy_(starts + queries)
 
 
 @cache

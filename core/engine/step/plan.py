@@ -13,10 +13,20 @@ from engine.contracts.request import SamplingParams, TokenLogprobs
 
 
 class BlockCopy(msgspec.Struct, frozen=True):
-    """Keys and values of a block, in all layers of its KV group."""
+    """Keys and values of a block, in all caches of its KV group."""
 
+    group: int
     source: int
     target: int
+
+
+class NewBlocks(msgspec.Struct, frozen=True):
+    """Block ids to put into a row's block table of a KV group."""
+
+    group: int
+    start: int
+    """Index of the first."""
+    blocks: tuple[int, ...]
 
 
 class Admit(msgspec.Struct, frozen=True):
@@ -32,7 +42,7 @@ class Admit(msgspec.Struct, frozen=True):
     seed: int
     stop_ids: tuple[int, ...]
     copies: tuple[BlockCopy, ...] = ()
-    """By KV group: a cached prefix ends inside of the block ``target``. Made in the order of a plan's admissions,
+    """A cached prefix ends inside of the block ``target``, in each KV group. Made in the order of a plan's admissions,
     before anything else of it writes keys and values. Empty where a prefix ends at a block's border."""
 
 
@@ -49,9 +59,8 @@ class StepRow(msgspec.Struct, frozen=True):
     """To be verified: those a drafter on the device left in the tables, or ``drafts``."""
     drafts: tuple[int, ...] = ()
     """By a drafter on the host."""
-    block_start: int = 0
-    new_blocks: tuple[int, ...] = ()
-    """Block ids to put into the row's block table from index ``block_start`` on."""
+    new_blocks: tuple[NewBlocks, ...] = ()
+    """At most one for each KV group."""
     wants_drafts: int = 0
     """How many tokens a drafter on the device is to propose behind this step."""
 

@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import LoweredModel
-from engine.execution.transfer import Mark, mark, upload
+from engine.kernels.model import LoweredModel
+from engine.kernels.transfer import Mark, mark, upload
+from engine.kv.cache import KVCache
 from engine.sampling.logprobs import Ranked, rank_prompt
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
 from engine.step.graphs import CapturedStep, StepGraphs
@@ -67,8 +67,8 @@ class ModelRunner:
         """Take over the plan's admissions, with the blocks that they copy, new blocks and host drafts."""
         self.tables.apply(plan)
         for admit in plan.admits:
-            for copy in admit.copies[:1]:  # there is one KV group
-                self.kv.copy_block(copy.source, copy.target)
+            for copy in admit.copies:
+                self.kv.copy_block(copy.group, copy.source, copy.target)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:

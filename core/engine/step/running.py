@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.execution.transfer import Mark, download, elapsed_ms
+from engine.kernels.transfer import Mark, download, elapsed_ms
 from engine.sampling.logprobs import Ranked, listed
 from engine.sampling.verify import Choice, Verified, results
 from engine.step.plan import DrafterBroken, RowResult, StepPlan, StepResult

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.request import SamplingParams
-from engine.execution.model import ForwardBatch
-from engine.execution.transfer import upload
+from engine.kernels.model import ForwardBatch
+from engine.kernels.transfer import upload
 from engine.sampling.state import Feature, SamplingState, features_of
 from engine.step.plan import Admit, StepPlan, StepRow
 
@@ -51,11 +51,19 @@ class StepInputs:
 
 class DeviceTables:
     """``tokens``: int64 ``[num_rows + 1, max_len + max_draft_tokens + 2]``, the text of each row, drafts behind it;
-    ``block_tables``: int32 ``[num_rows + 1, max_blocks]``; ``computed``: int64 ``[num_rows + 1]``, how many tokens of
-    each row have keys and values (confirmed or accepted); ``sampling``: the requests' sampling parameters."""
+    ``block_tables``: int32 ``[num_groups, num_rows + 1, max_blocks]``, by KV group; ``computed``: int64 ``[num_rows +
+    1]``, how many tokens of each row have keys and values (confirmed or accepted); ``sampling``: the requests' sampling
+    parameters."""
 
     def __init__(
-        self, num_rows: int, max_len: int, max_draft_tokens: int, block_size: int, device: str, vocab_size: int
+        self,
+        num_rows: int,
+        max_len: int,
+        max_draft_tokens: int,
+        block_size: int,
+        device: str,
+        vocab_size: int,
+        num_groups: int = 1,
     ) -> None:
         width = max_len + max_draft_tokens + 2
         self.block_size = block_size
@@ -63,7 +71,7 @@ class DeviceTables:
         self.vocab_size = vocab_size
         self.tokens = torch.full((num_rows + 1, width), UNWRITTEN, dtype=torch.int64, device=device)
         max_blocks = -(-width // block_size)
-        self.block_tables = torch.zeros((num_rows + 1, max_blocks), dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros((num_groups, num_rows + 1, max_blocks), dtype=torch.int32, device=device)
         self.computed = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self.sampling = SamplingState(num_rows + 1, device)
         self.nobody = num_rows
@@ -79,11 +87,12 @@ class DeviceTables:
         """Take over the plan's admissions, new blocks and host drafts."""
         for admit in plan.admits:
             self._admit(admit)
-        width = self.block_tables.shape[1]
+        of_group, of_row, _ = self.block_tables.stride()
         blocks: list[tuple[int, int]] = []
         drafts: list[tuple[int, int]] = []
         for row in plan.rows:
-            blocks += enumerate(row.new_blocks, row.row_id * width + row.block_start)
+            for new in row.new_blocks:
+                blocks += enumerate(new.blocks, new.group * of_group + row.row_id * of_row + new.start)
             # A drafter on the host has seen all tokens: the start is exact.
             drafts += enumerate(row.drafts, row.row_id * self.tokens.shape[1] + row.max_start + row.num_tokens)
         _scatter(self.block_tables, blocks)
@@ -94,7 +103,7 @@ class DeviceTables:
         row[: len(admit.tokens)] = upload(admit.tokens, torch.int64, self.device)
         row[len(admit.tokens) :] = UNWRITTEN
         # The former owner's blocks may be somebody else's now; block 0 is nobody's.
-        self.block_tables[admit.row_id] = 0
+        self.block_tables[:, admit.row_id] = 0
         self.computed[admit.row_id] = admit.num_computed
         self.sampling.write(admit.row_id, admit.sampling, admit.seed, admit.prompt_len, admit.stop_ids)
         features = features_of(admit.sampling)
@@ -122,7 +131,7 @@ class DeviceTables:
         forward = ForwardBatch(
             token_ids=self.tokens[flat_rows, positions],
             positions=positions,
-            slot_mapping=self.slot_mapping(flat_rows, positions),
+            slot_mappings=self.slot_mappings(flat_rows, positions),
             attention=attention,
             row_ids=flat_rows,
         )
@@ -130,24 +139,25 @@ class DeviceTables:
 
     def attention(
         self, row_ids: Tensor, starts: Tensor, q_lens: tuple[int, ...], max_ends: Sequence[int], q_starts: Tensor
-    ) -> AttentionBatch:
-        """Attention metadata of ``q_lens[i]`` tokens of each row from position ``starts[i]`` on.
+    ) -> tuple[AttentionBatch, ...]:
+        """Attention metadata, by KV group, of ``q_lens[i]`` tokens of each row from position ``starts[i]`` on.
 
         ``max_ends``: bounds of the positions behind these; ``q_starts``: int64 ``[R + 1]``.
         """
-        return AttentionBatch(
-            q_lens=q_lens,
-            kv_lens=tuple(max_ends),
-            block_tables=self.block_tables[row_ids, : -(-max(max_ends) // self.block_size)],
-            q_starts=q_starts.to(torch.int32),
-            kv_lens_device=(starts + q_starts.diff()).to(torch.int32),
-            block_size=self.block_size,
-        )
+        lengths = q_starts.to(torch.int32), (starts + q_starts.diff()).to(torch.int32)
+        tables = self.blocks_of(row_ids, max(max_ends))
+        return tuple([AttentionBatch(q_lens, tuple(max_ends), own, *lengths, self.block_size) for own in tables])
 
-    def slot_mapping(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Where the keys and values of tokens go: int64, of the shape of ``rows`` and ``positions``."""
-        blocks = self.block_tables[rows, positions // self.block_size]
-        return blocks.to(torch.int64) * self.block_size + positions % self.block_size
+    def blocks_of(self, row_ids: Tensor, longest: int) -> list[Tensor]:
+        """By KV group, int32 ``[R, blocks of longest tokens]``: the block tables of some rows."""
+        # A tensor for each group, in memory of its own: kernels are compiled anew for pointers aligned less well.
+        count = -(-longest // self.block_size)
+        return [tables[row_ids, :count] for tables in self.block_tables]
+
+    def slot_mappings(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+        """By KV group, where the keys and values of tokens go: int64, of the shape of ``rows`` and ``positions``."""
+        blocks, offsets = positions // self.block_size, positions % self.block_size
+        return tuple([tables[rows, blocks].to(torch.int64) * self.block_size + offsets for tables in self.block_tables])
 
     def write(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Tokens the device chose become inputs of later steps; all int64 and of one shape.

@@ -4,7 +4,7 @@
 
     class TestMine(ArchitectureConformance):
         def make(self):
-            return Mine(MineConfig(), build_context())
+            return Mine(MineConfig())
 
         def models(self):
             return {"small": {"architectures": ["MineForCausalLM"], "hidden_size": 64, ...}}
@@ -12,17 +12,20 @@
         def reference(self, model):
             return MineForCausalLM(MineHFConfig(**model.raw))
 
-``models`` are what ``config.json`` says, or :class:`~engine.contracts.model.ModelFacts`. Where ``reference`` gives a
-model of transformers, its tensors and logits are compared with those of the ops.
+``models`` are what ``config.json`` says, or a :class:`~engine.contracts.model.ModelConfig`. Where ``reference`` gives a
+model of transformers, its tensors, logits and greedy tokens are compared with those of the graph; without one, weights
+are random.
 """
 
 from __future__ import annotations
 
 import copy
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import pytest
@@ -31,31 +34,35 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.assembly.model_facts import facts_from_config
-from engine.contracts.architecture import Architecture
-from engine.contracts.attention_kernel import AttentionBatch
-from engine.contracts.model import ModelFacts
-from engine.contracts.ops import (
-    Attention,
-    DownResidual,
-    LinearSpec,
-    ModelOps,
-    NormGateUpAct,
-    NormQKVRopeWrite,
-    NormSpec,
-    OutResidual,
+from engine.assembly.model_config import of_text, read_config
+from engine.checkpoint.tensors import open_checkpoint
+from engine.contracts.architecture import Architecture, NestedArchitecture
+from engine.contracts.graph import Graph
+from engine.contracts.model import ModelConfig, ModelFacts
+from engine.contracts.ops import Experts
+from engine.kernels.settings import Kernels
+from engine.models.record import facts, recorded
+from engine.models.required_tensors import (
+    IGNORED_SUFFIXES,
+    expected_names,
+    fused_tensors,
+    is_fused,
+    linears,
+    small_tensors,
+    unread_names,
 )
-from engine.execution.kv_cache import KVCache
-from engine.execution.loading import load_model
-from engine.execution.lowering import op_norms
-from engine.execution.model import ForwardBatch
-from engine.execution.required_tensors import IGNORED_SUFFIXES, linear_of
-from engine.testing.attention_cases import PlainFormat
-from engine.testing.plain import OneRank, PlainAttention, PlainQuantizer
+from engine.models.sharding import cut_problems
+from engine.testing.paged_loop import BLOCK, PagedLoop
+from engine.testing.plain import PlainQuantizer, RoundedQuantizer
 
-BLOCK = 8
-CHUNKS = (21, 1, 1, 6, 1)
-"""Tokens by step: a prompt, decode steps, and a chunk in between."""
+TOKENS = 40
+"""Of a sequence."""
+CHUNKS = (21, 1, 1, 6, 1, 10)
+"""Of them, by step: a prompt, decode steps, and chunks in between."""
+OUTPUT = 32
+"""Greedy tokens behind a prompt of the others."""
+MOST_WEIGHTS = 50_000_000
+"""Of a model that is computed: a larger one is only described."""
 
 
 class ArchitectureConformance:
@@ -63,16 +70,22 @@ class ArchitectureConformance:
 
     tolerance: ClassVar[float] = 1e-4
     """Largest accepted difference of logits in float32, as a share of the largest."""
+    rounding_error: ClassVar[float] = 0.05
+    """Largest accepted error of logits with weights rounded to 8 bits: root mean square, as a share of that of the
+    logits."""
+    kernels: ClassVar[tuple[Kernels, ...]] = ("reference", "torch")
+    """What the graph is computed by, each for itself: ops one by one, and torch's fused sequences; ``native`` are
+    C++ kernels."""
 
     def make(self) -> Architecture:
         """The architecture under test."""
         raise NotImplementedError(f"{type(self).__name__} must define make(self)")
 
-    def models(self) -> Mapping[str, ModelFacts | Mapping[str, Any]]:
+    def models(self) -> Mapping[str, ModelConfig | Mapping[str, Any]]:
         """Models that it describes, by a name: small ones, one for each thing in which the family's differ."""
         raise NotImplementedError(f"{type(self).__name__} must define models(self)")
 
-    def reference(self, model: ModelFacts) -> Any | None:
+    def reference(self, model: ModelConfig) -> Any | None:
         """The same model in transformers, with any weights, in float32; ``None``: nothing is compared."""
         return None
 
@@ -80,117 +93,181 @@ class ArchitectureConformance:
         if "model_name" in metafunc.fixturenames:
             metafunc.parametrize("model_name", list(self.models()))
 
-    def facts(self, name: str) -> ModelFacts:
+    def config(self, name: str) -> ModelConfig:
         """Of one of the models; its checkpoint is nowhere."""
         given = self.models()[name]
-        return given if isinstance(given, ModelFacts) else facts_from_config(given, {}, "/nowhere", name)
+        return given if isinstance(given, ModelConfig) else read_config(given, {}, "/nowhere", name)
 
-    def described(self, name: str) -> tuple[ModelFacts, ModelOps]:
-        model = self.facts(name)
-        return model, self.make().describe(model)
+    def text(self, name: str) -> ModelConfig:
+        """:meth:`config`, or its part for text."""
+        model, architecture = self.config(name), self.make()
+        if isinstance(architecture, NestedArchitecture):
+            return of_text(model, architecture.text_config(model.raw))
+        return model
+
+    def described(self, name: str) -> tuple[ModelFacts, Graph]:
+        model = self.text(name)
+        return facts(self.make(), model), recorded(self.make(), model)
+
+    # Descriptions ----------------------------------------------------------------------------------------------------
 
     def test_it_fulfils_the_contract(self) -> None:
         assert isinstance(self.make(), Architecture)
 
+    def test_the_core_accepts_its_graphs(self, model_name: str) -> None:
+        """A whole model: tokens in, logits out, and in between layers with attention."""
+        self.described(model_name)
+
     def test_a_model_is_described_the_same_whenever_it_is_asked(self, model_name: str) -> None:
         """Memory is planned by one description and weights are loaded by another; drafters have models of their own."""
-        model, architecture = self.facts(model_name), self.make()
+        model, architecture = self.text(model_name), self.make()
         kept = copy.deepcopy(dict(model.raw))
-        first = architecture.describe(model)
-        assert isinstance(first, ModelOps)
+        first = recorded(architecture, model)
         for name in self.models():
-            other = self.facts(name)
-            assert architecture.describe(other) == self.make().describe(other), f"{name}, described after {model_name}"
-        assert architecture.describe(model) == first == self.make().describe(model)
+            other = self.text(name)
+            again = recorded(architecture, other)
+            assert again == recorded(self.make(), other), f"{name}, described after {model_name}"
+        assert recorded(architecture, model) == first == recorded(self.make(), model)
         assert dict(model.raw) == kept, "the configuration was changed"
-        assert isinstance(first.layers, tuple) and all(isinstance(layer, tuple) for layer in first.layers)
 
     def test_a_description_touches_no_tensor_and_no_file(self, model_name: str) -> None:
         """It is asked where there is no checkpoint yet, and before torch is needed."""
-        model, architecture = replace(self.facts(model_name), path="/nowhere"), self.make()
+        model, architecture = replace(self.text(model_name), path="/nowhere"), self.make()
         with _NoTensors():  # type: ignore[no-untyped-call]
-            architecture.describe(model)
-
-    def test_layers_are_those_of_the_model(self, model_name: str) -> None:
-        model, ops = self.described(model_name)
-        assert len(ops.layers) == model.num_layers
-        for index, layer in enumerate(ops.layers):
-            kinds = [type(op) for op in layer]
-            assert kinds.count(Attention) == kinds.count(NormQKVRopeWrite) == 1, f"layer {index}: {kinds}"
-            assert kinds.index(NormQKVRopeWrite) < kinds.index(Attention) < kinds.index(OutResidual), f"layer {index}"
-            assert kinds.index(NormGateUpAct) < kinds.index(DownResidual), f"layer {index}"
-
-    def test_attention_has_the_heads_and_windows_of_the_model(self, model_name: str) -> None:
-        """The cache and its blocks are made for them."""
-        model, ops = self.described(model_name)
-        heads = (model.num_heads, model.num_kv_heads, model.head_dim)
-        for layer, window in zip(ops.layers, model.layer_windows, strict=True):
-            for op in layer:
-                if isinstance(op, (NormQKVRopeWrite, Attention)):
-                    assert (op.num_heads, op.num_kv_heads, op.head_dim) == heads
-                if isinstance(op, Attention):
-                    assert op.window == window and op.scale > 0.0
-                    assert op.soft_cap is None or op.soft_cap > 0.0
-
-    def test_linear_layers_have_the_widths_of_the_model(self, model_name: str) -> None:
-        model, ops = self.described(model_name)
-        q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        hidden, inner = model.hidden_size, model.intermediate_size
-        want = {
-            NormQKVRopeWrite: (hidden, (q, kv, kv), "out", "body"),
-            OutResidual: (q, (hidden,), "in", "body"),
-            NormGateUpAct: (hidden, (inner, inner), "out", "gate_up"),
-            DownResidual: (inner, (hidden,), "in", "body"),
-        }
-        for layer in ops.layers:
-            for op in layer:
-                if (spec := linear_of(op)) is not None:
-                    assert _shape_of(spec) == want[type(op)], f"{type(op).__name__} of {spec.parts[0].name}"
-
-    def test_embedding_and_head_are_as_the_model_says(self, model_name: str) -> None:
-        model, ops = self.described(model_name)
-        assert (ops.embed.vocab_size, ops.embed.hidden_size) == (model.vocab_size, model.hidden_size)
-        assert _shape_of(ops.head.head) == (model.hidden_size, (model.vocab_size,), "out", "head")
-        assert ops.head.tied == model.tie_embeddings
+            recorded(architecture, model)
 
     def test_every_tensor_has_a_name_of_its_own(self, model_name: str) -> None:
-        """Two layers that read one tensor are a slip, and the other's tensor would be left over."""
-        _, ops = self.described(model_name)
-        names = [name for name, _ in tensors_of(ops)]
+        """Two ops that read one tensor are a slip, and the other's tensor would be left over."""
+        names = [name for name, _ in tensors_of(self.described(model_name)[1])]
         assert all(name and not name.startswith(".") for name in names)
         assert sorted(set(names)) == sorted(names), f"named twice: {[n for n in names if names.count(n) > 1][:3]}"
-        norms = [norm for layer in ops.layers for op in layer for norm, _ in op_norms(op)] + [ops.head.norm]
-        assert all(isinstance(norm, NormSpec) and 0.0 < norm.eps < 1.0 for norm in norms)
+
+    def test_cuts_for_tensor_parallelism_fit_together(self, model_name: str) -> None:
+        """What a linear layer with ``shard="out"`` makes is shared out over ranks, and one with ``shard="in"`` takes it
+        so."""
+        assert list(cut_problems(self.described(model_name)[1])) == []
+
+    # Against the reference -------------------------------------------------------------------------------------------
 
     def test_tensors_are_those_of_the_reference(self, model_name: str) -> None:
-        model, ops = self.described(model_name)
-        theirs = self.reference(model)
-        if theirs is None:
-            return
-        ours = dict(tensors_of(ops))
-        want = {name: tuple(tensor.shape) for name, tensor in _weights_of(theirs, ops).items()}
-        assert ours.keys() - want.keys() == set(), "the reference has no such tensors"
-        assert want.keys() - ours.keys() == set(), "no op reads these tensors of the reference"
-        assert ours == want
+        with self.checkpoint(model_name) as (model, graph, theirs):
+            if theirs is None:
+                return
+            stored = open_checkpoint(model.path)
+            ours = dict(tensors_of(graph, stored.names))
+            assert ours.keys() - stored.names == set(), "the reference has no such tensors"
+            _, optional = expected_names(graph, PlainQuantizer(), stored.names)
+            others = stored.names - ours.keys() - optional - unread_names(graph, stored.names)
+            left = {name for name in others if not name.endswith(IGNORED_SUFFIXES)}
+            assert left == set(), "no op reads these tensors of the reference"
+            assert ours == {name: stored.entry(name).shape for name in ours}
 
     def test_logits_are_those_of_the_reference(self, model_name: str) -> None:
-        """With random weights, norms and biases included, over a prompt, decode steps and a chunk."""
-        model, ops = self.described(model_name)
-        theirs = self.reference(model)
-        if theirs is None:
-            return
+        """With random weights, norms and biases included."""
+        with self.checkpoint(model_name) as (model, graph, theirs):
+            if theirs is None:
+                return
+            tokens = _tokens(model)
+            want = _logits_of(theirs, tokens)
+            for kernels in self.kernels:
+                loop = self.loop(model, graph, kernels)
+                (got,) = loop.logits([(loop.add(), tokens)])
+                self._assert_equal(got, want, f"by {kernels} kernels, ")
+
+    def test_greedy_tokens_are_those_of_the_reference(self, model_name: str) -> None:
+        with self.checkpoint(model_name) as (model, graph, theirs):
+            if theirs is None:
+                return
+            prompt = _tokens(model)[: TOKENS - OUTPUT]
+            got = self.loop(model, graph).greedy(prompt, OUTPUT)
+            # The reference says in one pass what it would have chosen behind each token of this answer.
+            want = _logits_of(theirs, [*prompt, *got]).argmax(dim=-1).tolist()[len(prompt) - 1 : -1]
+            assert got == want
+
+    # Against itself --------------------------------------------------------------------------------------------------
+
+    def test_chunks_and_decode_steps_give_the_logits_of_the_whole(self, model_name: str) -> None:
+        with self.computed(model_name) as (loop, tokens, want):
+            sequence, start = loop.add(), 0
+            for count in CHUNKS:
+                chunk = slice(start, start + count)
+                (got,) = loop.logits([(sequence, tokens[chunk])])
+                self._assert_equal(got, want[chunk], f"of {count} tokens behind {start}, ")
+                start += count
+            assert start == TOKENS
+
+    def test_neighbours_in_a_batch_do_not_change_a_row(self, model_name: str) -> None:
+        with self.computed(model_name) as (loop, tokens, want):
+            first, second, third = loop.add(), loop.add(), loop.add()
+            loop.logits([(second, tokens[5:25]), (third, tokens[:12])])
+            _, got, behind = loop.logits([(second, tokens[1:4]), (first, tokens), (third, tokens[12:13])])
+            self._assert_equal(got, want)
+            self._assert_equal(behind, want[12:13])
+
+    def test_a_cached_prefix_gives_the_logits_of_a_cold_start(self, model_name: str) -> None:
+        """At the end of a block and inside of one, which is copied then."""
+        with self.computed(model_name) as (loop, tokens, want):
+            cached = loop.add()
+            loop.logits([(cached, tokens)])
+            for length in (2 * BLOCK, 2 * BLOCK + 3):
+                (got,) = loop.logits([(loop.continued(cached, length), tokens[length:])])
+                self._assert_equal(got, want[length:], f"behind {length} cached tokens, ")
+
+    def test_rejected_drafts_change_nothing(self, model_name: str) -> None:
+        with self.computed(model_name) as (loop, tokens, want):
+            sequence, drafts = loop.add(), tokens[3:7]
+            loop.logits([(sequence, tokens[:20])])
+            loop.logits([(sequence, [tokens[20], *drafts])])
+            loop.lengths[sequence] = 21
+            (got,) = loop.logits([(sequence, tokens[21:])])
+            self._assert_equal(got, want[21:])
+
+    def test_weights_rounded_to_8_bits_change_little(self, model_name: str) -> None:
+        with self.checkpoint(model_name) as (model, graph, _):
+            loops = [PagedLoop(model, graph, quantizer=quantizer()) for quantizer in (PlainQuantizer, RoundedQuantizer)]
+            (want,), (got,) = (loop.logits([(loop.add(), _tokens(model))]) for loop in loops)
+            error = float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
+            assert 0.0 < error <= self.rounding_error, f"an error of {error:.1e} of the logits"
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def checkpoint(self, name: str) -> Iterator[tuple[ModelFacts, Graph, Any]]:
+        """One of the models with random weights in a folder, and the reference if there is one."""
+        model, graph = self.described(name)
+        num_weights = sum(prod(shape) for _, shape in tensors_of(graph))
+        if num_weights > MOST_WEIGHTS:
+            pytest.skip(f"{num_weights / 1e6:.0f} million weights: set model.path to a model of at most 50 million")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            theirs = self.reference(self.config(name))
         generator = torch.Generator().manual_seed(11)
-        with torch.no_grad():
-            for parameter in theirs.eval().float().parameters():
-                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-            tokens = torch.randint(0, model.vocab_size, (sum(CHUNKS),), generator=generator)
-            want = theirs(tokens[None]).logits[0]
-        with tempfile.TemporaryDirectory() as folder:
-            weights = {name: tensor.contiguous() for name, tensor in _weights_of(theirs, ops).items()}
-            save_file(weights, Path(folder) / "model.safetensors")
-            got = _logits(replace(model, path=folder), ops, tokens)
-        gap = float((got - want).abs().max()) / float(want.abs().max())
-        assert gap <= self.tolerance, f"logits differ by {gap:.1e} of the largest"
+        with TemporaryDirectory() as folder:
+            if theirs is None:
+                weights = {name: _random(shape, generator) for name, shape in tensors_of(graph)}
+                save_file(weights, Path(folder) / "model.safetensors")
+            else:
+                with torch.no_grad():
+                    for parameter in theirs.eval().float().parameters():
+                        parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+                theirs.save_pretrained(folder)
+            model = replace(model, path=folder)
+            yield model, recorded(self.make(), model), theirs
+
+    @contextmanager
+    def computed(self, name: str) -> Iterator[tuple[PagedLoop, list[int], Tensor]]:
+        """One of the models, a prompt, and its logits when it is computed at once and alone."""
+        with self.checkpoint(name) as (model, graph, _):
+            loop, tokens = self.loop(model, graph), _tokens(model)
+            (logits,) = loop.logits([(loop.add(), tokens)])
+            yield loop, tokens, logits
+
+    def loop(self, model: ModelFacts, graph: Graph, kernels: Kernels | None = None) -> PagedLoop:
+        return PagedLoop(model, graph, kernels or self.kernels[-1])
+
+    def _assert_equal(self, got: Tensor, want: Tensor, where: str = "") -> None:
+        gap = float((got - want).abs().max() / want.abs().max())
+        assert gap <= self.tolerance, f"{where}logits differ by {gap:.1e} of the largest"
 
 
 class _NoTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -198,67 +275,35 @@ class _NoTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise AssertionError(f"describe() computes {func}")
 
 
-def tensors_of(ops: ModelOps) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor that the ops read of an unquantized checkpoint."""
-    yield f"{ops.embed.name}.weight", (ops.embed.vocab_size, ops.embed.hidden_size)
-    for layer in ops.layers:
-        for op in layer:
-            yield from ((f"{norm.name}.weight", (size,)) for norm, size in op_norms(op))
-            spec = linear_of(op)
-            yield from () if spec is None else _linear_tensors(spec)
-    yield f"{ops.head.norm.name}.weight", (ops.embed.hidden_size,)
-    if not ops.head.tied:
-        yield from _linear_tensors(ops.head.head)
+def tensors_of(graph: Graph, names: Container[str] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor that a graph reads of an unquantized checkpoint that has ``names``."""
+    yield from small_tensors(graph)
+    for node in graph.nodes:
+        if isinstance(node.op, Experts) and is_fused(node.op, names):
+            yield from fused_tensors(node.op)
+    for spec in linears(graph, names):
+        for part in spec.parts:
+            yield f"{part.name}.weight", (part.out_features, spec.in_features)
+            if part.bias:
+                yield f"{part.name}.bias", (part.out_features,)
 
 
-def _linear_tensors(spec: LinearSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for part in spec.parts:
-        yield f"{part.name}.weight", (part.out_features, spec.in_features)
-        if part.bias:
-            yield f"{part.name}.bias", (part.out_features,)
+def _tokens(model: ModelFacts) -> list[int]:
+    """A prompt."""
+    generator = torch.Generator().manual_seed(5)
+    tokens: list[int] = torch.randint(0, model.vocab_size, (TOKENS,), generator=generator).tolist()
+    return tokens
 
 
-def _shape_of(spec: LinearSpec) -> tuple[int, tuple[int, ...], str, str]:
-    return spec.in_features, tuple(part.out_features for part in spec.parts), spec.shard, spec.kind
+@torch.no_grad()
+def _logits_of(theirs: Any, tokens: Sequence[int]) -> Tensor:
+    """Of each token, by a model of transformers."""
+    logits: Tensor = theirs(torch.tensor([tokens])).logits[0]
+    assert bool(logits.isfinite().all()), "the reference's logits are not finite"
+    return logits
 
 
-def _weights_of(theirs: Any, ops: ModelOps) -> dict[str, Tensor]:
-    """Those of a transformers model, less what follows from others."""
-    shared = {f"{part.name}.weight" for part in ops.head.head.parts} if ops.head.tied else set()
-    state: dict[str, Tensor] = theirs.state_dict()
-    return {
-        name: tensor for name, tensor in state.items() if name not in shared and not name.endswith(IGNORED_SUFFIXES)
-    }
-
-
-def _logits(model: ModelFacts, ops: ModelOps, tokens: Tensor) -> Tensor:
-    """Of every token, float32 ``[len(tokens), vocab]``, in steps of :data:`CHUNKS` tokens with plain plugins."""
-    quantizer, attention, parallelism = PlainQuantizer(), PlainAttention(), OneRank()
-    loaded = load_model(
-        model, ops, quantizer, attention, PlainFormat(), parallelism, "float32", "cpu", kernels="reference"
-    )
-    num_blocks = -(-len(tokens) // BLOCK) + 1
-    kv = KVCache(model, PlainFormat(), num_blocks, BLOCK, "float32", "cpu")
-    order = torch.arange(num_blocks - 1, 0, -1)
-    logits, first = [], 0
-    for count in CHUNKS:
-        batch = _step(tokens, first, count, order)
-        logits.append(loaded.head(loaded.forward(batch, kv)[0]))
-        first += count
-    return torch.cat(logits).float()
-
-
-def _step(tokens: Tensor, first: int, count: int, blocks: Tensor) -> ForwardBatch:
-    """One row of ``count`` tokens from ``first`` on, in these blocks."""
-    positions = torch.arange(first, first + count)
-    lengths: Sequence[int] = (first + count,)
-    attention = AttentionBatch(
-        q_lens=(count,),
-        kv_lens=tuple(lengths),
-        block_tables=blocks[None].int(),
-        q_starts=torch.tensor([0, count], dtype=torch.int32),
-        kv_lens_device=torch.tensor(lengths, dtype=torch.int32),
-        block_size=BLOCK,
-    )
-    slots = blocks[positions // BLOCK] * BLOCK + positions % BLOCK
-    return ForwardBatch(tokens[first : first + count], positions, slots, attention, torch.zeros_like(positions))
+def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """A weight, of which a product is about as large as its input; of a norm, about 1."""
+    noise = torch.randn(shape, generator=generator)
+    return 1.0 + 0.3 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5

@@ -214,8 +214,8 @@ def make_inputs(
         block_size=case.block_size,
     )
     k, v = caches
-    scales = (None if cache.scale is None else cache.scale.to(device) for cache in caches)
-    cached = LayerCache(k.data.to(device), v.data.to(device), kv_format, *scales)
+    k_scale, v_scale = (None if cache.scale is None else cache.scale.to(device) for cache in caches)
+    cached = LayerCache(k.data.to(device), v.data.to(device), kv_format, k_scale, v_scale)
     return AttentionInputs(batch, q.to(device), cached, tuple(plain[0]), tuple(plain[1]))
 
 
@@ -288,11 +288,7 @@ def make_context(case: AttentionCase, dtype: str, device: str) -> BuildContext:
     model = replace(
         plain.model,
         hidden_size=case.num_heads * case.head_dim,
-        num_heads=case.num_heads,
-        num_kv_heads=case.num_kv_heads,
-        head_dim=case.head_dim,
-        sliding_window=case.window,
-        layer_windows=(case.window,),
+        attentions=(case.op,),
         dtype=dtype,
     )
     facts = DeviceFacts(kind="cuda" if device.startswith("cuda") else "cpu")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.contracts.config import Settings
-from engine.contracts.model import DeviceFacts, ModelFacts, RopeFacts
+from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
 
 
@@ -23,18 +24,10 @@ def build_context(
         architecture="LlamaForCausalLM",
         hidden_size=16,
         num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=8,
-        intermediate_size=32,
         vocab_size=64,
         max_position=max_len,
-        rms_norm_eps=1e-5,
-        rope=RopeFacts(),
         tie_embeddings=True,
-        hidden_act="silu",
-        sliding_window=None,
-        layer_windows=(None,),
+        attentions=(Attention(2, 2, 8, 8**-0.5),),
         dtype="float32",
         quantization=None,
         bos_token_id=None,

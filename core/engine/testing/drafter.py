@@ -24,7 +24,8 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter, may_be_captured, on_device
 from engine.drafting.behind import Drafts
-from engine.execution.kv_cache import KVCache
+from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
 from engine.startup.build import capture_graphs, load_plan, start_drafter
 from engine.step.runner import ModelRunner
 from engine.step.tables import DeviceTables
@@ -227,9 +228,11 @@ class DeviceDrafterConformance:
         drafter = on_device(bound.drafter)
         assert drafter is not None
         block_size = bound.context.block_size
-        kv = KVCache(plan.model, bound.kv_format, 4, block_size, plan.dtype, plan.device.kind, drafter.kv)
-        tables = DeviceTables(1, plan.max_len, drafter.max_width, block_size, plan.device.kind, plan.model.vocab_size)
-        runner = ModelRunner(load_plan(plan, bound), kv, tables, drafts := Drafts(drafter, tables))
+        model, device, width = load_plan(plan, bound), plan.device.kind, drafter.max_width
+        groups = cache_groups(model.graph.caches, drafter.kv)
+        kv = KVCache(groups, bound.kv_format, [4] * groups.num_groups, block_size, plan.dtype, device)
+        tables = DeviceTables(1, plan.max_len, width, block_size, device, plan.model.vocab_size, groups.num_groups)
+        runner = ModelRunner(model, kv, tables, drafts := Drafts(drafter, tables))
         start_drafter(plan, bound, drafter, runner)
         capture_graphs(runner, bound, _capture_without_the_host)
         assert (drafts.graphs is not None) == may_be_captured(drafter)

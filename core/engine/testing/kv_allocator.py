@@ -6,16 +6,17 @@
         def make(self, block_size):
             return Mine(KVAllocatorConfig(block_size=block_size), build_context(block_size))
 
-The heart of it is a state machine: random sequences of calls against a model that writes into an imaginary cache,
-so that a block handed to two owners, freed too early, found under a wrong key or copied when it is another's shows as a
-wrong token. Which idle
-prefix is evicted first is the plugin's affair: oldest, least recently used, at random.
+The heart of it is a state machine: random sequences of calls against a model that writes into an imaginary cache of one
+or two KV groups, so that a block handed to two owners, freed too early, found under a wrong key or copied when it is
+another's shows as a wrong token. Which idle prefix is evicted first is the plugin's affair: oldest, least recently
+used, at random.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -34,12 +35,29 @@ from hypothesis.stateful import (
 
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup, Lease, Prefix
 
-GROUPS = (
-    KVGroup(group_id=0, layers=(0, 2), kind="full", block_bytes=64),
-    KVGroup(group_id=1, layers=(1, 3), kind="window", block_bytes=32, window=16),
-)
 BLOCK = 8
 """Block size of the state machine, in tokens."""
+WINDOW = 2 * BLOCK
+"""Tokens of the window of its second group."""
+STEP = 3 * BLOCK
+"""Most tokens that it computes before a commit, where they fill the window's blocks."""
+WIDE = 1000
+"""A window that passes nothing."""
+
+
+def two_groups(
+    num_blocks: int, window: int = WIDE, window_blocks: int | None = None, most_blocks: int | None = None
+) -> tuple[KVGroup, KVGroup]:
+    """A group that keeps every token, and one with a window, which has ``window_blocks`` blocks (``None``: as many)."""
+    full = KVGroup(0, (0, 2), "full", 64, num_blocks)
+    return full, KVGroup(1, (1, 3), "window", 32, window_blocks or num_blocks, window, most_blocks)
+
+
+def alike(allocator: KVAllocator) -> BlockUsage:
+    """Blocks by state, the same in all groups."""
+    first, *others = allocator.usage()
+    assert all(usage == first for usage in others), f"groups of equal blocks differ: {allocator.usage()}"
+    return first
 
 
 def prefix_of(tokens: list[int], num_tokens: int | None = None, block_size: int = BLOCK) -> Prefix:
@@ -75,12 +93,16 @@ class AllocatorMachine(RuleBasedStateMachine):
     """Set on a subclass by :meth:`KVAllocatorConformance.test_random_histories_keep_the_contract`."""
     owners = Bundle("owners")
 
-    @initialize(num_blocks=st.integers(min_value=2, max_value=24), groups=st.integers(1, 2))
-    def build(self, num_blocks: int, groups: int) -> None:
+    @initialize(
+        num_blocks=st.integers(min_value=2, max_value=24),
+        window_blocks=st.integers(min_value=2, max_value=16),
+        groups=st.sampled_from(((0,), (0, 1), (1,))),
+    )
+    def build(self, num_blocks: int, window_blocks: int, groups: tuple[int, ...]) -> None:
         self.allocator = self.make(BLOCK)
-        self.groups = GROUPS[:groups]
-        self.allocator.start(self.groups, num_blocks)
-        self.num_blocks = num_blocks
+        two = two_groups(num_blocks, WINDOW, window_blocks, most_blocks=-(-(WINDOW + STEP) // BLOCK) + 1)
+        self.groups = tuple(replace(two[group], group_id=at) for at, group in enumerate(groups))
+        self.allocator.start(self.groups)
         self.memory: dict[tuple[int, int], list[int | None]] = {}  # (group, block) -> tokens
         self.live: list[Owner] = []
         self.serial = 0
@@ -101,6 +123,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         for group, source in enumerate(lease.copy_from or ()):
             own = lease.blocks[group][lease.num_cached // BLOCK]
             assert own != source, f"{lease} copies block {own} to itself"
+            assert own and source, f"{lease} copies block {source} to {own}: 0 is padding"
             self.memory[group, own] = list(self.memory.get((group, source), [None] * BLOCK))
         owner = Owner(lease, tokens, length + more, self.forgotten)
         self._expect_content(owner, lease.num_cached)
@@ -130,19 +153,26 @@ class AllocatorMachine(RuleBasedStateMachine):
         after = self.allocator.usage()
         if lease is None:
             assert after == before, "a refused open changed something"
-            assert before.leased or max_tokens > before.total * BLOCK, "an empty pool refused a lease"
+            is_empty = not any(usage.leased for usage in before)
+            assert not (is_empty and self.has_room(max_tokens)), "an empty pool refused a lease"
             return None
         assert lease.num_cached == lease.num_committed
         if lease.num_cached != hit:
             assert lease.num_cached == hit // BLOCK * BLOCK, f"{lease} has {lease.num_cached} of {hit} cached tokens"
             # The block that would have been copied may be all there is.
-            assert after.available <= 1, "no copy was made, with a block left for it"
+            assert any(usage.available <= 1 for usage in after), "no copy was made, with a block left for it"
         assert (lease.copy_from is None) == (lease.num_cached % BLOCK == 0), f"{lease} copies {lease.copy_from}"
         assert lease.copy_from is None or len(lease.copy_from) == len(self.groups)
         assert lease.request_id == f"r{self.serial}"
         assert len(lease.blocks) == len(self.groups)
-        self.forgotten += lease.copy_from is not None and before.free == 0
+        self.forgotten += lease.copy_from is not None and any(usage.free == 0 for usage in before)
         return lease
+
+    def has_room(self, max_tokens: int) -> bool:
+        """Whether an empty pool holds a request of so many tokens."""
+        whole = -(-max_tokens // BLOCK)
+        most = [min(whole, group.most_blocks) if group.most_blocks else whole for group in self.groups]
+        return all(count < group.num_blocks for count, group in zip(most, self.groups, strict=True))
 
     def prefix(self, tokens: list[int], num_tokens: int) -> Prefix:
         return prefix_of(tokens, num_tokens) if self.allocator.caches_prefixes else Prefix((), tokens, num_tokens)
@@ -160,23 +190,33 @@ class AllocatorMachine(RuleBasedStateMachine):
     def compute(self, owner: Owner, count: int) -> None:
         """Reserve room and write tokens, as a step does."""
         upto = min(owner.written + count, len(owner.tokens), owner.max_tokens)
-        if not owner.open or upto <= owner.written:
+        if not owner.open or upto <= owner.written or self.is_beyond(owner.lease, upto):
             return
         before = self.allocator.usage()
-        held = len(owner.lease.blocks[0])
+        held = [len(blocks) for blocks in owner.lease.blocks]
         needed = self.allocator.blocks_needed(owner.lease, upto, owner.max_tokens)
         if not self.allocator.reserve(owner.lease, upto):
-            assert needed > before.available, f"{needed} blocks refused with {before.available} available"
-            assert self.allocator.usage() == before and len(owner.lease.blocks[0]) == held
+            short = [count > usage.available for count, usage in zip(needed, before, strict=True)]
+            assert any(short), f"{needed} blocks refused with {before}"
+            assert self.allocator.usage() == before, "a refused reserve changed something"
+            assert [len(blocks) for blocks in owner.lease.blocks] == held, "a refused reserve changed the lease"
             return
         after = self.allocator.usage()
-        assert before.available - after.available == needed
-        self.forgotten += after.cached < before.cached
+        taken = tuple(was.available - now.available for was, now in zip(before, after, strict=True))
+        assert taken == needed, f"{taken} blocks taken, {needed} were said to be needed"
+        self.forgotten += any(now.cached < was.cached for was, now in zip(before, after, strict=True))
         for position in range(owner.written, upto):
             for group, blocks in enumerate(owner.lease.blocks):
+                assert blocks[position // BLOCK], f"{owner.lease} has no block for token {position} in group {group}"
                 page = self.memory.setdefault((group, blocks[position // BLOCK]), [None] * BLOCK)
                 page[position % BLOCK] = owner.tokens[position]
         owner.written = upto
+
+    def is_beyond(self, lease: Lease, num_tokens: int) -> bool:
+        """Whether a request would hold more blocks of a window than the core ever asks for."""
+        end = -(-num_tokens // BLOCK)
+        held = [(end - group.num_passed(lease.num_committed, BLOCK), group.most_blocks) for group in self.groups]
+        return any(most is not None and count > most for count, most in held)
 
     @rule(owner=owners, back=st.integers(0, BLOCK))
     def commit_some(self, owner: Owner, back: int) -> None:
@@ -188,10 +228,13 @@ class AllocatorMachine(RuleBasedStateMachine):
         if not owner.open:
             return
         prefix = self.prefix(owner.tokens, upto)
-        before = self.allocator.usage()
+        before, held = self.allocator.usage(), [list(blocks) for blocks in owner.lease.blocks]
         self.allocator.commit(owner.lease, prefix)
         assert owner.lease.num_committed == upto
-        assert self.allocator.usage() == before, "a commit moves no blocks"
+        for group, was, now, ids in zip(self.groups, before, self.allocator.usage(), held, strict=True):
+            blocks, passed = owner.lease.blocks[group.group_id], group.num_passed(upto, BLOCK)
+            assert blocks[passed : len(ids)] == ids[passed:], "a commit changes no block that is read"
+            assert now == was or (passed and now.leased < was.leased), f"a commit made {now} of {was}"
         owner.written = upto
         # A copy of a prefix that another lease committed first is not found again once that one is evicted.
         if prefix.keys and owner.forgotten == self.forgotten:
@@ -204,9 +247,10 @@ class AllocatorMachine(RuleBasedStateMachine):
             before = self.allocator.usage()
             num_tokens = min(num_tokens, owner.max_tokens)
             needed = self.allocator.blocks_needed(owner.lease, num_tokens, owner.max_tokens)
-            assert needed >= 0 and self.allocator.usage() == before
-            if num_tokens <= len(owner.lease.blocks[0]) * BLOCK:
-                assert needed == 0, f"{needed} blocks for {num_tokens} tokens of {owner.lease}"
+            assert min(needed) >= 0 and self.allocator.usage() == before
+            for count, blocks in zip(needed, owner.lease.blocks, strict=True):
+                if num_tokens <= len(blocks) * BLOCK:
+                    assert count == 0, f"{needed} blocks for {num_tokens} tokens of {owner.lease}"
 
     @rule(owner=owners, count=st.integers(1, 2 * BLOCK), token=st.integers(0, 2))
     def sample(self, owner: Owner, count: int, token: int) -> None:
@@ -228,21 +272,29 @@ class AllocatorMachine(RuleBasedStateMachine):
     def reset_cache(self) -> None:
         self.allocator.reset_cache()
         self.forgotten += 1
-        assert self.allocator.usage().cached == 0
+        assert all(usage.cached == 0 for usage in self.allocator.usage())
 
     @invariant()
     def blocks_add_up(self) -> None:
-        usage = self.allocator.usage()
-        leased = {block for owner in self.live for block in owner.lease.blocks[0]}
-        assert usage.total == self.num_blocks - 1
-        assert usage.free + usage.cached + usage.leased == usage.total
-        assert min(usage.free, usage.cached) >= 0
-        assert self.allocator.caches_prefixes or usage.cached == 0, "nothing is cached"
-        assert usage.leased == len(leased), f"{usage.leased} leased, but leases hold {len(leased)} blocks"
-        assert all(0 < block < self.num_blocks for block in leased)
+        for group, usage in zip(self.groups, self.allocator.usage(), strict=True):
+            leased = {block for owner in self.live for block in owner.lease.blocks[group.group_id] if block}
+            assert usage.total == group.num_blocks - 1
+            assert usage.free + usage.cached + usage.leased == usage.total
+            assert min(usage.free, usage.cached) >= 0
+            assert self.allocator.caches_prefixes or usage.cached == 0, "nothing is cached"
+            assert usage.leased == len(leased), f"{usage.leased} leased, but leases hold {len(leased)} blocks"
+            assert all(0 < block < group.num_blocks for block in leased)
         check = getattr(self.allocator, "check", None)
         if check is not None:
             check()
+
+    @invariant()
+    def what_a_window_has_passed_is_given_back(self) -> None:
+        for owner in self.live:
+            for group, blocks in zip(self.groups, owner.lease.blocks, strict=True):
+                passed = group.num_passed(owner.lease.num_committed, BLOCK)
+                assert not any(blocks[:passed]), f"{owner.lease} holds blocks that group {group.group_id} has passed"
+                assert all(blocks[passed:]), f"{owner.lease} lacks blocks that are read in group {group.group_id}"
 
     @invariant()
     def nobody_lost_a_token(self) -> None:
@@ -254,14 +306,14 @@ class AllocatorMachine(RuleBasedStateMachine):
             return
         for owner in self.live:
             self.allocator.release(owner.lease)
-        usage = self.allocator.usage()
-        assert usage.leased == 0 and usage.available == usage.total, f"blocks leaked: {usage}"
+        for usage in self.allocator.usage():
+            assert usage.leased == 0 and usage.available == usage.total, f"blocks leaked: {usage}"
 
     def _expect_content(self, owner: Owner, upto: int) -> None:
-        for group, blocks in enumerate(owner.lease.blocks):
-            for start in range(0, upto, BLOCK):
+        for group, blocks in zip(self.groups, owner.lease.blocks, strict=True):
+            for start in range(group.num_passed(owner.lease.num_committed, BLOCK) * BLOCK, upto, BLOCK):
                 wanted = owner.tokens[start : min(start + BLOCK, upto)]
-                found = self.memory[group, blocks[start // BLOCK]][: len(wanted)]
+                found = self.memory[group.group_id, blocks[start // BLOCK]][: len(wanted)]
                 assert found == wanted, f"{owner.lease} holds {found} at {start}, expected {wanted}"
 
 
@@ -277,15 +329,17 @@ class KVAllocatorConformance(ABC):
 
     def started(self, num_blocks: int = 17, block_size: int = BLOCK) -> KVAllocator:
         allocator = self.make(block_size)
-        allocator.start(GROUPS, num_blocks)
+        allocator.start(two_groups(num_blocks))
         return allocator
 
     def test_fulfils_the_protocol(self) -> None:
         allocator = self.started()
         assert isinstance(allocator, KVAllocator)
-        lease, usage = allocator.open("r", Prefix(), 2 * BLOCK), allocator.usage()
+        lease, usages = allocator.open("r", Prefix(), 2 * BLOCK), allocator.usage()
         assert isinstance(lease, Lease), f"open() returned {lease!r:.60}, expected a Lease"
-        assert isinstance(usage, BlockUsage), f"usage() returned {usage!r:.60}, expected a BlockUsage"
+        assert isinstance(usages, tuple) and len(usages) == 2, f"usage() returned {usages!r:.60}, expected one a group"
+        for usage in usages:
+            assert isinstance(usage, BlockUsage), f"usage() returned {usage!r:.60}, expected BlockUsages"
         reserved = allocator.reserve(lease, BLOCK)
         assert reserved is True, f"reserve() returned {reserved!r}, expected True"
 
@@ -317,17 +371,17 @@ class KVAllocatorConformance(ABC):
         assert lease is not None and allocator.reserve(lease, 3 * BLOCK)
         before = (allocator.usage(), [list(blocks) for blocks in lease.blocks])
         for num_tokens in (1, BLOCK, 3 * BLOCK):
-            assert allocator.blocks_needed(lease, num_tokens, 3 * BLOCK) == 0
+            assert allocator.blocks_needed(lease, num_tokens, 3 * BLOCK) == (0, 0)
             assert allocator.reserve(lease, num_tokens)
             assert (allocator.usage(), [list(blocks) for blocks in lease.blocks]) == before
 
     def test_blocks_needed_for_a_new_lease_is_what_it_takes(self) -> None:
         allocator = self.started()
         needed = allocator.blocks_needed(None, 3 * BLOCK, 5 * BLOCK)
-        before = allocator.usage().available
+        before = alike(allocator).available
         lease = allocator.open("r", Prefix(), 5 * BLOCK)
         assert lease is not None and allocator.reserve(lease, 3 * BLOCK)
-        assert before - allocator.usage().available == needed
+        assert needed == (before - alike(allocator).available,) * 2
 
     def test_a_released_lease_leaves_everything_available(self) -> None:
         allocator = self.started()
@@ -337,7 +391,7 @@ class KVAllocatorConformance(ABC):
             text = prefix_of(list(range(5 * BLOCK)))
             allocator.commit(lease, text if allocator.caches_prefixes else anonymous(5 * BLOCK))
             allocator.release(lease)
-            assert allocator.usage().available == allocator.usage().total
+            assert alike(allocator).available == alike(allocator).total
 
     def test_a_request_may_start_again_before_its_old_lease_ends(self) -> None:
         allocator = self.started()
@@ -348,9 +402,56 @@ class KVAllocatorConformance(ABC):
         kept = list(new.blocks[0])
         allocator.release(old)
         assert new.blocks[0] == kept
-        assert allocator.usage().leased == len(kept)
+        assert alike(allocator).leased == len(kept)
         allocator.release(new)
-        assert allocator.usage().leased == 0
+        assert alike(allocator).leased == 0
+
+    def test_each_group_has_as_many_blocks_as_it_is_given(self) -> None:
+        for full, window in ((9, 5), (5, 9)):
+            allocator = self.make(BLOCK)
+            allocator.start(two_groups(full, window_blocks=window))
+            assert [usage.total for usage in allocator.usage()] == [full - 1, window - 1]
+            lease = allocator.open("r", Prefix(), 4 * BLOCK)
+            assert lease is not None and allocator.reserve(lease, 4 * BLOCK)
+            before = allocator.usage()
+            assert sorted(usage.available for usage in before) == [0, 4]
+            other = allocator.open("other", Prefix(), BLOCK)
+            assert other is None or (allocator.blocks_needed(other, BLOCK, BLOCK) == (1, 1))
+            assert other is None or not allocator.reserve(other, BLOCK), "one of the groups has no block left"
+            assert allocator.usage() == before, "the group with blocks left gave one for nothing"
+
+    def long_text(self, allocator: KVAllocator, num_blocks: int, name: str = "long", first: int = 0) -> Lease:
+        """A lease on a text whose tokens count from ``first``, computed and committed ``STEP`` by ``STEP``; meanwhile
+        it holds of the window no more than it needs."""
+        tokens, most = list(range(first, first + num_blocks * BLOCK)), -(-(WINDOW + STEP) // BLOCK) + 1
+        prefix = prefix_of(tokens, len(tokens) - 1) if allocator.caches_prefixes else Prefix()
+        lease = allocator.open(name, prefix, len(tokens))
+        assert lease is not None
+        for start in range(lease.num_cached, len(tokens), STEP):
+            end = min(start + STEP, len(tokens))
+            assert allocator.reserve(lease, end), f"{allocator.usage()} do not hold {WINDOW + STEP} tokens"
+            held = [sum(map(bool, blocks)) for blocks in lease.blocks]
+            assert held[0] == -(-end // BLOCK) or not self.on_demand(allocator)
+            assert held[1] <= most, f"{held[1]} blocks for a window of {WINDOW} tokens and a step of {STEP}"
+            allocator.commit(lease, prefix_of(tokens, end) if allocator.caches_prefixes else anonymous(end))
+        return lease
+
+    @staticmethod
+    def on_demand(allocator: KVAllocator) -> bool:
+        """Whether blocks are taken when tokens reach them."""
+        return allocator.blocks_needed(None, 1, 4 * BLOCK)[0] == 1
+
+    def test_a_window_holds_no_more_blocks_than_it_needs(self) -> None:
+        most = -(-(WINDOW + STEP) // BLOCK) + 1
+        allocator = self.make(BLOCK)
+        allocator.start(two_groups(41, WINDOW, most + 1, most))
+        for turn in range(2):
+            lease = self.long_text(allocator, 40, first=1000 * turn)
+            passed = (40 * BLOCK - WINDOW + 1) // BLOCK
+            assert lease.blocks[1][:passed] == [0] * passed and all(lease.blocks[1][passed:])
+            assert [usage.leased for usage in allocator.usage()] == [40, 40 - passed]
+            allocator.release(lease)
+            assert all(usage.available == usage.total for usage in allocator.usage())
 
     def test_random_histories_keep_the_contract(self) -> None:
         suite = self
@@ -401,7 +502,7 @@ class PrefixCachingConformance(KVAllocatorConformance):
         assert second.copy_from is None
         for theirs, ours in zip(first.blocks, second.blocks):
             assert ours == theirs[:3]
-        assert allocator.usage().leased == 4
+        assert alike(allocator).leased == 4
 
     def test_a_hit_covers_no_more_than_it_may(self) -> None:
         allocator, tokens = self.started(), list(range(4 * BLOCK))
@@ -416,17 +517,17 @@ class PrefixCachingConformance(KVAllocatorConformance):
         assert lease is not None and allocator.reserve(lease, 2 * BLOCK)
         allocator.commit(lease, anonymous(BLOCK + 3))
         allocator.release(lease)
-        assert allocator.usage().cached == 0
+        assert alike(allocator).cached == 0
         self.filled(allocator, "b", list(range(2 * BLOCK)))
         assert allocator.match_prefix(anonymous(2 * BLOCK)) == 0
 
     def test_an_idle_prefix_that_is_leased_again_cannot_be_evicted(self) -> None:
         allocator, tokens = self.started(num_blocks=5), list(range(3 * BLOCK))
         allocator.release(self.filled(allocator, "a", tokens))
-        assert allocator.usage().cached == 3
+        assert alike(allocator).cached == 3
         lease = allocator.open("b", prefix_of(tokens, 2 * BLOCK), 3 * BLOCK)
         assert lease is not None
-        usage = allocator.usage()
+        usage = alike(allocator)
         assert (usage.free, usage.cached, usage.leased) == (1, 1, 2)
         hungry = allocator.open("c", Prefix(), 3 * BLOCK)
         assert hungry is not None and not allocator.reserve(hungry, 3 * BLOCK)
@@ -439,7 +540,7 @@ class PrefixCachingConformance(KVAllocatorConformance):
     def test_uncommitted_blocks_are_free_after_release(self) -> None:
         allocator, tokens = self.started(), list(range(4 * BLOCK))
         allocator.release(self.filled(allocator, "a", tokens, committed=BLOCK))
-        assert (allocator.usage().cached, allocator.usage().free) == (1, 15)
+        assert (alike(allocator).cached, alike(allocator).free) == (1, 15)
 
     def test_idle_prefixes_give_way_to_whoever_needs_their_memory(self) -> None:
         """Whichever goes first: what is still found is still there, and what is gone is not found."""
@@ -451,10 +552,10 @@ class PrefixCachingConformance(KVAllocatorConformance):
                 filled = self.filled(allocator, name, tokens)
                 held.append(list(filled.blocks[0]))
                 allocator.release(filled)
-            assert (allocator.usage().cached, allocator.usage().free) == (8, 0)
+            assert (alike(allocator).cached, alike(allocator).free) == (8, 0)
             lease = allocator.open("next", Prefix(), taken * BLOCK)
             assert lease is not None and allocator.reserve(lease, taken * BLOCK)
-            assert (allocator.usage().cached, allocator.usage().leased) == (8 - taken, taken)
+            assert (alike(allocator).cached, alike(allocator).leased) == (8 - taken, taken)
             for tokens, blocks in zip(chains, held, strict=True):
                 found = allocator.match_prefix(prefix_of(tokens))
                 again = allocator.open("again", prefix_of(tokens), 4 * BLOCK)
@@ -480,7 +581,51 @@ class PrefixCachingConformance(KVAllocatorConformance):
         assert not set(a.blocks[0]) & set(b.blocks[0])
         allocator.release(a)
         allocator.release(b)
-        assert (allocator.usage().cached, allocator.match_prefix(prefix_of(tokens))) == (2, 2 * BLOCK)
+        assert (alike(allocator).cached, allocator.match_prefix(prefix_of(tokens))) == (2, 2 * BLOCK)
+
+    def in_windows(self, num_blocks: int = 41, window_blocks: int = 41) -> KVAllocator:
+        allocator = self.make(BLOCK)
+        allocator.start(two_groups(num_blocks, WINDOW, window_blocks))
+        return allocator
+
+    def test_of_a_window_a_hit_needs_the_last_blocks_only(self) -> None:
+        """The pool has not more blocks than the window and a step take: all others were evicted."""
+        allocator, tokens = self.in_windows(window_blocks=7), list(range(40 * BLOCK))
+        lease = self.long_text(allocator, 40)
+        held = [list(blocks) for blocks in lease.blocks]
+        assert allocator.match_prefix(prefix_of(tokens)) == 40 * BLOCK
+        allocator.release(lease)
+        again = allocator.open("again", prefix_of(tokens), 41 * BLOCK)
+        assert again is not None and again.num_cached == again.num_committed == 40 * BLOCK
+        assert list(again.blocks) == held, "blocks that the window has passed are none of the hit"
+
+    def test_what_a_window_has_passed_is_found_until_it_is_evicted(self) -> None:
+        allocator, tokens = self.in_windows(), list(range(40 * BLOCK))
+        lease = self.long_text(allocator, 12)
+        for blocks in range(13):
+            assert allocator.match_prefix(prefix_of(tokens, blocks * BLOCK)) == blocks * BLOCK
+        other = allocator.open("other", prefix_of(tokens, 4 * BLOCK), 5 * BLOCK)
+        assert other is not None and other.blocks[0] == lease.blocks[0][:4]
+        assert [bool(block) for block in other.blocks[1]] == [False, False, True, True]
+
+    def test_a_hit_is_as_long_as_all_groups_allow(self) -> None:
+        """Of another text the window has taken all blocks but the last ones of the first."""
+        allocator, tokens = self.in_windows(81, window_blocks=9), list(range(40 * BLOCK))
+        first = self.long_text(allocator, 20)
+        allocator.release(self.long_text(allocator, 20, "other", first=1000))
+        assert allocator.usage()[0].leased + allocator.usage()[0].cached == 40
+        ends = range(1, 21)
+        hits = [allocator.match_prefix(prefix_of(tokens, end * BLOCK)) // BLOCK for end in ends]
+        assert hits[-1] == 20, "its last blocks are leased"
+        found = [end for end, hit in zip(ends, hits, strict=True) if hit == end]
+        assert len(found) <= 8, f"hits of {found} blocks with 8 blocks of a window"
+        longest = [max((end for end in found if end <= at), default=0) for at in ends]
+        assert hits == longest, "a shorter text is found further than a longer one that begins with it"
+        for hit in hits:
+            lease = allocator.open("again", prefix_of(tokens, hit * BLOCK), 21 * BLOCK)
+            assert lease is not None and lease.num_cached == hit * BLOCK
+            allocator.release(lease)
+        allocator.release(first)
 
     def test_reset_forgets_everything_that_nobody_holds(self) -> None:
         allocator = self.started()
@@ -495,7 +640,7 @@ class PrefixCachingConformance(KVAllocatorConformance):
 def finds_parts(allocator: KVAllocator) -> bool:
     """Whether an allocator, for blocks of :data:`BLOCK` tokens and not started yet, finds the first tokens of a
     block."""
-    allocator.start(GROUPS, 3)
+    allocator.start(two_groups(3))
     text = list(range(BLOCK))
     lease = allocator.open("r", Prefix(), BLOCK)
     if lease is None or not allocator.reserve(lease, BLOCK):
@@ -537,7 +682,7 @@ class PartialBlockConformance(PrefixCachingConformance):
     def test_a_text_that_ended_within_a_block_is_found_as_far_as_it_was_committed(self) -> None:
         allocator, tokens = self.started(), list(range(2 * BLOCK))
         self.cached(allocator, tokens, committed=BLOCK + 3)
-        assert (allocator.usage().cached, allocator.usage().free) == (2, 14)
+        assert (alike(allocator).cached, alike(allocator).free) == (2, 14)
         assert allocator.match_prefix(prefix_of(tokens)) == BLOCK + 3
 
     def test_texts_that_part_within_a_block_share_what_is_the_same(self) -> None:
@@ -575,7 +720,7 @@ class PartialBlockConformance(PrefixCachingConformance):
         self.cached(allocator, tokens)
         lease = allocator.open("again", prefix_of(tokens, BLOCK + 3), 2 * BLOCK)
         assert lease is not None and (lease.num_cached, lease.copy_from) == (BLOCK, None)
-        assert (allocator.usage().cached, allocator.usage().leased) == (1, 1)
+        assert (alike(allocator).cached, alike(allocator).leased) == (1, 1)
         assert allocator.match_prefix(prefix_of(tokens)) == BLOCK + 4
         assert allocator.reserve(lease, BLOCK + 4), "the block is as good as free"
 
@@ -583,10 +728,10 @@ class PartialBlockConformance(PrefixCachingConformance):
         allocator, tokens = self.started(num_blocks=4), list(range(BLOCK + 4))
         self.cached(allocator, list(range(50, 50 + BLOCK)))
         self.cached(allocator, tokens)
-        assert allocator.usage().free == 0
+        assert alike(allocator).free == 0
         lease = self.hit(allocator, tokens, BLOCK + 3)
         assert lease.num_cached == BLOCK + 3
-        assert (allocator.usage().cached, allocator.usage().leased) == (1, 2)
+        assert (alike(allocator).cached, alike(allocator).leased) == (1, 2)
 
     def test_a_copy_that_was_never_made_is_found_by_nobody(self) -> None:
         allocator, tokens = self.started(), list(range(2 * BLOCK))
@@ -603,7 +748,7 @@ class PartialBlockConformance(PrefixCachingConformance):
         allocator, tokens = self.started(), list(range(BLOCK + 4))
         for _ in range(5):
             self.cached(allocator, tokens)
-            assert (allocator.usage().cached, allocator.usage().free) == (2, 14)
+            assert (alike(allocator).cached, alike(allocator).free) == (2, 14)
 
     def test_what_a_copy_was_made_from_stays_what_it_was(self) -> None:
         allocator, tokens = self.started(), list(range(BLOCK + 4))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.kv_format import KVFormat
-from engine.execution.kv_cache import as_bits, largest_value
+from engine.kernels.storage import as_bits, largest_value
 
 COMPUTE = ("float32", "bfloat16", "float16")
 SHAPES = ((1, 1, 8), (3, 2, 80), (17, 8, 128))

@@ -13,7 +13,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilit
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention, LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine.execution.reference import paged_attention
+from engine.kernels.torch.reference import paged_attention
 
 
 class PlainQuantizer:
@@ -35,6 +35,20 @@ class PlainQuantizer:
         return PackedLinear({"weight": weight, "bias": bias}, linear, linear, spec.out_features, label="plain")
 
 
+class RoundedQuantizer(PlainQuantizer):
+    """Weights rounded to 8 bits, with a scale for each output feature."""
+
+    lossless = False
+
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+        return super().pack(spec, [{**part, "weight": _rounded(part["weight"])} for part in parts], dtype, device)
+
+
+def _rounded(weight: Tensor) -> Tensor:
+    scale = weight.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+    return (weight / scale).round() * scale
+
+
 class PlainAttention:
     """One row after another, by the definition."""
 
@@ -43,6 +57,8 @@ class PlainAttention:
         dtypes=("float32", "bfloat16", "float16"),
         window=True,
         soft_cap=True,
+        sinks=True,
+        latent=True,
         max_verify_width=1 << 30,
         capturable=False,
     )
@@ -53,8 +69,10 @@ class PlainAttention:
     def prepare(self, batch: AttentionBatch) -> AttentionBatch:
         return batch
 
-    def forward(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
-        return paged_attention(prepared, op, q, cache)
+    def forward(
+        self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+    ) -> Tensor:
+        return paged_attention(prepared, op, q, cache, sinks)
 
 
 class OneRank:

@@ -33,9 +33,9 @@ from engine.contracts.quantizer import (
     StoredHeader,
     StoredTensor,
 )
-from engine.execution.reference import gated_activation
-from engine.execution.sharding import cut
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.torch.reference import gated_activation
+from engine.kernels.triton.device import runs_triton
+from engine.models.sharding import cut
 
 SPECS: dict[str, LinearSpec] = {
     "one_part": LinearSpec((LinearPart("o", 96),), 64),

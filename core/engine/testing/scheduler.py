@@ -16,11 +16,13 @@ from abc import ABC, abstractmethod
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.contracts.scheduler import RequestView, Schedule, Scheduler, SchedulerView, StepCost
+from engine.contracts.scheduler import Blocks, RequestView, Schedule, Scheduler, SchedulerView, StepCost, fit
 from engine.testing.simulation import Job, Machine, Simulation, check_schedule
 
 BLOCK = 16
 """Block size of all views and simulations here, in tokens."""
+WINDOW = 40
+"""Tokens of the window of a second KV group."""
 CALLS = 8
 """How often one view is planned."""
 
@@ -38,7 +40,7 @@ def make_view(
     running: list[RequestView],
     waiting: list[RequestView],
     free_rows: int = 8,
-    free_blocks: int = 1000,
+    free_blocks: int | Blocks = 1000,
     token_budget: int = 256,
     itl_target_ms: float = 0.0,
     step_cost: StepCost = StepCost(5.0, 0.1, 100),  # noqa: B008 (frozen)
@@ -46,14 +48,23 @@ def make_view(
 ) -> SchedulerView:
     """A view over a paged cache with blocks of :data:`BLOCK` tokens, exactly as many held as are computed.
 
-    ``num_in_flight``: requests that hold a row and have nothing to compute in this step.
+    ``num_in_flight``: requests that hold a row and have nothing to compute in this step; ``free_blocks``: of two groups
+    the second has a window of :data:`WINDOW` tokens.
     """
     by_id = {r.request_id: r for r in (*running, *waiting)}
+    free = (free_blocks,) if isinstance(free_blocks, int) else free_blocks
+    most = -(-(WINDOW + token_budget) // BLOCK) + 1
 
-    def blocks_needed(request_id: str, n: int) -> int:
+    def blocks_held(request_id: str) -> Blocks:
         request = by_id[request_id]
-        held = -(-request.computed // BLOCK) if request.is_running else 0
-        return -(-(request.computed + n) // BLOCK) - held
+        whole = -(-request.computed // BLOCK) if request.is_running else 0
+        return (whole, min(whole, whole - (request.computed - WINDOW + 1) // BLOCK))[: len(free)]
+
+    def blocks_needed(request_id: str, n: int) -> Blocks:
+        request = by_id[request_id]
+        held = blocks_held(request_id)
+        whole = -(-(request.computed + n) // BLOCK) - held[0]
+        return (whole, min(whole, most - held[-1]) if n > token_budget else whole)[: len(free)]
 
     def order(request: RequestView) -> tuple[int, int, int]:
         return (request.priority, request.turn, request.arrival)
@@ -63,11 +74,12 @@ def make_view(
         waiting=tuple(sorted(waiting, key=order)),
         num_running=len(running) + num_in_flight,
         free_rows=free_rows,
-        free_blocks=free_blocks,
+        free_blocks=free,
         token_budget=token_budget,
         itl_target_ms=itl_target_ms,
         step_cost=step_cost,
         blocks_needed=blocks_needed,
+        blocks_held=blocks_held,
     )
 
 
@@ -101,7 +113,7 @@ def decoding(arrival: int, known: int = 33, priority: int = 0, num_draft_tokens:
 @st.composite
 def views(draw: st.DrawFn) -> SchedulerView:
     """Random queues, budgets and memory, tight ones included."""
-    running, waiting = [], []
+    running, waiting, blocks = [], [], st.one_of(st.integers(0, 4), st.integers(0, 100))
     token_budget = draw(st.integers(8, 300))
     for arrival in draw(st.permutations(range(draw(st.integers(0, 10))))):
         kind = draw(st.sampled_from(["decode", "prefill", "wait"]))
@@ -120,7 +132,7 @@ def views(draw: st.DrawFn) -> SchedulerView:
         running,
         waiting,
         free_rows=draw(st.integers(0, 8)),
-        free_blocks=draw(st.one_of(st.integers(0, 4), st.integers(0, 100))),
+        free_blocks=draw(st.one_of(blocks, st.tuples(blocks, blocks))),
         token_budget=token_budget,
         itl_target_ms=draw(st.sampled_from([0.0, 6.0, 20.0])),
         step_cost=StepCost(5.0, 0.1, draw(st.sampled_from([0, 100]))),
@@ -138,6 +150,7 @@ def workloads(draw: st.DrawFn) -> tuple[Machine, list[Job]]:
         token_budget=draw(st.sampled_from([8, 64, 256])),
         itl_target_ms=draw(st.sampled_from([0.0, 8.0])),
         num_draft_tokens=draw(st.sampled_from([0, 3])),
+        window=draw(st.sampled_from([0, 5, WINDOW])),
     )
     job = st.builds(
         Job,
@@ -200,7 +213,7 @@ class SchedulerConformance(ABC):
             assert any(r.request_id == row.request_id for r in view.running for row in rows)
         elif view.waiting and view.free_rows and not view.num_running:
             first = view.waiting[0]
-            if view.blocks_needed(first.request_id, first.remaining) <= view.free_blocks:
+            if fit(view.blocks_needed(first.request_id, first.remaining), view.free_blocks):
                 assert rows, "a stall: whoever is chosen, somebody must start"
 
     def test_the_running_get_a_row_whoever_else_waits(self) -> None:

@@ -2,15 +2,27 @@
 
 It follows the core's rules for a schedule (rows are given blocks in order; a running request that is short of blocks
 preempts in the scheduler's order; new requests are admitted while there is room), with a paged cache that is only
-counted. A step takes ``base_ms + per_token_ms * tokens``.
+counted, in one KV group or two. A step takes ``base_ms + per_token_ms * tokens``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
-from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, Scheduler, SchedulerView, StepCost
+from engine.contracts.scheduler import (
+    Blocks,
+    RequestView,
+    Schedule,
+    ScheduledRow,
+    Scheduler,
+    SchedulerView,
+    StepCost,
+    fit,
+    minus,
+    plus,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +41,36 @@ class Machine:
 
     rows: int = 8
     blocks: int = 256
+    """Of the KV group that keeps every token."""
+    window: int = 0
+    """Tokens; not 0: there is a second KV group, with blocks for the window of each row and one step."""
     block_size: int = 16
     token_budget: int = 256
     itl_target_ms: float = 0.0
     base_ms: float = 5.0
     per_token_ms: float = 0.1
     num_draft_tokens: int = 0
+
+    @property
+    def pools(self) -> Blocks:
+        """Blocks of each KV group."""
+        step = -(-self.token_budget // self.block_size)
+        return (self.blocks, self.rows * self._window_blocks + step) if self.window else (self.blocks,)
+
+    @property
+    def _window_blocks(self) -> int:
+        """What the last tokens of a request take, and its next one."""
+        return -(-self.window // self.block_size) + 1
+
+    def held(self, num_blocks: int, computed: int) -> Blocks:
+        """Of a request with room for so many blocks of tokens: what it holds of each group."""
+        passed = max(0, computed - self.window + 1) // self.block_size if self.window else 0
+        return (num_blocks, max(0, num_blocks - passed))[: len(self.pools)]
+
+    def most_held(self, blocks: Blocks) -> Blocks:
+        """At most, of a request whose tokens take ``blocks``, if they are computed in several steps."""
+        step = -(-self.token_budget // self.block_size)
+        return (blocks[0], *(min(count, self._window_blocks + step) for count in blocks[1:]))
 
 
 @dataclass(slots=True)
@@ -62,6 +98,7 @@ class _Request:
     known: int
     computed: int = 0
     blocks: int = 0
+    """Of tokens that it has room for."""
     is_running: bool = False
 
     @property
@@ -85,7 +122,7 @@ class Simulation:
                 _Request(i, Trace(job), job.prompt) for i, job in enumerate(sorted(jobs, key=lambda j: j.arrives_ms))
             )
         }
-        self._free = machine.blocks
+        self._free = machine.pools
         self.now_ms = 0.0
         self.num_steps = 0
         self.step_tokens: list[int] = []
@@ -99,7 +136,7 @@ class Simulation:
                 self.now_ms = min(r.trace.job.arrives_ms for r in pending)
                 continue
             self._step(present)
-        assert self._free == self._machine.blocks, "blocks leaked"
+        assert self._free == self._machine.pools, "blocks leaked"
         return [request.trace for request in self._requests.values()]
 
     def _step(self, present: list[_Request]) -> None:
@@ -130,6 +167,7 @@ class Simulation:
             itl_target_ms=machine.itl_target_ms,
             step_cost=StepCost(machine.base_ms, machine.per_token_ms, 100),
             blocks_needed=lambda name, n: self._needed(self._requests[name], n),
+            blocks_held=lambda name: self._held(self._requests[name]),
         )
 
     def _describe(self, r: _Request) -> RequestView:
@@ -144,8 +182,13 @@ class Simulation:
             num_draft_tokens=self._machine.num_draft_tokens if r.is_running else 0,
         )
 
-    def _needed(self, r: _Request, num_tokens: int) -> int:
-        return max(0, -(-(r.computed + num_tokens) // self._machine.block_size) - r.blocks)
+    def _held(self, r: _Request) -> Blocks:
+        return self._machine.held(r.blocks, r.computed)
+
+    def _needed(self, r: _Request, num_tokens: int) -> Blocks:
+        held, end = self._held(r), -(-(r.computed + num_tokens) // self._machine.block_size)
+        whole = plus(held, (max(0, end - r.blocks),) * len(held))
+        return minus(self._machine.most_held(whole) if num_tokens > self._machine.token_budget else whole, held)
 
     def _fit(self, schedule: Schedule) -> dict[str, tuple[_Request, int]]:
         ran: dict[str, tuple[_Request, int]] = {}
@@ -153,12 +196,12 @@ class Simulation:
             request = self._requests[row.request_id]
             if request.is_running:
                 self._make_room(request, row.num_tokens, schedule, ran)
-            if self._needed(request, row.num_tokens) > self._free:
-                continue
             needed = self._needed(request, row.num_tokens)
-            request.blocks += needed
+            if not fit(needed, self._free):
+                continue
+            request.blocks += needed[0]
             request.is_running = True
-            self._free -= needed
+            self._free = minus(self._free, needed)
             ran[row.request_id] = (request, row.num_tokens)
         return ran
 
@@ -166,7 +209,7 @@ class Simulation:
         self, request: _Request, num_tokens: int, schedule: Schedule, ran: dict[str, tuple[_Request, int]]
     ) -> None:
         for name in schedule.preempt_order:
-            if self._needed(request, num_tokens) <= self._free:
+            if fit(self._needed(request, num_tokens), self._free):
                 return
             victim = self._requests[name]
             if victim is not request and victim.is_running and name not in ran:
@@ -175,12 +218,14 @@ class Simulation:
                 victim.trace.preemptions += 1
 
     def _vacate(self, request: _Request) -> None:
-        self._free += request.blocks
+        self._free = plus(self._free, self._held(request))
         request.blocks = 0
         request.is_running = False
 
     def _advance(self, request: _Request, count: int) -> None:
+        before = self._held(request)
         request.computed += count
+        self._free = plus(self._free, minus(before, self._held(request)))
         if request.computed == request.known:
             request.known += 1
             request.trace.token_ms.append(self.now_ms)
@@ -223,6 +268,7 @@ def _check_victims(view: SchedulerView, schedule: Schedule, new: list[str]) -> N
     assert len(set(order)) == len(order), "a victim is named twice"
     assert set(order) <= running, f"victims that do not run: {set(order) - running}"
     assert not running or set(order) < running, "every running request may be preempted: nobody is sure to end"
-    needed = sum(view.blocks_needed(row.request_id, row.num_tokens) for row in schedule.rows)
-    if running and needed > view.free_blocks:
+    none = (0,) * len(view.free_blocks)
+    needed = reduce(plus, (view.blocks_needed(row.request_id, row.num_tokens) for row in schedule.rows), none)
+    if running and not fit(needed, view.free_blocks):
         assert not new, f"new requests join those who run: {needed} blocks are needed and {view.free_blocks} available"

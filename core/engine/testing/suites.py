@@ -51,7 +51,8 @@ class Subject:
     def build(self, context: BuildContext | None = None, **changes: Any) -> Any:
         """A fresh plugin. Raises whatever it raises."""
         config = values.build(values.load(self.trial.config_class), self.trial.config | changes)
-        return values.load(self.trial.factory)(config, context or self.context())
+        factory = values.load(self.trial.factory)
+        return factory(config) if self.trial.slot == "architecture" else factory(config, context or self.context())
 
     @staticmethod
     def tried(ask: Callable[..., T], *args: Any) -> T | None:
@@ -107,9 +108,7 @@ def _architecture(subject: Subject) -> Suite:
     if model is None:
         return _contract(subject, "no model to describe: set model.path=DIR to one that the plugin computes")
     models = {model.name: model}
-    return _filled(
-        subject, [ArchitectureConformance], make=lambda self: subject.build(), models=lambda self: models
-    )
+    return _filled(subject, [ArchitectureConformance], make=lambda self: subject.build(), models=lambda self: models)
 
 
 def _plain(module: str, name: str) -> Callable[[Subject], Suite]:
@@ -142,7 +141,7 @@ def _kv_allocator(subject: Subject) -> Suite:
 
 
 def _kv_format(subject: Subject) -> Suite:
-    from engine.execution.triton_ops.device import runs_triton
+    from engine.kernels.triton.device import runs_triton
     from engine.testing.kv_format import KVFormatConformance, KVTileConformance
 
     def has_functions() -> bool:
@@ -154,7 +153,7 @@ def _kv_format(subject: Subject) -> Suite:
 
 
 def _quantizer(subject: Subject) -> Suite:
-    from engine.execution.triton_ops.device import runs_triton
+    from engine.kernels.triton.device import runs_triton
     from engine.testing import quantizer as suites
 
     plain = _filled(subject, [suites.QuantizerConformance], make=lambda self: subject.build())()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.model import DeviceFacts, ModelConfig
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Trial(msgspec.Struct, frozen=True):
     """Compute dtype of what factories are told."""
     execution: str = "eager"
     """How steps run, of what factories are told."""
-    model: ModelFacts | None = None
+    model: ModelConfig | None = None
     """One that the plugin can compute, where its suite needs one."""
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.contracts.quantizer import TileLoader
-from engine.execution.triton_ops.product import tile_scaled, unpacked
+from engine.kernels.triton.product import tile_scaled, unpacked
 
 BLOCK_N = 16
 
@@ -23,9 +23,7 @@ def _read(
     row = tl.load(row_ptr + feature)
     real = row < OUT_FEATURES
     start = tl.program_id(1) * BLOCK_K
-    loaded = LOAD_TILE(
-        weight_ptr, scale_ptr, zero_ptr, row, real, start, IN_FEATURES, GROUP_SIZE, BLOCK_K, tl.float32
-    )
+    loaded = LOAD_TILE(weight_ptr, scale_ptr, zero_ptr, row, real, start, IN_FEATURES, GROUP_SIZE, BLOCK_K, tl.float32)
     tile = tile_scaled(loaded, unpacked(loaded, UNPACK_TILE, tl.float32), TILE_SCALE)
     if channel_scale_ptr is not None:
         tile *= tl.load(channel_scale_ptr + row, mask=real, other=1.0)[:, None]

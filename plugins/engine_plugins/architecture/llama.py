@@ -1,4 +1,4 @@
-"""Llama 2/3.x, Mistral, Qwen2/2.5 and Qwen3 (dense) as typed ops.
+"""Llama 2/3.x, Mistral, Qwen2/2.5 and Qwen3 (dense).
 
 One shape serves them all: pre-norm attention with grouped KV heads and rotary positions, then a gated MLP. They
 differ in biases, in a norm of query and key heads (Qwen3), and in which layers have a window.
@@ -6,125 +6,73 @@ differ in biases, in a norm of query and key heads (Qwen3), and in which layers 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
+from engine.checkpoint.sizes import read_sizes, windows_by_layer
+from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
-from engine.contracts.model import ModelFacts
-from engine.contracts.ops import (
-    Attention,
-    DownResidual,
-    Embed,
-    LayerOp,
-    LinearPart,
-    LinearSpec,
-    LMHead,
-    ModelOps,
-    NormGateUpAct,
-    NormQKVRopeWrite,
-    NormSpec,
-    OutResidual,
-)
-from engine.contracts.provider import BuildContext
-from engine_plugins.architecture.config import ACTIVATIONS, LLAMA_LIKE
+from engine.contracts.graph import Builder
+from engine.contracts.model import ModelConfig
+from engine_plugins.architecture.blocks import activation, attention, gated_mlp
 
-
-@dataclass(frozen=True, slots=True)
-class _Variant:
-    """How a family departs from plain Llama."""
-
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {
+        "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096,
+    },
+    "Qwen2ForCausalLM": {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096},
+    "Qwen3ForCausalLM": {
+        "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768, "sliding_window": 4096,
+    },
+}  # fmt: skip
+"""What ``config.json`` may leave out, where it is not what most families have."""
 
 
 class LlamaArchitecture:
     """See :class:`engine.contracts.architecture.Architecture`."""
 
-    def __init__(self, config: SlotConfig, context: BuildContext) -> None:
+    def __init__(self, config: SlotConfig) -> None:
         pass
 
-    def describe(self, model: ModelFacts) -> ModelOps:
-        """Raises ``ValueError`` for an activation or a family this file does not know."""
-        variant = _variant(model)
-        final_norm = NormSpec("model.norm", model.rms_norm_eps)
-        head = LinearSpec((LinearPart("lm_head", model.vocab_size),), model.hidden_size, shard="out", kind="head")
-        return ModelOps(
-            embed=Embed("model.embed_tokens", model.vocab_size, model.hidden_size),
-            layers=tuple(_layer(model, variant, i) for i in range(model.num_layers)),
-            head=LMHead(final_norm, head, tied=model.tie_embeddings),
-        )
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        decoder(b, Values(model.raw), model.architecture)
 
 
-def _variant(model: ModelFacts) -> _Variant:
-    attention_bias = bool(model.raw.get("attention_bias", False))
-    match model.architecture:
-        case "LlamaForCausalLM":
-            mlp_bias = bool(model.raw.get("mlp_bias", False))
-            return _Variant(attention_bias, attention_bias, mlp_bias, qk_norm=False)
-        case "MistralForCausalLM":
-            return _Variant(False, False, False, qk_norm=False)
-        case "Qwen2ForCausalLM":
-            return _Variant(True, False, False, qk_norm=False)
-        case "Qwen3ForCausalLM":
-            return _Variant(attention_bias, attention_bias, False, qk_norm=True)
-    raise ValueError(
-        f"architecture {model.architecture!r} of the checkpoint: expected one of {', '.join(LLAMA_LIKE)}; "
-        "choose another plugin with architecture=<name>"
-    )
+def decoder(b: Builder, values: Values, family: str, name: str = "model", head: str = "lm_head") -> None:
+    """Record a model of the family. ``name``, ``head``: what names of its tensors and of the head's begin with."""
+    values = Values({**DEFAULTS[family], **values.values})
+    sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
+    windows = _windows(values, family, sizes.num_layers)
+    may_have_bias = family in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    bias = may_have_bias and values.flag("attention_bias", False)
+    mlp_bias = family == "LlamaForCausalLM" and values.flag("mlp_bias", False)
+    b.positions(sizes.max_position)
+    x = b.embed(f"{name}.embed_tokens", sizes.vocab_size, sizes.hidden_size)
+    for i, window in enumerate(windows):
+        at = f"{name}.layers.{i}"
+        with b.layer(x):
+            h = b.rms_norm(x, f"{at}.input_layernorm", sizes.eps)
+            x = b.add(x, attention(
+                b, h, f"{at}.self_attn", sizes, rope=sizes.rope, window=window,
+                bias=bias or family == "Qwen2ForCausalLM", out_bias=bias, head_norm=family == "Qwen3ForCausalLM",
+            ))  # fmt: skip
+            h = b.rms_norm(x, f"{at}.post_attention_layernorm", sizes.eps)
+            x = b.add(x, gated_mlp(b, h, f"{at}.mlp", sizes, act, bias=mlp_bias))
+    b.lm_head(b.rms_norm(x, f"{name}.norm", sizes.eps), head, sizes.vocab_size, tied=sizes.tied)
 
 
-def _layer(model: ModelFacts, variant: _Variant, index: int) -> tuple[LayerOp, ...]:
-    prefix = f"model.layers.{index}"
-    return (*_attention_ops(model, variant, prefix, index), *_mlp_ops(model, variant, prefix))
+def _windows(values: Values, family: str, layers: int) -> tuple[int | None, ...]:
+    """Llama has none, Mistral one in every layer."""
+    if family == "MistralForCausalLM":
+        return windows_by_layer(values, layers, every=True)
+    return (None,) * layers if family == "LlamaForCausalLM" else qwen_windows(values, layers)
 
 
-def _attention_ops(model: ModelFacts, variant: _Variant, prefix: str, index: int) -> tuple[LayerOp, ...]:
-    name, dim, eps = f"{prefix}.self_attn", model.head_dim, model.rms_norm_eps
-    q_size, kv_size = model.num_heads * dim, model.num_kv_heads * dim
-    qkv = LinearSpec(
-        (
-            LinearPart(f"{name}.q_proj", q_size, variant.qkv_bias),
-            LinearPart(f"{name}.k_proj", kv_size, variant.qkv_bias),
-            LinearPart(f"{name}.v_proj", kv_size, variant.qkv_bias),
-        ),
-        model.hidden_size,
-        shard="out",
-    )
-    out = LinearSpec((LinearPart(f"{name}.o_proj", model.hidden_size, variant.out_bias),), q_size, shard="in")
-    return (
-        NormQKVRopeWrite(
-            norm=NormSpec(f"{prefix}.input_layernorm", eps),
-            qkv=qkv,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=dim,
-            rope=model.rope,
-            q_norm=NormSpec(f"{name}.q_norm", eps) if variant.qk_norm else None,
-            k_norm=NormSpec(f"{name}.k_norm", eps) if variant.qk_norm else None,
-        ),
-        Attention(
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=dim,
-            scale=dim**-0.5,
-            window=model.layer_windows[index],
-        ),
-        OutResidual(out),
-    )
-
-
-def _mlp_ops(model: ModelFacts, variant: _Variant, prefix: str) -> tuple[LayerOp, ...]:
-    act = ACTIVATIONS.get(model.hidden_act)
-    if act is None:
-        raise ValueError(f"hidden_act {model.hidden_act!r} of the checkpoint: expected one of {', '.join(ACTIVATIONS)}")
-    name, size, bias = f"{prefix}.mlp", model.intermediate_size, variant.mlp_bias
-    gate_up = LinearSpec(
-        (LinearPart(f"{name}.gate_proj", size, bias), LinearPart(f"{name}.up_proj", size, bias)),
-        model.hidden_size,
-        shard="out",
-        kind="gate_up",
-    )
-    down = LinearSpec((LinearPart(f"{name}.down_proj", model.hidden_size, bias),), size, shard="in")
-    norm = NormSpec(f"{prefix}.post_attention_layernorm", model.rms_norm_eps)
-    return (NormGateUpAct(norm, gate_up, act), DownResidual(down))
+def qwen_windows(values: Values, layers: int) -> tuple[int | None, ...]:
+    """Where ``use_sliding_window`` says so: in the layers of ``layer_types``, or from ``max_window_layers`` on."""
+    if not values.flag("use_sliding_window", False):
+        return (None,) * layers
+    if values.has("layer_types"):
+        return windows_by_layer(values, layers)
+    first = values.whole("max_window_layers", "MAX_LAYERS", 28, least=0)
+    return tuple(w if i >= first else None for i, w in enumerate(windows_by_layer(values, layers, every=True)))

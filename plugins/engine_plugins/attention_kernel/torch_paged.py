@@ -2,7 +2,7 @@
 
 A step is cut into *pieces*, each one call of ``scaled_dot_product_attention``. What a piece needs besides queries,
 keys and values (which slots it reads, its mask) is worked out once per step and shared by all layers that have the
-same window. ``engine.execution.reference.paged_attention`` is the plain version this one is tested against.
+same window. ``engine.kernels.torch.reference.paged_attention`` is the plain version this one is tested against.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
-from engine.execution.kv_cache import as_bits
-from engine.execution.reference import soft_capped
+from engine.kernels.storage import as_bits
+from engine.kernels.torch.reference import soft_capped
 
 QUERY_CHUNK = 256
 """Queries per piece where a mask is needed: bounds the mask, and keys beyond the chunk's last query are not read."""
@@ -80,6 +80,8 @@ class TorchAttention:
         soft_cap=True,
         max_verify_width=1 << 30,
         capturable=False,
+        sinks=True,
+        latent=True,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext) -> None:
@@ -92,22 +94,24 @@ class TorchAttention:
         # What is known on the host are bounds while drafts are verified. A GPU is waited for, once per step.
         return Prepared(replace(batch, kv_lens=tuple(batch.kv_lens_device.tolist())))
 
-    def forward(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
+    def forward(
+        self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+    ) -> Tensor:
         """See the contract. A window's pieces are made when its first layer asks for them."""
-        capped = op.soft_cap is not None
+        capped = _by_scores(op)
         key = (op.window, capped, q.dtype)
         pieces = prepared.pieces.get(key)
         if pieces is None:
             pieces = prepared.pieces[key] = make_pieces(prepared.batch, op.window, q.dtype, not capped)
         if len(pieces) == 1 and isinstance(pieces[0].query, int):
-            return _attend(pieces[0], op, q, cache)
-        out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
+            return _attend(pieces[0], op, q, cache, sinks)
+        out = q.new_empty(q.shape[0], op.num_heads * op.out_dim)
         for piece in pieces:
             if isinstance(piece.query, int):
                 stop = piece.query + piece.rows * piece.num_queries
-                out[piece.query : stop] = _attend(piece, op, q[piece.query : stop], cache)
+                out[piece.query : stop] = _attend(piece, op, q[piece.query : stop], cache, sinks)
             else:
-                out.index_copy_(0, piece.query, _attend(piece, op, q[piece.query], cache))
+                out.index_copy_(0, piece.query, _attend(piece, op, q[piece.query], cache, sinks))
         return out
 
 
@@ -127,8 +131,8 @@ def _run(stored: Tensor, first_slot: int, num_keys: int) -> Tensor:
     """A contiguous run of slots as ``[1, kv_heads, num_keys, head_dim]``, in one view: views are what a decode step
     on a CPU has most of."""
     _, _, heads, dim = stored.shape
-    slot = heads * dim
-    return stored.as_strided((1, heads, num_keys, dim), (0, dim, slot, 1), stored.storage_offset() + first_slot * slot)
+    _, slot, head, _ = stored.stride()
+    return stored.as_strided((1, heads, num_keys, dim), (0, head, slot, 1), stored.storage_offset() + first_slot * slot)
 
 
 def _pick(stored: Tensor, piece: Piece) -> Tensor:
@@ -139,38 +143,51 @@ def _pick(stored: Tensor, piece: Piece) -> Tensor:
     return as_bits(slots).index_select(0, piece.keys).view(stored.dtype)
 
 
-def _attend(piece: Piece, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
+def _by_scores(op: Attention) -> bool:
+    """Whether torch's own attention lacks something of it."""
+    return op.soft_cap is not None or op.sinks
+
+
+def _attend(piece: Piece, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None) -> Tensor:
     """``q [rows * num_queries, heads, dim]`` -> ``[rows * num_queries, heads * dim]``."""
     k = _read(piece, cache.k, cache.k_scale, cache.format, q.dtype)
     v = _read(piece, cache.v, cache.v_scale, cache.format, q.dtype)
     rows, n, kv_heads, group = piece.rows, piece.num_queries, op.num_kv_heads, op.num_heads // op.num_kv_heads
     mask = piece.mask
-    if op.soft_cap is None and n > FOLD_LIMIT:
+    if not _by_scores(op) and n > FOLD_LIMIT:
         q = q.view(rows, n, op.num_heads, op.head_dim).transpose(1, 2)
         out = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=piece.causal, scale=op.scale, enable_gqa=group > 1
         )
         return out.transpose(1, 2).reshape(rows * n, -1)
-    if n == 1 and op.soft_cap is None:
+    if n == 1 and not _by_scores(op):
         q = q.reshape(rows, kv_heads, group, op.head_dim)
         return F.scaled_dot_product_attention(q, k, v, mask, scale=op.scale).view(rows, -1)
     # [rows, n, kv_heads, group, dim] -> [rows, kv_heads, group * n, dim]
     q = q.reshape(rows, n, kv_heads, group, op.head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
     if mask is not None and group > 1 and n > 1:
         mask = mask.repeat(1, 1, group, 1)
-    if op.soft_cap is None:
+    if not _by_scores(op):
         out = F.scaled_dot_product_attention(q, k, v, mask, scale=op.scale)
     else:
-        out = _soft_capped_attention(q, k, v, mask, op.scale, op.soft_cap)
-    out = out.view(rows, kv_heads, group, n, op.head_dim).permute(0, 3, 1, 2, 4)
+        # A query's row is that of its head: [kv_heads, group * n].
+        of_rows = None if sinks is None else sinks.view(kv_heads, group, 1).expand(-1, -1, n).flatten(1)
+        out = _attention_by_scores(q, k, v, mask, op, of_rows)
+    out = out.view(rows, kv_heads, group, n, op.out_dim).permute(0, 3, 1, 2, 4)
     return out.reshape(rows * n, -1)
 
 
-def _soft_capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
-    scores = soft_capped(torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale, cap)
+def _attention_by_scores(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, op: Attention, sinks: Tensor | None
+) -> Tensor:
+    """``q [rows, kv_heads, n, dim]``; ``sinks``: ``[kv_heads, n]``."""
+    scores = soft_capped(torch.matmul(q.float(), k.float().transpose(-1, -2)) * op.scale, op.soft_cap)
     if mask is not None:
         scores = scores + mask
-    return torch.matmul(scores.softmax(dim=-1), v.float()).to(q.dtype)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[..., None].expand(*scores.shape[:-1], 1)), dim=-1)
+    probs = scores.softmax(dim=-1)
+    return torch.matmul(probs if sinks is None else probs[..., :-1], v.float()).to(q.dtype)
 
 
 def make_pieces(

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from engine.checkpoint.files import CheckpointError, read_file
 from engine.checkpoint.limits import MAX_TOKENIZER_BYTES
+from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
+from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import ModelOps
 from engine.contracts.provider import BuildContext
-from engine.execution.checkpoint import open_checkpoint
 from engine_plugins.drafter.config import DraftModelConfig
 from engine_plugins.drafter.shipped import find_checkpoint
 
@@ -58,12 +58,13 @@ class DraftModelDrafter:
         self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype)
 
     def start(self, engine: DraftEngine) -> None:
-        ops: ModelOps = engine.describe(self._model)
+        graph: Graph = engine.describe(self._model)
         weights = engine.open(self._model)
-        self._embed = weights.embedding(ops.embed.name, ops.embed.vocab_size, ops.embed.hidden_size)
-        self._layers = weights.layers(ops.layers)
-        self._head = weights.head(ops.head)
-        weights.finish(ignored=("rotary_emb.inv_freq", "lm_head.weight") if ops.head.tied else ("rotary_emb.inv_freq",))
+        self._embed, head = weights.embed(graph), graph.lm_head
+        self._layers = weights.layers(graph)
+        self._head = weights.head(graph)
+        twice = tuple(f"{part.name}.weight" for part in head.spec.parts) if head.tied else ()
+        weights.finish(ignored=("rotary_emb.inv_freq", *twice))
 
         self._sync, self._chain = engine.captured(self._run), engine.chain(self._next)
 
@@ -76,7 +77,7 @@ class DraftModelDrafter:
 
     def _run(self, tokens: Tensor, metadata: Any) -> Tensor:
         residual: Tensor = self._embed(tokens)
-        return self._layers.run(residual, residual, metadata)
+        return self._layers.run(residual, metadata=metadata)
 
     def _next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, None]:
         logits: Tensor = self._head(self._run(tokens, metadata))

@@ -46,7 +46,7 @@ class EarlyExitDrafter:
 
     def _next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, None]:
         residual = self._engine.embed(tokens)
-        return self._engine.head(self._layers.run(residual, residual, metadata)), None
+        return self._engine.head(self._layers.run(residual, metadata=metadata)), None
 
     def release(self, row_id: int) -> None:
         """Nothing is kept."""

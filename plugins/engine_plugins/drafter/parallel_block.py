@@ -20,22 +20,13 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.files import CheckpointError, clipped, read_json
+from engine.checkpoint.tensors import open_checkpoint
 from engine.checkpoint.values import Values
 from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
-from engine.contracts.model import ModelFacts, RopeFacts
-from engine.contracts.ops import (
-    Attention,
-    DownResidual,
-    LayerOp,
-    LinearPart,
-    LinearSpec,
-    NormGateUpAct,
-    NormQKVRopeWrite,
-    NormSpec,
-    OutResidual,
-)
+from engine.contracts.graph import Builder, Graph
+from engine.contracts.model import ModelFacts
+from engine.contracts.ops import LinearPart, LinearSpec, Norm, RopeFacts
 from engine.contracts.provider import BuildContext
-from engine.execution.checkpoint import open_checkpoint
 from engine_plugins.drafter.config import ParallelBlockConfig
 from engine_plugins.drafter.shipped import find_checkpoint
 from engine_plugins.drafter.vocabulary import target_ids
@@ -62,33 +53,25 @@ class BlockFacts:
     """Entries of its own projection; ``None``: the target's."""
     quantization: Mapping[str, Any] | None
 
-    def layer(self, index: int) -> tuple[LayerOp, ...]:
-        """One layer as ops; its first norm is the drafter's business."""
-        attention, mlp = f"layers.{index}.self_attn", f"layers.{index}.mlp"
-        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        qkv = tuple(LinearPart(f"{attention}.{p}_proj", n) for p, n in (("q", width), ("k", kv_width), ("v", kv_width)))
-        up = tuple(LinearPart(f"{mlp}.{part}_proj", self.intermediate_size) for part in ("gate", "up"))
-        return (
-            NormQKVRopeWrite(
-                None,
-                LinearSpec(qkv, self.hidden_size, shard="out"),
-                self.num_heads,
-                self.num_kv_heads,
-                self.head_dim,
-                self.rope,
-                NormSpec(f"{attention}.q_norm", self.eps),
-                NormSpec(f"{attention}.k_norm", self.eps),
-            ),
-            Attention(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5),
-            OutResidual(LinearSpec((LinearPart(f"{attention}.o_proj", self.hidden_size),), width, shard="in")),
-            NormGateUpAct(
-                NormSpec(f"layers.{index}.post_attention_layernorm", self.eps),
-                LinearSpec(up, self.hidden_size, shard="out", kind="gate_up"),
-            ),
-            DownResidual(
-                LinearSpec((LinearPart(f"{mlp}.down_proj", self.hidden_size),), self.intermediate_size, shard="in")
-            ),
-        )
+    def layer(self, index: int) -> Graph:
+        """One layer. Inputs: the residual, and the same normed: its first norm is the drafter's business."""
+        b, dim, name = Builder(), self.head_dim, f"layers.{index}.self_attn"
+        x, h = b.input(self.hidden_size), b.input(self.hidden_size)
+        sizes = (("q", self.num_heads * dim), ("k", self.num_kv_heads * dim), ("v", self.num_kv_heads * dim))
+        q_proj, k_proj, v_proj = (LinearPart(f"{name}.{part}_proj", size) for part, size in sizes)
+        with b.layer(x):
+            q, k, v = b.linear(h, q_proj, k_proj, v_proj, shard="out")
+            q = b.rms_norm(q, f"{name}.q_norm", self.eps, size=dim)
+            k = b.rms_norm(k, f"{name}.k_norm", self.eps, size=dim)
+            q, k = b.rope(q, k, self.rope, dim)
+            a = b.attention(q, k, v, dim)
+            x = b.add(x, b.linear(a, LinearPart(f"{name}.o_proj", self.hidden_size), shard="in"))
+            h, name = b.rms_norm(x, f"layers.{index}.post_attention_layernorm", self.eps), f"layers.{index}.mlp"
+            gate_proj, up_proj = (LinearPart(f"{name}.{part}_proj", self.intermediate_size) for part in ("gate", "up"))
+            gate, up = b.linear(h, gate_proj, up_proj, shard="out")
+            down = LinearPart(f"{name}.down_proj", self.hidden_size)
+            b.add(x, b.linear(b.gated(gate, up, "silu"), down, shard="in"))
+        return b.graph()
 
 
 def read_facts(folder: str, target: ModelFacts) -> BlockFacts:
@@ -152,7 +135,7 @@ class ParallelBlockDrafter:
     def __init__(self, config: ParallelBlockConfig, context: BuildContext) -> None:
         facts = read_facts(find_checkpoint("parallel_block", config.path, context), context.model)
         self._facts = facts
-        self._model = replace(context.model, path=facts.path, head_dim=facts.head_dim, quantization=facts.quantization)
+        self._model = replace(context.model, path=facts.path, quantization=facts.quantization)
         self.max_width = min(config.max_width, facts.block_size - 1)
         self.aux_layers = facts.aux_layers
         self.kv: DrafterKV | None = DrafterKV(facts.num_layers, facts.num_kv_heads, facts.head_dim)
@@ -163,11 +146,11 @@ class ParallelBlockDrafter:
         size, eps = facts.hidden_size, facts.eps
         self._engine = engine
         self._fc = weights.linear(LinearSpec((LinearPart("fc", size),), len(facts.aux_layers) * size))
-        self._fused_norm = weights.norm(NormSpec("hidden_norm", eps), size)
+        self._fused_norm = weights.norm(Norm("rms", "hidden_norm", size, eps))
         layers = range(facts.num_layers)
-        self._layers = [weights.layers([facts.layer(i)], first=i) for i in layers]
-        self._norms = [weights.norm(NormSpec(f"layers.{i}.input_layernorm", eps), size) for i in layers]
-        self._final_norm = weights.norm(NormSpec("norm", eps), size)
+        self._layers = [weights.layers(facts.layer(i), first=i) for i in layers]
+        self._norms = [weights.norm(Norm("rms", f"layers.{i}.input_layernorm", size, eps)) for i in layers]
+        self._final_norm = weights.norm(Norm("rms", "norm", size, eps))
         self._lm_head, self._to_target = engine.lm_head, None
         if facts.draft_vocab is not None:
             part = LinearPart("lm_head", facts.draft_vocab)
@@ -200,7 +183,7 @@ class ParallelBlockDrafter:
         """Logits of the token at every position of the blocks."""
         residual = self._engine.embed(tokens)
         for norm, layer in zip(self._norms, self._layers, strict=True):
-            residual = layer.run(residual, norm(residual), metadata)
+            residual = layer.run(residual, norm(residual), metadata=metadata)
         logits: Tensor = self._lm_head(self._final_norm(residual))
         return logits
 

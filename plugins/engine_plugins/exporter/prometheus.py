@@ -60,7 +60,9 @@ class EngineMetrics:
         self.gap = seconds("step_gap", "Device idle before a step although requests were running.")
         self.device = seconds("step_device", "Forward, sample and verify of a step.")
         self.batch = page.histogram("engine_step_requests", "Requests in a step.", SIZES)
-        self.kv_used = gauge("engine_kv_used_ratio", "Leased KV blocks / all KV blocks, latest step.")
+        self.kv_used = gauge("engine_kv_used_ratio", "Leased KV blocks / all of the fullest KV group, latest step.")
+        # Groups are the model's: they show with the first step.
+        self.kv_groups_used = gauge("engine_kv_group_used_ratio", "The same of each KV group.", "group", ())
         self.running = gauge("engine_requests_running", "Requests that hold a row, latest step.")
         self.waiting = gauge("engine_requests_waiting", "Requests not admitted yet, latest step.")
         self.queries = counter("engine_prefix_cache_queries_total", "Prompt tokens looked up.")
@@ -113,6 +115,8 @@ class EngineMetrics:
         self.device.observe(event.device_ms / 1e3)
         self.batch.observe(event.num_requests)
         self.kv_used.set(event.kv_used)
+        for group, used in event.kv_groups_used:
+            self.kv_groups_used.set(used, group)
         self.running.set(event.running)
         self.waiting.set(event.waiting)
         self.drafted.add(event.drafted)

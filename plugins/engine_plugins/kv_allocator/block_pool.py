@@ -45,46 +45,72 @@ class FreeBlocks:
 
 
 class Leases:
-    """The open leases, by identity: a request may hold a new one while steps in flight still use its old one.
+    """The open leases, by identity: a request may hold a new one while steps in flight still use its old one."""
 
-    One id names a block in every KV group at once, so all groups of a lease have the same list of ids and a block
-    that is valid in one group is valid in all. Windowed groups keep their whole sequence, like full ones.
-    """
+    __slots__ = ("_open",)
 
-    __slots__ = ("_num_groups", "_open")
-
-    def __init__(self, groups: Sequence[KVGroup]) -> None:
-        if not groups:
-            raise ValueError("no KV groups: a model has at least one")
-        self._num_groups = len(groups)
+    def __init__(self) -> None:
         self._open: dict[int, Lease] = {}
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._open.values())
 
-    def add(self, request_id: str, blocks: list[int], num_cached: int = 0, copy_from: int | None = None) -> Lease:
-        sources = None if copy_from is None else (copy_from,) * self._num_groups
-        lease = Lease(request_id, (blocks,) * self._num_groups, num_cached, num_cached, sources)
+    def add(
+        self,
+        request_id: str,
+        blocks: tuple[list[int], ...],
+        num_cached: int = 0,
+        copy_from: tuple[int, ...] | None = None,
+    ) -> Lease:
+        lease = Lease(request_id, blocks, num_cached, num_cached, copy_from)
         self._open[id(lease)] = lease
         return lease
 
-    def remove(self, lease: Lease) -> list[int] | None:
-        """Forget the lease and take its block ids from it; ``None`` if it was over already."""
+    def remove(self, lease: Lease) -> tuple[list[int], ...] | None:
+        """Forget the lease and take its block ids from it, by group, padding included; ``None`` if it was over
+        already."""
         if self._open.get(id(lease)) is not lease:
             return None
         del self._open[id(lease)]
-        blocks = list(lease.blocks[0])
-        lease.blocks[0].clear()
+        blocks = tuple(list(ids) for ids in lease.blocks)
+        for ids in lease.blocks:
+            ids.clear()
         return blocks
+
+
+def started(groups: Sequence[KVGroup]) -> tuple[KVGroup, ...]:
+    """The groups, of which there is at least one."""
+    if not groups:
+        raise ValueError("no KV groups: a model has at least one")
+    return tuple(groups)
 
 
 def advance(lease: Lease, num_tokens: int, block_size: int) -> None:
     """Move the lease's commit mark; it never goes back, nor past the lease's blocks."""
-    assert lease.num_committed <= num_tokens <= len(lease.blocks[0]) * block_size, (
-        f"request {lease.request_id!r}: commit of {num_tokens} tokens after {lease.num_committed}, "
-        f"with room for {len(lease.blocks[0]) * block_size}"
+    room = min(map(len, lease.blocks)) * block_size
+    assert lease.num_committed <= num_tokens <= room, (
+        f"request {lease.request_id!r}: commit of {num_tokens} tokens after {lease.num_committed}, with room for {room}"
     )
     lease.num_committed = num_tokens
+
+
+def passed(group: KVGroup, before: int, now: int, block_size: int) -> range:
+    """Blocks of a sequence that a group passes between two numbers of committed tokens."""
+    return range(group.num_passed(before, block_size), group.num_passed(now, block_size))
+
+
+def take_out(blocks: list[int], at: Iterable[int]) -> list[int]:
+    """The ids at these places of a lease, which become 0."""
+    taken = []
+    for index in at:
+        taken.append(blocks[index])
+        blocks[index] = 0
+    return taken
+
+
+def held(blocks: Iterable[int]) -> list[int]:
+    """A lease's ids less those of passed blocks."""
+    return [block for block in blocks if block]
 
 
 def check_partition(num_blocks: int, **states: Iterable[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.execution.triton_ops.narrow_types import from_e4m3, from_int8, to_e4m3, to_int8
+from engine.kernels.triton.narrow_types import from_e4m3, from_int8, to_e4m3, to_int8
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.execution.checkpoint import CheckpointError, read_header
+from engine.checkpoint.tensors import CheckpointError, read_header
 from engine.native.folder import open_own, unusable
 from engine.native.scratch import replacing, sweep
 

@@ -14,7 +14,7 @@ from engine import native
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.triton.device import runs_triton
 from engine.native import ACTIVATIONS, NativeCall
 from engine_plugins.quantizer.panel_linear import (
     PAIR,

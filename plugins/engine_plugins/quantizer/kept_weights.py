@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.checkpoint.parts import origin_of
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.execution.parts import origin_of
 from engine.native.folder import user_folder
 from engine_plugins.quantizer import integer_linear
 from engine_plugins.quantizer.config import OnLoadConfig

@@ -7,7 +7,7 @@ import torch
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.triton.device import runs_triton
 from engine_plugins.quantizer import integer_linear
 from engine_plugins.quantizer.disk_cache import Kept
 from engine_plugins.quantizer.gpu.layout import gpu_bytes

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor, TileLoader
-from engine.execution.triton_ops.device import runs_triton
+from engine.kernels.triton.device import runs_triton
 from engine_plugins.quantizer import float_linear
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.cpu_linear import (
@@ -93,7 +93,7 @@ def _prepacked(weight: Tensor, bias: Tensor | None, rows: int) -> PackedLinear:
 
 def _tiled(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """As the checkpoint has it: fused kernels read it in tiles, torch's matrix multiplication serves many rows."""
-    from engine.execution.triton_ops.weights import load_plain  # Triton, where it runs only
+    from engine.kernels.triton.weights import load_plain  # Triton, where it runs only
 
     weight = weight.contiguous()
     plain = _plain_linear(weight, bias)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from engine.contracts.config import SchedulerConfig
 from engine.contracts.provider import BuildContext
-from engine.contracts.scheduler import RequestView, Schedule, SchedulerView
+from engine.contracts.scheduler import RequestView, Schedule, SchedulerView, fit, minus
 from engine_plugins.scheduler.step_room import StepRoom, step_tokens
 
 
@@ -45,9 +45,10 @@ class StaticScheduler:
         tokens, blocks = view.token_budget, view.free_blocks
         for request in view.waiting[: view.free_rows]:
             tokens -= step_tokens(request, 1)
-            blocks -= view.blocks_needed(request.request_id, request.max_total - request.computed)
-            if tokens < 0 or blocks < 0:
+            whole = view.blocks_needed(request.request_id, request.max_total - request.computed)
+            if tokens < 0 or not fit(whole, blocks):
                 return members or self._alone(view)
+            blocks = minus(blocks, whole)
             members.append(request)
         return members
 
@@ -55,5 +56,5 @@ class StaticScheduler:
     def _alone(view: SchedulerView) -> list[RequestView]:
         """The first request, if at least what it has so far fits: it may well end before its longest."""
         first = view.waiting[0]
-        fits = view.blocks_needed(first.request_id, first.remaining) <= view.free_blocks
+        fits = fit(view.blocks_needed(first.request_id, first.remaining), view.free_blocks)
         return [first] if fits else []

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
-from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, SchedulerView
+from engine.contracts.scheduler import (
+    Blocks,
+    RequestView,
+    Schedule,
+    ScheduledRow,
+    SchedulerView,
+    fit,
+    minus,
+    plus,
+)
 
 
 def importance(request: RequestView) -> tuple[int, int, int]:
@@ -36,7 +46,7 @@ class StepRoom:
         self._survivors = list(view.running)
         """Running requests, most important first, less those that give their blocks to a more important one."""
         self._leader = self._survivors[0] if self._survivors else None
-        self._spare: int | None = None
+        self._spare: Blocks | None = None
         self.tokens = view.token_budget
         self.rows = view.free_rows
         self.blocks = view.free_blocks
@@ -53,7 +63,7 @@ class StepRoom:
             return
         before = self._tokens_of(request)
         self.tokens -= step_tokens(request, num_tokens)
-        self.blocks = max(0, self.blocks - self._further_blocks(request, before, num_tokens))
+        self.blocks = minus(self.blocks, self._further_blocks(request, before, num_tokens))
         if not request.is_running and not before:
             self.rows -= 1
         self._placed[request.request_id] = (request, before + num_tokens)
@@ -72,10 +82,11 @@ class StepRoom:
                 continue
             if step_tokens(request, 1) > self.tokens and self._placed:
                 break
-            if self._further_blocks(request, 0, 1) > self.blocks:
+            if not fit(self._further_blocks(request, 0, 1), self.blocks):
                 self.short_of_blocks = True
                 if index + 1 < len(self._survivors):
-                    self.blocks += -(-self._survivors.pop().computed // self._block_size)
+                    given = self._view.blocks_held(self._survivors.pop().request_id)
+                    self.blocks = plus(self.blocks, given)
                 elif index > 0:
                     break
             self.place(request, 1)
@@ -100,11 +111,12 @@ class StepRoom:
         size = min(most, remaining)
         if size <= 0:
             return 0
-        lacking = self._further_blocks(request, before, size) - self.blocks
+        lacking = max(minus(self._further_blocks(request, before, size), self.blocks))
         if lacking > 0:
             self.short_of_blocks |= request.is_running
+            # A block less of tokens takes a block less of every group.
             size = (-(-(done + size) // self._block_size) - lacking) * self._block_size - done
-            if size <= 0 or self._further_blocks(request, before, size) > self.blocks:
+            if size <= 0 or not fit(self._further_blocks(request, before, size), self.blocks):
                 if before or request is not self._leader:
                     return 0
                 size = min(most, remaining, self._block_size - done % self._block_size)
@@ -122,12 +134,17 @@ class StepRoom:
             return False
         whole = self._view.blocks_needed(request.request_id, request.remaining)
         if self._spare is None:
-            promised = sum(self._view.blocks_needed(r.request_id, r.remaining) for r in self._survivors)
-            self._spare = self._view.free_blocks - promised - self._view.num_running
-        if whole > self._spare:
+            promised = [self._view.blocks_needed(r.request_id, r.remaining) for r in self._survivors]
+            self._spare = minus(self._view.free_blocks, self._each(self._view.num_running))
+            self._spare = reduce(minus, promised, self._spare)
+        if not fit(whole, self._spare):
             return False
-        self._spare -= whole + 1
+        self._spare = minus(self._spare, plus(whole, self._each(1)))
         return True
+
+    def _each(self, count: int) -> Blocks:
+        """So many blocks of every group."""
+        return (count,) * len(self._view.free_blocks)
 
     def schedule(self) -> Schedule:
         """The rows, running requests before new ones and the most important first; victims the other way round."""
@@ -139,11 +156,10 @@ class StepRoom:
         row = self._placed.get(request.request_id)
         return row[1] if row else 0
 
-    def _further_blocks(self, request: RequestView, before: int, num_tokens: int) -> int:
+    def _further_blocks(self, request: RequestView, before: int, num_tokens: int) -> Blocks:
         """Blocks that ``num_tokens`` tokens take on top of the ``before`` that are placed already."""
-        needed = self._view.blocks_needed
-        held = needed(request.request_id, before) if before else 0
-        return needed(request.request_id, before + num_tokens) - held
+        needed = self._view.blocks_needed(request.request_id, before + num_tokens)
+        return minus(needed, self._view.blocks_needed(request.request_id, before)) if before else needed
 
 
 def preempt_order(running: Iterable[RequestView]) -> tuple[str, ...]:

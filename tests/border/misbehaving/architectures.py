@@ -8,62 +8,97 @@ from typing import Any
 from engine_plugins.architecture.llama import LlamaArchitecture
 
 
-class DescribesNothing(LlamaArchitecture):
-    """Returns ``None``."""
+class RecordsNothing(LlamaArchitecture):
+    """Forgets to."""
 
-    says = r"describe\(\) returned ops that do not fit: ops is None, expected ModelOps"
+    says = r"describe\(\) recorded a graph that is no whole model: expected positions\(\) of at least 1"
 
-    def describe(self, model: Any) -> Any:
+    def describe(self, model: Any, b: Any) -> None:
         return None
 
 
-class DescribesDict(LlamaArchitecture):
-    """Returns layers by number."""
+class NoHead(LlamaArchitecture):
+    """Ends behind the last norm."""
 
-    says = r"describe\(\) returned ops that do not fit: ops\.layers is \{.*expected tuple"
+    says = r"is no whole model: expected one lm_head\(\), behind the last layer"
 
-    def describe(self, model: Any) -> Any:
-        ops = super().describe(model)
-        return replace(ops, layers=dict(enumerate(ops.layers)))  # type: ignore[arg-type]
+    def describe(self, model: Any, b: Any) -> None:
+        b.lm_head = lambda *args, **options: None
+        super().describe(model, b)
+
+
+class SmallTable(LlamaArchitecture):
+    """Embeds fewer tokens than it has logits for."""
+
+    says = r"is no whole model: logits of 120 tokens, embeddings of 100"
+
+    def describe(self, model: Any, b: Any) -> None:
+        b.embed = lambda name, vocab_size, size: type(b).embed(b, name, 100, size)
+        super().describe(model, b)
 
 
 class LayerShort(LlamaArchitecture):
     """Forgets the last layer."""
 
-    says = r"describe\(\) returned ops that do not fit: 2 layers, expected 3"
+    is_named = False  # the checkpoint may be at fault as well
+    says = r"the checkpoint has tensors this architecture does not use: model\.layers\.2\."
 
-    def describe(self, model: Any) -> Any:
-        ops = super().describe(model)
-        return replace(ops, layers=ops.layers[:-1])
-
-
-class OtherHeads(LlamaArchitecture):
-    """Says twice the KV heads."""
-
-    says = r"describe\(\) returned ops that do not fit: layers\[0\]: NormQKVRopeWrite with 4 heads"
-
-    def describe(self, model: Any) -> Any:
-        return super().describe(replace(model, num_kv_heads=4))
-
-
-class OtherWidth(LlamaArchitecture):
-    """Says another width of the hidden states."""
-
-    says = r"describe\(\) returned ops that do not fit: embed \[120, 32\], expected \[120, 64\]"
-
-    def describe(self, model: Any) -> Any:
-        return super().describe(replace(model, hidden_size=32))
+    def describe(self, model: Any, b: Any) -> None:
+        super().describe(replace(model, raw={**model.raw, "num_hidden_layers": 2}), b)
 
 
 class OtherNames(LlamaArchitecture):
     """Names tensors that the checkpoint does not have."""
 
-    is_named = False  # the checkpoint may be at fault as well
+    is_named = False  # as above
     says = r"tensors missing from the checkpoint: model\.embedding\.weight"
 
-    def describe(self, model: Any) -> Any:
-        ops = super().describe(model)
-        return replace(ops, embed=replace(ops.embed, name="model.embedding"))
+    def describe(self, model: Any, b: Any) -> None:
+        b.embed = lambda name, *sizes: type(b).embed(b, "model.embedding", *sizes)
+        super().describe(model, b)
+
+
+class OtherActivation(LlamaArchitecture):
+    """Names an activation that there is not."""
+
+    says = r"is no whole model: graph\.layers\[0\]\.nodes\[9\]\.op\.act is 'tanh', expected 'silu' or "
+
+    def describe(self, model: Any, b: Any) -> None:
+        b.gated = lambda gate, up, act: type(b).gated(b, gate, up, "tanh")
+        super().describe(model, b)
+
+
+class NameOfNoText(LlamaArchitecture):
+    """Names a part with a number."""
+
+    says = r"is no whole model: graph\.layers\[0\]\.nodes\[1\]\.op\.spec\.parts\[0\]\.name is 7, expected str"
+
+    def describe(self, model: Any, b: Any) -> None:
+        def linear(x: Any, *parts: Any, shard: Any) -> Any:
+            return type(b).linear(b, x, *(replace(part, name=7) for part in parts), shard=shard)
+
+        b.linear = linear
+        super().describe(model, b)
+
+
+class KeepsValues(LlamaArchitecture):
+    """Goes on with values of an earlier description."""
+
+    says = r"describe\(\) raised ValueError: Value\(number=\d+, size=64\) was made by another builder"
+
+    def describe(self, model: Any, b: Any) -> None:
+        other = type(b)()
+        super().describe(model, other)
+        b.rms_norm(other.input(64), "model.norm", 1e-5)
+
+
+class SizesThatDoNotFit(LlamaArchitecture):
+    """Adds what has another size."""
+
+    says = r"describe\(\) raised ValueError: Add of 64 and 32 features \(graph\.py:\d+\)"
+
+    def describe(self, model: Any, b: Any) -> None:
+        b.add(b.embed("model.embed_tokens", 120, 64), b.embed("model.embed_positions", 120, 32))
 
 
 class Raises(LlamaArchitecture):
@@ -71,5 +106,5 @@ class Raises(LlamaArchitecture):
 
     says = r"describe\(\) raised KeyError: 'rope' \(architectures\.py:\d+\)"
 
-    def describe(self, model: Any) -> Any:
-        return model.raw["rope"]
+    def describe(self, model: Any, b: Any) -> None:
+        model.raw["rope"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.contracts.kv_allocator import Lease
@@ -40,7 +41,7 @@ class TwiceFreed(PagedAllocator):
     def release(self, lease: Any) -> None:
         blocks = list(lease.blocks[0])
         super().release(lease)
-        self._free.give(blocks)
+        self._free[0].give(blocks)
 
 
 class SameBlocks(PagedAllocator):
@@ -88,8 +89,17 @@ class Tuples(PagedAllocator):
     says = r"usage\(\) returned \(\d+, \d+, 0, 0\)"
 
     def usage(self) -> Any:
-        found = super().usage()
+        (found,) = super().usage()
         return found.total, found.free, found.cached, found.leased
+
+
+class OneForAll(PagedAllocator):
+    """Counts the blocks of all KV groups together."""
+
+    says = r"usage\(\) returned BlockUsage\(.*\), expected"
+
+    def usage(self) -> Any:
+        return super().usage()[0]
 
 
 class OpenRaises(PagedAllocator):
@@ -113,10 +123,10 @@ class Leaks(PagedAllocator):
 class HalfThePool(PagedAllocator):
     """Takes charge of half of the blocks."""
 
-    says = r"usage\(\) returned BlockUsage\(.*after start\(\), expected"
+    says = r"usage\(\) returned \(BlockUsage\(.*after start\(\), expected"
 
-    def start(self, groups: Any, num_blocks: int) -> None:
-        super().start(groups, num_blocks // 2)
+    def start(self, groups: Any) -> None:
+        super().start([replace(group, num_blocks=group.num_blocks // 2) for group in groups])
 
 
 class MoreThanThereIs(PagedAllocator):
@@ -139,7 +149,7 @@ class InsideOfABlock(PagedAllocator):
 
     def open(self, request_id: str, prefix: Any, max_tokens: int) -> Any:
         lease = super().open(request_id, prefix, max_tokens)
-        lease.blocks[0].extend(self._free.take(1))
+        lease.blocks[0].extend(self._free[0].take(1))
         lease.num_cached = lease.num_committed = self.num_cached if prefix.num_tokens >= self.num_cached else 0
         lease.copy_from = self.copy_from
         return lease

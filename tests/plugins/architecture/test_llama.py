@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from engine.assembly.model_config import read_config
 from engine.contracts.config import SlotConfig
-from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Attention, NormQKVRopeWrite
+from engine.contracts.model import ModelConfig
+from engine.contracts.ops import Attention, Linear, Norm
+from engine.models.record import recorded
 from engine.testing.architecture import ArchitectureConformance
-from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
 
-CONTEXT = build_context()
-ARCHITECTURE = LlamaArchitecture(SlotConfig(), CONTEXT)
+T = TypeVar("T")
+ARCHITECTURE = LlamaArchitecture(SlotConfig())
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -31,7 +31,7 @@ QWEN3 = SHAPE | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "
 
 class TestLlama(ArchitectureConformance):
     def make(self) -> LlamaArchitecture:
-        return LlamaArchitecture(SlotConfig(), CONTEXT)
+        return LlamaArchitecture(SlotConfig())
 
     def models(self) -> Mapping[str, Mapping[str, Any]]:
         return {
@@ -43,34 +43,39 @@ class TestLlama(ArchitectureConformance):
             "qwen3": QWEN3 | {"tie_word_embeddings": True},
         }
 
-    def reference(self, model: ModelFacts) -> Any:
+    def reference(self, model: ModelConfig) -> Any:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.raw), attn_implementation="eager")
 
 
-def first_qkv(architecture: str, **raw: bool) -> NormQKVRopeWrite:
-    op = ARCHITECTURE.describe(replace(CONTEXT.model, architecture=architecture, raw=raw)).layers[0][0]
-    assert isinstance(op, NormQKVRopeWrite)
-    return op
+def ops(kind: type[T], config: dict[str, Any], **changes: Any) -> list[T]:
+    """Those of this kind, in order, of a model."""
+    graph = recorded(ARCHITECTURE, read_config(config | changes, {}, "/nowhere", "model"))
+    return [node.op for node in graph.nodes if isinstance(node.op, kind)]
 
 
 def test_qwen2_has_qkv_biases_and_mistral_has_none() -> None:
-    assert all(part.bias for part in first_qkv("Qwen2ForCausalLM").qkv.parts)
-    assert not any(part.bias for part in first_qkv("MistralForCausalLM").qkv.parts)
+    biased = [[part.bias for part in op.spec.parts] for op in ops(Linear, QWEN2, num_hidden_layers=1)]
+    assert biased[0] == [True] * 3 and not any(map(any, biased[1:]))
+    assert not any(part.bias for op in ops(Linear, MISTRAL) for part in op.spec.parts)
 
 
 def test_only_qwen3_norms_its_heads() -> None:
-    assert first_qkv("Qwen3ForCausalLM").q_norm is not None
-    assert first_qkv("LlamaForCausalLM").q_norm is None
+    of_heads = [[op.size for op in ops(Norm, config)].count(8) for config in (LLAMA, MISTRAL, QWEN2)]
+    assert of_heads == [0, 0, 0]
+    assert [op.size for op in ops(Norm, QWEN3)].count(16) == 4
 
 
 def test_each_layer_has_its_own_window() -> None:
-    model = replace(CONTEXT.model, num_layers=2, layer_windows=(None, 16))
-    ops = [op for layer in ARCHITECTURE.describe(model).layers for op in layer if isinstance(op, Attention)]
-    assert [op.window for op in ops] == [None, 16]
+    def windows(config: dict[str, Any], **changes: Any) -> list[int | None]:
+        return [op.window for op in ops(Attention, config, **changes)]
+
+    chosen = {"use_sliding_window": True, "sliding_window": 8}
+    assert windows(QWEN2, **chosen, max_window_layers=1) == [None, 8]
+    assert windows(QWEN2, **chosen, layer_types=["sliding_attention", "full_attention"]) == [8, None]
+    assert windows(MISTRAL) == [8, 8] and windows(LLAMA, sliding_window=8) == [None, None]
+    assert windows(QWEN2, sliding_window=8) == [None, None], "use_sliding_window says nothing of it"
 
 
-def test_an_unknown_activation_or_family_is_named() -> None:
-    with pytest.raises(ValueError, match="hidden_act 'relu'"):
-        ARCHITECTURE.describe(replace(CONTEXT.model, hidden_act="relu"))
-    with pytest.raises(ValueError, match="'MambaForCausalLM'"):
-        ARCHITECTURE.describe(replace(CONTEXT.model, architecture="MambaForCausalLM"))
+def test_an_unknown_activation_is_named() -> None:
+    with pytest.raises(ValueError, match="hidden_act 'tanh' of the checkpoint: expected one of silu"):
+        ops(Norm, LLAMA, hidden_act="tanh")

@@ -17,7 +17,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.config import SlotConfig
 from engine.contracts.model import DeviceFacts
 from engine.contracts.provider import BuildContext
-from engine.execution.reference import paged_attention
+from engine.kernels.torch.reference import paged_attention
 from engine.native import find_compiler, library_cache, loader
 from engine.testing.attention_cases import SMALL_CASES, PlainFormat, case_named
 from engine.testing.attention_kernel import (

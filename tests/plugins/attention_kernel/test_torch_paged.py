@@ -8,7 +8,7 @@ import torch
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.config import SlotConfig
 from engine.contracts.provider import BuildContext
-from engine.execution.reference import paged_attention
+from engine.kernels.torch.reference import paged_attention
 from engine.testing.attention_kernel import (
     SMALL_CASES,
     TOLERANCE,

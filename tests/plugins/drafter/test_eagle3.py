@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tests.execution import tiny
+from tests.kernels import tiny
 from torch import Tensor
 from transformers import LlamaForCausalLM
 

@@ -109,6 +109,15 @@ def test_itl_counts_tokens_not_outputs():
     assert value(exporter, "engine_itl_seconds_sum") == pytest.approx(0.010)
 
 
+def test_each_kv_group_has_its_own_usage():
+    exporter = make()
+    exporter.export([step_event(kv_used=0.9, kv_groups_used=(("full", 0.9), ("window_64", 0.3)))])
+    exporter.export([step_event(kv_used=0.5, kv_groups_used=(("full", 0.2), ("window_64", 0.5)))])
+    assert value(exporter, "engine_kv_used_ratio") == 0.5
+    assert value(exporter, "engine_kv_group_used_ratio", group="full") == 0.2
+    assert value(exporter, "engine_kv_group_used_ratio", group="window_64") == 0.5
+
+
 def test_gauges_hold_the_latest_step_and_counters_the_sum():
     exporter = make()
     exporter.export([step_event(running=5, waiting=9, kv_used=0.9, drafted=8, accepted=6, preemptions=1)])

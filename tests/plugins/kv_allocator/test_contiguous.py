@@ -8,8 +8,6 @@ from engine.testing.context import build_context
 from engine.testing.kv_allocator import BLOCK, KVAllocatorConformance
 from engine_plugins.kv_allocator.contiguous import ContiguousAllocator
 
-GROUP = KVGroup(group_id=0, layers=(0,), kind="full", block_bytes=64)
-
 
 def make(block_size: int = BLOCK) -> ContiguousAllocator:
     return ContiguousAllocator(KVAllocatorConfig(block_size=block_size), build_context(block_size))
@@ -22,7 +20,7 @@ class TestContiguousAllocator(KVAllocatorConformance):
 
 def started(num_blocks: int) -> ContiguousAllocator:
     allocator = make()
-    allocator.start([GROUP], num_blocks)
+    allocator.start([KVGroup(0, (0,), "full", 64, num_blocks)])
     return allocator
 
 
@@ -31,7 +29,7 @@ def test_a_lease_is_one_run_for_the_most_it_can_need() -> None:
     lease = allocator.open("r", Prefix(), 5 * BLOCK + 1)
     assert lease is not None
     assert lease.blocks[0] == [1, 2, 3, 4, 5, 6]
-    assert allocator.blocks_needed(lease, 5 * BLOCK + 1, 5 * BLOCK + 1) == 0
+    assert allocator.blocks_needed(lease, 5 * BLOCK + 1, 5 * BLOCK + 1) == (0,)
 
 
 def test_scattered_room_is_no_room() -> None:
@@ -40,7 +38,7 @@ def test_scattered_room_is_no_room() -> None:
     for lease in leases[::2]:
         assert lease is not None
         allocator.release(lease)
-    assert allocator.usage().free == 4
+    assert allocator.usage()[0].free == 4
     assert allocator.open("big", Prefix(), 3 * BLOCK) is None
     allocator.check()
 

@@ -6,8 +6,6 @@ from engine.testing.context import build_context
 from engine.testing.kv_allocator import BLOCK, KVAllocatorConformance
 from engine_plugins.kv_allocator.paged import PagedAllocator
 
-GROUP = KVGroup(group_id=0, layers=(0,), kind="full", block_bytes=64)
-
 
 def make(block_size: int = BLOCK) -> PagedAllocator:
     return PagedAllocator(KVAllocatorConfig(block_size=block_size), build_context(block_size))
@@ -20,7 +18,7 @@ class TestPagedAllocator(KVAllocatorConformance):
 
 def started(num_blocks: int) -> PagedAllocator:
     allocator = make()
-    allocator.start([GROUP], num_blocks)
+    allocator.start([KVGroup(0, (0,), "full", 64, num_blocks)])
     return allocator
 
 

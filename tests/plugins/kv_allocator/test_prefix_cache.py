@@ -8,8 +8,6 @@ from engine.testing.context import build_context
 from engine.testing.kv_allocator import BLOCK, PartialBlockConformance, anonymous, prefix_of
 from engine_plugins.kv_allocator.prefix_cache import PrefixCacheAllocator
 
-GROUP = KVGroup(group_id=0, layers=(0,), kind="full", block_bytes=64)
-
 
 def make(block_size: int = BLOCK) -> PrefixCacheAllocator:
     return PrefixCacheAllocator(KVAllocatorConfig(block_size=block_size), build_context(block_size))
@@ -22,7 +20,7 @@ class TestPrefixCacheAllocator(PartialBlockConformance):
 
 def started(num_blocks: int) -> PrefixCacheAllocator:
     allocator = make()
-    allocator.start([GROUP], num_blocks)
+    allocator.start([KVGroup(0, (0,), "full", 64, num_blocks)])
     return allocator
 
 
@@ -132,7 +130,7 @@ def test_a_block_that_another_one_holds_the_tokens_of_is_evicted_first() -> None
     run_to_the_end(allocator, "other", other)
     run_to_the_end(allocator, "turn", turn)
     run_to_the_end(allocator, "next turn", [*turn, *range(200, 200 + BLOCK)])
-    assert allocator.usage().cached == 5
+    assert allocator.usage()[0].cached == 5
     lease = allocator.open("newcomer", Prefix(), 2 * BLOCK)
     assert allocator.reserve(lease, 2 * BLOCK)
     assert allocator.match_prefix(prefix_of(turn)) == BLOCK + 4

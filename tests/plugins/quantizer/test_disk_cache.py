@@ -20,11 +20,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
+from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
-from engine.execution.checkpoint import open_checkpoint
-from engine.execution.parts import StoredPart, joined_origins, origin_of_tensor
 from engine.native.folder import user_folder
 from engine.testing.context import build_context
 from engine_plugins.quantizer import disk_cache, kept_weights

@@ -16,8 +16,8 @@ from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, Quantizer
-from engine.execution.norms import rms_norm
-from engine.execution.triton_ops.launch import Launch, NormWeight, quantized_rows
+from engine.kernels.torch.norms import rms_norm
+from engine.kernels.triton.launch import Launch, NormWeight, quantized_rows
 from engine.testing import quantizer as suite
 from engine.testing.context import build_context
 from engine.testing.quantizer import TileLoaderConformance

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from tests.plugins.quantizer.gpu_weights import WEIGHTS, int8_groups
 
-from engine.execution.norms import rms_norm
-from engine.execution.reference import gated_activation
-from engine.execution.triton_ops.launch import Launch, NormWeight, SkinnyLinear
+from engine.kernels.torch.norms import rms_norm
+from engine.kernels.torch.reference import gated_activation
+from engine.kernels.triton.launch import Launch, NormWeight, SkinnyLinear
 from engine_plugins.quantizer.gpu.layout import int4_bytes, packed_int4
 from engine_plugins.quantizer.gpu.loaders import tile_loader, why_unreadable
 
@@ -41,9 +41,7 @@ def test_every_kind_is_multiplied_as_what_it_stands_for(rows: int, kind: str, sh
     assert gap(linear.store(x.to(DEVICE)), F.linear(x, made.dense(), bias)) <= TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize(
-    ("rows", "dtype"), [(1, "bfloat16"), (16, "bfloat16"), (1, "float16"), (16, "float32")]
-)
+@pytest.mark.parametrize(("rows", "dtype"), [(1, "bfloat16"), (16, "bfloat16"), (1, "float16"), (16, "float32")])
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_norm_and_gate_are_fused_with_every_kind(rows: int, kind: str, dtype: str) -> None:
     weight, _ = drawn(2 * 20, 256)
@@ -51,9 +49,7 @@ def test_norm_and_gate_are_fused_with_every_kind(rows: int, kind: str, dtype: st
     compute = getattr(torch, dtype)
     x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)).to(compute)
     norm = 0.5 + torch.rand(256, generator=torch.Generator().manual_seed(9))
-    linear = SkinnyLinear(
-        Launch.on(DEVICE), tile_loader(made.to(DEVICE)), 256, 40, NormWeight(norm.to(DEVICE), 1e-5)
-    )
+    linear = SkinnyLinear(Launch.on(DEVICE), tile_loader(made.to(DEVICE)), 256, 40, NormWeight(norm.to(DEVICE), 1e-5))
     want = gated_activation(F.linear(rms_norm(x.float(), norm, 1e-5), made.dense()), "silu")
     assert gap(linear.gate(x.to(DEVICE), "silu"), want) <= TOLERANCE[dtype]
 

@@ -17,7 +17,7 @@ from tests.needs import each, needs_compiler, needs_integer_instructions, needs_
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, Quantizer
-from engine.execution.reference import gated_activation
+from engine.kernels.torch.reference import gated_activation
 from engine.native import find_compiler
 from engine.native.compiler import FLAGS, INCLUDE
 from engine.testing.context import build_context

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from engine.contracts.config import SchedulerConfig
-from engine.contracts.scheduler import Scheduler, SchedulerView
+from engine.contracts.scheduler import Scheduler, SchedulerView, fit
 from engine.testing.context import build_context
 from engine.testing.scheduler import views
 from engine.testing.simulation import Job, Machine, Simulation, Trace
@@ -37,7 +37,7 @@ def test_an_idle_engine_starts_with_the_most_important_request(scheduler: Schedu
     if view.running or not view.waiting or not view.free_rows:
         return
     first = view.waiting[0]
-    if view.blocks_needed(first.request_id, first.remaining) <= view.free_blocks:
+    if fit(view.blocks_needed(first.request_id, first.remaining), view.free_blocks):
         assert scheduler.plan(view).rows[0].request_id == first.request_id
 
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.contracts.request import SamplingParams
-from engine.execution.reference import NOT_FINITE
+from engine.kernels.torch.reference import NOT_FINITE
 from engine.sampling import philox
 from engine.sampling.adjust import adjust_
 from engine.sampling.choose import choose

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine.contracts.config import SlotConfig
-from engine.contracts.model import ModelFacts
-from engine.contracts.ops import (
-    Attention,
-    DownResidual,
-    LayerOp,
-    LinearSpec,
-    ModelOps,
-    NormGateUpAct,
-    NormQKVRopeWrite,
-    OutResidual,
-)
+from engine.contracts.graph import Builder, Value
+from engine.contracts.model import ModelConfig
+from engine.contracts.ops import LinearPart
 from engine.testing.architecture import ArchitectureConformance
-from engine.testing.context import build_context
 from engine_plugins.architecture.llama import LlamaArchitecture
 from tests.testing.mutants.mutant import OnPlugin, mutant
 
 AGAIN = "test_a_model_is_described_the_same_whenever_it_is_asked"
 TENSORS = "test_a_description_touches_no_tensor_and_no_file"
-LAYERS = "test_layers_are_those_of_the_model"
-HEADS = "test_attention_has_the_heads_and_windows_of_the_model"
-WIDTHS = "test_linear_layers_have_the_widths_of_the_model"
-EDGES = "test_embedding_and_head_are_as_the_model_says"
+ACCEPTED = "test_the_core_accepts_its_graphs"
 NAMES = "test_every_tensor_has_a_name_of_its_own"
+CUTS = "test_cuts_for_tensor_parallelism_fit_together"
 REFERENCE = "test_tensors_are_those_of_the_reference"
 LOGITS = "test_logits_are_those_of_the_reference"
+GREEDY = "test_greedy_tokens_are_those_of_the_reference"
 SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-1, "tie_word_embeddings": False,
@@ -44,7 +35,7 @@ SHAPE: dict[str, Any] = {
 
 class Suite(OnPlugin, ArchitectureConformance):
     def make(self) -> Any:
-        return self.plugin(SlotConfig(), build_context())
+        return self.plugin(SlotConfig())
 
     def models(self) -> Mapping[str, Mapping[str, Any]]:
         window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
@@ -53,249 +44,356 @@ class Suite(OnPlugin, ArchitectureConformance):
             "tied": SHAPE | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True},
         }
 
-    def reference(self, model: ModelFacts) -> Any:
+    def reference(self, model: ModelConfig) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, and most mutants need none
 
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**model.raw), attn_implementation="eager")
 
 
+def changed(model: ModelConfig, **values: Any) -> ModelConfig:
+    """With other values in ``config.json``."""
+    return replace(model, raw={**model.raw, **values})
+
+
 class Edited(LlamaArchitecture):
-    """Describes what :meth:`op` and :meth:`whole` make of a correct description."""
+    """Methods of a mutant that are named as the builder's are called in their place, with the builder first."""
 
-    def describe(self, model: ModelFacts) -> ModelOps:
-        ops = super().describe(model)
-        layers = tuple(tuple(self.op(op, index) for op in layer) for index, layer in enumerate(ops.layers))
-        return self.whole(replace(ops, layers=layers))
-
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        return op
-
-    def whole(self, ops: ModelOps) -> ModelOps:
-        return ops
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        between: Any = Between(self, b)
+        super().describe(model, between)
 
 
-def renamed(spec: LinearSpec, rename: Callable[[str], str]) -> LinearSpec:
-    return replace(spec, parts=tuple(replace(part, name=rename(part.name)) for part in spec.parts))
+class Between:
+    """A builder, but for what a mutant does itself."""
+
+    def __init__(self, mutant: Edited, b: Builder) -> None:
+        self._mutant = mutant
+        self._builder = b
+
+    def __getattr__(self, name: str) -> Any:
+        mine = getattr(self._mutant, name, None)
+        return getattr(self._builder, name) if mine is None else partial(mine, self._builder)
 
 
-@mutant(Suite, LAYERS)
-class OneLayerShort(Edited):
+# What the core refuses -----------------------------------------------------------------------------------------------
+
+
+@mutant(Suite, ACCEPTED)
+class NoPositions(Edited):
+    """Does not say how long a sequence may be."""
+
+    def positions(self, b: Builder, count: int) -> None:
+        pass
+
+
+@mutant(Suite, ACCEPTED)
+class SmallTable(Edited):
+    """Embeds fewer tokens than it has logits for."""
+
+    def embed(self, b: Builder, name: str, vocab_size: int, size: int) -> Value:
+        return b.embed(name, vocab_size - 1, size)
+
+
+@mutant(Suite, ACCEPTED)
+class ResidualOfTheEmbedding(Edited):
+    """Says that the embedding enters every layer as its residual."""
+
+    def embed(self, b: Builder, *args: Any) -> Value:
+        self._embedded = b.embed(*args)
+        return self._embedded
+
+    def layer(self, b: Builder, residual: Value) -> Any:
+        return b.layer(self._embedded)
+
+
+@mutant(Suite, ACCEPTED)
+class SubtractsTheEmbedding(Edited):
+    """Has a residual from the embedding to the head."""
+
+    def embed(self, b: Builder, *args: Any) -> Value:
+        self._embedded = b.embed(*args)
+        return self._embedded
+
+    def lm_head(self, b: Builder, x: Value, *args: Any, **options: Any) -> Value:
+        return b.lm_head(b.add(x, b.scale(self._embedded, -1.0)), *args, **options)
+
+
+# Names, sizes and cuts -----------------------------------------------------------------------------------------------
+
+
+@mutant(Suite, REFERENCE)
+class OneLayerShort(LlamaArchitecture):
     """Counts layers from 1."""
 
-    def whole(self, ops: ModelOps) -> ModelOps:
-        return replace(ops, layers=ops.layers[1:])
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        super().describe(changed(model, num_hidden_layers=model.raw["num_hidden_layers"] - 1), b)
 
 
-@mutant(Suite, LAYERS)
-class NoDown(Edited):
-    """Forgets the down projection."""
-
-    def whole(self, ops: ModelOps) -> ModelOps:
-        return replace(ops, layers=tuple(layer[:-1] for layer in ops.layers))
-
-
-@mutant(Suite, WIDTHS, REFERENCE)
-class KeysAsWideAsQueries(Edited):
-    """Gives keys and values as many heads as queries."""
-
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        if not isinstance(op, NormQKVRopeWrite):
-            return op
-        wide = op.qkv.parts[0].out_features
-        parts = tuple(replace(part, out_features=wide) for part in op.qkv.parts)
-        return replace(op, qkv=replace(op.qkv, parts=parts))
-
-
-@mutant(Suite, HEADS)
-class AllHeadsKeep(Edited):
+@mutant(Suite, REFERENCE)
+class AllHeadsKeep(LlamaArchitecture):
     """Forgets that query heads share key-value heads."""
 
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        return replace(op, num_kv_heads=op.num_heads) if isinstance(op, (Attention, NormQKVRopeWrite)) else op
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        super().describe(changed(model, num_key_value_heads=model.raw["num_attention_heads"]), b)
 
 
-@mutant(Suite, HEADS, LOGITS)
-class OneWindowForAll(Edited):
-    """Gives every layer the window of the last."""
-
-    def whole(self, ops: ModelOps) -> ModelOps:
-        window = next(op.window for op in ops.layers[-1] if isinstance(op, Attention))
-        return replace(ops, layers=tuple(tuple(self.narrowed(op, window) for op in layer) for layer in ops.layers))
-
-    @staticmethod
-    def narrowed(op: LayerOp, window: int | None) -> LayerOp:
-        return replace(op, window=window) if isinstance(op, Attention) else op
-
-
-@mutant(Suite, WIDTHS)
-class CutsTheWrongAxis(Edited):
-    """Cuts the output projection along its outputs for tensor parallelism."""
-
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        return replace(op, out=replace(op.out, shard="out")) if isinstance(op, OutResidual) else op
-
-
-@mutant(Suite, WIDTHS)
-class GateOfAnyKind(Edited):
-    """Does not say that a layer is one of gates and ups."""
-
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        return replace(op, gate_up=replace(op.gate_up, kind="body")) if isinstance(op, NormGateUpAct) else op
-
-
-@mutant(Suite, EDGES)
-class NeverTied(Edited):
-    """Expects a head of its own where the embedding serves as one."""
-
-    def whole(self, ops: ModelOps) -> ModelOps:
-        return replace(ops, head=replace(ops.head, tied=False))
-
-
-@mutant(Suite, EDGES)
-class PaddedVocabulary(Edited):
+@mutant(Suite, REFERENCE)
+class PaddedVocabulary(LlamaArchitecture):
     """Rounds the vocabulary up to a multiple of 128."""
 
-    def whole(self, ops: ModelOps) -> ModelOps:
-        return replace(ops, embed=replace(ops.embed, vocab_size=-(-ops.embed.vocab_size // 128) * 128))
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        super().describe(changed(model, vocab_size=-(-model.raw["vocab_size"] // 128) * 128), b)
+
+
+@mutant(Suite, CUTS)
+class CutsTheWrongAxis(Edited):
+    """Cuts projections back to the residual along their outputs for tensor parallelism."""
+
+    def linear(self, b: Builder, x: Value, *parts: LinearPart, shard: Any) -> Any:
+        return b.linear(x, *parts, shard="out")
+
+
+@mutant(Suite, CUTS)
+class CutsNothing(Edited):
+    """Does not say how anything is cut for tensor parallelism."""
+
+    def linear(self, b: Builder, x: Value, *parts: LinearPart, shard: Any) -> Any:
+        return b.linear(x, *parts)
 
 
 @mutant(Suite, NAMES, REFERENCE)
 class SameNames(Edited):
-    """Writes every layer's tensors with the number of the first."""
+    """Writes every layer's down projection with the number of the first."""
 
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        if not isinstance(op, DownResidual):
-            return op
-        return replace(op, down=renamed(op.down, lambda name: name.replace(f"layers.{index}", "layers.0")))
+    def linear(self, b: Builder, x: Value, *parts: LinearPart, shard: Any) -> Any:
+        if parts[0].name.endswith("down_proj"):
+            parts = (replace(parts[0], name="model.layers.0.mlp.down_proj"),)
+        return b.linear(x, *parts, shard=shard)
 
 
 @mutant(Suite, NAMES)
 class NamelessNorm(Edited):
     """Leaves the final norm without a name."""
 
-    def whole(self, ops: ModelOps) -> ModelOps:
-        return replace(ops, head=replace(ops.head, norm=replace(ops.head.norm, name="")))
+    def rms_norm(self, b: Builder, x: Value, name: str, *args: Any, **options: Any) -> Value:
+        return b.rms_norm(x, "" if name == "model.norm" else name, *args, **options)
+
+
+@mutant(Suite, REFERENCE)
+class NeverTied(Edited):
+    """Expects a head of its own where the embedding serves as one."""
+
+    def lm_head(self, b: Builder, x: Value, name: str, vocab_size: int, *, tied: bool) -> Value:
+        return b.lm_head(x, name, vocab_size)
 
 
 @mutant(Suite, REFERENCE)
 class ForgetsBiases(Edited):
     """Forgets the biases of queries, keys and values."""
 
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        if not isinstance(op, NormQKVRopeWrite):
-            return op
-        return replace(op, qkv=replace(op.qkv, parts=tuple(replace(part, bias=False) for part in op.qkv.parts)))
+    def linear(self, b: Builder, x: Value, *parts: LinearPart, shard: Any) -> Any:
+        return b.linear(x, *(replace(part, bias=False) for part in parts), shard=shard)
 
 
 @mutant(Suite, REFERENCE)
 class OtherPrefix(Edited):
     """Names tensors as another library does."""
 
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        if not isinstance(op, OutResidual):
-            return op
-        return replace(op, out=renamed(op.out, lambda name: name.replace("self_attn", "attention")))
+    def linear(self, b: Builder, x: Value, *parts: LinearPart, shard: Any) -> Any:
+        named = (replace(part, name=part.name.replace("self_attn", "attention")) for part in parts)
+        return b.linear(x, *named, shard=shard)
 
 
-@mutant(Suite, LOGITS)
+@mutant(Suite, REFERENCE)
+class NarrowMLP(LlamaArchitecture):
+    """Takes the hidden size for that of the gates."""
+
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        super().describe(changed(model, intermediate_size=model.raw["hidden_size"]), b)
+
+
+# What is computed ----------------------------------------------------------------------------------------------------
+
+
+@mutant(Suite, LOGITS, GREEDY)
+class HalfHeads(LlamaArchitecture):
+    """Has twice the heads of half the size, and as many features in all."""
+
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        heads = {key: 2 * model.raw[key] for key in ("num_attention_heads", "num_key_value_heads")}
+        super().describe(changed(model, **heads), b)
+
+
+@mutant(Suite, LOGITS, GREEDY)
 class UpBeforeGate(Edited):
     """Names the up projection where the gate belongs."""
 
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        if not isinstance(op, NormGateUpAct):
-            return op
-        return replace(op, gate_up=replace(op.gate_up, parts=op.gate_up.parts[::-1]))
+    def gated(self, b: Builder, gate: Value, up: Value, act: Any) -> Value:
+        return b.gated(up, gate, act)
 
 
-@mutant(Suite, LOGITS)
+@mutant(Suite, LOGITS, GREEDY)
 class KeysForValues(Edited):
-    """Names values where keys belong."""
+    """Takes values for keys and keys for values."""
 
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        if not isinstance(op, NormQKVRopeWrite):
-            return op
-        q, k, v = op.qkv.parts
-        return replace(op, qkv=replace(op.qkv, parts=(q, v, k)))
+    def linear(self, b: Builder, x: Value, *parts: LinearPart, shard: Any) -> Any:
+        if len(parts) == 3:
+            parts = (parts[0], parts[2], parts[1])
+        return b.linear(x, *parts, shard=shard)
 
 
 @mutant(Suite, LOGITS)
 class AlwaysSilu(Edited):
     """Uses SiLU whatever the configuration says."""
 
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        return replace(op, act="silu") if isinstance(op, NormGateUpAct) else op
+    def gated(self, b: Builder, gate: Value, up: Value, act: Any) -> Value:
+        return b.gated(gate, up, "silu")
+
+
+@mutant(Suite, LOGITS)
+class OtherGelu(Edited):
+    """Uses the GELU with the error function where its approximation is meant."""
+
+    def gated(self, b: Builder, gate: Value, up: Value, act: Any) -> Value:
+        return b.gated(gate, up, "gelu")
 
 
 @mutant(Suite, LOGITS)
 class UnscaledScores(Edited):
     """Does not scale scores by the root of the head size."""
 
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        return replace(op, scale=1.0) if isinstance(op, Attention) else op
+    def attention(self, b: Builder, *args: Any, **options: Any) -> Value:
+        return b.attention(*args, **{**options, "scale": 1.0})
 
 
 @mutant(Suite, LOGITS)
+class CappedScores(Edited):
+    """Bounds scores as another family does."""
+
+    def attention(self, b: Builder, *args: Any, **options: Any) -> Value:
+        return b.attention(*args, **{**options, "soft_cap": 1.0})
+
+
+@mutant(Suite, LOGITS)
+class OneWindowForAll(LlamaArchitecture):
+    """Gives every layer the window of the last."""
+
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        super().describe(changed(model, max_window_layers=0), b)
+
+
+@mutant(Suite, LOGITS)
+class WindowOffByOne(Edited):
+    """Counts a window without the token itself."""
+
+    def attention(self, b: Builder, *args: Any, window: int | None, **options: Any) -> Value:
+        return b.attention(*args, window=None if window is None else window + 1, **options)
+
+
+@mutant(Suite, LOGITS, GREEDY)
 class NoRotation(Edited):
     """Forgets to rotate queries and keys."""
 
-    def op(self, op: LayerOp, index: int) -> LayerOp:
-        return replace(op, rope=None) if isinstance(op, NormQKVRopeWrite) and index else op
+    def rope(self, b: Builder, q: Value, k: Value, *args: Any) -> tuple[Value, Value]:
+        return q, k
+
+
+@mutant(Suite, LOGITS)
+class RotatesKeysTwice(Edited):
+    """Rotates keys before and after they are rotated with the queries."""
+
+    def rope(self, b: Builder, q: Value, k: Value, *args: Any) -> tuple[Value, Value]:
+        return b.rope(q, b.rope(q, k, *args)[1], *args)
 
 
 @mutant(Suite, LOGITS)
 class EpsilonOfItsOwn(Edited):
     """Norms with an epsilon of its own instead of the configuration's."""
 
-    def whole(self, ops: ModelOps) -> ModelOps:
-        return replace(ops, head=replace(ops.head, norm=replace(ops.head.norm, eps=1e-6)))
+    def rms_norm(self, b: Builder, x: Value, name: str, eps: float, **options: Any) -> Value:
+        return b.rms_norm(x, name, 1e-6 if name == "model.norm" else eps, **options)
+
+
+@mutant(Suite, LOGITS, GREEDY)
+class WeightsLessOne(Edited):
+    """Adds 1 to the weights of norms, as for families that store them so."""
+
+    def rms_norm(self, b: Builder, *args: Any, **options: Any) -> Value:
+        return b.rms_norm(*args, **{**options, "offset": 1.0})
+
+
+@mutant(Suite, LOGITS)
+class CentredNorms(Edited):
+    """Takes LayerNorm for RMSNorm."""
+
+    def rms_norm(self, b: Builder, *args: Any, **options: Any) -> Value:
+        return b.layer_norm(*args, **options)
+
+
+@mutant(Suite, LOGITS)
+class ScaledEmbedding(Edited):
+    """Multiplies the embedding by the root of its size, as another family does."""
+
+    def embed(self, b: Builder, name: str, vocab_size: int, size: int) -> Value:
+        return b.scale(b.embed(name, vocab_size, size), size**0.5)
+
+
+@mutant(Suite, LOGITS, GREEDY)
+class ForgetsTheResidual(Edited):
+    """Goes on with what the MLP makes alone."""
+
+    def add(self, b: Builder, x: Value, y: Value) -> Value:
+        self._adds = not getattr(self, "_adds", False)
+        return b.add(x, y) if self._adds else y
+
+
+# Descriptions --------------------------------------------------------------------------------------------------------
 
 
 @mutant(Suite, AGAIN)
 class RemembersTheFirst(LlamaArchitecture):
-    """Keeps its first description and gives it for every model, a drafter's included."""
+    """Asks its first model whether the head is tied, a drafter's included."""
 
-    _kept: ModelOps | None = None
+    _tied: bool | None = None
 
-    def describe(self, model: ModelFacts) -> ModelOps:
-        self._kept = self._kept or super().describe(model)
-        layers = self._kept.layers if len(self._kept.layers) == model.num_layers else super().describe(model).layers
-        return replace(super().describe(model), layers=layers)
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        self._tied = model.raw["tie_word_embeddings"] if self._tied is None else self._tied
+        super().describe(changed(model, tie_word_embeddings=self._tied), b)
 
 
 @mutant(Suite, AGAIN)
-class NumbersDescriptions(LlamaArchitecture):
+class NumbersDescriptions(Edited):
     """Counts its descriptions in the name of the head."""
 
     _count = 0
 
-    def describe(self, model: ModelFacts) -> ModelOps:
+    def lm_head(self, b: Builder, x: Value, name: str, *args: Any, **options: Any) -> Value:
         self._count += 1
-        ops = super().describe(model)
-        return replace(ops, head=replace(ops.head, head=renamed(ops.head.head, lambda name: f"{name}{self._count}")))
+        return b.lm_head(x, f"{name}{self._count}", *args, **options)
 
 
 @mutant(Suite, AGAIN)
 class FillsInDefaults(LlamaArchitecture):
     """Writes defaults into the configuration that it is shown."""
 
-    def describe(self, model: ModelFacts) -> ModelOps:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         model.raw.setdefault("attention_bias", False)  # type: ignore[attr-defined]
-        return super().describe(model)
+        super().describe(model, b)
 
 
 @mutant(Suite, TENSORS)
 class MakesATensor(LlamaArchitecture):
     """Computes the scale of attention with torch."""
 
-    def describe(self, model: ModelFacts) -> ModelOps:
-        assert float(torch.tensor(float(model.head_dim)).rsqrt()) > 0.0
-        return super().describe(model)
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        assert float(torch.tensor(float(model.raw["hidden_size"])).rsqrt()) > 0.0
+        super().describe(model, b)
 
 
 @mutant(Suite, TENSORS)
 class ReadsTheFolder(LlamaArchitecture):
     """Reads the model's folder, which a model that is only planned does not have."""
 
-    def describe(self, model: ModelFacts) -> ModelOps:
+    def describe(self, model: ModelConfig, b: Builder) -> None:
         assert any(Path(model.path).iterdir())
-        return super().describe(model)
+        super().describe(model, b)

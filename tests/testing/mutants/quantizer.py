@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine.execution.reference import gated_activation
+from engine.kernels.torch.reference import gated_activation
 from engine.testing.quantizer import ADDED, GATED, AddConformance, GateConformance, QuantizerConformance
 from tests.testing.mutants.mutant import OnPlugin, correct, mutant
 

@@ -26,11 +26,11 @@ from engine.assembly.compose import AUTO
 from engine.assembly.device_facts import device_facts
 from engine.assembly.discovery import Offer, discover
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import model_facts
+from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
 from engine.cli.plugins.named import HELP, find_offer, selecting, shown
 from engine.contracts.command import FAILED, OK, Command
-from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.contracts.model import DeviceFacts, ModelConfig
 from engine.testing.trial import Ended, Line, Outcome, Refused, Started, SuiteFound, Trial
 
 RUNNER = "engine.testing.suites"
@@ -81,11 +81,12 @@ def trial_of(offer: Offer, overrides: Sequence[str], settings: Sequence[str], co
     )
 
 
-def _model(configured: Configured, offer: Offer, device: DeviceFacts) -> ModelFacts | None:
+def _model(configured: Configured, offer: Offer, device: DeviceFacts) -> ModelConfig | None:
     """``model.path``, if the plugin computes it."""
     try:
-        model = model_facts(configured.composed.settings.model.path)
-        return None if offer.provider.unsupported(model, device) else model
+        model = model_config(configured.composed.settings.model.path)
+        unsupported: Any = offer.provider.unsupported
+        return None if unsupported(model, device) else model
     except Exception:  # a path without a model, or a plugin that cannot say: its contract is looked at without one
         return None
 
@@ -97,7 +98,7 @@ def _device(configured: Configured) -> DeviceFacts:
     if asked.device != AUTO or found.kind == "cpu":
         return found
     try:
-        resolve(configured.composed, configured.discovered, model_facts(asked.model.path), found)
+        resolve(configured.composed, configured.discovered, model_config(asked.model.path), found)
     except AssemblyError:
         return device_facts("cpu")
     return found

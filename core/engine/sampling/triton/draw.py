@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.execution.triton_ops.arrival import arrive
-from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
+from engine.kernels.triton.arrival import arrive
+from engine.kernels.triton.tile_ops import start_dependents, wait_for_input
 from engine.sampling import philox
 from engine.sampling.triton.noise import gumbel, gumbel_of
 from engine.sampling.triton.survey import BORDER, LARGEST

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.execution.triton_ops.device import has_dependent_launch
-from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
+from engine.kernels.triton.device import has_dependent_launch
+from engine.kernels.triton.tile_ops import start_dependents, wait_for_input
 from engine.sampling.state import SamplingBatch
 from engine.sampling.triton.tensors import CHUNK
 

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from engine.execution.triton_ops.device import has_dependent_launch
+from engine.kernels.triton.device import has_dependent_launch
 from engine.sampling.state import Feature, SamplingBatch
 from engine.sampling.triton.border import find_border
 from engine.sampling.triton.draw import draw

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.execution.reference import NOT_FINITE
-from engine.execution.triton_ops.arrival import arrive
-from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
+from engine.kernels.torch.reference import NOT_FINITE
+from engine.kernels.triton.arrival import arrive
+from engine.kernels.triton.tile_ops import start_dependents, wait_for_input
 from engine.sampling.philox import GUMBEL_SPAN
 from engine.sampling.triton.noise import log
 

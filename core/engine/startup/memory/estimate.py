@@ -9,12 +9,18 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import cached_by, on_device
+from engine.contracts.graph import Graph
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.drafting.chains import MOST_DRAFTS
-from engine.execution.kv_cache import KVCache
-from engine.execution.lowering import MOST_TOKENS, replay_obstacle
-from engine.execution.lowering.rotation_tables import PAGE
+from engine.kernels.backends import fused_graph, rotations
+from engine.kernels.cpu.rotation_tables import PAGE
+from engine.kernels.settings import MOST_TOKENS, replay_obstacle
+from engine.kv.cache import KVCache
+from engine.kv.groups import PoolShape, cache_groups
+from engine.models.footprint import alive_in_a_layer, made_in_a_layer
+from engine.models.record import recorded
 from engine.sampling.state import STATE_BYTES_PER_ROW
+from engine.startup.lowering import lowering_of
 from engine.startup.memory.weights import WeightSizes
 from engine.step.runner import PROMPT_LOGPROB_ROWS
 
@@ -49,13 +55,13 @@ class MemoryEstimate:
     """Activations and logits of the largest step. It takes the memory that loading gave back."""
     tables: int
     programs: int
-    """Of native calls: see :mod:`engine.execution.program`."""
+    """Of native calls: see :mod:`engine.kernels.cpu.program`."""
     process_overhead: int
     """What the process takes that is not a tensor; 0 where tensors are in another memory."""
     graphs: int
-    block_bytes: int
-    block_size: int
-    """Tokens."""
+    pool: PoolShape
+    """How large the pools of the KV groups are. Its unit is what blocks are counted in below: that of a group which
+    keeps every token."""
     smallest_blocks: int
     """The smallest pool that is of use: ``memory.kv_tokens``, else one request of ``model.max_len``; with the padding
     block."""
@@ -70,7 +76,7 @@ class MemoryEstimate:
 
     def total(self, blocks: int) -> int:
         """The peak with a pool of ``blocks``."""
-        return self.fixed + blocks * self.block_bytes
+        return self.fixed + self.pool.num_bytes(blocks)
 
     @property
     def smallest(self) -> int:
@@ -88,28 +94,37 @@ def estimate_memory(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) 
     per_request = -(-plan.max_len // block_size)
     wanted = plan.settings.memory.kv_tokens
     asked = -(-wanted // block_size) if wanted is not None else per_request
+    graph = recorded(bound.architecture, plan.model)
+    groups = cache_groups(graph.caches, cached_by(drafter))
+    most_tokens, most_rows = min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)
     return MemoryEstimate(
         weights=weights.held,
         drafter=0 if on_its_device is None else on_its_device.weights_bytes,
         loading=weights.loading,
-        workspace=_workspace(plan, min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)),
-        tables=_tables(max_requests, plan.max_len + max_width + 2, block_size),
-        programs=_programs(plan, bound, block_size),
+        workspace=_workspace(plan, bound, graph, most_tokens, most_rows),
+        tables=_tables(max_requests, plan.max_len + max_width + 2, block_size, groups.num_groups),
+        programs=_programs(plan, bound, graph, block_size, groups.num_groups),
         process_overhead=PROCESS_OVERHEAD if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
-        block_bytes=KVCache.block_bytes(plan.model, bound.kv_format, block_size, plan.dtype, cached_by(drafter)),
-        block_size=block_size,
+        pool=PoolShape(
+            groups.windows,
+            KVCache.block_bytes(groups, bound.kv_format, block_size, plan.dtype),
+            block_size,
+            plan.max_len,
+            # The core makes room for the drafts behind a step, too.
+            step_tokens=token_budget + max_width + 1,
+        ),
         smallest_blocks=max(FEWEST_BLOCKS, asked + 1),
         largest_blocks=max(FEWEST_BLOCKS, (asked if wanted is not None else max_requests * per_request) + 1),
     )
 
 
-def _tables(max_requests: int, width: int, block_size: int) -> int:
+def _tables(max_requests: int, width: int, block_size: int, groups: int) -> int:
     """Of :class:`engine.step.tables.DeviceTables`, row by row: token history, block ids, lengths, sampling state."""
-    return (max_requests + 1) * (width * 8 + -(-width // block_size) * 4 + 8 + STATE_BYTES_PER_ROW)
+    return (max_requests + 1) * (width * 8 + groups * -(-width // block_size) * 4 + 8 + STATE_BYTES_PER_ROW)
 
 
-def _programs(plan: EnginePlan, bound: BoundEngine, block_size: int) -> int:
+def _programs(plan: EnginePlan, bound: BoundEngine, graph: Graph, block_size: int, groups: int) -> int:
     """What programs of native calls take: the buffers of a layer of :data:`MOST_TOKENS` tokens, which all programs
     share, their inputs, and rotations of all positions. Those of a drafter's layers are estimated as if they were of
     the target's sizes."""
@@ -120,10 +135,9 @@ def _programs(plan: EnginePlan, bound: BoundEngine, block_size: int) -> int:
         return 0
     model, drafter = plan.model, on_device(bound.drafter)
     item: int = getattr(torch, plan.dtype).itemsize
-    query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    rotation = model.head_dim * torch.float32.itemsize
-    hidden, blocks = model.hidden_size * item, -(-plan.max_len // block_size) * 4
-    layer = 3 * hidden + (2 * (query + key) + 3 * model.intermediate_size) * item + 2 * rotation
+    rotation = _rotations(graph)
+    hidden, blocks = model.hidden_size * item, groups * -(-plan.max_len // block_size) * 4
+    layer = hidden + made_in_a_layer(graph) * item + 2 * rotation
     inputs, tables, logits = blocks + SMALL_INPUTS * NUMBER_BYTES, (plan.max_len + PAGE) * rotation, 0
     if drafter is not None:
         # A drafter is handed hidden states and leaves one, and a chain has one more; a step leaves them and its own.
@@ -134,21 +148,25 @@ def _programs(plan: EnginePlan, bound: BoundEngine, block_size: int) -> int:
     return MOST_TOKENS * (layer + inputs) + tables + logits
 
 
-def _workspace(plan: EnginePlan, tokens: int, rows: int) -> int:
+def _workspace(plan: EnginePlan, bound: BoundEngine, graph: Graph, tokens: int, rows: int) -> int:
     """Tensors alive at once in the fullest moment of a step of ``tokens`` tokens of which ``rows`` are sampled."""
-    model, item = plan.model, getattr(torch, plan.dtype).itemsize
-    query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    stream = tokens * model.hidden_size * item
-    rotation = tokens * model.head_dim * 2 * torch.float32.itemsize
+    item = getattr(torch, plan.dtype).itemsize
+    stream = tokens * graph.hidden_size * item
+    rotation = tokens * 2 * _rotations(graph)
     # Outside compiled kernels, norm and rotation go through float32 copies.
-    wide = 0 if plan.execution != "eager" else tokens * max(model.hidden_size, query + key) * torch.float32.itemsize
-    attention = tokens * (query + 2 * key + query) * item
-    # Gate, up and their product, or only that where one kernel makes it.
-    mlp = tokens * (3 if plan.execution == "eager" else 1) * model.intermediate_size * item
+    heads = max((op.num_heads + op.num_kv_heads) * op.head_dim for op in plan.model.attentions)
+    wide = 0 if plan.execution != "eager" else tokens * max(graph.hidden_size, heads) * torch.float32.itemsize
+    _, *layers, _ = fused_graph(graph, lowering_of(plan, bound, graph))
+    layer = tokens * alive_in_a_layer(graph, layers) * item
     logits = _logits(plan, min(rows, tokens), SAMPLING_COPIES)
     prompt_logprobs = _logits(plan, min(PROMPT_LOGPROB_ROWS, tokens), PROMPT_COPIES)
-    alive = 2 * stream + rotation + wide + max(attention, mlp, logits, prompt_logprobs)
+    alive = 2 * stream + rotation + wide + max(layer, logits, prompt_logprobs)
     return int(alive * HEAP_SLACK) if plan.device.kind == "cpu" else alive
+
+
+def _rotations(graph: Graph) -> int:
+    """Bytes of the cosines and sines of a token."""
+    return sum(op.facts.rotary_dim or op.head_dim for op in rotations(graph)) * torch.float32.itemsize
 
 
 def _logits(plan: EnginePlan, rows: int, copies: int) -> int:

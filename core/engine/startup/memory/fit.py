@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
-from engine.execution.checkpoint import CheckpointError, open_checkpoint
 from engine.startup.memory.budget import Budget, DoesNotFit, free_memory
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.refusal import refusal
@@ -30,7 +30,8 @@ class KVPoolSize:
     """The KV pool of an engine."""
 
     blocks: int
-    """The padding block included."""
+    """Of a group that keeps every token, the padding block included; those of others follow from it
+    (:class:`engine.kv.groups.PoolShape`)."""
     max_len: int
     """Most tokens of one request that it holds, at most ``model.max_len``."""
     notes: tuple[str, ...]
@@ -41,7 +42,7 @@ def plan_memory(plan: EnginePlan, bound: BoundEngine, *, free: int | None = None
     """Estimate before anything is loaded; takes milliseconds. ``free``: bytes, instead of what the device says.
 
     Raises :class:`DoesNotFit` with what is missing and what to set, and
-    :class:`engine.execution.checkpoint.CheckpointError` for a checkpoint whose headers cannot be read.
+    :class:`engine.checkpoint.tensors.CheckpointError` for a checkpoint whose headers cannot be read.
     """
     budget = Budget(free_memory(plan.device) if free is None else free, plan.settings.memory.fraction)
     estimate = estimate_memory(plan, weight_sizes(plan, bound, open_checkpoint(plan.model.path)), bound)
@@ -73,10 +74,10 @@ def size_pool(memory: MemoryPlan, weights: int, free_now: int) -> KVPoolSize:
     still = other - max(estimate.loading, estimate.workspace) + max(0, estimate.workspace - estimate.loading)
     by_free = free_now - budget.headroom - still
     by_budget = budget.usable - other - weights
-    fits = min(by_free, by_budget) // estimate.block_bytes
+    fits = estimate.pool.fitting(min(by_free, by_budget))
     blocks = min(estimate.largest_blocks, fits)
     if blocks < FEWEST_BLOCKS or (plan.settings.memory.kv_tokens is not None and blocks < estimate.smallest_blocks):
-        needed, left = estimate.smallest_blocks * estimate.block_bytes, max(0, fits) * estimate.block_bytes
+        needed, left = estimate.pool.num_bytes(estimate.smallest_blocks), max(0, min(by_free, by_budget))
         raise DoesNotFit(
             f"the KV pool does not fit after loading: it needs {size(needed)} and {size(left)} are left, of "
             f"{size(budget.free)} that were free before. Either another process took memory meanwhile, or the largest "
@@ -84,7 +85,7 @@ def size_pool(memory: MemoryPlan, weights: int, free_now: int) -> KVPoolSize:
             "memory, or set a smaller model.max_len, memory.kv_tokens or scheduler.token_budget, or a memory.fraction "
             f"that is really free (now {budget.fraction:g})"
         )
-    capacity = (blocks - 1) * estimate.block_size
+    capacity = (blocks - 1) * estimate.pool.block_size
     return KVPoolSize(blocks, min(plan.max_len, capacity), _pool_notes(memory, capacity))
 
 

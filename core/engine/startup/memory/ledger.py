@@ -28,7 +28,7 @@ def make_ledger(
     lines = (
         MemoryLine("weights", estimate.weights, weights),
         MemoryLine("loading peak", estimate.loading, _beside(phases, weights) if on_cpu else None),
-        MemoryLine("KV pool", pool.blocks * estimate.block_bytes, kv),
+        MemoryLine("KV pool", estimate.pool.num_bytes(pool.blocks), kv),
         MemoryLine("tables", estimate.tables, tables),
         MemoryLine("programs", estimate.programs, programs),
         # On a CPU the heap hides what steps take: they use what loading left.

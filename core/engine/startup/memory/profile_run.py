@@ -15,8 +15,9 @@ from engine.contracts.drafter import aux_layers_of, cached_by, on_device
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import SamplingParams
 from engine.drafting.graphs import draft_buckets
-from engine.execution.kv_cache import KVCache
-from engine.execution.model import LoweredModel
+from engine.kernels.model import LoweredModel
+from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
 from engine.sampling.state import Feature
 from engine.sampling.verify import choose_tokens
 from engine.startup.memory.budget import DoesNotFit, Meter
@@ -48,10 +49,11 @@ def profile_run(
     """
     plan = memory.plan
     block_size, device = bound.context.block_size, plan.device.kind
-    kv = KVCache(plan.model, bound.kv_format, 2, block_size, plan.dtype, device, cached_by(bound.drafter))
+    groups = cache_groups(model.graph.caches, cached_by(bound.drafter))
+    kv = KVCache(groups, bound.kv_format, [2] * groups.num_groups, block_size, plan.dtype, device)
     vocab_size = plan.model.vocab_size
     requests, drafts = bound.context.max_requests, bound.drafter.max_width
-    tables = DeviceTables(requests, plan.max_len, drafts, block_size, device, vocab_size)
+    tables = DeviceTables(requests, plan.max_len, drafts, block_size, device, vocab_size, groups.num_groups)
     try:
         give_back()
         meter.reset_peak()

@@ -11,7 +11,7 @@ from engine.assembly import values
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
-from engine.execution.checks.ops import described
+from engine.models.record import recorded
 from engine.startup.memory.budget import Budget
 from engine.startup.memory.estimate import MemoryEstimate
 from engine.startup.memory.report import size
@@ -42,7 +42,7 @@ def refusal(plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budg
 def _parts(plan: EnginePlan, estimate: MemoryEstimate) -> tuple[tuple[str, int, str], ...]:
     """Name, bytes, and the settings they follow from."""
     scheduler, wanted = plan.choice("scheduler").config, plan.settings.memory.kv_tokens
-    tokens = (estimate.smallest_blocks - 1) * estimate.block_size
+    tokens = (estimate.smallest_blocks - 1) * estimate.pool.block_size
     pool = f"one request of model.max_len={plan.max_len}" if wanted is None else f"memory.kv_tokens={wanted}"
     requests = f"scheduler.max_requests={scheduler['max_requests']}"
     weights = f"{plan.model.name} with quantizer={plan.choice('quantizer').name}, {plan.dtype}"
@@ -50,7 +50,7 @@ def _parts(plan: EnginePlan, estimate: MemoryEstimate) -> tuple[tuple[str, int, 
     return (
         ("weights", estimate.weights, weights),
         ("drafter", estimate.drafter, f"weights of drafter={plan.choice('drafter').name}"),
-        ("KV pool", estimate.smallest_blocks * estimate.block_bytes, f"{tokens} tokens: {pool}"),
+        ("KV pool", estimate.pool.num_bytes(estimate.smallest_blocks), f"{tokens} tokens: {pool}"),
         ("largest step", estimate.workspace, f"scheduler.token_budget={scheduler['token_budget']}, {requests}"),
         ("loading", loading, "copies while weights are loaded, beyond what the largest step takes"),
         ("tables", estimate.tables, requests),
@@ -60,9 +60,7 @@ def _parts(plan: EnginePlan, estimate: MemoryEstimate) -> tuple[tuple[str, int, 
     )
 
 
-def _hints(
-    plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budget: Budget
-) -> Iterator[tuple[str, str]]:
+def _hints(plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budget: Budget) -> Iterator[tuple[str, str]]:
     """Overrides and what they do, from the smallest loss to the user to the largest."""
     # One byte more than needed: a fraction of the free memory is rounded down.
     share = math.ceil((estimate.smallest + 1) * 100 / max(1, budget.free)) / 100
@@ -85,13 +83,13 @@ def _quantizer_hint(
 
     if plan.model.quantization is not None:
         return None
-    dtype, ops = getattr(torch, plan.dtype), described(bound.architecture, plan.model)
+    dtype, graph = getattr(torch, plan.dtype), recorded(bound.architecture, plan.model)
     now = values.load(plan.choice("quantizer").config_class).weight_bits or 8 * dtype.itemsize
     offers = discover(plan.settings.plugins).of_slot("quantizer")
     narrower = [(bits, offer.name) for offer in offers if (bits := offer.config_class.weight_bits or now) < now]
     hint = None
     for bits, name in sorted(narrower, key=lambda offer: -offer[0]):
-        taken = quantized_bytes(ops, dtype, bits)
+        taken = quantized_bytes(graph, dtype, bits)
         usable = budget.usable + estimate.weights - taken
         effect = f"weights take about {size(taken)} instead of {size(estimate.weights)}: less exact"
         if estimate.smallest <= usable:
@@ -107,5 +105,5 @@ def _length_key(plan: EnginePlan) -> str:
 
 def _tokens_within(estimate: MemoryEstimate, usable: int) -> int:
     """Most tokens in whole blocks whose pool fits, all else as it is; 0 if no useful pool does."""
-    blocks = (usable - estimate.fixed) // estimate.block_bytes
-    return (blocks - 1) * estimate.block_size if blocks >= FEWEST_BLOCKS else 0
+    blocks = estimate.pool.fitting(usable - estimate.fixed)
+    return (blocks - 1) * estimate.pool.block_size if blocks >= FEWEST_BLOCKS else 0

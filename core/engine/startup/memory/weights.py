@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from math import prod
 
 import torch
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import broken, shown
-from engine.contracts.ops import LinearPart, LinearSpec, ModelOps
+from engine.checkpoint.tensors import Checkpoint
+from engine.contracts.graph import Graph
+from engine.contracts.ops import Embed, Linear, LinearPart, LinearSpec, Norm
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
-from engine.execution.checkpoint import Checkpoint
-from engine.execution.checks.ops import described
-from engine.execution.lowering import op_norms
-from engine.execution.required_tensors import check_readable, is_stored, linear_of, stored_of
-from engine.execution.sharding import rank_of
+from engine.kernels.backends import fused_graph
+from engine.kernels.settings import Kernel
+from engine.models.fuse import Fused
+from engine.models.record import recorded
+from engine.models.required_tensors import check_readable, is_stored, linears, norm_tensors, stored_of
+from engine.models.sharding import rank_of
+from engine.startup.lowering import lowering_of
 
 SCALE_BITS = 0.5
 """Of a weight in few bits, for its share of a scale: one float32 for 64 weights."""
@@ -37,25 +43,26 @@ def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -
     """Follows the loader step by step; reads no tensor. ``bound``: the plugins of ``plan``.
 
     A tensor that is missing from the checkpoint counts as empty: saying so is the loader's job. Raises
-    :class:`engine.execution.checkpoint.CheckpointError` where headers show that the quantizer cannot read them.
+    :class:`engine.checkpoint.tensors.CheckpointError` where headers show that the quantizer cannot read them.
     """
-    ops = described(bound.architecture, plan.model)
-    check_readable(checkpoint, ops, bound.quantizer, plan.model.path)
+    graph = recorded(bound.architecture, plan.model)
+    check_readable(checkpoint, graph, bound.quantizer, plan.model.path)
+    lowering = lowering_of(plan, bound, graph)
     sizer = _Sizer(bound.quantizer, bound.parallelism, checkpoint, getattr(torch, plan.dtype), plan.device.kind)
     held = peak = 0
-    for kept, passing in sizer.steps(ops):
+    for kept, passing in sizer.steps(fused_graph(graph, lowering)):
         held += kept
         peak = max(peak, held + passing)
     return WeightSizes(held, peak - held)
 
 
-def quantized_bytes(ops: ModelOps, dtype: torch.dtype, bits: int) -> int:
+def quantized_bytes(graph: Graph, dtype: torch.dtype, bits: int) -> int:
     """About what all weights take, rather too much, with linear layers in ``bits`` bits, a head in 8 and embeddings in
     ``dtype``."""
-    specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
-    layers = sum(spec.in_features * spec.out_features for spec in specs) * (bits + SCALE_BITS)
-    head = ops.head.head.in_features * ops.head.head.out_features * (8 + SCALE_BITS)
-    return ops.embed.vocab_size * ops.embed.hidden_size * dtype.itemsize + int((layers + head) / 8)
+    body = sum(spec.in_features * spec.out_features for spec in linears(graph) if spec.kind != "head")
+    head, table = graph.lm_head.spec, graph.embedding
+    in_bits = body * (bits + SCALE_BITS) + head.in_features * head.out_features * (8 + SCALE_BITS)
+    return table.vocab_size * table.size * dtype.itemsize + int(in_bits / 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +73,18 @@ class _Sizer:
     _dtype: torch.dtype
     _device: str
 
-    def steps(self, ops: ModelOps) -> Iterator[tuple[int, int]]:
+    def steps(self, blocks: Iterable[Sequence[Fused[Kernel]]]) -> Iterator[tuple[int, int]]:
         """In the order of loading: bytes that stay, and bytes that are needed beside them for a moment."""
-        table = ops.embed.vocab_size * ops.embed.hidden_size * self._dtype.itemsize
-        yield table, self._on_host(self._converted(f"{ops.embed.name}.weight"))
-        for layer in ops.layers:
-            for op in layer:
-                yield sum(size for _, size in op_norms(op)) * torch.float32.itemsize, 0
-                spec = linear_of(op)
-                if spec is not None:
-                    yield self._linear(spec)
-        yield self._linear(ops.head.head, tied=ops.head.tied)
-        yield ops.embed.hidden_size * torch.float32.itemsize, 0
+        for fused in chain.from_iterable(blocks):
+            linear = iter(fused.linears)
+            for node in fused.nodes:
+                if isinstance(node.op, Embed):
+                    table = node.op.vocab_size * node.op.size * self._dtype.itemsize
+                    yield table, self._on_host(self._converted(f"{node.op.name}.weight"))
+                elif isinstance(node.op, Norm):
+                    yield sum(prod(shape) for _, shape in norm_tensors(node.op)) * torch.float32.itemsize, 0
+                elif isinstance(node.op, Linear):
+                    yield self._linear(next(linear), tied=node.op.tied)
 
     def _linear(self, spec: LinearSpec, tied: bool = False) -> tuple[int, int]:
         _, count = rank_of(self._parallelism, spec)

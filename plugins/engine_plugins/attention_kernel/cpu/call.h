@@ -25,6 +25,7 @@ struct Op {
     int64_t window;  // 0: none
     float scale;     // above 0
     float soft_cap;  // 0: none
+    const float* sinks;  // [num_heads], one more logit each; null: none
 };
 
 // Of stored keys and values; mirrored by a ctypes structure.

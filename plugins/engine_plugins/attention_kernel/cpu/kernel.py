@@ -59,6 +59,7 @@ class _Op(ctypes.Structure):
         ("window", INT64),
         ("scale", FLOAT),
         ("soft_cap", FLOAT),
+        ("sinks", POINTER),
     )
 
 
@@ -115,13 +116,15 @@ class CpuAttention:
         soft_cap=True,
         max_verify_width=1 << 30,
         capturable=False,
+        sinks=True,
+        latent=True,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext, *, use_amx: bool = True) -> None:
         """``use_amx=False``: vectors only. Raises :class:`engine.native.NativeError` where nothing can be built."""
         self._library = kernels()
         self.use_amx = use_amx and bool(self._library.can_use_amx())
-        self._ops: dict[Attention, _Op] = {}
+        self._ops: dict[tuple[Attention, int | None], _Op] = {}
         self._known_scales: dict[tuple[int, int, bool], _Scales] = {}
         self._torch = TorchAttention(config, context)
 
@@ -143,18 +146,28 @@ class CpuAttention:
         pointers = (tensor.data_ptr() for tensor in (*lengths, tables))
         return Prepared(batch, _Step(*pointers, len(batch.q_lens), tables.stride(0), batch.block_size))
 
-    def forward(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
+    def forward(
+        self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+    ) -> Tensor:
         """See the contract. ``q`` may be a view: each token's heads contiguous, tokens any stride apart."""
         if q.stride(2) != 1 or q.stride(1) != op.head_dim:
             q = q.contiguous()
-        out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
-        call = self.call(prepared, op, q, cache, out)
+        out = q.new_empty(q.shape[0], op.num_heads * op.out_dim)
+        call = self.call(prepared, op, q, cache, out, sinks)
         if call is None:
-            return self._by_torch(prepared, op, q, cache)
+            return self._by_torch(prepared, op, q, cache, sinks)
         call()
         return out
 
-    def call(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, out: Tensor) -> NativeCall | None:
+    def call(
+        self,
+        prepared: Prepared,
+        op: Attention,
+        q: Tensor,
+        cache: LayerCache,
+        out: Tensor,
+        sinks: Tensor | None = None,
+    ) -> NativeCall | None:
         """See :class:`engine.contracts.attention_kernel.NativeAttention`."""
         if self._why_torch(op, q.dtype, cache.k.dtype, cache.format) is not None:
             return None
@@ -162,7 +175,7 @@ class CpuAttention:
         library = self._library if q.dtype == cache.k.dtype else kernels_8bit()
         function: Function = getattr(library, FUNCTIONS[q.dtype, cache.k.dtype])
         return function.at(
-            ctypes.addressof(prepared.step), ctypes.addressof(self._op(op)),
+            ctypes.addressof(prepared.step), ctypes.addressof(self._op(op, sinks)),
             ctypes.addressof(self._scales(cache)), q.data_ptr(), q.stride(0), cache.k.data_ptr(), cache.v.data_ptr(),
             out.data_ptr(), self.use_amx,
         )  # fmt: skip
@@ -180,15 +193,19 @@ class CpuAttention:
         if (dtype, stored) not in FUNCTIONS or (stored != dtype) != (kv_format.scale != "none"):
             scaled = "" if kv_format.scale == "none" else " with scales"
             return f"keys and values in {str(stored).removeprefix('torch.')}{scaled}"
+        if op.value_dim is not None:
+            return "latent attention"
         # Masked keys get a large negative score before scores are scaled: it must stay one.
         return None if op.scale > 0 else f"scale={op.scale}"
 
-    def _op(self, op: Attention) -> _Op:
-        known = self._ops.get(op)
+    def _op(self, op: Attention, sinks: Tensor | None = None) -> _Op:
+        key = op, native.pointer(sinks)
+        known = self._ops.get(key)
         if known is None:
+            assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
             window, soft_cap = op.window or 0, op.soft_cap or 0.0
-            known = _Op(op.num_heads, op.num_kv_heads, op.head_dim, window, op.scale, soft_cap)
-            self._ops[op] = known
+            known = _Op(op.num_heads, op.num_kv_heads, op.head_dim, window, op.scale, soft_cap, key[1])
+            self._ops[key] = known
         return known
 
     def _scales(self, cache: LayerCache) -> _Scales:
@@ -197,7 +214,9 @@ class CpuAttention:
         key = cache.k_scale.data_ptr(), cache.v_scale.data_ptr(), cache.k_scale.dim() > 1
         return self._known_scales.setdefault(key, _Scales(*key))
 
-    def _by_torch(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
+    def _by_torch(
+        self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None
+    ) -> Tensor:
         if prepared.for_torch is None:
             prepared.for_torch = self._torch.prepare(prepared.batch)
-        return self._torch.forward(prepared.for_torch, op, q, cache)
+        return self._torch.forward(prepared.for_torch, op, q, cache, sinks)

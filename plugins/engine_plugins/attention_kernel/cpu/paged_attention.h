@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include <omp.h>
@@ -104,12 +105,26 @@ void run_task(const CallType& call, const Task& task, Scratch& scratch, float* s
     }
 }
 
+// A logit of no key joins the sums of each column's head.
+void add_sinks(const Shape& shape, const Task& task, int64_t strip, StripState state) {
+    const int64_t group = shape.group(), first = task.first_column + strip * LANES;
+    for (int64_t lane = 0; lane < LANES; lane++) {
+        const float sink = shape.op.sinks[task.kv_head * group + (first + lane) % group] * LOG2_E;
+        const float before = state.column_max()[lane], largest = std::max(before, sink);
+        const float factor = std::exp2(before - largest);
+        for (int64_t i = 1; i < shape.dims() + 2; i++) state.memory[i * LANES + lane] *= factor;
+        state.column_max()[lane] = largest;
+        state.column_sum()[lane] += std::exp2(sink - largest);
+    }
+}
+
 // Divide by the sums and store.
 template <typename T>
 void finish(const Call<T>& call, const Task& task, float* states) {
     const int64_t head_dim = call.op.head_dim;
     for (int64_t strip = 0; strip < task.strips(); strip++) {
         const StripState state = state_of(call, states, strip);
+        if (call.op.sinks != nullptr) add_sinks(call, task, strip, state);
         state.divide(call.dims());
         const Columns columns = find_columns(call, task, strip, call.op.num_heads * head_dim);
         for (int64_t dim = 0; dim < head_dim; dim += LANES) {

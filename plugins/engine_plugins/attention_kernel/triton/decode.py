@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.execution.triton_ops.arrival import arrive
-from engine.execution.triton_ops.tile_ops import start_dependents, wait_for_input
+from engine.kernels.triton.arrival import arrive
+from engine.kernels.triton.tile_ops import start_dependents, wait_for_input
 from engine_plugins.attention_kernel.triton.merge import merge_parts
 from engine_plugins.attention_kernel.triton.tile_ops import (
     dim_mask,
@@ -80,7 +80,7 @@ def split_attention(
     for tile in range(first_tile, end_tile):
         acc, row_max, row_sum = fold_tile(
             acc, row_max, row_sum, q, positions,
-            k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, high,
+            k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, low, high,
             stride_block, stride_slot, stride_head, scale, soft_cap, window,
             True, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_CAP, SCALE, LOAD_TILE,
         )  # fmt: skip

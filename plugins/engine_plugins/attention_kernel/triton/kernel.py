@@ -13,8 +13,8 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
-from engine.execution.kv_cache import stored_tensors
-from engine.execution.triton_ops.device import has_dependent_launch
+from engine.kernels.storage import stored_tensors
+from engine.kernels.triton.device import has_dependent_launch
 from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
 from engine_plugins.attention_kernel.triton.decode import split_attention
 from engine_plugins.attention_kernel.triton.planning import (

@@ -16,19 +16,9 @@ from typing import Any
 from engine.checkpoint.files import CheckpointError, read_json
 from engine.checkpoint.rope import read_rope
 from engine.checkpoint.values import Values
-from engine.contracts.model import ModelFacts, RopeFacts
-from engine.contracts.ops import (
-    Attention,
-    DownResidual,
-    LayerOp,
-    LinearPart,
-    LinearSpec,
-    LMHead,
-    NormGateUpAct,
-    NormQKVRopeWrite,
-    NormSpec,
-    OutResidual,
-)
+from engine.contracts.graph import Builder, Graph, Value
+from engine.contracts.model import ModelFacts
+from engine.contracts.ops import LinearPart, Norm, RopeFacts
 
 NUM_AUX = 3
 _AUX_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -64,45 +54,40 @@ class Eagle3Facts:
     """The next step is handed the hidden state behind the final norm (EAGLE 3.1)."""
     quantization: Mapping[str, Any] | None
 
-    def layer(self, index: int) -> tuple[LayerOp, ...]:
-        """One layer as ops. The first is handed its normed input, twice as wide, as the hidden_states."""
-        name = self.prefix if index == 0 else f"layers.{index}"
-        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-        width = self.num_heads * self.head_dim
-        norm = None if index == 0 else NormSpec(f"{name}.input_layernorm", self.eps)
-        sizes = (("q", width), ("k", self.num_kv_heads * self.head_dim), ("v", self.num_kv_heads * self.head_dim))
-        parts = tuple(LinearPart(f"{attention}.{part}_proj", size, self.bias) for part, size in sizes)
-        heads = tuple(NormSpec(f"{attention}.{part}_norm", self.eps) if self.qk_norm else None for part in "qk")
-        up = tuple(LinearPart(f"{mlp}.{part}_proj", self.intermediate_size) for part in ("gate", "up"))
-        return (
-            NormQKVRopeWrite(
-                norm,
-                LinearSpec(parts, self.hidden_size * (2 if index == 0 else 1), shard="out"),
-                self.num_heads,
-                self.num_kv_heads,
-                self.head_dim,
-                self.rope,
-                *heads,
-            ),
-            Attention(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5),
-            OutResidual(LinearSpec((LinearPart(f"{attention}.o_proj", self.hidden_size),), width, shard="in")),
-            NormGateUpAct(
-                NormSpec(f"{name}.post_attention_layernorm", self.eps),
-                LinearSpec(up, self.hidden_size, shard="out", kind="gate_up"),
-            ),
-            DownResidual(
-                LinearSpec((LinearPart(f"{mlp}.down_proj", self.hidden_size),), self.intermediate_size, shard="in")
-            ),
-        )
+    def graph(self) -> Graph:
+        """The layers and the head. Inputs: the residual, and what queries, keys and values of the first layer are made
+        of, which is normed already and twice as wide."""
+        b = Builder()
+        x, read = b.input(self.hidden_size), b.input(2 * self.hidden_size)
+        for index in range(self.num_layers):
+            name = self.prefix if index == 0 else f"layers.{index}"
+            with b.layer(x):
+                h = read if index == 0 else b.rms_norm(x, f"{name}.input_layernorm", self.eps)
+                x = b.add(x, self._attention(b, h, f"{name}.self_attn"))
+                h = b.rms_norm(x, f"{name}.post_attention_layernorm", self.eps)
+                x = b.add(x, self._mlp(b, h, f"{name}.mlp"))
+        b.lm_head(b.rms_norm(x, "norm", self.eps), "lm_head", self.draft_vocab)
+        return b.graph()
+
+    def _attention(self, b: Builder, h: Value, name: str) -> Value:
+        dim = self.head_dim
+        sizes = (("q", self.num_heads * dim), ("k", self.num_kv_heads * dim), ("v", self.num_kv_heads * dim))
+        q_proj, k_proj, v_proj = (LinearPart(f"{name}.{part}_proj", size, self.bias) for part, size in sizes)
+        q, k, v = b.linear(h, q_proj, k_proj, v_proj, shard="out")
+        if self.qk_norm:
+            q = b.rms_norm(q, f"{name}.q_norm", self.eps, size=dim)
+            k = b.rms_norm(k, f"{name}.k_norm", self.eps, size=dim)
+        q, k = b.rope(q, k, self.rope, dim)
+        return b.linear(b.attention(q, k, v, dim), LinearPart(f"{name}.o_proj", self.hidden_size), shard="in")
+
+    def _mlp(self, b: Builder, h: Value, name: str) -> Value:
+        gate_proj, up_proj = (LinearPart(f"{name}.{part}_proj", self.intermediate_size) for part in ("gate", "up"))
+        gate, up = b.linear(h, gate_proj, up_proj, shard="out")
+        return b.linear(b.gated(gate, up, "silu"), LinearPart(f"{name}.down_proj", self.hidden_size), shard="in")
 
     @property
-    def head(self) -> LMHead:
-        part = LinearPart("lm_head", self.draft_vocab)
-        return LMHead(self.final_norm, LinearSpec((part,), self.hidden_size, "out", "head"), tied=False)
-
-    @property
-    def final_norm(self) -> NormSpec:
-        return NormSpec("norm", self.eps)
+    def final_norm(self) -> Norm:
+        return Norm("rms", "norm", self.hidden_size, self.eps)
 
 
 def read_facts(folder: str, target: ModelFacts) -> Eagle3Facts:

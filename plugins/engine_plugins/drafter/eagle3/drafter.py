@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.drafter import (
     DraftEngine,
     DrafterKV,
@@ -23,9 +24,8 @@ from engine.contracts.drafter import (
     DraftWeights,
     TargetStep,
 )
-from engine.contracts.ops import LinearPart, LinearSpec, NormSpec
+from engine.contracts.ops import LinearPart, LinearSpec, Norm
 from engine.contracts.provider import BuildContext
-from engine.execution.checkpoint import open_checkpoint
 from engine_plugins.drafter.config import Eagle3Config
 from engine_plugins.drafter.eagle3.checkpoint import NUM_AUX, Eagle3Facts, read_facts
 from engine_plugins.drafter.shipped import find_checkpoint
@@ -43,7 +43,7 @@ class Eagle3Drafter:
         self.max_width = config.max_width
         facts = read_facts(find_checkpoint("eagle3", config.path, context), context.model)
         self._facts = facts
-        self._model = replace(context.model, path=facts.path, head_dim=facts.head_dim, quantization=facts.quantization)
+        self._model = replace(context.model, path=facts.path, quantization=facts.quantization)
         self.aux_layers = facts.aux_layers
         self.kv: DrafterKV | None = DrafterKV(facts.num_layers, facts.num_kv_heads, facts.head_dim)
         self.weights_bytes = open_checkpoint(facts.path).num_bytes_as(context.dtype)
@@ -80,15 +80,17 @@ class Eagle3Head:
         self._fc = weights.linear(LinearSpec((LinearPart("fc", size),), NUM_AUX * target_size))
         self._norms_before: list[Any] = []
         if facts.fc_norm:
-            self._norms_before = [weights.norm(NormSpec(f"fc_norm.{i}", eps), target_size) for i in range(NUM_AUX)]
-        self._norm_before = weights.norm(NormSpec("input_norm", eps), NUM_AUX * size) if facts.norm_before_fc else None
-        self._embedding_norm = weights.norm(NormSpec(f"{facts.prefix}.input_layernorm", eps), size)
-        self._hidden_norm = weights.norm(NormSpec(f"{facts.prefix}.hidden_norm", eps), size)
+            self._norms_before = [weights.norm(Norm("rms", f"fc_norm.{i}", target_size, eps)) for i in range(NUM_AUX)]
+        before = Norm("rms", "input_norm", NUM_AUX * size, eps)
+        self._norm_before = weights.norm(before) if facts.norm_before_fc else None
+        self._embedding_norm = weights.norm(Norm("rms", f"{facts.prefix}.input_layernorm", size, eps))
+        self._hidden_norm = weights.norm(Norm("rms", f"{facts.prefix}.hidden_norm", size, eps))
         self._residual_is_normed = facts.norm_before_residual
-        self._layers: DraftLayers = weights.layers([facts.layer(i) for i in range(facts.num_layers)])
-        self.logits = weights.head(facts.head)
+        graph = facts.graph()
+        self._layers: DraftLayers = weights.layers(graph)
+        self.logits = weights.head(graph)
         """``hidden -> [num_tokens, draft_vocab]`` float32."""
-        self._final_norm = weights.norm(facts.final_norm, size) if facts.norm_output else None
+        self._final_norm = weights.norm(facts.final_norm) if facts.norm_output else None
         self.ids: Tensor | None = None
         """The target's token of each entry of the draft vocabulary."""
         if "d2t" in weights.names:
@@ -120,7 +122,8 @@ class Eagle3Head:
     def run(self, next_tokens: Tensor, g: Tensor, metadata: Any) -> Tensor:
         """The layers: what the head knows at each position, and the ``g`` of the next. Overwrites ``g``."""
         normed = self._hidden_norm(g)
-        return self._layers.run(normed if self._residual_is_normed else g, self._read(next_tokens, normed), metadata)
+        residual = normed if self._residual_is_normed else g
+        return self._layers.run(residual, self._read(next_tokens, normed), metadata=metadata)
 
     def _read(self, next_tokens: Tensor, normed: Tensor) -> Tensor:
         """What queries, keys and values are made of."""

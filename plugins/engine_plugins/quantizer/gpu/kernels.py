@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.contracts.quantizer import TileLoader
-from engine.execution.triton_ops.launch import Launch
-from engine.execution.triton_ops.product import tile_scaled, unpacked
-from engine.execution.triton_ops.tile_ops import below, start_dependents, wait_for_input
+from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.product import tile_scaled, unpacked
+from engine.kernels.triton.tile_ops import below, start_dependents, wait_for_input
 
 
 @triton.jit
@@ -57,9 +57,7 @@ def scale_sums(
     tl.store(out_ptr + row * OUT_FEATURES + channel, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def dequantized(
-    loader: TileLoader, out_features: int, in_features: int, dtype: torch.dtype, launch: Launch
-) -> Tensor:
+def dequantized(loader: TileLoader, out_features: int, in_features: int, dtype: torch.dtype, launch: Launch) -> Tensor:
     """The weights ``[out_features, in_features]`` in ``dtype``, in new memory."""
     out = torch.empty(out_features, in_features, dtype=dtype, device=loader.weight.device)
     block_n, block_k = 16, 256

@@ -6,7 +6,7 @@ is a whole cache line of every channel.
 4 bits: tiles of :data:`SLAB` channels by :data:`TILE_INPUTS` inputs, 1 KB each, those of a slab one after another. A
 program that computes sixteen neighbouring channels so reads one run of memory from its first byte to its last, 16 bytes
 per thread. Inside a tile a channel's 64 bytes are contiguous; the order of their nibbles is that of
-:func:`engine.execution.triton_ops.narrow_types.from_int4`.
+:func:`engine.kernels.triton.narrow_types.from_int4`.
 """
 
 from __future__ import annotations

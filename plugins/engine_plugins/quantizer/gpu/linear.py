@@ -25,8 +25,8 @@ from torch import Tensor
 
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, TileLoader
-from engine.execution.triton_ops.launch import Launch, SkinnyLinear, quantized_rows
-from engine.execution.triton_ops.tiles import MAX_ROWS
+from engine.kernels.triton.launch import Launch, SkinnyLinear, quantized_rows
+from engine.kernels.triton.tiles import MAX_ROWS
 from engine_plugins.quantizer.fp8_units import has_fp8_units
 from engine_plugins.quantizer.gpu.kernels import dequantized, scaled_sums
 from engine_plugins.quantizer.gpu.layout import unpacked_int4

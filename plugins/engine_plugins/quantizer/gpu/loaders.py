@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from engine.contracts.quantizer import TileLoader
-from engine.execution.kv_cache import as_bits
+from engine.kernels.storage import as_bits
 from engine_plugins.quantizer.gpu import tiles
 from engine_plugins.quantizer.gpu.layout import narrowest, packed_int4, tiles_hold_groups
 from engine_plugins.quantizer.weights import QuantizedWeight

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.execution.triton_ops.narrow_types import from_e4m3, from_int4, from_int8
-from engine.execution.triton_ops.tile_ops import below
+from engine.kernels.triton.narrow_types import from_e4m3, from_int4, from_int8
+from engine.kernels.triton.tile_ops import below
 from engine_plugins.quantizer.gpu.layout import SLAB, TILE_INPUTS
 
 _SLAB = tl.constexpr(SLAB)

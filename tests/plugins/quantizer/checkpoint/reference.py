@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tests.execution.paged_loop import PagedLoop, load
+from tests.families import model_facts
+from tests.kernels.paged_loop import PagedLoop, load
 from torch import Tensor
 
 from engine.assembly.device_facts import device_facts
-from engine.assembly.model_facts import model_facts
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.quantizer import Quantizer
-from engine.execution.model import LoweredModel
+from engine.kernels.model import LoweredModel
 from engine.testing.context import build_context
 from engine_plugins.kv_format.fp8 import FP8Format
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.execution import tiny
-from tests.execution.paged_loop import PagedLoop, load
+from tests.families import model_facts, model_graph
+from tests.kernels import tiny
+from tests.kernels.paged_loop import PagedLoop, load
 from tests.plugins.quantizer.checkpoint.reference import LARGEST, TOKENS, difference, loaded, logits, reader
 from tests.plugins.quantizer.checkpoint.writers import (
     CASES,
@@ -25,14 +26,11 @@ from tests.plugins.quantizer.checkpoint.writers import (
 )
 
 from engine.assembly.device_facts import device_facts
-from engine.assembly.model_facts import model_facts
-from engine.contracts.config import SlotConfig
+from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.execution.checkpoint import open_checkpoint
-from engine.execution.required_tensors import linear_of
+from engine.models.required_tensors import linears
 from engine.testing.context import build_context
-from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
 from engine_plugins.quantizer.checkpoint.quantizer import FromCheckpoint
@@ -73,10 +71,9 @@ def test_bytes_are_known_before_a_tensor_is_read(name: str, tmp_path: Path) -> N
 
 
 def _estimated(folder: Path) -> int:
-    ops = LlamaArchitecture(SlotConfig(), build_context()).describe(model_facts(str(folder)))
-    specs = [spec for layer in ops.layers for op in layer if (spec := linear_of(op)) is not None]
+    graph = model_graph(str(folder))
     quantizer: Any = reader(folder)
-    return sum(quantizer.packed_bytes(spec, torch.float32, "cpu", False) for spec in [*specs, ops.head.head])
+    return sum(quantizer.packed_bytes(spec, torch.float32, "cpu", False) for spec in linears(graph))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_activations_are_rounded_as_the_checkpoint_or_the_user_says(
     want = logits(dense)
     error = float((logits(quantized, activations) - want).abs().max() / want.abs().max())
     assert (error <= LARGEST) == (kind == "bf16") and error < 0.2
-    (line,) = [line for line in loaded(quantized, activations).lowering if line.startswith("DownResidual")]
+    (line,) = [line for line in loaded(quantized, activations).lowering if line.startswith("linear, add:")]
     says = {"int8": "int8 activations", "fp8": "fp8 activations"}.get(kind)
     assert says in line if says else "activations" not in line
     assert ("FP8 is storage only" in line) == ("fp8" in line and kind == "bf16")

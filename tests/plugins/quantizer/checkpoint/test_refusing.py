@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.execution import tiny
+from tests.kernels import tiny
 from tests.plugins.quantizer.checkpoint.reference import loaded
 from tests.plugins.quantizer.checkpoint.writers import CASES, FP8_INPUTS, Case, awq, ct_config, write_case
 from torch import Tensor
 
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import model_facts
+from engine.assembly.model_config import model_config
+from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.model import DeviceFacts
-from engine.execution.checkpoint import CheckpointError
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import unreadable
 
@@ -34,7 +34,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "
 
 def reasons(tmp_path: Path, quantization: Any) -> tuple[str, ...]:
     folder = tiny.write(tmp_path, quantization_config=quantization)
-    return unreadable(model_facts(str(folder)), CPU)
+    return unreadable(model_config(str(folder)), CPU)
 
 
 def packed(**weights: Any) -> dict[str, Any]:
@@ -117,8 +117,8 @@ def test_quantization_that_is_no_object_is_named(tmp_path: Path) -> None:
 
 def test_judging_a_checkpoint_does_not_import_torch() -> None:
     code = (
-        "import sys; from engine_plugins.registry import engine_quantizer; from engine.assembly.model_facts import "
-        "model_facts; from engine.contracts.model import DeviceFacts; m = model_facts('bundled'); "
+        "import sys; from engine_plugins.registry import engine_quantizer; from engine.assembly.model_config import "
+        "model_config; from engine.contracts.model import DeviceFacts; m = model_config('bundled'); "
         "[p.unsupported(m, DeviceFacts('cpu')) for p in engine_quantizer()]; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -138,7 +138,7 @@ def test_rounded_activations_need_weights_of_their_kind(
     quantization: Any, activations: str, expected: str | None, tmp_path: Path
 ) -> None:
     options = {} if quantization is None else {"quantization_config": quantization}
-    facts = model_facts(str(tiny.write(tmp_path, **options)))
+    facts = model_config(str(tiny.write(tmp_path, **options)))
     found = CheckpointConfig(activations=activations).unsupported(facts, CPU)
     assert [expected in reason for reason in found] == [True] if expected else found == ()
 

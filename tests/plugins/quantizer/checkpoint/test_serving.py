@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.families import model_facts
 from tests.plugins.quantizer.checkpoint.writers import PROJECTIONS, Case, ct_fp8, ct_packed, gptq
 
 from engine.assembly.errors import AssemblyError
-from engine.assembly.model_facts import bundled_dir, model_facts
-from engine.execution.checkpoint import CheckpointError
+from engine.assembly.model_config import bundled_dir
+from engine.checkpoint.tensors import CheckpointError
 from engine.serving.offline import LLM
 
 SMALL = ("device=cpu", "model.max_len=64", "scheduler.max_requests=2", "exporter=[]", "overlap=false")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from tests.execution.paged_loop import PagedLoop, load
+from tests.kernels.paged_loop import PagedLoop, load
 from tests.plugins.quantizer.checkpoint.reference import LARGEST, reader
 
 WRITTEN = Path(__file__).with_name("written")

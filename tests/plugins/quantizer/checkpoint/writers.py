@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tests.execution import tiny
+from tests.kernels import tiny
 from torch import Tensor
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

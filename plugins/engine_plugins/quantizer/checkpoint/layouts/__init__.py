@@ -23,7 +23,7 @@ class Layout(Protocol):
 
     def read(self, scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:
         """``tensors``: by suffix, perhaps a cut of them. ``in_features``: of the whole layer. Raises
-        :class:`engine.execution.checkpoint.CheckpointError` naming the tensor whose values cannot be."""
+        :class:`engine.checkpoint.tensors.CheckpointError` naming the tensor whose values cannot be."""
         ...
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import StoredTensor
-from engine.execution.checkpoint import CheckpointError
 from engine_plugins.quantizer.checkpoint.layouts.rule import BOTH, TensorRule, bias_rule, scale_rules
 from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, fitted_scale, order_of, signed, unpacked
 from engine_plugins.quantizer.checkpoint.scheme import Scheme

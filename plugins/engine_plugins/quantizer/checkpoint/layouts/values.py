@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine.execution.checkpoint import CheckpointError
+from engine.checkpoint.tensors import CheckpointError
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:

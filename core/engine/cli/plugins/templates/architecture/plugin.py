@@ -1,26 +1,16 @@
-"""Architecture ``mine``: a decoder in the manner of Llama, written down as typed operations."""
+"""Architecture ``mine``: a decoder in the manner of Llama, written down as a graph of operations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.checkpoint.sizes import DecoderSizes, read_sizes, windows_by_layer
+from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
-from engine.contracts.model import DeviceFacts, ModelFacts
-from engine.contracts.ops import (
-    Attention,
-    DownResidual,
-    Embed,
-    LayerOp,
-    LinearPart,
-    LinearSpec,
-    LMHead,
-    ModelOps,
-    NormGateUpAct,
-    NormQKVRopeWrite,
-    NormSpec,
-    OutResidual,
-)
-from engine.contracts.provider import BuildContext, Provider
+from engine.contracts.graph import Builder, Value
+from engine.contracts.model import DeviceFacts, ModelConfig
+from engine.contracts.ops import LinearPart
+from engine.contracts.provider import Provider
 from engine.hookspecs import hookimpl
 
 FAMILIES = ("MineForCausalLM", "LlamaForCausalLM")
@@ -32,16 +22,9 @@ class MineArchitectureConfig(SlotConfig):
     """The keys ``architecture.<field>``: add fields with a type, a default and a line on what they do."""
 
 
-def only_this_family(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
-    """Why the plugin cannot compute this checkpoint; empty: it can. ``model.raw`` is the whole ``config.json``."""
-    if model.architecture not in FAMILIES:
-        return (f"it computes {', '.join(FAMILIES)}, not {model.architecture}",)
-    biased = [key for key in ("attention_bias", "mlp_bias") if model.raw.get(key)]
-    if biased:
-        return (f"it has no biases, the checkpoint says {', '.join(biased)}",)
-    if model.hidden_act != "silu":
-        return (f"it has the activation silu, not hidden_act={model.hidden_act}",)
-    return ()
+def only_this_family(model: ModelConfig, device: DeviceFacts) -> tuple[str, ...]:
+    """Why the plugin cannot compute this checkpoint; empty: it is of the family, and ``describe`` judges the rest."""
+    return () if model.architecture in FAMILIES else (f"it computes {', '.join(FAMILIES)}, not {model.architecture}",)
 
 
 @hookimpl
@@ -60,49 +43,42 @@ def engine_architecture() -> list[Provider]:
 class MineArchitecture:
     """It never touches a tensor: it says what is computed, and how the checkpoint's tensors are named."""
 
-    def __init__(self, config: MineArchitectureConfig, context: BuildContext) -> None:
+    def __init__(self, config: MineArchitectureConfig) -> None:
         pass
 
-    def describe(self, model: ModelFacts) -> ModelOps:
-        """Embedding, each layer's operations in order, and the head. Names are those of the checkpoint."""
-        head = LinearSpec((LinearPart("lm_head", model.vocab_size),), model.hidden_size, shard="out", kind="head")
-        return ModelOps(
-            embed=Embed("model.embed_tokens", model.vocab_size, model.hidden_size),
-            layers=tuple(_layer(model, index) for index in range(model.num_layers)),
-            head=LMHead(NormSpec("model.norm", model.rms_norm_eps), head, tied=model.tie_embeddings),
-        )
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        """``model.raw`` is ``config.json``. What is recorded in ``b`` is computed in that order; names are those of the
+        checkpoint. Raises ``ValueError`` for what the plugin does not compute."""
+        values = Values(model.raw)
+        sizes = read_sizes(values)
+        if any(values.flag(key, False) for key in ("attention_bias", "mlp_bias")):
+            raise ValueError("attention_bias and mlp_bias: it has no biases, expected false")
+        if (act := values.text("hidden_act", "silu")) != "silu":
+            raise ValueError(f"hidden_act={act}: expected silu")
+        b.positions(sizes.max_position)
+        x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
+        for i, window in enumerate(windows_by_layer(values, sizes.num_layers)):
+            name = f"model.layers.{i}"
+            with b.layer(x):
+                h = b.rms_norm(x, f"{name}.input_layernorm", sizes.eps)
+                x = b.add(x, _attention(b, h, sizes, f"{name}.self_attn", window))
+                h = b.rms_norm(x, f"{name}.post_attention_layernorm", sizes.eps)
+                x = b.add(x, _mlp(b, h, sizes, f"{name}.mlp"))
+        b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size, tied=sizes.tied)
 
 
-def _layer(model: ModelFacts, index: int) -> tuple[LayerOp, ...]:
-    prefix = f"model.layers.{index}"
-    return (*_attention(model, prefix, index), *_mlp(model, prefix))
+def _attention(b: Builder, h: Value, sizes: DecoderSizes, name: str, window: int | None) -> Value:
+    """``shard``: the axis that tensor parallelism cuts, ``out`` on the way in and ``in`` on the way back."""
+    dim, kv_size = sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    q_proj = LinearPart(f"{name}.q_proj", sizes.num_heads * dim)
+    k_proj, v_proj = LinearPart(f"{name}.k_proj", kv_size), LinearPart(f"{name}.v_proj", kv_size)
+    q, k, v = b.linear(h, q_proj, k_proj, v_proj, shard="out")
+    q, k = b.rope(q, k, sizes.rope, dim)
+    a = b.attention(q, k, v, dim, window=window)
+    return b.linear(a, LinearPart(f"{name}.o_proj", sizes.hidden_size), shard="in")
 
 
-def _attention(model: ModelFacts, prefix: str, index: int) -> tuple[LayerOp, ...]:
-    name, dim = f"{prefix}.self_attn", model.head_dim
-    q_size, kv_size = model.num_heads * dim, model.num_kv_heads * dim
-    parts = tuple(LinearPart(f"{name}.{p}_proj", size) for p, size in (("q", q_size), ("k", kv_size), ("v", kv_size)))
-    return (
-        NormQKVRopeWrite(
-            norm=NormSpec(f"{prefix}.input_layernorm", model.rms_norm_eps),
-            qkv=LinearSpec(parts, model.hidden_size, shard="out"),
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=dim,
-            rope=model.rope,
-        ),
-        Attention(model.num_heads, model.num_kv_heads, dim, scale=dim**-0.5, window=model.layer_windows[index]),
-        OutResidual(LinearSpec((LinearPart(f"{name}.o_proj", model.hidden_size),), q_size, shard="in")),
-    )
-
-
-def _mlp(model: ModelFacts, prefix: str) -> tuple[LayerOp, ...]:
-    name, size = f"{prefix}.mlp", model.intermediate_size
-    parts = (LinearPart(f"{name}.gate_proj", size), LinearPart(f"{name}.up_proj", size))
-    return (
-        NormGateUpAct(
-            norm=NormSpec(f"{prefix}.post_attention_layernorm", model.rms_norm_eps),
-            gate_up=LinearSpec(parts, model.hidden_size, shard="out", kind="gate_up"),
-        ),
-        DownResidual(LinearSpec((LinearPart(f"{name}.down_proj", model.hidden_size),), size, shard="in")),
-    )
+def _mlp(b: Builder, h: Value, sizes: DecoderSizes, name: str) -> Value:
+    gate_proj, up_proj = (LinearPart(f"{name}.{part}_proj", sizes.intermediate_size) for part in ("gate", "up"))
+    gate, up = b.linear(h, gate_proj, up_proj, shard="out")
+    return b.linear(b.gated(gate, up, "silu"), LinearPart(f"{name}.down_proj", sizes.hidden_size), shard="in")

@@ -54,6 +54,7 @@ class MineKernel:
         dtypes=("float32", "bfloat16", "float16"),
         window=True,
         soft_cap=True,
+        sinks=True,
         max_verify_width=1 << 30,
         capturable=False,
     )
@@ -70,14 +71,16 @@ class MineKernel:
         """What all layers share, once per step: :meth:`forward` gets it."""
         return tuple(_rows(batch))
 
-    def forward(self, prepared: tuple[Row, ...], op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
+    def forward(
+        self, prepared: tuple[Row, ...], op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+    ) -> Tensor:
         """``q``: ``[num_tokens, num_heads, head_dim]`` -> ``[num_tokens, num_heads * head_dim]`` in its dtype."""
         out = q.new_empty(q.shape[0], op.num_heads * op.head_dim)
         for row in prepared:
             queries = slice(row.start, row.start + row.q_len)
             keys = _read(cache.k, cache.k_scale, row.slots, cache.format, q.dtype)
             values = _read(cache.v, cache.v_scale, row.slots, cache.format, q.dtype)
-            out[queries] = _attend(op, q[queries], keys, values)
+            out[queries] = _attend(op, q[queries], keys, values, sinks)
         return out
 
 
@@ -102,8 +105,9 @@ def _read(cache: Tensor, scale: Tensor | None, slots: Tensor, kv_format: KVForma
     return kv_format.unpack(cache.flatten(0, 1)[slots], scale, dtype)
 
 
-def _attend(op: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One row: query ``j`` sees keys ``0 .. kv_len - q_len + j``, or the last ``window`` of them."""
+def _attend(op: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+    """One row: query ``j`` sees keys ``0 .. kv_len - q_len + j``, or the last ``window`` of them. ``sinks``: one more
+    logit for each head, of a key without a value."""
     import torch
 
     group = op.num_heads // op.num_kv_heads
@@ -116,5 +120,9 @@ def _attend(op: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     hidden = key > query
     if op.window is not None:
         hidden |= key <= query - op.window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, v).flatten(1).to(q.dtype)
+        # What the window has passed may be another request's memory: nothing of it may show, not even NaN.
+        v = v.masked_fill(hidden.all(dim=0)[:, None, None], 0.0)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v).flatten(1).to(q.dtype)

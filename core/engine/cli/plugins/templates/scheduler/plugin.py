@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.contracts.config import SchedulerConfig, at_least
 from engine.contracts.provider import BuildContext, Provider
-from engine.contracts.scheduler import RequestView, Schedule, ScheduledRow, SchedulerView
+from engine.contracts.scheduler import Blocks, RequestView, Schedule, ScheduledRow, SchedulerView, fit, minus
 from engine.hookspecs import hookimpl
 
 
@@ -52,15 +52,15 @@ class MineScheduler:
             num_tokens = min(request.remaining, tokens - drafts)
             if num_tokens <= 0:
                 break
-            blocks -= _blocks(view, request, num_tokens)
-            if blocks < 0 and not request.is_running:
+            needed = _blocks(view, request, num_tokens)
+            if not (request.is_running or fit(needed, blocks)):
                 break
             rows.append(ScheduledRow(request.request_id, num_tokens))
-            tokens -= num_tokens + drafts
+            tokens, blocks = tokens - num_tokens - drafts, minus(blocks, needed)
         # The newest is the first victim, the oldest never is one: so one request always gets on.
         return Schedule(tuple(rows), tuple(request.request_id for request in reversed(view.running[1:])))
 
 
-def _blocks(view: SchedulerView, request: RequestView, num_tokens: int) -> int:
+def _blocks(view: SchedulerView, request: RequestView, num_tokens: int) -> Blocks:
     """KV blocks to count for a row. A new request needs room for its whole prompt; one that runs may preempt others."""
     return view.blocks_needed(request.request_id, num_tokens if request.is_running else request.remaining)

@@ -1,0 +1,453 @@
+"""The language in which an architecture writes a model down, and the graph that comes of it.
+
+.. code-block:: python
+
+    def describe(self, model: ModelConfig, b: Builder) -> None:
+        sizes = read_sizes(Values(model.raw))
+        b.positions(sizes.max_position)
+        x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
+        for i in range(sizes.num_layers):
+            with b.layer(x):
+                h = b.rms_norm(x, f"model.layers.{i}.input_layernorm", sizes.eps)
+                ...
+                x = b.add(x, b.linear(a, LinearPart(f"model.layers.{i}.self_attn.o_proj", sizes.hidden_size)))
+        b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size)
+
+From the graph alone come the tensors that are read, their cuts, memory, the cache, and which kernels run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal, overload
+
+from engine.contracts.ops import (
+    Act,
+    Activation,
+    Add,
+    Attention,
+    Embed,
+    Experts,
+    FusedExperts,
+    Gate,
+    Gated,
+    HeadJoin,
+    HeadLinear,
+    HeadSlice,
+    KVWrite,
+    Linear,
+    LinearPart,
+    LinearSpec,
+    Norm,
+    Op,
+    PositionScale,
+    Rope,
+    RopeFacts,
+    Route,
+    Router,
+    Scale,
+    SoftCap,
+)
+
+Shard = Literal["out", "in", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an op computes: ``[num_tokens, size]``."""
+
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op of a graph, with the numbers of the values that it reads and makes."""
+
+    op: Op
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    cache: int | None = None
+    """Which of :attr:`Graph.caches` a :class:`KVWrite` or an :class:`Attention` is of."""
+    sinks: str | None = None
+    """Of an :class:`Attention` with sinks: the tensor with the logits, ``[num_heads]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Nodes in the order in which they are computed."""
+
+    nodes: tuple[Node, ...]
+    residual: int | None = None
+    """Of a layer: the value that enters it as the residual stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one layer caches of a token: a key and a value for each head."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    """Tokens back to which it is read; ``None``: all."""
+    value_dim: int | None = None
+    """Values are the first ``value_dim`` numbers of keys, and not stored again (latent attention)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A model, or layers of a drafter: what comes before the layers, each layer, and what comes behind them."""
+
+    inputs: tuple[int, ...]
+    """Values that are handed in: of a model the tokens, int64 ``[num_tokens]``."""
+    embed: Block
+    layers: tuple[Block, ...]
+    head: Block
+    sizes: tuple[int, ...]
+    """Features of each value."""
+    caches: tuple[KVSpec, ...]
+    """In the order in which they are written."""
+    max_position: int = 0
+    """Most tokens of a sequence; 0: not said."""
+    ignored: tuple[str, ...] = ()
+    """How names of tensors begin that the checkpoint may have and the model does not read."""
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """All, in order."""
+        return chain(self.embed.nodes, *(layer.nodes for layer in self.layers), self.head.nodes)
+
+    @property
+    def embedding(self) -> Embed:
+        """Of the tokens."""
+        return next(node.op for node in self.embed.nodes if isinstance(node.op, Embed))
+
+    @property
+    def lm_head(self) -> Linear:
+        """The vocabulary projection."""
+        heads = (node.op for node in self.head.nodes if isinstance(node.op, Linear) and node.op.spec.kind == "head")
+        return next(heads)
+
+    @property
+    def hidden(self) -> int:
+        """The value behind the last layer: what the head reads first, or what the last layer makes last."""
+        return self.head.nodes[0].inputs[0] if self.head.nodes else self.layers[-1].nodes[-1].outputs[0]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.sizes[self.hidden]
+
+
+class Builder:
+    """Records a graph. Every method checks what it is given and raises ``ValueError``: values are its own, and their
+    sizes fit.
+
+    Names are those of the checkpoint's tensors, without ``.weight`` and ``.bias``.
+    """
+
+    def __init__(self, stored: Callable[[], Collection[str]] = tuple) -> None:
+        """``stored``: the names of the checkpoint's tensors."""
+        self._stored = stored
+        self._ignored: list[str] = []
+        self._sizes: list[int] = []
+        self._inputs: list[int] = []
+        self._tokens: Value | None = None
+        self._embed: list[Node] = []
+        self._layers: list[Block] = []
+        self._head: list[Node] = []
+        self._caches: list[KVSpec] = []
+        self._max_position = 0
+        self._nodes = self._embed
+        """Where the next node goes."""
+
+    # Structure -------------------------------------------------------------------------------------------------------
+
+    def positions(self, count: int) -> None:
+        """A sequence has at most ``count`` tokens."""
+        self._max_position = count
+
+    def has(self, prefix: str) -> bool:
+        """Whether the checkpoint has tensors whose names begin so: where one configuration goes with several ways to
+        store a model. ``False`` where there is no checkpoint yet."""
+        return any(name.startswith(prefix) for name in self._stored())
+
+    def ignore(self, *prefixes: str) -> None:
+        """Tensors whose names begin so are not read: an encoder of images, for example. Start-up says so."""
+        self._ignored += prefixes
+
+    def input(self, size: int) -> Value:
+        """A value that is handed in, for layers that are no whole model."""
+        value = self._value(size)
+        self._inputs.append(value.number)
+        return value
+
+    @contextmanager
+    def layer(self, residual: Value) -> Iterator[None]:
+        """What is recorded inside is one layer; ``residual``: the stream that enters it. What comes behind the last
+        layer is the head."""
+        if self._nodes is not self._embed and self._nodes is not self._head:
+            raise ValueError("a layer inside of a layer")
+        if self._nodes is self._head and self._head:
+            raise ValueError("a layer behind ops that follow the last layer")
+        self._check_own(residual)
+        self._nodes = []
+        yield
+        self._layers.append(Block(tuple(self._nodes), residual.number))
+        self._nodes = self._head
+
+    def graph(self) -> Graph:
+        """What was recorded."""
+        return Graph(
+            tuple(self._inputs),
+            Block(tuple(self._embed)),
+            tuple(self._layers),
+            Block(tuple(self._head)),
+            tuple(self._sizes),
+            tuple(self._caches),
+            self._max_position,
+            tuple(self._ignored),
+        )
+
+    # Ops -------------------------------------------------------------------------------------------------------------
+
+    def embed(self, name: str, vocab_size: int, size: int) -> Value:
+        """The embedding of the tokens."""
+        if self._tokens is None:
+            self._tokens = self.input(1)
+        return self._add(Embed(name, vocab_size, size), [self._tokens], size)
+
+    def rms_norm(
+        self, x: Value, name: str | None, eps: float, *, size: int | None = None, offset: float = 0.0
+    ) -> Value:
+        """RMSNorm over all features, or over each ``size`` of them: heads. ``offset``: 1 where weights are stored less
+        1."""
+        return self._norm(x, Norm("rms", name, size or x.size, eps, offset))
+
+    def layer_norm(
+        self,
+        x: Value,
+        name: str | None,
+        eps: float,
+        *,
+        size: int | None = None,
+        bias: bool = False,
+        by_head: bool = False,
+    ) -> Value:
+        """LayerNorm over all features, or over each ``size`` of them: heads. ``by_head``: each has a weight of its
+        own."""
+        size = size or x.size
+        return self._norm(x, Norm("layer", name, size, eps, bias=bias, by_head=x.size // size if by_head else 0))
+
+    def _norm(self, x: Value, op: Norm) -> Value:
+        self._heads(f"norm {op.name}", x, op.size)
+        return self._add(op, [x], x.size)
+
+    @overload
+    def linear(self, x: Value, part: LinearPart, /, *, shard: Shard = "none") -> Value: ...
+
+    @overload
+    def linear(
+        self, x: Value, part: LinearPart, second: LinearPart, /, *more: LinearPart, shard: Shard = "none"
+    ) -> tuple[Value, ...]: ...
+
+    def linear(self, x: Value, /, *parts: LinearPart, shard: Shard = "none") -> Value | tuple[Value, ...]:
+        """Projections of one input, a value for each part. ``shard``: the axis that tensor parallelism cuts."""
+        made = self._linear(x, parts, shard)
+        return made if len(parts) > 1 else made[0]
+
+    def _linear(self, x: Value, parts: tuple[LinearPart, ...], shard: Shard) -> tuple[Value, ...]:
+        spec = LinearSpec(parts, x.size, shard)
+        if not parts:
+            raise ValueError("linear of no parts")
+        for part in parts:
+            if sum(part.outputs) != part.out_features:
+                raise ValueError(f"{part.name}: slices {list(part.slices)} of {part.out_features} outputs")
+        return self._several(Linear(spec), [x], spec.outputs)
+
+    def split(self, x: Value, part: LinearPart, /, *, shard: Shard = "none") -> tuple[Value, ...]:
+        """The slices of one projection that the checkpoint has fused."""
+        return self._linear(x, (part,), shard)
+
+    def lm_head(self, x: Value, name: str, vocab_size: int, *, tied: bool = False) -> Value:
+        """Logits. ``tied``: the weight is the embedding's."""
+        spec = LinearSpec((LinearPart(name, vocab_size),), x.size, shard="out", kind="head")
+        return self._add(Linear(spec, tied), [x], vocab_size)
+
+    def rope(self, q: Value, k: Value, facts: RopeFacts, head_dim: int) -> tuple[Value, Value]:
+        """Rotated queries and keys."""
+        for value in (q, k):
+            self._heads("rope", value, head_dim)
+        rotated_q, rotated_k = self._several(Rope(facts, head_dim), [q, k], [q.size, k.size])
+        return rotated_q, rotated_k
+
+    def rotate(self, x: Value, facts: RopeFacts, head_dim: int, start: int = 0) -> Value:
+        """``x`` with its heads rotated, from dimension ``start`` on."""
+        self._heads("rope", x, head_dim)
+        return self._add(Rope(facts, head_dim, start), [x], x.size)
+
+    def head_slice(self, x: Value, head_dim: int, start: int, stop: int) -> Value:
+        """Dimensions ``start .. stop`` of each head."""
+        heads = self._heads("slice", x, head_dim)
+        if not 0 <= start < stop <= head_dim:
+            raise ValueError(f"slice {start} to {stop} of heads of {head_dim}")
+        return self._add(HeadSlice(head_dim, start, stop), [x], heads * (stop - start))
+
+    def head_join(self, a: Value, b: Value, num_heads: int) -> Value:
+        """Head by head, those of ``a`` and then those of ``b``."""
+        if a.size % num_heads or b.size % num_heads:
+            raise ValueError(f"{a.size} and {b.size} features are not {num_heads} heads")
+        return self._add(HeadJoin(num_heads), [a, b], a.size + b.size)
+
+    def head_linear(self, x: Value, op: HeadLinear) -> Value:
+        """Each head by itself; see :class:`~engine.contracts.ops.HeadLinear`."""
+        chosen = op.stop - op.start
+        taken, made = (chosen, op.features) if op.transposed else (op.features, chosen)
+        if x.size != op.num_heads * taken:
+            raise ValueError(f"{op.name}: {x.size} features are not {op.num_heads} heads of {taken}")
+        return self._add(op, [x], op.num_heads * made)
+
+    def latent_attention(self, q: Value, k: Value, value_dim: int, *, scale: float) -> Value:
+        """Writes keys of one head to a cache of their own, and attends to it with all heads of ``q``; values are the
+        first ``value_dim`` numbers of keys: multi-head latent attention (arXiv 2405.04434), projections absorbed."""
+        heads = self._heads("attention", q, k.size)
+        if not 0 < value_dim <= k.size:
+            raise ValueError(f"values of {value_dim} in keys of {k.size}")
+        cache = len(self._caches)
+        self._caches.append(KVSpec(1, k.size, None, value_dim))
+        self._nodes.append(Node(KVWrite(1, k.size), (k.number,), (), cache))
+        value = self._add(Attention(heads, 1, k.size, scale, value_dim=value_dim), [q], heads * value_dim)
+        self._nodes[-1] = replace(self._nodes[-1], cache=cache)
+        return value
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: str | None = None,
+    ) -> Value:
+        """Writes keys and values to a cache of their own, and attends to it. ``scale``: ``head_dim ** -0.5`` unless
+        given. A ``window`` that holds every sequence is none. ``sinks``: a tensor ``[num_heads]`` of the checkpoint,
+        one more logit for the softmax of each head."""
+        heads, kv_heads, value_heads = (self._heads("attention", value, head_dim) for value in (q, k, v))
+        if kv_heads != value_heads or heads % kv_heads:
+            raise ValueError(f"attention of {heads} query, {kv_heads} key and {value_heads} value heads")
+        if window is not None and window < 1:
+            raise ValueError(f"attention with a window of {window} tokens, expected at least 1")
+        if window is not None and 0 < self._max_position <= window:
+            window = None
+        if soft_cap is not None:
+            self._check_cap("attention", soft_cap)
+        self._check_own(q, k, v)
+        cache = len(self._caches)
+        self._caches.append(KVSpec(kv_heads, head_dim, window))
+        self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
+        scale = head_dim**-0.5 if scale is None else scale
+        op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks=sinks is not None)
+        value = self._add(op, [q], heads * head_dim)
+        self._nodes[-1] = replace(self._nodes[-1], cache=cache, sinks=sinks)
+        return value
+
+    def gated(self, gate: Value, up: Value, act: Act | Gated) -> Value:
+        """``act(gate) * up``"""
+        return self._alike(act if isinstance(act, Gated) else Gated(act), gate, up)
+
+    def activation(self, x: Value, act: Act) -> Value:
+        """``act(x)``"""
+        return self._add(Activation(act), [x], x.size)
+
+    def add(self, a: Value, b: Value) -> Value:
+        """``a + b``"""
+        return self._alike(Add(), a, b)
+
+    def gate(self, x: Value, gate: Value) -> Value:
+        """``x * sigmoid(gate)``; ``gate`` has as many features as ``x``, or one."""
+        if gate.size not in (1, x.size):
+            raise ValueError(f"gate of {gate.size} features for {x.size}")
+        return self._add(Gate(), [x, gate], x.size)
+
+    def router(self, x: Value, name: str, num_experts: int, *, bias: bool = False) -> Value:
+        """Logits of the experts."""
+        return self._add(Router(name, x.size, num_experts, bias), [x], num_experts)
+
+    def experts(
+        self,
+        x: Value,
+        logits: Value,
+        route: Route,
+        gate_up: tuple[LinearPart, LinearPart],
+        down: LinearPart,
+        gated: Gated,
+        *,
+        fused: FusedExperts | None = None,
+    ) -> Value:
+        """What the experts that ``route`` chooses by ``logits`` make of ``x``. Names of parts have ``{}`` for the
+        expert's number."""
+        if not 1 <= route.top_k <= route.num_experts or logits.size != route.num_experts:
+            raise ValueError(f"{route.top_k} of {route.num_experts} experts, chosen by {logits.size} logits")
+        first, second = gate_up
+        if first.out_features != second.out_features:
+            raise ValueError(f"experts with {first.out_features} gates and {second.out_features} ups")
+        ids, weights = self._several(route, [logits], [route.top_k, route.top_k])
+        up = LinearSpec(gate_up, x.size, "out", "gate_up")
+        op = Experts(route.num_experts, route.top_k, up, LinearSpec((down,), first.out_features, "in"), gated, fused)
+        return self._add(op, [x, ids, weights], down.out_features)
+
+    def position_scale(self, x: Value, beta: float, length: int) -> Value:
+        """``x * (1 + beta * log(1 + floor(position / length)))``"""
+        return self._add(PositionScale(beta, length), [x], x.size)
+
+    def scale(self, x: Value, factor: float, *, rounded: bool = False) -> Value:
+        """``factor * x``, with ``rounded`` of a factor in the dtype of ``x``; the value itself for a factor of 1."""
+        return x if factor == 1.0 else self._add(Scale(factor, rounded), [x], x.size)
+
+    def soft_cap(self, x: Value, cap: float | None) -> Value:
+        """``cap * tanh(x / cap)``; the value itself without a cap."""
+        if cap is None:
+            return x
+        self._check_cap("soft_cap", cap)
+        return self._add(SoftCap(cap), [x], x.size)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _heads(self, what: str, value: Value, head_dim: int) -> int:
+        if head_dim < 1 or value.size % head_dim:
+            raise ValueError(f"{what}: {value.size} features are not heads of {head_dim}")
+        return value.size // head_dim
+
+    def _check_cap(self, what: str, cap: float) -> None:
+        if cap <= 0.0:
+            raise ValueError(f"{what} with a cap of {cap}, expected a positive number or None")
+
+    def _check_own(self, *values: Value) -> None:
+        for value in values:
+            if not (0 <= value.number < len(self._sizes) and self._sizes[value.number] == value.size):
+                raise ValueError(f"{value} was made by another builder")
+
+    def _alike(self, op: Op, a: Value, b: Value) -> Value:
+        if a.size != b.size:
+            raise ValueError(f"{type(op).__name__} of {a.size} and {b.size} features")
+        return self._add(op, [a, b], a.size)
+
+    def _add(self, op: Op, inputs: Sequence[Value], size: int) -> Value:
+        return self._several(op, inputs, [size])[0]
+
+    def _several(self, op: Op, inputs: Sequence[Value], sizes: Sequence[int]) -> tuple[Value, ...]:
+        self._check_own(*inputs)
+        made = tuple(self._value(size) for size in sizes)
+        self._nodes.append(Node(op, tuple(value.number for value in inputs), tuple(value.number for value in made)))
+        return made
+
+    def _value(self, size: int) -> Value:
+        if size < 1:
+            raise ValueError(f"a value of {size} features, expected at least 1")
+        self._sizes.append(size)
+        return Value(len(self._sizes) - 1, size)

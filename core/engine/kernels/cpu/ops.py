@@ -1,0 +1,216 @@
+"""Each op by itself on the C++ kernels of the core: of tensors, or of values (:mod:`engine.kernels.cpu.program`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from engine.contracts.graph import Node
+from engine.contracts.ops import (
+    Activation,
+    Add,
+    Embed,
+    Gate,
+    Gated,
+    KVWrite,
+    Linear,
+    Norm,
+    Op,
+    PositionScale,
+    Rope,
+    Scale,
+    SoftCap,
+)
+from engine.contracts.quantizer import NativeLinear, PackedLinear
+from engine.kernels.cpu.elementwise import Combine, head_norms, rotated_heads, scaled_by_position, write_kv
+from engine.kernels.cpu.program import NotNative, Value, empty, run
+from engine.kernels.cpu.row_ops import lookup
+from engine.kernels.model import StepContext
+from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
+from engine.kernels.torch.ops import head_call, part_columns, scale_factor
+from engine.models.fuse import Fused, Match
+from engine.models.required_tensors import linears_of
+from engine.models.sharding import check_heads
+
+LowerOp = Callable[[Lowering, Any, Fused[Kernel], Weights], Lowered]
+
+
+def single_kernels() -> tuple[Kernel, ...]:
+    """A kernel for each op that C++ has."""
+    return tuple(_single(kind, lower) for kind, lower in _LOWER.items())
+
+
+def _single(kind: type[Op], lower: LowerOp) -> Kernel:
+    def match(nodes: Sequence[Node]) -> Match | None:
+        op = nodes[0].op
+        if not isinstance(op, kind) or not _is_known(nodes[0]):
+            return None
+        return Match(op, 1, linears_of(op))
+
+    suits = (lambda lowering, op: lowering.stores_kv_as_is) if kind is KVWrite else None
+    return Kernel(match, lambda lowering, fused, weights: lower(lowering, fused.what, fused, weights), suits)
+
+
+def _is_known(node: Node) -> bool:
+    """Whether C++ has this form of an op."""
+    op = node.op
+    if isinstance(op, Gated):
+        return op.is_plain
+    if isinstance(op, Rope):
+        return not op.start
+    return not isinstance(op, KVWrite) or len(node.inputs) == 2
+
+
+def native_linear(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
+    """``apply`` of tensors, the native call of values."""
+
+    def linear(x: Tensor) -> Tensor:
+        if not isinstance(x, Value):
+            return packed.apply(x)
+        y = empty(x, "product", (x.shape[0], packed.out_features))
+        run(native_of(packed), x, y)
+        return y
+
+    return linear
+
+
+def native_of(packed: PackedLinear) -> NativeLinear:
+    """Raises :class:`NotNative`."""
+    if packed.native is None:
+        raise NotNative(obstacle(packed) or "")
+    return packed.native
+
+
+def obstacle(packed: PackedLinear) -> str | None:
+    """Why a program cannot call this layer."""
+    return None if packed.native is not None else f"its linear layers ({packed.label}) have no native calls"
+
+
+def _embed(lowering: Lowering, op: Embed, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    table = weights.embedding(op)
+    return Lowered(lambda context, tokens: lookup(table, tokens, name="embedded"), "table lookup", None)
+
+
+def _linear(lowering: Lowering, op: Linear, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    packed = weights.linear(op.spec, tied=op.tied)
+    linear = native_linear(packed)
+    if op.spec.kind == "head":
+        return Lowered(head_call(lowering, linear), packed.label, obstacle(packed))
+    linear = lowering.reduced(linear) if op.spec.shard == "in" else linear
+    columns = part_columns(lowering, op.spec)
+
+    def several(context: StepContext | None, x: Tensor) -> tuple[Tensor, ...]:
+        y = linear(x)
+        return tuple(y[:, part] for part in columns)
+
+    call = several if len(columns) > 1 else lambda context, x: linear(x)
+    return Lowered(call, packed.label, obstacle(packed))
+
+
+def _norm(lowering: Lowering, op: Norm, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    weight, bias = weights.norm(op), weights.norm_bias(op)
+    norm = by_width(lambda width: head_norms(op, width, weight, bias, lowering.dtype))
+    label = "compiled RMSNorm" if op.kind == "rms" else "compiled LayerNorm"
+    return Lowered(lambda context, x: norm(x.shape[1])(x), label, None)
+
+
+def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    index, dim = lowering.rotations.index(op), op.facts.rotary_dim or op.head_dim
+    turn = by_width(lambda width: rotated_heads(width, op.head_dim, dim, op.facts.interleaved, lowering.dtype))
+
+    def rope(context: StepContext, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        made = tuple(turn(x.shape[1])(x, *context.rotations[index]) for x in inputs)
+        return made if len(made) > 1 else made[0]
+
+    return Lowered(rope, "compiled rotation", None)
+
+
+def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    check_heads(op.num_kv_heads, op.num_kv_heads, lowering.tp)
+    cache = cache_of(lowering, fused.nodes[0])
+
+    def write(context: StepContext, k: Tensor, v: Tensor) -> None:
+        write_kv(k, v, context.slots(cache), context.kv.layers[cache])
+
+    return Lowered(write, "compiled KV write", None)
+
+
+def _gated(lowering: Lowering, op: Gated, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return _combining("gated", op.act)
+
+
+def _activation(lowering: Lowering, op: Activation, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return _combining("activated", op.act)
+
+
+def _add(lowering: Lowering, op: Add, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    add = by_width(lambda width: Combine("add", width))
+    first, second = fused.nodes[0].inputs
+    if first in fused.last_use and first != second:
+        return Lowered(lambda context, a, b: add(a.shape[1])(a, b, a), "compiled add", None)
+    return Lowered(lambda context, a, b=None: add(a.shape[1])(a, a if b is None else b), "compiled add", None)
+
+
+def _gate(lowering: Lowering, op: Gate, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    by_one = by_width(lambda width: Combine("gate_all", width))
+    each = by_width(lambda width: Combine("gate", width))
+
+    def gate(context: StepContext | None, x: Tensor, gates: Tensor) -> Tensor:
+        combine: Combine = (each if gates.shape[1] == x.shape[1] else by_one)(x.shape[1])
+        return combine(x, gates)
+
+    return Lowered(gate, "compiled gate", None)
+
+
+def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    scale = by_width(lambda width: scaled_by_position(width, op.beta, op.length, lowering.dtype))
+
+    def scaled(context: StepContext, x: Tensor) -> Tensor:
+        made: Tensor = scale(x.shape[1])(x, context.positions)
+        return made
+
+    return Lowered(scaled, "compiled, by position", None)
+
+
+def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return _combining("scaled", factor=scale_factor(lowering, op))
+
+
+def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return _combining("capped", factor=op.cap)
+
+
+def _combining(kind: str, act: str | None = None, factor: float = 1.0) -> Lowered:
+    made = by_width(lambda width: Combine(kind, width, act, factor))
+    label = f"compiled {act}" if act else f"compiled, {kind}"
+    return Lowered(lambda context, a, b=None: made(a.shape[1])(a, b), label, None)
+
+
+def by_width(make: Callable[[int], Any]) -> Callable[[int], Any]:
+    """``make(width)``, once for each number of features: ranks have some of a layer's."""
+    made: dict[int, Any] = {}
+
+    def of(width: int) -> Any:
+        if width not in made:
+            made[width] = make(width)
+        return made[width]
+
+    return of
+
+
+_LOWER: dict[type[Op], LowerOp] = {
+    Embed: _embed,
+    Linear: _linear,
+    Norm: _norm,
+    Rope: _rope,
+    KVWrite: _kv_write,
+    Gated: _gated,
+    Activation: _activation,
+    Add: _add,
+    Gate: _gate,
+    PositionScale: _position_scale,
+    Scale: _scale,
+    SoftCap: _soft_cap,
+}

@@ -1,0 +1,410 @@
+"""Weights in: checkpoint tensors to packed linears, layer by layer, so that memory stays near one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
+from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
+from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.graph import Block, Graph, Node
+from engine.contracts.kv_format import KVFormat
+from engine.contracts.model import ModelConfig
+from engine.contracts.ops import (
+    Embed,
+    Experts,
+    FusedExperts,
+    HeadLinear,
+    KVWrite,
+    Linear,
+    LinearPart,
+    LinearSpec,
+    Norm,
+    Router,
+)
+from engine.contracts.parallelism import Parallelism
+from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
+from engine.kernels.backends import fused_block, fused_graph, rotations
+from engine.kernels.checks.linear import LinearCheck
+from engine.kernels.cpu.memory import keep_freed_memory
+from engine.kernels.labels import Labels
+from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step
+from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
+from engine.kernels.torch.sequences import lower_rotations
+from engine.models.fuse import Fused
+from engine.models.required_tensors import (
+    check_names,
+    check_readable,
+    expert_linears,
+    fused_tensors,
+    is_fused,
+    is_stored,
+    kv_scale_names,
+    norm_tensors,
+    plain_shape,
+    projection,
+    router_tensors,
+    stored_of,
+    unread_note,
+)
+from engine.models.sharding import check_cuts, cut, rank_of
+
+_WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
+
+Progress = Callable[[float, str], None]
+Greedy = Callable[[Tensor], tuple[Tensor, Tensor]]
+_Stored = tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]
+
+
+def load_model(
+    model: ModelConfig,
+    graph: Graph,
+    quantizer: Quantizer,
+    attention_kernel: AttentionKernel,
+    kv_format: KVFormat,
+    parallelism: Parallelism,
+    dtype: str,
+    device: str,
+    on_progress: Progress | None = None,
+    *,
+    kernels: Kernels = "torch",
+    max_len: int | None = None,
+) -> LoweredModel:
+    """Read, check, shard and pack the checkpoint at ``model.path`` and lower ``graph`` on it.
+
+    ``dtype``: ``float32``, ``bfloat16`` or ``float16``; ``on_progress(fraction, what)`` is called after every layer.
+    ``kernels`` as in :class:`~engine.kernels.settings.Lowering`; ``max_len``: most tokens of a sequence that is served,
+    ``None`` for all that the model has positions for. Raises :class:`CheckpointError` for a checkpoint that
+    is damaged or does not fit ``graph``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
+    """
+    lowering = Lowering(
+        device=device,
+        dtype=getattr(torch, dtype),
+        attention=attention_kernel,
+        kv_format=kv_format,
+        parallelism=parallelism,
+        rotations=rotations(graph),
+        kernels=kernels,
+    )
+    if lowering.on_cpu:
+        keep_freed_memory()
+    check_cuts(graph, lowering.tp)
+    checkpoint = open_checkpoint(model.path)
+    check_readable(checkpoint, graph, quantizer, model.path)
+    check_names(checkpoint, graph, quantizer, model.path)
+    loader = Loader(checkpoint, quantizer, lowering, on_progress)
+    with torch.inference_mode():
+        return loader.load(graph, max_len or graph.max_position)
+
+
+class Loader:
+    """One load: counts bytes, keeps what each sequence of ops runs on, and is the
+    :class:`~engine.kernels.settings.Weights` that kernels are built from.
+
+    ``used`` is given the names that are read; ``table``: the embedding that a tied head shares, where the graph has
+    none.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        quantizer: Quantizer,
+        lowering: Lowering,
+        on_progress: Progress | None = None,
+        used: set[str] | None = None,
+        table: tuple[str, Tensor] | None = None,
+    ) -> None:
+        self._used = set() if used is None else used
+        self._checkpoint = checkpoint
+        self._quantizer = quantizer
+        self.lowering = lowering
+        self._on_progress = on_progress
+        self._check = LinearCheck(quantizer, lowering.dtype, lowering.device)
+        self._packed: dict[LinearSpec, PackedLinear] = {}
+        self.labels = Labels()
+        self._held: dict[int, int] = {}
+        """Bytes by storage: tied weights count once."""
+        self._read = 0
+        self.table = table
+        """Name and tensor of the first embedding: what a tied head reads."""
+        self._norms: dict[str, Tensor] = {}
+        self._small: dict[str, Tensor] = {}
+        self._kv_scales: list[tuple[Tensor, Tensor] | None] = []
+
+    def load(self, graph: Graph, max_len: int) -> LoweredModel:
+        lowering = self.lowering
+        embedding, *layers, head = fused_graph(graph, lowering)
+        lowered_embedding, _ = self._block(graph.embed, embedding)
+        lowered_layers = []
+        for index, (block, found) in enumerate(zip(graph.layers, layers, strict=True)):
+            lowered_layers.append(self.layer(block, found))
+            self._report(f"layer {index + 1}/{len(graph.layers)}")
+        lowered_head, greedy = self._block(graph.head, head)
+        normed_head = self._normed_head(graph.head)
+        self._report("head")
+        return LoweredModel(
+            graph=graph,
+            embedding=lowered_embedding,
+            layers=tuple(lowered_layers),
+            head_block=lowered_head,
+            normed_head=normed_head,
+            rotate=lower_rotations(lowering, max_len),
+            attention=lowering.attention,
+            lowering=self.labels.lines(lowering),
+            weights_bytes=sum(self._held.values()),
+            on_triton=lowering.kernels == "triton",
+            find_greedy=greedy,
+            capturable=lowering.native and lowering.why_uncaptured is None,
+            why_uncaptured=(lowering.why_uncaptured or "") if lowering.native else "",
+            kv_scales=tuple(self._kv_scales),
+            unread=unread_note(graph, self._checkpoint),
+        )
+
+    def layer(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
+        """One layer, and its scales of cached keys and values."""
+        lowered, _ = self._block(block, found, in_layer=True)
+        self._packed.clear()
+        for node in block.nodes:
+            if isinstance(node.op, KVWrite):
+                self._kv_scales.append(self._scales_of(node.op, projection(block, node.inputs[0])))
+        return lowered
+
+    def outside(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
+        """What is before the layers, or behind them."""
+        return self._block(block, found)[0]
+
+    def single(self, op: Norm | Linear) -> Call:
+        """One op by itself; a linear layer's parts one after another."""
+        parts = len(op.spec.parts) if isinstance(op, Linear) else 1
+        (found,) = fused_block(Block((Node(op, (0,), tuple(range(1, 1 + parts))),)), self.lowering)
+        return found.kernel.lower(self.lowering, found, self).call
+
+    def _block(
+        self, block: Block, found: Sequence[Fused[Kernel]], in_layer: bool = False
+    ) -> tuple[LoweredBlock, Greedy | None]:
+        """A block's calls, and how its last one finds the most likely tokens."""
+        steps, greedy = [], None
+        for fused in found:
+            lowered = fused.kernel.lower(self.lowering, fused, self)
+            self.labels.add(fused, lowered, in_layer)
+            steps.append(_step(fused, lowered))
+            greedy = lowered.greedy
+        return LoweredBlock(tuple(steps), block.residual), greedy if len(steps) == 1 else None
+
+    def _normed_head(self, head: Block) -> LoweredBlock:
+        """The head of rows that are normed already."""
+        nodes = head.nodes[1:] if isinstance(head.nodes[0].op, Norm) else head.nodes
+        found = fused_block(Block(nodes), self.lowering)
+        return LoweredBlock(tuple(_step(fused, fused.kernel.lower(self.lowering, fused, self)) for fused in found))
+
+    # Weights: what kernels ask for ------------------------------------------------------------------------------------
+
+    def linear(self, spec: LinearSpec, *, tied: bool = False, act: str = "silu") -> PackedLinear:
+        if spec not in self._packed:
+            self._packed[spec] = self._pack(spec, tied, act)
+        return self._packed[spec]
+
+    def norm(self, op: Norm) -> Tensor:
+        if op.name is None:
+            return torch.ones(op.size, device=self.lowering.device)
+        weight = self._norm_tensors(op)[f"{op.name}.weight"]
+        return weight + op.offset if op.offset else weight
+
+    def norm_bias(self, op: Norm) -> Tensor | None:
+        return self._norm_tensors(op).get(f"{op.name}.bias")
+
+    def experts(self, op: Experts) -> list[tuple[PackedLinear, PackedLinear]]:
+        return [
+            (self._pack_parts(up, of_up, op.gated.act), self._pack_parts(down, of_down, "silu"))
+            for (up, of_up), (down, of_down) in self._expert_parts(op)
+        ]
+
+    def stacked_experts(self, op: Experts) -> tuple[PackedLinear, PackedLinear]:
+        together = [list(one) for one in zip(*self._expert_parts(op), strict=True)]
+        return tuple(self._stacked(experts) for experts in together)  # type: ignore[return-value]
+
+    def _stacked(self, experts: Sequence[tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]]) -> PackedLinear:
+        parts = tuple(part for spec, _ in experts for part in spec.parts)
+        spec = replace(experts[0][0], parts=parts, kind="body")
+        return self._pack_parts(spec, [tensors for _, stored in experts for tensors in stored], "silu")
+
+    def _expert_parts(self, op: Experts) -> list[tuple[_Stored, _Stored]]:
+        """Of each expert, gate and up, and down: layers and their tensors."""
+        specs = expert_linears(op)
+        if op.fused is None or not is_fused(op, self._checkpoint.names):
+            return [(self._stored(up), self._stored(down)) for up, down in specs]
+        stored = {name: self.tensor(name, shape) for name, shape in fused_tensors(op)}
+        gate_up, down = ([stored.get(name), stored.get(f"{name}_bias")] for name in (op.fused.gate_up, op.fused.down))
+        return [
+            ((up, [_of_expert(gate_up, op.fused, i, pairs=True)]), (low, [_of_expert(down, op.fused, i)]))
+            for i, (up, low) in enumerate(specs)
+        ]
+
+    def _stored(self, spec: LinearSpec) -> _Stored:
+        return spec, [self._part(spec, part) for part in spec.parts]
+
+    def head_weights(self, op: HeadLinear) -> Tensor:
+        name = f"{op.name}.weight"
+        if name not in self._small:
+            stored = self.tensor(name, (op.num_heads * op.rows, op.features))
+            self._small[name] = stored.to(device=self.lowering.device, dtype=self.lowering.dtype)
+            self.hold(self._small[name])
+        return self._small[name].view(op.num_heads, op.rows, op.features)
+
+    def router(self, op: Router) -> tuple[Tensor, Tensor | None]:
+        found = [self.small(name, shape) for name, shape in router_tensors(op)]
+        return found[0], found[1] if op.bias else None
+
+    def small(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        found = self.tensor(name, shape).float().to(self.lowering.device)
+        self.hold(found)
+        return found
+
+    def embedding(self, op: Embed) -> Tensor:
+        name = f"{op.name}.weight"
+        table = self.tensor(name, (op.vocab_size, op.size)).to(device=self.lowering.device, dtype=self.lowering.dtype)
+        self.hold(table)
+        if self.table is None:
+            self.table = (name, table)
+        return table
+
+    def _norm_tensors(self, op: Norm) -> dict[str, Tensor]:
+        found = {}
+        for name, shape in norm_tensors(op):
+            if name not in self._norms:
+                self._norms[name] = self.tensor(name, shape).float().to(self.lowering.device)
+                self.hold(self._norms[name])
+            found[name] = self._norms[name]
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------------
+    def _pack(self, spec: LinearSpec, tied: bool, act: str) -> PackedLinear:
+        """``tied``: the weight is the embedding's; ``act``: of a ``gate_up``."""
+        parts: list[Mapping[str, Tensor]]
+        index, count = rank_of(self.lowering.parallelism, spec)
+        if tied:
+            assert self.table is not None, "a tied head behind an embedding"
+            name, table = self.table
+            mine = cut(table, "the embedding", spec, StoredTensor("weight", {"out": 0, "in": 1}), index, count)
+            cut_of = f"as {self.lowering.dtype}, {index}/{count}"
+            origin = origin_of_tensor(name, self._checkpoint.entry(name), cut_of)
+            parts = [StoredPart({"weight": lambda: mine}, origin)]
+        else:
+            parts = [self._part(spec, part) for part in spec.parts]
+        return self._pack_parts(spec, parts, act)
+
+    def _pack_parts(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], act: str) -> PackedLinear:
+        """``parts``: this rank's tensors."""
+        _, count = rank_of(self.lowering.parallelism, spec)
+        in_features = spec.in_features // count if spec.shard == "in" else spec.in_features
+        out_features = spec.out_features // count if spec.shard == "out" else spec.out_features
+        made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
+        packed = self._check(spec, parts, made, in_features, out_features, act)
+        for tensor in packed.tensors.values():
+            self.hold(tensor)
+        return packed
+
+    def _scales_of(self, op: KVWrite, qkv: LinearSpec | None) -> tuple[Tensor, Tensor] | None:
+        """The checkpoint's scales for this layer's cached keys and values: float32, one per KV head of this rank.
+        ``qkv``: what the keys come from.
+
+        ``None`` where there are none, or the cache's format has no place for them: they are then not even read.
+        """
+        if self.lowering.kv_format.scale != "per_layer_head" or qkv is None:
+            return None
+        names = kv_scale_names(self._quantizer, qkv)
+        key, value = (self._kv_scale(among, op, qkv) for among in (names.key, names.value))
+        if key is None or value is None:
+            if key is not value:
+                found, lacking = ("keys", names.value) if value is None else ("values", names.key)
+                raise CheckpointError(
+                    f"the checkpoint has a scale for cached {found}, but none of {', '.join(lacking)}; "
+                    f"{_WITHOUT_SCALES}"
+                )
+            return None
+        return key, value
+
+    def _kv_scale(self, names: Sequence[str], op: KVWrite, qkv: LinearSpec) -> Tensor | None:
+        name = next((name for name in names if name in self._checkpoint.names), None)
+        if name is None:
+            return None
+        stored = self.tensor(name, None)
+        scale = stored.flatten().float()
+        if scale.numel() not in (1, op.num_kv_heads):
+            raise CheckpointError(f"{name} has shape {list(stored.shape)}, expected one scale or {op.num_kv_heads}")
+        if not stored.is_floating_point():
+            raise CheckpointError(f"{name} is {stored.dtype}, expected a floating-point number; {_WITHOUT_SCALES}")
+        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+            raise CheckpointError(f"{name} holds {scale.tolist()}: a scale is a positive number; {_WITHOUT_SCALES}")
+        index, count = rank_of(self.lowering.parallelism, qkv)
+        mine = scale.expand(op.num_kv_heads).chunk(count)[index].contiguous().to(self.lowering.device)
+        self.hold(mine)
+        return mine
+
+    def _part(self, spec: LinearSpec, part: LinearPart) -> StoredPart:
+        """This rank's cut of one part's tensors, by suffix."""
+        index, count = rank_of(self.lowering.parallelism, spec)
+        readers: dict[str, Callable[[], Tensor]] = {}
+        origins = []
+        for stored in stored_of(self._quantizer, spec):
+            name = f"{part.name}.{stored.suffix}"
+            if not is_stored(stored, part):
+                continue
+            if name not in self._checkpoint.names:
+                continue
+            entry = self._claim(name, plain_shape(part, spec, stored))
+            if stored.suffix == "bias" and spec.shard == "in" and index > 0:
+                continue  # partial sums are added up: only one rank may bring the bias
+            readers[stored.suffix] = partial(self._read_cut, name, spec, stored, index, count)
+            origins.append(origin_of_tensor(name, entry, f"{spec.shard} {index}/{count}"))
+        return StoredPart(readers, joined_origins(origins))
+
+    def _read_cut(self, name: str, spec: LinearSpec, stored: StoredTensor, index: int, count: int) -> Tensor:
+        return cut(self._checkpoint.read(name), name, spec, stored, index, count)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        self._claim(name, shape)
+        return self._checkpoint.read(name)
+
+    def _claim(self, name: str, shape: tuple[int, ...] | None) -> TensorEntry:
+        """Count a tensor as used and check its shape."""
+        entry = self._checkpoint.entry(name)
+        if shape is not None and entry.shape != shape:
+            raise CheckpointError(
+                f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, the model expects {list(shape)}"
+            )
+        self._read += entry.num_bytes
+        self._used.add(name)
+        return entry
+
+    def hold(self, tensor: Tensor) -> None:
+        # An opaque oneDNN tensor has no storage to tell apart; it is never shared.
+        key = id(tensor) if tensor.is_mkldnn else tensor.data_ptr()
+        self._held[key] = tensor.numel() * tensor.element_size()
+
+    def _report(self, what: str) -> None:
+        if self._on_progress is not None:
+            self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
+
+
+def _of_expert(
+    stored: Sequence[Tensor | None], fused: FusedExperts, number: int, pairs: bool = False
+) -> dict[str, Tensor]:
+    """One expert's weight ``[out, in]`` and bias, of those of all experts. ``pairs``: gates and ups may take turns."""
+    found = {}
+    for suffix, whole in zip(("weight", "bias"), stored, strict=True):
+        if whole is None:
+            continue
+        mine = whole[number].T if fused.transposed and suffix == "weight" else whole[number]
+        found[suffix] = torch.cat((mine[0::2], mine[1::2])) if fused.interleaved and pairs else mine.contiguous()
+    return found
+
+
+def _step(fused: Fused[Kernel], lowered: Lowered) -> Step:
+    writes_kv = any(isinstance(node.op, KVWrite) for node in fused.nodes)
+    return Step(lowered.call, fused.inputs, fused.outputs, tuple(fused.last_use), writes_kv)

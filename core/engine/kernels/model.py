@@ -1,0 +1,224 @@
+"""A model ready to run: its embedding, layers and head as lists of kernel calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, LayerCache
+from engine.contracts.graph import Graph
+from engine.kernels.cpu.program import NotNative, Value, scratch
+from engine.kernels.cpu.row_ops import cloned, in_place_of
+from engine.kernels.torch.reference import most_likely
+
+if TYPE_CHECKING:
+    from engine.kernels.cpu.captured import CapturedSteps
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step's tokens, rows one after another."""
+
+    token_ids: Tensor
+    """int64 ``[num_tokens]``"""
+    positions: Tensor
+    """int64 ``[num_tokens]``"""
+    slot_mappings: tuple[Tensor, ...]
+    """By KV group, int64 ``[num_tokens]``: where each token's key and value go, ``block * block_size + offset``."""
+    attention: tuple[AttentionBatch, ...]
+    """By KV group: they differ in block tables alone."""
+    row_ids: Tensor
+    """int64 ``[num_tokens]``: the row of the device tables each token belongs to."""
+
+
+class Cache(Protocol):
+    """What layers need of the cache: :class:`engine.kv.cache.KVCache` has it."""
+
+    block_size: int
+    layers: tuple[LayerCache, ...]
+
+    def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What all layers of one step share."""
+
+    rotations: tuple[tuple[Tensor, Tensor], ...]
+    """Cosine and sine tables, one pair for each distinct rotation of the model."""
+    slot_mappings: tuple[Tensor, ...]
+    """By KV group."""
+    prepared: tuple[Any, ...]
+    """What the attention kernel prepared for each KV group."""
+    kv: Cache
+    positions: Tensor
+    """int64 ``[num_tokens]``"""
+
+    def slots(self, cache: int) -> Tensor:
+        """Where the keys and values of a cache go."""
+        return self.slot_mappings[self.kv.layers[cache].group]
+
+
+Call = Callable[..., Any]
+"""``(context, *inputs)`` -> what a kernel makes of ``[num_tokens, size]`` tensors: one, a tuple of several, or
+``None``. ``context``: a :class:`StepContext`; ``None`` outside of the layers."""
+Rotate = Callable[[Tensor], tuple[tuple[Tensor, Tensor], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of a kernel, and the numbers of the values that it reads and makes."""
+
+    call: Call
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    last_use: tuple[int, ...]
+    """Values that nobody reads behind it."""
+    writes_kv: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredBlock:
+    """The calls of a block, in order."""
+
+    steps: tuple[Step, ...]
+    residual: int | None = None
+    """Of a layer: the value that enters it as the residual stream."""
+
+    def run(self, values: dict[int, Tensor], context: StepContext | None) -> None:
+        """Compute what the block makes of ``values``, by number. What nobody reads any more leaves them; the memory of
+        the residual stream may be overwritten."""
+        for step in self.steps:
+            made = step.call(context, *[values[number] for number in step.inputs])
+            for number in step.last_use:
+                del values[number]
+            if len(step.outputs) == 1:
+                values[step.outputs[0]] = made
+            elif step.outputs:
+                values.update(zip(step.outputs, made, strict=True))
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """What the block's last call makes of the one value that its first reads."""
+        values = {self.steps[0].inputs[0]: rows}
+        self.run(values, None)
+        return values[self.steps[-1].outputs[0]]
+
+
+def prepared_of(attention: AttentionKernel, batches: Sequence[AttentionBatch]) -> tuple[Any, ...]:
+    """What an attention kernel prepares for each KV group."""
+    return tuple([attention.prepare(batch) for batch in batches])
+
+
+def run_layer(layer: LoweredBlock, values: dict[int, Tensor], context: StepContext, following: int) -> None:
+    """Run a layer. ``following``: the value behind it that the next one reads as its residual. Raises
+    :class:`NotNative` for values of a program if later layers read more of it."""
+    assert layer.residual is not None
+    residual, before = values[layer.residual], values.keys() - {layer.residual}
+    with scratch(residual):  # nothing but the residual outlives its layer
+        layer.run(values, context)
+        if isinstance(residual, Value) and values.keys() - before - {following}:
+            raise NotNative("later layers read more of one than its residual stream")
+        values[following] = in_place_of(residual, values[following])
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredModel:
+    """Made by :func:`engine.kernels.loading.load_model`."""
+
+    graph: Graph
+    embedding: LoweredBlock
+    layers: tuple[LoweredBlock, ...]
+    head_block: LoweredBlock
+    normed_head: LoweredBlock
+    """:attr:`head_block` without the final norm."""
+    rotate: Rotate
+    """``positions [T]`` -> :attr:`StepContext.rotations`"""
+    attention: AttentionKernel
+    lowering: tuple[str, ...]
+    """What runs for each sequence of ops, one line each, for the plan."""
+    weights_bytes: int
+    on_triton: bool = False
+    """Lowered to Triton kernels: tokens are chosen by such kernels too."""
+    find_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    """:meth:`greedy`, where a kernel finds the tokens beside the logits."""
+    capturable: bool = False
+    """Steps of few tokens may run as programs, as far as the plan tells."""
+    why_uncaptured: str = ""
+    """Why they may not, where they might with other plugins."""
+    small_steps: CapturedSteps | None = None
+    """Steps of few tokens on one cache as programs: see :func:`engine.kernels.cpu.captured.capture_steps`."""
+    kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()
+    """By cache, the checkpoint's scales for cached keys and for cached values in float8 (e4m3), float32
+    ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""
+    unread: str = ""
+    """What of the checkpoint the model does not read, for the plan."""
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv: Cache, aux_layers: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
+        """Run all layers and write the batch's keys and values.
+
+        Returns the residual stream ``[T, hidden_size]`` before the final norm, and for each of
+        ``aux_layers`` the residual entering that layer (``num_layers``: the one returned), ``[T, hidden_size]``.
+        """
+        if self.small_steps is not None:
+            done = self.small_steps(batch, kv, aux_layers)
+            if done is not None:
+                return done
+        return self.run(batch, kv, prepared_of(self.attention, batch.attention), aux_layers)
+
+    @torch.inference_mode()
+    def run(
+        self, batch: ForwardBatch, kv: Cache, prepared: tuple[Any, ...], aux_layers: Sequence[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """:meth:`forward` with what the attention kernel prepared for this batch, by KV group: the part that can be
+        captured, or written as a program, of values."""
+        context = StepContext(self.rotate(batch.positions), batch.slot_mappings, prepared, kv, batch.positions)
+        values = {self.graph.inputs[0]: batch.token_ids}
+        self.embedding.run(values, None)
+        aux: dict[int, Tensor] = {}
+        for index, (layer, entering) in enumerate(zip(self.layers, self._residuals, strict=True)):
+            if index in aux_layers:
+                aux[index] = cloned(values[entering])  # layers add to the residual in place
+            run_layer(layer, values, context, self._residual(index + 1))
+        residual = aux[len(self.layers)] = values[self.graph.hidden]
+        return residual, [aux[aux_layer] for aux_layer in aux_layers]
+
+    @property
+    def _residuals(self) -> list[int]:
+        return [self._residual(index) for index in range(len(self.layers))]
+
+    def _residual(self, index: int) -> int:
+        """The value entering layer ``index``; behind the last layer, that entering the head."""
+        found = self.layers[index].residual if index < len(self.layers) else self.graph.hidden
+        assert found is not None
+        return found
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 ``[T]`` -> the residual stream ``[T, hidden_size]`` that enters the first layer."""
+        values = {self.graph.inputs[0]: token_ids}
+        self.embedding.run(values, None)
+        return values[self._residual(0)]
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """``[R, hidden_size]`` residual rows -> float32 logits ``[R, vocab]``."""
+        return self.head_block.of_rows(hidden)
+
+    @torch.inference_mode()
+    def lm_head(self, normed: Tensor) -> Tensor:
+        """:meth:`head` without the norm: for rows that are normed already."""
+        return self.normed_head.of_rows(normed)
+
+    @torch.inference_mode()
+    def greedy(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`head`, and the most likely token of each row, int64 ``[R]``: the lowest id among equals, -1 where
+        logits are broken."""
+        if self.find_greedy is not None:
+            return self.find_greedy(hidden)
+        logits = self.head(hidden)
+        return logits, most_likely(logits)

@@ -1,0 +1,89 @@
+"""Mixtures of experts in torch: which experts a token goes to, and what they make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.contracts.ops import Experts, Route, Router
+from engine.contracts.quantizer import PackedLinear
+from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
+from engine.kernels.torch.reference import gated
+from engine.models.fuse import Fused
+
+SMALLEST_SUM = 1e-20
+"""By which weights are divided at least."""
+
+
+def lower_router(lowering: Lowering, op: Router, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    weight, bias = weights.router(op)
+    return Lowered(lambda context, x: F.linear(x.float(), weight, bias), "float32 F.linear")
+
+
+def lower_route(lowering: Lowering, op: Route, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    correction = None if op.correction is None else weights.small(op.correction, (op.num_experts,))
+    return Lowered(lambda context, logits: route(op, logits, correction), "torch top-k")
+
+
+def route(op: Route, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """See :class:`Route`. ``logits``: float32 ``[num_tokens, num_experts]``; ``correction``: ``[num_experts]``."""
+    scores = logits
+    if op.scores == "softmax":
+        scores = logits.softmax(dim=-1)
+    elif op.scores == "sigmoid":
+        scores = logits.sigmoid()
+    choice = scores if correction is None else scores + correction
+    if op.groups > 1:
+        choice = choice.masked_fill(_outside(op, choice), float("-inf"))
+    ids = choice.topk(op.top_k, dim=-1).indices
+    weights = scores.gather(1, ids)
+    if op.scores == "logits":
+        weights = weights.softmax(dim=-1)
+    if op.renormalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + SMALLEST_SUM)
+    return ids, weights * op.scale
+
+
+def _outside(op: Route, choice: Tensor) -> Tensor:
+    """Experts of groups that are not chosen, bool as ``choice``."""
+    by_group = choice.view(-1, op.groups, op.num_experts // op.groups)
+    best = by_group.amax(dim=-1) if op.group_by == "max" else by_group.topk(2, dim=-1).values.sum(dim=-1)
+    chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(op.chosen_groups, dim=-1).indices, True)
+    return ~chosen[:, :, None].expand_as(by_group).flatten(1)
+
+
+def lower_experts(lowering: Lowering, op: Experts, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    pairs = weights.experts(op)
+    mixed = mixed_by_torch(lowering, op, pairs)
+    labels = " and ".join(dict.fromkeys(packed.label for packed in pairs[0]))
+    label = f"{op.num_experts} experts, {op.top_k} a token, one after another: {labels}"
+    return Lowered(lambda context, x, ids, shares: mixed(x, ids, shares), label)
+
+
+def mixed_by_torch(
+    lowering: Lowering, op: Experts, pairs: Sequence[tuple[PackedLinear, PackedLinear]]
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """One expert after another, each with all rows that go to it. A token's experts are added up in the order of their
+    numbers, whoever else is in the batch."""
+
+    def experts(x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+        out = torch.zeros(x.shape[0], op.down.out_features, dtype=torch.float32, device=x.device)
+        for number in sorted(set(ids.flatten().tolist())):
+            rows, places = (ids == number).nonzero(as_tuple=True)
+            gate_up, down = pairs[number]
+            made = expert(op, gate_up, down, x.index_select(0, rows))
+            out.index_add_(0, rows, made.float() * shares[rows, places][:, None])
+        return lowering.reduced(lambda partial: partial)(out).to(x.dtype)
+
+    return experts
+
+
+def expert(op: Experts, gate_up: PackedLinear, down: PackedLinear, x: Tensor) -> Tensor:
+    """One expert's output for the rows that go to it."""
+    if op.gated.is_plain and gate_up.apply_gated is not None:
+        return down.apply(gate_up.apply_gated(x, op.gated.act))
+    gate, up = gate_up.apply(x).chunk(2, dim=-1)
+    return down.apply(gated(gate, up, op.gated))

@@ -1,0 +1,199 @@
+"""The core of all skinny kernels: RMSNorm and product for up to 16 rows, for the columns of one program.
+
+The norm costs no launch and no pass of its own: ``rms`` is one number per row and commutes with the product, so the
+sum of squares is gathered in the loop that multiplies, and the row is scaled once at the end.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.tile_ops import below, dot, start_dependents, wait_for_input
+
+
+@triton.jit
+def load_row(x_ptr, norm_ptr, start, IN_FEATURES: tl.constexpr, BLOCK_K: tl.constexpr):
+    """``x`` and ``x * norm_weight``, float32 ``[BLOCK_K]``, 0 beyond the input."""
+    columns = start + tl.arange(0, BLOCK_K)
+    mask = below(columns, IN_FEATURES, BLOCK_K)
+    x = tl.load(x_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    if norm_ptr is None:
+        return x, x
+    else:
+        return x, x * tl.load(norm_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_rows(
+    x_ptr, norm_ptr, start, num_rows, stride_x, IN_FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """The same for ``[BLOCK_M, BLOCK_K]``, 0 in rows from ``num_rows`` on."""
+    columns, row = start + tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_M)
+    inside = below(columns, IN_FEATURES, BLOCK_K)
+    mask = (row < num_rows)[:, None] & inside[None, :]
+    at = row.to(tl.int64)[:, None] * stride_x + columns[None, :]
+    x = tl.load(x_ptr + at, mask=mask, other=0.0)
+    if norm_ptr is None:
+        return x, x
+    else:
+        wide = x.to(tl.float32)
+        return wide, wide * tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def unpacked(loaded, UNPACK_TILE: tl.constexpr, DTYPE: tl.constexpr):
+    """A tile of weights in ``DTYPE`` of what ``LOAD_TILE`` returned."""
+    if UNPACK_TILE is None:
+        return loaded.to(DTYPE)
+    else:
+        return UNPACK_TILE(loaded, DTYPE)
+
+
+@triton.jit
+def tile_scaled(loaded, products, TILE_SCALE: tl.constexpr):
+    """Products, or sums of products, with a tile's weights: with the factors of its channels, if it has any."""
+    if TILE_SCALE is None:
+        return products
+    else:
+        return products * TILE_SCALE(loaded)
+
+
+@triton.jit
+def add_product(acc, loaded, x, UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, DTYPE: tl.constexpr):
+    """``acc + weights @ x`` on tensor cores; a tile's factors multiply its sums, not its weights."""
+    tile = unpacked(loaded, UNPACK_TILE, DTYPE)
+    if TILE_SCALE is None:
+        return dot(tile, x, acc)
+    else:
+        return acc + tile_scaled(loaded, dot(tile, x, tl.zeros_like(acc)), TILE_SCALE)
+
+
+@triton.jit
+def one_row_product(
+    x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Sums ``[BLOCK_N, 1]`` and the row's sum of squares ``[1]``, without tensor cores.
+
+    Products are added where they arise, in registers, and summed across threads once at the end. Two tiles of weights
+    are on their way while one is multiplied, and one piece of the input.
+    """
+    LAST: tl.constexpr = (IN_FEATURES - 1) // BLOCK_K * BLOCK_K
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    tile = LOAD_TILE(weight_ptr, scale_ptr, zero_ptr, rows, real, 0, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE)
+    if LAST > 0:
+        second = LOAD_TILE(
+            weight_ptr, scale_ptr, zero_ptr, rows, real, BLOCK_K, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE
+        )
+    wait_for_input(PDL)
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    x, y = load_row(x_ptr, norm_ptr, 0, IN_FEATURES, BLOCK_K)
+    if LAST > 0:
+        for start in range(0, LAST - BLOCK_K, BLOCK_K):
+            third = LOAD_TILE(
+                weight_ptr, scale_ptr, zero_ptr, rows, real, start + 2 * BLOCK_K,
+                IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE,
+            )  # fmt: skip
+            next_x, next_y = load_row(x_ptr, norm_ptr, start + BLOCK_K, IN_FEATURES, BLOCK_K)
+            acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE)
+            squares += x * x
+            tile, second = second, third
+            x, y = next_x, next_y
+        next_x, next_y = load_row(x_ptr, norm_ptr, LAST, IN_FEATURES, BLOCK_K)
+        acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE)
+        squares += x * x
+        tile, x, y = second, next_x, next_y
+    acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * y[None, :], TILE_SCALE)
+    squares += x * x
+    return tl.sum(acc, 1)[:, None], tl.sum(squares, 0) + tl.zeros([1], tl.float32)
+
+
+@triton.jit
+def sum_of_squares(x_ptr, num_rows, stride_x, IN_FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Of each row, ``[BLOCK_M]`` float32."""
+    squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+    for start in range(0, IN_FEATURES, BLOCK_K):
+        x, _ = load_rows(x_ptr, None, start, num_rows, stride_x, IN_FEATURES, BLOCK_M, BLOCK_K)
+        squares += x.to(tl.float32) * x.to(tl.float32)
+    return tl.sum(squares, 1)
+
+
+@triton.jit
+def few_rows_product(
+    x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x, eps,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Products ``[BLOCK_N, BLOCK_M]`` and reciprocal rms still to be applied ``[BLOCK_M]``, on tensor cores.
+
+    The weights are the first operand: their rows fill the tensor core's 16 whatever the number of tokens.
+    """
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    # x * norm_weight may pass 65504, float16's largest: there the rows are scaled before they are rounded.
+    EARLY: tl.constexpr = norm_ptr is not None and tl.float16 == DTYPE
+    tile = LOAD_TILE(weight_ptr, scale_ptr, zero_ptr, rows, real, 0, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE)
+    wait_for_input(PDL)
+    early = tl.full([BLOCK_M], 1.0, tl.float32)
+    if EARLY:
+        total = sum_of_squares(x_ptr, num_rows, stride_x, IN_FEATURES, BLOCK_M, BLOCK_K)
+        early = tl.rsqrt(total / IN_FEATURES + eps)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+    x, y = load_rows(x_ptr, norm_ptr, 0, num_rows, stride_x, IN_FEATURES, BLOCK_M, BLOCK_K)
+    if EARLY:
+        y = y * early[:, None]
+    acc = add_product(acc, tile, tl.trans(y.to(DTYPE)), UNPACK_TILE, TILE_SCALE, DTYPE)
+    if norm_ptr is not None and not EARLY:
+        squares += x * x
+    for start in range(BLOCK_K, IN_FEATURES, BLOCK_K):
+        tile = LOAD_TILE(weight_ptr, scale_ptr, zero_ptr, rows, real, start, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE)
+        x, y = load_rows(x_ptr, norm_ptr, start, num_rows, stride_x, IN_FEATURES, BLOCK_M, BLOCK_K)
+        if EARLY:
+            y = y * early[:, None]
+        acc = add_product(acc, tile, tl.trans(y.to(DTYPE)), UNPACK_TILE, TILE_SCALE, DTYPE)
+        if norm_ptr is not None and not EARLY:
+            squares += x * x
+    if norm_ptr is None or EARLY:
+        return acc, tl.full([BLOCK_M], 1.0, tl.float32)
+    else:
+        return acc, tl.rsqrt(tl.sum(squares, 1) / IN_FEATURES + eps)
+
+
+@triton.jit
+def normed_product(
+    x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, rows, real, num_rows, stride_x, eps,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """``norm(x) @ W[rows].T * channel_scale + bias``, transposed: float32 ``[BLOCK_N, BLOCK_M]``.
+
+    ``rows``: int64 ``[BLOCK_N]``, weight rows, any order; ``real``: bool, False for rows that do not exist (their
+    results are 0 or a bias read by nobody). ``norm_ptr`` is ``None`` for inputs that are not normed.
+    """
+    start_dependents(PDL)
+    channel_scale = tl.full([BLOCK_N], 1.0, tl.float32)
+    if channel_scale_ptr is not None:
+        channel_scale = tl.load(channel_scale_ptr + rows, mask=real, other=0.0)
+    bias = tl.zeros([BLOCK_N], tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + rows, mask=real, other=0.0).to(tl.float32)
+    if BLOCK_M == 1:
+        acc, squares = one_row_product(
+            x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        scale = tl.full([1], 1.0, tl.float32)
+        if norm_ptr is not None:
+            scale = tl.rsqrt(squares / IN_FEATURES + eps)
+    else:
+        acc, scale = few_rows_product(
+            x_ptr, norm_ptr, weight_ptr, scale_ptr, zero_ptr, rows, real, num_rows, stride_x, eps,
+            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+    return acc * scale[None, :] * channel_scale[:, None] + bias[:, None]

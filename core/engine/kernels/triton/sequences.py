@@ -1,0 +1,247 @@
+"""Sequences of ops on the Triton kernels: one launch each for few rows, torch's products and one kernel between them
+for many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.contracts.ops import LinearSpec, Norm
+from engine.contracts.quantizer import PackedLinear
+from engine.kernels.model import StepContext
+from engine.kernels.sequences import (
+    GateUp,
+    LinearAdd,
+    MixExperts,
+    NormHead,
+    QKVWrite,
+    gate_up,
+    linear_add,
+    mix_experts,
+    norm_head,
+    qkv_write,
+)
+from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
+from engine.kernels.torch.ops import norm_label, torch_norm
+from engine.kernels.torch.sequences import lower_linear_add
+from engine.kernels.triton.launch import (
+    HeadShape,
+    HeadWriter,
+    Launch,
+    NormWeight,
+    SkinnyLinear,
+    argmax_rows,
+    gated_activation,
+    quantized_rows,
+)
+from engine.kernels.triton.mixture import Mixture
+from engine.kernels.triton.tiles import MAX_ROWS
+from engine.models.fuse import Fused
+from engine.models.sharding import check_heads
+
+ACTS = ("silu", "gelu_tanh")
+
+
+def triton_kernels() -> tuple[Kernel, ...]:
+    """What runs on a GPU, and in Triton's interpreter, where it suits."""
+    return (
+        Kernel(qkv_write, lower_qkv_write, _writes_inline),
+        Kernel(gate_up, lower_gate_up, lambda lowering, what: what.norm.kind == "rms" and what.act in ACTS),
+        Kernel(linear_add, lower_add),
+        Kernel(norm_head, lower_head, lambda lowering, what: what.norm.kind == "rms"),
+        Kernel(mix_experts, lower_mix, _mixes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """The fused kernel of a sequence and the numbers of rows it serves, ``rows[0]`` to ``rows[1]``."""
+
+    linear: SkinnyLinear
+    rows: tuple[int, int]
+
+    def serves(self, x: Tensor) -> bool:
+        return self.rows[0] <= x.shape[0] <= self.rows[1]
+
+
+def served_rows(packed: PackedLinear) -> tuple[int, int] | None:
+    """Numbers of rows for which a layer's fused kernel is used, first and last; ``None`` if it has none."""
+    low, high = max(1, packed.good_m[0]), min(MAX_ROWS, packed.good_m[1])
+    return None if packed.tile_loader is None or low > high else (low, high)
+
+
+def _writes_inline(lowering: Lowering, what: QKVWrite) -> bool:
+    """Whether kernels can store this cache format themselves, and norm as these do."""
+    norms = (what.norm, what.q_norm, what.k_norm)
+    rms = what.norm is not None and all(norm is None or norm.kind == "rms" for norm in norms)
+    stored = lowering.kv_format.scale == "none" or lowering.kv_format.store_tile() is not None
+    return rms and stored and what.head_dim % 2 == 0
+
+
+def needs_whole_heads(lowering: Lowering, what: QKVWrite) -> bool:
+    """Whether something is computed over a head: its norm, or the scale it is stored with."""
+    normed = what.q_norm is not None or what.k_norm is not None
+    return normed or lowering.kv_format.scale == "per_token_head"
+
+
+def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    what: QKVWrite = fused.what
+    assert what.norm is not None
+    check_heads(what.num_heads, what.num_kv_heads, lowering.tp)
+    packed = weights.linear(what.qkv)
+    few = _few_rows(lowering, what.qkv, packed, _norm_weight(lowering, what.norm, weights))
+    normed_linear = _many_rows(lowering, what.norm, packed, weights)
+    heads = HeadShape(what.num_heads // lowering.tp, what.num_kv_heads // lowering.tp, what.head_dim, what.rotary_dim)
+    of_heads = (None if op is None else _norm_weight(lowering, op, weights) for op in (what.q_norm, what.k_norm))
+    write = HeadWriter(Launch.on(lowering.device), heads, *of_heads)
+    rotation = None if what.rope is None else lowering.rotations.index(what.rope)
+    in_two, index = needs_whole_heads(lowering, what), lowering.first_cache + what.cache
+
+    def qkv_rope_write(context: StepContext, x: Tensor) -> Tensor:
+        tables = None if rotation is None else context.rotations[rotation]
+        cache = context.kv.layers[index]
+        slots = context.slot_mappings[cache.group]
+        if few is None or not few.serves(x):
+            return write(normed_linear(x), tables, slots, cache).flatten(1)
+        if in_two:
+            return write(few.linear.store(x), tables, slots, cache).flatten(1)
+        return few.linear.rope_write(x, heads, tables, slots, cache).flatten(1)
+
+    rotated = "" if rotation is None else "rotation, "
+    product = "two Triton kernels: norm, product; whole heads, " if in_two else "one Triton kernel: norm, product, "
+    chain = f"{norm_label(lowering)}, {packed.label}, Triton {'' if rotation is None else 'rotation and '}KV write"
+    return Lowered(qkv_rope_write, _by_rows(f"{product}{rotated}KV write", packed, chain))
+
+
+def lower_gate_up(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    what: GateUp = fused.what
+    packed, act = weights.linear(what.gate_up, act=what.act), what.act
+    few = _few_rows(lowering, what.gate_up, packed, _norm_weight(lowering, what.norm, weights))
+    normed_linear = _many_rows(lowering, what.norm, packed, weights)
+    launch = Launch.on(lowering.device)
+
+    def gated(context: StepContext, x: Tensor) -> Tensor:
+        if few is not None and few.serves(x):
+            return few.linear.gate(x, act)
+        return gated_activation(normed_linear(x), act, launch)
+
+    chain = f"{norm_label(lowering)}, {packed.label}, Triton gate"
+    return Lowered(gated, _by_rows("one Triton kernel: norm, product, gate", packed, chain))
+
+
+def lower_add(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    what: LinearAdd = fused.what
+    packed, many = weights.linear(what.linear), lower_linear_add(lowering, fused, weights)
+    few, overwrites = _few_rows(lowering, what.linear, packed, None), fused.inputs[1] in fused.last_use
+    if few is None:
+        return Lowered(many.call, _by_rows("", packed, many.label))
+    partial = lowering.reduced(few.linear.store) if what.linear.shard == "in" else few.linear.store
+
+    def add(context: StepContext, x: Tensor, residual: Tensor) -> Tensor:
+        if not few.serves(x):
+            made: Tensor = many.call(context, x, residual)
+            return made
+        if not overwrites:
+            return residual + partial(x)
+        if lowering.tp > 1:
+            return residual.add_(partial(x))
+        return few.linear.add(x, residual)
+
+    in_one = overwrites and lowering.tp == 1
+    kernel = "one Triton kernel: product, add" if in_one else "Triton product, add"
+    return Lowered(add, _by_rows(kernel, packed, many.label))
+
+
+def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    """``greedy`` finds the tokens in the kernel that has the logits."""
+    what: NormHead = fused.what
+    packed = weights.linear(what.head.spec, tied=what.head.tied)
+    norm, linear = torch_norm(lowering, what.norm, weights), packed.apply
+    few = _few_rows(lowering, what.head.spec, packed, _norm_weight(lowering, what.norm, weights))
+    launch = Launch.on(lowering.device)
+
+    def project(context: StepContext | None, hidden: Tensor) -> Tensor:
+        if few is not None and few.serves(hidden):
+            logits = few.linear.logits(hidden)[0]
+        else:
+            logits = linear(norm(hidden)).float()
+        return logits if lowering.tp == 1 else lowering.parallelism.all_gather(logits, "tp", axis=-1)
+
+    def greedy(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        if few is not None and lowering.tp == 1 and few.serves(hidden):
+            logits, tokens = few.linear.logits(hidden, greedy=True)
+            assert tokens is not None
+            return logits, tokens
+        logits = project(None, hidden).contiguous()
+        return logits, argmax_rows(logits, launch)
+
+    chain = f"{norm_label(lowering)}, {packed.label}"
+    return Lowered(project, _by_rows("one Triton kernel: norm, product", packed, chain), greedy=greedy)
+
+
+def _mixes(lowering: Lowering, what: MixExperts) -> bool:
+    gated = what.experts.gated
+    return lowering.tp == 1 and gated.is_plain and gated.act in ACTS
+
+
+def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    """All experts of a layer are one weight: an expert is a range of its rows."""
+    what: MixExperts = fused.what
+    op = what.experts
+    gate_up, down = weights.stacked_experts(op)
+    if gate_up.tile_loader is None or down.tile_loader is None:
+        raise ValueError(f"experts of {gate_up.label}: no tile loader, which execution={'{compile,graphs}'} needs")
+    mixture = Mixture(
+        Launch.on(lowering.device), op.num_experts, op.top_k, op.gate_up.in_features, op.down.in_features,
+        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated.act,
+    )  # fmt: skip
+    overwrites = what.adds and fused.inputs[3] in fused.last_use
+
+    def mix(context: StepContext, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None = None) -> Tensor:
+        return mixture(x, ids, shares, residual, overwrites)
+
+    pairs = "Triton kernels: gate, mix; many pairs sorted by expert"
+    return Lowered(mix, f"{op.num_experts} experts, {op.top_k} a token: {pairs} ({gate_up.label})")
+
+
+def _by_rows(kernel: str, packed: PackedLinear, chain: str) -> str:
+    rows = served_rows(packed)
+    if rows is None:
+        why = "no tile loader" if packed.tile_loader is None else f"for {packed.good_m[0]} rows and more"
+        return f"unfused (weights: {why}): {chain}"
+    return f"{rows[0]} to {rows[1]} rows: {kernel}; else: {chain}"
+
+
+def _few_rows(lowering: Lowering, spec: LinearSpec, packed: PackedLinear, norm: NormWeight | None) -> FewRows | None:
+    rows = served_rows(packed)
+    if rows is None or packed.tile_loader is None:
+        return None
+    in_features = spec.in_features // (lowering.tp if spec.shard == "in" else 1)
+    out_features = spec.out_features // (lowering.tp if spec.shard == "out" else 1)
+    return FewRows(SkinnyLinear(Launch.on(lowering.device), packed.tile_loader, in_features, out_features, norm), rows)
+
+
+def _many_rows(lowering: Lowering, op: Norm, packed: PackedLinear, weights: Weights) -> Callable[[Tensor], Tensor]:
+    """Norm and product, for any number of rows; a layer that takes its input in 8 bits gets it so from the norm."""
+    norm, linear = torch_norm(lowering, op, weights), packed.apply
+    kind, apply_quantized = packed.input_quant, packed.apply_quantized
+    if kind is None or apply_quantized is None:
+        return lambda x: linear(norm(x))
+    weight, launch = _norm_weight(lowering, op, weights), Launch.on(lowering.device)
+
+    def rounded(x: Tensor) -> Tensor:
+        if x.shape[0] <= MAX_ROWS:
+            return linear(norm(x))
+        return apply_quantized(*quantized_rows(x, weight, kind, launch), x.dtype)
+
+    return rounded
+
+
+def _norm_weight(lowering: Lowering, op: Norm, weights: Weights) -> NormWeight:
+    weight = weights.norm(op)
+    narrow = weight.to(lowering.dtype)
+    # Every program reads all of it: half the bytes where they lose nothing, as with weights stored in 16 bits.
+    return NormWeight(narrow if torch.equal(narrow.float(), weight) else weight, op.eps)

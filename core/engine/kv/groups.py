@@ -1,0 +1,110 @@
+"""KV groups: which caches share blocks, and how many blocks a group has. Torch-free.
+
+Caches of one kind and window are one group: a block id of it stands for a block in each of them. Groups lie in the
+order in which their first cache is written; a drafter's own caches are further ones, of every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.contracts.drafter import DrafterKV
+from engine.contracts.graph import KVSpec
+from engine.contracts.kv_allocator import KVGroup
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroups:
+    """The caches of an engine, those of the model first, and which KV group each is in."""
+
+    caches: tuple[KVSpec, ...]
+    group_of: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    """By group: tokens back to which its caches are read; ``None``: all."""
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.windows)
+
+    def members(self, group: int) -> tuple[int, ...]:
+        """The caches of a group."""
+        return tuple(cache for cache, its in enumerate(self.group_of) if its == group)
+
+
+def cache_groups(caches: Sequence[KVSpec], drafter: DrafterKV | None = None) -> CacheGroups:
+    """``caches``: the model's (:attr:`engine.contracts.graph.Graph.caches`); ``drafter``: what a drafter keeps beside
+    them."""
+    own = () if drafter is None else (KVSpec(drafter.num_kv_heads, drafter.head_dim),) * drafter.num_layers
+    together = (*caches, *own)
+    windows = tuple(dict.fromkeys(spec.window for spec in together))
+    return CacheGroups(together, tuple(windows.index(spec.window) for spec in together), windows)
+
+
+def one_group(caches: Sequence[KVSpec], drafter: DrafterKV | None = None) -> CacheGroups:
+    """All caches in one group that keeps every token, whatever their windows: for a pass over a text at hand."""
+    together = cache_groups(caches, drafter).caches
+    return CacheGroups(together, (0,) * len(together), (None,))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """How large the pools of all groups are, in proportion: each number follows from how many tokens the pool is for.
+
+    The unit is the block of a group that keeps every token. Of a group with a window a request holds no more blocks
+    than the window and the tokens of one step take, so its pool is smaller.
+    """
+
+    windows: tuple[int | None, ...]
+    block_bytes: tuple[int, ...]
+    """By group: of one block in all its caches."""
+    block_size: int
+    max_len: int
+    """Most tokens of a request."""
+    step_tokens: int
+    """Most tokens of a request in one step."""
+
+    def most_blocks(self, group: int) -> int:
+        """Blocks of a group that a request holds at once, at most, while no more than one step is in flight."""
+        whole, window = -(-self.max_len // self.block_size), self.windows[group]
+        return whole if window is None else min(whole, -(-(window + self.step_tokens) // self.block_size) + 1)
+
+    def blocks(self, num_blocks: int) -> tuple[int, ...]:
+        """Blocks of each group, the padding block included, in a pool whose groups of all tokens have ``num_blocks``,
+        padding included."""
+        requests, rest = divmod(num_blocks - 1, -(-self.max_len // self.block_size))
+        counts = []
+        for group, window in enumerate(self.windows):
+            most = self.most_blocks(group)
+            counts.append(num_blocks if window is None else 1 + requests * most + min(rest, most))
+        return tuple(counts)
+
+    def num_bytes(self, num_blocks: int) -> int:
+        """Bytes of that pool."""
+        return sum(count * size for count, size in zip(self.blocks(num_blocks), self.block_bytes, strict=True))
+
+    def fitting(self, num_bytes: int) -> int:
+        """The largest ``num_blocks`` whose pool takes no more than ``num_bytes``; 0: not even padding blocks fit."""
+        fewest, most = 0, 1
+        while self.num_bytes(most) <= num_bytes:
+            fewest, most = most, 2 * most
+        while most - fewest > 1:
+            middle = (fewest + most) // 2
+            fewest, most = (middle, most) if self.num_bytes(middle) <= num_bytes else (fewest, middle)
+        return fewest
+
+    def groups(self, found: CacheGroups, num_blocks: int) -> tuple[KVGroup, ...]:
+        """What an allocator is told, of that pool."""
+        counts = self.blocks(num_blocks)
+        return tuple(
+            KVGroup(
+                group,
+                found.members(group),
+                "full" if window is None else "window",
+                self.block_bytes[group],
+                counts[group],
+                window,
+                self.most_blocks(group),
+            )
+            for group, window in enumerate(self.windows)
+        )

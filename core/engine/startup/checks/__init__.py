@@ -1,0 +1,95 @@
+"""Can these plugins compute this model? Asked once they are built, before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.assembly.bind import BoundEngine
+from engine.assembly.errors import listing
+from engine.assembly.plan import EnginePlan
+from engine.border.calls import PluginError, broken, name_of, shown
+from engine.contracts.drafter import on_device
+from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup
+from engine.models.record import recorded
+from engine.startup.checks.attention import AttentionCheck
+from engine.startup.checks.kv_format import check_kv_format
+from engine.startup.memory.budget import DoesNotFit
+
+
+def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
+    """Raise :class:`DoesNotFit` when the attention kernel cannot compute this model."""
+    can, name, model = bound.attention_kernel.capabilities, plan.choice("attention_kernel").name, plan.model
+    problems = []
+    for dim in sorted({op.head_dim for op in model.attentions}):
+        if can.head_dims is not None and dim not in can.head_dims:
+            problems.append(f"head_dim {dim}, it supports {listing(map(str, can.head_dims))}")
+    if plan.dtype not in can.dtypes:
+        problems.append(f"model.dtype={plan.dtype}, it supports {listing(can.dtypes)}")
+    if any(op.window for op in model.attentions) and not can.window:
+        problems.append("sliding-window layers")
+    if plan.execution == "graphs" and not can.capturable:
+        problems.append("execution=graphs, it cannot be captured")
+    if bound.drafter.max_width > can.max_verify_width:
+        problems.append(f"drafter.max_width={bound.drafter.max_width}, it verifies at most {can.max_verify_width}")
+    if problems:
+        raise DoesNotFit(f"attention_kernel={name} cannot run this model: {'; '.join(problems)}")
+
+
+def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
+    """Raise :class:`DoesNotFit` when the target or its attention kernel lacks what the drafter needs."""
+    drafter, model = on_device(bound.drafter), plan.model
+    if drafter is None:
+        return
+    problems = [
+        f"aux_layer {layer}; the model has hidden states 0 to {model.num_layers}"
+        for layer in drafter.aux_layers
+        if not 0 <= layer <= model.num_layers
+    ]
+    head_dims, kv = bound.attention_kernel.capabilities.head_dims, drafter.kv
+    if kv is not None and kv.num_layers and head_dims is not None and kv.head_dim not in head_dims:
+        kernel = f"attention_kernel={plan.choice('attention_kernel').name}"
+        problems.append(f"head_dim {kv.head_dim}; {kernel} supports {listing(map(str, head_dims))}")
+    if kv is not None and kv.shared_layers > model.num_layers:
+        problems.append(f"the first {kv.shared_layers} layers; the model has {model.num_layers}")
+    if problems:
+        name, needs = plan.choice("drafter").name, ", and ".join(f"it needs {problem}" for problem in problems)
+        raise DoesNotFit(
+            f"drafter={name} does not fit {plan.model.name}: {needs} (choose another drafter or attention_kernel; "
+            "drafter.max_width=0 drafts nothing)"
+        )
+
+
+def check_parallelism(plan: EnginePlan, bound: BoundEngine) -> None:
+    """Raise :class:`~engine.border.calls.PluginError` when there are more or fewer ranks than were asked for."""
+    config, plugin = plan.choice("parallelism").config, bound.parallelism
+    fewest = int(config.get("tp", 1)) * int(config.get("pp", 1))  # ep and sp share these ranks, or have more
+    alone = all(int(config.get(size, 1)) == 1 for size in ("tp", "pp", "ep", "sp"))
+    size, rank = plugin.world_size, plugin.rank
+    if size % fewest or (alone and size != 1) or not 0 <= rank < size:
+        expected = "1" if alone else f"a multiple of {fewest}"
+        raise PluginError(f"{name_of(plugin)}: world_size is {size}, expected {expected}; rank is {rank}")
+
+
+def check_pool(allocator: KVAllocator, groups: Sequence[KVGroup]) -> None:
+    """Raise :class:`~engine.border.calls.PluginError` when an allocator that has just been started does not have all
+    blocks of each group but the padding block."""
+    usage, totals = allocator.usage(), [group.num_blocks - 1 for group in groups]
+    expected = tuple(BlockUsage(total, total, 0, 0) for total in totals)
+    if usage != expected:
+        raise broken(allocator, "usage", f"returned {shown(usage)} after start(), expected {expected}")
+
+
+@torch.inference_mode()
+def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
+    """What can be tried without weights: the model's description, the cache's format, attention. Linear layers are
+    tried when they are loaded. Raises :class:`~engine.border.calls.PluginError`."""
+    model, device = plan.model, plan.device.kind
+    graph = recorded(bound.architecture, model)
+    check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
+    attention = AttentionCheck(
+        bound.attention_kernel, bound.kv_format, plan.dtype, device, bound.context.block_size,
+        plan.max_len, bound.context.max_requests,
+    )  # fmt: skip
+    attention(graph)

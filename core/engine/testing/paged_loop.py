@@ -1,0 +1,111 @@
+"""A model on a paged cache with plain plugins, and no engine around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.graph import Graph
+from engine.contracts.model import ModelFacts
+from engine.contracts.quantizer import Quantizer
+from engine.kernels.loading import load_model
+from engine.kernels.model import ForwardBatch
+from engine.kernels.settings import Kernels
+from engine.kv.cache import KVCache
+from engine.kv.groups import cache_groups
+from engine.testing.attention_cases import PlainFormat
+from engine.testing.plain import OneRank, PlainAttention, PlainQuantizer
+
+BLOCK = 8
+"""Tokens."""
+Row = tuple[int, Sequence[int]]
+"""A sequence and its next tokens."""
+
+
+class PagedLoop:
+    """Sequences on one cache, in float32 on a CPU. Their blocks are scattered over it."""
+
+    def __init__(
+        self,
+        model: ModelFacts,
+        graph: Graph,
+        kernels: Kernels = "torch",
+        quantizer: Quantizer | None = None,
+        num_blocks: int = 64,
+    ) -> None:
+        """``model.path``: where the weights are."""
+        plugins = quantizer or PlainQuantizer(), PlainAttention(), PlainFormat(), OneRank()
+        self._model = load_model(model, graph, *plugins, "float32", "cpu", kernels=kernels)
+        self._groups = cache_groups(graph.caches)
+        counts = (num_blocks,) * self._groups.num_groups
+        self._kv = KVCache(self._groups, PlainFormat(), counts, BLOCK, "float32", "cpu")
+        self._free: list[int] = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+        self._tables: list[list[int]] = []
+        self.lengths: list[int] = []
+        """Of each sequence: where its next tokens go. Less than it was: what is behind is forgotten."""
+
+    def add(self) -> int:
+        """A sequence of no tokens."""
+        self._tables.append([])
+        self.lengths.append(0)
+        return len(self._tables) - 1
+
+    def continued(self, sequence: int, length: int) -> int:
+        """A sequence that begins with so many tokens of another: it shares their blocks, and has a copy of the one in
+        which they end."""
+        table = self._tables[sequence]
+        shared = table[: length // BLOCK]
+        if length % BLOCK:
+            shared.append(self._free.pop())
+            for group in range(self._groups.num_groups):
+                self._kv.copy_block(group, table[length // BLOCK], shared[-1])
+        self._tables.append(shared)
+        self.lengths.append(length)
+        return len(self._tables) - 1
+
+    def logits(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
+        """Of every token of each row, float32 ``[num_tokens, vocab]``. All rows are computed in one step."""
+        hidden, _ = self._model.forward(self._batch(rows), self._kv)
+        return torch.split(self._model.head(hidden), [len(tokens) for _, tokens in rows])
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """``count`` tokens behind ``prompt``, one a step."""
+        sequence, new, found = self.add(), list(prompt), []
+        for _ in range(count):
+            new = [int(self.logits([(sequence, new)])[0][-1].argmax())]
+            found += new
+        return found
+
+    def _batch(self, rows: Sequence[Row]) -> ForwardBatch:
+        columns: tuple[list[int], ...] = ([], [], [], [])
+        tokens, positions, slots, owners = columns
+        for sequence, new in rows:
+            table, start = self._tables[sequence], self.lengths[sequence]
+            end = self.lengths[sequence] = start + len(new)
+            while len(table) * BLOCK < end:
+                table.append(self._free.pop())
+            slots += [table[position // BLOCK] * BLOCK + position % BLOCK for position in range(start, end)]
+            positions += range(start, end)
+            tokens += new
+            owners += [sequence] * len(new)
+        token_ids, *where, row_ids = map(torch.tensor, columns)
+        # Each group has as many blocks as the others: a table is the same in all of them.
+        groups = self._groups.num_groups
+        return ForwardBatch(token_ids, where[0], (where[1],) * groups, (self._attention(rows),) * groups, row_ids)
+
+    def _attention(self, rows: Sequence[Row]) -> AttentionBatch:
+        tables = [self._tables[sequence] for sequence, _ in rows]
+        q_lens = tuple(len(tokens) for _, tokens in rows)
+        kv_lens = tuple(self.lengths[sequence] for sequence, _ in rows)
+        longest = max(map(len, tables))
+        return AttentionBatch(
+            q_lens=q_lens,
+            kv_lens=kv_lens,
+            block_tables=torch.tensor([[*table, *[0] * (longest - len(table))] for table in tables]).int(),
+            q_starts=torch.tensor([0, *q_lens]).cumsum(0).int(),
+            kv_lens_device=torch.tensor(kv_lens).int(),
+            block_size=BLOCK,
+        )

@@ -1,0 +1,35 @@
+"""Checkpoints of models that see images, of which the text model is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.checkpoint.values import Values
+from engine.contracts.graph import Builder
+
+BESIDE_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.")
+"""Parts of such checkpoints that see images."""
+
+
+def text_part(config: Mapping[str, Any], *, tied: bool | None = None) -> Mapping[str, Any]:
+    """The part for text of a whole ``config.json``; all of it where it has no parts. Whether the head is the embedding
+    is said beside the part for text by new checkpoints, in it by old ones; ``tied``: where new ones leave it out."""
+    text = Values(config).section("text_config").values
+    if not text:
+        return config
+    said = (of.get("tie_word_embeddings") for of in (config, {"tie_word_embeddings": tied}, text))
+    return {**text, "tie_word_embeddings": next((each for each in said if each is not None), None)}
+
+
+def text_model(b: Builder, values: Values, *, old: str = "language_model.model") -> tuple[Values, str, str]:
+    """``values``, and what names of the text model and of its head begin with, as the checkpoint has them. What sees
+    images is not read. A head that is stored is not the embedding, whatever ``values`` say: some say nothing.
+
+    ``old``: how names begin where they do not begin with ``model.language_model``.
+    """
+    b.ignore(*BESIDE_TEXT, *(f"model.{part}" for part in BESIDE_TEXT))
+    name = old if b.has(f"{old}.embed_tokens.") else "model.language_model"
+    head = "language_model.lm_head" if b.has("language_model.lm_head.") else "lm_head"
+    own_head = {"tie_word_embeddings": False} if b.has(f"{head}.") else {}
+    return Values({**values.values, **own_head}), name, head

@@ -1,0 +1,136 @@
+"""Damaged, hostile and foreign checkpoints are refused by name before a weight is used."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.checkpoint.tensors import CheckpointError, open_checkpoint
+
+
+def write(file: Path, header: Any, data: bytes = b"") -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+TWICE = b'{"a": %b, "a": %b}' % ((json.dumps(entry()).encode(),) * 2)
+
+
+def write_index(folder: Path, weight_map: Any) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_every_dtype_and_shape_comes_back_as_saved(tmp_path: Path) -> None:
+    saved = {
+        "a": torch.randn(3, 5),
+        "b": torch.randn(7).bfloat16(),
+        "c": torch.randn(2, 2).half(),
+        "d": torch.arange(6).view(1, 6),
+        "e": torch.tensor([1, -2], dtype=torch.int8),
+    }
+    save_file(saved, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert checkpoint.names == set(saved)
+    assert all(torch.equal(checkpoint.read(name), tensor) for name, tensor in saved.items())
+
+
+def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
+    first, second = torch.randn(4), torch.randn(3)
+    save_file({"a": first}, tmp_path / "x-1.safetensors")
+    save_file({"b": second}, tmp_path / "x-2.safetensors")
+    write_index(tmp_path, {"a": "x-1.safetensors", "b": "x-2.safetensors"})
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert torch.equal(checkpoint.read("a"), first) and torch.equal(checkpoint.read("b"), second)
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "message"),
+    [
+        ({"a": entry(dtype="F31")}, b"8bytes..", "dtype 'F31'"),
+        ({"a": entry(shape=(-1,))}, b"8bytes..", "shape"),
+        ({"a": entry(shape=(2.0,))}, b"8bytes..", "shape"),
+        ({"a": entry(shape=(3,))}, b"8bytes..", "8 bytes for shape"),
+        ({"a": entry(offsets=(8, 0))}, b"8bytes..", "data_offsets"),
+        ({"a": entry(offsets=(0, 8, 9))}, b"8bytes..", "data_offsets"),
+        ({"a": entry()}, b"four", "the file at"),
+        ({"a": entry()}, b"twelve bytes", "the file at"),
+        ({"a": entry(), "b": entry(offsets=(4, 12))}, b"twelve bytes", "overlaps"),
+        ({"a": entry(), "b": entry(offsets=(12, 20))}, b"x" * 20, "hole"),
+        ({"a": {"dtype": "F32"}}, b"", "expected dtype, shape"),
+        ([], b"", "not an object"),
+        (b"{", b"", "not valid JSON"),
+        (TWICE, b"8bytes..", "'a' appears twice"),
+        (TWICE.replace(b'"a"', b'"\\u0061"', 1), b"8bytes..", "'a' appears twice"),
+    ],
+)
+def test_a_bad_header_is_refused(tmp_path: Path, header: Any, data: bytes, message: str) -> None:
+    write(tmp_path / "model.safetensors", header, data)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(str(tmp_path))
+
+
+def test_a_header_longer_than_its_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
+    with pytest.raises(CheckpointError, match="header of 1099511627776 bytes"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_a_file_too_short_for_a_header_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"abc")
+    with pytest.raises(CheckpointError, match="too short"):
+        open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..\\x.safetensors", "x.bin"])
+def test_an_index_cannot_point_outside_its_directory(tmp_path: Path, name: str) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path.parent / "x.safetensors")
+    write_index(tmp_path, {"a": name})
+    with pytest.raises(CheckpointError, match="is not the name of a"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_an_index_is_checked_against_its_files(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "x.safetensors")
+    write_index(tmp_path, {"a": "x.safetensors", "b": "x.safetensors"})
+    with pytest.raises(CheckpointError, match="not in the file the index names: b"):
+        open_checkpoint(str(tmp_path))
+    write_index(tmp_path, {"a": "y.safetensors"})
+    with pytest.raises(CheckpointError, match=r"'y\.safetensors' is missing"):
+        open_checkpoint(str(tmp_path))
+    save_file({"a": torch.ones(1)}, tmp_path / "y.safetensors")
+    write_index(tmp_path, {"a": "x.safetensors", "c": "y.safetensors"})
+    with pytest.raises(CheckpointError, match="more than one file: a"):
+        open_checkpoint(str(tmp_path))
+    write_index(tmp_path, ["a"])
+    with pytest.raises(CheckpointError, match="weight_map"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_pickled_checkpoints_are_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="can run any code"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_an_empty_directory_names_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_a_file_cut_short_after_opening_is_noticed(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(100)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(str(tmp_path))
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(CheckpointError, match="ended inside tensor 'a'"):
+        checkpoint.read("a")

@@ -1,0 +1,110 @@
+"""What load_model accepts, reports and refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.checkpoint.tensors import CheckpointError, open_checkpoint
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.quantizer import StoredTensor
+from engine.models.required_tensors import check_names
+from engine.models.sharding import cut
+from engine.testing.plain import PlainQuantizer
+from tests.families import model_graph
+from tests.kernels import tiny
+from tests.kernels.paged_loop import PagedLoop, load
+
+TOKENS = list(range(20, 60))
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    tensors = tiny.weights()
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(CheckpointError, match=r"missing.*: model\.layers\.1\.mlp\.up_proj\.weight$"):
+        load(tiny.write(tmp_path, tensors))
+
+
+def test_a_left_over_tensor_is_named(tmp_path: Path) -> None:
+    tensors = tiny.weights() | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}
+    with pytest.raises(CheckpointError, match=r"does not use: model\.layers\.0\.self_attn\.q_proj\.bias$"):
+        load(tiny.write(tmp_path, tensors))
+
+
+def test_tensors_of_parts_that_the_model_does_not_read_are_none_left_over(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(tiny.write(tmp_path, tiny.weights() | {"visual.proj.weight": torch.zeros(4)})))
+    graph = model_graph(str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"does not use: visual\.proj\.weight$"):
+        check_names(checkpoint, graph, PlainQuantizer(), "here")
+    check_names(checkpoint, replace(graph, ignored=("visual.",)), PlainQuantizer(), "here")
+
+
+def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
+    tensors = tiny.weights() | {"model.layers.2.self_attn.k_proj.weight": torch.zeros(64, 32)}
+    with pytest.raises(CheckpointError, match=r"k_proj\.weight' has shape \[64, 32\], the model expects \[32, 64\]"):
+        load(tiny.write(tmp_path, tensors))
+
+
+def test_a_wrong_embedding_shape_is_named(tmp_path: Path) -> None:
+    tensors = tiny.weights() | {"model.embed_tokens.weight": torch.zeros(119, 64)}
+    with pytest.raises(CheckpointError, match="embed_tokens"):
+        load(tiny.write(tmp_path, tensors))
+
+
+def test_a_wrong_norm_shape_is_named(tmp_path: Path) -> None:
+    tensors = tiny.weights() | {"model.layers.0.input_layernorm.weight": torch.ones(1)}
+    with pytest.raises(CheckpointError, match="input_layernorm"):
+        load(tiny.write(tmp_path, tensors))
+
+
+def test_derived_tensors_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
+    tensors = tiny.weights() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
+    load(tiny.write(tmp_path, tensors))
+
+
+def test_a_tied_head_is_the_embedding_even_if_stored_twice(tmp_path: Path) -> None:
+    tensors = tiny.weights() | {"lm_head.weight": torch.zeros(120, 64)}
+    facts, model = load(tiny.write(tmp_path, tensors, tie_word_embeddings=True))
+    assert float(PagedLoop(facts, model).logits(TOKENS).abs().max()) > 0.1
+
+
+def test_progress_rises_to_one_and_names_what_was_read(tmp_path: Path) -> None:
+    seen: list[tuple[float, str]] = []
+    load(tiny.write(tmp_path), on_progress=lambda fraction, what: seen.append((fraction, what)))
+    fractions = [fraction for fraction, _ in seen]
+    assert fractions == sorted(fractions) and fractions[-1] == 1.0
+    assert [what for _, what in seen] == ["layer 1/3", "layer 2/3", "layer 3/3", "head"]
+
+
+def test_the_plan_hears_what_every_sequence_of_ops_runs_on(tmp_path: Path) -> None:
+    _, model = load(tiny.write(tmp_path))
+    names = [line.split(":")[0] for line in model.lowering]
+    layer = ["norm, linear, rope, kv_write", "attention", "linear, add", "norm, linear, gated"]
+    assert names == ["embed", *layer, "norm", "linear"]
+    assert "TorchAttention" in model.lowering[2]
+
+
+def test_weights_bytes_counts_what_is_held(tmp_path: Path) -> None:
+    tensors = tiny.weights()
+    _, model = load(tiny.write(tmp_path, tensors))
+    assert model.weights_bytes == sum(t.numel() * 4 for t in tensors.values())
+
+
+@pytest.mark.parametrize("axis", ["out", "in"])
+def test_cuts_of_a_weight_put_together_give_the_weight(axis: str) -> None:
+    spec = LinearSpec((LinearPart("q", 8),), 12, shard=axis)  # type: ignore[arg-type]
+    stored = StoredTensor("weight", {"out": 0, "in": 1})
+    weight = torch.randn(8, 12)
+    parts = [cut(weight, "q.weight", spec, stored, index, 2) for index in range(2)]
+    assert torch.equal(torch.cat(parts, dim=stored.shard_axes[axis]), weight)
+
+
+def test_an_axis_that_cannot_be_cut_is_refused() -> None:
+    spec = LinearSpec((LinearPart("q", 8),), 12, shard="in")
+    with pytest.raises(ValueError, match="cannot be cut along its input axis"):
+        cut(torch.zeros(8, 12), "q.weight", spec, StoredTensor("weight", {"out": 0}), 0, 2)
+    with pytest.raises(ValueError, match="not a multiple of 2 x 5"):
+        cut(torch.zeros(8, 12), "q.weight", spec, StoredTensor("weight", {"in": 1}, quantum=5), 0, 2)

@@ -1,0 +1,329 @@
+"""The kernels compile for real GPUs, within their registers and shared memory. No GPU needed."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import triton
+
+from engine.kernels.triton import experts, heads, rowwise, skinny
+from engine.kernels.triton.tiles import SkinnyTile, skinny_tile
+from engine.kernels.triton.weights import load_plain
+from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
+from engine_plugins.kv_format import tiles as kv_tiles
+from engine_plugins.quantizer.gpu import kernels, tiles
+
+
+class Shape(NamedTuple):
+    """A model's sizes, as its configuration has them."""
+
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+
+
+MODELS = {
+    "1B": Shape(2048, 8192, 32, 8, 64, 128256),
+    "8B": Shape(4096, 14336, 32, 8, 128, 128256),
+}
+
+
+class Format(NamedTuple):
+    """How a kind of weights is read: bits, types of its tensors, functions, inputs that share a scale (0: all do)."""
+
+    bits: int
+    tensors: dict[str, str]
+    load_tile: Any
+    unpack_tile: Any = None
+    group_size: int = 0
+
+
+CHANNEL = {"channel_scale_ptr": "*fp32"}
+FORMATS = {
+    "bf16": Format(16, {"weight_ptr": "*bf16"}, load_plain),
+    "int8": Format(8, {"weight_ptr": "*i8", **CHANNEL}, tiles.load_int8, tiles.unpack_int8),
+    "fp8": Format(8, {"weight_ptr": "*u8", **CHANNEL}, tiles.load_int8, tiles.unpack_e4m3),
+    "fp8 blocks": Format(
+        8, {"weight_ptr": "*u8", "scale_ptr": "*fp32"}, tiles.load_int8_groups, tiles.unpack_e4m3_groups, 128
+    ),
+    "int4": Format(
+        4, {"weight_ptr": "*u8", "scale_ptr": "*fp16"}, tiles.load_int4_groups, tiles.unpack_int4_groups, 128
+    ),
+    "int4 zeros": Format(
+        4, {"weight_ptr": "*u8", "scale_ptr": "*fp16", "zero_ptr": "*i8"},
+        tiles.load_int4_groups, tiles.unpack_int4_zeros, 128,
+    ),
+}  # fmt: skip
+PACKED = tuple(name for name in FORMATS if name != "bf16")
+SMS = {80: 108, 89: 142, 90: 132}
+CACHE = {
+    "slots_ptr": "*i64",
+    "q_ptr": "*bf16",
+    "k_ptr": "*bf16",
+    "v_ptr": "*bf16",
+    "cos_ptr": "*fp32",
+    "sin_ptr": "*fp32",
+}
+
+
+def compile_skinny(
+    kernel: Any, size: tuple[int, int], rows: int, capability: int, weights: str,
+    arguments: dict[str, str], constants: dict[str, Any],
+) -> KernelCost:  # fmt: skip
+    """``size``: output and input features."""
+    form = FORMATS[weights]
+    tile = skinny_tile(rows, *size, SMS[capability], form.bits)
+    arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **form.tensors, **arguments}
+    arguments = {name: kind for name, kind in arguments.items() if name in kernel.arg_names}
+    pdl = capability >= 90
+    constants = {
+        "IN_FEATURES": size[1], "OUT_FEATURES": size[0], "GROUP_SIZE": form.group_size, "PDL": pdl,
+        "LOAD_TILE": form.load_tile, "UNPACK_TILE": form.unpack_tile,
+        "TILE_SCALE": tiles.group_scale if form.group_size else None,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, **constants,
+    }  # fmt: skip
+    constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    return measure_kernel(
+        kernel, arguments, constants, capability,
+        name=f"{kernel.__name__} {size[0]}x{size[1]} {weights} rows {rows} {_sizes(tile)}",
+        unaligned=frozenset({"num_rows"}),
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+
+
+def _sizes(tile: SkinnyTile) -> str:
+    return f"({tile.block_n}x{tile.block_k}, {tile.num_warps} warps, {tile.num_stages} stages)"
+
+
+STORES: dict[str, tuple[str, dict[str, str], Any]] = {
+    "native": ("*bf16", {}, None),
+    "int8": ("*i8", {"k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}, kv_tiles.store_int8),
+    "fp8": ("*u8", {"k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}, kv_tiles.store_e4m3),
+}
+"""Type of the cache as kernels see it, its scales and its store function, by format."""
+
+
+def cache_of(store: str) -> tuple[dict[str, str], Any]:
+    stored, scales, store_tile = STORES[store]
+    return {**CACHE, "k_ptr": stored, "v_ptr": stored, **scales}, store_tile
+
+
+@cache
+def compile_op(
+    op: str, model: Shape, rows: int, capability: int, weights: str = "bf16", store: str = "native"
+) -> KernelCost:
+    norm, out = {"norm_ptr": "*bf16"}, {"out_ptr": "*bf16", "stride_out": "i32"}
+    if op == "qkv":
+        columns = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        constants = {
+            "NUM_HEADS": model.num_heads, "NUM_KV_HEADS": model.num_kv_heads, "HEAD_DIM": model.head_dim,
+            "ROTARY_DIM": model.head_dim, "STORE_TILE": cache_of(store)[1],
+        }  # fmt: skip
+        kernel, size = skinny.linear_rope_write, (columns, model.hidden)
+        return compile_skinny(kernel, size, rows, capability, weights, {**norm, **cache_of(store)[0]}, constants)
+    if op == "gate_up":
+        size = (2 * model.intermediate, model.hidden)
+        return compile_skinny(skinny.linear_gate, size, rows, capability, weights, {**norm, **out}, {"ACT": "silu"})
+    if op == "head":
+        kinds = {"out_ptr": "*fp32", "best_ptr": "*fp32", "index_ptr": "*i32", **norm}
+        size = (model.vocab, model.hidden)
+        return compile_skinny(skinny.linear_logits, size, rows, capability, weights, kinds, {})
+    size = (model.hidden, model.num_heads * model.head_dim if op == "out" else model.intermediate)
+    return compile_skinny(skinny.linear_store, size, rows, capability, weights, out, {"ADD": True})
+
+
+def assert_fits(cost: KernelCost, spills: int = 0) -> None:
+    print(cost)
+    assert cost.shared <= SHARED_LIMIT[cost.capability], cost
+    assert cost.spill_stores <= spills and cost.spill_loads <= spills, cost
+
+
+def few_words(weights: str, capability: int) -> int:
+    """Bytes that the assembler spills to reach the next step of occupancy: two words of 4-bit weights with zeros on
+    8.9, and one or two of any packed weights in releases of Triton before 3.9."""
+    old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
+    return 8 if old or (weights == "int4 zeros" and capability == 89) else 0
+
+
+SPILLED = {
+    ("qkv", "int8", "8B", 80): 4,
+    ("qkv", "int8", "8B", 89): 4,
+    ("head", "fp8", "8B", 80): 28,
+    ("out", "fp8", "1B", 90): 12,
+}
+"""Bytes, of one row, likewise: 128 or 64 registers are taken, more would be left."""
+
+OPS = ("qkv", "out", "gate_up", "down", "head")
+"""``out`` and ``down`` are one kernel, of other sizes."""
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("op", [op for op in OPS if op != "out"])
+def test_decoding_compiles_without_spills(op: str, capability: int) -> None:
+    assert_fits(compile_op(op, MODELS["8B"], 1, capability))
+
+
+@pytest.mark.parametrize(("capability", "rows"), [(80, 16), (89, 16), (90, 4)])
+@pytest.mark.parametrize("op", [op for op in OPS if op != "down"])
+def test_few_rows_compile_without_spills(op: str, capability: int, rows: int) -> None:
+    assert_fits(compile_op(op, MODELS["1B"], rows, capability))
+
+
+@pytest.mark.parametrize("weights", PACKED)
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_packed_weights_compile_without_spills(capability: int, weights: str) -> None:
+    for op, rows in (("out", 16 if capability == 90 else 4), ("gate_up", 1)):
+        assert_fits(compile_op(op, MODELS["8B"], rows, capability, weights), few_words(weights, capability))
+
+
+@pytest.mark.parametrize(
+    ("op", "model", "rows"),
+    [*((op, "8B", 1) for op in OPS if op != "out"), *((op, "1B", 4) for op in OPS if op != "down")],
+)
+def test_weights_are_on_their_way_before_the_wait_and_inputs_are_not(op: str, model: str, rows: int) -> None:
+    """With dependent launch, what is loaded before the wait overlaps with the kernel before; only weights may be."""
+    before, after = compile_op(op, MODELS[model], rows, 90).ptx.split("griddepcontrol.wait")
+    assert before.count("griddepcontrol.launch_dependents") == 1
+    weights = re.findall(r"ld\.global.*evict_first.*\.v4\.b32", before)
+    assert len(weights) >= 4 and before.count("ld.global") == len(weights)
+    assert "st.global" not in before and "st.global" in after
+
+
+@pytest.mark.parametrize("weights", PACKED)
+@pytest.mark.parametrize(("rows", "tiles_before"), [(1, 2), (16, 1)])
+def test_packed_weights_travel_16_bytes_at_a_time_and_are_unpacked_after_the_wait(
+    weights: str, rows: int, tiles_before: int
+) -> None:
+    """What is unpacked must have arrived: nothing is before the input has."""
+    ptx = compile_op("out", MODELS["8B"], rows, 90, weights).ptx
+    before, after = ptx.split("griddepcontrol.wait")
+    form, tile = FORMATS[weights], skinny_tile(rows, 4096, 4096, SMS[90], FORMATS[weights].bits)
+    per_thread = tile.block_n * tile.block_k * form.bits // 8 // (32 * tile.num_warps)
+    assert per_thread >= 16
+    wide = re.findall(r"ld\.global\S*evict_first\S*\.v4\.b32", before)
+    assert len(wide) == tiles_before * per_thread // 16
+    assert not re.findall(r"ld\.global\S*evict_first(?!\S*\.v4\.b32)", ptx)
+    assert "lop3" not in before and "lop3" in after and "st.global" not in before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("op", OPS)
+def test_every_variant_compiles_without_spills(op: str, weights: str, model: str, rows: int, capability: int) -> None:
+    spills = SPILLED.get((op, weights, model, capability), 0) if rows == 1 else 0
+    cost = compile_op(op, MODELS[model], rows, capability, weights)
+    assert_fits(cost, max(spills, few_words(weights, capability)))
+
+
+def compile_writer(
+    head_dim: int, capability: int, *, head_norm: bool, store: str = "native", scale: str = "none"
+) -> KernelCost:
+    norms = dict.fromkeys(("q_norm_ptr", "k_norm_ptr"), "*fp32") if head_norm else {}
+    arguments = {
+        "qkv_ptr": "*bf16", "stride_token": "i32", "q_eps": "fp32", "k_eps": "fp32", **cache_of(store)[0], **norms,
+    }  # fmt: skip
+    block_p = triton.next_power_of_2(head_dim // 2)
+    constants = {
+        "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "ROTARY_DIM": head_dim, "SCALE": scale,
+        "LARGEST": 127.0, "STORE_TILE": cache_of(store)[1], "PDL": capability >= 90, "BLOCK_H": max(1, 256 // block_p),
+        "BLOCK_P": block_p,
+    }  # fmt: skip
+    kernel = heads.norm_rope_write
+    constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
+    return measure_kernel(
+        kernel, arguments, constants, capability, name=f"norm_rope_write head_dim {head_dim} norm {head_norm}",
+        num_warps=2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_the_kernels_between_products_compile_without_spills(capability: int) -> None:
+    for head_dim in (80, 128, 256):
+        assert_fits(compile_writer(head_dim, capability, head_norm=True))
+    assert_fits(compile_writer(128, capability, head_norm=False))
+    assert_fits(compile_writer(128, capability, head_norm=True, store="int8", scale="per_token_head"))
+    assert_fits(compile_writer(128, capability, head_norm=True, store="fp8", scale="per_layer_head"))
+    pdl = {"PDL": capability >= 90}
+    gate = {"x_ptr": "*bf16", "out_ptr": "*bf16", "stride_x": "i32"}
+    constants = {"SIZE": 14336, "ACT": "silu", "BLOCK": 1024, **pdl}
+    assert_fits(measure_kernel(rowwise.gate_rows, gate, constants, capability, num_warps=4))
+    round_rows = {"x_ptr": "*bf16", "norm_ptr": "*bf16", "step_ptr": "*fp32", "stride_x": "i32", "eps": "fp32"}
+    for code, float8 in (("*i8", False), ("*u8", True)):
+        constants = {"SIZE": 4096, "FLOAT8": float8, "BLOCK": 2048, **pdl}
+        arguments = {**round_rows, "code_ptr": code}
+        assert_fits(measure_kernel(rowwise.quantize_rows, arguments, constants, capability, num_warps=4))
+    parts = {"best_ptr": "*fp32", "index_ptr": "*i32"}
+    constants = {"VOCAB": 128256, "BLOCK": 4096, **pdl}
+    chunks = {"logits_ptr": "*fp32", **parts}
+    assert_fits(measure_kernel(rowwise.best_of_chunks, chunks, constants, capability, num_warps=4))
+    blocks = {"token_ptr": "*i64", **parts}
+    constants = {"COUNT": 8016, "BLOCK": 1024, **pdl}
+    assert_fits(measure_kernel(rowwise.best_of_blocks, blocks, constants, capability, num_warps=4))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_the_projection_packs_8_bit_keys_without_spills(capability: int) -> None:
+    for rows in (1, 16):
+        assert_fits(compile_op("qkv", MODELS["8B"], rows, capability, store="fp8"))
+
+
+@pytest.mark.parametrize("weights", PACKED)
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_weights_are_written_out_wide_without_spills(weights: str, capability: int) -> None:
+    form = FORMATS[weights]
+    arguments = {**form.tensors, "out_ptr": "*bf16"}
+    constants: dict[str, Any] = {
+        "IN_FEATURES": 4096, "OUT_FEATURES": 4096, "GROUP_SIZE": form.group_size, "LOAD_TILE": form.load_tile,
+        "UNPACK_TILE": form.unpack_tile, "TILE_SCALE": tiles.group_scale if form.group_size else None,
+        "PDL": capability >= 90, "BLOCK_N": 16, "BLOCK_K": 256,
+    }  # fmt: skip
+    kernel = kernels.dequantize_tiles
+    constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
+    assert_fits(measure_kernel(kernel, arguments, constants, capability, num_warps=4))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_sums_of_8_bit_products_are_scaled_without_spills(capability: int) -> None:
+    arguments = {
+        "sum_ptr": "*i32", "step_ptr": "*fp32", "channel_scale_ptr": "*fp32", "bias_ptr": "*fp32", "out_ptr": "*bf16",
+    }  # fmt: skip
+    constants = {"OUT_FEATURES": 4096, "PDL": capability >= 90, "BLOCK": 1024}
+    assert_fits(measure_kernel(kernels.scale_sums, arguments, constants, capability, num_warps=4))
+
+
+MIXTURE = {"hidden": 2048, "size": 768, "top_k": 8}
+"""A model of 30B parameters of which 3B are active."""
+
+
+def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> KernelCost:
+    ids = {"expert_ptr": "*i64", "out_ptr": "*bf16", "rows_per_x": "i32"}
+    if kernel is experts.expert_mix:
+        ids |= {"share_ptr": "*fp32", "residual_ptr": "*bf16"}
+    elif rows > 1:
+        ids |= {"first_ptr": "*i64", "count_ptr": "*i64"}
+    gate = kernel is experts.expert_gate
+    size = (2 * MIXTURE["size"], MIXTURE["hidden"]) if gate else (MIXTURE["hidden"], MIXTURE["size"])
+    constants = {"SIZE": MIXTURE["size"], "TOP_K": MIXTURE["top_k"], "ACT": "silu"}
+    return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("weights", ["bf16", "int8", "fp8", "int4"])
+@pytest.mark.parametrize(
+    ("kernel", "rows"),
+    [(experts.expert_gate, 1), (experts.expert_mix, 1), (experts.expert_gate, 16), (experts.expert_down, 16)],
+    ids=["gate", "mix", "gate of 16", "down of 16"],
+)
+def test_experts_compile(kernel: Any, rows: int, weights: str, capability: int) -> None:
+    one_word = 4 if (kernel, weights, capability) == (experts.expert_down, "bf16", 90) else 0  # as SPILLED
+    assert_fits(compile_experts(kernel, rows, capability, weights), one_word or few_words(weights, capability))

@@ -1,0 +1,185 @@
+"""Whole models on the Triton kernels: the reference's results, few launches, and a plan that tells the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.contracts.ops import LinearSpec
+from engine.contracts.quantizer import PackedLinear
+from engine.kernels.model import LoweredBlock, LoweredModel, StepContext
+from engine.testing.context import build_context
+from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
+from engine_plugins.quantizer.on_load import FP8, Int4, Int8
+from engine_plugins.quantizer.unquantized import Unquantized
+from tests.kernels.paged_loop import PagedLoop, load
+from tests.kernels.triton.models import FAMILIES, write
+from tests.launches import Launches, count_launches
+
+TOKENS = [(7 * i + 3) % 120 for i in range(37)]
+TOLERANCE = {"float32": 3e-5, "bfloat16": 0.15, "float16": 0.02}
+CHUNKS = ((0, 17), (17, 33), (33, 36), (36, 37))
+"""Of TOKENS: more than 16 rows, exactly 16, a few, one."""
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {family: write(tmp_path_factory.mktemp(family), family) for family in FAMILIES}
+
+
+def chunked_logits(loop: PagedLoop, chunks: Sequence[tuple[int, int]] = CHUNKS) -> Tensor:
+    sequence = loop.add()
+    return torch.cat([loop.model.head(loop.step([(sequence, TOKENS[a:b])])[0]) for a, b in chunks])
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", "float16"), ("llama_biased", "float32"), ("qwen2", "bfloat16"), ("qwen3", "float32")],
+)
+def test_logits_equal_the_reference_at_every_number_of_rows(
+    checkpoints: dict[str, Path], family: str, dtype: str
+) -> None:
+    facts, fast = load(checkpoints[family], dtype, kernels="triton")
+    _, plain = load(checkpoints[family], dtype, kernels="reference")
+    want = PagedLoop(facts, plain, dtype).logits(TOKENS)
+    loop = PagedLoop(facts, fast, dtype)
+    poison(loop)
+    got = chunked_logits(loop)
+    assert got.dtype == torch.float32 and float(want.abs().max()) > 2.0
+    assert float((got - want).abs().max()) <= TOLERANCE[dtype]
+
+
+def poison(loop: PagedLoop) -> None:
+    """NaN wherever nothing has been written yet."""
+    for layer in loop.kv.layers:
+        layer.k.fill_(float("nan"))
+        layer.v.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_the_tokens_of_the_projection_are_those_of_its_logits(checkpoints: dict[str, Path], rows: int) -> None:
+    _, model = load(checkpoints["llama"], kernels="triton")
+    hidden = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
+    logits, tokens = model.greedy(hidden)
+    assert torch.equal(logits, model.head(hidden)) and torch.equal(tokens, logits.argmax(-1))
+
+
+def layer_launches(path: Path, rows: int, quantizer: Any = None) -> Launches:
+    """Of one layer, attention aside, in a step of ``rows`` tokens."""
+    facts, model = load(path, kernels="triton", quantizer=quantizer)
+    loop = PagedLoop(facts, model)
+    slots, positions = torch.arange(rows), torch.arange(rows)
+    context = StepContext(model.rotate(positions), (slots,), prepared=(None,), kv=loop.kv, positions=positions)
+    layer = model.layers[1]
+    # Attention: its output is as large as its queries.
+    steps = [replace(step, call=lambda context, q: q) if index == 1 else step for index, step in enumerate(layer.steps)]
+    residual = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
+    with torch.inference_mode(), count_launches() as launches:
+        LoweredBlock(tuple(steps)).run({layer.residual: residual}, context)
+    return launches
+
+
+@pytest.mark.parametrize(
+    ("family", "rows"), [*((family, 1) for family in FAMILIES), ("llama_biased", 4), ("qwen3", 4), ("llama", 16)]
+)
+def test_a_layer_is_four_launches_beside_attention(checkpoints: dict[str, Path], family: str, rows: int) -> None:
+    launches = layer_launches(checkpoints[family], rows)
+    qkv = ["linear_store", "norm_rope_write"] if family == "qwen3" else ["linear_rope_write"]
+    assert launches.names == [*qkv, "linear_store", "linear_gate", "linear_store"]
+
+
+def test_many_rows_are_torch_products_with_one_kernel_between(checkpoints: dict[str, Path]) -> None:
+    launches = layer_launches(checkpoints["llama"], 17)
+    assert launches.kernels == ["norm_rope_write", "gate_rows"]
+    assert launches.torch_ops.count("aten.addmm_") == 2
+
+
+def test_the_counter_sees_hidden_torch_ops() -> None:
+    x = torch.ones(4, 4)
+    with count_launches() as launches:
+        y = torch.empty(2, 2), x.view(16), x[1:], x.T
+        x.add_(1.0)
+        torch.nn.functional.silu(x)
+    assert launches.names == ["aten.add_", "aten.silu"] and len(y) == 4
+
+
+def line(model: LoweredModel, name: str) -> str:
+    (text,) = (text for text in model.lowering if text.startswith(f"{name}:"))
+    return text
+
+
+def test_the_plan_says_which_rows_take_which_kernels(checkpoints: dict[str, Path]) -> None:
+    _, model = load(checkpoints["llama"], kernels="triton")
+    assert line(model, "norm, linear, rope, kv_write").startswith(
+        "norm, linear, rope, kv_write: 1 to 16 rows: one Triton kernel: norm, product, rotation, KV write; else: "
+    )
+    assert "F.linear, Triton gate" in line(model, "norm, linear, gated")
+    assert line(model, "linear, add").endswith("float32 F.linear, add in the linear")
+    _, model = load(checkpoints["qwen3"], kernels="triton")
+    assert "two Triton kernels" in line(model, "norm, linear, norm, norm, rope, kv_write")
+
+
+class Changed(Unquantized):
+    """Unquantized, with other words about its kernels."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(UnquantizedConfig(), build_context())
+        self._changes = changes
+
+    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+        return replace(super().pack(spec, parts, dtype, device), **self._changes)
+
+
+def test_a_layer_without_tile_loader_takes_the_unfused_chain_and_the_plan_says_so(
+    checkpoints: dict[str, Path],
+) -> None:
+    quantizer = Changed(tile_loader=None)
+    facts, model = load(checkpoints["llama"], kernels="triton", quantizer=quantizer)
+    for name in ("norm, linear, rope, kv_write", "linear, add", "norm, linear, gated", "norm, linear"):
+        assert line(model, name).startswith(f"{name}: unfused (weights: no tile loader): ")
+    assert layer_launches(checkpoints["llama"], 2, quantizer).kernels == ["norm_rope_write", "gate_rows"]
+    _, plain = load(checkpoints["llama"], kernels="reference")
+    want = PagedLoop(facts, plain).logits(TOKENS[:5])
+    assert float((PagedLoop(facts, model).logits(TOKENS[:5]) - want).abs().max()) <= 3e-5
+
+
+def test_rows_a_format_is_not_good_for_take_the_unfused_chain(checkpoints: dict[str, Path]) -> None:
+    quantizer = Changed(good_m=(2, 4))
+    _, model = load(checkpoints["llama"], kernels="triton", quantizer=quantizer)
+    assert line(model, "linear, add").startswith("linear, add: 2 to 4 rows: ")
+    fused = {
+        rows: "linear_gate" in layer_launches(checkpoints["llama"], rows, quantizer).names for rows in (1, 2, 4, 5)
+    }
+    assert fused == {1: False, 2: True, 4: True, 5: False}
+
+
+def quantizers() -> dict[str, Any]:
+    context = build_context()
+    return {
+        "int8": Int8(Int8Config(), context),
+        "int8, activations too": Int8(Int8Config(activations="int8"), context),
+        "fp8": FP8(FP8Config(head="none"), context),
+        "fp8, activations too": FP8(FP8Config(activations="fp8"), context),
+        "int4": Int4(Int4Config(group_size=32), context),
+    }
+
+
+@pytest.mark.parametrize("name", quantizers())
+def test_quantized_models_give_the_logits_of_their_weights(checkpoints: dict[str, Path], name: str) -> None:
+    """Each format through the fused kernels, and what takes over beyond 16 rows: activations are rounded only there."""
+    chunks = CHUNKS[:1] if "activations" in name else CHUNKS
+    quantizer = quantizers()[name]
+    facts, fast = load(checkpoints["qwen2"], kernels="triton", quantizer=quantizer)
+    _, plain = load(checkpoints["qwen2"], kernels="reference", quantizer=quantizer)
+    got, want = (chunked_logits(PagedLoop(facts, model), chunks) for model in (fast, plain))
+    # A number rounded to 8 bits may fall on the other side of a middle: that shows in the third digit.
+    assert float((got - want).abs().max()) <= (0.05 if "activations" in name else 3e-5) * float(want.abs().max())
+    assert line(fast, "linear, add").startswith("linear, add: 1 to 16 rows: one Triton kernel: product, add; else: ")
+    roundings = layer_launches(checkpoints["qwen2"], 17, quantizer).kernels.count("quantize_rows")
+    assert roundings == (4 if "activations" in name else 0), "two norms, the attention's output and the gate's"

@@ -1,0 +1,165 @@
+"""8- and 4-bit numbers in registers: every code, both ways, and what the assembly says instruction by instruction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton import narrow_types
+from engine.kernels.triton.narrow_types import from_e4m3, from_int8, to_e4m3, to_int8
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+FINITE = [code for code in range(256) if code & 127 != 127]
+"""Codes of e4m3 that are numbers."""
+
+
+@triton.jit
+def convert(x_ptr, out_ptr, HOW: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out_ptr + at, HOW(tl.load(x_ptr + at), out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def narrow(x_ptr, out_ptr, HOW: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out_ptr + at, HOW(tl.load(x_ptr + at)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_float8_is_read_exactly(device: str, dtype: torch.dtype) -> None:
+    bits = torch.arange(256, dtype=torch.int32).to(torch.uint8).to(device)
+    out = torch.empty(256, dtype=dtype, device=device)
+    convert[(1,)](bits, out, HOW=from_e4m3, N=256)
+    want = bits.view(torch.float8_e4m3fn).to(dtype)
+    assert torch.equal(out[FINITE], want[FINITE])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_int8_is_read_exactly(device: str, dtype: torch.dtype) -> None:
+    codes = torch.arange(-128, 128, dtype=torch.int32).to(torch.int8).to(device)
+    out = torch.empty(256, dtype=dtype, device=device)
+    convert[(1,)](codes, out, HOW=from_int8, N=256)
+    assert torch.equal(out.float(), codes.float())
+
+
+def between(values: Tensor) -> Tensor:
+    """Those numbers, the middles between neighbours, and the float32 just beside each."""
+    values = values.sort().values
+    points = torch.cat([values, (values[1:] + values[:-1]) / 2])
+    beside = [torch.nextafter(points, torch.full_like(points, end)) for end in (torch.inf, -torch.inf)]
+    return torch.cat([points, *beside])
+
+
+def padded(x: Tensor) -> Tensor:
+    return torch.nn.functional.pad(x, (0, triton.next_power_of_2(len(x)) - len(x)))
+
+
+def test_rounding_to_float8_is_torchs_and_saturates(device: str) -> None:
+    codes = torch.tensor(FINITE, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    random = torch.randn(2000, generator=torch.Generator().manual_seed(1)) * 10.0
+    x = padded(torch.cat([between(codes), random, torch.tensor([449.0, -1e9, 1e-9, 0.0, -0.0])])).to(device)
+    out = torch.empty(len(x), dtype=torch.uint8, device=device)
+    narrow[(1,)](x, out, HOW=to_e4m3, N=len(x))
+    assert torch.equal(out, x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+def test_what_is_not_a_number_stays_none_in_float8(device: str) -> None:
+    x = torch.full((16,), float("nan"), device=device)
+    out = torch.empty(16, dtype=torch.uint8, device=device)
+    narrow[(1,)](x, out, HOW=to_e4m3, N=16)
+    assert bool(out.view(torch.float8_e4m3fn).float().isnan().all())
+
+
+def test_rounding_to_int8_takes_halves_to_even_and_saturates(device: str) -> None:
+    x = padded(torch.cat([torch.arange(-140.0, 140.0, 0.25), torch.tensor([1e9, -1e9])])).to(device)
+    out = torch.empty(len(x), dtype=torch.int8, device=device)
+    narrow[(1,)](x, out, HOW=to_int8, N=len(x))
+    assert torch.equal(out.float(), x.round().clamp(-127.0, 127.0))
+
+
+# What follows runs the assembly, one instruction at a time, on numbers.
+
+
+def _prmt(a: int, b: int, selector: int) -> int:
+    both = a | b << 32
+    picked = (selector >> 4 * i & 15 for i in range(4))
+    return sum((both >> 8 * at & 255) << 8 * i for i, at in enumerate(picked))
+
+
+def _lop3(a: int, b: int, c: int, table: int) -> int:
+    bits = ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1 for i in range(32))
+    return sum((table >> index & 1) << i for i, index in enumerate(bits))
+
+
+def _halves(word: int, dtype: torch.dtype) -> Tensor:
+    return torch.tensor([word & 0xFFFF, word >> 16], dtype=torch.int32).to(torch.uint16).view(dtype).double()
+
+
+def _word(halves: Tensor) -> int:
+    low, high = halves.view(torch.uint16).tolist()
+    return int(low | high << 16)
+
+
+def _fma(dtype: torch.dtype) -> Callable[[int, int, int], int]:
+    return lambda a, b, c: _word((_halves(a, dtype) * _halves(b, dtype) + _halves(c, dtype)).to(dtype))
+
+
+OPERATIONS: dict[str, Callable[..., int]] = {
+    "mov.b32": lambda a: a,
+    "and.b32": lambda a, b: a & b,
+    "shr.u32": lambda a, b: a >> b,
+    "prmt.b32": _prmt,
+    "lop3.b32": _lop3,
+    "fma.rn.bf16x2": _fma(torch.bfloat16),
+    "fma.rn.f16x2": _fma(torch.float16),
+}
+
+
+def run(ptx: str, word: int, outputs: int) -> list[int]:
+    """The output registers of inline assembly for one input register."""
+    registers = {f"${outputs}": word}
+    for line in re.findall(r"^\s*([a-z][^;{}]*);", ptx, re.MULTILINE):
+        name, _, operands = line.strip().partition(" ")
+        to, *given = (part.strip() for part in operands.split(","))
+        registers[to] = OPERATIONS[name](*(registers[at] if at in registers else int(at, 0) for at in given))
+    return [registers[f"${i}"] for i in range(outputs)]
+
+
+def constant(name: str) -> str:
+    return str(getattr(narrow_types, f"{name}_PTX").value)
+
+
+KINDS = [("BF16", torch.bfloat16), ("FP16", torch.float16)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), KINDS)
+def test_the_assembly_reads_every_byte_exactly(name: str, dtype: torch.dtype) -> None:
+    for first in range(0, 256, 4):
+        codes = torch.tensor([first, first + 3, first + 2, first + 1], dtype=torch.uint8)
+        word = sum(code << 8 * i for i, code in enumerate(codes.tolist()))
+        got = torch.cat([_halves(out, dtype) for out in run(constant(f"INT8_TO_{name}"), word, 2)])
+        assert torch.equal(got, codes.view(torch.int8).double())
+        got = torch.cat([_halves(out, dtype) for out in run(constant(f"E4M3_TO_{name}"), word, 2)])
+        want = codes.view(torch.float8_e4m3fn).double()
+        assert torch.equal(got[~want.isnan()], want[~want.isnan()])
+
+
+@pytest.mark.parametrize(("name", "dtype"), KINDS)
+def test_the_assembly_reads_every_nibble_from_every_place(name: str, dtype: torch.dtype) -> None:
+    for code in range(16):
+        nibbles = [(code + 3 * i) % 16 for i in range(8)]
+        word = sum(nibble << 4 * i for i, nibble in enumerate(nibbles))
+        low, high = (
+            torch.cat([_halves(out, dtype) for out in outs])
+            for outs in (lambda outs: (outs[:2], outs[2:]))(run(constant(f"INT4_TO_{name}"), word, 4))
+        )
+        inputs = torch.stack([low, high], 1).flatten()  # as tl.join puts them
+        # Byte b of a word holds input b in its low half and input b + 4 in its high half.
+        want = [nibbles[2 * (k % 4) + k // 4] - 8 for k in range(8)]
+        assert inputs.tolist() == want

@@ -1,0 +1,61 @@
+"""How products are dealt out: enough programs, whole tiles, few compilations."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.kernels.triton.tiles import MAX_ROWS, skinny_tile
+
+H200 = 132
+PROJECTIONS = {
+    "1B qkv": (3072, 2048), "1B out": (2048, 2048), "1B gate_up": (16384, 2048), "1B down": (2048, 8192),
+    "1B head": (128256, 2048), "8B qkv": (6144, 4096), "8B out": (4096, 4096), "8B gate_up": (28672, 4096),
+    "8B down": (4096, 14336), "8B head": (128256, 4096),
+}  # fmt: skip
+BITS = (4, 8, 16, 32)
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+@pytest.mark.parametrize("bits", BITS)
+def test_one_row_fills_an_h200_without_splitting_the_input(name: str, bits: int) -> None:
+    out_features, in_features = PROJECTIONS[name]
+    assert skinny_tile(1, out_features, in_features, H200, bits).programs(out_features) >= 256
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+@pytest.mark.parametrize("rows", [2, 8, 9, 16])
+def test_few_rows_leave_at_most_four_multiprocessors_of_an_h200_without_a_program(name: str, rows: int) -> None:
+    out_features, in_features = PROJECTIONS[name]
+    tile = skinny_tile(rows, out_features, in_features, H200, 16)
+    assert tile.programs(out_features) >= H200 - 4
+
+
+@given(st.integers(1, 200_000), st.integers(1, 30_000), st.integers(1, 200), st.sampled_from(BITS))
+def test_sizes_are_powers_of_two_that_tensor_cores_and_pairs_accept(out: int, inp: int, sms: int, bits: int) -> None:
+    for rows in (1, 2, 9, 16):
+        tile = skinny_tile(rows, out, inp, sms, bits)
+        for size in (tile.block_m, tile.block_n, tile.block_k, tile.num_warps):
+            assert size & (size - 1) == 0
+        assert tile.block_m >= rows and tile.block_n % 2 == 0 and tile.block_k >= 32
+        assert rows == 1 or (tile.block_n >= 16 and tile.block_m == 16)
+
+
+@given(st.integers(1, 200_000), st.integers(1, 30_000), st.sampled_from(BITS))
+def test_three_compilations_serve_every_number_of_rows(out: int, inp: int, bits: int) -> None:
+    tiles = [skinny_tile(rows, out, inp, H200, bits) for rows in range(1, MAX_ROWS + 1)]
+    assert len(set(tiles)) <= 3
+    assert len(set(tiles[1:8])) == 1 and len(set(tiles[8:])) == 1
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_tile_of_one_row_fits_in_registers(bits: int) -> None:
+    for out_features, in_features in PROJECTIONS.values():
+        tile = skinny_tile(1, out_features, in_features, H200, bits)
+        assert tile.block_n * tile.block_k <= 32 * 32 * tile.num_warps
+
+
+def test_a_short_input_is_one_tile() -> None:
+    assert skinny_tile(1, 64, 40, 4, 16).block_k == 64
+    assert skinny_tile(4, 64, 8, 4, 16).block_k == 32

@@ -1,0 +1,89 @@
+"""Which caches share blocks, and how many blocks there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.contracts.drafter import DrafterKV
+from engine.contracts.graph import KVSpec
+from engine.contracts.kv_allocator import KVGroup
+from engine.kv.groups import PoolShape, cache_groups, one_group
+
+FULL, WINDOW = KVSpec(2, 8), KVSpec(2, 8, window=100)
+ALTERNATING = (WINDOW, FULL, WINDOW, KVSpec(4, 16), KVSpec(2, 8, window=40))
+
+
+def test_caches_of_one_window_are_one_group_whatever_their_shape() -> None:
+    found = cache_groups(ALTERNATING)
+    assert (found.group_of, found.windows) == ((0, 1, 0, 1, 2), (100, None, 40))
+    assert found.members(1) == (1, 3)
+
+
+def test_a_drafters_own_caches_keep_every_token() -> None:
+    kept = DrafterKV(2, 1, 4)
+    assert cache_groups([FULL], kept).group_of == (0, 0, 0)
+    assert cache_groups(ALTERNATING, kept).group_of == (0, 1, 0, 1, 2, 1, 1)
+    only_windows = cache_groups([WINDOW, WINDOW], kept)
+    assert (only_windows.group_of, only_windows.windows) == ((0, 0, 1, 1), (100, None))
+    assert cache_groups([FULL], DrafterKV(shared_layers=2)).group_of == (0,)
+
+
+def test_for_a_text_at_hand_all_caches_may_share_blocks() -> None:
+    assert one_group(ALTERNATING).group_of == (0,) * 5 and one_group(ALTERNATING).windows == (None,)
+
+
+def shape(*windows: int | None, step_tokens: int = 32) -> PoolShape:
+    return PoolShape(windows, (1000, 10, 1)[: len(windows)], 16, max_len=1000, step_tokens=step_tokens)
+
+
+def test_one_group_of_all_tokens_has_the_blocks_it_is_given() -> None:
+    pool = shape(None)
+    assert [pool.blocks(count) for count in (1, 2, 64, 1000)] == [(1,), (2,), (64,), (1000,)]
+    assert [pool.fitting(size) for size in (0, 999, 1000, 64_999)] == [0, 0, 1, 64]
+
+
+@pytest.mark.parametrize("window", [1, 16, 100, 101, 900, 5000])
+@pytest.mark.parametrize("step_tokens", [1, 16, 33])
+def test_a_window_and_a_step_lie_within_the_blocks_of_a_request_wherever_they_begin(
+    window: int, step_tokens: int
+) -> None:
+    pool = shape(window, step_tokens=step_tokens)
+    most, group = pool.most_blocks(0), KVGroup(0, (0,), "window", 1, 99, window)
+    for computed in range(1000 - step_tokens + 1):
+        held = -(-(computed + step_tokens) // 16) - group.num_passed(computed, 16)
+        assert held <= most, f"{held} blocks at {computed}"
+
+
+def test_the_pool_of_a_window_grows_with_requests_and_not_with_their_length() -> None:
+    pool = shape(None, 100)
+    a_request, a_window = 63, -(-132 // 16) + 1
+    for blocks, windows in ((5, 5), (63, a_window), (63 + 4, a_window + 4), (3 * 63, 3 * a_window)):
+        assert pool.blocks(blocks + 1) == (blocks + 1, windows + 1)
+    assert pool.num_bytes(a_request + 1) == 1000 * (a_request + 1) + 10 * (a_window + 1)
+
+
+@pytest.mark.parametrize("size", [0, 1009, 1010, 12_345, 1_000_000, 123_456_789])
+def test_the_largest_pool_that_fits_is_found(size: int) -> None:
+    pool = shape(None, 100, 40)
+    blocks = pool.fitting(size)
+    assert (blocks == 0 or pool.num_bytes(blocks) <= size) and pool.num_bytes(blocks + 1) > size
+
+
+def test_an_allocator_is_told_kind_window_and_blocks_of_each_group() -> None:
+    found = cache_groups([FULL, WINDOW])
+    full, window = PoolShape(found.windows, (64, 32), 16, 1000, 32).groups(found, 64)
+    assert (full.kind, full.num_blocks, full.most_blocks, full.name) == ("full", 64, 63, "full")
+    assert (window.kind, window.num_blocks, window.most_blocks, window.name) == ("window", 11, 10, "window_100")
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "tokens", "passed"),
+    [
+        ("full", None, 1000, 0), ("latent", None, 1000, 0),
+        ("window", 16, 0, 0), ("window", 16, 30, 0), ("window", 16, 31, 1), ("window", 16, 46, 1), ("window", 1, 33, 2),
+        ("chunked", 32, 31, 0), ("chunked", 32, 32, 2), ("chunked", 32, 63, 2), ("chunked", 24, 50, 3),
+    ],
+)  # fmt: skip
+def test_a_block_is_passed_when_no_later_query_sees_its_last_token(kind, window, tokens, passed) -> None:
+    group = KVGroup(0, (0,), kind, 1, 9, window)
+    assert group.num_passed(tokens, 16) == passed

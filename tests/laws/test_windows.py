@@ -1,0 +1,210 @@
+"""Models with windows: whatever happens to requests, their tokens are those of transformers, and no window holds more
+blocks than it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from engine.assembly.assemble import assemble
+from engine.contracts.request import EngineRequest, SamplingParams
+from engine.loop.core import EngineCore
+from engine.startup.build import Engine, build_engine
+
+from ..needs import needs_compiler
+from ..step.capturing import capturing_engine
+from .drafted import COMMON, Answer, answers
+
+WINDOW, OUTPUT = 24, 30
+SHAPE = {
+    "vocab_size": 199, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+FAMILIES: dict[str, Any] = {
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW)),
+    "qwen2": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2)
+    ),
+}
+"""A window in every layer, and in the last two of four."""
+GREEDY = SamplingParams(max_tokens=OUTPUT, temperature=0.0, ignore_eos=True)
+LENGTHS = (5, 23, 24, 25, 70, 150)
+ROOM = ("scheduler.max_requests=4", "scheduler.token_budget=48")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A checkpoint, prompts, and what transformers says behind them."""
+
+    path: Path
+    prompts: tuple[tuple[int, ...], ...]
+    tokens: tuple[tuple[int, ...], ...]
+
+    def requests(self, name: str) -> list[EngineRequest]:
+        return [EngineRequest(f"{name}{i}", prompt, GREEDY) for i, prompt in enumerate(self.prompts)]
+
+    def turns(self, name: str) -> list[EngineRequest]:
+        """Each text and what follows it but the last ten tokens: the next turn of a conversation."""
+        params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+        texts = zip(self.prompts, self.tokens, strict=True)
+        return [EngineRequest(f"{name}{i}", (*a, *b[:-10]), params) for i, (a, b) in enumerate(texts)]
+
+    def check(self, core: EngineCore, batch: int = 6) -> tuple[list[Answer], list[Answer]]:
+        """Tokens cold, and again as next turns."""
+        first = answers(core, self.requests("first"), batch)
+        assert tuple(answer.tokens for answer in first) == self.tokens
+        then = answers(core, self.turns("then"), batch)
+        assert tuple(answer.tokens for answer in then) == tuple(tokens[-10:] for tokens in self.tokens)
+        return first, then
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
+    found = {}
+    for name, make in FAMILIES.items():
+        torch.manual_seed(3)
+        model = make().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        path = tmp_path_factory.mktemp(name)
+        model.save_pretrained(path)
+        generator = torch.Generator().manual_seed(5)
+        prompts = [torch.randint(0, 199, (length,), generator=generator).tolist() for length in LENGTHS]
+        tokens = [greedy(model, prompt) for prompt in prompts]
+        found[name] = Reference(path, tuple(map(tuple, prompts)), tuple(map(tuple, tokens)))
+    return found
+
+
+@torch.no_grad()
+def greedy(model: Any, prompt: list[int]) -> list[int]:
+    """All tokens anew for each one: no cache of theirs."""
+    tokens = list(prompt)
+    for _ in range(OUTPUT):
+        tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def start(reference: Reference, *overrides: str) -> Engine:
+    return build_engine(assemble([f"model.path={reference.path}", *COMMON, *ROOM, *overrides]))
+
+
+DRAFTERS = {
+    "ngram": ("drafter=ngram", "drafter.min_match=1", "drafter.adaptive=false"),
+    "early_exit": ("drafter=early_exit", "drafter.layers=3", "drafter.adaptive=false"),
+    "draft_model": ("drafter=draft_model", "drafter.path={path}", "drafter.adaptive=false"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("qwen2", ("kv_allocator=paged", "execution=eager", "overlap=false")),
+        ("mistral", ("kv_allocator=contiguous", "overlap=true")),
+        pytest.param("qwen2", ("kv_allocator=contiguous", "scheduler.token_budget=512"), marks=pytest.mark.slow),
+        ("mistral", ("kv_allocator=paged", "scheduler.token_budget=512", "scheduler=static")),
+        pytest.param("qwen2", ("kv_allocator=paged", "scheduler=continuous"), marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_are_those_of_transformers(
+    references: dict[str, Reference], name: str, overrides: tuple[str, ...]
+) -> None:
+    engine = start(references[name], *overrides)
+    references[name].check(engine.core)
+    engine.core.close()
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", FAMILIES)
+def test_next_turns_are_found_in_all_groups_and_steps_are_programs(references: dict[str, Reference], name: str) -> None:
+    rows = "scheduler.max_requests=8"  # nothing is evicted
+    engine = start(references[name], "kv_allocator=prefix_cache", "execution=compile", rows)
+    assert engine.info.notes == ()
+    _, then = references[name].check(engine.core)
+    cached = [answer.timings.cached_tokens for answer in then if answer.timings is not None]
+    assert cached == [length + OUTPUT - 11 for length in LENGTHS], "all but the last token"
+    engine.core.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "overrides"),
+    [
+        ("qwen2", 224, ("kv_allocator=prefix_cache",)),
+        ("mistral", 192, ("kv_allocator=prefix_cache", "overlap=false", *DRAFTERS["ngram"])),
+        pytest.param("qwen2", 192, ("kv_allocator=paged", *DRAFTERS["early_exit"]), marks=pytest.mark.slow),
+    ],
+)
+def test_with_little_memory_tokens_are_the_same(
+    references: dict[str, Reference], name: str, tokens: int, overrides: tuple[str, ...]
+) -> None:
+    reference = references[name]
+    engine = start(reference, f"memory.kv_tokens={tokens}", "scheduler.token_budget=16", *overrides)
+    reference.check(engine.core)
+    engine.core.close()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_preempted_requests_go_on_as_they_would_have(references: dict[str, Reference], name: str) -> None:
+    """Four short prompts that grow at once: the pool ends before their texts do."""
+    reference = references[name]
+    engine = start(reference, "memory.kv_tokens=112", "kv_allocator=prefix_cache", "scheduler.token_budget=16")
+    short = Reference(reference.path, reference.prompts[:4] * 2, reference.tokens[:4] * 2)
+    first, _ = short.check(engine.core, batch=8)
+    preempted = sum(answer.timings.preemptions for answer in first if answer.timings is not None)
+    assert preempted or name == "mistral", "windows of all requests fit"
+    engine.core.close()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_cache_takes_what_windows_need(references: dict[str, Reference], name: str) -> None:
+    engine = start(references[name], "scheduler.max_requests=2")
+    of_all, of_a_window = 2 * 256 // 8 + 1, 2 * (-(-(WINDOW + 48 + 1) // 8) + 1) + 1
+    layers = {"mistral": (of_a_window,) * 4, "qwen2": (of_all,) * 2 + (of_a_window,) * 2}[name]
+    assert engine.info.num_blocks == tuple(dict.fromkeys(layers))
+    heads, head_dim, float32 = 2, 8, 4
+    assert engine.info.kv_bytes == sum(layers) * 8 * 2 * heads * head_dim * float32
+    assert engine.info.ledger is not None
+    planned = {line.name: line.planned_bytes for line in engine.info.ledger.lines}
+    assert planned["KV pool"] == engine.info.kv_bytes
+    engine.core.close()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        ("qwen2", "early_exit"),
+        ("qwen2", "draft_model"),
+        ("mistral", "draft_model"),
+        pytest.param("mistral", "early_exit", marks=pytest.mark.slow),
+        pytest.param("qwen2", "ngram", marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_change_no_token(references: dict[str, Reference], name: str, drafter: str) -> None:
+    reference = references[name]
+    options = [option.format(path=reference.path) for option in DRAFTERS[drafter]]
+    engine = start(reference, "kv_allocator=prefix_cache", *options)
+    first, _ = reference.check(engine.core)
+    accepted = sum(answer.timings.accepted_tokens for answer in first if answer.timings is not None)
+    assert accepted, "drafts were verified"
+    engine.core.close()
+
+
+@pytest.mark.parametrize(("name", "drafter"), [("qwen2", "early_exit"), ("mistral", "draft_model")])
+def test_captured_steps_and_drafts_have_the_tables_of_each_group(
+    references: dict[str, Reference], name: str, drafter: str
+) -> None:
+    """In a cache of NaN: what reads a block that is not its group's, or that the window has passed, shows."""
+    reference = references[name]
+    options = [option.format(path=reference.path) for option in DRAFTERS[drafter]]
+    made = capturing_engine(
+        f"model.path={reference.path}", "model.max_len=256", "kv_allocator=prefix_cache", "drafter.max_width=2",
+        *ROOM, *options, row_shapes=(1, 4), query_shapes=(1, 3),
+    )  # fmt: skip
+    short = Reference(reference.path, reference.prompts[1:5], reference.tokens[1:5])
+    short.check(made.core, batch=4)

@@ -1,0 +1,82 @@
+"""Long contexts through the loop, with a virtual device: what a window holds, and that nothing is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.contracts.request import EngineRequest, SamplingParams
+from tests.exact_model import expected_output
+from tests.laws.harness import BLOCK, VOCAB
+
+from .simulated import Simulation, simulate
+
+WINDOW, BUDGET, DRAFTS = 512, 64, 3
+
+
+def request(name: str, prompt: int, outputs: int, seed: int = 0) -> EngineRequest:
+    rng = random.Random(seed)
+    tokens = tuple(rng.randrange(VOCAB - 2) for _ in range(prompt))
+    return EngineRequest(name, tokens, SamplingParams(max_tokens=outputs, temperature=0.0))
+
+
+def serve(simulation: Simulation, *requests: EngineRequest) -> tuple[dict[str, list[int]], list[int]]:
+    """Outputs, and the most blocks of each group that were leased between two steps."""
+    outputs: dict[str, list[int]] = {each.request_id: [] for each in requests}
+    most = [0] * len(simulation.allocator.usage())
+    for each in requests:
+        simulation.core.submit(each)
+    while simulation.core.has_work:
+        for out in simulation.core.step().outputs:
+            assert out.finish_reason != "error", out.error
+            outputs[out.request_id] += out.tokens
+        most = [max(before, usage.leased) for before, usage in zip(most, simulation.allocator.usage(), strict=True)]
+    simulation.core.check_idle()
+    simulation.allocator.check()
+    return outputs, most
+
+
+@pytest.mark.parametrize("allocator", ["paged", "prefix_cache", "contiguous"])
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_context_of_32k_tokens_holds_no_more_window_blocks_than_its_window_needs(
+    allocator: str, in_flight: int
+) -> None:
+    simulation = simulate(
+        f"kv_allocator={allocator}", in_flight=in_flight, max_len=32768, kv_tokens=2 * 32768, windows=(None, WINDOW)
+    )
+    long = request("long", 32000, 8)
+    outputs, (full, window) = serve(simulation, long)
+    assert len(outputs["long"]) == 8
+    needed = -(-(WINDOW + in_flight * BUDGET) // BLOCK) + 1
+    print(f"{allocator}, {in_flight} in flight: {full} blocks of all tokens, {window} of a window of {WINDOW}")
+    assert full >= 32000 // BLOCK
+    assert window <= needed + 1, f"{window} blocks for a window of {WINDOW} tokens, {in_flight} steps of {BUDGET}"
+
+
+@pytest.mark.parametrize("windows", [(WINDOW,), (None, 100), (40, None, 100)])
+@pytest.mark.parametrize("drafts", [0, DRAFTS])
+def test_the_smallest_pool_holds_one_request_of_the_longest_context(
+    windows: tuple[int | None, ...], drafts: int
+) -> None:
+    for allocator in ("paged", "prefix_cache", "contiguous"):
+        simulation = simulate(f"kv_allocator={allocator}", drafts=drafts, max_len=4096, kv_tokens=4096, windows=windows)
+        requests = [request(f"r{seed}", 4000, 20, seed) for seed in range(2)]
+        outputs, _ = serve(simulation, *requests)
+        for each in requests:
+            assert outputs[each.request_id] == expected_output(each.prompt, 20, VOCAB)
+
+
+@pytest.mark.parametrize("allocator", ["paged", "prefix_cache", "contiguous"])
+@pytest.mark.parametrize("scheduler", ["static", "continuous", "chunked_prefill"])
+def test_tokens_and_blocks_are_the_same_when_either_group_is_short(allocator: str, scheduler: str) -> None:
+    """Of many short requests the pool of the window is short, of few long ones that of all tokens."""
+    for prompt, count in ((20, 40), (300, 6)):
+        simulation = simulate(
+            f"kv_allocator={allocator}", f"scheduler={scheduler}", drafts=DRAFTS, max_len=400, kv_tokens=800,
+            windows=(None, 24),
+        )  # fmt: skip
+        requests = [request(f"r{seed}", prompt + seed, 30, seed) for seed in range(count)]
+        outputs, _ = serve(simulation, *requests)
+        for each in requests:
+            assert outputs[each.request_id] == expected_output(each.prompt, 30, VOCAB)

@@ -1,0 +1,90 @@
+"""What tests of families share: models of transformers are the reference, and are written once for all tests of a
+file."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import transformers
+from transformers import AutoConfig
+
+from engine.assembly.model_config import of_text, read_config
+from engine.contracts.architecture import Architecture, NestedArchitecture
+from engine.contracts.config import SlotConfig
+from engine.contracts.graph import Graph
+from engine.contracts.model import ModelConfig, ModelFacts
+from engine.models.record import recorded
+from engine.testing.architecture import ArchitectureConformance
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tools.benchmarks.families import DRAFTERS, Row, measure
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+Checkpoint = tuple[ModelFacts, Graph, Any]
+WRITTEN: dict[str, Checkpoint] = {}
+"""By the name of a model; in folders that last as long as :data:`FOLDERS`."""
+FOLDERS = ExitStack()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def written_once() -> Iterator[None]:
+    with FOLDERS:
+        yield
+    WRITTEN.clear()
+
+
+class Family(ArchitectureConformance):
+    """Models of transformers are the reference. All are compared with it; what the engine computes in steps is compared
+    for :attr:`in_steps`."""
+
+    plugin: ClassVar[type[Any]]
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]]
+    in_steps: ClassVar[tuple[str, ...]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "model_name" in metafunc.fixturenames:
+            all_of_them = metafunc.function.__name__.endswith("of_the_reference")
+            metafunc.parametrize("model_name", list(self.models()) if all_of_them else self.in_steps)
+
+    def make(self) -> Architecture:
+        made: Architecture = self.plugin(SlotConfig())
+        return made
+
+    def models(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.variants
+
+    def reference(self, model: ModelConfig) -> Any:
+        config = AutoConfig.for_model(**copy.deepcopy(dict(model.raw)))
+        return getattr(transformers, model.architecture)._from_config(config, attn_implementation="eager")
+
+    @contextmanager
+    def checkpoint(self, name: str) -> Iterator[Checkpoint]:
+        if name not in WRITTEN:
+            WRITTEN[name] = FOLDERS.enter_context(super().checkpoint(name))
+        yield WRITTEN[name]
+
+    def test_an_engine_answers_like_the_reference(self, model_name: str) -> None:
+        """In chunks, behind a cached prefix, with drafts; and nearly so with weights in 8 bits."""
+        row = Row(model_name, "", 0)
+        measure(row, self, model_name)
+        assert max(row.differences + row.in_chunks) <= self.tolerance
+        assert row.equal == dict.fromkeys(("greedy", "cached", *DRAFTERS), 1)
+        assert max(row.rounded) <= self.rounding_error
+
+
+def described(plugin: type[Any], config: Mapping[str, Any], path: str = "/nowhere", **changes: Any) -> Graph:
+    """By an architecture. ``changes``: of the part for text, if there is one; a value of ``...`` is a key less."""
+    text = config.get("text_config")
+    changed = {key: value for key, value in {**(text or config), **changes}.items() if value is not ...}
+    whole = changed if text is None else {**config, "text_config": changed}
+    model, architecture = read_config(whole, {}, path, "model"), plugin(SlotConfig())
+    if isinstance(architecture, NestedArchitecture):
+        model = of_text(model, architecture.text_config(model.raw))
+    return recorded(architecture, model)

@@ -1,0 +1,108 @@
+"""Families with mixtures of experts describe what transformers computes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from tests.plugins.architecture.family import FULL, SLIDING, Family, written_once  # noqa: F401
+
+from engine_plugins.architecture.deepseek import DeepseekArchitecture
+from engine_plugins.architecture.experts import MixtralArchitecture, QwenMoeArchitecture
+from engine_plugins.architecture.glm_moe import GlmMoeArchitecture
+from engine_plugins.architecture.gpt_oss import GptOssArchitecture
+
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "beta_fast": 32.0, "beta_slow": 1.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def shape(family: str, model_type: str, **options: Any) -> dict[str, Any]:
+    return {
+        "architectures": [f"{family}ForCausalLM"], "model_type": model_type, "vocab_size": 96, "hidden_size": 32,
+        "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 128, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None,
+        "pad_token_id": None, **options,
+    }  # fmt: skip
+
+
+MIXTRAL = shape("Mixtral", "mixtral", num_local_experts=4, num_experts_per_tok=2)
+QWEN2 = shape(
+    "Qwen2Moe", "qwen2_moe", moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=6,
+    num_experts_per_tok=3,
+)  # fmt: skip
+QWEN3 = shape("Qwen3Moe", "qwen3_moe", head_dim=8, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=2)
+GLM = shape(
+    "Glm4Moe", "glm4_moe", head_dim=8, moe_intermediate_size=24, n_routed_experts=8, num_experts_per_tok=3,
+    n_shared_experts=1, first_k_dense_replace=1,
+)  # fmt: skip
+GPT_OSS = shape(
+    "GptOss", "gpt_oss", head_dim=8, num_local_experts=5, num_experts_per_tok=2, sliding_window=8,
+    layer_types=[SLIDING, FULL, SLIDING], rope_parameters=YARN | {"truncate": False},
+)  # fmt: skip
+DEEPSEEK = {
+    "num_key_value_heads": 4, "moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "kv_lora_rank": 16, "q_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+DEEPSEEK_V2 = shape("DeepseekV2", "deepseek_v2", **DEEPSEEK, n_shared_experts=2)
+DEEPSEEK_V3 = shape("DeepseekV3", "deepseek_v3", **DEEPSEEK, n_shared_experts=1, n_group=4, topk_group=2)
+
+
+class Mixture(Family):
+    rounding_error = 0.3  # another expert for a token that is all but undecided
+
+
+class TestMixtral(Mixture):
+    plugin = MixtralArchitecture
+    in_steps = ("mixtral",)
+    variants: ClassVar = {
+        "mixtral": MIXTRAL,
+        "mixtral with a window": MIXTRAL | {"sliding_window": 8, "head_dim": 16, "tie_word_embeddings": True},
+    }
+
+
+class TestQwenMoe(Mixture):
+    plugin = QwenMoeArchitecture
+    in_steps = ("qwen2_moe", "qwen3_moe")
+    variants: ClassVar = {
+        "qwen2_moe": QWEN2 | {"mlp_only_layers": [1]},
+        "qwen2_moe with whole shares": QWEN2 | {"norm_topk_prob": True, "qkv_bias": False},
+        "qwen3_moe": QWEN3 | {"norm_topk_prob": True, "decoder_sparse_step": 2},
+        "qwen3_moe with biases": QWEN3 | {"norm_topk_prob": False, "attention_bias": True, "mlp_only_layers": [0]},
+    }
+
+
+class TestGlmMoe(Mixture):
+    plugin = GlmMoeArchitecture
+    in_steps = ("glm4_moe",)
+    variants: ClassVar = {
+        "glm4_moe": GLM | {"use_qk_norm": True, "attention_bias": True},
+        "glm4_moe with groups": GLM | {
+            "n_shared_experts": 2, "first_k_dense_replace": 0, "n_group": 4, "topk_group": 2,
+            "routed_scaling_factor": 1.8, "partial_rotary_factor": 0.25, "head_dim": 16, "norm_topk_prob": False,
+        },
+    }  # fmt: skip
+
+
+class TestGptOss(Mixture):
+    plugin = GptOssArchitecture
+    in_steps = ("gpt_oss",)
+    variants: ClassVar = {"gpt_oss": GPT_OSS}
+
+
+class TestDeepSeek(Mixture):
+    plugin = DeepseekArchitecture
+    in_steps = ("deepseek_v2", "deepseek_v3")
+    variants: ClassVar = {
+        "deepseek_v2": DEEPSEEK_V2,
+        "deepseek_v2 with groups": DEEPSEEK_V2 | {
+            "q_lora_rank": None, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+            "routed_scaling_factor": 2.0,
+        },
+        "deepseek_v3": DEEPSEEK_V3,
+        "deepseek_v3 with scaled positions": DEEPSEEK_V3 | {
+            "q_lora_rank": None, "n_group": 1, "topk_group": 1, "attention_bias": True,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    }  # fmt: skip
