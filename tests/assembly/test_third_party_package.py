@@ -122,5 +122,7 @@ def test_the_readmes_plugin_works_as_printed(install, model):
     plan = assemble([model, "scheduler=one_at_a_time"])
     ((scheduler,),) = build_slots(plan, ("scheduler",), build_context(plan)).values()
     requests = tuple(RequestView(name, 9, 0, False, 0, 0, 20, 0) for name in "ab")
-    view = SchedulerView((), requests, 0, 4, 100, 2048, 0.0, StepCost(0, 0, 0), lambda name, n: 0)
+    view = SchedulerView(
+        (), requests, 0, 4, (100,), 2048, 0.0, StepCost(0, 0, 0), lambda name, n: (0,), lambda name: (0,)
+    )
     assert [(row.request_id, row.num_tokens) for row in scheduler.plan(view).rows] == [("a", 9)]

@@ -121,9 +121,7 @@ def test_tokens_are_those_of_transformers(
 
 @needs_compiler
 @pytest.mark.parametrize("name", FAMILIES)
-def test_next_turns_are_found_in_all_groups_and_steps_are_programs(
-    references: dict[str, Reference], name: str
-) -> None:
+def test_next_turns_are_found_in_all_groups_and_steps_are_programs(references: dict[str, Reference], name: str) -> None:
     rows = "scheduler.max_requests=8"  # nothing is evicted
     engine = start(references[name], "kv_allocator=prefix_cache", "execution=compile", rows)
     assert engine.info.notes == ()

@@ -60,9 +60,7 @@ def test_the_smallest_pool_holds_one_request_of_the_longest_context(
     windows: tuple[int | None, ...], drafts: int
 ) -> None:
     for allocator in ("paged", "prefix_cache", "contiguous"):
-        simulation = simulate(
-            f"kv_allocator={allocator}", drafts=drafts, max_len=4096, kv_tokens=4096, windows=windows
-        )
+        simulation = simulate(f"kv_allocator={allocator}", drafts=drafts, max_len=4096, kv_tokens=4096, windows=windows)
         requests = [request(f"r{seed}", 4000, 20, seed) for seed in range(2)]
         outputs, _ = serve(simulation, *requests)
         for each in requests:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.assembly.bind import bind
+from engine.contracts.graph import Graph
 from engine.kernels.model import LoweredModel
 from engine.startup.build import load_plan
 from engine.startup.memory.budget import Meter
@@ -64,6 +65,7 @@ def test_every_graph_beyond_the_largest_counts_as_much_as_the_second(tmp_path: P
     captured: list[str] = []
     free = iter([1000, 900, 893])
     model = StubModel(120, captured)
+    model.graph = load_plan(plan, bound).graph
     buckets = [Bucket(1, 1), Bucket(8, 1), Bucket(4, 1), Bucket(2, 1)]
     got = profile_run(planned(plan), bound, model, buckets, run_once, lambda device: next(free), Gauge(0, 0))  # type: ignore[arg-type]
     assert captured == ["8", "4"]
@@ -81,6 +83,7 @@ class StubModel(ExactModel):
     def __init__(self, vocab_size: int, captured: list[str]) -> None:
         super().__init__(vocab_size)
         self.captured = captured
+        self.graph: Graph
 
     def forward(self, batch: object, kv: object, aux_layers: object = ()) -> object:  # type: ignore[override]
         return torch.zeros(batch.token_ids.shape[0], 1, dtype=torch.float64), []  # type: ignore[attr-defined]

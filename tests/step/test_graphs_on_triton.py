@@ -17,6 +17,11 @@ def test_captured_steps_are_the_same_when_kernels_fill_them_and_sample() -> None
     assert run_interpreted(Path(__file__).with_name("test_graphs.py"), select=claims) == 8
 
 
+@starts_interpreter
+def test_the_kernel_that_fills_a_step_fills_it_for_every_kv_group() -> None:
+    assert run_interpreted(Path(__file__).with_name("test_tables.py"), select="each_group") == 1
+
+
 @pytest.mark.skipif(runs_triton("cpu"), reason="interpreted kernels cannot be compiled")
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_the_kernel_that_fills_a_step_compiles_for_real_gpus_without_spills(capability: int) -> None:

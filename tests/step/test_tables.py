@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.step.graphs import Bucket, fill, static_batch
 from engine.step.plan import NewBlocks, StepPlan, StepRow
 from engine.step.tables import UNWRITTEN, DeviceTables
 
@@ -55,3 +56,30 @@ def test_drafts_outside_of_the_vocabulary_are_reported_and_replaced() -> None:
         assert not bool(tables.write_drafts(rows, positions, torch.tensor([[5, 6], [7, token]])))
         assert tables.tokens[2, 5:7].tolist() == [5, 6]
         assert tables.tokens[0, 10] == 7 and 0 <= int(tables.tokens[0, 11]) < VOCAB
+
+
+def test_each_group_has_slots_and_block_tables_of_its_own() -> None:
+    """Filled as a captured step's they are the same: in the interpreter, by one kernel for all groups."""
+    tables = DeviceTables(4, MAX_LEN, MAX_DRAFTS, BLOCK, "cpu", VOCAB, num_groups=3)
+    (admit,) = prompt_plan({1: tuple(range(10))}).admits
+    (other,) = prompt_plan({3: tuple(range(3))}).admits
+    news = tuple(NewBlocks(group, 0, (5 + group, 0 if group else 20, 30 - group)) for group in (2, 0, 1))
+    rows = (StepRow(1, 8, 1, new_blocks=news), StepRow(3, 2, 1, new_blocks=(NewBlocks(1, 0, (44,)),)))
+    tables.apply(StepPlan(0, (admit, other), rows))
+    assert tables.block_tables[:, 1, :3].tolist() == [[5, 20, 30], [6, 0, 29], [7, 0, 28]]
+    tables.computed[1], tables.computed[3] = 8, 2
+    found = tables.inputs(rows).forward
+    at, offset = 8 // BLOCK, 8 % BLOCK
+    assert [slots[0].item() for slots in found.slot_mappings] == [
+        int(tables.block_tables[group, 1, at]) * BLOCK + offset for group in range(3)
+    ]
+    assert found.slot_mappings[1][1].item() == 44 * BLOCK + 2
+    batch = static_batch(Bucket(2, 1), tables)
+    fill(batch, torch.tensor([[1, 3], [0, 0]]), tables)
+    assert batch.token_ids.tolist() == found.token_ids.tolist()
+    for group in range(3):
+        assert torch.equal(batch.slot_mappings[group], found.slot_mappings[group])
+        width = found.attention[group].block_tables.shape[1]
+        assert torch.equal(batch.attention[group].block_tables[:, :width], found.attention[group].block_tables)
+        assert torch.equal(batch.attention[group].kv_lens_device, found.attention[group].kv_lens_device)
+        assert batch.slot_mappings[group].data_ptr() % 16 == batch.attention[group].block_tables.data_ptr() % 16 == 0

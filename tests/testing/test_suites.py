@@ -14,7 +14,12 @@ from engine.testing.architecture import ArchitectureConformance
 from engine.testing.attention_kernel import AttentionKernelConformance
 from engine.testing.attention_kernel import NativeConformance as NativeAttentionConformance
 from engine.testing.drafter import DeviceDrafterConformance, HostDrafterConformance
-from engine.testing.kv_allocator import KVAllocatorConformance, PartialBlockConformance, PrefixCachingConformance
+from engine.testing.kv_allocator import (
+    KVAllocatorConformance,
+    PartialBlockConformance,
+    PrefixCachingConformance,
+    two_groups,
+)
 from engine.testing.kv_format import KVFormatConformance
 from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance, QuantizerConformance
 from engine.testing.suites import CannotRun, ContractSuite, settable, suite_of, why
@@ -84,7 +89,9 @@ def test_attributes_are_set_as_their_types_want_and_others_are_refused() -> None
 
 
 def test_an_allocator_is_built_for_the_block_size_that_the_suite_asks_for() -> None:
-    assert made("paged")().make(64).blocks_needed(None, 128, 128) == 2
+    allocator = made("paged")().make(64)
+    allocator.start(two_groups(8))
+    assert allocator.blocks_needed(None, 128, 128) == (2, 2)
 
 
 def test_the_reason_of_a_failure_is_one_line_that_says_where() -> None:

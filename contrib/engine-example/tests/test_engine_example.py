@@ -13,7 +13,16 @@ def request(name: str, known: int, computed: int = 0, running: bool = False, arr
 
 def view(running: tuple[RequestView, ...], waiting: tuple[RequestView, ...], budget: int = 100) -> SchedulerView:
     return SchedulerView(
-        running, waiting, len(running), 4 - len(running), 100, budget, 0.0, StepCost(0, 0, 0), lambda name, n: 0
+        running,
+        waiting,
+        num_running=len(running),
+        free_rows=4 - len(running),
+        free_blocks=(100,),
+        token_budget=budget,
+        itl_target_ms=0.0,
+        step_cost=StepCost(0, 0, 0),
+        blocks_needed=lambda name, n: (0,),
+        blocks_held=lambda name: (0,),
     )
 
 

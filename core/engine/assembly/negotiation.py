@@ -29,8 +29,10 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
     """The plan, or :class:`AssemblyError` with every reason why there is none."""
     problems: list[str] = []
     architecture = choose_architecture(composed, discovered, config, device, problems)
-    model = None if architecture is None else _facts(architecture, discovered, config, device, problems)
-    if architecture is None or model is None:  # nothing can be asked of the others
+    # One that does not fit is not asked, and without it nothing can be asked of the others.
+    fits = architecture is not None and not problems
+    model = _facts(architecture, discovered, config, device, problems) if architecture and fits else None
+    if architecture is None or model is None:
         raise AssemblyError([*problems, *plugin_problems(composed, discovered)])
     chosen = [architecture, *choose(composed, discovered, model, device, problems)]
     problems += _capability_problems(chosen, discovered)

@@ -238,5 +238,5 @@ class KVScaleReader(Protocol):
     """What a quantizer also has whose checkpoints may bring scales for the KV cache."""
 
     def kv_scale_names(self, qkv: LinearSpec) -> KVScaleNames:
-        """For one layer, of which ``qkv`` has the parts q, k and v."""
+        """For one layer. ``qkv``: what makes its keys: the parts q, k and v, or one that the checkpoint has fused."""
         ...

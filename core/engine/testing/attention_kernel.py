@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, AttentionKernel, NativeAttention
+from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.provider import BuildContext
 from engine.testing.attention_cases import (
     FORMATS,
@@ -138,6 +139,21 @@ class AttentionKernelConformance:
         bounds = tuple(kv_len + 3 for _, kv_len in case.rows)
         got = run(self.built(case), case, replace(inputs, batch=replace(inputs.batch, kv_lens=bounds)))
         self.check(got, case, inputs)
+
+    def test_blocks_that_a_window_has_passed_are_not_read(self) -> None:
+        """They are padding, or another request's by now: whatever is there, also what a broken one left."""
+        if not self.capabilities.window:
+            return
+        for name in ("window", "chunk_window", "window_of_one"):
+            case = self.fitted(name)
+            inputs = make_inputs(case, self.dtype, self.device)
+            tables = inputs.batch.block_tables.clone()
+            group = KVGroup(0, (0,), "window", 0, 2, case.window)
+            for row, (q_len, kv_len) in enumerate(case.rows):
+                tables[row, : group.num_passed(kv_len - q_len, case.block_size)] = 0
+            inputs.cache.k[0], inputs.cache.v[0] = float("nan"), float("nan")
+            got = run(self.built(case), case, replace(inputs, batch=replace(inputs.batch, block_tables=tables)))
+            self.check(got, case, inputs)
 
     def test_the_same_call_gives_the_same_bits(self) -> None:
         case = self.fitted("prefill_decode_verify")

@@ -84,9 +84,13 @@ class Plain:
 
     def attend(self, op: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (self.spread(x, op.num_heads // op.num_kv_heads) for x in (k, v))
-        scores = self.scores(op, q, k)
-        weights = scores.masked_fill(self.hidden(op, len(q), len(k)), float("-inf")).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, v)
+        hidden = self.hidden(op, len(q), len(k))
+        weights = self.scores(op, q, k).masked_fill(hidden, float("-inf")).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, self.seen(v, hidden))
+
+    def seen(self, v: Tensor, hidden: Tensor) -> Tensor:
+        """Values, and 0 where no query sees them: a block that the window has passed may be another request's."""
+        return v.masked_fill(hidden.all(dim=0)[:, None, None], 0.0)
 
     def spread(self, x: Tensor, group: int) -> Tensor:
         return x.repeat_interleave(group, dim=1)
@@ -224,6 +228,14 @@ class LengthOfTheLongest(Plain):
 
     def key_counts(self, batch: AttentionBatch) -> Sequence[int]:
         return (max(batch.kv_lens),) * len(batch.kv_lens)
+
+
+@mutant(Suite, "test_blocks_that_a_window_has_passed_are_not_read")
+class MultipliesByZero(Plain):
+    """Reads what the window has passed, and multiplies it by 0."""
+
+    def seen(self, v: Tensor, hidden: Tensor) -> Tensor:
+        return v
 
 
 @mutant(Suite, "test_lengths_on_the_host_are_bounds")

@@ -1,9 +1,9 @@
 """Sequences of ops as Triton kernels, for few rows (decoding, verifying drafts) and for many (prompts).
 
-With up to 16 rows a sequence is one kernel: RMSNorm, product, and everything up to the next sequence. So a layer as
-Llama's is four launches beside attention. Two sequences take a second kernel: query, key and value projections whose
-heads are normed or scaled as a whole (then a layer is five), and a head that also finds the most likely tokens. With
-more rows the products are torch's matrix multiplications, and what lies between them is one kernel each.
+With up to 16 rows a sequence is one kernel: RMSNorm, product, and everything up to the next sequence. So a layer of
+a dense decoder is four launches beside attention. Two sequences take a second kernel: query, key and value projections
+whose heads are normed or scaled as a whole (then a layer is five), and a head that also finds the most likely tokens.
+With more rows the products are torch's matrix multiplications, and what lies between them is one kernel each.
 
 =============================  ==========================================  =========================================
 ops                            up to 16 rows                               more rows

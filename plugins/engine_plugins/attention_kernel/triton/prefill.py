@@ -65,14 +65,14 @@ def chunk_attention(
         for tile in range(first_tile, masked_from):
             acc, row_max, row_sum = fold_tile(
                 acc, row_max, row_sum, q, positions,
-                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, high,
+                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, low, high,
                 stride_block, stride_slot, stride_head, scale, soft_cap, window,
                 False, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_CAP, SCALE, LOAD_TILE,
             )  # fmt: skip
     for tile in range(masked_from, end_tile):
         acc, row_max, row_sum = fold_tile(
             acc, row_max, row_sum, q, positions,
-            k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, high,
+            k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, low, high,
             stride_block, stride_slot, stride_head, scale, soft_cap, window,
             True, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_CAP, SCALE, LOAD_TILE,
         )  # fmt: skip

@@ -89,14 +89,14 @@ def load_cache(
 
 @triton.jit
 def token_scales(
-    scale_ptr, block, offset, kv_head, keys, high, MASKED: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    scale_ptr, block, offset, kv_head, within, MASKED: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Scales ``[1, BLOCK_N]`` of a tile's tokens, to multiply its columns of scores or probabilities with; 1 past
-    ``high``, where none may have been written."""
+    """Scales ``[1, BLOCK_N]`` of a tile's tokens, to multiply its columns of scores or probabilities with; 1 where they
+    are not ``within`` what some query sees: there none may have been written."""
     at = (block * BLOCK_SIZE + offset) * NUM_KV_HEADS + kv_head
     if MASKED:
-        return tl.load(scale_ptr + at, mask=keys < high, other=1.0)[None, :]
+        return tl.load(scale_ptr + at, mask=within, other=1.0)[None, :]
     else:
         return tl.load(scale_ptr + at)[None, :]
 
@@ -122,7 +122,7 @@ def capped(scores, scale, soft_cap, HAS_CAP: tl.constexpr):
 @triton.jit
 def fold_tile(
     acc, row_max, row_sum, q, positions,
-    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, start, high,
+    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, start, low, high,
     stride_block, stride_slot, stride_head, scale, soft_cap, window,
     MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
@@ -137,9 +137,13 @@ def fold_tile(
     block, offset = cache_slots(table_ptr, start, high, BLOCK_SIZE, BLOCK_N)
     keys = start + tl.arange(0, BLOCK_N)
     real = dim_mask(BLOCK_D, HEAD_DIM)[None, :]
+    # What lies past `high` may be memory never written, and what lies before `low`, which a window has passed, another
+    # request's; 0 * NaN is NaN: neither may even be loaded.
+    within = keys < high
+    if HAS_WINDOW:
+        within = within & (keys >= low)
     if MASKED:
-        # What lies past `high` may be memory never written, and 0 * NaN is NaN: it must not even be loaded.
-        mask = (keys < high)[:, None] & real
+        mask = within[:, None] & real
     else:
         mask = tl.full([BLOCK_N, 1], 1, tl.int1) & real
     k = load_cache(
@@ -147,7 +151,7 @@ def fold_tile(
     )
     scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32))
     if SCALE == "per_token_head":
-        scores *= token_scales(k_scale_ptr, block, offset, kv_head, keys, high, MASKED, NUM_KV_HEADS, BLOCK_SIZE)
+        scores *= token_scales(k_scale_ptr, block, offset, kv_head, within, MASKED, NUM_KV_HEADS, BLOCK_SIZE)
     scores = capped(scores, scale, soft_cap, HAS_CAP)
     if MASKED:
         visible = (keys[None, :] <= positions[:, None]) & (keys < high)[None, :]
@@ -161,7 +165,7 @@ def fold_tile(
     shrink = tl.exp2(row_max - pivot)
     row_sum = row_sum * shrink + tl.sum(weights, 1)
     if SCALE == "per_token_head":
-        weights *= token_scales(v_scale_ptr, block, offset, kv_head, keys, high, MASKED, NUM_KV_HEADS, BLOCK_SIZE)
+        weights *= token_scales(v_scale_ptr, block, offset, kv_head, within, MASKED, NUM_KV_HEADS, BLOCK_SIZE)
     v = load_cache(
         v_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head, BLOCK_D, LOAD_TILE, q.dtype
     )

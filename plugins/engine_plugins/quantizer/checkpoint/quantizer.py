@@ -85,11 +85,19 @@ class FromCheckpoint:
     def kv_scale_names(self, qkv: LinearSpec) -> KVScaleNames:
         if self._context.model.quantization is None:
             return KVScaleNames()
-        _, k, v = (part.name for part in qkv.parts)
-        attention = k.rpartition(".")[0]
-        both = f"{attention}.kv_scale"
-        key = (f"{attention}.k_scale", f"{attention}.attn.k_scale", f"{k}.k_scale", f"{k}.output_scale", both)
-        value = (f"{attention}.v_scale", f"{attention}.attn.v_scale", f"{v}.v_scale", f"{v}.output_scale", both)
+        names = [part.name for part in qkv.parts]
+        attention = names[0].rpartition(".")[0]
+        # A projection that is fused in the checkpoint, or one to latents, has no outputs of keys alone.
+        of_keys, of_values = ((name,) for name in names[-2:]) if len(names) > 1 else ((), ())
+        key, value = (
+            (
+                f"{attention}.{kind}_scale",
+                f"{attention}.attn.{kind}_scale",
+                *(f"{name}.{suffix}" for name in of_kind for suffix in (f"{kind}_scale", "output_scale")),
+                f"{attention}.kv_scale",
+            )
+            for kind, of_kind in (("k", of_keys), ("v", of_values))
+        )
         unused = tuple(
             f"{attention}.{module}{name}" for module in ("", "attn.") for name in
             ("q_scale", "q_zero_point", "k_zero_point", "v_zero_point", "prob_scale", "prob_output_scale")

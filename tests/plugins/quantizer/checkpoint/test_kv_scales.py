@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.plugins.quantizer.checkpoint.reference import loaded
+from tests.plugins.quantizer.checkpoint.reference import loaded, reader
 from tests.plugins.quantizer.checkpoint.writers import CASES, Case, ct_fp8, write_case
 
 from engine.checkpoint.tensors import CheckpointError
+from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.quantizer import KVScaleReader
 from engine_plugins.kv_format.int8 import Int8Format
 from engine_plugins.kv_format.native import NativeFormat
 
@@ -50,6 +52,15 @@ def test_a_scale_for_each_head_keeps_its_head(tmp_path: Path) -> None:
     by_head = torch.tensor([0.5, 2.0]).reshape(2, 1, 1)
     found = loaded(write_case(tmp_path, with_scales(*SPELLINGS["attention"], by_head, by_head))[0]).kv_scales[0]
     assert found is not None and found[0].tolist() == [0.5, 2.0]
+
+
+def test_where_queries_keys_and_values_are_one_projection_scales_are_those_of_attention(tmp_path: Path) -> None:
+    found = reader(write_case(tmp_path, CASES["modelopt fp8"])[0])
+    assert isinstance(found, KVScaleReader)
+    part = LinearPart("layers.0.self_attn.qkv_proj", 48, slices=(16, 16, 16))
+    names = found.kv_scale_names(LinearSpec((part,), 64))
+    assert names.key[:2] == ("layers.0.self_attn.k_scale", "layers.0.self_attn.attn.k_scale")
+    assert names.value[:2] == ("layers.0.self_attn.v_scale", "layers.0.self_attn.attn.v_scale")
 
 
 def test_modelopt_scales_are_found(tmp_path: Path) -> None:

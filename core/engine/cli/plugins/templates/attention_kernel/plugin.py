@@ -120,6 +120,8 @@ def _attend(op: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     hidden = key > query
     if op.window is not None:
         hidden |= key <= query - op.window
+        # What the window has passed may be another request's memory: nothing of it may show, not even NaN.
+        v = v.masked_fill(hidden.all(dim=0)[:, None, None], 0.0)
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), dim=-1)
