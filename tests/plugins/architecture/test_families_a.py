@@ -84,7 +84,7 @@ class TestSeedOss(Family):
 
 class TestGranite(Family):
     plugin = GraniteArchitecture
-    in_steps = ("granite with multipliers",)
+    in_steps = ("granite with multipliers", "granite with biases")
     variants: ClassVar = {
         "granite": GRANITE,
         "granite with multipliers": GRANITE | {
