@@ -11,10 +11,12 @@ import torch
 from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import StoredTensor
+from engine.kernels.loading import load_model
 from engine.models.required_tensors import check_names
 from engine.models.sharding import cut
-from engine.testing.plain import PlainQuantizer
-from tests.families import model_graph
+from engine.testing.attention_cases import PlainFormat
+from engine.testing.plain import OneRank, PlainAttention, PlainQuantizer
+from tests.families import model_facts, model_graph
 from tests.kernels import tiny
 from tests.kernels.paged_loop import PagedLoop, load
 
@@ -39,7 +41,13 @@ def test_tensors_of_parts_that_the_model_does_not_read_are_none_left_over(tmp_pa
     graph = model_graph(str(tmp_path))
     with pytest.raises(CheckpointError, match=r"does not use: visual\.proj\.weight$"):
         check_names(checkpoint, graph, PlainQuantizer(), "here")
-    check_names(checkpoint, replace(graph, ignored=("visual.",)), PlainQuantizer(), "here")
+    graph, seen = replace(graph, ignored=("visual.",)), [0.0]
+    check_names(checkpoint, graph, PlainQuantizer(), "here")
+    plugins = PlainQuantizer(), PlainAttention(), PlainFormat(), OneRank()
+    model = load_model(
+        model_facts(str(tmp_path)), graph, *plugins, "float32", "cpu", lambda fraction, _: seen.append(fraction)
+    )
+    assert seen[-1] == 1.0 and model.unread == "1 tensors of the checkpoint (0.0 GB) are not read: visual.*"
 
 
 def test_a_wrong_shape_is_named(tmp_path: Path) -> None:

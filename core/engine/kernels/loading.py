@@ -50,6 +50,7 @@ from engine.models.required_tensors import (
     projection,
     router_tensors,
     stored_of,
+    unread_bytes,
     unread_note,
 )
 from engine.models.sharding import check_cuts, cut, rank_of
@@ -138,6 +139,7 @@ class Loader:
 
     def load(self, graph: Graph, max_len: int) -> LoweredModel:
         lowering = self.lowering
+        self._read += unread_bytes(graph, self._checkpoint)
         embedding, *layers, head = fused_graph(graph, lowering)
         lowered_embedding, _ = self._block(graph.embed, embedding)
         lowered_layers = []

@@ -73,14 +73,19 @@ def unread_names(graph: Graph, names: Iterable[str]) -> set[str]:
     return {name for name in names if name.startswith(graph.ignored)}
 
 
+def unread_bytes(graph: Graph, checkpoint: Checkpoint) -> int:
+    """Of :func:`unread_names`."""
+    return sum(checkpoint.entry(name).num_bytes for name in unread_names(graph, checkpoint.names))
+
+
 def unread_note(graph: Graph, checkpoint: Checkpoint) -> str:
     """What is not read, for the plan; empty if everything is."""
     unread = unread_names(graph, checkpoint.names)
     if not unread:
         return ""
     parts = ", ".join(f"{prefix}*" for prefix in graph.ignored if any(name.startswith(prefix) for name in unread))
-    gigabytes = sum(checkpoint.entry(name).num_bytes for name in unread) / 1e9
-    return f"{len(unread)} tensors of the checkpoint ({gigabytes:.1f} GB) are not read: {parts}"
+    size = unread_bytes(graph, checkpoint) / 1e9
+    return f"{len(unread)} tensors of the checkpoint ({size:.1f} GB) are not read: {parts}"
 
 
 def expected_names(graph: Graph, quantizer: Quantizer, names: Container[str]) -> tuple[set[str], set[str]]:

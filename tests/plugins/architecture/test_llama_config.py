@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from engine.assembly.model_config import read_config
 from engine.contracts.config import SlotConfig
@@ -64,6 +65,21 @@ def test_attention_windows_follow_the_familys_rule(
     family: str, changes: dict[str, Any], windows: tuple[int | None, ...]
 ) -> None:
     assert tuple(cache.window for cache in graph(family, **changes).caches) == windows
+
+
+SOME = {"use_sliding_window": True, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"), [(LLAMA, {}), (MISTRAL, {}), (QWEN2, {}), (QWEN3, {}), (QWEN2, SOME), (QWEN3, SOME)]
+)
+def test_what_the_configuration_may_leave_out_is_as_transformers_has_it(family: str, changes: dict[str, Any]) -> None:
+    kept = ("vocab_size", "intermediate_size", "num_hidden_layers")
+    given = {key: SHAPE[key] for key in kept} | {"hidden_size": 256, "num_attention_heads": 32} | changes
+    theirs = AutoConfig.for_model(family.removesuffix("ForCausalLM").lower(), **given).to_dict()
+    read = [read_config({**whole, "architectures": [family]}, {}, "/nowhere", "m") for whole in (given, theirs)]
+    ours, whole = (recorded(LlamaArchitecture(SlotConfig()), model) for model in read)
+    assert ours == whole
 
 
 @pytest.mark.parametrize(("window", "positions", "found"), [(511, 512, 511), (512, 512, None), (4096, 512, None)])
