@@ -67,7 +67,7 @@ def capturing_engine(
     drafter, drafts, capture = on_device(bound.drafter), bound.drafter.max_width, capture or FrozenGraphs()
     found = cache_groups(model.graph.caches, None if drafter is None else drafter.kv)
     kv = KVCache(found, bound.kv_format, [blocks] * found.num_groups, BLOCK, plan.dtype, "cpu")
-    for layer in kv.layers:
+    for layer in kv.layers.values():
         layer.k.fill_(float("nan"))
         layer.v.fill_(float("nan"))
     rows, vocab_size = bound.context.max_requests, plan.model.vocab_size

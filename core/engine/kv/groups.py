@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.graph import EVERY_TOKEN, KVSpec, Reach
+from engine.contracts.graph import EVERY_TOKEN, Cached, KVSpec, Reach
 from engine.contracts.kv_allocator import KVGroup
 
 
@@ -18,7 +18,7 @@ from engine.contracts.kv_allocator import KVGroup
 class CacheGroups:
     """The caches of an engine, those of the model first, and which KV group each is in."""
 
-    caches: tuple[KVSpec, ...]
+    caches: tuple[Cached, ...]
     group_of: tuple[int, ...]
     reaches: tuple[Reach, ...]
     """By group: which tokens its queries see."""
@@ -32,7 +32,7 @@ class CacheGroups:
         return tuple(cache for cache, its in enumerate(self.group_of) if its == group)
 
 
-def cache_groups(caches: Sequence[KVSpec], drafter: DrafterKV | None = None) -> CacheGroups:
+def cache_groups(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> CacheGroups:
     """``caches``: the model's (:attr:`engine.contracts.graph.Graph.caches`); ``drafter``: what a drafter keeps beside
     them."""
     own = () if drafter is None else (KVSpec(drafter.num_kv_heads, drafter.head_dim),) * drafter.num_layers
@@ -41,7 +41,7 @@ def cache_groups(caches: Sequence[KVSpec], drafter: DrafterKV | None = None) -> 
     return CacheGroups(together, tuple(reaches.index(spec.reach) for spec in together), reaches)
 
 
-def one_group(caches: Sequence[KVSpec], drafter: DrafterKV | None = None) -> CacheGroups:
+def one_group(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> CacheGroups:
     """All caches in one group that keeps every token, whatever queries see: for a pass over a text at hand."""
     together = cache_groups(caches, drafter).caches
     return CacheGroups(together, (0,) * len(together), (EVERY_TOKEN,))
