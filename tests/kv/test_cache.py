@@ -85,7 +85,7 @@ def test_scaled_formats_read_back_what_was_written(granularity: Any) -> None:
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_copied_block_is_the_same_in_all_layers_and_no_other_block_changes(kv_format: Any, dtype: str) -> None:
-    cache = KVCache(cache_groups(SPECS, DrafterKV(2, 1, 16)), kv_format, [6], 8, dtype, "cpu")
+    cache = KVCache(cache_groups(SPECS, DrafterKV((KVSpec(1, 16),) * 2)), kv_format, [6], 8, dtype, "cpu")
     for layer, held in cache.layers.items():
         k, v = (torch.randn(48, *held.k.shape[2:], dtype=getattr(torch, dtype)) for _ in "kv")
         cache.write(layer, torch.arange(48), k, v)

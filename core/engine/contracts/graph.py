@@ -25,6 +25,7 @@ from itertools import chain
 from typing import Literal, NamedTuple, overload
 
 from engine.contracts.ops import (
+    MOST_TAPS,
     Act,
     Activation,
     Add,
@@ -390,8 +391,8 @@ class Builder:
     def short_conv(self, values: Sequence[Value], name: str, kernel: int, act: Act) -> tuple[Value, ...]:
         """Each feature over the last ``kernel`` tokens; the channels of ``{name}.weight`` are those of ``values``, one
         after another."""
-        if kernel < 2:
-            raise ValueError(f"{name}: a convolution over {kernel} tokens, expected at least 2")
+        if not 2 <= kernel <= MOST_TAPS:
+            raise ValueError(f"{name}: a convolution over {kernel} tokens, expected 2 to {MOST_TAPS}")
         sizes = [value.size for value in values]
         made = self._several(ShortConv(name, sum(sizes), kernel, act), values, sizes)
         self._keep_state(StateSpec(sum(sizes)))

@@ -182,10 +182,14 @@ class Attention:
         return self.head_dim if self.value_dim is None else self.value_dim
 
 
+MOST_TAPS = 8
+"""Of a convolution: no KV block is smaller, so the tokens that it reads lie in two."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShortConv:
     """``(x, ...) ->`` as many: ``act`` of a causal convolution of every feature by itself over the last ``kernel``
-    tokens; ``{name}.weight [features of all inputs, 1, kernel]``, the newest token last."""
+    tokens, at most :data:`MOST_TAPS`; ``{name}.weight [features of all inputs, 1, kernel]``, the newest token last."""
 
     name: str
     features: int

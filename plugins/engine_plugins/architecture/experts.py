@@ -16,7 +16,6 @@ from engine.contracts.ops import Act, Gated, LinearPart, Route
 from engine_plugins.architecture.blocks import activation, attention, experts, gated_mlp
 from engine_plugins.architecture.llama import qwen_windows
 
-
 QWEN2: dict[str, Any] = {
     "num_experts": 60, "moe_intermediate_size": 1408, "num_experts_per_tok": 4,
     "shared_expert_intermediate_size": 5632,

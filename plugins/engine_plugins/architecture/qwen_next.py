@@ -5,6 +5,7 @@ whose memory does not grow with a sequence; the others are attention with gates 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from engine.checkpoint.files import CheckpointError, clipped
@@ -97,7 +98,10 @@ def _gated_attention(b: Builder, h: Value, name: str, sizes: DecoderSizes, value
     return o_proj(b, b.gate(a, gate), name, sizes, bias=bias)
 
 
-def _delta_network(b: Builder, h: Value, name: str, sizes: DecoderSizes, values: Values, act: Act, fused: bool) -> Value:
+def _delta_network(
+    b: Builder, h: Value, name: str, sizes: DecoderSizes, values: Values, act: Act, *, fused: bool
+) -> Value:
+    """``fused``: what is projected lies together in two tensors, else in four."""
     key_heads, heads = (values.whole(f"linear_num_{part}_heads", "MAX_HEADS") for part in ("key", "value"))
     key_dim, dim = (values.whole(f"linear_{part}_head_dim", "MAX_HEAD_DIM") for part in ("key", "value"))
     if heads % key_heads:
@@ -107,7 +111,7 @@ def _delta_network(b: Builder, h: Value, name: str, sizes: DecoderSizes, values:
         width, of_values = 2 * key_dim + 2 * of_key * dim, 2 * key_dim + of_key * dim
         both = b.linear(h, LinearPart(f"{name}.in_proj_qkvz", key_heads * width))
         ends = (0, key_dim, 2 * key_dim, of_values, width)
-        q, k, v, z = (b.head_slice(both, width, start, end) for start, end in zip(ends, ends[1:]))
+        q, k, v, z = (b.head_slice(both, width, start, end) for start, end in pairwise(ends))
         two = b.linear(h, LinearPart(f"{name}.in_proj_ba", 2 * heads))
         write, decay = b.head_slice(two, 2 * of_key, 0, of_key), b.head_slice(two, 2 * of_key, of_key, 2 * of_key)
     else:

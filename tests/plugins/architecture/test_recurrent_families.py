@@ -22,6 +22,17 @@ DENSE = TEXT | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_
 SPARSE = TEXT | EXPERTS | {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"}
 
 
+SMALL = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
+    "deepstack_visual_indexes": [],
+}  # fmt: skip
+
+
+def seeing(architecture: str, model_type: str, text: dict[str, Any]) -> dict[str, Any]:
+    kinds = {"architectures": [architecture], "model_type": model_type}
+    return kinds | {"text_config": text, "vision_config": SMALL, "tie_word_embeddings": False}
+
+
 class TestQwenNext(Family):
     plugin = QwenNextArchitecture
     rounding_error = 0.3  # another expert for a token that is all but undecided
@@ -34,4 +45,6 @@ class TestQwenNext(Family):
         },
         "qwen3_5": DENSE,
         "qwen3_5_moe": SPARSE,
+        "qwen3_5 that sees": seeing("Qwen3_5ForConditionalGeneration", "qwen3_5", DENSE),
+        "qwen3_5_moe that sees": seeing("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", SPARSE),
     }  # fmt: skip
