@@ -1,4 +1,4 @@
-// Recurrent ops on a paged cache: a short convolution, and the gated delta rule (arXiv 2412.06464), token by token.
+// Recurrent ops on a paged cache: a short convolution, and the gated delta rule (arXiv 2412.06464), block by block.
 //
 // What earlier tokens left lies in the cache by position, in float32: of each token the inputs of the convolution; its
 // key, what it wrote and its decay; and behind each full block the state. Elements T of activations are float or
@@ -129,103 +129,169 @@ void unit(const float* x, int64_t size, float factor, float* y) {
     for (int64_t i = 0; i < size; i++) y[i] = x[i] * scale;
 }
 
-void add_scaled(float* to, float factor, const float* x, int64_t size) {
-#pragma omp simd
-    for (int64_t i = 0; i < size; i++) to[i] += factor * x[i];
+// N rows and STRIPS registers of a product, see below.
+template <int N, int STRIPS>
+void add_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t count, float* out,
+              int64_t out_stride) {
+    part sums[N][STRIPS];
+    for (int n = 0; n < N; n++)
+        for (int s = 0; s < STRIPS; s++) sums[n][s] = load_part(out + n * out_stride + s * PART_LANES);
+    for (int64_t i = 0; i < count; i++)
+        for (int s = 0; s < STRIPS; s++) {
+            const part row = load_part(b + i * b_stride + s * PART_LANES);
+            for (int n = 0; n < N; n++) sums[n][s] += a[n * a_stride + i] * row;
+        }
+    for (int n = 0; n < N; n++)
+        for (int s = 0; s < STRIPS; s++) store_part(out + n * out_stride + s * PART_LANES, sums[n][s]);
 }
 
-// A key head of a row, with the heads that share it.
-struct Memory {
-    std::vector<float> q, k, of_key, of_query, fade, seen, made;
+// out [rows][width] += a [rows][count] b [count][width]
+void add_product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows, int64_t count,
+                 int64_t width, float* out, int64_t out_stride) {
+    constexpr int64_t STEP = 2 * PART_LANES;
+    const int64_t whole = width - width % STEP;
+    for (int64_t v = 0; v < whole; v += STEP) {
+        int64_t n = 0;
+        for (; n + 4 <= rows; n += 4)
+            add_tile<4, 2>(a + n * a_stride, a_stride, b + v, b_stride, count, out + n * out_stride + v, out_stride);
+        for (; n < rows; n++)
+            add_tile<1, 2>(a + n * a_stride, a_stride, b + v, b_stride, count, out + n * out_stride + v, out_stride);
+    }
+    for (int64_t n = 0; n < rows && whole < width; n++)
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t v = whole; v < width; v++) out[n * out_stride + v] += a[n * a_stride + i] * b[i * b_stride + v];
+}
 
-    Memory(const DeltaRule& r)
-        : q(r.key_dim), k(r.key_dim), of_key(r.block_size), of_query(r.block_size), fade(r.block_size),
-          seen(r.value_dim), made(r.value_dim) {}
+// Consecutive tokens of one block of a row.
+struct Segment {
+    const DeltaRule& rule;
+    int64_t begin, count;  // in the block
+    float* kept;           // of the block's first token
+    const float* before;   // states of all heads behind the block before; null: there is none
+    float* behind;         // and behind this block
+
+    int64_t end() const { return begin + count; }
+    float* token(int64_t at) const { return kept + at * rule.kept_stride(); }
+    float* written(int64_t at, int64_t head) const { return token(at) + rule.keys() + head * rule.value_dim; }
+    float& decay(int64_t at, int64_t head) const { return token(at)[rule.keys() + rule.values() + head]; }
 };
 
-// state -> the one behind a full block: what it faded to, and what the block's tokens wrote.
-void next_state(const DeltaRule& r, const float* kept, int64_t key_head, int64_t head, const float* state,
-                float faded, const float* fade, float* to) {
-    for (int64_t d = 0; d < r.key_dim; d++) {
-        float* row = to + d * r.value_dim;
-#pragma omp simd
-        for (int64_t v = 0; v < r.value_dim; v++) row[v] = state ? faded * state[d * r.value_dim + v] : 0.0f;
-        for (int64_t s = 0; s < r.block_size; s++) {
-            const float* token = kept + s * r.kept_stride();
-            const float* written = token + r.keys() + head * r.value_dim;
-            add_scaled(row, fade[s] * token[key_head * r.key_dim + d], written, r.value_dim);
+// What one thread needs for a key head, with the heads that share it. Rows are those of a segment's tokens.
+struct Room {
+    std::vector<float> q, k;              // [block_size][key_dim]
+    std::vector<float> in_key, in_query;  // [block_size][block_size]: with the key of each token of the block
+    std::vector<float> seen, made;        // [block_size][value_dim]
+    std::vector<float> share;             // [block_size][block_size], [key_dim][block_size]
+    std::vector<float> fade;              // [block_size]: from behind each token of the block to where we are
+
+    Room(const DeltaRule& r)
+        : q(r.block_size * r.key_dim), k(q.size()), in_key(r.block_size * r.block_size), in_query(in_key.size()),
+          seen(r.block_size * r.value_dim), made(seen.size()),
+          share(std::max(r.key_dim, r.block_size) * r.block_size), fade(r.block_size) {}
+};
+
+// Queries and keys of length 1, and their products with all keys of the block so far.
+void begin_segment(const Segment& s, int64_t key_head, const float* qkv, Room& room) {
+    const DeltaRule& r = s.rule;
+    const int64_t width = 2 * r.keys() + r.values(), key = key_head * r.key_dim;
+    for (int64_t i = 0; i < s.count; i++) {
+        float *q = room.q.data() + i * r.key_dim, *k = room.k.data() + i * r.key_dim;
+        unit(qkv + i * width + key, r.key_dim, 1.0f / std::sqrt(static_cast<float>(r.key_dim)), q);
+        unit(qkv + i * width + r.keys() + key, r.key_dim, 1.0f, k);
+        std::copy_n(k, r.key_dim, s.token(s.begin + i) + key);
+        for (int64_t at = 0; at <= s.begin + i; at++) {
+            room.in_key[i * r.block_size + at] = dot(k, s.token(at) + key, r.key_dim);
+            room.in_query[i * r.block_size + at] = dot(q, s.token(at) + key, r.key_dim);
         }
     }
 }
 
+// The state behind the block: what the one before it faded to, and what the block's tokens wrote.
+void end_block(const Segment& s, int64_t key_head, int64_t head, const float* state, float faded, Room& room) {
+    const DeltaRule& r = s.rule;
+    float* to = s.behind + head * r.key_dim * r.value_dim;
+    for (int64_t i = 0; i < r.key_dim * r.value_dim; i++) to[i] = state ? faded * state[i] : 0.0f;
+    for (int64_t at = 0; at < r.block_size; at++) {
+        const float* key = s.token(at) + key_head * r.key_dim;
+        for (int64_t d = 0; d < r.key_dim; d++) room.share[d * r.block_size + at] = room.fade[at] * key[d];
+    }
+    add_product(room.share.data(), r.block_size, s.written(0, head), r.kept_stride(), r.key_dim, r.block_size,
+                r.value_dim, to, r.value_dim);
+}
+
+// How decays until the segment begins add up; returns how far the state before the block has faded.
+float begin_fade(const Segment& s, int64_t head, float* fade) {
+    float total = 0.0f;
+    for (int64_t at = s.begin - 1; at >= 0; at--) {
+        fade[at] = std::exp(total);
+        total += s.decay(at, head);
+    }
+    return std::exp(total);
+}
+
+// qkv, gates, y: of the segment's first token.
 template <typename T>
-void one_head(const DeltaRule& r, float* kept, int64_t at, int64_t key_head, int64_t head, const float* state,
-              float* behind, const float* v, float strength, float decay, Memory& m, T* y) {
-    float* token = kept + at * r.kept_stride();
-    const int64_t dim = r.value_dim, decays = r.keys() + r.values() + head;
-    token[decays] = decay;
-    float total = 0.0f;  // from behind each token to here
-    for (int64_t s = at; s >= 0; s--) {
-        m.fade[s] = std::exp(total);
-        total += kept[s * r.kept_stride() + decays];
+void one_head(const Segment& s, int64_t key_head, int64_t head, const float* qkv, const float* gates, T* y,
+              Room& room) {
+    const DeltaRule& r = s.rule;
+    const int64_t dim = r.value_dim, size = r.block_size, width = 2 * r.keys() + r.values();
+    const float* state = s.before ? s.before + head * r.key_dim * dim : nullptr;
+    std::fill_n(room.seen.begin(), s.count * dim, 0.0f);
+    std::fill_n(room.made.begin(), s.count * dim, 0.0f);
+    if (state) {
+        add_product(room.k.data(), r.key_dim, state, dim, s.count, r.key_dim, dim, room.seen.data(), dim);
+        add_product(room.q.data(), r.key_dim, state, dim, s.count, r.key_dim, dim, room.made.data(), dim);
     }
-    const float faded = std::exp(total);
-    std::fill(m.seen.begin(), m.seen.end(), 0.0f);
-    std::fill(m.made.begin(), m.made.end(), 0.0f);
-    if (state)
-        for (int64_t d = 0; d < r.key_dim; d++) {
-            const float of_key = faded * m.k[d], of_query = faded * m.q[d];
-            const float* row = state + d * dim;
-#pragma omp simd
-            for (int64_t i = 0; i < dim; i++) {
-                m.seen[i] += of_key * row[i];
-                m.made[i] += of_query * row[i];
-            }
+    float faded = begin_fade(s, head, room.fade.data());
+    for (int64_t i = 0; i < s.count; i++) {
+        const int64_t here = s.begin + i;
+        const float decay = gates[i * 2 * r.heads + r.heads + head], kept = std::exp(decay);
+        const float *in_key = room.in_key.data() + i * size, *in_query = room.in_query.data() + i * size;
+        float *seen = room.seen.data() + i * dim, *made = room.made.data() + i * dim;
+        float *shares = room.share.data() + i * size, *written = s.written(here, head);
+        s.decay(here, head) = decay;
+        faded *= kept;
+        for (int64_t at = 0; at < here; at++) {
+            room.fade[at] *= kept;
+            shares[at] = room.fade[at] * in_key[at];
         }
-    for (int64_t s = 0; s < at; s++) {
-        const float* written = kept + s * r.kept_stride() + r.keys() + head * dim;
-        const float of_key = m.fade[s] * m.of_key[s], of_query = m.fade[s] * m.of_query[s];
-#pragma omp simd
-        for (int64_t i = 0; i < dim; i++) {
-            m.seen[i] += of_key * written[i];
-            m.made[i] += of_query * written[i];
+        room.fade[here] = 1.0f;
+        for (int64_t v = 0; v < dim; v++) seen[v] *= faded;
+        add_product(shares, size, s.written(0, head), r.kept_stride(), 1, here, dim, seen, dim);
+        const float* value = qkv + i * width + 2 * r.keys() + head * dim;
+        const float strength = gates[i * 2 * r.heads + head];
+        for (int64_t v = 0; v < dim; v++) {
+            written[v] = strength * (value[v] - seen[v]);
+            made[v] *= faded;
         }
+        for (int64_t at = 0; at < s.end(); at++) shares[at] = at <= here ? room.fade[at] * in_query[at] : 0.0f;
     }
-    float* written = token + r.keys() + head * dim;
-#pragma omp simd
-    for (int64_t i = 0; i < dim; i++) {
-        written[i] = strength * (v[i] - m.seen[i]);
-        y[i] = narrow<T>(m.made[i] + m.of_query[at] * written[i]);
-    }
-    if (at == r.block_size - 1) next_state(r, kept, key_head, head, state, faded, m.fade.data(), behind);
+    add_product(room.share.data(), size, s.written(0, head), r.kept_stride(), s.count, s.end(), dim, room.made.data(),
+                dim);
+    for (int64_t i = 0; i < s.count; i++)
+        for (int64_t v = 0; v < dim; v++) y[i * r.values() + head * dim + v] = narrow<T>(room.made[i * dim + v]);
+    if (s.end() == size) end_block(s, key_head, head, state, faded, room);
 }
 
 template <typename T>
 void one_row(const DeltaRule& r, const Rows& rows, int64_t row, int64_t key_head, const float* qkv,
              const float* gates, T* y) {
-    const int64_t group = r.heads / r.key_heads, key = key_head * r.key_dim, width = 2 * r.keys() + r.values();
-    const int64_t state_size = r.key_dim * r.value_dim;
-    Memory m(r);
-    for (int64_t i = rows.q_starts[row]; i < rows.q_starts[row + 1]; i++) {
-        const int64_t position = rows.first(row) + i - rows.q_starts[row];
-        const int64_t index = position / r.block_size, at = position % r.block_size;
+    const int64_t group = r.heads / r.key_heads, states = r.heads * r.key_dim * r.value_dim;
+    Room room(r);
+    int64_t token = rows.q_starts[row], position = rows.first(row);
+    while (token < rows.q_starts[row + 1]) {
+        const int64_t begin = position % r.block_size, index = position / r.block_size;
+        const int64_t count = std::min(r.block_size - begin, rows.q_starts[row + 1] - token);
         const int64_t block = rows.block(row, index);
-        float* kept = r.kept + block * r.block_size * r.kept_stride();
-        unit(qkv + i * width + key, r.key_dim, 1.0f / std::sqrt(static_cast<float>(r.key_dim)), m.q.data());
-        unit(qkv + i * width + r.keys() + key, r.key_dim, 1.0f, m.k.data());
-        std::copy(m.k.begin(), m.k.end(), kept + at * r.kept_stride() + key);
-        for (int64_t s = 0; s <= at; s++) {
-            const float* earlier = kept + s * r.kept_stride() + key;
-            m.of_key[s] = dot(m.k.data(), earlier, r.key_dim);
-            m.of_query[s] = dot(m.q.data(), earlier, r.key_dim);
-        }
-        for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
-            const float* state = index == 0 ? nullptr
-                                            : r.states + (rows.block(row, index - 1) * r.heads + head) * state_size;
-            one_head(r, kept, at, key_head, head, state, r.states + (block * r.heads + head) * state_size,
-                     qkv + i * width + 2 * r.keys() + head * r.value_dim, gates[i * 2 * r.heads + head],
-                     gates[(i * 2 + 1) * r.heads + head], m, y + i * r.values() + head * r.value_dim);
-        }
+        const Segment segment{r, begin, count, r.kept + block * r.block_size * r.kept_stride(),
+                              index ? r.states + rows.block(row, index - 1) * states : nullptr,
+                              r.states + block * states};
+        const float* inputs = qkv + token * (2 * r.keys() + r.values());
+        begin_segment(segment, key_head, inputs, room);
+        for (int64_t head = key_head * group; head < (key_head + 1) * group; head++)
+            one_head(segment, key_head, head, inputs, gates + token * 2 * r.heads, y + token * r.values(), room);
+        token += count;
+        position += count;
     }
 }
 

@@ -186,7 +186,7 @@ def lower_delta_network(lowering: Lowering, fused: Fused[Kernel], weights: Weigh
         batch = context.batches[kv.group_of[inputs]]
         return network((q, k, v), write, decay, batch, kv.states[inputs], kv.states[memory])
 
-    return Lowered(remember, "compiled, token by token", None)
+    return Lowered(remember, "compiled, block by block", None)
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
