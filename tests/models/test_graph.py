@@ -107,15 +107,16 @@ def test_sizes_are_those_of_the_values() -> None:
 def test_each_attention_has_a_cache_of_its_own() -> None:
     b = Builder()
     x = b.embed("embed", 64, 16)
-    for window in (None, 8):
+    for window, chunk in ((None, None), (8, None), (None, 8)):
         with b.layer(x):
             q, k, v = b.linear(x, *(LinearPart(name, 16) for name in "qkv"))
-            x = b.attention(q, k, v, 8, window=window, scale=0.5, soft_cap=50.0)
+            x = b.attention(q, k, v, 8, window=window, chunk=chunk, scale=0.5, soft_cap=50.0)
     graph = b.graph()
-    assert graph.caches == (KVSpec(2, 8), KVSpec(2, 8, Reach("window", 8)))
-    assert [node.cache for node in graph.nodes if isinstance(node.op, KVWrite | Attention)] == [0, 0, 1, 1]
-    assert [node.cache for node in graph.nodes if isinstance(node.op, Linear)] == [None, None]
+    assert graph.caches == (KVSpec(2, 8), KVSpec(2, 8, Reach("window", 8)), KVSpec(2, 8, Reach("chunked", 8)))
+    assert [node.cache for node in graph.nodes if isinstance(node.op, KVWrite | Attention)] == [0, 0, 1, 1, 2, 2]
+    assert [node.cache for node in graph.nodes if isinstance(node.op, Linear)] == [None] * 3
     assert graph.layers[1].nodes[-1].op == Attention(2, 2, 8, 0.5, 8, 50.0)
+    assert graph.layers[2].nodes[-1].op == Attention(2, 2, 8, 0.5, soft_cap=50.0, chunk=8)
 
 
 def test_scores_are_scaled_by_the_root_of_the_head_size_unless_said_otherwise() -> None:
@@ -163,13 +164,14 @@ def test_slices_of_a_fused_projection_are_values() -> None:
     assert [value.size for value in more] == [16, 16, 8]
 
 
-def test_a_window_that_holds_every_sequence_is_none() -> None:
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_a_window_or_chunk_that_holds_every_sequence_is_none(kind: str) -> None:
     def windows(positions: int) -> list[int | None]:
         b = Builder()
         b.positions(positions)
         x = b.input(8)
-        for window in (31, 32, None):
-            b.attention(x, x, x, 8, window=window)
+        for tokens in (31, 32, None):
+            b.attention(x, x, x, 8, **{kind: tokens})
         return [cache.reach.tokens for cache in b.graph().caches]
 
     assert windows(32) == [31, None, None] and windows(33) == [31, 32, None]
@@ -241,6 +243,10 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
         "2 query, 3 key and 3 value heads",
     ),
     "more keys than values": (lambda b, x, y: b.attention(y, y, x, 8), "3 query, 3 key and 2 value heads"),
+    "a window and chunks": (
+        lambda b, x, y: b.attention(x, x, x, 8, window=4, chunk=8),
+        "a window of 4 and chunks of 8 tokens, expected one of them",
+    ),
     "a window of nothing": (
         lambda b, x, y: b.attention(x, x, x, 8, window=0),
         "window of 0 tokens, expected at least 1",

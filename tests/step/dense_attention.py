@@ -40,8 +40,7 @@ class DenseAttention:
         end = batch.kv_lens_device.long()[prepared.rows] - prepared.ahead
         key = torch.arange(keys.shape[1])[None]
         seen = key < end[:, None]  # [T, S]
-        if op.window is not None:
-            seen &= key >= end[:, None] - op.window
+        seen &= key >= op.first_key(end - 1)[:, None]
         keys = keys.masked_fill(~seen[:, :, None, None], 0.0)
         grouped = q.reshape(len(q), op.num_kv_heads, group, op.head_dim)
         scores = torch.einsum("tkgd,tskd->tkgs", grouped, keys) * op.scale

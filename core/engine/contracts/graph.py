@@ -342,28 +342,29 @@ class Builder:
         *,
         scale: float | None = None,
         window: int | None = None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: str | None = None,
     ) -> Value:
         """Writes keys and values to a cache of their own, and attends to it. ``scale``: ``head_dim ** -0.5`` unless
-        given. A ``window`` that holds every sequence is none. ``sinks``: a tensor ``[num_heads]`` of the checkpoint,
-        one more logit for the softmax of each head."""
+        given. A ``window`` or a ``chunk`` that holds every sequence is none. ``sinks``: a tensor ``[num_heads]`` of the
+        checkpoint, one more logit for the softmax of each head."""
         heads, kv_heads, value_heads = (self._heads("attention", value, head_dim) for value in (q, k, v))
         if kv_heads != value_heads or heads % kv_heads:
             raise ValueError(f"attention of {heads} query, {kv_heads} key and {value_heads} value heads")
-        if window is not None and window < 1:
-            raise ValueError(f"attention with a window of {window} tokens, expected at least 1")
-        if window is not None and 0 < self._max_position <= window:
-            window = None
+        window, chunk = self._forgetting("window", window), self._forgetting("chunk", chunk)
+        if window is not None and chunk is not None:
+            raise ValueError(f"attention with a window of {window} and chunks of {chunk} tokens, expected one of them")
         if soft_cap is not None:
             self._check_cap("attention", soft_cap)
         self._check_own(q, k, v)
         cache = len(self._caches)
         reach = EVERY_TOKEN if window is None else Reach("window", window)
+        reach = reach if chunk is None else Reach("chunked", chunk)
         self._caches.append(KVSpec(kv_heads, head_dim, reach))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
         scale = head_dim**-0.5 if scale is None else scale
-        op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks=sinks is not None)
+        op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks=sinks is not None, chunk=chunk)
         value = self._add(op, [q], heads * head_dim)
         self._nodes[-1] = replace(self._nodes[-1], cache=cache, sinks=sinks)
         return value
@@ -434,6 +435,12 @@ class Builder:
         if head_dim < 1 or value.size % head_dim:
             raise ValueError(f"{what}: {value.size} features are not heads of {head_dim}")
         return value.size // head_dim
+
+    def _forgetting(self, what: str, tokens: int | None) -> int | None:
+        """A window or a chunk, unless it holds every sequence."""
+        if tokens is not None and tokens < 1:
+            raise ValueError(f"attention with a {what} of {tokens} tokens, expected at least 1")
+        return None if tokens is not None and 0 < self._max_position <= tokens else tokens
 
     def _check_cap(self, what: str, cap: float) -> None:
         if cap <= 0.0:

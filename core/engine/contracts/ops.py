@@ -162,7 +162,9 @@ class KVWrite:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """``queries -> [num_tokens, num_heads * out_dim]``: causal attention over what is in the cache; ``window`` in
-    tokens, ``scale`` multiplies q·k, ``soft_cap`` bounds it: ``cap * tanh(score / cap)``."""
+    tokens, ``scale`` multiplies q·k, ``soft_cap`` bounds it: ``cap * tanh(score / cap)``.
+
+    A query at position ``p`` sees keys from :meth:`first_key` to ``p``."""
 
     num_heads: int
     num_kv_heads: int
@@ -175,11 +177,21 @@ class Attention:
     are cached beside keys."""
     sinks: bool = False
     """Each head has one more logit, of no key, in its softmax: probabilities of keys then sum up to less than 1."""
+    chunk: int | None = None
+    """Queries see keys of their own chunk alone: chunks of so many tokens follow one another from the first token on.
+    Not beside a ``window``."""
 
     @property
     def out_dim(self) -> int:
         """Of a head that comes out."""
         return self.head_dim if self.value_dim is None else self.value_dim
+
+    def first_key(self, position: Any) -> Any:
+        """The first key that a query at ``position`` sees; below 0 where its window begins before the sequence. Of a
+        number, or of an integer tensor."""
+        if self.chunk is not None:
+            return position - position % self.chunk
+        return 0 * position if self.window is None else position - self.window + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
         problems.append(f"model.dtype={plan.dtype}, it supports {listing(can.dtypes)}")
     if any(op.window for op in model.attentions) and not can.window:
         problems.append("sliding-window layers")
+    if any(op.chunk for op in model.attentions) and not can.chunk:
+        problems.append("layers with chunked attention")
     if plan.execution == "graphs" and not can.capturable:
         problems.append("execution=graphs, it cannot be captured")
     if bound.drafter.max_width > can.max_verify_width:
