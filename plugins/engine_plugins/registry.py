@@ -25,6 +25,7 @@ from engine_plugins.architecture.config import (
     GPT_OSS,
     GRANITE,
     HUNYUAN,
+    LLAMA4,
     LLAMA_LIKE,
     MINISTRAL,
     MIXTRAL,
@@ -351,6 +352,12 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.llama:LlamaArchitecture",
             unsupported=only_dense(*LLAMA_LIKE),
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
+        ),
+        Provider(
+            "llama4",
+            "engine_plugins.architecture.llama4:Llama4Architecture",
+            unsupported=only(*LLAMA4),
+            doc="Llama 4, also as the text model of those that see images: chunked attention, mixtures of experts.",
         ),
         Provider(
             "glm_moe",

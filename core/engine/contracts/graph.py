@@ -401,9 +401,10 @@ class Builder:
         gated: Gated,
         *,
         fused: FusedExperts | None = None,
+        weighs_inputs: bool = False,
     ) -> Value:
         """What the experts that ``route`` chooses by ``logits`` make of ``x``. Names of parts have ``{}`` for the
-        expert's number."""
+        expert's number. ``weighs_inputs``: weights multiply what experts read."""
         if not 1 <= route.top_k <= route.num_experts or logits.size != route.num_experts:
             raise ValueError(f"{route.top_k} of {route.num_experts} experts, chosen by {logits.size} logits")
         first, second = gate_up
@@ -411,12 +412,13 @@ class Builder:
             raise ValueError(f"experts with {first.out_features} gates and {second.out_features} ups")
         ids, weights = self._several(route, [logits], [route.top_k, route.top_k])
         up = LinearSpec(gate_up, x.size, "out", "gate_up")
-        op = Experts(route.num_experts, route.top_k, up, LinearSpec((down,), first.out_features, "in"), gated, fused)
+        low = LinearSpec((down,), first.out_features, "in")
+        op = Experts(route.num_experts, route.top_k, up, low, gated, fused, weighs_inputs)
         return self._add(op, [x, ids, weights], down.out_features)
 
-    def position_scale(self, x: Value, beta: float, length: int) -> Value:
-        """``x * (1 + beta * log(1 + floor(position / length)))``"""
-        return self._add(PositionScale(beta, length), [x], x.size)
+    def position_scale(self, x: Value, beta: float, length: int, *, offset: int = 0) -> Value:
+        """``x * (1 + beta * log(1 + floor((position + offset) / length)))``"""
+        return self._add(PositionScale(beta, length, offset), [x], x.size)
 
     def scale(self, x: Value, factor: float, *, rounded: bool = False) -> Value:
         """``factor * x``, with ``rounded`` of a factor in the dtype of ``x``; the value itself for a factor of 1."""

@@ -230,11 +230,12 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class PositionScale:
-    """``x * (1 + beta * log(1 + floor(position / length)))``, each token by its position: queries that see more than
-    ``length`` tokens."""
+    """``x * (1 + beta * log(1 + floor((position + offset) / length)))``, each token by its position: queries that see
+    more than ``length`` tokens."""
 
     beta: float
     length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +272,7 @@ class Route:
 
     ``scores``: ``softmax`` or ``sigmoid`` of all logits, or the ``logits`` themselves, of which those chosen go through
     a softmax. With ``correction`` (``[num_experts]`` in the checkpoint) experts are chosen by score plus correction,
-    and weighted by score. With ``groups`` only experts of the best ``chosen_groups`` are chosen; a group is as good as
+    and weighted by score; with ``sigmoid`` alone by logits, of which large ones have equal scores. With ``groups`` only experts of the best ``chosen_groups`` are chosen; a group is as good as
     its best expert (``max``) or its two best together (``top2``).
     """
 
@@ -302,6 +303,8 @@ class Experts:
     down: LinearSpec
     gated: Gated
     fused: FusedExperts | None = None
+    weighs_inputs: bool = False
+    """Weights multiply what experts read, not what they make: the sum of ``expert(weight * x)``."""
 
 
 @dataclass(frozen=True, slots=True)

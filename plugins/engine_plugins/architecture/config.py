@@ -9,6 +9,7 @@ GEMMA = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGenerati
 GLM = ("GlmForCausalLM", "Glm4ForCausalLM")
 GPT_OSS = ("GptOssForCausalLM",)
 GLM_MOE = ("Glm4MoeForCausalLM",)
+LLAMA4 = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 HUNYUAN = ("HunYuanDenseV1ForCausalLM",)
 MINISTRAL = ("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")
 MIXTRAL = ("MixtralForCausalLM",)

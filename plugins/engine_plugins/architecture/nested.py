@@ -8,7 +8,7 @@ from typing import Any
 from engine.checkpoint.values import Values
 from engine.contracts.graph import Builder
 
-BESIDE_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.")
+BESIDE_TEXT = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.")
 """Parts of such checkpoints that see images."""
 
 

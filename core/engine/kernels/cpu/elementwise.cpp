@@ -25,7 +25,7 @@ struct Rotation {
 
 // Mirrored by a ctypes structure.
 struct PositionScale {
-    int64_t size, length;
+    int64_t size, length, offset;
     float beta;
 };
 
@@ -141,7 +141,7 @@ void scale_by_position(const PositionScale& p, int64_t rows, const T* x, int64_t
                        T* y) {
 #pragma omp parallel for schedule(static) if (rows * p.size >= PARALLEL_ELEMENTS)
     for (int64_t row = 0; row < rows; row++) {
-        const float factor = 1.0f + p.beta * std::log1p(static_cast<float>(positions[row] / p.length));
+        const float factor = 1.0f + p.beta * std::log1p(static_cast<float>((positions[row] + p.offset) / p.length));
 #pragma omp simd
         for (int64_t i = 0; i < p.size; i++) y[row * p.size + i] = narrow<T>(widen(x[row * x_stride + i]) * factor);
     }

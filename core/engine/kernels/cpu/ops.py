@@ -165,7 +165,7 @@ def _gate(lowering: Lowering, op: Gate, fused: Fused[Kernel], weights: Weights) 
 
 
 def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    scale = by_width(lambda width: scaled_by_position(width, op.beta, op.length, lowering.dtype))
+    scale = by_width(lambda width: scaled_by_position(width, op, lowering.dtype))
 
     def scaled(context: StepContext, x: Tensor) -> Tensor:
         made: Tensor = scale(x.shape[1])(x, context.positions)

@@ -242,7 +242,7 @@ def _gate(lowering: Lowering, op: Gate, fused: Fused[Kernel], weights: Weights) 
 
 def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel], weights: Weights) -> Lowered:
     def scaled(context: StepContext, x: Tensor) -> Tensor:
-        past = (context.positions // op.length).float()
+        past = ((context.positions + op.offset) // op.length).float()
         return (x * (1.0 + op.beta * torch.log1p(past))[:, None]).to(x.dtype)
 
     return Lowered(scaled, "torch")
