@@ -1,5 +1,5 @@
-"""Models with windows: whatever happens to requests, their tokens are those of transformers, and no window holds more
-blocks than it needs."""
+"""Models with windows and with chunks: whatever happens to requests, their tokens are those of transformers, and no
+window or chunk holds more blocks than it needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from engine.assembly.assemble import assemble
 from engine.contracts.request import EngineRequest, SamplingParams
@@ -30,8 +37,11 @@ FAMILIES: dict[str, Any] = {
     "qwen2": lambda: Qwen2ForCausalLM(
         Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2)
     ),
+    "llama4": lambda: Llama4ForCausalLM(
+        Llama4TextConfig(**SHAPE, head_dim=8, attention_chunk_size=WINDOW, moe_layers=[], intermediate_size_mlp=48)
+    ),
 }
-"""A window in every layer, and in the last two of four."""
+"""A window in every layer, and in the last two of four; chunks as long as it in the first three of four."""
 GREEDY = SamplingParams(max_tokens=OUTPUT, temperature=0.0, ignore_eos=True)
 LENGTHS = (5, 23, 24, 25, 70, 150)
 ROOM = ("scheduler.max_requests=4", "scheduler.token_budget=48")
@@ -106,6 +116,7 @@ DRAFTERS = {
     [
         ("qwen2", ("kv_allocator=paged", "execution=eager", "overlap=false")),
         ("mistral", ("kv_allocator=contiguous", "overlap=true")),
+        ("llama4", ("kv_allocator=paged", "execution=eager", "overlap=true", "scheduler.token_budget=512")),
         pytest.param("qwen2", ("kv_allocator=contiguous", "scheduler.token_budget=512"), marks=pytest.mark.slow),
         ("mistral", ("kv_allocator=paged", "scheduler.token_budget=512", "scheduler=static")),
         pytest.param("qwen2", ("kv_allocator=paged", "scheduler=continuous"), marks=pytest.mark.slow),
@@ -136,6 +147,7 @@ def test_next_turns_are_found_in_all_groups_and_steps_are_programs(references: d
     [
         ("qwen2", 224, ("kv_allocator=prefix_cache",)),
         ("mistral", 192, ("kv_allocator=prefix_cache", "overlap=false", *DRAFTERS["ngram"])),
+        ("llama4", 224, ("kv_allocator=prefix_cache", *DRAFTERS["ngram"])),
         pytest.param("qwen2", 192, ("kv_allocator=paged", *DRAFTERS["early_exit"]), marks=pytest.mark.slow),
     ],
 )
@@ -164,7 +176,8 @@ def test_preempted_requests_go_on_as_they_would_have(references: dict[str, Refer
 def test_the_cache_takes_what_windows_need(references: dict[str, Reference], name: str) -> None:
     engine = start(references[name], "scheduler.max_requests=2")
     of_all, of_a_window = 2 * 256 // 8 + 1, 2 * (-(-(WINDOW + 48 + 1) // 8) + 1) + 1
-    layers = {"mistral": (of_a_window,) * 4, "qwen2": (of_all,) * 2 + (of_a_window,) * 2}[name]
+    alternating = {"qwen2": (of_all,) * 2 + (of_a_window,) * 2, "llama4": (of_a_window,) * 3 + (of_all,)}
+    layers = alternating.get(name, (of_a_window,) * 4)
     assert engine.info.num_blocks == tuple(dict.fromkeys(layers))
     heads, head_dim, float32 = 2, 8, 4
     assert engine.info.kv_bytes == sum(layers) * 8 * 2 * heads * head_dim * float32
@@ -181,6 +194,8 @@ def test_the_cache_takes_what_windows_need(references: dict[str, Reference], nam
         ("qwen2", "early_exit"),
         ("qwen2", "draft_model"),
         ("mistral", "draft_model"),
+        ("llama4", "early_exit"),
+        pytest.param("llama4", "draft_model", marks=pytest.mark.slow),
         pytest.param("mistral", "early_exit", marks=pytest.mark.slow),
         pytest.param("qwen2", "ngram", marks=pytest.mark.slow),
     ],
@@ -195,7 +210,9 @@ def test_drafts_change_no_token(references: dict[str, Reference], name: str, dra
     engine.core.close()
 
 
-@pytest.mark.parametrize(("name", "drafter"), [("qwen2", "early_exit"), ("mistral", "draft_model")])
+@pytest.mark.parametrize(
+    ("name", "drafter"), [("qwen2", "early_exit"), ("mistral", "draft_model"), ("llama4", "early_exit")]
+)
 def test_captured_steps_and_drafts_have_the_tables_of_each_group(
     references: dict[str, Reference], name: str, drafter: str
 ) -> None:

@@ -24,7 +24,7 @@ class Prepared:
 class DenseAttention:
     """Attention over a cache that stores keys and values as they are."""
 
-    capabilities = AttentionCapabilities(None, ("float32",), True, False, max_verify_width=64, capturable=True)
+    capabilities = AttentionCapabilities(None, ("float32",), True, False, 64, capturable=True, chunk=True)
 
     def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
         return "DenseAttention"

@@ -272,8 +272,9 @@ class Route:
 
     ``scores``: ``softmax`` or ``sigmoid`` of all logits, or the ``logits`` themselves, of which those chosen go through
     a softmax. With ``correction`` (``[num_experts]`` in the checkpoint) experts are chosen by score plus correction,
-    and weighted by score; with ``sigmoid`` alone by logits, of which large ones have equal scores. With ``groups`` only experts of the best ``chosen_groups`` are chosen; a group is as good as
-    its best expert (``max``) or its two best together (``top2``).
+    and weighted by score; with ``sigmoid`` alone by logits, of which large ones have equal scores. With ``groups`` only
+    experts of the best ``chosen_groups`` are chosen; a group is as good as its best expert (``max``) or its two best
+    together (``top2``).
     """
 
     num_experts: int

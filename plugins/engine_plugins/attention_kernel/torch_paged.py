@@ -2,7 +2,8 @@
 
 A step is cut into *pieces*, each one call of ``scaled_dot_product_attention``. What a piece needs besides queries,
 keys and values (which slots it reads, its mask) is worked out once per step and shared by all layers that have the
-same window or chunk. ``engine.kernels.torch.reference.paged_attention`` is the plain version this one is tested against.
+same window or chunk. ``engine.kernels.torch.reference.paged_attention`` is the plain version this one is tested
+against.
 """
 
 from __future__ import annotations
