@@ -17,10 +17,10 @@ which that is. A drafter on the device is told no tenants: what it keeps belongs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from engine.contracts.graph import Graph
+from engine.contracts.graph import EVERY_TOKEN, Graph, KVSpec
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec, Norm
 
@@ -32,14 +32,21 @@ if TYPE_CHECKING:
 class DrafterKV:
     """Keys and values a drafter keeps, as extra layers on the target's block ids.
 
-    ``num_layers`` own layers of the given head shape, or ``num_layers=0`` and ``shared_layers=L`` to read and write
-    the target's first ``L`` layers.
+    ``num_layers`` own layers of the given head shape, or ``caches``, own ones that differ; or neither and
+    ``shared_layers=L`` to read and write the target's first ``L`` layers.
     """
 
     num_layers: int = 0
     num_kv_heads: int = 0
     head_dim: int = 0
     shared_layers: int = 0
+    caches: tuple[KVSpec, ...] = ()
+
+    @property
+    def own(self) -> tuple[KVSpec, ...]:
+        """Its own caches, which keep every token."""
+        alike = (KVSpec(self.num_kv_heads, self.head_dim),) * self.num_layers
+        return tuple(replace(spec, reach=EVERY_TOKEN) for spec in self.caches) or alike
 
 
 @runtime_checkable
@@ -214,8 +221,9 @@ class DraftWeights(Protocol):
         """``token_ids [T] -> [T, size]``"""
         ...
 
-    def embed(self, graph: Graph) -> Any:
-        """What enters the graph's first layer: ``token_ids [T] -> [T, hidden]``. A tied head shares its table."""
+    def enter(self, graph: Graph) -> Any:
+        """What enters the graph's layers, :attr:`Graph.entering <engine.contracts.graph.Graph.entering>`: ``token_ids
+        [T] ->`` a tuple of the residual stream ``[T, hidden]`` and any others. A tied head shares its table."""
         ...
 
     def norm(self, op: Norm) -> Any:
@@ -250,6 +258,10 @@ class DraftEngine(Protocol):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The target's embedding: int64 ``[T]`` -> ``[T, hidden_size]``."""
+        ...
+
+    def enter(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """What the target's layers are run on: :meth:`embed`, and whatever else they read of the tokens."""
         ...
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -49,6 +49,8 @@ from engine.contracts.ops import (
     Route,
     Router,
     Scale,
+    ScaleBy,
+    Slice,
     SoftCap,
 )
 
@@ -141,6 +143,14 @@ class Graph:
         """The vocabulary projection."""
         heads = (node.op for node in self.head.nodes if isinstance(node.op, Linear) and node.op.spec.kind == "head")
         return next(heads)
+
+    @property
+    def entering(self) -> tuple[int, ...]:
+        """Values before the layers that layers read: the residual stream that enters the first one, then any others."""
+        first = self.layers[0].residual if self.layers else None
+        before = {number for node in self.embed.nodes for number in node.outputs}
+        read = (number for layer in self.layers for node in layer.nodes for number in node.inputs if number in before)
+        return tuple(dict.fromkeys((*(() if first is None else (first,)), *read)))
 
     @property
     def hidden(self) -> int:
@@ -299,6 +309,12 @@ class Builder:
         self._heads("rope", x, head_dim)
         return self._add(Rope(facts, head_dim, start), [x], x.size)
 
+    def slice(self, x: Value, start: int, stop: int) -> Value:
+        """Features ``start .. stop``."""
+        if not 0 <= start < stop <= x.size:
+            raise ValueError(f"slice {start} to {stop} of {x.size} features")
+        return self._add(Slice(start, stop), [x], stop - start)
+
     def head_slice(self, x: Value, head_dim: int, start: int, stop: int) -> Value:
         """Dimensions ``start .. stop`` of each head."""
         heads = self._heads("slice", x, head_dim)
@@ -369,6 +385,27 @@ class Builder:
         self._nodes[-1] = replace(self._nodes[-1], cache=cache, sinks=sinks)
         return value
 
+    def attention_to(
+        self, cache_of: Value, q: Value, *, scale: float | None = None, soft_cap: float | None = None
+    ) -> Value:
+        """Attends to the cache that an earlier attention has written, of which ``cache_of`` is what came out, and sees
+        what that one sees. ``scale``, ``soft_cap``: as in :meth:`attention`."""
+        self._check_own(cache_of, q)
+        found = (node for node in self._recorded() if cache_of.number in node.outputs)
+        earlier = next((node for node in found if isinstance(node.op, Attention)), None)
+        if earlier is None or not isinstance(earlier.op, Attention) or earlier.op.value_dim is not None:
+            raise ValueError(f"attention to the cache of {cache_of}: expected what attention() made")
+        dim, kv_heads = earlier.op.head_dim, earlier.op.num_kv_heads
+        heads = self._heads("attention", q, dim)
+        if heads % kv_heads:
+            raise ValueError(f"attention of {heads} query heads to a cache of {kv_heads} key heads")
+        if soft_cap is not None:
+            self._check_cap("attention", soft_cap)
+        scale = dim**-0.5 if scale is None else scale
+        value = self._add(replace(earlier.op, num_heads=heads, scale=scale, soft_cap=soft_cap, sinks=False), [q], q.size)
+        self._nodes[-1] = replace(self._nodes[-1], cache=earlier.cache)
+        return value
+
     def gated(self, gate: Value, up: Value, act: Act | Gated) -> Value:
         """``act(gate) * up``"""
         return self._alike(act if isinstance(act, Gated) else Gated(act), gate, up)
@@ -424,6 +461,10 @@ class Builder:
         """``factor * x``, with ``rounded`` of a factor in the dtype of ``x``; the value itself for a factor of 1."""
         return x if factor == 1.0 else self._add(Scale(factor, rounded), [x], x.size)
 
+    def scale_by(self, x: Value, name: str, *, by_feature: bool = False) -> Value:
+        """``x * tensor``: one number of the checkpoint, or one for each feature."""
+        return self._add(ScaleBy(name, x.size if by_feature else 1), [x], x.size)
+
     def soft_cap(self, x: Value, cap: float | None) -> Value:
         """``cap * tanh(x / cap)``; the value itself without a cap."""
         if cap is None:
@@ -432,6 +473,11 @@ class Builder:
         return self._add(SoftCap(cap), [x], x.size)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _recorded(self) -> Iterator[Node]:
+        """All nodes so far."""
+        behind = self._nodes if self._nodes is not self._embed else ()
+        return chain(self._embed, *(layer.nodes for layer in self._layers), behind)
 
     def _heads(self, what: str, value: Value, head_dim: int) -> int:
         if head_dim < 1 or value.size % head_dim:

@@ -97,8 +97,8 @@ class Linear:
 class RopeFacts:
     """Rotary position embedding of a checkpoint (RoFormer, arXiv 2104.09864).
 
-    ``kind`` is ``default``, ``linear``, ``dynamic``, ``yarn``, ``llama3`` or ``longrope``; ``params`` holds that
-    kind's own numbers under their ``rope_scaling``/``rope_parameters`` names.
+    ``kind`` is ``default``, ``linear``, ``dynamic``, ``yarn``, ``llama3``, ``longrope`` or ``proportional``; ``params``
+    holds that kind's own numbers under their ``rope_scaling``/``rope_parameters`` names.
     """
 
     theta: float = 10000.0
@@ -118,6 +118,14 @@ class Rope:
     head_dim: int
     start: int = 0
     """First dimension of a head that is rotated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Features ``start .. stop``."""
+
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +256,14 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleBy:
+    """``x * tensor``, one of the checkpoint named ``name``: ``[size]``, a number for each feature, or one for all."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class SoftCap:
     """``cap * tanh(x / cap)``"""
 
@@ -288,6 +304,8 @@ class Route:
     groups: int = 1
     chosen_groups: int = 1
     group_by: Literal["max", "top2"] = "max"
+    expert_scale: str | None = None
+    """A tensor ``[num_experts]``: weights are at last multiplied by the numbers of their experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +343,7 @@ Op = (
     | Norm
     | Linear
     | Rope
+    | Slice
     | HeadSlice
     | HeadJoin
     | HeadLinear
@@ -336,6 +355,7 @@ Op = (
     | Gate
     | PositionScale
     | Scale
+    | ScaleBy
     | SoftCap
     | Router
     | Route

@@ -35,8 +35,7 @@ class CacheGroups:
 def cache_groups(caches: Sequence[KVSpec], drafter: DrafterKV | None = None) -> CacheGroups:
     """``caches``: the model's (:attr:`engine.contracts.graph.Graph.caches`); ``drafter``: what a drafter keeps beside
     them."""
-    own = () if drafter is None else (KVSpec(drafter.num_kv_heads, drafter.head_dim),) * drafter.num_layers
-    together = (*caches, *own)
+    together = (*caches, *(() if drafter is None else drafter.own))
     reaches = tuple(dict.fromkeys(spec.reach for spec in together))
     return CacheGroups(together, tuple(reaches.index(spec.reach) for spec in together), reaches)
 

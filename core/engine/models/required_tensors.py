@@ -23,6 +23,7 @@ from engine.contracts.ops import (
     Op,
     Route,
     Router,
+    ScaleBy,
 )
 from engine.contracts.quantizer import (
     CheckingQuantizer,
@@ -178,8 +179,10 @@ def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield node.sinks, (node.op.num_heads,)
         elif isinstance(node.op, Router):
             yield from router_tensors(node.op)
-        elif isinstance(node.op, Route) and node.op.correction is not None:
-            yield node.op.correction, (node.op.num_experts,)
+        elif isinstance(node.op, Route):
+            yield from ((name, (node.op.num_experts,)) for name in (node.op.correction, node.op.expert_scale) if name)
+        elif isinstance(node.op, ScaleBy):
+            yield node.op.name, (node.op.size,)
 
 
 def router_tensors(op: Router) -> Iterator[tuple[str, tuple[int, ...]]]:

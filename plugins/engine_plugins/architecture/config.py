@@ -6,6 +6,7 @@ from __future__ import annotations
 DEEPSEEK = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 ERNIE = ("Ernie4_5ForCausalLM",)
 GEMMA = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+GEMMA4 = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 GLM = ("GlmForCausalLM", "Glm4ForCausalLM")
 GPT_OSS = ("GptOssForCausalLM",)
 GLM_MOE = ("Glm4MoeForCausalLM",)

@@ -54,13 +54,13 @@ class DraftModelDrafter:
         model = context.read_model(find_checkpoint("draft_model", config.path, context))
         check_same_tokens(model, context.model)
         self._model = model
-        self.kv: DrafterKV | None = DrafterKV(model.num_layers, model.num_kv_heads, model.head_dim)
+        self.kv: DrafterKV | None = DrafterKV(caches=model.caches)
         self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype)
 
     def start(self, engine: DraftEngine) -> None:
         graph: Graph = engine.describe(self._model)
         weights = engine.open(self._model)
-        self._embed, head = weights.embed(graph), graph.lm_head
+        self._enter, head = weights.enter(graph), graph.lm_head
         self._layers = weights.layers(graph)
         self._head = weights.head(graph)
         twice = tuple(f"{part.name}.weight" for part in head.spec.parts) if head.tied else ()
@@ -76,8 +76,7 @@ class DraftModelDrafter:
         return self._chain(rows)
 
     def _run(self, tokens: Tensor, metadata: Any) -> Tensor:
-        residual: Tensor = self._embed(tokens)
-        return self._layers.run(residual, metadata=metadata)
+        return self._layers.run(*self._enter(tokens), metadata=metadata)
 
     def _next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, None]:
         logits: Tensor = self._head(self._run(tokens, metadata))

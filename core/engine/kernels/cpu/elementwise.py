@@ -18,7 +18,7 @@ from engine.kernels.cpu.layer_ops import SUFFIXES
 from engine.kernels.cpu.program import empty, run
 from engine.native import ACTIVATIONS, FLOAT, INT64, POINTER, NativeCall
 
-KINDS = ("add", "gate", "gate_all", "gated", "activated", "scaled", "capped")
+KINDS = ("add", "gate", "gate_all", "gated", "activated", "scaled", "capped", "times")
 """As the numbers of ``Kind`` in ``elementwise.cpp``."""
 ACTS = {**ACTIVATIONS, "gelu": 10, "relu": 11, "relu2": 12}
 """Codes of activations."""

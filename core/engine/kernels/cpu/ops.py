@@ -21,6 +21,8 @@ from engine.contracts.ops import (
     PositionScale,
     Rope,
     Scale,
+    ScaleBy,
+    Slice,
     SoftCap,
 )
 from engine.contracts.quantizer import NativeLinear, PackedLinear
@@ -178,6 +180,22 @@ def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights
     return _combining("scaled", factor=scale_factor(lowering, op))
 
 
+def _scale_by(lowering: Lowering, op: ScaleBy, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    factors = weights.small(op.name, (op.size,)).to(lowering.dtype)
+    if op.size == 1:
+        return _combining("scaled", factor=float(factors))
+    times = Combine("times", op.size)
+
+    def scaled(context: StepContext | None, x: Tensor) -> Tensor:
+        return times(x, factors.expand(x.shape[0], -1))
+
+    return Lowered(scaled, "compiled, times", None)
+
+
+def _slice(lowering: Lowering, op: Slice, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return Lowered(lambda context, x: x[:, op.start : op.stop], "view", None)
+
+
 def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: Weights) -> Lowered:
     return _combining("capped", factor=op.cap)
 
@@ -212,5 +230,7 @@ _LOWER: dict[type[Op], LowerOp] = {
     Gate: _gate,
     PositionScale: _position_scale,
     Scale: _scale,
+    ScaleBy: _scale_by,
+    Slice: _slice,
     SoftCap: _soft_cap,
 }

@@ -25,12 +25,16 @@ def lower_router(lowering: Lowering, op: Router, fused: Fused[Kernel], weights: 
 
 
 def lower_route(lowering: Lowering, op: Route, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    correction = None if op.correction is None else weights.small(op.correction, (op.num_experts,))
-    return Lowered(lambda context, logits: route(op, logits, correction), "torch top-k")
+    names, shape = (op.correction, op.expert_scale), (op.num_experts,)
+    correction, scale = (None if name is None else weights.small(name, shape) for name in names)
+    return Lowered(lambda context, logits: route(op, logits, correction, scale), "torch top-k")
 
 
-def route(op: Route, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
-    """See :class:`Route`. ``logits``: float32 ``[num_tokens, num_experts]``; ``correction``: ``[num_experts]``."""
+def route(
+    op: Route, logits: Tensor, correction: Tensor | None, expert_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """See :class:`Route`. ``logits``: float32 ``[num_tokens, num_experts]``; ``correction``, ``expert_scale``:
+    ``[num_experts]``."""
     scores = logits
     if op.scores == "softmax":
         scores = logits.softmax(dim=-1)
@@ -47,7 +51,8 @@ def route(op: Route, logits: Tensor, correction: Tensor | None) -> tuple[Tensor,
         weights = weights.softmax(dim=-1)
     if op.renormalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + SMALLEST_SUM)
-    return ids, weights * op.scale
+    weights = weights * op.scale
+    return ids, weights if expert_scale is None else weights * expert_scale[ids]
 
 
 def _outside(op: Route, choice: Tensor) -> Tensor:

@@ -25,6 +25,10 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
     for dim in sorted({op.head_dim for op in model.attentions}):
         if can.head_dims is not None and dim not in can.head_dims:
             problems.append(f"head_dim {dim}, it supports {listing(map(str, can.head_dims))}")
+    for group in sorted({op.num_heads // op.num_kv_heads for op in model.attentions}):
+        if can.heads_per_kv_head not in (None, group):
+            expected = f"it is built for {can.heads_per_kv_head} in all layers"
+            problems.append(f"{group} query heads that share a key-value head, {expected}")
     if plan.dtype not in can.dtypes:
         problems.append(f"model.dtype={plan.dtype}, it supports {listing(can.dtypes)}")
     if any(op.window for op in model.attentions) and not can.window:
@@ -50,9 +54,10 @@ def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
         if not 0 <= layer <= model.num_layers
     ]
     head_dims, kv = bound.attention_kernel.capabilities.head_dims, drafter.kv
-    if kv is not None and kv.num_layers and head_dims is not None and kv.head_dim not in head_dims:
+    lacking = {spec.head_dim for spec in kv.own} - set(head_dims) if kv is not None and head_dims is not None else ()
+    for dim in sorted(lacking):
         kernel = f"attention_kernel={plan.choice('attention_kernel').name}"
-        problems.append(f"head_dim {kv.head_dim}; {kernel} supports {listing(map(str, head_dims))}")
+        problems.append(f"head_dim {dim}; {kernel} supports {listing(map(str, head_dims or ()))}")
     if kv is not None and kv.shared_layers > model.num_layers:
         problems.append(f"the first {kv.shared_layers} layers; the model has {model.num_layers}")
     if problems:
