@@ -42,6 +42,13 @@ def test_attention_that_the_kernel_lacks_is_refused_by_name() -> None:
     kernel = bound.attention_kernel
     chunked = replace(plan, model=replace(plan.model, attentions=(op, replace(op, chunk=64), replace(op, window=64))))
     check_attention(chunked, bound)
+    wide = replace(plan, model=replace(plan.model, attentions=(op, replace(op, num_heads=4 * op.num_heads))))
+    check_attention(wide, bound)
+    group = op.num_heads // op.num_kv_heads
+    kernel.capabilities = replace(kernel.capabilities, heads_per_kv_head=group)
+    why = f"{group}, {4 * group} query heads that share a key-value head, it needs as many in all layers"
+    with pytest.raises(DoesNotFit, match=why):
+        check_attention(wide, bound)
     kernel.capabilities = replace(kernel.capabilities, chunk=False, window=False)
     check_attention(plan, bound)
     why = "attention_kernel=torch cannot run this model: sliding-window layers; layers with chunked attention"

@@ -402,7 +402,9 @@ class Builder:
         if soft_cap is not None:
             self._check_cap("attention", soft_cap)
         scale = dim**-0.5 if scale is None else scale
-        value = self._add(replace(earlier.op, num_heads=heads, scale=scale, soft_cap=soft_cap, sinks=False), [q], q.size)
+        value = self._add(
+            replace(earlier.op, num_heads=heads, scale=scale, soft_cap=soft_cap, sinks=False), [q], q.size
+        )
         self._nodes[-1] = replace(self._nodes[-1], cache=earlier.cache)
         return value
 

@@ -13,7 +13,9 @@ from engine.models.fuse import Fused
 def made_in_a_layer(graph: Graph) -> int:
     """Features of all values that the largest layer makes, and of those before the layers beside the embedding."""
     before = sum(graph.sizes[number] for node in graph.embed.nodes[1:] for number in node.outputs)
-    return before + max(sum(graph.sizes[number] for node in layer.nodes for number in node.outputs) for layer in graph.layers)
+    return before + max(
+        sum(graph.sizes[number] for node in layer.nodes for number in node.outputs) for layer in graph.layers
+    )
 
 
 def alive_in_a_layer(graph: Graph, embed: Sequence[Fused[Any]], layers: Iterable[Sequence[Fused[Any]]]) -> int:

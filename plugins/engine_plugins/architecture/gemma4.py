@@ -27,11 +27,11 @@ DEFAULTS: dict[str, Any] = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
     "sliding_window": 512, "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
     "global_head_dim": 512,
-    "rope_parameters": {
-        SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    },
 }  # fmt: skip
+ROPES: dict[str, Any] = {
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
 """What ``config.json`` may leave out."""
 
 
@@ -86,15 +86,14 @@ class Gemma4Architecture:
 
 def _values(raw: Mapping[str, Any]) -> Values:
     """With what ``config.json`` leaves out. The last layer has no window, whatever is said."""
-    given = {**DEFAULTS, **raw}
-    values = with_layer_types(Values({**given, "sliding_window_pattern": 6}))
+    values = with_layer_types(Values({**DEFAULTS, **raw, "sliding_window_pattern": 6}))
     if values.values.get("use_bidirectional_attention") != "vision":  # of tokens of images alone
         expect(values, {"use_bidirectional_attention": None})
-    ropes = values.section("rope_parameters").values
+    ropes = values.section("rope_parameters").values or ROPES
     if not ropes.keys() <= {FULL, SLIDING}:
         raise CheckpointError(f"rope_parameters with {clipped(list(ropes))}: expected {FULL} and {SLIDING}")
     types = values.texts("layer_types", "MAX_LAYERS")
-    return Values({**values.values, "layer_types": [*types[:-1], FULL]})
+    return Values({**values.values, "rope_parameters": ropes, "layer_types": [*types[:-1], FULL]})
 
 
 def _sizes_by_layer(values: Values, sizes: DecoderSizes, types: Sequence[str]) -> list[DecoderSizes]:
@@ -164,7 +163,8 @@ def _shared_attention(b: Builder, h: Value, name: str, values: Values, sizes: De
 def _experts(b: Builder, x: Value, at: str, values: Values, sizes: DecoderSizes, act: Act) -> Value:
     """Of what the MLP reads before its norm, normed behind."""
     count = values.whole("num_experts", "MAX_EXPERTS")
-    chosen, size = values.whole("top_k_experts", "MAX_EXPERTS"), values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE")
+    size = values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE")
+    chosen = values.whole("top_k_experts", "MAX_EXPERTS")
     route = Route(count, chosen, renormalize=True, expert_scale=f"{at}.router.per_expert_scale")
     routed = b.scale_by(b.rms_norm(x, None, sizes.eps), f"{at}.router.scale", by_feature=True)
     logits = b.router(b.scale(routed, sizes.hidden_size**-0.5), f"{at}.router.proj", count)

@@ -67,6 +67,12 @@ def test_a_sum_may_overwrite_its_first_input():
     assert add(a, b, a).data_ptr() == a.data_ptr() and torch.equal(a, want)
 
 
+@DTYPES
+def test_features_are_scaled_by_a_number_each(dtype):
+    x, factors = strided(6, 33, dtype), torch.randn(33).to(dtype)
+    assert_alike(Combine("times", 33)(x, factors.expand(6, -1)), x.float() * factors.float())
+
+
 def test_far_values_of_gates_and_caps_are_their_limits():
     far = torch.tensor([[-1e38, -200.0, 200.0, 1e38]])
     ones = torch.ones_like(far)

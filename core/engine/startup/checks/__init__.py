@@ -25,10 +25,10 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
     for dim in sorted({op.head_dim for op in model.attentions}):
         if can.head_dims is not None and dim not in can.head_dims:
             problems.append(f"head_dim {dim}, it supports {listing(map(str, can.head_dims))}")
-    for group in sorted({op.num_heads // op.num_kv_heads for op in model.attentions}):
-        if can.heads_per_kv_head not in (None, group):
-            expected = f"it is built for {can.heads_per_kv_head} in all layers"
-            problems.append(f"{group} query heads that share a key-value head, {expected}")
+    groups = sorted({op.num_heads // op.num_kv_heads for op in model.attentions})
+    if can.heads_per_kv_head is not None and len(groups) > 1:
+        found = f"{', '.join(map(str, groups))} query heads that share a key-value head"
+        problems.append(f"{found}, it needs as many in all layers")
     if plan.dtype not in can.dtypes:
         problems.append(f"model.dtype={plan.dtype}, it supports {listing(can.dtypes)}")
     if any(op.window for op in model.attentions) and not can.window:
