@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Llama4ForCausalLM,
     Llama4TextConfig,
     MistralConfig,
@@ -32,6 +34,7 @@ SHAPE = {
     "vocab_size": 199, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
+MIXED = ["sliding_attention", "full_attention"] * 2
 FAMILIES: dict[str, Any] = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=WINDOW)),
     "qwen2": lambda: Qwen2ForCausalLM(
@@ -40,8 +43,15 @@ FAMILIES: dict[str, Any] = {
     "llama4": lambda: Llama4ForCausalLM(
         Llama4TextConfig(**SHAPE, head_dim=8, attention_chunk_size=WINDOW, moe_layers=[], intermediate_size_mlp=48)
     ),
-}
-"""A window in every layer, and in the last two of four; chunks as long as it in the first three of four."""
+    "gemma4": lambda: Gemma4ForCausalLM(
+        Gemma4TextConfig(
+            **SHAPE, head_dim=8, global_head_dim=8, sliding_window=WINDOW, num_kv_shared_layers=2, layer_types=MIXED,
+            vocab_size_per_layer_input=199, hidden_size_per_layer_input=8, pad_token_id=None,
+        )
+    ),
+}  # fmt: skip
+"""A window in every layer, and in the last two of four; chunks as long as it in the first three of four; a window in
+the first and third, which share a cache, as the others do."""
 GREEDY = SamplingParams(max_tokens=OUTPUT, temperature=0.0, ignore_eos=True)
 LENGTHS = (5, 23, 24, 25, 70, 150)
 ROOM = ("scheduler.max_requests=4", "scheduler.token_budget=48")
@@ -117,6 +127,7 @@ DRAFTERS = {
         ("qwen2", ("kv_allocator=paged", "execution=eager", "overlap=false")),
         ("mistral", ("kv_allocator=contiguous", "overlap=true")),
         ("llama4", ("kv_allocator=paged", "execution=eager", "overlap=true", "scheduler.token_budget=512")),
+        ("gemma4", ("kv_allocator=paged", "execution=eager", "overlap=false")),
         pytest.param("qwen2", ("kv_allocator=contiguous", "scheduler.token_budget=512"), marks=pytest.mark.slow),
         ("mistral", ("kv_allocator=paged", "scheduler.token_budget=512", "scheduler=static")),
         pytest.param("qwen2", ("kv_allocator=paged", "scheduler=continuous"), marks=pytest.mark.slow),
@@ -176,8 +187,10 @@ def test_preempted_requests_go_on_as_they_would_have(references: dict[str, Refer
 def test_the_cache_takes_what_windows_need(references: dict[str, Reference], name: str) -> None:
     engine = start(references[name], "scheduler.max_requests=2")
     of_all, of_a_window = 2 * 256 // 8 + 1, 2 * (-(-(WINDOW + 48 + 1) // 8) + 1) + 1
-    alternating = {"qwen2": (of_all,) * 2 + (of_a_window,) * 2, "llama4": (of_a_window,) * 3 + (of_all,)}
-    layers = alternating.get(name, (of_a_window,) * 4)
+    layers = {
+        "mistral": (of_a_window,) * 4, "qwen2": (of_all,) * 2 + (of_a_window,) * 2,
+        "llama4": (of_a_window,) * 3 + (of_all,), "gemma4": (of_a_window, of_all),
+    }[name]  # fmt: skip
     assert engine.info.num_blocks == tuple(dict.fromkeys(layers))
     heads, head_dim, float32 = 2, 8, 4
     assert engine.info.kv_bytes == sum(layers) * 8 * 2 * heads * head_dim * float32
@@ -195,6 +208,8 @@ def test_the_cache_takes_what_windows_need(references: dict[str, Reference], nam
         ("qwen2", "draft_model"),
         ("mistral", "draft_model"),
         ("llama4", "early_exit"),
+        ("gemma4", "early_exit"),
+        ("gemma4", "draft_model"),
         pytest.param("llama4", "draft_model", marks=pytest.mark.slow),
         pytest.param("mistral", "early_exit", marks=pytest.mark.slow),
         pytest.param("qwen2", "ngram", marks=pytest.mark.slow),
@@ -211,7 +226,8 @@ def test_drafts_change_no_token(references: dict[str, Reference], name: str, dra
 
 
 @pytest.mark.parametrize(
-    ("name", "drafter"), [("qwen2", "early_exit"), ("mistral", "draft_model"), ("llama4", "early_exit")]
+    ("name", "drafter"),
+    [("qwen2", "early_exit"), ("mistral", "draft_model"), ("llama4", "early_exit"), ("gemma4", "early_exit")],
 )
 def test_captured_steps_and_drafts_have_the_tables_of_each_group(
     references: dict[str, Reference], name: str, drafter: str
