@@ -20,11 +20,13 @@ from engine_plugins.architecture.config import (
     EXAONE4,
     EXPERT_COUNTS,
     GEMMA,
+    GEMMA4,
     GLM,
     GLM_MOE,
     GPT_OSS,
     GRANITE,
     HUNYUAN,
+    LLAMA4,
     LLAMA_LIKE,
     MINISTRAL,
     MIXTRAL,
@@ -96,6 +98,8 @@ def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         reasons.append("its softmax has no sinks")
     if any(op.value_dim is not None for op in model.attentions):
         reasons.append("it has no latent attention")
+    if len({op.num_heads // op.num_kv_heads for op in model.attentions}) > 1:
+        reasons.append("as many query heads share a key-value head in all layers")
     for dim in sorted({op.head_dim for op in model.attentions} - set(TRITON_HEAD_DIMS)):
         reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
     return tuple(reasons)
@@ -354,6 +358,12 @@ def engine_architecture() -> list[Provider]:
             doc="Llama 2/3, Mistral, Qwen2, Qwen3: dense decoders with RMSNorm, RoPE and a gated MLP.",
         ),
         Provider(
+            "llama4",
+            "engine_plugins.architecture.llama4:Llama4Architecture",
+            unsupported=only(*LLAMA4),
+            doc="Llama 4, also as the text model of those that see images: chunked attention, mixtures of experts.",
+        ),
+        Provider(
             "glm_moe",
             "engine_plugins.architecture.glm_moe:GlmMoeArchitecture",
             unsupported=only(*GLM_MOE),
@@ -442,6 +452,12 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.gemma:GemmaArchitecture",
             unsupported=only(*GEMMA),
             doc="Gemma 2, Gemma 3: norms before and behind, alternating windows, capped scores or normed heads.",
+        ),
+        Provider(
+            "gemma4",
+            "engine_plugins.architecture.gemma4:Gemma4Architecture",
+            unsupported=only(*GEMMA4),
+            doc="Gemma 4, also as the text model of those that see and hear: inputs of each layer, shared caches.",
         ),
         Provider(
             "glm",

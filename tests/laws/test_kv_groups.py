@@ -36,9 +36,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
         "linear_value_head_dim": 12, "full_attention_interval": 2,
     },
+    "llama4_text": {"head_dim": 8, "attention_chunk_size": WINDOW, "moe_layers": [], "intermediate_size_mlp": 48},
+    "gemma4_text": {
+        "head_dim": 8, "global_head_dim": 8, "sliding_window": WINDOW, "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 199,
+        "hidden_size_per_layer_input": 8, "pad_token_id": None,
+    },
 }  # fmt: skip
-"""A window in every layer; in the last two of four; latent keys; a recurrent state in the first and third of four."""
-WINDOWS = ("mistral", "qwen2")
+"""A window in every layer; in the last two of four; latent keys; a recurrent state in the first and third of four;
+chunks in the first three of four; a window in the first and third, which share a cache, as the others do."""
+WINDOWS = ("mistral", "qwen2", "llama4_text", "gemma4_text")
 GREEDY = SamplingParams(max_tokens=OUTPUT, temperature=0.0, ignore_eos=True)
 LENGTHS = (5, 23, 24, 25, 70, 150)
 ROOM = ("scheduler.max_requests=4", "scheduler.token_budget=48")
@@ -114,6 +121,8 @@ DRAFTERS = {
     [
         ("qwen2", ("kv_allocator=paged", "execution=eager", "overlap=false")),
         ("mistral", ("kv_allocator=contiguous", "overlap=true")),
+        ("llama4_text", ("kv_allocator=paged", "execution=eager", "overlap=true", "scheduler.token_budget=512")),
+        ("gemma4_text", ("kv_allocator=paged", "execution=eager", "overlap=false")),
         pytest.param("qwen2", ("kv_allocator=contiguous", "scheduler.token_budget=512"), marks=pytest.mark.slow),
         ("mistral", ("kv_allocator=paged", "scheduler.token_budget=512", "scheduler=static")),
         pytest.param("qwen2", ("kv_allocator=paged", "scheduler=continuous"), marks=pytest.mark.slow),
@@ -147,6 +156,7 @@ def test_next_turns_are_found_in_all_groups(references: dict[str, Reference], na
     [
         ("qwen2", 224, ("kv_allocator=prefix_cache",)),
         ("mistral", 192, ("kv_allocator=prefix_cache", "overlap=false", *DRAFTERS["ngram"])),
+        ("llama4_text", 224, ("kv_allocator=prefix_cache", *DRAFTERS["ngram"])),
         pytest.param("qwen2", 192, ("kv_allocator=paged", *DRAFTERS["early_exit"]), marks=pytest.mark.slow),
         ("qwen3_5_text", 224, ("kv_allocator=prefix_cache", *DRAFTERS["ngram"])),
         ("deepseek_v2", 192, ("kv_allocator=prefix_cache", "overlap=false")),
@@ -177,7 +187,10 @@ def test_preempted_requests_go_on_as_they_would_have(references: dict[str, Refer
 def test_the_cache_takes_what_windows_need(references: dict[str, Reference], name: str) -> None:
     engine = start(references[name], "scheduler.max_requests=2")
     of_all, of_a_window = 2 * 256 // 8 + 1, 2 * (-(-(WINDOW + 48 + 1) // 8) + 1) + 1
-    layers = {"mistral": (of_a_window,) * 4, "qwen2": (of_all,) * 2 + (of_a_window,) * 2}[name]
+    layers = {
+        "mistral": (of_a_window,) * 4, "qwen2": (of_all,) * 2 + (of_a_window,) * 2,
+        "llama4_text": (of_a_window,) * 3 + (of_all,), "gemma4_text": (of_a_window, of_all),
+    }[name]  # fmt: skip
     assert engine.info.num_blocks == tuple(dict.fromkeys(layers))
     heads, head_dim, float32 = 2, 8, 4
     assert engine.info.kv_bytes == sum(layers) * 8 * 2 * heads * head_dim * float32
@@ -210,6 +223,10 @@ def test_the_cache_takes_what_states_need(references: dict[str, Reference]) -> N
         ("deepseek_v2", "draft_model"),
         ("qwen3_5_text", "early_exit"),
         ("qwen3_5_text", "draft_model"),
+        ("llama4_text", "early_exit"),
+        ("gemma4_text", "early_exit"),
+        ("gemma4_text", "draft_model"),
+        pytest.param("llama4_text", "draft_model", marks=pytest.mark.slow),
         pytest.param("mistral", "early_exit", marks=pytest.mark.slow),
         pytest.param("qwen2", "ngram", marks=pytest.mark.slow),
     ],
@@ -225,7 +242,10 @@ def test_drafts_change_no_token(references: dict[str, Reference], name: str, dra
 
 
 @pytest.mark.parametrize(
-    ("name", "drafter"), [("qwen2", "early_exit"), ("mistral", "draft_model"), ("qwen3_5_text", "early_exit")]
+    ("name", "drafter"), [
+        ("qwen2", "early_exit"), ("mistral", "draft_model"), ("qwen3_5_text", "early_exit"),
+        ("llama4_text", "early_exit"), ("gemma4_text", "early_exit"),
+    ],
 )
 def test_captured_steps_and_drafts_have_the_tables_of_each_group(
     references: dict[str, Reference], name: str, drafter: str

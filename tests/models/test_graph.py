@@ -25,6 +25,8 @@ from engine.contracts.ops import (
     RopeFacts,
     Route,
     Scale,
+    ScaleBy,
+    Slice,
     SoftCap,
 )
 
@@ -109,15 +111,46 @@ def test_sizes_are_those_of_the_values() -> None:
 def test_each_attention_has_a_cache_of_its_own() -> None:
     b = Builder()
     x = b.embed("embed", 64, 16)
-    for window in (None, 8):
+    for window, chunk in ((None, None), (8, None), (None, 8)):
         with b.layer(x):
             q, k, v = b.linear(x, *(LinearPart(name, 16) for name in "qkv"))
-            x = b.attention(q, k, v, 8, window=window, scale=0.5, soft_cap=50.0)
+            x = b.attention(q, k, v, 8, window=window, chunk=chunk, scale=0.5, soft_cap=50.0)
     graph = b.graph()
-    assert graph.caches == (KVSpec(2, 8), KVSpec(2, 8, Reach("window", 8)))
-    assert [node.cache for node in graph.nodes if isinstance(node.op, KVWrite | Attention)] == [0, 0, 1, 1]
-    assert [node.cache for node in graph.nodes if isinstance(node.op, Linear)] == [None, None]
+    assert graph.caches == (KVSpec(2, 8), KVSpec(2, 8, Reach("window", 8)), KVSpec(2, 8, Reach("chunked", 8)))
+    assert [node.cache for node in graph.nodes if isinstance(node.op, KVWrite | Attention)] == [0, 0, 1, 1, 2, 2]
+    assert [node.cache for node in graph.nodes if isinstance(node.op, Linear)] == [None] * 3
     assert graph.layers[1].nodes[-1].op == Attention(2, 2, 8, 0.5, 8, 50.0)
+    assert graph.layers[2].nodes[-1].op == Attention(2, 2, 8, 0.5, soft_cap=50.0, chunk=8)
+
+
+def test_a_later_layer_may_attend_to_the_cache_of_an_earlier_one() -> None:
+    """And sees what that one sees, with as many heads as it likes."""
+    b = Builder()
+    x = b.embed("embed", 64, 16)
+    with b.layer(x):
+        q, k, v = b.linear(x, *(LinearPart(name, 16) for name in "qkv"))
+        first = b.attention(q, k, v, 8, window=8, soft_cap=50.0)
+        x = b.add(x, first)
+    with b.layer(x):
+        second = b.attention_to(first, b.linear(x, LinearPart("wide", 32)), scale=1.0)
+        x = b.add(x, b.linear(second, LinearPart("o", 16)))
+    graph = b.graph()
+    assert second.size == 32 and graph.caches == (KVSpec(2, 8, Reach("window", 8)),)
+    assert [node.cache for node in graph.nodes if isinstance(node.op, Attention)] == [0, 0]
+    assert next(node.op for node in graph.layers[1].nodes if node.cache == 0) == Attention(4, 2, 8, 1.0, 8)
+
+
+def test_layers_may_read_more_of_what_is_before_them_than_the_residual_stream() -> None:
+    b = Builder()
+    x = b.embed("embed", 64, 16)
+    own = b.embed("own", 64, 8)
+    for i in range(2):
+        with b.layer(x):
+            x = b.scale_by(b.add(x, b.linear(b.slice(own, 4 * i, 4 * i + 4), LinearPart(f"{i}", 16))), f"{i}.scale")
+    graph = b.graph()
+    assert graph.entering == (graph.layers[0].residual, own.number) and graph.embedding.name == "embed"
+    found = [node.op for node in graph.layers[1].nodes]
+    assert found[0] == Slice(4, 8) and found[-1] == ScaleBy("1.scale", 1)
 
 
 def test_scores_are_scaled_by_the_root_of_the_head_size_unless_said_otherwise() -> None:
@@ -165,13 +198,14 @@ def test_slices_of_a_fused_projection_are_values() -> None:
     assert [value.size for value in more] == [16, 16, 8]
 
 
-def test_a_window_that_holds_every_sequence_is_none() -> None:
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_a_window_or_chunk_that_holds_every_sequence_is_none(kind: str) -> None:
     def windows(positions: int) -> list[int | None]:
         b = Builder()
         b.positions(positions)
         x = b.input(8)
-        for window in (31, 32, None):
-            b.attention(x, x, x, 8, window=window)
+        for tokens in (31, 32, None):
+            b.attention(x, x, x, 8, **{kind: tokens})
         return [cache.reach.tokens for cache in b.graph().caches]
 
     assert windows(32) == [31, None, None] and windows(33) == [31, 32, None]
@@ -245,6 +279,12 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
         "2 query, 3 key and 3 value heads",
     ),
     "more keys than values": (lambda b, x, y: b.attention(y, y, x, 8), "3 query, 3 key and 2 value heads"),
+    "a cache that is none": (lambda b, x, y: b.attention_to(y, x), "expected what attention\\(\\) made"),
+    "a slice of what is not there": (lambda b, x, y: b.slice(x, 8, 17), "slice 8 to 17 of 16 features"),
+    "a window and chunks": (
+        lambda b, x, y: b.attention(x, x, x, 8, window=4, chunk=8),
+        "a window of 4 and chunks of 8 tokens, expected one of them",
+    ),
     "a window of nothing": (
         lambda b, x, y: b.attention(x, x, x, 8, window=0),
         "window of 0 tokens, expected at least 1",

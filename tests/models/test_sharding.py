@@ -33,8 +33,9 @@ def test_each_rank_has_its_part_from_the_first_cut_to_the_second() -> None:
     check_cuts(graph, tp=2)
 
 
-def test_heads_are_normed_where_they_are() -> None:
-    graph = layer(change=lambda b, q: b.rms_norm(q, "heads", 1e-5, size=8))
+@pytest.mark.parametrize("change", [lambda b, q: b.rms_norm(q, "heads", 1e-5, size=8), lambda b, q: b.scale_by(q, "s")])
+def test_heads_are_normed_and_scaled_where_they_are(change: Change) -> None:
+    graph = layer(change=change)
     assert list(cut_problems(graph)) == []
     check_cuts(graph, tp=2)
 
@@ -47,6 +48,11 @@ BROKEN: dict[str, tuple[Graph, str]] = {
     "experts chosen by a part": (
         layer(change=lambda b, q: b.add(q, b.linear(b.router(q, "r", 4), LinearPart("p", 16), shard="out"))),
         "Router: expected a value that every rank has whole",
+    ),
+    "a slice of a part": (layer(change=lambda b, q: b.slice(q, 0, 16)), "Slice: expected a value that every rank has"),
+    "a part scaled by numbers of all features": (
+        layer(change=lambda b, q: b.scale_by(q, "s", by_feature=True)),
+        "ScaleBy: expected a value that every rank has",
     ),
     "queries alone whole": (
         layer(change=lambda b, q: b.linear(q, LinearPart("again", 16), shard="in")),

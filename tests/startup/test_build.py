@@ -12,7 +12,7 @@ from engine.assembly.bind import bind
 from engine.contracts.drafter import DrafterKV
 from engine.contracts.graph import KVSpec
 from engine.startup.build import DoesNotFit, build_engine
-from engine.startup.checks import check_drafter
+from engine.startup.checks import check_attention, check_drafter
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.drafter.early_exit import EarlyExitDrafter
 
@@ -35,6 +35,26 @@ def test_a_drafter_that_needs_what_the_model_lacks_is_refused_by_name() -> None:
     why = r"needs head_dim 48; attention_kernel=torch supports 64, 128 \(.*drafter\.max_width=0"
     with pytest.raises(DoesNotFit, match=why):
         check_drafter(plan, bound)
+
+
+def test_attention_that_the_kernel_lacks_is_refused_by_name() -> None:
+    plan = assemble(["model.path=bundled", "device=cpu", "attention_kernel=torch"])
+    bound, (op, *_) = bind(plan), plan.model.attentions
+    kernel = bound.attention_kernel
+    chunked = replace(plan, model=replace(plan.model, attentions=(op, replace(op, chunk=64), replace(op, window=64))))
+    check_attention(chunked, bound)
+    wide = replace(plan, model=replace(plan.model, attentions=(op, replace(op, num_heads=4 * op.num_heads))))
+    check_attention(wide, bound)
+    group = op.num_heads // op.num_kv_heads
+    kernel.capabilities = replace(kernel.capabilities, heads_per_kv_head=group)
+    why = f"{group}, {4 * group} query heads that share a key-value head, it needs as many in all layers"
+    with pytest.raises(DoesNotFit, match=why):
+        check_attention(wide, bound)
+    kernel.capabilities = replace(kernel.capabilities, chunk=False, window=False)
+    check_attention(plan, bound)
+    why = "attention_kernel=torch cannot run this model: sliding-window layers; layers with chunked attention"
+    with pytest.raises(DoesNotFit, match=why):
+        check_attention(chunked, bound)
 
 
 def test_a_draft_model_whose_heads_the_attention_kernel_cannot_group_is_refused_by_name(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Prepared:
 class DenseAttention:
     """Attention over a cache that stores keys and values as they are."""
 
-    capabilities = AttentionCapabilities(None, ("float32",), True, False, max_verify_width=64, capturable=True)
+    capabilities = AttentionCapabilities(None, ("float32",), True, False, 64, capturable=True, chunk=True)
 
     def label(self, op: Attention, dtype: str, kv_format: KVFormat) -> str:
         return "DenseAttention"
@@ -40,8 +40,7 @@ class DenseAttention:
         end = batch.kv_lens_device.long()[prepared.rows] - prepared.ahead
         key = torch.arange(keys.shape[1])[None]
         seen = key < end[:, None]  # [T, S]
-        if op.window is not None:
-            seen &= key >= end[:, None] - op.window
+        seen &= key >= op.first_key(end - 1)[:, None]
         keys = keys.masked_fill(~seen[:, :, None, None], 0.0)
         grouped = q.reshape(len(q), op.num_kv_heads, group, op.head_dim)
         scores = torch.einsum("tkgd,tskd->tkgs", grouped, keys) * op.scale

@@ -10,7 +10,7 @@ from engine.checkpoint.limits import MAX_POSITION, MAX_ROPE_NUMBER
 from engine.checkpoint.values import Values
 from engine.contracts.ops import RopeFacts
 
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 _NEEDS_ORIGINAL = ("dynamic", "yarn", "llama3", "longrope")
 _ORIGINAL, _STATED = "original_max_position_embeddings", "max_position_embeddings"
 _ROPE_NUMBERS = {
@@ -20,6 +20,7 @@ _ROPE_NUMBERS = {
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": (),
+    "proportional": (),
 }
 """What each kind cannot do without."""
 _ROPE_OPTIONS = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
@@ -41,12 +42,15 @@ def read_rope(values: Values, head_dim: int, stated: int, layer_type: str | None
     base = values.number("rope_theta", "MAX_ROPE_THETA", 1e4, least=1)
     theta = scaling.number("rope_theta", "MAX_ROPE_THETA", base, least=1)
     partial = values.number("partial_rotary_factor", "MAX_SHARE", 1.0)
-    rotary_dim = int(head_dim * scaling.number("partial_rotary_factor", "MAX_SHARE", partial))
+    share = scaling.number("partial_rotary_factor", "MAX_SHARE", partial)
+    rotary_dim = head_dim if kind == "proportional" else int(head_dim * share)
     if rotary_dim < 4 or rotary_dim % 2:
         raise CheckpointError(f"{rotary_dim} dimensions of each head are rotated: expected an even number, at least 4")
     _check_rope(kind, scaling, rotary_dim)
     known = ("type", "rope_type", "rope_theta", "partial_rotary_factor")
     params = {key: value for key, value in given.items() if key not in known}
+    if kind == "proportional":  # pairs are those of the whole head, and a share of them is rotated
+        params["partial_rotary_factor"] = share
     for key, otherwise in ((_ORIGINAL, values.whole(_ORIGINAL, "MAX_POSITION", stated, least=2)), (_STATED, stated)):
         length = scaling.whole(key, "MAX_POSITION", otherwise, least=2)
         if kind in _NEEDS_ORIGINAL:

@@ -40,6 +40,8 @@ class AttentionCapabilities:
     """:attr:`~engine.contracts.ops.Attention.sinks`"""
     latent: bool = False
     """:attr:`~engine.contracts.ops.Attention.value_dim`: the cache's values are a view of its keys."""
+    chunk: bool = False
+    """:attr:`~engine.contracts.ops.Attention.chunk`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class AttentionBatch:
     """At least as many as ``kv_lens_device``, for planning."""
     block_tables: Tensor
     """int32 ``[num_rows, max_blocks]``: block ids in token order; entries past the end are 0, and those of blocks that
-    the window of the group's layers has passed may be 0 or another's."""
+    the window or the chunk of the group's layers has passed may be 0 or another's."""
     q_starts: Tensor
     """int32 ``[num_rows + 1]``: first query token of each row, then ``num_tokens``."""
     kv_lens_device: Tensor

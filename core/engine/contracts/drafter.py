@@ -210,8 +210,9 @@ class DraftWeights(Protocol):
         """``token_ids [T] -> [T, size]``"""
         ...
 
-    def embed(self, graph: Graph) -> Any:
-        """What enters the graph's first layer: ``token_ids [T] -> [T, hidden]``. A tied head shares its table."""
+    def enter(self, graph: Graph) -> Any:
+        """What enters the graph's layers, :attr:`Graph.entering <engine.contracts.graph.Graph.entering>`: ``token_ids
+        [T] ->`` a tuple of the residual stream ``[T, hidden]`` and any others. A tied head shares its table."""
         ...
 
     def norm(self, op: Norm) -> Any:
@@ -246,6 +247,10 @@ class DraftEngine(Protocol):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The target's embedding: int64 ``[T]`` -> ``[T, hidden_size]``."""
+        ...
+
+    def enter(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """What the target's layers are run on: :meth:`embed`, and whatever else they read of the tokens."""
         ...
 
     def head(self, hidden: Tensor) -> Tensor:

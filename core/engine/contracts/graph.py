@@ -51,7 +51,9 @@ from engine.contracts.ops import (
     Route,
     Router,
     Scale,
+    ScaleBy,
     ShortConv,
+    Slice,
     SoftCap,
 )
 
@@ -161,6 +163,14 @@ class Graph:
         """The vocabulary projection."""
         heads = (node.op for node in self.head.nodes if isinstance(node.op, Linear) and node.op.spec.kind == "head")
         return next(heads)
+
+    @property
+    def entering(self) -> tuple[int, ...]:
+        """Values before the layers that layers read: the residual stream that enters the first one, then any others."""
+        first = self.layers[0].residual if self.layers else None
+        before = {number for node in self.embed.nodes for number in node.outputs}
+        read = (number for layer in self.layers for node in layer.nodes for number in node.inputs if number in before)
+        return tuple(dict.fromkeys((*(() if first is None else (first,)), *read)))
 
     @property
     def hidden(self) -> int:
@@ -319,6 +329,12 @@ class Builder:
         self._heads("rope", x, head_dim)
         return self._add(Rope(facts, head_dim, start), [x], x.size)
 
+    def slice(self, x: Value, start: int, stop: int) -> Value:
+        """Features ``start .. stop``."""
+        if not 0 <= start < stop <= x.size:
+            raise ValueError(f"slice {start} to {stop} of {x.size} features")
+        return self._add(Slice(start, stop), [x], stop - start)
+
     def head_slice(self, x: Value, head_dim: int, start: int, stop: int) -> Value:
         """Dimensions ``start .. stop`` of each head."""
         heads = self._heads("slice", x, head_dim)
@@ -362,28 +378,29 @@ class Builder:
         *,
         scale: float | None = None,
         window: int | None = None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
         sinks: str | None = None,
     ) -> Value:
         """Writes keys and values to a cache of their own, and attends to it. ``scale``: ``head_dim ** -0.5`` unless
-        given. A ``window`` that holds every sequence is none. ``sinks``: a tensor ``[num_heads]`` of the checkpoint,
-        one more logit for the softmax of each head."""
+        given. A ``window`` or a ``chunk`` that holds every sequence is none. ``sinks``: a tensor ``[num_heads]`` of the
+        checkpoint, one more logit for the softmax of each head."""
         heads, kv_heads, value_heads = (self._heads("attention", value, head_dim) for value in (q, k, v))
         if kv_heads != value_heads or heads % kv_heads:
             raise ValueError(f"attention of {heads} query, {kv_heads} key and {value_heads} value heads")
-        if window is not None and window < 1:
-            raise ValueError(f"attention with a window of {window} tokens, expected at least 1")
-        if window is not None and 0 < self._max_position <= window:
-            window = None
+        window, chunk = self._forgetting("window", window), self._forgetting("chunk", chunk)
+        if window is not None and chunk is not None:
+            raise ValueError(f"attention with a window of {window} and chunks of {chunk} tokens, expected one of them")
         if soft_cap is not None:
             self._check_cap("attention", soft_cap)
         self._check_own(q, k, v)
         cache = len(self._caches)
         reach = EVERY_TOKEN if window is None else Reach("window", window)
+        reach = reach if chunk is None else Reach("chunked", chunk)
         self._caches.append(KVSpec(kv_heads, head_dim, reach))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
         scale = head_dim**-0.5 if scale is None else scale
-        op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks=sinks is not None)
+        op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks=sinks is not None, chunk=chunk)
         value = self._add(op, [q], heads * head_dim)
         self._nodes[-1] = replace(self._nodes[-1], cache=cache, sinks=sinks)
         return value
@@ -409,6 +426,29 @@ class Builder:
         made = self._add(op, [q, k, v, write, decay], v.size)
         self._keep_state(StateSpec(k.size + v.size + heads, heads * op.key_dim * op.value_dim))
         return made
+
+    def attention_to(
+        self, cache_of: Value, q: Value, *, scale: float | None = None, soft_cap: float | None = None
+    ) -> Value:
+        """Attends to the cache that an earlier attention has written, of which ``cache_of`` is what came out, and sees
+        what that one sees. ``scale``, ``soft_cap``: as in :meth:`attention`."""
+        self._check_own(cache_of, q)
+        found = (node for node in self._recorded() if cache_of.number in node.outputs)
+        earlier = next((node for node in found if isinstance(node.op, Attention)), None)
+        if earlier is None or not isinstance(earlier.op, Attention) or earlier.op.value_dim is not None:
+            raise ValueError(f"attention to the cache of {cache_of}: expected what attention() made")
+        dim, kv_heads = earlier.op.head_dim, earlier.op.num_kv_heads
+        heads = self._heads("attention", q, dim)
+        if heads % kv_heads:
+            raise ValueError(f"attention of {heads} query heads to a cache of {kv_heads} key heads")
+        if soft_cap is not None:
+            self._check_cap("attention", soft_cap)
+        scale = dim**-0.5 if scale is None else scale
+        value = self._add(
+            replace(earlier.op, num_heads=heads, scale=scale, soft_cap=soft_cap, sinks=False), [q], q.size
+        )
+        self._nodes[-1] = replace(self._nodes[-1], cache=earlier.cache)
+        return value
 
     def gated(self, gate: Value, up: Value, act: Act | Gated) -> Value:
         """``act(gate) * up``"""
@@ -442,9 +482,10 @@ class Builder:
         gated: Gated,
         *,
         fused: FusedExperts | None = None,
+        weighs_inputs: bool = False,
     ) -> Value:
         """What the experts that ``route`` chooses by ``logits`` make of ``x``. Names of parts have ``{}`` for the
-        expert's number."""
+        expert's number. ``weighs_inputs``: weights multiply what experts read."""
         if not 1 <= route.top_k <= route.num_experts or logits.size != route.num_experts:
             raise ValueError(f"{route.top_k} of {route.num_experts} experts, chosen by {logits.size} logits")
         first, second = gate_up
@@ -452,16 +493,21 @@ class Builder:
             raise ValueError(f"experts with {first.out_features} gates and {second.out_features} ups")
         ids, weights = self._several(route, [logits], [route.top_k, route.top_k])
         up = LinearSpec(gate_up, x.size, "out", "gate_up")
-        op = Experts(route.num_experts, route.top_k, up, LinearSpec((down,), first.out_features, "in"), gated, fused)
+        low = LinearSpec((down,), first.out_features, "in")
+        op = Experts(route.num_experts, route.top_k, up, low, gated, fused, weighs_inputs)
         return self._add(op, [x, ids, weights], down.out_features)
 
-    def position_scale(self, x: Value, beta: float, length: int) -> Value:
-        """``x * (1 + beta * log(1 + floor(position / length)))``"""
-        return self._add(PositionScale(beta, length), [x], x.size)
+    def position_scale(self, x: Value, beta: float, length: int, *, offset: int = 0) -> Value:
+        """``x * (1 + beta * log(1 + floor((position + offset) / length)))``"""
+        return self._add(PositionScale(beta, length, offset), [x], x.size)
 
     def scale(self, x: Value, factor: float, *, rounded: bool = False) -> Value:
         """``factor * x``, with ``rounded`` of a factor in the dtype of ``x``; the value itself for a factor of 1."""
         return x if factor == 1.0 else self._add(Scale(factor, rounded), [x], x.size)
+
+    def scale_by(self, x: Value, name: str, *, by_feature: bool = False) -> Value:
+        """``x * tensor``: one number of the checkpoint, or one for each feature."""
+        return self._add(ScaleBy(name, x.size if by_feature else 1), [x], x.size)
 
     def soft_cap(self, x: Value, cap: float | None) -> Value:
         """``cap * tanh(x / cap)``; the value itself without a cap."""
@@ -476,11 +522,21 @@ class Builder:
         """The last op has a cache of its own."""
         self._nodes[-1] = replace(self._nodes[-1], cache=len(self._caches))
         self._caches.append(spec)
+    def _recorded(self) -> Iterator[Node]:
+        """All nodes so far."""
+        behind = self._nodes if self._nodes is not self._embed else ()
+        return chain(self._embed, *(layer.nodes for layer in self._layers), behind)
 
     def _heads(self, what: str, value: Value, head_dim: int) -> int:
         if head_dim < 1 or value.size % head_dim:
             raise ValueError(f"{what}: {value.size} features are not heads of {head_dim}")
         return value.size // head_dim
+
+    def _forgetting(self, what: str, tokens: int | None) -> int | None:
+        """A window or a chunk, unless it holds every sequence."""
+        if tokens is not None and tokens < 1:
+            raise ValueError(f"attention with a {what} of {tokens} tokens, expected at least 1")
+        return None if tokens is not None and 0 < self._max_position <= tokens else tokens
 
     def _check_cap(self, what: str, cap: float) -> None:
         if cap <= 0.0:

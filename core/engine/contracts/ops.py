@@ -97,8 +97,8 @@ class Linear:
 class RopeFacts:
     """Rotary position embedding of a checkpoint (RoFormer, arXiv 2104.09864).
 
-    ``kind`` is ``default``, ``linear``, ``dynamic``, ``yarn``, ``llama3`` or ``longrope``; ``params`` holds that
-    kind's own numbers under their ``rope_scaling``/``rope_parameters`` names.
+    ``kind`` is ``default``, ``linear``, ``dynamic``, ``yarn``, ``llama3``, ``longrope`` or ``proportional``; ``params``
+    holds that kind's own numbers under their ``rope_scaling``/``rope_parameters`` names.
     """
 
     theta: float = 10000.0
@@ -118,6 +118,14 @@ class Rope:
     head_dim: int
     start: int = 0
     """First dimension of a head that is rotated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Features ``start .. stop``."""
+
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +170,9 @@ class KVWrite:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """``queries -> [num_tokens, num_heads * out_dim]``: causal attention over what is in the cache; ``window`` in
-    tokens, ``scale`` multiplies q·k, ``soft_cap`` bounds it: ``cap * tanh(score / cap)``."""
+    tokens, ``scale`` multiplies q·k, ``soft_cap`` bounds it: ``cap * tanh(score / cap)``.
+
+    A query at position ``p`` sees keys from :meth:`first_key` to ``p``."""
 
     num_heads: int
     num_kv_heads: int
@@ -175,11 +185,21 @@ class Attention:
     are cached beside keys."""
     sinks: bool = False
     """Each head has one more logit, of no key, in its softmax: probabilities of keys then sum up to less than 1."""
+    chunk: int | None = None
+    """Queries see keys of their own chunk alone: chunks of so many tokens follow one another from the first token on.
+    Not beside a ``window``."""
 
     @property
     def out_dim(self) -> int:
         """Of a head that comes out."""
         return self.head_dim if self.value_dim is None else self.value_dim
+
+    def first_key(self, position: Any) -> Any:
+        """The first key that a query at ``position`` sees; below 0 where its window begins before the sequence. Of a
+        number, or of an integer tensor."""
+        if self.chunk is not None:
+            return position - position % self.chunk
+        return 0 * position if self.window is None else position - self.window + 1
 
 
 MOST_TAPS = 8
@@ -252,11 +272,12 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class PositionScale:
-    """``x * (1 + beta * log(1 + floor(position / length)))``, each token by its position: queries that see more than
-    ``length`` tokens."""
+    """``x * (1 + beta * log(1 + floor((position + offset) / length)))``, each token by its position: queries that see
+    more than ``length`` tokens."""
 
     beta: float
     length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +287,14 @@ class Scale:
     factor: float
     rounded: bool = False
     """The factor is rounded to the dtype of ``x`` first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleBy:
+    """``x * tensor``, one of the checkpoint named ``name``: ``[size]``, a number for each feature, or one for all."""
+
+    name: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +322,9 @@ class Route:
 
     ``scores``: ``softmax`` or ``sigmoid`` of all logits, or the ``logits`` themselves, of which those chosen go through
     a softmax. With ``correction`` (``[num_experts]`` in the checkpoint) experts are chosen by score plus correction,
-    and weighted by score. With ``groups`` only experts of the best ``chosen_groups`` are chosen; a group is as good as
-    its best expert (``max``) or its two best together (``top2``).
+    and weighted by score; with ``sigmoid`` alone by logits, of which large ones have equal scores. With ``groups`` only
+    experts of the best ``chosen_groups`` are chosen; a group is as good as its best expert (``max``) or its two best
+    together (``top2``).
     """
 
     num_experts: int
@@ -308,6 +338,8 @@ class Route:
     groups: int = 1
     chosen_groups: int = 1
     group_by: Literal["max", "top2"] = "max"
+    expert_scale: str | None = None
+    """A tensor ``[num_experts]``: weights are at last multiplied by the numbers of their experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +356,8 @@ class Experts:
     down: LinearSpec
     gated: Gated
     fused: FusedExperts | None = None
+    weighs_inputs: bool = False
+    """Weights multiply what experts read, not what they make: the sum of ``expert(weight * x)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +377,7 @@ Op = (
     | Norm
     | Linear
     | Rope
+    | Slice
     | HeadSlice
     | HeadJoin
     | HeadLinear
@@ -356,6 +391,7 @@ Op = (
     | Gate
     | PositionScale
     | Scale
+    | ScaleBy
     | SoftCap
     | Router
     | Route

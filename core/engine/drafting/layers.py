@@ -33,6 +33,8 @@ class Layers:
         self._kv = kv
 
     def run(self, *inputs: Tensor, metadata: ForwardMetadata) -> Tensor:
+        if len(inputs) != len(self._inputs):
+            raise ValueError(f"{len(inputs)} values enter layers that read {len(self._inputs)}: enter() has them all")
         context = metadata.context(self._rotate, self._attention, self._kv)
         values = dict(zip(self._inputs, inputs, strict=True))
         for layer, following in zip(self._layers, self._residuals, strict=True):

@@ -19,7 +19,7 @@ from engine.contracts.drafter import ChainFirst, ChainStep, DraftChain, DraftRow
 from engine.contracts.graph import Graph
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Attention, Linear, LinearSpec, Norm, Op, Rope
+from engine.contracts.ops import Attention, Embed, Linear, LinearSpec, Norm, Op, Rope
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
 from engine.drafting.chains import CapturedChain, name_of
@@ -30,7 +30,7 @@ from engine.kernels.cpu.captured import Captured
 from engine.kernels.cpu.row_ops import cat, lookup
 from engine.kernels.loading import Loader
 from engine.kernels.metadata import Chained, ForwardMetadata
-from engine.kernels.model import LoweredModel, Rotate
+from engine.kernels.model import LoweredModel, Rotate, entered
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.kv.cache import KVCache
@@ -63,6 +63,7 @@ class DraftEngine:
         self.device = tables.device
         self.dtype: torch.dtype = getattr(torch, loading.dtype)
         self.embed = target.embed
+        self.enter = target.enter
         self.head = target.head
         self.lm_head = target.lm_head
         self.describe = loading.describe
@@ -77,8 +78,7 @@ class DraftEngine:
         layers, target = self._target.layers, self._target
         behind = layers[count].residual if count < len(layers) else target.graph.hidden
         assert behind is not None
-        inputs = (target.graph.layers[0].residual or 0,)
-        return Layers(inputs, layers[:count], behind, target.rotate, target.attention, self._kv)
+        return Layers(target.graph.entering, layers[:count], behind, target.rotate, target.attention, self._kv)
 
     def open(self, model: ModelFacts) -> Weights:
         return Weights(model, self._loading, self._kv, self.device, len(self._target.graph.caches))
@@ -205,14 +205,13 @@ class Weights:
         self._table = (weight, table)
         return partial(lookup, table)
 
-    def embed(self, graph: Graph) -> Callable[[Tensor], Tensor]:
-        self._require({f"{graph.embedding.name}.weight"})
+    def enter(self, graph: Graph) -> Callable[[Tensor], tuple[Tensor, ...]]:
         self._require_all(node.op for node in graph.embed.nodes)
         loader = self._loader(graph)
         found, *_ = fused_graph(graph, loader.lowering)
         block = loader.outside(graph.embed, found)
         self._table = loader.table
-        return block.of_rows
+        return partial(entered, graph, block)
 
     def norm(self, op: Norm) -> Callable[[Tensor], Tensor]:
         return self._single(op)
@@ -236,9 +235,7 @@ class Weights:
         loader = self._loader(graph, first)
         found = list(fused_graph(graph, loader.lowering))[1:-1]
         layers = [loader.layer(layer, fused) for layer, fused in zip(graph.layers, found, strict=True)]
-        first_residual = graph.layers[0].residual
-        assert first_residual is not None
-        inputs = (first_residual,) if graph.embed.nodes else graph.inputs
+        inputs = graph.entering if graph.embed.nodes else graph.inputs
         rotate = self._rotations_of(loader.lowering)
         return Layers(inputs, layers, graph.hidden, rotate, self._loading.attention, self._kv)
 
@@ -280,7 +277,9 @@ class Weights:
     def _require_all(self, ops: Iterable[Op]) -> None:
         """Every tensor that some ops need."""
         for op in ops:
-            if isinstance(op, Norm):
+            if isinstance(op, Embed):
+                self._require({f"{op.name}.weight"})
+            elif isinstance(op, Norm):
                 self._require({name for name, _ in norm_tensors(op)})
             elif isinstance(op, Linear) and not op.tied:
                 self._require(linear_names(op.spec, self._quantizer)[0])

@@ -130,6 +130,13 @@ def prepared_of(attention: AttentionKernel, batches: Sequence[AttentionBatch]) -
     return tuple([attention.prepare(batch) for batch in batches])
 
 
+def entered(graph: Graph, embedding: LoweredBlock, token_ids: Tensor) -> tuple[Tensor, ...]:
+    """What enters the layers of a graph."""
+    values = {graph.inputs[0]: token_ids}
+    embedding.run(values, None)
+    return tuple([values[number] for number in graph.entering])
+
+
 def run_layer(layer: LoweredBlock, values: dict[int, Tensor], context: StepContext, following: int) -> None:
     """Run a layer. ``following``: the value behind it that the next one reads as its residual. Raises
     :class:`NotNative` for values of a program if later layers read more of it."""
@@ -221,6 +228,12 @@ class LoweredModel:
         values = {self.graph.inputs[0]: token_ids}
         self.embedding.run(values, None)
         return values[self._residual(0)]
+
+    @torch.inference_mode()
+    def enter(self, token_ids: Tensor) -> tuple[Tensor, ...]:
+        """int64 ``[T]`` -> :attr:`Graph.entering <engine.contracts.graph.Graph.entering>`: what :meth:`embed` returns,
+        and whatever else layers read of the tokens."""
+        return entered(self.graph, self.embedding, token_ids)
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

@@ -11,15 +11,20 @@ from engine.models.fuse import Fused
 
 
 def made_in_a_layer(graph: Graph) -> int:
-    """Features of all values that the largest layer makes."""
-    return max(sum(graph.sizes[number] for node in layer.nodes for number in node.outputs) for layer in graph.layers)
+    """Features of all values that the largest layer makes, and of those before the layers beside the embedding."""
+    before = sum(graph.sizes[number] for node in graph.embed.nodes[1:] for number in node.outputs)
+    return before + max(
+        sum(graph.sizes[number] for node in layer.nodes for number in node.outputs) for layer in graph.layers
+    )
 
 
-def alive_in_a_layer(graph: Graph, layers: Iterable[Sequence[Fused[Any]]]) -> int:
-    """Features of the values alive in the fullest moment of a layer, beside the residual stream that enters it.
-    ``layers``: as calls of kernels."""
+def alive_in_a_layer(graph: Graph, embed: Sequence[Fused[Any]], layers: Iterable[Sequence[Fused[Any]]]) -> int:
+    """Features of the values alive in the fullest moment of a layer or before the layers, beside the residual stream
+    that enters it. ``embed``, ``layers``: as calls of kernels."""
     pairs = zip(graph.layers, layers, strict=True)
-    return max(_most_alive(graph, fused, layer.residual) for layer, fused in pairs)
+    beside = sum(graph.sizes[number] for number in graph.entering[1:])
+    in_layers = beside + max(_most_alive(graph, fused, layer.residual) for layer, fused in pairs)
+    return max(in_layers, _most_alive(graph, embed, graph.entering[0]))
 
 
 def _most_alive(graph: Graph, calls: Sequence[Fused[Any]], residual: int | None) -> int:

@@ -24,6 +24,7 @@ from engine.contracts.ops import (
     Op,
     Route,
     Router,
+    ScaleBy,
     ShortConv,
 )
 from engine.contracts.quantizer import (
@@ -180,12 +181,14 @@ def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield node.sinks, (node.op.num_heads,)
         elif isinstance(node.op, Router):
             yield from router_tensors(node.op)
-        elif isinstance(node.op, Route) and node.op.correction is not None:
-            yield node.op.correction, (node.op.num_experts,)
         elif isinstance(node.op, ShortConv):
             yield f"{node.op.name}.weight", (node.op.features, 1, node.op.kernel)
         elif isinstance(node.op, DeltaRule):
             yield from ((name, (node.op.num_heads,)) for name in (node.op.rate, node.op.bias))
+        elif isinstance(node.op, Route):
+            yield from ((name, (node.op.num_experts,)) for name in (node.op.correction, node.op.expert_scale) if name)
+        elif isinstance(node.op, ScaleBy):
+            yield node.op.name, (node.op.size,)
 
 
 def router_tensors(op: Router) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -18,7 +18,9 @@ from engine.contracts.ops import (
     Norm,
     Route,
     Router,
+    ScaleBy,
     ShortConv,
+    Slice,
 )
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
@@ -107,12 +109,17 @@ def cut_problems(graph: Graph) -> Iterator[str]:
             needs, expected = False, "keys of all heads, which every rank has whole"
         elif isinstance(node.op, KVWrite | Attention):
             needs, expected = True, 'queries, keys and values that linear layers with shard="out" made'
-        elif isinstance(node.op, Router | Route | Experts | ShortConv | DeltaRule):
+        elif isinstance(node.op, Router | Route | Experts | ShortConv | DeltaRule | Slice) or _scales_features(node):
             needs, expected = False, "a value that every rank has whole"
         else:
             needs, expected = all(found), "inputs that are all whole or all shared out"
         if found != {needs}:
             yield f"{_title(node)}: expected {expected}"
+
+
+def _scales_features(node: Node) -> bool:
+    """By a number each, of which ranks would need a part."""
+    return isinstance(node.op, ScaleBy) and node.op.size > 1
 
 
 def _title(node: Node) -> str:

@@ -40,11 +40,13 @@ class AttentionCase:
     soft_cap: float | None = None
     scale: float | None = None
     """``None``: ``head_dim ** -0.5``."""
+    chunk: int | None = None
 
     @property
     def op(self) -> Attention:
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        return Attention(self.num_heads, self.num_kv_heads, self.head_dim, scale, self.window, self.soft_cap)
+        heads = self.num_heads, self.num_kv_heads, self.head_dim
+        return Attention(*heads, scale, self.window, self.soft_cap, chunk=self.chunk)
 
 
 def _block_borders(block_size: int) -> tuple[tuple[int, int], ...]:
@@ -80,6 +82,8 @@ SMALL_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("soft_cap", ((1, 70), (6, 30)), soft_cap=2.0),
     AttentionCase("scale", ((1, 40), (6, 29), (34, 34)), scale=0.4),
     AttentionCase("soft_cap_and_window", ((1, 70), (26, 40)), soft_cap=30.0, window=16, scale=1.0),
+    AttentionCase("chunked", ((1, 26), (1, 27), (6, 80), (30, 30), (70, 131)), chunk=13),
+    AttentionCase("chunked_by_blocks", ((1, 32), (1, 33), (5, 35), (40, 64)), chunk=16, soft_cap=30.0),
 )
 """Small enough for an interpreter; every case can fail in its own way."""
 
@@ -89,6 +93,7 @@ LARGE_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("long_chunk_beside_decode", ((1, 4000), (1500, 1501), (1, 77), (5, 900)), 32, 8, 128, 16),
     AttentionCase("prompts_of_unequal_lengths", ((700, 700), (3, 3), (1301, 1301)), 14, 2, 64, 32),
     AttentionCase("long_prompt_window", ((1500, 1500),), 32, 8, 128, 16, window=512),
+    AttentionCase("long_prompt_chunked", ((1500, 1500), (1, 1025)), 32, 8, 128, 16, chunk=512),
     AttentionCase("long_prompt_soft_cap", ((900, 1800),), 16, 8, 256, 64, soft_cap=50.0),
     AttentionCase("long_decode", ((1, 20011),), 32, 8, 128, 16),
     AttentionCase("decode_batch", tuple((1, 17 * i + 1) for i in range(64)), 32, 8, 128, 16),
@@ -260,7 +265,8 @@ class _Cache:
 def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
     """The definition: ``[num_tokens, num_heads * head_dim]`` in float64, one row and one mask at a time.
 
-    Query at position ``p`` sees keys ``j <= p``, and with a window only ``j > p - window``.
+    Query at position ``p`` sees keys ``j <= p``, with a window only ``j > p - window``, and with chunks only those of
+    its own.
     """
     op, group = case.op, case.num_heads // case.num_kv_heads
     outs, first = [], 0
@@ -276,6 +282,8 @@ def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
         hidden = key > position
         if op.window is not None:
             hidden |= key <= position - op.window
+        if op.chunk is not None:
+            hidden |= key // op.chunk != position // op.chunk
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         outs.append(torch.einsum("hqk,khd->qhd", weights, v).reshape(q_len, -1))
         first += q_len

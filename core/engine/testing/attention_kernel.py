@@ -15,6 +15,7 @@ A capturable kernel inherits :class:`CapturableConformance` instead.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -42,6 +43,7 @@ from engine.testing.no_sync import NoSync
 
 SIXTEEN_BIT_CASES = (
     "prefill_decode_verify", "chunk_with_history", "chunk_window", "group_7", "head_dim_80", "soft_cap_and_window",
+    "chunked",
 )  # fmt: skip
 """Every case runs in float32, these in the 16-bit dtypes, too."""
 STORED_CASES = ("verify", "prefill_decode_verify", "group_3")
@@ -78,6 +80,7 @@ class AttentionKernelConformance:
             and able.heads_per_kv_head in (None, case.num_heads // case.num_kv_heads)
             and (able.window or case.window is None)
             and (able.soft_cap or case.soft_cap is None)
+            and (able.chunk or case.chunk is None)
         )
 
     @property
@@ -106,7 +109,8 @@ class AttentionKernelConformance:
         assert isinstance(kernel, AttentionKernel)
         able = kernel.capabilities
         assert able.head_dims is None or case.head_dim in able.head_dims
-        assert (able.dtypes, able.window, able.soft_cap) == (said.dtypes, said.window, said.soft_cap), "no cases of it"
+        found, tested = ((each.dtypes, each.window, each.chunk, each.soft_cap) for each in (able, said))
+        assert found == tested, "no cases of it"
         assert able.capturable == isinstance(self, CapturableConformance)
         assert isinstance(kernel, NativeAttention) == isinstance(self, NativeConformance)
 
@@ -142,13 +146,14 @@ class AttentionKernelConformance:
 
     def test_blocks_that_a_window_has_passed_are_not_read(self) -> None:
         """They are padding, or another request's by now: whatever is there, also what a broken one left."""
-        if not self.capabilities.window:
-            return
-        for name in ("window", "chunk_window", "window_of_one"):
+        for name in ("window", "chunk_window", "window_of_one", "chunked"):
             case = self.fitted(name)
+            if not self.claims(case):
+                continue
             inputs = make_inputs(case, self.dtype, self.device)
             tables = inputs.batch.block_tables.clone()
-            group = KVGroup(0, (0,), "window", 0, 2, case.window)
+            kind: Literal["window", "chunked"] = "window" if case.window else "chunked"
+            group = KVGroup(0, (0,), kind, 0, 2, case.window or case.chunk)
             for row, (q_len, kv_len) in enumerate(case.rows):
                 tables[row, : group.num_passed(kv_len - q_len, case.block_size)] = 0
             inputs.cache.k[0], inputs.cache.v[0] = float("nan"), float("nan")
@@ -185,9 +190,10 @@ class AttentionKernelConformance:
         assert [name for name, tensor in read.items() if not torch.equal(tensor, before[name])] == []
 
     def test_layers_share_what_was_prepared(self) -> None:
-        """Each has its own cache, and perhaps its own window and scale; the first one runs again at the end."""
-        case = self.fitted("prefill_decode_verify")
-        changed = [replace(case, scale=0.5), replace(case, window=7 if self.capabilities.window else None)]
+        """Each has its own cache, and perhaps its own window, chunk and scale; the first one runs again at the end."""
+        case, able = self.fitted("prefill_decode_verify"), self.capabilities
+        changed = [replace(case, scale=0.5), replace(case, window=7 if able.window else None)]
+        changed.append(replace(case, chunk=7 if able.chunk else None))
         layers = [case, *(replace(one, name=f"{case.name}, layer {i}") for i, one in enumerate(changed)), case]
         batch, kernel = make_inputs(case, self.dtype, self.device).batch, self.built(case)
         prepared = kernel.prepare(batch)

@@ -58,6 +58,7 @@ class PlainAttention:
         window=True,
         soft_cap=True,
         sinks=True,
+        chunk=True,
         latent=True,
         max_verify_width=1 << 30,
         capturable=False,

@@ -57,6 +57,18 @@ def with_layer_types(values: Values) -> Values:
     return Values({**values.values, "layer_types": types})
 
 
+def rotated_layers(values: Values, layers: int) -> tuple[bool, ...]:
+    """Which layers rotate: 1 in ``no_rope_layers``, whatever its name says; without, all but each
+    ``no_rope_layer_interval``-th."""
+    if not values.has("no_rope_layers"):
+        interval = values.whole("no_rope_layer_interval", "MAX_LAYERS")
+        return tuple((i + 1) % interval != 0 for i in range(layers))
+    stated = values.wholes("no_rope_layers", "MAX_LAYERS", largest="MAX_SHARE")
+    if len(stated) < layers:
+        raise CheckpointError(f"no_rope_layers has {len(stated)} entries for {layers} layers")
+    return tuple(each == 1 for each in stated[:layers])
+
+
 def qkv_proj(b: Builder, h: Value, name: str, sizes: DecoderSizes, *, bias: bool = False) -> tuple[Value, ...]:
     """Queries, keys and values by ``{name}.{q,k,v}_proj``"""
     queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim

@@ -8,8 +8,11 @@ from typing import Any
 from engine.checkpoint.values import Values
 from engine.contracts.graph import Builder
 
-BESIDE_TEXT = ("visual.", "vision_tower.", "multi_modal_projector.")
-"""Parts of such checkpoints that see images."""
+BESIDE_TEXT = (
+    "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "embed_vision.", "audio_tower.",
+    "embed_audio.",
+)  # fmt: skip
+"""Parts of such checkpoints that see images or hear."""
 
 
 def text_part(config: Mapping[str, Any], *, tied: bool | None = None) -> Mapping[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.sizes import read_sizes, windows_by_layer
 from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
@@ -19,6 +18,7 @@ from engine_plugins.architecture.blocks import (
     expect,
     expect_whole_rotation,
     gated_mlp,
+    rotated_layers,
 )
 
 DEFAULTS: dict[str, Any] = {
@@ -39,7 +39,7 @@ class SmolLM3Architecture:
         values = Values({**DEFAULTS, **model.raw})
         sizes, act = read_sizes(values, tied=True), activation(values.text("hidden_act", "silu"))
         expect_whole_rotation(sizes)
-        rotated = _rotated(values, sizes.num_layers)
+        rotated = rotated_layers(values, sizes.num_layers)
         windows = _windows(values, rotated)
         bias, mlp_bias = values.flag("attention_bias", False), values.flag("mlp_bias", False)
         b.positions(sizes.max_position)
@@ -54,17 +54,6 @@ class SmolLM3Architecture:
                 h = b.rms_norm(x, f"{name}.post_attention_layernorm", sizes.eps)
                 x = b.add(x, gated_mlp(b, h, f"{name}.mlp", sizes, act, bias=mlp_bias))
         b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size, tied=sizes.tied)
-
-
-def _rotated(values: Values, layers: int) -> tuple[bool, ...]:
-    """Which layers rotate: 1 in ``no_rope_layers``, whatever its name says."""
-    if not values.has("no_rope_layers"):
-        interval = values.whole("no_rope_layer_interval", "MAX_LAYERS")
-        return tuple((i + 1) % interval != 0 for i in range(layers))
-    stated = values.wholes("no_rope_layers", "MAX_LAYERS", largest="MAX_SHARE")
-    if len(stated) < layers:
-        raise CheckpointError(f"no_rope_layers has {len(stated)} entries for {layers} layers")
-    return tuple(each == 1 for each in stated[:layers])
 
 
 def _windows(values: Values, rotated: Sequence[bool]) -> tuple[int | None, ...]:

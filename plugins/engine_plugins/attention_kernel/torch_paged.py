@@ -2,7 +2,8 @@
 
 A step is cut into *pieces*, each one call of ``scaled_dot_product_attention``. What a piece needs besides queries,
 keys and values (which slots it reads, its mask) is worked out once per step and shared by all layers that have the
-same window. ``engine.kernels.torch.reference.paged_attention`` is the plain version this one is tested against.
+same window or chunk. ``engine.kernels.torch.reference.paged_attention`` is the plain version this one is tested
+against.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ gather and to attend to as another call takes to start."""
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence of the step as one window sees it."""
+    """One sequence of the step as layers with one window or chunk see it."""
 
     index: int
     query: int
@@ -64,10 +65,10 @@ class Piece:
 
 @dataclass(slots=True)
 class Prepared:
-    """A step's rows, and the pieces of the windows met so far."""
+    """A step's rows, and the pieces of the windows and chunks met so far."""
 
     batch: AttentionBatch
-    pieces: dict[tuple[int | None, bool, torch.dtype], tuple[Piece, ...]] = field(default_factory=dict)
+    pieces: dict[tuple[int | None, int | None, bool, torch.dtype], tuple[Piece, ...]] = field(default_factory=dict)
 
 
 class TorchAttention:
@@ -82,6 +83,7 @@ class TorchAttention:
         capturable=False,
         sinks=True,
         latent=True,
+        chunk=True,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext) -> None:
@@ -97,12 +99,12 @@ class TorchAttention:
     def forward(
         self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
     ) -> Tensor:
-        """See the contract. A window's pieces are made when its first layer asks for them."""
+        """See the contract. Pieces are made when the first layer asks for them."""
         capped = _by_scores(op)
-        key = (op.window, capped, q.dtype)
+        key = (op.window, op.chunk, capped, q.dtype)
         pieces = prepared.pieces.get(key)
         if pieces is None:
-            pieces = prepared.pieces[key] = make_pieces(prepared.batch, op.window, q.dtype, not capped)
+            pieces = prepared.pieces[key] = make_pieces(prepared.batch, op, q.dtype, not capped)
         if len(pieces) == 1 and isinstance(pieces[0].query, int):
             return _attend(pieces[0], op, q, cache, sinks)
         out = q.new_empty(q.shape[0], op.num_heads * op.out_dim)
@@ -190,14 +192,13 @@ def _attention_by_scores(
     return torch.matmul(probs if sinks is None else probs[..., :-1], v.float()).to(q.dtype)
 
 
-def make_pieces(
-    batch: AttentionBatch, window: int | None, dtype: torch.dtype, may_be_causal: bool
-) -> tuple[Piece, ...]:
-    """Cut a step into calls: long rows by themselves, short ones batched with rows of about their length.
+def make_pieces(batch: AttentionBatch, op: Attention, dtype: torch.dtype, may_be_causal: bool) -> tuple[Piece, ...]:
+    """Cut a step into calls: long rows by themselves, short ones batched with rows of about their length. Of ``op``
+    matters which keys its queries see.
 
     ``may_be_causal=False``: every mask is spelled out, for a caller that computes the scores itself.
     """
-    planner = _Planner(batch, window, dtype)
+    planner = _Planner(batch, op, dtype)
     pieces: list[Piece] = []
     short: dict[int, list[Row]] = {}
     for row in planner.rows():
@@ -226,11 +227,11 @@ def _by_length(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 class _Planner:
-    """Slots and masks of one step and one window."""
+    """Slots and masks of one step and one window or chunk."""
 
-    def __init__(self, batch: AttentionBatch, window: int | None, dtype: torch.dtype) -> None:
+    def __init__(self, batch: AttentionBatch, op: Attention, dtype: torch.dtype) -> None:
         self._batch = batch
-        self._window = window
+        self._op = op
         self._dtype = dtype
         self._device = batch.block_tables.device
         # On a GPU reading the table would wait for the device; there every piece gathers.
@@ -243,22 +244,22 @@ class _Planner:
         for index, (q_len, kv_len) in enumerate(zip(self._batch.q_lens, self._batch.kv_lens, strict=True)):
             if q_len == 0:
                 continue  # padding of a captured batch
-            first = 0 if self._window is None else max(0, kv_len - q_len + 1 - self._window)
+            first = self._first_key(kv_len - q_len)
             rows.append(Row(index, query, q_len, first, kv_len - first))
             query += q_len
         return rows
 
     def alone(self, row: Row, may_be_causal: bool) -> list[Piece]:
         """A row by itself: in one causal call if nothing lies before it, else in chunks with a mask."""
-        no_window = self._window is None or row.num_keys <= self._window
-        if may_be_causal and row.num_queries == row.num_keys and no_window and row.num_queries > FOLD_LIMIT:
+        end = row.first_key + row.num_keys
+        see_alike = self._first_key(end - 1) == row.first_key
+        if may_be_causal and row.num_queries == row.num_keys and see_alike and row.num_queries > FOLD_LIMIT:
             return [self._piece(row, None, causal=True)]
         pieces = []
-        end = row.first_key + row.num_keys
         for start in range(0, row.num_queries, QUERY_CHUNK):
             count = min(QUERY_CHUNK, row.num_queries - start)
             first_query = end - row.num_queries + start
-            first = 0 if self._window is None else max(0, first_query + 1 - self._window)
+            first = self._first_key(first_query)
             chunk = Row(row.index, row.query + start, count, first, first_query + count - first)
             pieces.append(self._piece(chunk, self._mask([chunk], chunk.num_keys), causal=False))
         return pieces
@@ -306,19 +307,20 @@ class _Planner:
         blocks = self._batch.block_tables[row.index].index_select(0, positions // size)
         return blocks.long() * size + positions % size
 
+    def _first_key(self, position: int) -> int:
+        return max(0, int(self._op.first_key(position)))
+
     def _queries(self, rows: Sequence[Row]) -> Tensor:
         index = [row.query + j for row in rows for j in range(row.num_queries)]
         return torch.tensor(index, dtype=torch.int64, device=self._device)
 
     def _mask(self, rows: Sequence[Row], num_keys: int) -> Tensor | None:
         """``[rows, 1, num_queries, num_keys]``: 0 where a query sees a key, else -inf."""
-        lengths = torch.tensor([row.num_keys for row in rows], device=self._device)[:, None, None, None]
+        spans = [(row.first_key, row.first_key + row.num_keys) for row in rows]
+        first, end = torch.tensor(spans, device=self._device)[:, :, None, None, None].unbind(1)
         n = rows[0].num_queries
-        key = torch.arange(num_keys, device=self._device)
-        # Position of each query among the row's keys: its last query is its last key.
-        query = lengths - n + torch.arange(n, device=self._device)[:, None]
-        hidden = key > query
-        if self._window is not None:
-            hidden |= key <= query - self._window
+        key = first + torch.arange(num_keys, device=self._device)
+        query = end - n + torch.arange(n, device=self._device)[:, None]  # the last query is the last key
+        hidden = (key > query) | (key < self._op.first_key(query))
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(hidden, float("-inf"))

@@ -60,7 +60,7 @@ class DraftModelDrafter:
     def start(self, engine: DraftEngine) -> None:
         graph: Graph = engine.describe(self._model)
         weights = engine.open(self._model)
-        self._embed, head = weights.embed(graph), graph.lm_head
+        self._enter, head = weights.enter(graph), graph.lm_head
         self._layers = weights.layers(graph)
         self._head = weights.head(graph)
         twice = tuple(f"{part.name}.weight" for part in head.spec.parts) if head.tied else ()
@@ -76,8 +76,7 @@ class DraftModelDrafter:
         return self._chain(rows)
 
     def _run(self, tokens: Tensor, metadata: Any) -> Tensor:
-        residual: Tensor = self._embed(tokens)
-        return self._layers.run(residual, metadata=metadata)
+        return self._layers.run(*self._enter(tokens), metadata=metadata)
 
     def _next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, None]:
         logits: Tensor = self._head(self._run(tokens, metadata))

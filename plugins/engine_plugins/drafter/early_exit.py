@@ -45,8 +45,8 @@ class EarlyExitDrafter:
         return self._chain(rows)
 
     def _next(self, tokens: Tensor, hidden: Tensor | None, metadata: Any) -> tuple[Tensor, None]:
-        residual = self._engine.embed(tokens)
-        return self._engine.head(self._layers.run(residual, metadata=metadata)), None
+        entering = self._engine.enter(tokens)
+        return self._engine.head(self._layers.run(*entering, metadata=metadata)), None
 
     def release(self, row_id: int) -> None:
         """Nothing is kept."""

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import LayerCache
-from engine.contracts.ops import Norm
+from engine.contracts.ops import Norm, PositionScale
 from engine.kernels.cpu.elementwise import ACTS, Combine, head_norms, rotated_heads, scaled_by_position, write_kv
 from engine.kernels.torch.norms import layer_norm, rms_norm
 from engine.kernels.torch.reference import activated, soft_capped
@@ -56,14 +56,21 @@ def test_sums_gates_scales_and_caps(dtype, rows, width):
 @WIDTHS
 def test_scales_by_position(dtype, rows, width):
     x, positions = strided(rows, width, dtype), torch.arange(rows) * 5
-    want = x.float() * (1.0 + 0.3 * torch.log1p((positions // 7).float()))[:, None]
-    assert_alike(scaled_by_position(width, 0.3, 7, dtype)(x, positions), want)
+    for offset in (0, 4):
+        want = x.float() * (1.0 + 0.3 * torch.log1p(((positions + offset) // 7).float()))[:, None]
+        assert_alike(scaled_by_position(width, PositionScale(0.3, 7, offset), dtype)(x, positions), want)
 
 
 def test_a_sum_may_overwrite_its_first_input():
     a, b = torch.randn(4, 33), torch.randn(4, 33)
     want, add = a + b, Combine("add", 33)
     assert add(a, b, a).data_ptr() == a.data_ptr() and torch.equal(a, want)
+
+
+@DTYPES
+def test_features_are_scaled_by_a_number_each(dtype):
+    x, factors = strided(6, 33, dtype), torch.randn(33).to(dtype)
+    assert_alike(Combine("times", 33)(x, factors.expand(6, -1)), x.float() * factors.float())
 
 
 def test_far_values_of_gates_and_caps_are_their_limits():

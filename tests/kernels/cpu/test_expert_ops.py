@@ -6,7 +6,9 @@ import torch
 from engine.contracts.graph import Builder
 from engine.contracts.ops import Experts, Gated, LinearPart, Route
 from engine.kernels.cpu import expert_ops
+from engine.kernels.cpu.program import NotNative
 from engine.kernels.torch.experts import mixed_by_torch, route
+from engine.kernels.torch.reference import activated
 from engine.models.required_tensors import expert_linears
 from engine_plugins.quantizer.float_linear import pack_float
 from tests.needs import needs_compiler
@@ -38,11 +40,11 @@ def test_experts_and_weights_are_those_of_torch(name, dtype):
     torch.testing.assert_close(weights, want, rtol=1e-5, atol=1e-6)
 
 
-def experts(dtype):
+def experts(dtype, act="silu", **options):
     """Six experts, 64 -> 96 -> 64, and their layers."""
     b = Builder()
     parts = LinearPart("e.{}.gate", 96), LinearPart("e.{}.up", 96)
-    b.experts(b.input(64), b.input(6), Route(6, 2), parts, LinearPart("e.{}.down", 64), Gated("silu"))
+    b.experts(b.input(64), b.input(6), Route(6, 2), parts, LinearPart("e.{}.down", 64), Gated(act), **options)
     op = next(node.op for node in b.graph().nodes if isinstance(node.op, Experts))
     generator = torch.Generator().manual_seed(5)
 
@@ -78,6 +80,44 @@ def test_few_tokens_are_mixed_as_many_are(dtype, rows, adds):
     assert (got.data_ptr() == residual.data_ptr()) == (adds == "in place")
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu", "relu2"])
+@pytest.mark.parametrize("weighs_inputs", [False, True])
+def test_experts_in_torch_do_what_the_op_says(act, weighs_inputs):
+    """With an activation that layers lack, and with weights on what experts read."""
+    (op, pairs), generator = experts(torch.float32, act, weighs_inputs=weighs_inputs), torch.Generator().manual_seed(2)
+    x, weights = torch.randn(5, 64, generator=generator), torch.rand(5, 2, generator=generator) + 0.5
+    ids = torch.stack([torch.randperm(6, generator=generator)[:2] for _ in range(5)])
+    want = torch.zeros(5, 64)
+    for row, k in ((row, k) for row in range(5) for k in range(2)):
+        gate_up, down = pairs[ids[row, k]]
+        read = x[row] * weights[row, k] if weighs_inputs else x[row]
+        gate, up = gate_up.reference(read[None]).chunk(2, dim=-1)
+        made = down.reference(activated(gate, act) * up)[0]
+        want[row] += made if weighs_inputs else made * weights[row, k]
+    torch.testing.assert_close(mixed_by_torch(_OneRank, op, pairs)(x, ids, weights), want, rtol=1e-4, atol=1e-4)
+
+
+def test_native_calls_of_experts_have_no_weighted_inputs():
+    op, pairs = experts(torch.float32, weighs_inputs=True)
+    with pytest.raises(NotNative, match="experts read weighted inputs"):
+        expert_ops.MixExperts(op, pairs, torch.float32)
+
+
+def test_sigmoids_that_are_alike_do_not_hide_the_largest_logits():
+    """As many as all of 17 and more have a sigmoid of 1."""
+    op, router = Route(12, 2, "sigmoid"), torch.linspace(20.0, 42.0, 12)[:, None]
+    ids, weights = expert_ops.ChooseExperts(op, router, None, None, torch.float32)(torch.ones(1, 1))
+    assert ids.tolist() == route(op, router.T, None)[0].tolist() == [[11, 10]]
+    assert weights.tolist() == [[1.0, 1.0]]
+
+
+def test_weights_may_be_scaled_by_expert():
+    op, logits, scale = Route(12, 3, renormalize=True, expert_scale="s"), torch.randn(5, 12), torch.rand(12)
+    ids, weights = route(op, logits, None, scale)
+    plain = route(op, logits, None)
+    assert torch.equal(ids, plain[0]) and torch.equal(weights, plain[1] * scale[ids])
 
 
 def test_experts_that_were_not_chosen_are_not_read():

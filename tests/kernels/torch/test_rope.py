@@ -36,6 +36,14 @@ def test_a_partial_rotation_leaves_the_rest_alone() -> None:
     assert not torch.equal(out[..., :8], x[..., :8])
 
 
+def test_a_proportional_rotation_turns_the_first_pairs_of_the_whole_head() -> None:
+    """Pairs lie half a head apart, and frequencies are those of the whole head."""
+    facts = RopeFacts(kind="proportional", params={"partial_rotary_factor": 0.25, "factor": 2.0})
+    angles = Rotary(facts, 16, 128, "cpu").angles(torch.arange(9))
+    plain = Rotary(RopeFacts(), 16, 128, "cpu").angles(torch.arange(9))
+    assert torch.allclose(angles[:, :2], plain[:, :2] / 2.0) and not angles[:, 2:].any()
+
+
 LONGROPE = RopeFacts(
     kind="longrope",
     params={

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.config import SlotConfig
+from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
 from engine.kernels.torch.reference import paged_attention
 from engine.testing.attention_kernel import (
@@ -26,6 +29,7 @@ from engine_plugins.kv_format.fp8 import FP8Format
 from engine_plugins.kv_format.int8 import Int8Format
 from engine_plugins.kv_format.native import NativeFormat
 
+FULL = Attention(4, 2, 32, 1.0)
 NATIVE = NativeFormat(SlotConfig(), build_context())
 
 
@@ -64,31 +68,36 @@ def test_8_bit_keys_and_values_are_unpacked(case: AttentionCase, kind: type[Int8
 
 
 def test_a_run_of_neighbouring_blocks_is_read_in_place() -> None:
-    (piece,) = make_pieces(batch([(1, 21)], [[4, 5, 6]]), None, torch.float32, True)
+    (piece,) = make_pieces(batch([(1, 21)], [[4, 5, 6]]), FULL, torch.float32, True)
     assert piece.keys == 4 * 8
     assert piece.mask is None
 
 
 def test_scattered_blocks_are_gathered() -> None:
-    (piece,) = make_pieces(batch([(1, 10)], [[4, 2]]), None, torch.float32, True)
+    (piece,) = make_pieces(batch([(1, 10)], [[4, 2]]), FULL, torch.float32, True)
     assert isinstance(piece.keys, torch.Tensor)
     assert piece.keys.tolist() == [32, 33, 34, 35, 36, 37, 38, 39, 16, 17]
 
 
 def test_decode_with_a_window_reads_the_window_only() -> None:
-    (piece,) = make_pieces(batch([(1, 21)], [[4, 5, 6]]), 5, torch.float32, True)
+    (piece,) = make_pieces(batch([(1, 21)], [[4, 5, 6]]), replace(FULL, window=5), torch.float32, True)
     assert (piece.keys, piece.num_keys) == (4 * 8 + 16, 5)
 
 
+def test_decode_in_a_chunk_reads_the_chunk_only() -> None:
+    (piece,) = make_pieces(batch([(1, 21)], [[4, 5, 6]]), replace(FULL, chunk=9), torch.float32, True)
+    assert (piece.keys, piece.num_keys) == (4 * 8 + 18, 3)
+
+
 def test_a_whole_prompt_needs_no_mask() -> None:
-    (piece,) = make_pieces(batch([(40, 40)], [[0, 1, 2, 3, 4]]), None, torch.float32, True)
+    (piece,) = make_pieces(batch([(40, 40)], [[0, 1, 2, 3, 4]]), FULL, torch.float32, True)
     assert piece.causal and piece.mask is None
 
 
 def test_rows_share_a_call_until_padding_costs_more_than_another_call() -> None:
     def calls(lengths: list[int]) -> list[tuple[int, int]]:
         tables = [list(range(600 * i, 600 * i + 500)) for i in range(len(lengths))]
-        pieces = make_pieces(batch([(1, n) for n in lengths], tables), None, torch.float32, True)
+        pieces = make_pieces(batch([(1, n) for n in lengths], tables), FULL, torch.float32, True)
         return sorted((piece.rows, piece.num_keys) for piece in pieces)
 
     assert calls([400, 100, 390, 99, 380]) == [(5, 400)]

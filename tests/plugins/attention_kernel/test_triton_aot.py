@@ -18,8 +18,8 @@ from engine_plugins.kv_format.tiles import load_e4m3, load_int8
 
 INDEX = dict.fromkeys(("tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr"), "*i32")
 STRIDES = ("table", "qt", "qh", "ot", "oh", "block", "slot", "head")
-SIZES = {"window": "i32", **{f"stride_{name}": "i32" for name in STRIDES}}
-UNALIGNED = frozenset(INDEX) | {"num_splits", "stride_table", "window"}
+SIZES = {"reach": "i32", **{f"stride_{name}": "i32" for name in STRIDES}}
+UNALIGNED = frozenset(INDEX) | {"num_splits", "stride_table", "reach"}
 """What the kernels ask not to be specialised on."""
 
 
@@ -65,7 +65,7 @@ def variant(
     constants = {
         "k_scale_ptr": None, "v_scale_ptr": None, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim,
         "BLOCK_SIZE": block_size, "BLOCK_M": block_m, "BLOCK_N": shape.block_n, "BLOCK_D": shape.block_d,
-        "HAS_WINDOW": window, "HAS_CAP": cap, "SCALE": "none", "LOAD_TILE": None, "PDL": pdl,
+        "REACH": "window" if window else "full", "HAS_CAP": cap, "SCALE": "none", "LOAD_TILE": None, "PDL": pdl,
     }  # fmt: skip
     if cache is not None:
         stored, scale, load_tile = CACHES[cache]

@@ -40,6 +40,7 @@ class Plain:
         soft_cap=True,
         max_verify_width=64,
         capturable=False,
+        chunk=True,
     )
 
     def __init__(self, context: BuildContext) -> None:
@@ -102,8 +103,7 @@ class Plain:
     def hidden(self, op: Attention, num_queries: int, num_keys: int) -> Tensor:
         position = torch.arange(num_keys - num_queries, num_keys)[:, None]
         key = torch.arange(num_keys)[None, :]
-        later = key > position
-        return later if op.window is None else later | (key <= position - op.window)
+        return (key > position) | (key < op.first_key(position))
 
 
 class Captured(Plain):
@@ -118,9 +118,7 @@ class Captured(Plain):
         row = torch.searchsorted(starts[1:].contiguous(), token, right=True)
         count = starts[row + 1] - starts[row]
         position = (self.lengths(batch)[row] - count + token - starts[row])[:, None]
-        hidden = key > position
-        if op.window is not None:
-            hidden = hidden | (key <= position - op.window)
+        hidden = (key > position) | (key < op.first_key(position))
         slots = (tables[row][:, key // size].long() * size + key % size).flatten()
         group = op.num_heads // op.num_kv_heads
         keys_and_values = (self.spread(x, group).unflatten(0, hidden.shape) for x in self.read(cache, slots))
@@ -269,6 +267,14 @@ class NoWindow(Plain):
 
     def hidden(self, op: Attention, num_queries: int, num_keys: int) -> Tensor:
         return super().hidden(replace(op, window=None), num_queries, num_keys)
+
+
+@mutant(Suite, EQUALS)
+class ChunkAsWindow(Plain):
+    """Takes a chunk for a window of as many tokens."""
+
+    def hidden(self, op: Attention, num_queries: int, num_keys: int) -> Tensor:
+        return super().hidden(replace(op, window=op.chunk or op.window, chunk=None), num_queries, num_keys)
 
 
 @mutant(Suite, EQUALS)

@@ -25,11 +25,11 @@ struct Rotation {
 
 // Mirrored by a ctypes structure.
 struct PositionScale {
-    int64_t size, length;
+    int64_t size, length, offset;
     float beta;
 };
 
-enum Kind : int64_t { ADD = 0, GATE = 1, GATE_ALL = 2, GATED = 3, ACTIVATED = 4, SCALED = 5, CAPPED = 6 };
+enum Kind : int64_t { ADD = 0, GATE = 1, GATE_ALL = 2, GATED = 3, ACTIVATED = 4, SCALED = 5, CAPPED = 6, TIMES = 7 };
 enum Plain : int64_t { GELU = 10, RELU = 11, RELU2 = 12 };  // activations without a vector form; below: Activation
 
 // Mirrored by a ctypes structure.
@@ -111,6 +111,7 @@ part combined(const Elementwise& e, part a, part b) {
     if (e.kind == GATED) return activated_part(e.activation, a) * b;
     if (e.kind == ACTIVATED) return activated_part(e.activation, a);
     if (e.kind == SCALED) return a * e.factor;
+    if (e.kind == TIMES) return a * b;
     // tanh(u) = 1 - 2 / (1 + exp(2 u))
     const part u = a * (1.0f / e.factor);
     return e.factor * (1.0f - over_one_plus_exp2(broadcast_part(2.0f), u * (2.0f * LOG2_E)));
@@ -141,7 +142,7 @@ void scale_by_position(const PositionScale& p, int64_t rows, const T* x, int64_t
                        T* y) {
 #pragma omp parallel for schedule(static) if (rows * p.size >= PARALLEL_ELEMENTS)
     for (int64_t row = 0; row < rows; row++) {
-        const float factor = 1.0f + p.beta * std::log1p(static_cast<float>(positions[row] / p.length));
+        const float factor = 1.0f + p.beta * std::log1p(static_cast<float>((positions[row] + p.offset) / p.length));
 #pragma omp simd
         for (int64_t i = 0; i < p.size; i++) y[row * p.size + i] = narrow<T>(widen(x[row * x_stride + i]) * factor);
     }

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from engine import native
 from engine.contracts.attention_kernel import LayerCache
-from engine.contracts.ops import Norm
+from engine.contracts.ops import Norm, PositionScale
 from engine.kernels.cpu.layer_ops import SUFFIXES
 from engine.kernels.cpu.program import empty, run
 from engine.native import ACTIVATIONS, FLOAT, INT64, POINTER, NativeCall
 
-KINDS = ("add", "gate", "gate_all", "gated", "activated", "scaled", "capped")
+KINDS = ("add", "gate", "gate_all", "gated", "activated", "scaled", "capped", "times")
 """As the numbers of ``Kind`` in ``elementwise.cpp``."""
 ACTS = {**ACTIVATIONS, "gelu": 10, "relu": 11, "relu2": 12}
 """Codes of activations."""
@@ -49,7 +49,7 @@ class _Elementwise(ctypes.Structure):
 class _PositionScale(ctypes.Structure):
     """``PositionScale`` of ``elementwise.cpp``."""
 
-    _fields_ = (*((name, INT64) for name in ("size", "length")), ("beta", FLOAT))
+    _fields_ = (*((name, INT64) for name in ("size", "length", "offset")), ("beta", FLOAT))
 
 
 _FUNCTIONS = {
@@ -137,11 +137,9 @@ class Combine:
         return _function("combine", a.dtype).at(what, a.shape[0], *rows, y.data_ptr())
 
 
-def scaled_by_position(
-    width: int, beta: float, length: int, dtype: torch.dtype
-) -> Callable[[Tensor, Tensor], Tensor]:
+def scaled_by_position(width: int, op: PositionScale, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
     """``(x [rows, width], positions)``, int64 ``[rows]``."""
-    function, what = _function("scale_by_position", dtype), _PositionScale(width, length, beta)
+    function, what = _function("scale_by_position", dtype), _PositionScale(width, op.length, op.offset, op.beta)
 
     def call(x: Tensor, positions: Tensor, y: Tensor) -> NativeCall:
         assert x.stride(1) == 1 and positions.is_contiguous() and positions.dtype == torch.int64

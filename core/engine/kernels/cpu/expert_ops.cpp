@@ -72,10 +72,14 @@ void choose(const Choice& c, int64_t rows, const T* x, int64_t x_stride, int64_t
             for (int64_t i = 0; i < c.in_features; i++) sum += widen(in[i]) * weight[i];
             scores[e] = c.router_bias ? sum + c.router_bias[e] : sum;
         }
+        // Sigmoids of large logits are equal. Without a correction their order is that of the logits.
+        const bool by_logits = c.scores == SIGMOID && !c.correction && c.groups == 1;
+        if (by_logits) std::copy_n(scores, c.num_experts, choice);
         if (c.scores == SOFTMAX) softmax(scores, c.num_experts);
         if (c.scores == SIGMOID)
             for (int64_t e = 0; e < c.num_experts; e++) scores[e] = 1.0f / (1.0f + std::exp(-scores[e]));
-        for (int64_t e = 0; e < c.num_experts; e++) choice[e] = c.correction ? scores[e] + c.correction[e] : scores[e];
+        for (int64_t e = 0; e < c.num_experts && !by_logits; e++)
+            choice[e] = c.correction ? scores[e] + c.correction[e] : scores[e];
         if (c.groups > 1) leave_best_groups(c, choice, choice + c.num_experts);
         int64_t* chosen = ids + row * c.top_k;
         float* share = weights + row * c.top_k;

@@ -95,6 +95,8 @@ class MixExperts:
         without = next((linear.label for pair in pairs for linear in pair if linear.native is None), None)
         if without is not None or not op.gated.is_plain or op.gated.act not in native.ACTIVATIONS:
             raise NotNative(f"its experts ({without or op.gated}) have no native calls")
+        if op.weighs_inputs:
+            raise NotNative("its experts read weighted inputs")
         into, inner, out = (
             torch.zeros(1, size, dtype=dtype)
             for size in (op.gate_up.in_features, op.down.in_features, op.down.out_features)

@@ -21,6 +21,8 @@ from engine.contracts.ops import (
     PositionScale,
     Rope,
     Scale,
+    ScaleBy,
+    Slice,
     SoftCap,
 )
 from engine.contracts.quantizer import NativeLinear, PackedLinear
@@ -165,7 +167,7 @@ def _gate(lowering: Lowering, op: Gate, fused: Fused[Kernel], weights: Weights) 
 
 
 def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    scale = by_width(lambda width: scaled_by_position(width, op.beta, op.length, lowering.dtype))
+    scale = by_width(lambda width: scaled_by_position(width, op, lowering.dtype))
 
     def scaled(context: StepContext, x: Tensor) -> Tensor:
         made: Tensor = scale(x.shape[1])(x, context.positions)
@@ -176,6 +178,22 @@ def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel],
 
 def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights) -> Lowered:
     return _combining("scaled", factor=scale_factor(lowering, op))
+
+
+def _scale_by(lowering: Lowering, op: ScaleBy, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    factors = weights.small(op.name, (op.size,)).to(lowering.dtype)
+    if op.size == 1:
+        return _combining("scaled", factor=float(factors))
+    times = Combine("times", op.size)
+
+    def scaled(context: StepContext | None, x: Tensor) -> Tensor:
+        return times(x, factors.expand(x.shape[0], -1))
+
+    return Lowered(scaled, "compiled, times", None)
+
+
+def _slice(lowering: Lowering, op: Slice, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return Lowered(lambda context, x: x[:, op.start : op.stop], "view", None)
 
 
 def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -212,5 +230,7 @@ _LOWER: dict[type[Op], LowerOp] = {
     Gate: _gate,
     PositionScale: _position_scale,
     Scale: _scale,
+    ScaleBy: _scale_by,
+    Slice: _slice,
     SoftCap: _soft_cap,
 }

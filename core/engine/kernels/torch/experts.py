@@ -13,6 +13,7 @@ from engine.contracts.quantizer import PackedLinear
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.kernels.torch.reference import gated
 from engine.models.fuse import Fused
+from engine.native import ACTIVATIONS
 
 SMALLEST_SUM = 1e-20
 """By which weights are divided at least."""
@@ -24,18 +25,24 @@ def lower_router(lowering: Lowering, op: Router, fused: Fused[Kernel], weights: 
 
 
 def lower_route(lowering: Lowering, op: Route, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    correction = None if op.correction is None else weights.small(op.correction, (op.num_experts,))
-    return Lowered(lambda context, logits: route(op, logits, correction), "torch top-k")
+    names, shape = (op.correction, op.expert_scale), (op.num_experts,)
+    correction, scale = (None if name is None else weights.small(name, shape) for name in names)
+    return Lowered(lambda context, logits: route(op, logits, correction, scale), "torch top-k")
 
 
-def route(op: Route, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
-    """See :class:`Route`. ``logits``: float32 ``[num_tokens, num_experts]``; ``correction``: ``[num_experts]``."""
+def route(
+    op: Route, logits: Tensor, correction: Tensor | None, expert_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """See :class:`Route`. ``logits``: float32 ``[num_tokens, num_experts]``; ``correction``, ``expert_scale``:
+    ``[num_experts]``."""
     scores = logits
     if op.scores == "softmax":
         scores = logits.softmax(dim=-1)
     elif op.scores == "sigmoid":
         scores = logits.sigmoid()
     choice = scores if correction is None else scores + correction
+    if op.scores == "sigmoid" and correction is None and op.groups == 1:
+        choice = logits
     if op.groups > 1:
         choice = choice.masked_fill(_outside(op, choice), float("-inf"))
     ids = choice.topk(op.top_k, dim=-1).indices
@@ -44,7 +51,8 @@ def route(op: Route, logits: Tensor, correction: Tensor | None) -> tuple[Tensor,
         weights = weights.softmax(dim=-1)
     if op.renormalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + SMALLEST_SUM)
-    return ids, weights * op.scale
+    weights = weights * op.scale
+    return ids, weights if expert_scale is None else weights * expert_scale[ids]
 
 
 def _outside(op: Route, choice: Tensor) -> Tensor:
@@ -74,8 +82,10 @@ def mixed_by_torch(
         for number in sorted(set(ids.flatten().tolist())):
             rows, places = (ids == number).nonzero(as_tuple=True)
             gate_up, down = pairs[number]
-            made = expert(op, gate_up, down, x.index_select(0, rows))
-            out.index_add_(0, rows, made.float() * shares[rows, places][:, None])
+            read, weight = x.index_select(0, rows), shares[rows, places][:, None]
+            if op.weighs_inputs:
+                read, weight = (read * weight).to(x.dtype), torch.ones_like(weight)
+            out.index_add_(0, rows, expert(op, gate_up, down, read).float() * weight)
         return lowering.reduced(lambda partial: partial)(out).to(x.dtype)
 
     return experts
@@ -83,7 +93,7 @@ def mixed_by_torch(
 
 def expert(op: Experts, gate_up: PackedLinear, down: PackedLinear, x: Tensor) -> Tensor:
     """One expert's output for the rows that go to it."""
-    if op.gated.is_plain and gate_up.apply_gated is not None:
+    if op.gated.is_plain and op.gated.act in ACTIVATIONS and gate_up.apply_gated is not None:
         return down.apply(gate_up.apply_gated(x, op.gated.act))
     gate, up = gate_up.apply(x).chunk(2, dim=-1)
     return down.apply(gated(gate, up, op.gated))

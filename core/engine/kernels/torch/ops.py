@@ -32,7 +32,9 @@ from engine.contracts.ops import (
     Route,
     Router,
     Scale,
+    ScaleBy,
     ShortConv,
+    Slice,
     SoftCap,
 )
 from engine.kernels.cpu.row_ops import lookup, widen
@@ -164,6 +166,10 @@ def rotates_whole(lowering: Lowering, index: int) -> bool:
     return lowering.kernels == "torch" and op.facts.rotary_dim in (None, op.head_dim) and not op.facts.interleaved
 
 
+def _slice(lowering: Lowering, op: Slice, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    return Lowered(lambda context, x: x[:, op.start : op.stop], "view")
+
+
 def _head_slice(lowering: Lowering, op: HeadSlice, fused: Fused[Kernel], weights: Weights) -> Lowered:
     def sliced(context: StepContext | None, x: Tensor) -> Tensor:
         return x.view(-1, x.shape[1] // op.head_dim, op.head_dim)[:, :, op.start : op.stop].flatten(1)
@@ -245,7 +251,7 @@ def _gate(lowering: Lowering, op: Gate, fused: Fused[Kernel], weights: Weights) 
 
 def _position_scale(lowering: Lowering, op: PositionScale, fused: Fused[Kernel], weights: Weights) -> Lowered:
     def scaled(context: StepContext, x: Tensor) -> Tensor:
-        past = (context.positions // op.length).float()
+        past = ((context.positions + op.offset) // op.length).float()
         return (x * (1.0 + op.beta * torch.log1p(past))[:, None]).to(x.dtype)
 
     return Lowered(scaled, "torch")
@@ -260,6 +266,11 @@ def _scale(lowering: Lowering, op: Scale, fused: Fused[Kernel], weights: Weights
     return Lowered(lambda context, x: x * factor, "torch")
 
 
+def _scale_by(lowering: Lowering, op: ScaleBy, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    factor = weights.small(op.name, (op.size,)).to(lowering.dtype)
+    return Lowered(lambda context, x: x * factor, "torch")
+
+
 def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: Weights) -> Lowered:
     return Lowered(lambda context, x: soft_capped(x, op.cap), "torch")
 
@@ -269,6 +280,7 @@ _LOWER: dict[type[Op], LowerOp] = {
     Norm: _norm,
     Linear: _linear,
     Rope: _rope,
+    Slice: _slice,
     HeadSlice: _head_slice,
     HeadJoin: _head_join,
     HeadLinear: _head_linear,
@@ -282,6 +294,7 @@ _LOWER: dict[type[Op], LowerOp] = {
     Gate: _gate,
     PositionScale: _position_scale,
     Scale: _scale,
+    ScaleBy: _scale_by,
     SoftCap: _soft_cap,
     Router: lower_router,
     Route: lower_route,

@@ -100,8 +100,6 @@ def _attend(op: Attention, q: Tensor, keys: Tensor, values: Tensor, sinks: Tenso
     scores = soft_capped(torch.einsum("qhd,khd->hqk", q, keys) * op.scale, op.soft_cap)
     query_pos = torch.arange(kv_len - q_len, kv_len, device=q.device)[:, None]
     key_pos = torch.arange(kv_len, device=q.device)[None, :]
-    visible = key_pos <= query_pos
-    if op.window is not None:
-        visible &= key_pos > query_pos - op.window
+    visible = (key_pos <= query_pos) & (key_pos >= op.first_key(query_pos))
     weights = softmax_with_sinks(scores.masked_fill(~visible, float("-inf")), sinks)
     return torch.einsum("hqk,khd->qhd", weights, values)

@@ -114,7 +114,10 @@ def _frequencies(facts: RopeFacts, dim: int, trained: int, factor: float, is_lon
     if facts.kind == "longrope":
         factors = _factors(params, "long_factor" if is_long else "short_factor", dim)
         return base / factors, _longrope_amplitude(params, factor, trained)
-    known = "default, linear, dynamic, yarn, llama3, longrope"
+    if facts.kind == "proportional":
+        turned = int(float(params["partial_rotary_factor"]) * dim // 2)
+        return base / float(params.get("factor", 1.0)) * (torch.arange(dim // 2) < turned), 1.0
+    known = "default, linear, dynamic, yarn, llama3, longrope, proportional"
     raise ValueError(f"rope_type {facts.kind!r} of the checkpoint: expected one of {known}")
 
 

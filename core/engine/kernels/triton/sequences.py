@@ -184,7 +184,7 @@ def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lo
 
 def _mixes(lowering: Lowering, what: MixExperts) -> bool:
     gated = what.experts.gated
-    return lowering.tp == 1 and gated.is_plain and gated.act in ACTS
+    return lowering.tp == 1 and gated.is_plain and gated.act in ACTS and not what.experts.weighs_inputs
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:

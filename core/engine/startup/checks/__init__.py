@@ -26,10 +26,16 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
     for dim in sorted({op.head_dim for op in model.attentions}):
         if can.head_dims is not None and dim not in can.head_dims:
             problems.append(f"head_dim {dim}, it supports {listing(map(str, can.head_dims))}")
+    groups = sorted({op.num_heads // op.num_kv_heads for op in model.attentions})
+    if can.heads_per_kv_head is not None and len(groups) > 1:
+        found = f"{', '.join(map(str, groups))} query heads that share a key-value head"
+        problems.append(f"{found}, it needs as many in all layers")
     if plan.dtype not in can.dtypes:
         problems.append(f"model.dtype={plan.dtype}, it supports {listing(can.dtypes)}")
     if any(op.window for op in model.attentions) and not can.window:
         problems.append("sliding-window layers")
+    if any(op.chunk for op in model.attentions) and not can.chunk:
+        problems.append("layers with chunked attention")
     if plan.execution == "graphs" and not can.capturable:
         problems.append("execution=graphs, it cannot be captured")
     if bound.drafter.max_width > can.max_verify_width:

@@ -23,7 +23,7 @@ from engine.kv.groups import cache_groups
 MORE_ROWS = ((1, 3), (1, 17), (1, 40), (1, 65))
 """Decodes enough that rows are not few."""
 WIDEST = 4096
-"""Tokens of a window up to which a row is longer than it."""
+"""Tokens of a window or a chunk up to which a row is longer than it."""
 TOLERANCE = {"float32": 0.01, "bfloat16": 0.05, "float16": 0.02}
 """Accepted error, as a share of the largest output, by compute dtype: a wrong mask, scale or row costs more."""
 
@@ -64,6 +64,8 @@ class AttentionCheck:
         rows: tuple[tuple[int, int], ...] = ((1, size + 1), (3, size), (7, 7), (20, size + 25), long, *MORE_ROWS)
         if op.window is not None and op.window <= WIDEST:
             rows = (*rows, (2, op.window + 3))
+        if op.chunk is not None and op.chunk <= WIDEST:  # drafts across a border, and what begins a chunk
+            rows = (*rows, (3, op.chunk + 2), (1, op.chunk + 1))
         return rows
 
     def _try(self, op: Attention, rows: tuple[tuple[int, int], ...]) -> None:

@@ -157,8 +157,8 @@ def _workspace(plan: EnginePlan, bound: BoundEngine, graph: Graph, tokens: int, 
     # Outside compiled kernels, norm and rotation go through float32 copies.
     heads = max((op.num_heads + op.num_kv_heads) * op.head_dim for op in plan.model.attentions)
     wide = 0 if plan.execution != "eager" else tokens * max(graph.hidden_size, heads) * torch.float32.itemsize
-    _, *layers, _ = fused_graph(graph, lowering_of(plan, bound, graph))
-    layer = tokens * alive_in_a_layer(graph, layers) * item
+    embed, *layers, _ = fused_graph(graph, lowering_of(plan, bound, graph))
+    layer = tokens * alive_in_a_layer(graph, embed, layers) * item
     logits = _logits(plan, min(rows, tokens), SAMPLING_COPIES)
     prompt_logprobs = _logits(plan, min(PROMPT_LOGPROB_ROWS, tokens), PROMPT_COPIES)
     alive = 2 * stream + rotation + wide + max(layer, logits, prompt_logprobs)

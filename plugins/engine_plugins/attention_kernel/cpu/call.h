@@ -23,9 +23,16 @@ struct Step {
 struct Op {
     int64_t num_heads, num_kv_heads, head_dim;
     int64_t window;  // 0: none
+    int64_t chunk;   // 0: none
     float scale;     // above 0
     float soft_cap;  // 0: none
     const float* sinks;  // [num_heads], one more logit each; null: none
+
+    // First key that a query at a position sees; below 0 where its window begins before the sequence.
+    int64_t first_key(int64_t position) const {
+        if (chunk > 0) return position - position % chunk;
+        return window > 0 ? position - window + 1 : 0;
+    }
 };
 
 // Of stored keys and values; mirrored by a ctypes structure.

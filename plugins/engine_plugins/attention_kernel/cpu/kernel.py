@@ -57,6 +57,7 @@ class _Op(ctypes.Structure):
         ("num_kv_heads", INT64),
         ("head_dim", INT64),
         ("window", INT64),
+        ("chunk", INT64),
         ("scale", FLOAT),
         ("soft_cap", FLOAT),
         ("sinks", POINTER),
@@ -118,6 +119,7 @@ class CpuAttention:
         capturable=False,
         sinks=True,
         latent=True,
+        chunk=True,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext, *, use_amx: bool = True) -> None:
@@ -203,8 +205,8 @@ class CpuAttention:
         known = self._ops.get(key)
         if known is None:
             assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
-            window, soft_cap = op.window or 0, op.soft_cap or 0.0
-            known = _Op(op.num_heads, op.num_kv_heads, op.head_dim, window, op.scale, soft_cap, key[1])
+            window, chunk, soft_cap = op.window or 0, op.chunk or 0, op.soft_cap or 0.0
+            known = _Op(op.num_heads, op.num_kv_heads, op.head_dim, window, chunk, op.scale, soft_cap, key[1])
             self._ops[key] = known
         return known
 

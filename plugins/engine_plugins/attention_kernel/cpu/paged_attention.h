@@ -50,9 +50,9 @@ template <class Products, int STRIPS, class CallType>
     const int32_t* last_keys = scratch.last_keys + strip * LANES;
     // Counted from first_key and up to, not including, the end: some column sees keys any_begin to any_end, every
     // column keys all_begin to all_end.
-    const int64_t all_end = last_keys[0] + 1 - first_key, any_end = last_keys[STRIPS * LANES - 1] + 1 - first_key;
-    const int64_t any_begin = op.window > 0 ? all_end - op.window : 0;
-    const int64_t all_begin = op.window > 0 ? any_end - op.window : 0;
+    const int32_t first = last_keys[0], last = last_keys[STRIPS * LANES - 1];
+    const int64_t all_end = first + 1 - first_key, any_end = last + 1 - first_key;
+    const int64_t any_begin = op.first_key(first) - first_key, all_begin = op.first_key(last) - first_key;
     const int64_t begin = std::max<int64_t>(0, any_begin) / KEY_GROUP * KEY_GROUP;
     const int64_t end = std::min(count, round_up(any_end, KEY_GROUP));
     if (begin >= end) return;

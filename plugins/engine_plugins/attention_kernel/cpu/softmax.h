@@ -83,12 +83,18 @@ void apply_soft_cap(const Op& op, float* scores, int64_t begin, int64_t end) {
         store_part(at, tanh_part(load_part(at) * factor));
 }
 
-// Mask what lies after each column's last key or before its window.
+// The keys before the first ones that queries at these positions see, as Op::first_key.
+ipart before_first(const Op& op, ipart positions) {
+    if (op.chunk > 0) return positions - positions % static_cast<int32_t>(op.chunk) - 1;
+    return op.window > 0 ? positions - static_cast<int32_t>(op.window) : ipart{} - 1;
+}
+
+// Mask what lies after each column's last key or before its first.
 void apply_mask(const Op& op, const int32_t* last_keys, int64_t first_key, float* scores, int64_t begin, int64_t end) {
     for (int p = 0; p < PARTS; p++) {
         ipart last;
         std::memcpy(&last, last_keys + p * PART_LANES, sizeof last);
-        const ipart before = op.window > 0 ? last - static_cast<int32_t>(op.window) : ipart{} - 1;
+        const ipart before = before_first(op, last);
         for (int64_t i = begin; i < end; i++) {
             float* at = scores + i * LANES + p * PART_LANES;
             const ipart key = ipart{} + static_cast<int32_t>(first_key + i);

@@ -44,8 +44,7 @@ std::vector<Task> cut_columns(const Shape& shape, int64_t task_columns) {
             task.first_column = (end - 1) / task_columns * task_columns;
             task.num_columns = end - task.first_column;
             task.end_key = shape.last_key(row, end - 1) + 1;
-            if (shape.op.window > 0)
-                task.first_key = std::max<int64_t>(0, shape.last_key(row, task.first_column) + 1 - shape.op.window);
+            task.first_key = std::max<int64_t>(0, shape.op.first_key(shape.last_key(row, task.first_column)));
             parts.push_back(task);
             end = task.first_column;
         }

@@ -26,18 +26,18 @@ from engine_plugins.attention_kernel.triton.tile_ops import (
 
 
 @triton.jit(
-    do_not_specialize=["num_splits", "stride_table", "window"],
+    do_not_specialize=["num_splits", "stride_table", "reach"],
     do_not_specialize_on_alignment=["tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr"],
 )
 def split_attention(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr, part_ptr, lse_ptr, arrived_ptr,
     tiles_ptr, table_ptr, q_starts_ptr, kv_lens_ptr,
-    num_splits, stride_table, window,
+    num_splits, stride_table, reach,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_block, stride_slot, stride_head,
     scale, soft_cap,
     GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, SPLIT: tl.constexpr, LANES: tl.constexpr, MERGE_M: tl.constexpr,
+    REACH: tl.constexpr, HAS_CAP: tl.constexpr, SPLIT: tl.constexpr, LANES: tl.constexpr, MERGE_M: tl.constexpr,
     SCALE: tl.constexpr, LOAD_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program ``(tile * NUM_KV_HEADS + kv_head, split)``; writes its tile's output, or helps to.
@@ -55,7 +55,7 @@ def split_attention(
     row, start = tile_of(tiles_ptr, program // NUM_KV_HEADS)
     wait_for_input(PDL)
     first_token, q_len, kv_len = lengths_of(row, q_starts_ptr, kv_lens_ptr)
-    low, high, _ = key_range(start, q_len, kv_len, window, GROUP, BLOCK_M, HAS_WINDOW)
+    low, high, _ = key_range(start, q_len, kv_len, reach, GROUP, BLOCK_M, REACH)
     first_tile, end_tile = low // BLOCK_N, tl.cdiv(high, BLOCK_N)
     live = 1
     if SPLIT:
@@ -81,8 +81,8 @@ def split_attention(
         acc, row_max, row_sum = fold_tile(
             acc, row_max, row_sum, q, positions,
             k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, low, high,
-            stride_block, stride_slot, stride_head, scale, soft_cap, window,
-            True, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_CAP, SCALE, LOAD_TILE,
+            stride_block, stride_slot, stride_head, scale, soft_cap, reach,
+            True, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, REACH, HAS_CAP, SCALE, LOAD_TILE,
         )  # fmt: skip
 
     empty = row_sum == 0.0

@@ -62,6 +62,7 @@ class TritonAttention:
         soft_cap=True,
         max_verify_width=32,
         capturable=True,
+        chunk=True,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext, *, num_sms: int | None = None) -> None:
@@ -160,7 +161,7 @@ class _Call:
     def numbers(self) -> tuple[int | float, ...]:
         q, out, keys, op = self.q, self.out, self.cache.k, self.op
         return (
-            self.batch.block_tables.stride(0), op.window or 0,
+            self.batch.block_tables.stride(0), op.chunk or op.window or 0,
             q.stride(0), q.stride(1), out.stride(0), out.stride(1), *keys.stride()[:3],
             op.scale, op.soft_cap or 1.0,
         )  # fmt: skip
@@ -179,7 +180,7 @@ class _Call:
             "BLOCK_M": shape.block_m,
             "BLOCK_N": shape.block_n,
             "BLOCK_D": shape.block_d,
-            "HAS_WINDOW": op.window is not None,
+            "REACH": "chunk" if op.chunk else "window" if op.window else "full",
             "HAS_CAP": op.soft_cap is not None,
             "SCALE": self.cache.format.scale,
             "LOAD_TILE": self.cache.format.load_tile(),

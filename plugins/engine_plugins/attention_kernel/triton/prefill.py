@@ -1,7 +1,7 @@
 """Attention of long prefill chunks: one program per query tile and kv head walks over all keys the tile sees.
 
 Large query tiles make this compute-bound, so the loop is in two parts: key tiles that every query sees need no mask;
-the diagonal (and, with a window, every tile) does. Key tiles outside the causal or window range are never visited.
+the diagonal (and, with a window or chunks, every tile) does. Key tiles that no query sees are never visited.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from engine_plugins.attention_kernel.triton.tile_ops import (
 
 
 @triton.jit(
-    do_not_specialize=["stride_table", "window"],
+    do_not_specialize=["stride_table", "reach"],
     do_not_specialize_on_alignment=["tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr"],
 )
 def chunk_attention(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr,
     tiles_ptr, table_ptr, q_starts_ptr, kv_lens_ptr,
-    stride_table, window,
+    stride_table, reach,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_block, stride_slot, stride_head,
     scale, soft_cap,
     GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    REACH: tl.constexpr, HAS_CAP: tl.constexpr,
     SCALE: tl.constexpr, LOAD_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program ``(kv_head, tile)``: kv heads vary fastest, so that the heaviest tiles, listed first, start first."""
@@ -51,30 +51,30 @@ def chunk_attention(
     positions = kv_len - q_len + packed // GROUP
     scale *= head_scale(k_scale_ptr, kv_head, SCALE)
 
-    low, high, first_position = key_range(start, q_len, kv_len, window, GROUP, BLOCK_M, HAS_WINDOW)
+    low, high, first_position = key_range(start, q_len, kv_len, reach, GROUP, BLOCK_M, REACH)
     first_tile, end_tile = low // BLOCK_N, tl.cdiv(high, BLOCK_N)
     masked_from = first_tile
-    if not HAS_WINDOW:
+    if REACH == "full":
         masked_from = (first_position + 1) // BLOCK_N
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     row_table = table_ptr + row.to(tl.int64) * stride_table
-    if not HAS_WINDOW:
+    if REACH == "full":
         for tile in range(first_tile, masked_from):
             acc, row_max, row_sum = fold_tile(
                 acc, row_max, row_sum, q, positions,
                 k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, low, high,
-                stride_block, stride_slot, stride_head, scale, soft_cap, window,
-                False, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_CAP, SCALE, LOAD_TILE,
+                stride_block, stride_slot, stride_head, scale, soft_cap, reach,
+                False, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, REACH, HAS_CAP, SCALE, LOAD_TILE,
             )  # fmt: skip
     for tile in range(masked_from, end_tile):
         acc, row_max, row_sum = fold_tile(
             acc, row_max, row_sum, q, positions,
             k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, low, high,
-            stride_block, stride_slot, stride_head, scale, soft_cap, window,
-            True, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_CAP, SCALE, LOAD_TILE,
+            stride_block, stride_slot, stride_head, scale, soft_cap, reach,
+            True, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, REACH, HAS_CAP, SCALE, LOAD_TILE,
         )  # fmt: skip
 
     result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None] * head_scale(v_scale_ptr, kv_head, SCALE)

@@ -28,16 +28,25 @@ def lengths_of(row, q_starts_ptr, kv_lens_ptr):
 
 
 @triton.jit
-def key_range(start, q_len, kv_len, window, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def first_key(position, reach, REACH: tl.constexpr):
+    """The first key that a query at a position sees. ``REACH``: ``full``, or what ``reach`` tokens are: a ``window`` or
+    a ``chunk``."""
+    if REACH == "chunk":
+        return position - position % reach
+    elif REACH == "window":
+        return tl.maximum(position - reach + 1, 0)
+    else:
+        return position * 0
+
+
+@triton.jit
+def key_range(start, q_len, kv_len, reach, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, REACH: tl.constexpr):
     """Keys ``[low, high)`` that some query of the tile sees, and the position of the tile's first token."""
     first = start // GROUP
     last = tl.minimum((start + BLOCK_M - 1) // GROUP, q_len - 1)
     first_position = kv_len - q_len + first
     high = tl.maximum(kv_len - q_len + last + 1, 0)
-    low = 0
-    if HAS_WINDOW:
-        low = tl.maximum(first_position - window + 1, 0)
-    return low, high, first_position
+    return first_key(first_position, reach, REACH), high, first_position
 
 
 @triton.jit
@@ -123,9 +132,9 @@ def capped(scores, scale, soft_cap, HAS_CAP: tl.constexpr):
 def fold_tile(
     acc, row_max, row_sum, q, positions,
     k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, start, low, high,
-    stride_block, stride_slot, stride_head, scale, soft_cap, window,
+    stride_block, stride_slot, stride_head, scale, soft_cap, reach,
     MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, REACH: tl.constexpr, HAS_CAP: tl.constexpr,
     SCALE: tl.constexpr, LOAD_TILE: tl.constexpr,
 ):  # fmt: skip
     """One step of online softmax (arXiv 2205.14135): fold keys ``start .. start + BLOCK_N`` into the running state.
@@ -137,10 +146,10 @@ def fold_tile(
     block, offset = cache_slots(table_ptr, start, high, BLOCK_SIZE, BLOCK_N)
     keys = start + tl.arange(0, BLOCK_N)
     real = dim_mask(BLOCK_D, HEAD_DIM)[None, :]
-    # What lies past `high` may be memory never written, and what lies before `low`, which a window has passed, another
-    # request's; 0 * NaN is NaN: neither may even be loaded.
+    # What lies past `high` may be memory never written, and what lies before `low`, which a window or a chunk has
+    # passed, another request's; 0 * NaN is NaN: neither may even be loaded.
     within = keys < high
-    if HAS_WINDOW:
+    if REACH != "full":
         within = within & (keys >= low)
     if MASKED:
         mask = within[:, None] & real
@@ -155,8 +164,8 @@ def fold_tile(
     scores = capped(scores, scale, soft_cap, HAS_CAP)
     if MASKED:
         visible = (keys[None, :] <= positions[:, None]) & (keys < high)[None, :]
-        if HAS_WINDOW:
-            visible = visible & (keys[None, :] > positions[:, None] - window)
+        if REACH != "full":
+            visible = visible & (keys[None, :] >= first_key(positions, reach, REACH)[:, None])
         scores = tl.where(visible, scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, 1))
     # A query that has seen no key yet has a maximum of -inf; -inf - -inf would be NaN.

@@ -55,6 +55,7 @@ class MineKernel:
         window=True,
         soft_cap=True,
         sinks=True,
+        chunk=True,
         max_verify_width=1 << 30,
         capturable=False,
     )
@@ -106,8 +107,8 @@ def _read(cache: Tensor, scale: Tensor | None, slots: Tensor, kv_format: KVForma
 
 
 def _attend(op: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-    """One row: query ``j`` sees keys ``0 .. kv_len - q_len + j``, or the last ``window`` of them. ``sinks``: one more
-    logit for each head, of a key without a value."""
+    """One row: query ``j`` sees keys up to ``kv_len - q_len + j``, from the first of its window or chunk on.
+    ``sinks``: one more logit for each head, of a key without a value."""
     import torch
 
     group = op.num_heads // op.num_kv_heads
@@ -117,11 +118,9 @@ def _attend(op: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
         scores = op.soft_cap * torch.tanh(scores / op.soft_cap)
     key = torch.arange(len(k), device=q.device)
     query = torch.arange(len(k) - len(q), len(k), device=q.device)[:, None]
-    hidden = key > query
-    if op.window is not None:
-        hidden |= key <= query - op.window
-        # What the window has passed may be another request's memory: nothing of it may show, not even NaN.
-        v = v.masked_fill(hidden.all(dim=0)[:, None, None], 0.0)
+    hidden = (key > query) | (key < op.first_key(query))
+    # What a window or chunk has passed may be another request's memory: nothing of it may show, not even NaN.
+    v = v.masked_fill(hidden.all(dim=0)[:, None, None], 0.0)
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), dim=-1)
