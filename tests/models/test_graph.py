@@ -267,6 +267,15 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
     "more experts than there are": (lambda b, x, y: experts(b, x, b.input(4), 5), "5 of 4 experts, chosen by 4 logits"),
     "logits of other experts": (lambda b, x, y: experts(b, x, x), "2 of 4 experts, chosen by 16 logits"),
     "experts of two sizes": (lambda b, x, y: experts(b, x, b.input(4), up=8), "experts with 24 gates and 8 ups"),
+    "a function of nowhere": (
+        lambda b, x, y: b.torch_function("squared", x, size=16),
+        "torch function 'squared': expected package.module:function",
+    ),
+    "a function of nothing": (lambda b, x, y: b.torch_function("m:f", size=16), "16 features of inputs of \\[\\]"),
+    "feature by feature, and more of them": (
+        lambda b, x, y: b.torch_function("m:f", x, y, size=16, by_feature=True),
+        "torch function m:f: 16 features of inputs of \\[16, 24\\], expected as many",
+    ),
     "a value of another builder": (lambda b, x, y: b.add(x, foreign(16)), "was made by another builder"),
     "a value of another size": (
         lambda b, x, y: b.activation(Value(x.number, 24), "relu"),

@@ -39,6 +39,10 @@ def test_heads_are_normed_where_they_are() -> None:
     check_cuts(graph, tp=2)
 
 
+def test_a_function_may_be_computed_of_some_features_on_each_rank() -> None:
+    check_cuts(layer(change=lambda b, q: b.torch_function("m:f", q, size=16, by_feature=True)), tp=2)
+
+
 BROKEN: dict[str, tuple[Graph, str]] = {
     "outputs cut twice": (layer(out="out"), 'linear o: expected shard="in" of what shard="out" made'),
     "inputs never cut": (layer(out="none"), 'linear o: expected shard="in" of what shard="out" made'),
@@ -47,6 +51,10 @@ BROKEN: dict[str, tuple[Graph, str]] = {
     "experts chosen by a part": (
         layer(change=lambda b, q: b.add(q, b.linear(b.router(q, "r", 4), LinearPart("p", 16), shard="out"))),
         "Router: expected a value that every rank has whole",
+    ),
+    "a function of all features, of a part of them": (
+        layer(change=lambda b, q: b.torch_function("m:f", q, size=16)),
+        "torch function m:f: expected values that every rank has whole, or a function with by_feature",
     ),
     "queries alone whole": (
         layer(change=lambda b, q: b.linear(q, LinearPart("again", 16), shard="in")),

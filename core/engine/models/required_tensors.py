@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from engine.border.calls import broken, shown
 from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.headers import name_list
-from engine.contracts.graph import Block, Graph
+from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.ops import (
     Attention,
     Embed,
@@ -23,6 +23,7 @@ from engine.contracts.ops import (
     Op,
     Route,
     Router,
+    TorchFunction,
 )
 from engine.contracts.quantizer import (
     CheckingQuantizer,
@@ -166,20 +167,29 @@ def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of all tensors beside those of linear layers."""
     by_heads: set[str] = set()
     for node in graph.nodes:
-        if isinstance(node.op, Embed):
-            yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
-        elif isinstance(node.op, Norm):
-            yield from norm_tensors(node.op)
-        elif isinstance(node.op, HeadLinear):
-            if node.op.name not in by_heads:  # ops may read different rows of one tensor
-                yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
+        if isinstance(node.op, HeadLinear):
+            if node.op.name in by_heads:  # ops may read different rows of one tensor
+                continue
             by_heads.add(node.op.name)
-        elif isinstance(node.op, Attention) and node.sinks is not None:
-            yield node.sinks, (node.op.num_heads,)
-        elif isinstance(node.op, Router):
-            yield from router_tensors(node.op)
-        elif isinstance(node.op, Route) and node.op.correction is not None:
-            yield node.op.correction, (node.op.num_experts,)
+        yield from small_tensors_of(node)
+
+
+def small_tensors_of(node: Node) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Those of one node."""
+    if isinstance(node.op, Embed):
+        yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
+    elif isinstance(node.op, Norm):
+        yield from norm_tensors(node.op)
+    elif isinstance(node.op, HeadLinear):
+        yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
+    elif isinstance(node.op, Attention) and node.sinks is not None:
+        yield node.sinks, (node.op.num_heads,)
+    elif isinstance(node.op, Router):
+        yield from router_tensors(node.op)
+    elif isinstance(node.op, Route) and node.op.correction is not None:
+        yield node.op.correction, (node.op.num_experts,)
+    elif isinstance(node.op, TorchFunction):
+        yield from node.op.tensors
 
 
 def router_tensors(op: Router) -> Iterator[tuple[str, tuple[int, ...]]]:

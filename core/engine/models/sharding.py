@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.border.calls import broken, shown
 from engine.contracts.graph import Graph, Node
-from engine.contracts.ops import Attention, Experts, KVWrite, Linear, LinearSpec, Norm, Route, Router
+from engine.contracts.ops import Attention, Experts, KVWrite, Linear, LinearSpec, Norm, Route, Router, TorchFunction
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
 from engine.models.required_tensors import linears
@@ -98,6 +98,8 @@ def cut_problems(graph: Graph) -> Iterator[str]:
             needs, expected = True, 'queries, keys and values that linear layers with shard="out" made'
         elif isinstance(node.op, Router | Route | Experts):
             needs, expected = False, "a value that every rank has whole"
+        elif isinstance(node.op, TorchFunction) and not node.op.by_feature:
+            needs, expected = False, "values that every rank has whole, or a function with by_feature"
         else:
             needs, expected = all(found), "inputs that are all whole or all shared out"
         if found != {needs}:
@@ -105,6 +107,8 @@ def cut_problems(graph: Graph) -> Iterator[str]:
 
 
 def _title(node: Node) -> str:
+    if isinstance(node.op, TorchFunction):
+        return f"torch function {node.op.function}"
     return f"linear {node.op.spec.parts[0].name}" if isinstance(node.op, Linear) else type(node.op).__name__
 
 
