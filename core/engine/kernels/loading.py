@@ -263,9 +263,10 @@ class Loader:
         return found[0], found[1] if op.bias else None
 
     def small(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        found = self.tensor(name, shape).float().to(self.lowering.device)
-        self.hold(found)
-        return found
+        if name not in self._small:
+            self._small[name] = self.tensor(name, shape).float().to(self.lowering.device)
+            self.hold(self._small[name])
+        return self._small[name]
 
     def embedding(self, op: Embed) -> Tensor:
         name = f"{op.name}.weight"
