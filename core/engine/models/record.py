@@ -44,6 +44,7 @@ def facts(architecture: Architecture, model: ModelConfig) -> ModelFacts:
         max_position=graph.max_position,
         tie_embeddings=graph.lm_head.tied,
         attentions=tuple(dict.fromkeys(node.op for node in graph.nodes if isinstance(node.op, Attention))),
+        ignored=graph.ignored,
     )
 
 

@@ -55,7 +55,7 @@ class DraftModelDrafter:
         check_same_tokens(model, context.model)
         self._model = model
         self.kv: DrafterKV | None = DrafterKV(model.num_layers, model.num_kv_heads, model.head_dim)
-        self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype)
+        self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype, model.ignored)
 
     def start(self, engine: DraftEngine) -> None:
         graph: Graph = engine.describe(self._model)

@@ -16,9 +16,11 @@ from tools.benchmarks.families import COMMON, PROMPT, answer, greedy, planned_lo
 from transformers import AutoConfig
 
 from engine.assembly.assemble import assemble
+from engine.assembly.bind import bind
 from engine.contracts.graph import Graph
 from engine.contracts.ops import Attention, PositionScale, Rope, Scale
 from engine.startup.build import build_engine
+from engine.startup.memory.fit import plan_memory
 from engine_plugins.architecture.ernie import ErnieArchitecture
 from engine_plugins.architecture.gemma import GemmaArchitecture
 from engine_plugins.architecture.glm import GlmArchitecture
@@ -249,7 +251,11 @@ def test_an_engine_says_what_it_does_not_read_and_drafts_with_all_of_a_model() -
     with TestGemma().checkpoint("gemma3 that sees") as (written, _, theirs):
         path = written.path
         drafts = ("drafter=draft_model", f"drafter.path={path}", "drafter.adaptive=false")
-        engine = build_engine(assemble([*COMMON, f"model.path={path}", *drafts]))
+        plan = assemble([*COMMON, f"model.path={path}", *drafts])
+        tensors = load_file(Path(path) / "model.safetensors")
+        of_text = sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("language_model."))
+        assert plan_memory(plan, bind(plan)).estimate.drafter == of_text
+        engine = build_engine(plan)
         assert any("are not read: vision_tower.*, multi_modal_projector.*" in note for note in engine.info.notes)
         found = answer(engine.core, PROMPT)
         assert found.tokens == greedy(theirs, PROMPT, found.tokens)
