@@ -1,5 +1,5 @@
 """Apertus (arXiv 2509.14233): Llama with norms of query and key heads, and an MLP without a gate whose activation,
-xIELU (arXiv 2411.13010), has two learned numbers in each layer: a torch function, as no op of the engine computes it."""
+xIELU (arXiv 2411.13010), has two learned numbers in each layer: a torch function, as no op of the engine has it."""
 
 from __future__ import annotations
 

@@ -137,9 +137,7 @@ class Combine:
         return _function("combine", a.dtype).at(what, a.shape[0], *rows, y.data_ptr())
 
 
-def scaled_by_position(
-    width: int, beta: float, length: int, dtype: torch.dtype
-) -> Callable[[Tensor, Tensor], Tensor]:
+def scaled_by_position(width: int, beta: float, length: int, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
     """``(x [rows, width], positions)``, int64 ``[rows]``."""
     function, what = _function("scale_by_position", dtype), _PositionScale(width, length, beta)
 
