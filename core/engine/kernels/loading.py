@@ -40,6 +40,8 @@ from engine.models.fuse import Fused
 from engine.models.required_tensors import (
     check_names,
     check_readable,
+    check_shape,
+    check_shapes,
     expert_linears,
     fused_tensors,
     is_fused,
@@ -98,6 +100,7 @@ def load_model(
     checkpoint = open_checkpoint(model.path)
     check_readable(checkpoint, graph, quantizer, model.path)
     check_names(checkpoint, graph, quantizer, model.path)
+    check_shapes(checkpoint, graph, quantizer)
     loader = Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
         return loader.load(graph, max_len or graph.max_position)
@@ -377,10 +380,8 @@ class Loader:
     def _claim(self, name: str, shape: tuple[int, ...] | None) -> TensorEntry:
         """Count a tensor as used and check its shape."""
         entry = self._checkpoint.entry(name)
-        if shape is not None and entry.shape != shape:
-            raise CheckpointError(
-                f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, the model expects {list(shape)}"
-            )
+        if shape is not None:
+            check_shape(entry, name, shape)
         self._read += entry.num_bytes
         self._used.add(name)
         return entry

@@ -35,7 +35,7 @@ from engine.contracts.quantizer import (
 )
 
 if TYPE_CHECKING:
-    from engine.checkpoint.tensors import Checkpoint
+    from engine.checkpoint.tensors import Checkpoint, TensorEntry
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Tensors that old checkpoints have although they follow from the configuration."""
@@ -67,6 +67,34 @@ def check_names(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path
         raise CheckpointError(
             f"model.path={path}: the checkpoint has tensors this architecture does not use: {name_list(leftover)}"
         )
+
+
+def check_shapes(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer) -> None:
+    """What the graph alone says of shapes is so; a quantizer judges its own tensors. Raises :class:`CheckpointError`
+    for the first that is not."""
+    for name, shape in _shapes(graph, quantizer, checkpoint.names):
+        if name in checkpoint.names:
+            check_shape(checkpoint.entry(name), name, shape)
+
+
+def check_shape(entry: TensorEntry, name: str, shape: tuple[int, ...]) -> None:
+    if entry.shape != shape:
+        raise CheckpointError(
+            f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, the model expects {list(shape)}"
+        )
+
+
+def _shapes(graph: Graph, quantizer: Quantizer, names: Container[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from small_tensors(graph)
+    for node in graph.nodes:
+        if isinstance(node.op, Experts) and is_fused(node.op, names):
+            yield from fused_tensors(node.op)
+    for spec in linears(graph, names):
+        for stored in stored_of(quantizer, spec):
+            for part in spec.parts:
+                shape = plain_shape(part, spec, stored)
+                if shape is not None:
+                    yield f"{part.name}.{stored.suffix}", shape
 
 
 def unread_names(graph: Graph, names: Iterable[str]) -> set[str]:
