@@ -11,7 +11,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Act, Gated, LinearPart, Route
-from engine_plugins.architecture.blocks import activation, attention, experts, gated_mlp
+from engine_plugins.architecture.blocks import activation, attention, expect_whole_rotation, experts, gated_mlp, top_k
 from engine_plugins.architecture.llama import qwen_windows
 
 
@@ -25,8 +25,9 @@ class MixtralArchitecture:
         values = Values({"rope_theta": 1e6, **model.raw})
         sizes, act = read_sizes(values, eps=1e-5), activation(values.text("hidden_act", "silu"))
         windows = windows_by_layer(values, sizes.num_layers, every=True)
+        expect_whole_rotation(sizes)
         count = values.whole("num_local_experts", "MAX_EXPERTS", 8)
-        route = Route(count, values.whole("num_experts_per_tok", "MAX_EXPERTS", 2), renormalize=True)
+        route = Route(count, top_k(values, count, 2), renormalize=True)
         b.positions(sizes.max_position)
         x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
         for i, window in enumerate(windows):
@@ -53,6 +54,7 @@ class QwenMoeArchitecture:
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values, second = Values(model.raw), model.architecture == "Qwen2MoeForCausalLM"
         sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
+        expect_whole_rotation(sizes)
         bias = values.flag("qkv_bias", True) if second else values.flag("attention_bias", False)
         windows = qwen_windows(values, sizes.num_layers)
         b.positions(sizes.max_position)
@@ -84,7 +86,7 @@ def _experts(b: Builder, h: Value, values: Values, name: str, sizes: DecoderSize
     key = "num_local_experts" if values.has("num_local_experts") else "num_experts"
     count = values.whole(key, "MAX_EXPERTS", 60 if shared else 128)
     size = values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE", 1408 if shared else 768)
-    chosen = values.whole("num_experts_per_tok", "MAX_EXPERTS", 4 if shared else 8)
+    chosen = top_k(values, count, 4 if shared else 8)
     route = Route(count, chosen, renormalize=values.flag("norm_topk_prob", False))
     made = experts(b, h, name, sizes, route, size, act)
     if not shared:

@@ -7,6 +7,7 @@ scores and logits; Gemma 3 norms heads, and layers with a window rotate by frequ
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine.checkpoint.files import clipped
@@ -16,7 +17,16 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
-from engine_plugins.architecture.blocks import FULL, SLIDING, activation, attention, expect, gated_mlp, with_layer_types
+from engine_plugins.architecture.blocks import (
+    FULL,
+    SLIDING,
+    activation,
+    attention,
+    expect,
+    expect_whole_rotation,
+    gated_mlp,
+    with_layer_types,
+)
 from engine_plugins.architecture.nested import text_model, text_part
 
 COMMON: dict[str, Any] = {
@@ -51,6 +61,8 @@ class GemmaArchitecture:
         sizes = read_sizes(values, tied=True, layer_type=FULL)
         stated = values.whole("max_position_embeddings", "MAX_POSITION")
         local = read_rope(values, sizes.head_dim, stated, SLIDING)
+        expect_whole_rotation(sizes)
+        expect_whole_rotation(replace(sizes, rope=local))
         act = activation(values.text("hidden_activation", "gelu_pytorch_tanh"), "hidden_activation")
         score_cap, logit_cap = (_cap(values, f"{of}_logit_softcapping") for of in ("attn", "final"))
         bias = values.flag("attention_bias", False)

@@ -14,7 +14,7 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
-from engine_plugins.architecture.blocks import activation, gated_mlp, o_proj, qkv_proj
+from engine_plugins.architecture.blocks import activation, expect_whole_rotation, gated_mlp, o_proj, qkv_proj
 from engine_plugins.architecture.llama import decoder
 from engine_plugins.architecture.nested import text_model, text_part
 
@@ -61,6 +61,7 @@ def _ministral3(b: Builder, values: Values, name: str, head: str) -> None:
     if not values.has("rope_parameters") and not values.has("rope_scaling"):
         values = Values({**values.values, "rope_parameters": ROPE})
     sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
+    expect_whole_rotation(sizes)
     windows = windows_by_layer(values, sizes.num_layers, every=True)
     b.positions(sizes.max_position)
     x = b.embed(f"{name}.embed_tokens", sizes.vocab_size, sizes.hidden_size)

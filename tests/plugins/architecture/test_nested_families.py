@@ -1,5 +1,5 @@
-"""Gemma, GLM-4, Ministral 3, Hunyuan, ERNIE and text models of checkpoints that see images compute what transformers
-does; what they do not compute is refused."""
+"""Families with checkpoints that see images, of which the text model is computed: Gemma, Ministral 3, Qwen-VL. They
+refuse what they do not compute."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from engine.contracts.graph import Graph
 from engine.contracts.ops import Attention, PositionScale, Rope, Scale
 from engine.startup.build import build_engine
 from engine.startup.memory.fit import plan_memory
-from engine_plugins.architecture.ernie import ErnieArchitecture
 from engine_plugins.architecture.gemma import GemmaArchitecture
-from engine_plugins.architecture.glm import GlmArchitecture
-from engine_plugins.architecture.hunyuan import HunyuanArchitecture
 from engine_plugins.architecture.ministral import MinistralArchitecture
 from engine_plugins.architecture.qwen_vl import QwenVLArchitecture
 
@@ -68,7 +65,6 @@ GEMMA2 = model(
 )  # fmt: skip
 GEMMA3 = model("Gemma3ForCausalLM", "gemma3_text", sliding_window=8, query_pre_attn_scalar=24, sliding_window_pattern=2)
 GEMMA3_SEEING = seeing("Gemma3ForConditionalGeneration", "gemma3", GEMMA3)
-GLM, GLM4 = model("GlmForCausalLM", "glm"), model("Glm4ForCausalLM", "glm4")
 GROWING = YARN | {
     "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5, "mscale": 1.0,
     "mscale_all_dim": 1.0,
@@ -82,8 +78,6 @@ QWEN2_TEXT = {key: value for key, value in TEXT.items() if key != "head_dim"} | 
 }
 QWEN25_VL = seeing("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", QWEN2_TEXT)
 QWEN2_VL = seeing("Qwen2VLForConditionalGeneration", "qwen2_vl", QWEN2_TEXT)
-HUNYUAN = model("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense")
-ERNIE = model("Ernie4_5ForCausalLM", "ernie4_5")
 
 
 def with_text(whole: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
@@ -110,20 +104,6 @@ class TestGemma(Family):
         },
         "gemma3 that sees": GEMMA3_SEEING,
         "gemma3 that sees, with a head": GEMMA3_SEEING | {"tie_word_embeddings": False},
-    }  # fmt: skip
-
-
-class TestGlm(Family):
-    plugin = GlmArchitecture
-    in_steps = ("glm4",)
-    kernels = ("reference", "torch", "native")
-    variants: ClassVar = {
-        "glm": GLM,
-        "glm4": GLM4,
-        "glm4 rotated whole": GLM4 | {
-            "attention_bias": False, "tie_word_embeddings": True, "partial_rotary_factor": 1.0, "hidden_act": "gelu",
-        },
-        "glm4 stretched": GLM4 | {"rope_parameters": YARN | {"partial_rotary_factor": 0.5}},
     }  # fmt: skip
 
 
@@ -156,31 +136,9 @@ class TestQwenVL(Family):
     }
 
 
-class TestHunyuan(Family):
-    plugin = HunyuanArchitecture
-    in_steps = ("hunyuan with alpha",)
-    kernels = ("reference", "torch", "native")
-    variants: ClassVar = {
-        "hunyuan": HUNYUAN,
-        "hunyuan with alpha": HUNYUAN | BIASES | {
-            "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}, "tie_word_embeddings": True,
-        },
-    }  # fmt: skip
-
-
-class TestErnie(Family):
-    plugin = ErnieArchitecture
-    in_steps = ("ernie",)
-    kernels = ("reference", "torch", "native")
-    variants: ClassVar = {
-        "ernie": ERNIE,
-        "ernie with biases": ERNIE | {"use_bias": True, "tie_word_embeddings": False},
-    }
-
-
 PLUGINS = {
     family: suite.plugin
-    for suite in (TestGemma, TestGlm, TestMinistral, TestQwenVL, TestHunyuan, TestErnie)
+    for suite in (TestGemma, TestMinistral, TestQwenVL)
     for family in {model["architectures"][0] for model in suite.variants.values()}
 }
 
@@ -190,7 +148,7 @@ def described(config: Mapping[str, Any], path: str = "/nowhere", **changes: Any)
     return described_by(PLUGINS[config["architectures"][0]], config, path, **changes)
 
 
-PLAIN = (GEMMA2, GEMMA3, GLM, GLM4, MINISTRAL3, HUNYUAN, ERNIE)
+PLAIN = (GEMMA2, GEMMA3, MINISTRAL3)
 NESTED = (GEMMA3_SEEING, MISTRAL3, with_text(MISTRAL3, model_type="ministral3"), QWEN3_VL, QWEN25_VL, QWEN2_VL)
 
 
@@ -335,12 +293,6 @@ REFUSED: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
         GEMMA2, {"layer_types": ["chunked_attention"] * 4}, "chunked_attention.*expected sliding_attention or full",
     ),
     "a scale of nothing": (GEMMA2, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0: expected a number larger"),
-    "rotations by type of layers that a family has not": (
-        GLM4, {"rope_parameters": {FULL: {"rope_theta": 1e4}}}, "rope_parameters differ by layer type",
-    ),
-    "three rotated dimensions": (
-        GLM4, {"partial_rotary_factor": 0.2}, "3 dimensions of each head are rotated: expected an even number",
-    ),
     "queries that grow by nothing said": (
         MINISTRAL3, {"rope_parameters": YARN}, "llama_4_scaling_beta is missing: expected a number",
     ),
@@ -352,13 +304,6 @@ REFUSED: dict[str, tuple[Mapping[str, Any], dict[str, Any], str]] = {
     "sections of a rotation by type of layers": (
         QWEN3_VL, {"rope_parameters": {FULL: MROPE}}, "rope_parameters differ by layer type",
     ),
-    "a dynamic rotation without a factor": (
-        HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 1000.0}}, "rope type 'dynamic' has no 'factor'",
-    ),
-    "an endless alpha": (
-        HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 1e9, "factor": 1.0}}, "alpha=1000000000.0: expected",
-    ),
-    "biases of half": (ERNIE, {"use_bias": 0.5}, "use_bias=0.5: expected true or false"),
 }  # fmt: skip
 
 
