@@ -38,10 +38,8 @@ from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.models.fuse import Fused
 from engine.models.required_tensors import (
-    check_names,
-    check_readable,
+    check_checkpoint,
     check_shape,
-    check_shapes,
     expert_linears,
     fused_tensors,
     is_fused,
@@ -98,9 +96,7 @@ def load_model(
         keep_freed_memory()
     check_cuts(graph, lowering.tp)
     checkpoint = open_checkpoint(model.path)
-    check_readable(checkpoint, graph, quantizer, model.path)
-    check_names(checkpoint, graph, quantizer, model.path)
-    check_shapes(checkpoint, graph, quantizer)
+    check_checkpoint(checkpoint, graph, quantizer, model.path)
     loader = Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
         return loader.load(graph, max_len or graph.max_position)

@@ -41,6 +41,14 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Tensors that old checkpoints have although they follow from the configuration."""
 
 
+def check_checkpoint(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path: str) -> None:
+    """Raise :class:`CheckpointError` for a checkpoint that is not the model's, as far as headers tell: before any
+    tensor is read."""
+    check_readable(checkpoint, graph, quantizer, path)
+    check_names(checkpoint, graph, quantizer, path)
+    check_shapes(checkpoint, graph, quantizer)
+
+
 def check_readable(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path: str) -> None:
     """Raise :class:`CheckpointError` with everything that headers show the quantizer cannot read."""
     if not isinstance(quantizer, CheckingQuantizer):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.plugins.architecture.family import FULL, SLIDING, described
 from tools.benchmarks.families import COMMON, suites
 
@@ -20,6 +21,7 @@ from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry
 from engine.contracts.graph import Graph
 from engine.contracts.model import DeviceFacts
 from engine.models.required_tensors import check_names, check_shapes
+from engine.startup.build import build_engine
 from engine.testing.architecture import ArchitectureConformance, tensors_of
 from engine.testing.plain import PlainQuantizer
 from engine_plugins.architecture import config as registered
@@ -148,8 +150,28 @@ def test_values_that_no_model_has_are_refused_with_key_value_and_what_was_expect
         assert key in said and any(each in said for each in shown) and "expected" in said, f"{key}={value!r}: {said}"
 
 
-def test_start_up_ends_with_the_reason_before_there_is_a_plan(tmp_path: Path) -> None:
-    wrong = config("LlamaForCausalLM") | {"rope_parameters": {"rope_type": "spiral"}}
-    (tmp_path / "config.json").write_text(json.dumps(wrong))
+def saved(folder: Path, raw: Mapping[str, Any], **shapes: tuple[int, ...]) -> str:
+    """A Llama checkpoint. ``shapes``: of tensors that have others than the model's; of none, they are missing."""
+    (folder / "config.json").write_text(json.dumps(raw))
+    wanted = dict(tensors_of(graph("LlamaForCausalLM"))) | shapes
+    save_file({name: torch.zeros(shape) for name, shape in wanted.items() if shape}, folder / "model.safetensors")
+    return f"model.path={folder}"
+
+
+def test_start_up_refuses_before_it_reads_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Checkpoint, name: str) -> None:
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(Checkpoint, "read", read)
+    raw = config("LlamaForCausalLM")
+    path = saved(tmp_path, raw | {"rope_parameters": {"rope_type": "spiral"}})
     with pytest.raises(AssemblyError, match=r"rope type 'spiral': expected one of default"):
-        assemble([*COMMON, f"model.path={tmp_path}"])
+        assemble([*COMMON, path])
+    norm = "model.layers.1.input_layernorm.weight"
+    for shape, said in (
+        ((), f"missing from the checkpoint: {norm}"),
+        ((7,), r"has shape \[7\], the model expects \[32\]"),
+    ):
+        plan = assemble([*COMMON, saved(tmp_path, raw, **{norm: shape})])
+        with pytest.raises(CheckpointError, match=said):
+            build_engine(plan)
