@@ -16,13 +16,14 @@ from engine.contracts.model import ModelConfig
 from engine.contracts.ops import LinearPart, RopeFacts, TorchFunction
 from engine.kernels.backends import fused_graph, rotations
 from engine.kernels.checks.function import tried
-from engine.kernels.loading import load_model
+from engine.kernels.model import LoweredModel
 from engine.kernels.settings import Kernels, Lowering
 from engine.models.footprint import FUNCTION_RESULTS, alive_in_a_layer
+from engine.testing import paged_loop
 from engine.testing.architecture import ArchitectureConformance, tensors_of
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.paged_loop import PagedLoop
-from engine.testing.plain import OneRank, PlainAttention, PlainQuantizer
+from engine.testing.plain import OneRank, PlainAttention
 
 TOKENS = list(range(20))
 Between = Callable[[Builder, Value], Value]
@@ -66,10 +67,9 @@ AS_OP = Suite(lambda b, up: b.activation(up, "relu2"))
 AS_FUNCTION = Suite(function("squared", by_feature=True))
 
 
-def loaded(suite: Suite, kernels: Kernels = "torch") -> Any:
+def loaded(suite: Suite, kernels: Kernels = "torch") -> LoweredModel:
     with suite.checkpoint("tiny") as (model, graph, _):
-        plugins = PlainQuantizer(), PlainAttention(), PlainFormat(), OneRank()
-        return load_model(model, graph, *plugins, "float32", "cpu", kernels=kernels)
+        return paged_loop.loaded(model, graph, kernels)
 
 
 @pytest.mark.parametrize("kernels", ["reference", "torch", "native"])
@@ -77,7 +77,7 @@ def test_a_function_computes_what_an_op_with_the_same_meaning_does(kernels: Kern
     found = []
     for suite in (AS_OP, AS_FUNCTION):
         with suite.checkpoint("tiny") as (model, graph, _):
-            loop = PagedLoop(model, graph, kernels)
+            loop = PagedLoop(paged_loop.loaded(model, graph, kernels))
             found.append(loop.logits([(loop.add(), TOKENS)])[0])
     torch.testing.assert_close(found[1], found[0])
 
@@ -96,7 +96,7 @@ def test_its_tensors_are_those_of_the_checkpoint() -> None:
     assert loaded(suite).weights_bytes - loaded(AS_OP).weights_bytes == 24 * 4
     missing = Suite(function("shifted", tensors={"shift": (24,)}))
     with AS_OP.checkpoint("tiny") as (model, _, _), pytest.raises(CheckpointError, match=r"missing .*: shift"):
-        PagedLoop(model, missing.described("tiny")[1])
+        paged_loop.loaded(model, missing.described("tiny")[1])
 
 
 def shifted(x: Tensor, shift: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ from engine.models.required_tensors import (
     unread_names,
 )
 from engine.models.sharding import cut_problems
-from engine.testing.paged_loop import BLOCK, PagedLoop
+from engine.testing.paged_loop import BLOCK, PagedLoop, loaded
 from engine.testing.plain import PlainQuantizer, RoundedQuantizer, to_fp8, to_int4, to_int8
 
 TOKENS = 40
@@ -272,11 +272,11 @@ class ArchitectureConformance:
             yield loop, tokens, logits
 
     def _rounded_logits(self, model: ModelFacts, graph: Graph, quantizer: PlainQuantizer) -> Tensor:
-        loop = PagedLoop(model, graph, quantizer=quantizer)
+        loop = PagedLoop(loaded(model, graph, quantizer=quantizer))
         return loop.logits([(loop.add(), _tokens(model))])[0]
 
     def loop(self, model: ModelFacts, graph: Graph, kernels: Kernels | None = None) -> PagedLoop:
-        return PagedLoop(model, graph, kernels or self.kernels[-1])
+        return PagedLoop(loaded(model, graph, kernels or self.kernels[-1]))
 
     def _assert_equal(self, got: Tensor, want: Tensor, where: str = "") -> None:
         gap = float((got - want).abs().max() / want.abs().max())
