@@ -10,7 +10,7 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
-from engine.contracts.ops import Act, Gated, LinearPart, Route
+from engine.contracts.ops import Act, FusedExperts, Gated, LinearPart, Route
 from engine_plugins.architecture.blocks import activation, attention, expect_whole_rotation, experts, gated_mlp, top_k
 from engine_plugins.architecture.llama import qwen_windows
 
@@ -36,11 +36,12 @@ class MixtralArchitecture:
                 h = b.rms_norm(x, f"{name}.input_layernorm", sizes.eps)
                 x = b.add(x, attention(b, h, f"{name}.self_attn", sizes, rope=sizes.rope, window=window))
                 h = b.rms_norm(x, f"{name}.post_attention_layernorm", sizes.eps)
-                moe = f"{name}.block_sparse_moe"
+                moe = f"{name}.mlp" if b.has(f"{name}.mlp.") else f"{name}.block_sparse_moe"  # new and old names
                 x = b.add(x, b.experts(
                     h, b.router(h, f"{moe}.gate", count), route,
                     (_part(moe, "w1", sizes.intermediate_size), _part(moe, "w3", sizes.intermediate_size)),
                     _part(moe, "w2", sizes.hidden_size), Gated(act),
+                    fused=FusedExperts(f"{moe}.experts.gate_up_proj", f"{moe}.experts.down_proj"),
                 ))  # fmt: skip
         b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size, tied=sizes.tied)
 
