@@ -1,7 +1,8 @@
-"""Ministral 3, and the text models of Mistral3 checkpoints (Mistral Small 3.1 and later, Ministral 3), which see images
-beside.
+"""Ministral (8B), Ministral 3, and the text models of Mistral3 checkpoints (Mistral Small 3.1 and later, Ministral 3),
+which see images beside.
 
-Ministral 3 is Mistral with queries that grow with their position, so that attention stays sharp in long texts.
+Ministral is Mistral with a window in some layers; Ministral 3 is Mistral with queries that grow with their position, so
+that attention stays sharp in long texts.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class MinistralArchitecture:
 
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values, kind, name, head = Values(model.raw), "ministral3", "model", "lm_head"
+        if model.architecture == "MinistralForCausalLM":
+            kind = "mistral"
         if model.architecture == "Mistral3ForConditionalGeneration":
             kind = values.text("model_type", "mistral")
             values, name, head = text_model(b, values)

@@ -126,7 +126,7 @@ def wrong_values(family: str) -> dict[str, Any]:
     """Keys that every family reads, each with a value that none computes."""
     known = text(family)
     changes: dict[str, Any] = {
-        "hidden_activation" if "Gemma" in family else "hidden_act": "tanh",
+        "hidden_activation" if re.match("Gemma[23]", family) else "hidden_act": "tanh",
         "num_attention_heads": 0,
         "vocab_size": "many",
         "max_position_embeddings": 1,
