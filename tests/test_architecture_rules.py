@@ -127,13 +127,19 @@ def test_the_core_never_imports_a_plugin():
 
 def test_plugins_import_only_what_is_published_of_the_core():
     allowed = ("engine.checkpoint", "engine.contracts", "engine.kernels", "engine.hookspecs", "engine.native")
+    contributed = sorted(ROOT.glob("contrib/*/*.py"))
     wrong = [
-        f"{file.relative_to(PLUGINS)}: {name}"
-        for file in sources(PLUGINS)
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in (*sources(PLUGINS), *contributed)
         for name in imports(parsed(file))
         if name.split(".")[0] == "engine" and not name.startswith(allowed)
     ]
-    assert wrong == []
+    assert contributed and wrong == []
+
+
+def test_contributed_plugins_stand_by_themselves():
+    files = ROOT.glob("contrib/*/*.py")
+    assert [f"{file}: {name}" for file in files for name in imports(parsed(file)) if "engine_plugins" in name] == []
 
 
 def test_templates_import_only_what_the_guide_publishes():

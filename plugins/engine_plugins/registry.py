@@ -451,7 +451,7 @@ def engine_architecture() -> list[Provider]:
             "gemma",
             "engine_plugins.architecture.gemma:GemmaArchitecture",
             unsupported=only(*GEMMA),
-            doc="Gemma 2, Gemma 3: norms before and behind, alternating windows, capped scores or normed heads.",
+            doc="Gemma 1, 2 and 3: norms before and behind, alternating windows, capped scores or normed heads.",
         ),
         Provider(
             "gemma4",
@@ -469,7 +469,7 @@ def engine_architecture() -> list[Provider]:
             "ministral",
             "engine_plugins.architecture.ministral:MinistralArchitecture",
             unsupported=only(*MINISTRAL),
-            doc="Ministral 3, and text models of Mistral3: queries grow with their position.",
+            doc="Ministral, Ministral 3 and text models of Mistral3: windows, queries that grow with their position.",
         ),
         Provider(
             "qwen_vl",

@@ -323,6 +323,15 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
         lambda b, x, y: b.delta_rule(x, x, y, x, x, replace(DELTA_RULE, num_heads=3)),
         "delta rule of 3 heads and 2 key heads",
     ),
+    "a function of nowhere": (
+        lambda b, x, y: b.torch_function("squared", x, size=16),
+        "torch function 'squared': expected package.module:function",
+    ),
+    "a function of nothing": (lambda b, x, y: b.torch_function("m:f", size=16), "16 features of inputs of \\[\\]"),
+    "feature by feature, and more of them": (
+        lambda b, x, y: b.torch_function("m:f", x, y, size=16, by_feature=True),
+        "torch function m:f: 16 features of inputs of \\[16, 24\\], expected as many",
+    ),
     "a value of another builder": (lambda b, x, y: b.add(x, foreign(16)), "was made by another builder"),
     "a value of another size": (
         lambda b, x, y: b.activation(Value(x.number, 24), "relu"),

@@ -40,6 +40,10 @@ def test_heads_are_normed_and_scaled_where_they_are(change: Change) -> None:
     check_cuts(graph, tp=2)
 
 
+def test_a_function_may_be_computed_of_some_features_on_each_rank() -> None:
+    check_cuts(layer(change=lambda b, q: b.torch_function("m:f", q, size=16, by_feature=True)), tp=2)
+
+
 BROKEN: dict[str, tuple[Graph, str]] = {
     "outputs cut twice": (layer(out="out"), 'linear o: expected shard="in" of what shard="out" made'),
     "inputs never cut": (layer(out="none"), 'linear o: expected shard="in" of what shard="out" made'),
@@ -53,6 +57,10 @@ BROKEN: dict[str, tuple[Graph, str]] = {
     "a part scaled by numbers of all features": (
         layer(change=lambda b, q: b.scale_by(q, "s", by_feature=True)),
         "ScaleBy: expected a value that every rank has",
+    ),
+    "a function of all features, of a part of them": (
+        layer(change=lambda b, q: b.torch_function("m:f", q, size=16)),
+        "torch function m:f: expected values that every rank has whole, or a function with by_feature",
     ),
     "queries alone whole": (
         layer(change=lambda b, q: b.linear(q, LinearPart("again", 16), shard="in")),

@@ -122,7 +122,11 @@ def test_images_are_refused_where_they_are() -> None:
     )
     with pytest.raises(ApiError) as caught:
         template_messages(request.messages)
-    assert caught.value.param == "messages[0].content[0]"
+    assert (caught.value.status, caught.value.param) == (400, "messages[0].content[0]")
+    assert caught.value.message == (
+        "'messages[0].content[0]' has type 'image_url', expected type 'text' with a 'text': this server computes text "
+        "only, of models that see images, too."
+    )
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), st.lists, max_leaves=5))

@@ -21,7 +21,7 @@ from engine.contracts.model import ModelConfig
 from engine.contracts.ops import LinearPart
 from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
-from engine.testing import plain
+from engine.testing import architecture
 from engine.testing.architecture import ArchitectureConformance
 from engine.testing.plain import PlainAttention
 from engine_plugins.architecture.blocks import gated_mlp
@@ -208,7 +208,7 @@ CHUNKS = "test_chunks_and_decode_steps_give_the_logits_of_the_whole"
 NEIGHBOURS = "test_neighbours_in_a_batch_do_not_change_a_row"
 PREFIX = "test_a_cached_prefix_gives_the_logits_of_a_cold_start"
 DRAFTS = "test_rejected_drafts_change_nothing"
-ROUNDED = "test_weights_rounded_to_8_bits_change_little"
+ROUNDED = "test_rounded_weights_change_little"
 ON_A_CACHE = (CHUNKS, NEIGHBOURS, PREFIX, DRAFTS)
 
 
@@ -245,7 +245,7 @@ def takes_the_first_row_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def copies_no_block(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(KVCache, "copy_block", lambda self, source, target: None)
+    patch.setattr(KVCache, "copy_block", lambda self, group, source, target: None)
 
 
 def never_overwrites(patch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,11 @@ def never_overwrites(patch: pytest.MonkeyPatch) -> None:
 
 
 def rounds_to_quarters(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plain, "_rounded", lambda weight: (weight * 4).round() / 4)
+    patch.setitem(architecture.ROUNDED, "int8", (lambda weight: (weight * 4).round() / 4, 1.0))
+
+
+def rounds_to_signs(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(architecture.ROUNDED, "int4", (lambda weight: weight.sign(), 24.0))
 
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -273,6 +277,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
         (copies_no_block, (PREFIX,)),
         (never_overwrites, (DRAFTS,)),
         (rounds_to_quarters, (ROUNDED,)),
+        (rounds_to_signs, (ROUNDED,)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -15,7 +15,7 @@ WITHOUT_A_SUITE = {"parallelism"}
 def test_a_mutant_is_caught_by_every_test_it_names(one: Mutant) -> None:
     suite = one.tests()
     assert set(one.caught_by) <= set(names_of_tests(suite))
-    passed = [test for test in one.caught_by if failure(suite, test) is None]
+    passed = [test for test in one.caught_by if failure(suite, test, one.raises) is None]
     assert not passed, f"{one.bug} Not caught by {', '.join(passed)}"
 
 

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.plugins.architecture import test_families_a as dense  # noqa: E402
-from tests.plugins.architecture import test_families_b as nested  # noqa: E402
+from tests.plugins.architecture import test_dense_families as dense  # noqa: E402
 from tests.plugins.architecture import test_families_with_experts as sparse  # noqa: E402
+from tests.plugins.architecture import test_nested_families as nested  # noqa: E402
 from tests.plugins.architecture.family import written_once  # noqa: E402, F401
 from tests.tools.test_quantize import dequantized  # noqa: E402
 from tools.benchmarks.families import PROMPT, difference, planned_logits  # noqa: E402

@@ -57,12 +57,14 @@ class Checkpoint:
     def num_bytes(self) -> int:
         return sum(entry.num_bytes for entry in self._entries.values())
 
-    def num_bytes_as(self, dtype: str) -> int:
-        """Bytes of all tensors when those of 16 and 32 bit floats are held as ``dtype``."""
+    def num_bytes_as(self, dtype: str, ignored: tuple[str, ...] = ()) -> int:
+        """Bytes of all tensors when those of 16 and 32 bit floats are held as ``dtype``; ``ignored``: how names begin
+        that do not count."""
         item = getattr(torch, dtype).itemsize
         return sum(
             prod(entry.shape) * item if entry.dtype.is_floating_point and entry.dtype.itemsize > 1 else entry.num_bytes
-            for entry in self._entries.values()
+            for name, entry in self._entries.items()
+            if not name.startswith(ignored)
         )
 
     def entry(self, name: str) -> TensorEntry:

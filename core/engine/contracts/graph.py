@@ -18,7 +18,7 @@ From the graph alone come the tensors that are read, their cuts, memory, the cac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -55,6 +55,7 @@ from engine.contracts.ops import (
     ShortConv,
     Slice,
     SoftCap,
+    TorchFunction,
 )
 
 Shard = Literal["out", "in", "none"]
@@ -515,6 +516,25 @@ class Builder:
             return x
         self._check_cap("soft_cap", cap)
         return self._add(SoftCap(cap), [x], x.size)
+
+    def torch_function(
+        self,
+        function: str,
+        *inputs: Value,
+        size: int,
+        tensors: Mapping[str, tuple[int, ...]] | None = None,
+        by_feature: bool = False,
+    ) -> Value:
+        """What no other op computes, ``size`` features, by ``function("package.module:function")`` of torch: slower, as
+        nothing is fused with it and CPU steps with it are no programs. ``tensors``: names, with ``.weight`` or whatever
+        they end in, and shapes. See :class:`~engine.contracts.ops.TorchFunction`."""
+        module, _, name = function.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), name)):
+            raise ValueError(f"torch function {function!r}: expected package.module:function")
+        sizes = tuple(value.size for value in inputs)
+        if not inputs or (by_feature and set(sizes) != {size}):
+            raise ValueError(f"torch function {function}: {size} features of inputs of {list(sizes)}, expected as many")
+        return self._add(TorchFunction(function, sizes, size, tuple((tensors or {}).items()), by_feature), inputs, size)
 
     # ------------------------------------------------------------------------------------------------------------------
 

@@ -372,6 +372,26 @@ class FusedExperts:
     interleaved: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TorchFunction:
+    """What no other op computes: ``function(*inputs, *tensors) -> [num_tokens, out_features]``, a plain function of
+    torch.
+
+    Inputs have the compute dtype, tensors are float32; what comes out is rounded to the compute dtype. Each token is
+    computed by itself, into new memory, and nothing waits for the device. No kernel is ever fused with it.
+    """
+
+    function: str
+    """``package.module:function``, imported where the model is loaded."""
+    in_features: tuple[int, ...]
+    """Of each input."""
+    out_features: int
+    tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Whole names and shapes of tensors of the checkpoint. Every rank has all of them."""
+    by_feature: bool = False
+    """Each feature of the output follows from the same feature of the inputs: ranks may compute some of them each."""
+
+
 Op = (
     Embed
     | Norm
@@ -396,4 +416,5 @@ Op = (
     | Router
     | Route
     | Experts
+    | TorchFunction
 )

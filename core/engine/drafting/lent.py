@@ -16,10 +16,10 @@ from torch import Tensor
 from engine.checkpoint.tensors import Checkpoint, CheckpointError, name_list, open_checkpoint
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.drafter import ChainFirst, ChainStep, DraftChain, DraftRows, DraftTokens
-from engine.contracts.graph import Graph
+from engine.contracts.graph import Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Attention, Embed, Linear, LinearSpec, Norm, Op, Rope
+from engine.contracts.ops import Attention, Experts, Linear, LinearSpec, Norm, Rope
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
 from engine.drafting.chains import CapturedChain, name_of
@@ -34,7 +34,14 @@ from engine.kernels.model import LoweredModel, Rotate, entered
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.kv.cache import KVCache
-from engine.models.required_tensors import linear_names, norm_tensors, unread_names
+from engine.models.required_tensors import (
+    fused_tensors,
+    is_fused,
+    linear_names,
+    linears_of,
+    small_tensors_of,
+    unread_names,
+)
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables
@@ -206,7 +213,7 @@ class Weights:
         return partial(lookup, table)
 
     def enter(self, graph: Graph) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        self._require_all(node.op for node in graph.embed.nodes)
+        self._require_all(graph.embed.nodes)
         loader = self._loader(graph)
         found, *_ = fused_graph(graph, loader.lowering)
         block = loader.outside(graph.embed, found)
@@ -221,7 +228,7 @@ class Weights:
         return call if len(spec.parts) == 1 else lambda x: cat(call(x))
 
     def _single(self, op: Norm | Linear) -> Callable[[Tensor], Any]:
-        self._require_all((op,))
+        self._require_all((Node(op, (), ()),))
         call = self._loader().single(op)
         return lambda x: call(None, x)
 
@@ -230,7 +237,7 @@ class Weights:
         for node in nodes:
             if isinstance(node.op, Attention):
                 self._check_heads(node.op)
-        self._require_all(node.op for node in nodes)
+        self._require_all(nodes)
         self._used |= unread_names(graph, self.names)
         loader = self._loader(graph, first)
         found = list(fused_graph(graph, loader.lowering))[1:-1]
@@ -259,7 +266,7 @@ class Weights:
         return rotate
 
     def head(self, graph: Graph) -> Callable[[Tensor], Tensor]:
-        self._require_all(node.op for node in graph.head.nodes)
+        self._require_all(graph.head.nodes)
         loader = self._loader(graph)
         *_, found = fused_graph(graph, loader.lowering)
         return loader.outside(graph.head, found).of_rows
@@ -274,15 +281,16 @@ class Weights:
         if missing:
             raise CheckpointError(f"drafter.path={self._model.path}: tensors missing: {name_list(missing)}")
 
-    def _require_all(self, ops: Iterable[Op]) -> None:
-        """Every tensor that some ops need."""
-        for op in ops:
-            if isinstance(op, Embed):
-                self._require({f"{op.name}.weight"})
-            elif isinstance(op, Norm):
-                self._require({name for name, _ in norm_tensors(op)})
-            elif isinstance(op, Linear) and not op.tied:
-                self._require(linear_names(op.spec, self._quantizer)[0])
+    def _require_all(self, nodes: Iterable[Node]) -> None:
+        """Every tensor that some nodes need."""
+        for node in nodes:
+            op = node.op
+            self._require({name for name, _ in small_tensors_of(node)})
+            if isinstance(op, Experts) and is_fused(op, self.names):
+                self._require({name for name, _ in fused_tensors(op)})
+            elif not (isinstance(op, Linear) and op.tied):
+                for spec in linears_of(op):
+                    self._require(linear_names(spec, self._quantizer)[0])
 
     def _loader(self, graph: Graph | None = None, first: int = 0) -> Loader:
         loading = self._loading

@@ -40,8 +40,8 @@ from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.models.fuse import Fused
 from engine.models.required_tensors import (
-    check_names,
-    check_readable,
+    check_checkpoint,
+    check_shape,
     expert_linears,
     fused_tensors,
     is_fused,
@@ -98,8 +98,7 @@ def load_model(
         keep_freed_memory()
     check_cuts(graph, lowering.tp)
     checkpoint = open_checkpoint(model.path)
-    check_readable(checkpoint, graph, quantizer, model.path)
-    check_names(checkpoint, graph, quantizer, model.path)
+    check_checkpoint(checkpoint, graph, quantizer, model.path)
     loader = Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
         return loader.load(graph, max_len or graph.max_position)
@@ -267,9 +266,10 @@ class Loader:
         return found[0], found[1] if op.bias else None
 
     def small(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        found = self.tensor(name, shape).float().to(self.lowering.device)
-        self.hold(found)
-        return found
+        if name not in self._small:
+            self._small[name] = self.tensor(name, shape).float().to(self.lowering.device)
+            self.hold(self._small[name])
+        return self._small[name]
 
     def embedding(self, op: Embed) -> Tensor:
         name = f"{op.name}.weight"
@@ -380,10 +380,8 @@ class Loader:
     def _claim(self, name: str, shape: tuple[int, ...] | None) -> TensorEntry:
         """Count a tensor as used and check its shape."""
         entry = self._checkpoint.entry(name)
-        if shape is not None and entry.shape != shape:
-            raise CheckpointError(
-                f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, the model expects {list(shape)}"
-            )
+        if shape is not None:
+            check_shape(entry, name, shape)
         self._read += entry.num_bytes
         self._used.add(name)
         return entry

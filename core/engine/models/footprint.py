@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.contracts.graph import Graph
-from engine.contracts.ops import Linear
+from engine.contracts.graph import Graph, Node
+from engine.contracts.ops import Linear, TorchFunction
 from engine.models.fuse import Fused
+
+FUNCTION_RESULTS = 4
+"""What the operations of a torch function have made and not given back, at most, in outputs of the function: it is not
+known, and functions are short."""
 
 
 def made_in_a_layer(graph: Graph) -> int:
@@ -34,9 +38,16 @@ def _most_alive(graph: Graph, calls: Sequence[Fused[Any]], residual: int | None)
         # What a call hands on inside of itself is alive beside its inputs and outputs: products that a kernel for
         # gates does not store are none of it.
         gated = any(spec.kind == "gate_up" for spec in call.linears)
-        products = () if gated else (node for node in call.nodes[:-1] if isinstance(node.op, Linear))
-        inside = sum(graph.sizes[number] for node in products for number in node.outputs)
+        inside = 0 if gated else sum(_inside(graph, node, node is call.nodes[-1]) for node in call.nodes)
         alive |= {number for number in call.outputs if number != residual}
         most = max(most, sum(graph.sizes[number] for number in alive) + inside)
         alive -= call.last_use
     return most
+
+
+def _inside(graph: Graph, node: Node, is_last: bool) -> int:
+    """Features that a node of a call makes beside what comes out of the call."""
+    made = sum(graph.sizes[number] for number in node.outputs)
+    if isinstance(node.op, TorchFunction):
+        return FUNCTION_RESULTS * made
+    return made if isinstance(node.op, Linear) and not is_last else 0

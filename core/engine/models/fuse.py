@@ -48,7 +48,7 @@ class Fused(Generic[K]):
 
 _NAMES = {
     "KVWrite": "kv_write", "ScaleBy": "scale_by", "SoftCap": "soft_cap", "ShortConv": "short_conv",
-    "DeltaRule": "delta_rule",
+    "DeltaRule": "delta_rule", "TorchFunction": "torch_function",
 }  # fmt: skip
 
 Matcher = Callable[[Sequence[Node]], "Match | None"]

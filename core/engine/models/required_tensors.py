@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from engine.border.calls import broken, shown
 from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.headers import name_list
-from engine.contracts.graph import Block, Graph
+from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.ops import (
     Attention,
     DeltaRule,
@@ -26,6 +26,7 @@ from engine.contracts.ops import (
     Router,
     ScaleBy,
     ShortConv,
+    TorchFunction,
 )
 from engine.contracts.quantizer import (
     CheckingQuantizer,
@@ -37,10 +38,18 @@ from engine.contracts.quantizer import (
 )
 
 if TYPE_CHECKING:
-    from engine.checkpoint.tensors import Checkpoint
+    from engine.checkpoint.tensors import Checkpoint, TensorEntry
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Tensors that old checkpoints have although they follow from the configuration."""
+
+
+def check_checkpoint(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path: str) -> None:
+    """Raise :class:`CheckpointError` for a checkpoint that is not the model's, as far as headers tell: before any
+    tensor is read."""
+    check_readable(checkpoint, graph, quantizer, path)
+    check_names(checkpoint, graph, quantizer, path)
+    check_shapes(checkpoint, graph, quantizer)
 
 
 def check_readable(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path: str) -> None:
@@ -69,6 +78,34 @@ def check_names(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, path
         raise CheckpointError(
             f"model.path={path}: the checkpoint has tensors this architecture does not use: {name_list(leftover)}"
         )
+
+
+def check_shapes(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer) -> None:
+    """What the graph alone says of shapes is so; a quantizer judges its own tensors. Raises :class:`CheckpointError`
+    for the first that is not."""
+    for name, shape in _shapes(graph, quantizer, checkpoint.names):
+        if name in checkpoint.names:
+            check_shape(checkpoint.entry(name), name, shape)
+
+
+def check_shape(entry: TensorEntry, name: str, shape: tuple[int, ...]) -> None:
+    if entry.shape != shape:
+        raise CheckpointError(
+            f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, the model expects {list(shape)}"
+        )
+
+
+def _shapes(graph: Graph, quantizer: Quantizer, names: Container[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from small_tensors(graph)
+    for node in graph.nodes:
+        if isinstance(node.op, Experts) and is_fused(node.op, names):
+            yield from fused_tensors(node.op)
+    for spec in linears(graph, names):
+        for stored in stored_of(quantizer, spec):
+            for part in spec.parts:
+                shape = plain_shape(part, spec, stored)
+                if shape is not None:
+                    yield f"{part.name}.{stored.suffix}", shape
 
 
 def unread_names(graph: Graph, names: Iterable[str]) -> set[str]:
@@ -169,26 +206,35 @@ def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of all tensors beside those of linear layers."""
     by_heads: set[str] = set()
     for node in graph.nodes:
-        if isinstance(node.op, Embed):
-            yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
-        elif isinstance(node.op, Norm):
-            yield from norm_tensors(node.op)
-        elif isinstance(node.op, HeadLinear):
-            if node.op.name not in by_heads:  # ops may read different rows of one tensor
-                yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
+        if isinstance(node.op, HeadLinear):
+            if node.op.name in by_heads:  # ops may read different rows of one tensor
+                continue
             by_heads.add(node.op.name)
-        elif isinstance(node.op, Attention) and node.sinks is not None:
-            yield node.sinks, (node.op.num_heads,)
-        elif isinstance(node.op, Router):
-            yield from router_tensors(node.op)
-        elif isinstance(node.op, ShortConv):
-            yield f"{node.op.name}.weight", (node.op.features, 1, node.op.kernel)
-        elif isinstance(node.op, DeltaRule):
-            yield from ((name, (node.op.num_heads,)) for name in (node.op.rate, node.op.bias))
-        elif isinstance(node.op, Route):
-            yield from ((name, (node.op.num_experts,)) for name in (node.op.correction, node.op.expert_scale) if name)
-        elif isinstance(node.op, ScaleBy):
-            yield node.op.name, (node.op.size,)
+        yield from small_tensors_of(node)
+
+
+def small_tensors_of(node: Node) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Those of one node."""
+    if isinstance(node.op, Embed):
+        yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
+    elif isinstance(node.op, Norm):
+        yield from norm_tensors(node.op)
+    elif isinstance(node.op, HeadLinear):
+        yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
+    elif isinstance(node.op, Attention) and node.sinks is not None:
+        yield node.sinks, (node.op.num_heads,)
+    elif isinstance(node.op, Router):
+        yield from router_tensors(node.op)
+    elif isinstance(node.op, Route):
+        yield from ((name, (node.op.num_experts,)) for name in (node.op.correction, node.op.expert_scale) if name)
+    elif isinstance(node.op, ScaleBy):
+        yield node.op.name, (node.op.size,)
+    elif isinstance(node.op, ShortConv):
+        yield f"{node.op.name}.weight", (node.op.features, 1, node.op.kernel)
+    elif isinstance(node.op, DeltaRule):
+        yield from ((name, (node.op.num_heads,)) for name in (node.op.rate, node.op.bias))
+    elif isinstance(node.op, TorchFunction):
+        yield from node.op.tensors
 
 
 def router_tensors(op: Router) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -21,6 +21,7 @@ from engine.contracts.ops import (
     ScaleBy,
     ShortConv,
     Slice,
+    TorchFunction,
 )
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
@@ -111,6 +112,8 @@ def cut_problems(graph: Graph) -> Iterator[str]:
             needs, expected = True, 'queries, keys and values that linear layers with shard="out" made'
         elif isinstance(node.op, Router | Route | Experts | ShortConv | DeltaRule | Slice) or _scales_features(node):
             needs, expected = False, "a value that every rank has whole"
+        elif isinstance(node.op, TorchFunction) and not node.op.by_feature:
+            needs, expected = False, "values that every rank has whole, or a function with by_feature"
         else:
             needs, expected = all(found), "inputs that are all whole or all shared out"
         if found != {needs}:
@@ -123,6 +126,8 @@ def _scales_features(node: Node) -> bool:
 
 
 def _title(node: Node) -> str:
+    if isinstance(node.op, TorchFunction):
+        return f"torch function {node.op.function}"
     return f"linear {node.op.spec.parts[0].name}" if isinstance(node.op, Linear) else type(node.op).__name__
 
 

@@ -172,7 +172,9 @@ def _content_text(content: str | list[ContentPart] | None, where: str) -> str:
     for i, part in enumerate(content):
         if part.type != "text" or part.text is None:
             at = f"{where}.content[{i}]"
-            raise bad_request(f"'{at}': this server takes text only, got type {part.type[:32]!r}.", at)
+            found = f"type {part.type[:32]!r}" if part.type != "text" else "no 'text'"
+            only = "this server computes text only, of models that see images, too"
+            raise bad_request(f"'{at}' has {found}, expected type 'text' with a 'text': {only}.", at)
     return "\n".join(part.text or "" for part in content)
 
 

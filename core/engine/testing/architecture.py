@@ -20,7 +20,7 @@ are random.
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -52,8 +52,8 @@ from engine.models.required_tensors import (
     unread_names,
 )
 from engine.models.sharding import cut_problems
-from engine.testing.paged_loop import BLOCK, PagedLoop
-from engine.testing.plain import PlainQuantizer, RoundedQuantizer
+from engine.testing.paged_loop import BLOCK, PagedLoop, loaded
+from engine.testing.plain import PlainQuantizer, RoundedQuantizer, to_fp8, to_int4, to_int8
 
 TOKENS = 40
 """Of a sequence."""
@@ -61,6 +61,12 @@ CHUNKS = (21, 1, 1, 6, 1, 10)
 """Of them, by step: a prompt, decode steps, and chunks in between."""
 OUTPUT = 32
 """Greedy tokens behind a prompt of the others."""
+ROUNDED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "int8": (to_int8, 1.0), "float8": (to_fp8, 6.0), "int4": (to_int4, 24.0)
+}  # fmt: skip
+"""Formats that weights are rounded to, and how many times the error of int8 each may have."""
+UNRELATED = 1.0
+"""Logits that have nothing to do with the right ones are off by 1.4 of them."""
 MOST_WEIGHTS = 50_000_000
 """Of a model that is computed: a larger one is only described."""
 
@@ -71,8 +77,8 @@ class ArchitectureConformance:
     tolerance: ClassVar[float] = 1e-4
     """Largest accepted difference of logits in float32, as a share of the largest."""
     rounding_error: ClassVar[float] = 0.05
-    """Largest accepted error of logits with weights rounded to 8 bits: root mean square, as a share of that of the
-    logits."""
+    """Largest accepted error of logits with weights rounded to int8: root mean square, as a share of that of the
+    logits. With those of float8 and int4 it may be as many times larger as :data:`ROUNDED` says."""
     kernels: ClassVar[tuple[Kernels, ...]] = ("reference", "torch")
     """What the graph is computed by, each for itself: ops one by one, and torch's fused sequences; ``native`` are
     C++ kernels."""
@@ -222,12 +228,15 @@ class ArchitectureConformance:
             (got,) = loop.logits([(sequence, tokens[21:])])
             self._assert_equal(got, want[21:])
 
-    def test_weights_rounded_to_8_bits_change_little(self, model_name: str) -> None:
+    def test_rounded_weights_change_little(self, model_name: str) -> None:
+        """To int8, float8 and int4: what is rounded are weights of linear layers and experts, and nothing beside."""
         with self.checkpoint(model_name) as (model, graph, _):
-            loops = [PagedLoop(model, graph, quantizer=quantizer()) for quantizer in (PlainQuantizer, RoundedQuantizer)]
-            (want,), (got,) = (loop.logits([(loop.add(), _tokens(model))]) for loop in loops)
-            error = float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
-            assert 0.0 < error <= self.rounding_error, f"an error of {error:.1e} of the logits"
+            want = self._rounded_logits(model, graph, PlainQuantizer())
+            for name, (rounded, times) in ROUNDED.items():
+                got = self._rounded_logits(model, graph, RoundedQuantizer(rounded))
+                error = float((got - want).square().mean().sqrt() / want.square().mean().sqrt())
+                most = min(times * self.rounding_error, UNRELATED)
+                assert 0.0 < error <= most, f"{name}: an error of {error:.1e} of the logits, expected at most {most:g}"
 
     # -----------------------------------------------------------------------------------------------------------------
 
@@ -262,8 +271,12 @@ class ArchitectureConformance:
             (logits,) = loop.logits([(loop.add(), tokens)])
             yield loop, tokens, logits
 
+    def _rounded_logits(self, model: ModelFacts, graph: Graph, quantizer: PlainQuantizer) -> Tensor:
+        loop = PagedLoop(loaded(model, graph, quantizer=quantizer))
+        return loop.logits([(loop.add(), _tokens(model))])[0]
+
     def loop(self, model: ModelFacts, graph: Graph, kernels: Kernels | None = None) -> PagedLoop:
-        return PagedLoop(model, graph, kernels or self.kernels[-1])
+        return PagedLoop(loaded(model, graph, kernels or self.kernels[-1]))
 
     def _assert_equal(self, got: Tensor, want: Tensor, where: str = "") -> None:
         gap = float((got - want).abs().max() / want.abs().max())

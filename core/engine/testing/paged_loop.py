@@ -1,4 +1,4 @@
-"""A model on a paged cache with plain plugins, and no engine around it."""
+"""A model on a paged cache, and no engine around it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.graph import Graph
+from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
 from engine.contracts.quantizer import Quantizer
 from engine.kernels.loading import load_model
-from engine.kernels.model import ForwardBatch
+from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
@@ -25,57 +26,67 @@ Row = tuple[int, Sequence[int]]
 """A sequence and its next tokens."""
 
 
+def loaded(
+    model: ModelFacts, graph: Graph, kernels: Kernels = "torch", quantizer: Quantizer | None = None
+) -> LoweredModel:
+    """The model with plain plugins, in float32 on a CPU. ``model.path``: where its weights are."""
+    plugins = quantizer or PlainQuantizer(), PlainAttention(), PlainFormat(), OneRank()
+    return load_model(model, graph, *plugins, "float32", "cpu", kernels=kernels)
+
+
 class PagedLoop:
-    """Sequences on one cache, in float32 on a CPU. Their blocks are scattered over it."""
+    """Sequences on one cache, on a CPU. Their blocks are scattered over it."""
 
     def __init__(
         self,
-        model: ModelFacts,
-        graph: Graph,
-        kernels: Kernels = "torch",
-        quantizer: Quantizer | None = None,
+        model: LoweredModel,
+        dtype: str = "float32",
         num_blocks: int = 64,
+        kv_format: KVFormat | None = None,
     ) -> None:
-        """``model.path``: where the weights are."""
-        plugins = quantizer or PlainQuantizer(), PlainAttention(), PlainFormat(), OneRank()
-        self._model = load_model(model, graph, *plugins, "float32", "cpu", kernels=kernels)
-        self._groups = cache_groups(graph.caches)
+        self.model = model
+        self._groups = cache_groups(model.graph.caches)
         counts = (num_blocks,) * self._groups.num_groups
-        self._kv = KVCache(self._groups, PlainFormat(), counts, BLOCK, "float32", "cpu")
+        self.kv = KVCache(self._groups, kv_format or PlainFormat(), counts, BLOCK, dtype, "cpu")
         self._free: list[int] = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
-        self._tables: list[list[int]] = []
+        self.tables: list[list[int]] = []
         self.lengths: list[int] = []
         """Of each sequence: where its next tokens go. Less than it was: what is behind is forgotten."""
 
     def add(self) -> int:
         """A sequence of no tokens."""
-        self._tables.append([])
+        self.tables.append([])
         self.lengths.append(0)
-        return len(self._tables) - 1
+        return len(self.tables) - 1
 
     def continued(self, sequence: int, length: int) -> int:
         """A sequence that begins with so many tokens of another: it shares their blocks, and has a copy of the one in
         which they end."""
-        table = self._tables[sequence]
+        table = self.tables[sequence]
         shared = table[: length // BLOCK]
         if length % BLOCK:
             shared.append(self._free.pop())
             for group in range(self._groups.num_groups):
-                self._kv.copy_block(group, table[length // BLOCK], shared[-1])
-        self._tables.append(shared)
+                self.kv.copy_block(group, table[length // BLOCK], shared[-1])
+        self.tables.append(shared)
         self.lengths.append(length)
-        return len(self._tables) - 1
+        return len(self.tables) - 1
+
+    def step(self, rows: Sequence[Row], aux_layers: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
+        """The residual of every token, and of some layers. All rows are computed in one step."""
+        return self.model.forward(self._batch(rows), self.kv, aux_layers)
 
     def logits(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
-        """Of every token of each row, float32 ``[num_tokens, vocab]``. All rows are computed in one step."""
-        hidden, _ = self._model.forward(self._batch(rows), self._kv)
-        return torch.split(self._model.head(hidden), [len(tokens) for _, tokens in rows])
+        """Of every token of each row, float32 ``[num_tokens, vocab]``."""
+        hidden, _ = self.step(rows)
+        return torch.split(self.model.head(hidden), [len(tokens) for _, tokens in rows])
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """``count`` tokens behind ``prompt``, one a step."""
         sequence, new, found = self.add(), list(prompt), []
         for _ in range(count):
-            new = [int(self.logits([(sequence, new)])[0][-1].argmax())]
+            hidden, _ = self.step([(sequence, new)])
+            new = [int(self.model.head(hidden[-1:]).argmax())]
             found += new
         return found
 
@@ -83,7 +94,7 @@ class PagedLoop:
         columns: tuple[list[int], ...] = ([], [], [], [])
         tokens, positions, slots, owners = columns
         for sequence, new in rows:
-            table, start = self._tables[sequence], self.lengths[sequence]
+            table, start = self.tables[sequence], self.lengths[sequence]
             end = self.lengths[sequence] = start + len(new)
             while len(table) * BLOCK < end:
                 table.append(self._free.pop())
@@ -97,7 +108,7 @@ class PagedLoop:
         return ForwardBatch(token_ids, where[0], (where[1],) * groups, (self._attention(rows),) * groups, row_ids)
 
     def _attention(self, rows: Sequence[Row]) -> AttentionBatch:
-        tables = [self._tables[sequence] for sequence, _ in rows]
+        tables = [self.tables[sequence] for sequence, _ in rows]
         q_lens = tuple(len(tokens) for _, tokens in rows)
         kv_lens = tuple(self.lengths[sequence] for sequence, _ in rows)
         longest = max(map(len, tables))

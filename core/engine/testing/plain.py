@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention, LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
 from engine.kernels.torch.reference import paged_attention
+
+GROUP = 32
 
 
 class PlainQuantizer:
@@ -36,17 +38,36 @@ class PlainQuantizer:
 
 
 class RoundedQuantizer(PlainQuantizer):
-    """Weights rounded to 8 bits, with a scale for each output feature."""
+    """Weights rounded to fewer bits."""
 
     lossless = False
 
+    def __init__(self, rounded: Callable[[Tensor], Tensor]) -> None:
+        """``rounded``: what becomes of a weight ``[out, in]``."""
+        self._rounded = rounded
+
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        return super().pack(spec, [{**part, "weight": _rounded(part["weight"])} for part in parts], dtype, device)
+        rounded = [{**part, "weight": self._rounded(part["weight"].float())} for part in parts]
+        return super().pack(spec, rounded, dtype, device)
 
 
-def _rounded(weight: Tensor) -> Tensor:
-    scale = weight.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
+def to_int8(weight: Tensor) -> Tensor:
+    """With a scale for each output feature."""
+    scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
     return (weight / scale).round() * scale
+
+
+def to_fp8(weight: Tensor) -> Tensor:
+    """Float8 (e4m3), with a scale for each output feature."""
+    scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / torch.finfo(torch.float8_e4m3fn).max
+    return (weight / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def to_int4(weight: Tensor) -> Tensor:
+    """With a scale for :data:`GROUP` input features of each output feature."""
+    groups = torch.split(weight, GROUP, dim=1)
+    scales = [group.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 7 for group in groups]
+    return torch.cat([(group / scale).round() * scale for group, scale in zip(groups, scales, strict=True)], dim=1)
 
 
 class PlainAttention:

@@ -46,6 +46,25 @@ def expect_whole_rotation(sizes: DecoderSizes) -> None:
         raise CheckpointError(f"partial_rotary_factor={share:g}: expected 1, heads that are rotated whole")
 
 
+def expect_full_attention(values: Values) -> None:
+    """Raise :class:`CheckpointError` where layers have types, and one is not that of full attention."""
+    types = values.texts("layer_types", "MAX_LAYERS")
+    if others := sorted(set(types) - {FULL}):
+        raise CheckpointError(f"layer_types {clipped(others)}: expected {FULL}")
+
+
+def expect_plain_layers(values: Values, sizes: DecoderSizes) -> None:
+    """Raise :class:`CheckpointError` unless all layers rotate heads whole and attend to everything."""
+    expect_whole_rotation(sizes)
+    expect_full_attention(values)
+
+
+def no_windows(values: Values, layers: int) -> tuple[None, ...]:
+    """Of a model all of whose layers attend to everything. Raises as :func:`expect_full_attention`."""
+    expect_full_attention(values)
+    return (None,) * layers
+
+
 def with_layer_types(values: Values) -> Values:
     """``values`` with ``layer_types``: where they are missing, each ``sliding_window_pattern``-th layer has no window,
     and the others have one."""
@@ -119,6 +138,14 @@ def gated_mlp(
     gate_proj, up_proj = (LinearPart(f"{name}.{part}_proj", inner, bias) for part in ("gate", "up"))
     gate, up = b.linear(h, gate_proj, up_proj, shard="out")
     return b.linear(b.gated(gate, up, act), LinearPart(f"{name}.down_proj", sizes.hidden_size, bias), shard="in")
+
+
+def top_k(values: Values, count: int, default: int | None = None) -> int:
+    """Experts of a token, of ``count``."""
+    chosen = values.whole("num_experts_per_tok", "MAX_EXPERTS", default)
+    if chosen > count:
+        raise CheckpointError(f"num_experts_per_tok={chosen}: expected at most {count}, as many experts as there are")
+    return chosen
 
 
 def experts(b: Builder, h: Value, name: str, sizes: DecoderSizes, route: Route, size: int, act: Act) -> Value:

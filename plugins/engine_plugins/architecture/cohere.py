@@ -16,6 +16,7 @@ from engine_plugins.architecture.blocks import (
     expect,
     expect_whole_rotation,
     gated_mlp,
+    no_windows,
     o_proj,
     qkv_proj,
     with_layer_types,
@@ -47,7 +48,7 @@ class CohereArchitecture:
         expect(values, EXPECTED | ({"use_qk_norm": False} if is_second else {}))
         sizes = read_sizes(values, tied=True, eps_key="layer_norm_eps")
         expect_whole_rotation(sizes)
-        windows = windows_by_layer(values, sizes.num_layers) if is_second else (None,) * sizes.num_layers
+        windows = (windows_by_layer if is_second else no_windows)(values, sizes.num_layers)
         act, bias = activation(values.text("hidden_act", "silu")), values.flag("attention_bias", False)
         norm_heads = values.flag("use_qk_norm", False)
         b.positions(sizes.max_position)

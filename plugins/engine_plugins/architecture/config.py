@@ -5,14 +5,14 @@ from __future__ import annotations
 
 DEEPSEEK = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 ERNIE = ("Ernie4_5ForCausalLM",)
-GEMMA = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 GEMMA4 = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+GEMMA = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 GLM = ("GlmForCausalLM", "Glm4ForCausalLM")
 GPT_OSS = ("GptOssForCausalLM",)
 GLM_MOE = ("Glm4MoeForCausalLM",)
 LLAMA4 = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 HUNYUAN = ("HunYuanDenseV1ForCausalLM",)
-MINISTRAL = ("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")
+MINISTRAL = ("MinistralForCausalLM", "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")
 MIXTRAL = ("MixtralForCausalLM",)
 QWEN_MOE = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 QWEN_NEXT = (

@@ -16,7 +16,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Act, HeadLinear, LinearPart, RopeFacts, Route
-from engine_plugins.architecture.blocks import activation, experts, gated_mlp
+from engine_plugins.architecture.blocks import activation, expect_plain_layers, experts, gated_mlp, top_k
 
 DEFAULTS = {
     "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "kv_lora_rank": 512, "v_head_dim": 128, "n_shared_experts": 2,
@@ -41,6 +41,7 @@ class DeepseekArchitecture:
         values = Values({**DEFAULTS, **(OF_V3 if is_v3 else {}), **given})
         rope_dim = values.whole("qk_rope_head_dim", "MAX_HEAD_DIM")
         sizes = read_sizes(Values({**values.values, "head_dim": rope_dim, "num_key_value_heads": None}))
+        expect_plain_layers(values, sizes)
         act = activation(values.text("hidden_act", "silu"))
         dense = values.whole("first_k_dense_replace", "MAX_LAYERS", least=0)
         rope = replace(sizes.rope, rotary_dim=rope_dim, interleaved=values.flag("rope_interleave", True))
@@ -93,9 +94,10 @@ def _experts(b: Builder, h: Value, values: Values, sizes: DecoderSizes, act: Act
     size = values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE")
     shared = values.whole("n_shared_experts", "MAX_EXPERTS")
     grouped = is_v3 or values.text("topk_method", "greedy") == "group_limited_greedy"
+    count = values.whole("n_routed_experts", "MAX_EXPERTS")
     route = Route(
-        values.whole("n_routed_experts", "MAX_EXPERTS"),
-        values.whole("num_experts_per_tok", "MAX_EXPERTS"),
+        count,
+        top_k(values, count),
         "sigmoid" if is_v3 else "softmax",
         # V2's reference ignores norm_topk_prob.
         renormalize=is_v3 and values.flag("norm_topk_prob", True),

@@ -10,7 +10,7 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder
 from engine.contracts.model import ModelConfig
-from engine_plugins.architecture.blocks import activation, attention, gated_mlp
+from engine_plugins.architecture.blocks import activation, attention, expect_plain_layers, gated_mlp
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 103424, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18,
@@ -29,6 +29,7 @@ class ErnieArchitecture:
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values = Values({**DEFAULTS, **model.raw})
         sizes, act = read_sizes(values, tied=True), activation(values.text("hidden_act", "silu"))
+        expect_plain_layers(values, sizes)
         rope, bias = replace(sizes.rope, interleaved=True), values.flag("use_bias", False)
         b.positions(sizes.max_position)
         x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)

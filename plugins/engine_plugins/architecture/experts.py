@@ -12,8 +12,8 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
-from engine.contracts.ops import Act, Gated, LinearPart, Route
-from engine_plugins.architecture.blocks import activation, attention, experts, gated_mlp
+from engine.contracts.ops import Act, FusedExperts, Gated, LinearPart, Route
+from engine_plugins.architecture.blocks import activation, attention, expect_whole_rotation, experts, gated_mlp, top_k
 from engine_plugins.architecture.llama import qwen_windows
 
 QWEN2: dict[str, Any] = {
@@ -34,8 +34,9 @@ class MixtralArchitecture:
         values = Values({"rope_theta": 1e6, **model.raw})
         sizes, act = read_sizes(values, eps=1e-5), activation(values.text("hidden_act", "silu"))
         windows = windows_by_layer(values, sizes.num_layers, every=True)
+        expect_whole_rotation(sizes)
         count = values.whole("num_local_experts", "MAX_EXPERTS", 8)
-        route = Route(count, values.whole("num_experts_per_tok", "MAX_EXPERTS", 2), renormalize=True)
+        route = Route(count, top_k(values, count, 2), renormalize=True)
         b.positions(sizes.max_position)
         x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
         for i, window in enumerate(windows):
@@ -44,11 +45,12 @@ class MixtralArchitecture:
                 h = b.rms_norm(x, f"{name}.input_layernorm", sizes.eps)
                 x = b.add(x, attention(b, h, f"{name}.self_attn", sizes, rope=sizes.rope, window=window))
                 h = b.rms_norm(x, f"{name}.post_attention_layernorm", sizes.eps)
-                moe = f"{name}.block_sparse_moe"
+                moe = f"{name}.mlp" if b.has(f"{name}.mlp.") else f"{name}.block_sparse_moe"  # new and old names
                 x = b.add(x, b.experts(
                     h, b.router(h, f"{moe}.gate", count), route,
                     (_part(moe, "w1", sizes.intermediate_size), _part(moe, "w3", sizes.intermediate_size)),
                     _part(moe, "w2", sizes.hidden_size), Gated(act),
+                    fused=FusedExperts(f"{moe}.experts.gate_up_proj", f"{moe}.experts.down_proj"),
                 ))  # fmt: skip
         b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size, tied=sizes.tied)
 
@@ -63,6 +65,7 @@ class QwenMoeArchitecture:
         second = model.architecture == "Qwen2MoeForCausalLM"
         values = Values({**(QWEN2 if second else QWEN3), **model.raw})
         sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
+        expect_whole_rotation(sizes)
         bias = values.flag("qkv_bias", True) if second else values.flag("attention_bias", False)
         windows = qwen_windows(values, sizes.num_layers)
         b.positions(sizes.max_position)
@@ -96,7 +99,7 @@ def qwen_experts(
     """Experts by softmax scores; ``shared``: beside one that every token passes, behind a gate."""
     count = values.whole("num_local_experts" if values.has("num_local_experts") else "num_experts", "MAX_EXPERTS")
     size = values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE")
-    chosen = values.whole("num_experts_per_tok", "MAX_EXPERTS")
+    chosen = top_k(values, count)
     route = Route(count, chosen, renormalize=values.flag("norm_topk_prob", False))
     made = experts(b, h, name, sizes, route, size, act)
     if not shared:

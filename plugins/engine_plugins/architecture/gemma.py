@@ -1,12 +1,14 @@
-"""Gemma 2 (arXiv 2408.00118) and Gemma 3 (arXiv 2503.19786), also as the text model of checkpoints that see images.
+"""Gemma 1 (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118) and Gemma 3 (arXiv 2503.19786), also as the text model of
+checkpoints that see images.
 
-Embeddings are scaled, attention and MLP are normed before and behind, weights of norms are stored less 1. Gemma 2 caps
-scores and logits; Gemma 3 norms heads, and layers with a window rotate by frequencies of their own.
+Embeddings are scaled, weights of norms are stored less 1. From Gemma 2 on attention and MLP are normed before and
+behind. Gemma 2 caps scores and logits. Gemma 3 norms heads, and layers with a window rotate by their own frequencies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine.checkpoint.files import clipped
@@ -16,13 +18,28 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
-from engine_plugins.architecture.blocks import FULL, SLIDING, activation, attention, expect, gated_mlp, with_layer_types
+from engine_plugins.architecture.blocks import (
+    FULL,
+    SLIDING,
+    activation,
+    attention,
+    expect,
+    expect_full_attention,
+    expect_whole_rotation,
+    gated_mlp,
+    with_layer_types,
+)
 from engine_plugins.architecture.nested import text_model, text_part
 
 COMMON: dict[str, Any] = {
     "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096,
     "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+GEMMA1 = {
+    "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192,
+    "hidden_act": "gelu_pytorch_tanh",
 }  # fmt: skip
 GEMMA2 = COMMON | {
     "vocab_size": 256000, "max_position_embeddings": 8192, "sliding_window_pattern": 2,
@@ -42,8 +59,8 @@ class GemmaArchitecture:
         return text_part(config)
 
     def describe(self, model: ModelConfig, b: Builder) -> None:
-        third = model.architecture != "Gemma2ForCausalLM"
-        values = _gemma3(model.raw) if third else with_layer_types(Values({**GEMMA2, **model.raw}))
+        read = {"GemmaForCausalLM": _gemma1, "Gemma2ForCausalLM": _gemma2}.get(model.architecture, _gemma3)
+        values, first, third = read(model.raw), read is _gemma1, read is _gemma3
         expect(values, {"use_bidirectional_attention": False})
         name, head = "model", "lm_head"
         if model.architecture == "Gemma3ForConditionalGeneration":
@@ -51,7 +68,10 @@ class GemmaArchitecture:
         sizes = read_sizes(values, tied=True, layer_type=FULL)
         stated = values.whole("max_position_embeddings", "MAX_POSITION")
         local = read_rope(values, sizes.head_dim, stated, SLIDING)
-        act = activation(values.text("hidden_activation", "gelu_pytorch_tanh"), "hidden_activation")
+        expect_whole_rotation(sizes)
+        expect_whole_rotation(replace(sizes, rope=local))
+        key = "hidden_act" if first else "hidden_activation"
+        act = activation(values.text(key, "gelu_pytorch_tanh"), key)
         score_cap, logit_cap = (_cap(values, f"{of}_logit_softcapping") for of in ("attn", "final"))
         bias = values.flag("attention_bias", False)
         scale = values.number("query_pre_attn_scalar", "MAX_HIDDEN_SIZE") ** -0.5
@@ -70,11 +90,27 @@ class GemmaArchitecture:
                     rope=sizes.rope if window is None else local, window=window, bias=bias, out_bias=bias,
                     head_norm=third, norm_offset=1.0, scale=scale, soft_cap=score_cap,
                 )  # fmt: skip
-                x = b.add(x, norm(a, f"{at}.post_attention_layernorm"))
-                m = gated_mlp(b, norm(x, f"{at}.pre_feedforward_layernorm"), f"{at}.mlp", sizes, act)
-                x = b.add(x, norm(m, f"{at}.post_feedforward_layernorm"))
+                x = b.add(x, a if first else norm(a, f"{at}.post_attention_layernorm"))
+                before = "post_attention_layernorm" if first else "pre_feedforward_layernorm"
+                m = gated_mlp(b, norm(x, f"{at}.{before}"), f"{at}.mlp", sizes, act)
+                x = b.add(x, m if first else norm(m, f"{at}.post_feedforward_layernorm"))
         logits = b.lm_head(norm(x, f"{name}.norm"), head, sizes.vocab_size, tied=sizes.tied)
         b.soft_cap(logits, logit_cap)
+
+
+def _gemma1(raw: Mapping[str, Any]) -> Values:
+    """The configuration in the words of Gemma 2. What it calls ``gelu`` is the approximation."""
+    values = Values({**GEMMA1, **{key: value for key, value in raw.items() if value is not None}})
+    expect_full_attention(values)
+    expect(values, {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    act = values.text("hidden_act", "gelu")
+    act = "gelu_pytorch_tanh" if act == "gelu" else act
+    dim = values.whole("head_dim", "MAX_HEAD_DIM")
+    return Values({**values.values, "hidden_act": act, "query_pre_attn_scalar": dim, "sliding_window": None})
+
+
+def _gemma2(raw: Mapping[str, Any]) -> Values:
+    return with_layer_types(Values({**GEMMA2, **raw}))
 
 
 def _gemma3(raw: Mapping[str, Any]) -> Values:

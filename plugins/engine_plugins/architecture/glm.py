@@ -12,7 +12,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import LinearPart
-from engine_plugins.architecture.blocks import activation, attention
+from engine_plugins.architecture.blocks import activation, attention, expect_full_attention
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
@@ -31,6 +31,7 @@ class GlmArchitecture:
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values, norms_behind = Values({**DEFAULTS, **model.raw}), model.architecture == "Glm4ForCausalLM"
         sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
+        expect_full_attention(values)
         rope, bias = replace(sizes.rope, interleaved=True), values.flag("attention_bias", True)
         inner = sizes.intermediate_size
         b.positions(sizes.max_position)

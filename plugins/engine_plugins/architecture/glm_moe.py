@@ -10,7 +10,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Act, Route
-from engine_plugins.architecture.blocks import activation, attention, experts, gated_mlp
+from engine_plugins.architecture.blocks import activation, attention, expect_full_attention, experts, gated_mlp, top_k
 
 
 class GlmMoeArchitecture:
@@ -22,6 +22,7 @@ class GlmMoeArchitecture:
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values = Values({"partial_rotary_factor": 0.5, **model.raw})
         sizes, act = read_sizes(values, eps=1e-5), activation(values.text("hidden_act", "silu"))
+        expect_full_attention(values)
         dense = values.whole("first_k_dense_replace", "MAX_LAYERS", 1, least=0)
         b.positions(sizes.max_position)
         x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)
@@ -48,7 +49,7 @@ def routed(b: Builder, h: Value, name: str, sizes: DecoderSizes, values: Values,
     shared = values.whole("n_shared_experts", "MAX_EXPERTS", 1, least=0)
     route = Route(
         count,
-        values.whole("num_experts_per_tok", "MAX_EXPERTS", 8),
+        top_k(values, count, 8),
         "sigmoid",
         renormalize=values.flag("norm_topk_prob", True),
         scale=values.number("routed_scaling_factor", "MAX_ROPE_NUMBER", 1.0),

@@ -10,7 +10,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import FusedExperts, Gated, LinearPart, Route
-from engine_plugins.architecture.blocks import attention
+from engine_plugins.architecture.blocks import attention, expect, expect_whole_rotation, top_k
 
 YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
@@ -30,11 +30,13 @@ class GptOssArchitecture:
             given["rope_parameters"] = YARN
         values = Values({"rope_theta": 150000.0, "head_dim": 64, "sliding_window": 128, **given})
         sizes, bias = read_sizes(values, eps=1e-5), values.flag("attention_bias", True)
+        expect(values, {"hidden_act": "silu"})
+        expect_whole_rotation(sizes)
         if "layer_types" not in given:
             kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(sizes.num_layers)]
             values = Values({**values.values, "layer_types": kinds})
         count = values.whole("num_local_experts", "MAX_EXPERTS", 128)
-        route = Route(count, values.whole("num_experts_per_tok", "MAX_EXPERTS", 4), "logits")
+        route = Route(count, top_k(values, count, 4), "logits")
         limit = values.number("swiglu_limit", "MAX_ROPE_NUMBER", 7.0)
         gated = Gated("silu", limit, values.number("swiglu_alpha", "MAX_ROPE_NUMBER", 1.702), offset=1.0)
         b.positions(sizes.max_position)

@@ -10,7 +10,7 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder
 from engine.contracts.model import ModelConfig
-from engine_plugins.architecture.blocks import activation, attention, expect_whole_rotation, gated_mlp
+from engine_plugins.architecture.blocks import activation, attention, expect_plain_layers, gated_mlp
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -28,7 +28,7 @@ class GraniteArchitecture:
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values = Values({**DEFAULTS, **model.raw})
         sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
-        expect_whole_rotation(sizes)
+        expect_plain_layers(values, sizes)
         bias, mlp_bias = values.flag("attention_bias", False), values.flag("mlp_bias", False)
         of_embedding, of_scores, of_added, logits_scaling = (
             values.number(key, "MAX_MULTIPLIER", 1.0)

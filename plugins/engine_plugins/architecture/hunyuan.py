@@ -10,7 +10,7 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
-from engine_plugins.architecture.blocks import activation, gated_mlp, o_proj, qkv_proj
+from engine_plugins.architecture.blocks import activation, expect_plain_layers, gated_mlp, o_proj, qkv_proj
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 290943, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -28,6 +28,7 @@ class HunyuanArchitecture:
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values = Values({**DEFAULTS, **model.raw})
         sizes, act = _sizes(values), activation(values.text("hidden_act", "silu"))
+        expect_plain_layers(values, sizes)
         bias = values.flag("attention_bias", False)
         b.positions(sizes.max_position)
         x = b.embed("model.embed_tokens", sizes.vocab_size, sizes.hidden_size)

@@ -13,7 +13,7 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder
 from engine.contracts.model import ModelConfig
-from engine_plugins.architecture.blocks import activation, attention, gated_mlp
+from engine_plugins.architecture.blocks import activation, attention, expect_whole_rotation, gated_mlp, no_windows
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
@@ -42,6 +42,7 @@ def decoder(b: Builder, values: Values, family: str, name: str = "model", head: 
     """Record a model of the family. ``name``, ``head``: what names of its tensors and of the head's begin with."""
     values = Values({**DEFAULTS[family], **values.values})
     sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
+    expect_whole_rotation(sizes)
     windows = _windows(values, family, sizes.num_layers)
     may_have_bias = family in ("LlamaForCausalLM", "Qwen3ForCausalLM")
     bias = may_have_bias and values.flag("attention_bias", False)
@@ -65,13 +66,13 @@ def _windows(values: Values, family: str, layers: int) -> tuple[int | None, ...]
     """Llama has none, Mistral one in every layer."""
     if family == "MistralForCausalLM":
         return windows_by_layer(values, layers, every=True)
-    return (None,) * layers if family == "LlamaForCausalLM" else qwen_windows(values, layers)
+    return no_windows(values, layers) if family == "LlamaForCausalLM" else qwen_windows(values, layers)
 
 
 def qwen_windows(values: Values, layers: int) -> tuple[int | None, ...]:
     """Where ``use_sliding_window`` says so: in the layers of ``layer_types``, or from ``max_window_layers`` on."""
     if not values.flag("use_sliding_window", False):
-        return (None,) * layers
+        return no_windows(values, layers)
     if values.has("layer_types"):
         return windows_by_layer(values, layers)
     first = values.whole("max_window_layers", "MAX_LAYERS", 28, least=0)

@@ -1,7 +1,8 @@
-"""Ministral 3, and the text models of Mistral3 checkpoints (Mistral Small 3.1 and later, Ministral 3), which see images
-beside.
+"""Ministral (8B), Ministral 3, and the text models of Mistral3 checkpoints (Mistral Small 3.1 and later, Ministral 3),
+which see images beside.
 
-Ministral 3 is Mistral with queries that grow with their position, so that attention stays sharp in long texts.
+Ministral is Mistral with a window in some layers; Ministral 3 is Mistral with queries that grow with their position, so
+that attention stays sharp in long texts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
-from engine_plugins.architecture.blocks import activation, gated_mlp, o_proj, qkv_proj
+from engine_plugins.architecture.blocks import activation, expect_whole_rotation, gated_mlp, o_proj, qkv_proj
 from engine_plugins.architecture.llama import decoder
 from engine_plugins.architecture.nested import text_model, text_part
 
@@ -45,6 +46,8 @@ class MinistralArchitecture:
 
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values, kind, name, head = Values(model.raw), "ministral3", "model", "lm_head"
+        if model.architecture == "MinistralForCausalLM":
+            kind = "mistral"
         if model.architecture == "Mistral3ForConditionalGeneration":
             kind = values.text("model_type", "mistral")
             values, name, head = text_model(b, values)
@@ -61,6 +64,7 @@ def _ministral3(b: Builder, values: Values, name: str, head: str) -> None:
     if not values.has("rope_parameters") and not values.has("rope_scaling"):
         values = Values({**values.values, "rope_parameters": ROPE})
     sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
+    expect_whole_rotation(sizes)
     windows = windows_by_layer(values, sizes.num_layers, every=True)
     b.positions(sizes.max_position)
     x = b.embed(f"{name}.embed_tokens", sizes.vocab_size, sizes.hidden_size)

@@ -17,6 +17,7 @@ from engine_plugins.architecture.blocks import (
     SLIDING,
     activation,
     expect,
+    expect_plain_layers,
     expect_whole_rotation,
     gated_mlp,
     o_proj,
@@ -68,7 +69,7 @@ def _attention(b: Builder, x: Value, name: str, sizes: DecoderSizes, layer: Laye
 
 def _olmo2(values: Values) -> tuple[DecoderSizes, list[Layer]]:
     sizes = read_sizes(values)
-    expect_whole_rotation(sizes)
+    expect_plain_layers(values, sizes)
     return sizes, [(sizes.rope, None)] * sizes.num_layers
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.checkpoint.files import CheckpointError, shown
+from engine.checkpoint.files import CheckpointError, clipped
 from engine.checkpoint.sizes import DecoderSizes, read_sizes, windows_by_layer
 from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
@@ -65,6 +65,6 @@ def _with_rope(values: Values) -> Values:
     given = Values({**values.section("rope_scaling").values, **values.section("rope_parameters").values})
     kind = given.text("rope_type", given.text("type", "default"))
     if kind not in ROPE_TYPES:
-        raise CheckpointError(f"rope type {shown(kind)}: expected one of {', '.join(ROPE_TYPES)}")
+        raise CheckpointError(f"rope type {clipped(kind)}: expected one of {', '.join(ROPE_TYPES)}")
     rope = {**given.values, "rope_type": ROPE_TYPES[kind], TRAINED: values.values[TRAINED]}
     return Values({**values.values, "rope_scaling": None, "rope_parameters": rope})

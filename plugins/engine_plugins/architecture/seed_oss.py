@@ -9,7 +9,7 @@ from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder
 from engine.contracts.model import ModelConfig
-from engine_plugins.architecture.blocks import activation, attention, expect_whole_rotation, gated_mlp
+from engine_plugins.architecture.blocks import activation, attention, expect_plain_layers, gated_mlp
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 155136, "hidden_size": 4096, "intermediate_size": 27648, "num_hidden_layers": 64,
@@ -27,7 +27,7 @@ class SeedOssArchitecture:
     def describe(self, model: ModelConfig, b: Builder) -> None:
         values = Values({**DEFAULTS, **model.raw})
         sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
-        expect_whole_rotation(sizes)
+        expect_plain_layers(values, sizes)
         bias, out_bias = values.flag("attention_bias", True), values.flag("attention_out_bias", False)
         mlp_bias = values.flag("mlp_bias", False)
         b.positions(sizes.max_position)

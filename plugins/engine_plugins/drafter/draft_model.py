@@ -54,8 +54,9 @@ class DraftModelDrafter:
         model = context.read_model(find_checkpoint("draft_model", config.path, context))
         check_same_tokens(model, context.model)
         self._model = model
-        self.kv: DrafterKV | None = DrafterKV(context.describe(model).caches)
-        self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype)
+        graph = context.describe(model)
+        self.kv: DrafterKV | None = DrafterKV(graph.caches)
+        self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype, graph.ignored)
 
     def start(self, engine: DraftEngine) -> None:
         graph: Graph = engine.describe(self._model)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+from safetensors.torch import save_file
 from tests.plugins.architecture.family import FULL, SLIDING, Family, written_once  # noqa: F401
+from tools.benchmarks.families import PROMPT, planned_logits
 
 from engine_plugins.architecture.deepseek import DeepseekArchitecture
 from engine_plugins.architecture.experts import MixtralArchitecture, QwenMoeArchitecture
@@ -60,6 +64,16 @@ class TestMixtral(Mixture):
         "mixtral": MIXTRAL,
         "mixtral with a window": MIXTRAL | {"sliding_window": 8, "head_dim": 16, "tie_word_embeddings": True},
     }
+
+
+def test_mixtral_is_read_by_new_names_of_experts_in_one_tensor_too(tmp_path: Path) -> None:
+    with TestMixtral().checkpoint("mixtral") as (written, _, theirs):
+        tensors = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
+        assert "model.layers.0.mlp.experts.gate_up_proj" in tensors
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_bytes((Path(written.path) / "config.json").read_bytes())
+        got, want = (planned_logits(PROMPT, len(PROMPT), f"model.path={path}") for path in (tmp_path, written.path))
+        assert torch.equal(got, want)
 
 
 class TestQwenMoe(Mixture):

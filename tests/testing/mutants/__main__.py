@@ -33,7 +33,7 @@ def _tried(one: Mutant) -> list[str]:
     """Run the whole suite on a mutant, print what fails, and return what its declaration has wrong."""
     suite = one.tests()
     started = time.monotonic()
-    failing = [test for test in names_of_tests(suite) if failure(suite, test) is not None]
+    failing = [test for test in names_of_tests(suite) if failure(suite, test, (Exception,)) is not None]
     print(f"{one.name}: {', '.join(failing) or 'missed'} ({time.monotonic() - started:.1f} s)", flush=True)
     if one.missed:
         return [f"{one.name} is caught after all, by {', '.join(failing)}"] if failing else []

@@ -390,7 +390,7 @@ class MakesATensor(LlamaArchitecture):
         super().describe(model, b)
 
 
-@mutant(Suite, TENSORS)
+@mutant(Suite, TENSORS, raises=FileNotFoundError)
 class ReadsTheFolder(LlamaArchitecture):
     """Reads the model's folder, which a model that is only planned does not have."""
 

@@ -407,7 +407,7 @@ class WindowOfTheFirstLayer(Plain):
         return super().forward(batch, replace(op, window=kept.setdefault("window", op.window)), q, cache)
 
 
-@mutant(Suite, BATCHES)
+@mutant(Suite, BATCHES, raises=IndexError)
 class LastPrepared(Plain):
     """Keeps the batch that was prepared last to itself, and computes that one."""
 

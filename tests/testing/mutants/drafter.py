@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
+from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import Draft, DraftRow, DraftRows, DraftTokens
 from engine.testing.context import build_context
 from engine.testing.drafter import DeviceDrafterConformance, HostDrafterConformance
@@ -138,7 +139,7 @@ class LeavesRowsOut(NgramDrafter):
         return Draft(tuple(tokens for tokens in super().propose(rows).tokens if tokens))
 
 
-@mutant(Suite, "test_an_empty_batch_is_fine")
+@mutant(Suite, "test_an_empty_batch_is_fine", raises=IndexError)
 class RaisesOnNoRows(NgramDrafter):
     """Looks at the first row of a batch that may have none."""
 
@@ -172,7 +173,7 @@ class FloatTokens(NgramDrafter):
         return Draft(tuple(tuple(float(t) for t in tokens) for tokens in super().propose(rows).tokens))  # type: ignore[misc]
 
 
-@mutant(Suite, LENGTHS)
+@mutant(Suite, LENGTHS, raises=IndexError)
 class NeedsTwoTokens(NgramDrafter):
     """Looks at the last two tokens of a history that may have one."""
 
@@ -192,7 +193,7 @@ class WritesItsDraft(NgramDrafter):
         return draft
 
 
-@mutant(Suite, "test_released_and_unknown_slots_can_be_released")
+@mutant(Suite, "test_released_and_unknown_slots_can_be_released", raises=KeyError)
 class ReleasesTheKnown(NgramDrafter):
     """Raises for a row that it has never seen."""
 
@@ -233,7 +234,7 @@ class KeepsEverything(NgramDrafter):
 CAPTURED = "test_what_says_capturable_asks_nothing_of_the_host"
 
 
-@mutant(DeviceSuite, CAPTURED)
+@mutant(DeviceSuite, CAPTURED, raises=AssemblyError)
 class ReadsTheNewest(EarlyExitDrafter):
     """Reads the newest tokens on the host with ``tolist``."""
 
@@ -242,7 +243,7 @@ class ReadsTheNewest(EarlyExitDrafter):
         return super().propose(rows) if newest else DraftTokens(rows.tokens[:, None])
 
 
-@mutant(DeviceSuite, CAPTURED)
+@mutant(DeviceSuite, CAPTURED, raises=AssemblyError)
 class LooksForThePromising(EarlyExitDrafter):
     """Asks on the host whether any row is worth drafting."""
 

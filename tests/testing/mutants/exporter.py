@@ -203,7 +203,7 @@ class StepsAndRequests(PrometheusExporter):
         super().export(events)
 
 
-@mutant(LinesSuite, ORDER)
+@mutant(LinesSuite, ORDER, raises=IndexError)
 class LooksAtTheFirst(Lines):
     """Looks at the first event of a batch that may have none."""
 
@@ -212,7 +212,7 @@ class LooksAtTheFirst(Lines):
         super().export(events)
 
 
-@mutant(LinesSuite, ORDER)
+@mutant(LinesSuite, ORDER, raises=KeyError)
 class StartsWithAFirstToken(Lines):
     """Expects a request's first token before its end, which may come in a batch of its own."""
 
@@ -227,7 +227,7 @@ class StartsWithAFirstToken(Lines):
             self._begun.pop(event.request_id)
 
 
-@mutant(LinesSuite, ZEROS)
+@mutant(LinesSuite, ZEROS, raises=ZeroDivisionError)
 class TokensPerSecond(Lines):
     """Divides tokens by a request's time in decode, of which a single token takes none."""
 
@@ -236,7 +236,7 @@ class TokensPerSecond(Lines):
             self.lines.append(f"{event.output_tokens / event.decode_ms:.1f}")
 
 
-@mutant(LinesSuite, ZEROS)
+@mutant(LinesSuite, ZEROS, raises=ZeroDivisionError)
 class HitRate(Lines):
     """Divides cached tokens by those that were looked up, of which there may be none."""
 

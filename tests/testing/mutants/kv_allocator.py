@@ -112,7 +112,7 @@ class OneBlockMore(Paged):
         return tuple(max(0, num_tokens // self._block_size + 1 - count) for count in held)
 
 
-@mutant(Suite, HISTORIES)
+@mutant(Suite, HISTORIES, raises=IndexError)
 class OneBlockLess(Paged):
     """Rounds a number of tokens down: the last tokens have no block."""
 
@@ -370,7 +370,7 @@ class LooksAndTakes(Caching):
         return super().match_prefix(prefix)
 
 
-@mutant(CachingSuite, HISTORIES)
+@mutant(CachingSuite, HISTORIES, raises=IndexError)
 class OneListForAll(Caching):
     """Hands out the list of a prefix's blocks that it keeps, so that leases grow into each other."""
 

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, TypeVar
 from _pytest.mark.structures import ParameterSet
 from hypothesis import Phase, settings
 
+from engine.border.calls import PluginError
+
 SLOTS = (
     "architecture", "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter", "scheduler", "router",
     "exporter",
@@ -26,6 +28,8 @@ _PHASES = (Phase.explicit, Phase.generate)
 _QUICK = "planted bugs"
 settings.register_profile(_QUICK, phases=_PHASES, report_multiple_bugs=False)
 
+FAILED: tuple[type[Exception], ...] = (AssertionError, PluginError)
+"""A claim of a test, or the core, which says that a plugin broke its contract."""
 Plugin = TypeVar("Plugin", bound=type)
 Arguments = dict[str, Any]
 
@@ -43,13 +47,15 @@ class OnPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``suite`` has tests of which those in ``caught_by`` fail on ``plugin``. ``missed``: why none does."""
+    """``suite`` has tests of which those in ``caught_by`` fail on ``plugin``, or raise one of ``raises``, which is what
+    its bug ends in. ``missed``: why none does."""
 
     slot: str
     plugin: type
     suite: type[OnPlugin]
     caught_by: tuple[str, ...]
     missed: str
+    raises: tuple[type[Exception], ...]
 
     @property
     def name(self) -> str:
@@ -71,12 +77,16 @@ _all: list[Mutant] = []
 _correct: list[type[OnPlugin]] = []
 
 
-def mutant(suite: type[OnPlugin], *caught_by: str, missed: str = "") -> Callable[[Plugin], Plugin]:
-    """Declare a class a mutant, which tests of ``suite`` catch, or why none does."""
+def mutant(
+    suite: type[OnPlugin], *caught_by: str, missed: str = "", raises: type[Exception] | None = None
+) -> Callable[[Plugin], Plugin]:
+    """Declare a class a mutant, which tests of ``suite`` catch, or why none does. ``raises``: what its bug may end in,
+    beside a failed assertion."""
     assert bool(caught_by) != bool(missed), "tests that catch it, or why none does"
+    errors = (*FAILED, raises) if raises is not None else FAILED
 
     def declare(plugin: Plugin) -> Plugin:
-        _all.append(Mutant(plugin.__module__.rpartition(".")[2], plugin, suite, caught_by, missed))
+        _all.append(Mutant(plugin.__module__.rpartition(".")[2], plugin, suite, caught_by, missed, errors))
         return plugin
 
     return declare
@@ -109,13 +119,14 @@ def names_of_tests(suite: type) -> list[str]:
     return [name for name in dir(suite) if name.startswith("test_")]
 
 
-def failure(suite: type[OnPlugin], test: str) -> Exception | None:
-    """What a test of a suite raises first, in any of its cases."""
+def failure(suite: type[OnPlugin], test: str, errors: tuple[type[Exception], ...] = FAILED) -> Exception | None:
+    """What a test of a suite fails with first, in any of its cases: one of ``errors``. Other errors are raised: a test
+    or a mutant that breaks by itself shows nothing."""
     for arguments in cases(suite, test):
         try:
             with suite.installed(), _without_shrinking(getattr(suite, test)):
                 getattr(suite(), test)(**arguments)
-        except Exception as error:
+        except errors as error:
             return error
     return None
 

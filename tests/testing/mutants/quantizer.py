@@ -124,7 +124,7 @@ correct(PlainSuite, Plain)
 correct(GroupedSuite, Grouped)
 
 
-@mutant(PlainSuite, CUTS)
+@mutant(PlainSuite, CUTS, raises=RuntimeError)
 class SwappedAxes(Plain):
     """Says that the weight's first axis is the input's."""
 
@@ -132,7 +132,7 @@ class SwappedAxes(Plain):
         return (StoredTensor("weight", {"out": 1, "in": 0}), StoredTensor("bias", {"out": 0}, optional=True))
 
 
-@mutant(PlainSuite, CUTS)
+@mutant(PlainSuite, CUTS, raises=RuntimeError)
 class WholeBias(Plain):
     """Keeps the whole bias on every rank."""
 
@@ -150,7 +150,7 @@ class CutsWithoutAReason(Plain):
         return (replace(weight, shard_axes={}), bias)
 
 
-@mutant(GroupedSuite, CUTS)
+@mutant(GroupedSuite, CUTS, raises=RuntimeError)
 class ScalesStayWhole(Grouped):
     """Says that every rank keeps all scales when inputs are cut."""
 
@@ -159,7 +159,7 @@ class ScalesStayWhole(Grouped):
         return (codes, replace(scales, shard_axes={"out": 0}, replicated=("in",)), bias)
 
 
-@mutant(GroupedSuite, CUTS)
+@mutant(GroupedSuite, CUTS, raises=ValueError)
 class QuantumInFeatures(Grouped):
     """Gives the quantum of its scales in input features, where entries of the tensor are meant."""
 

@@ -102,7 +102,7 @@ class NothingForNobody(DirectRouter):
         return None if isinstance(route, Reject) else route
 
 
-@mutant(Suite, REFUSED)
+@mutant(Suite, REFUSED, raises=ValueError)
 class EmptyFleet(DirectRouter):
     """Takes the least loaded engine of a fleet that may have none."""
 
@@ -129,7 +129,7 @@ class RoundRobin(DirectRouter):
         return ToEngine(self._known[self._turn % len(self._known)])
 
 
-@mutant(Suite, FLEETS)
+@mutant(Suite, FLEETS, raises=ZeroDivisionError)
 class SharesOfLoad(DirectRouter):
     """Divides by the load of engines that have none."""
 
@@ -165,7 +165,7 @@ class HostWithoutScheme(DirectRouter):
         return ToUrl("10.0.0.2:8000/v1")
 
 
-@mutant(Suite, KINDS)
+@mutant(Suite, KINDS, raises=ValueError)
 class OnePromptOnly(DirectRouter):
     """Expects one prompt in a request."""
 
@@ -175,7 +175,7 @@ class OnePromptOnly(DirectRouter):
         return super().route(request, fleet)
 
 
-@mutant(Suite, KINDS)
+@mutant(Suite, KINDS, raises=ValueError)
 class OneChoiceOnly(DirectRouter):
     """Expects one choice in an answer."""
 

@@ -119,7 +119,7 @@ class ForgetsBlocks(ContinuousScheduler):
     """Admits newcomers whether or not the free blocks hold them as well."""
 
     def plan(self, view: SchedulerView) -> Schedule:
-        return super().plan(replace(view, free_blocks=1 << 30))
+        return super().plan(replace(view, free_blocks=(1 << 30,) * len(view.free_blocks)))
 
 
 @mutant(Suite, "test_every_request_ends_and_every_block_comes_back")

@@ -36,7 +36,10 @@ from engine.contracts.ops import (
     ShortConv,
     Slice,
     SoftCap,
+    TorchFunction,
 )
+from engine.kernels.checks.function import tried
+from engine.kernels.cpu.program import NotNative, Value
 from engine.kernels.cpu.row_ops import lookup, widen
 from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
@@ -275,6 +278,19 @@ def _soft_cap(lowering: Lowering, op: SoftCap, fused: Fused[Kernel], weights: We
     return Lowered(lambda context, x: soft_capped(x, op.cap), "torch")
 
 
+def _torch_function(lowering: Lowering, op: TorchFunction, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    tensors = [weights.small(name, shape) for name, shape in op.tensors]
+    function, name = tried(op, tensors, lowering.dtype, lowering.device), op.function.rpartition(":")[2]
+    not_native = f"{name} is a function of torch"
+
+    def computed(context: StepContext | None, *inputs: Tensor) -> Tensor:
+        if any(isinstance(x, Value) for x in inputs):
+            raise NotNative(not_native)
+        return function(*inputs)
+
+    return Lowered(computed, f"torch function {name}, unfused", not_native)
+
+
 _LOWER: dict[type[Op], LowerOp] = {
     Embed: _embed,
     Norm: _norm,
@@ -299,4 +315,5 @@ _LOWER: dict[type[Op], LowerOp] = {
     Router: lower_router,
     Route: lower_route,
     Experts: lower_experts,
+    TorchFunction: _torch_function,
 }

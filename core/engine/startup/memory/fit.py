@@ -9,6 +9,8 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
+from engine.models.record import recorded
+from engine.models.required_tensors import check_checkpoint
 from engine.startup.memory.budget import Budget, DoesNotFit, free_memory
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.refusal import refusal
@@ -42,10 +44,12 @@ def plan_memory(plan: EnginePlan, bound: BoundEngine, *, free: int | None = None
     """Estimate before anything is loaded; takes milliseconds. ``free``: bytes, instead of what the device says.
 
     Raises :class:`DoesNotFit` with what is missing and what to set, and
-    :class:`engine.checkpoint.tensors.CheckpointError` for a checkpoint whose headers cannot be read.
+    :class:`engine.checkpoint.tensors.CheckpointError` for a checkpoint that headers show not to be the model's.
     """
+    checkpoint = open_checkpoint(plan.model.path)
+    check_checkpoint(checkpoint, recorded(bound.architecture, plan.model), bound.quantizer, plan.model.path)
     budget = Budget(free_memory(plan.device) if free is None else free, plan.settings.memory.fraction)
-    estimate = estimate_memory(plan, weight_sizes(plan, bound, open_checkpoint(plan.model.path)), bound)
+    estimate = estimate_memory(plan, weight_sizes(plan, bound, checkpoint), bound)
     if estimate.smallest > budget.usable:
         raise DoesNotFit(refusal(plan, bound, estimate, budget))
     return MemoryPlan(plan, estimate, budget)

@@ -12,16 +12,25 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import broken, shown
-from engine.checkpoint.tensors import Checkpoint
+from engine.checkpoint.tensors import Checkpoint, TensorEntry
 from engine.contracts.graph import Graph
-from engine.contracts.ops import Embed, Linear, LinearPart, LinearSpec, Norm
+from engine.contracts.ops import Embed, Experts, HeadLinear, Linear, LinearPart, LinearSpec
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
 from engine.kernels.backends import fused_graph
 from engine.kernels.settings import Kernel
 from engine.models.fuse import Fused
 from engine.models.record import recorded
-from engine.models.required_tensors import check_readable, is_stored, linears, norm_tensors, stored_of
+from engine.models.required_tensors import (
+    check_readable,
+    expert_linears,
+    fused_tensors,
+    is_fused,
+    is_stored,
+    linears,
+    small_tensors_of,
+    stored_of,
+)
 from engine.models.sharding import rank_of
 from engine.startup.lowering import lowering_of
 
@@ -75,16 +84,33 @@ class _Sizer:
 
     def steps(self, blocks: Iterable[Sequence[Fused[Kernel]]]) -> Iterator[tuple[int, int]]:
         """In the order of loading: bytes that stay, and bytes that are needed beside them for a moment."""
+        counted: set[str] = set()
         for fused in chain.from_iterable(blocks):
             linear = iter(fused.linears)
             for node in fused.nodes:
                 if isinstance(node.op, Embed):
                     table = node.op.vocab_size * node.op.size * self._dtype.itemsize
                     yield table, self._on_host(self._converted(f"{node.op.name}.weight"))
-                elif isinstance(node.op, Norm):
-                    yield sum(prod(shape) for _, shape in norm_tensors(node.op)) * torch.float32.itemsize, 0
                 elif isinstance(node.op, Linear):
                     yield self._linear(next(linear), tied=node.op.tied)
+                elif isinstance(node.op, Experts):
+                    yield self._experts(node.op)
+                else:
+                    item = (self._dtype if isinstance(node.op, HeadLinear) else torch.float32).itemsize
+                    own = {name: prod(shape) for name, shape in small_tensors_of(node) if name not in counted}
+                    counted |= own.keys()
+                    yield sum(own.values()) * item, 0
+
+    def _experts(self, op: Experts) -> tuple[int, int]:
+        """All are like the first. Those that are stored in one tensor are read at once."""
+        each = [self._linear(spec) for spec in expert_linears(op)[0]]
+        held, passing = op.num_experts * sum(kept for kept, _ in each), max(more for _, more in each)
+        if not is_fused(op, self._checkpoint.names):
+            return held, passing
+        entries = [self._checkpoint.entry(name) for name, _ in fused_tensors(op) if name in self._checkpoint.names]
+        if not isinstance(self._quantizer, SizedQuantizer):
+            held = sum(map(self._in_compute_dtype, entries))
+        return held, passing + self._on_host(sum(entry.num_bytes for entry in entries))
 
     def _linear(self, spec: LinearSpec, tied: bool = False) -> tuple[int, int]:
         _, count = rank_of(self._parallelism, spec)
@@ -108,13 +134,12 @@ class _Sizer:
 
     def _as_stored(self, spec: LinearSpec) -> int:
         """For a quantizer that does not say: packed tensors as they are, float tensors in the compute dtype."""
-        entries = (self._checkpoint.entry(name) for name in self._names(spec))
-        return sum(
-            entry.num_bytes // entry.dtype.itemsize * self._dtype.itemsize
-            if entry.dtype.is_floating_point and entry.dtype.itemsize > 1
-            else entry.num_bytes
-            for entry in entries
-        )
+        return sum(self._in_compute_dtype(self._checkpoint.entry(name)) for name in self._names(spec))
+
+    def _in_compute_dtype(self, entry: TensorEntry) -> int:
+        if not entry.dtype.is_floating_point or entry.dtype.itemsize == 1:
+            return entry.num_bytes
+        return entry.num_bytes // entry.dtype.itemsize * self._dtype.itemsize
 
     def _stored(self, spec: LinearSpec) -> int:
         return sum(self._checkpoint.entry(name).num_bytes for name in self._names(spec))

@@ -13,8 +13,11 @@ from transformers import AutoConfig
 
 from engine.contracts.graph import EVERY_TOKEN, Graph
 from engine_plugins.architecture.cohere import CohereArchitecture
+from engine_plugins.architecture.ernie import ErnieArchitecture
 from engine_plugins.architecture.exaone4 import Exaone4Architecture
+from engine_plugins.architecture.glm import GlmArchitecture
 from engine_plugins.architecture.granite import GraniteArchitecture
+from engine_plugins.architecture.hunyuan import HunyuanArchitecture
 from engine_plugins.architecture.olmo import OlmoArchitecture
 from engine_plugins.architecture.phi3 import Phi3Architecture
 from engine_plugins.architecture.seed_oss import SeedOssArchitecture
@@ -45,6 +48,9 @@ OLMO2, OLMO3 = shape("Olmo2", "olmo2"), shape("Olmo3", "olmo3", sliding_window=8
 EXAONE4 = shape("Exaone4", "exaone4", sliding_window=8)
 PHI3 = shape("Phi3", "phi3")
 STARCODER2 = shape("Starcoder2", "starcoder2")
+GLM, GLM4 = shape("Glm", "glm", head_dim=16), shape("Glm4", "glm4", head_dim=16)
+HUNYUAN = shape("HunYuanDenseV1", "hunyuan_v1_dense", head_dim=16)
+ERNIE = shape("Ernie4_5", "ernie4_5", head_dim=16, tie_word_embeddings=True)
 COHERE, COHERE2 = shape("Cohere", "cohere"), shape("Cohere2", "cohere2", sliding_window=8)
 
 
@@ -164,6 +170,42 @@ class TestCohere(Family):
     }  # fmt: skip
 
 
+class TestGlm(Family):
+    plugin = GlmArchitecture
+    in_steps = ("glm4",)
+    kernels = ("reference", "torch", "native")
+    variants: ClassVar = {
+        "glm": GLM,
+        "glm4": GLM4,
+        "glm4 rotated whole": GLM4 | {
+            "attention_bias": False, "tie_word_embeddings": True, "partial_rotary_factor": 1.0, "hidden_act": "gelu",
+        },
+        "glm4 stretched": GLM4 | {"rope_parameters": YARN | {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    }  # fmt: skip
+
+
+class TestHunyuan(Family):
+    plugin = HunyuanArchitecture
+    in_steps = ("hunyuan with alpha",)
+    kernels = ("reference", "torch", "native")
+    variants: ClassVar = {
+        "hunyuan": HUNYUAN,
+        "hunyuan with alpha": HUNYUAN | BIASES | {
+            "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}, "tie_word_embeddings": True,
+        },
+    }  # fmt: skip
+
+
+class TestErnie(Family):
+    plugin = ErnieArchitecture
+    in_steps = ("ernie",)
+    kernels = ("reference", "torch", "native")
+    variants: ClassVar = {
+        "ernie": ERNIE,
+        "ernie with biases": ERNIE | {"use_bias": True, "tie_word_embeddings": False},
+    }
+
+
 @pytest.mark.parametrize(("suite", "name"), [(TestGranite, "granite with multipliers"), (TestCohere, "cohere")])
 def test_logits_of_models_in_16_bits_are_scaled_as_they_are(suite: type[Family], name: str) -> None:
     """They are float32 where all that comes before them is not."""
@@ -187,7 +229,8 @@ def test_model_max_len_decides_for_which_lengths_phi3_rotates() -> None:
 PLUGINS = {
     family: suite.plugin
     for suite in (
-        TestSmolLM3, TestSeedOss, TestGranite, TestOlmo, TestExaone4, TestPhi3, TestStarcoder2, TestCohere
+        TestSmolLM3, TestSeedOss, TestGranite, TestOlmo, TestExaone4, TestPhi3, TestStarcoder2, TestCohere, TestGlm,
+        TestHunyuan, TestErnie,
     )
     for family in {model["architectures"][0] for model in suite.variants.values()}
 }  # fmt: skip
@@ -198,7 +241,7 @@ def described(config: Mapping[str, Any], **changes: Any) -> Graph:
     return described_by(PLUGINS[config["architectures"][0]], config, **changes)
 
 
-ALL = (SMOLLM3, SEED_OSS, GRANITE, OLMO2, OLMO3, EXAONE4, PHI3, STARCODER2, COHERE, COHERE2)
+ALL = (SMOLLM3, SEED_OSS, GRANITE, OLMO2, OLMO3, EXAONE4, PHI3, STARCODER2, COHERE, COHERE2, GLM, GLM4, HUNYUAN, ERNIE)
 
 
 @pytest.mark.parametrize("config", ALL, ids=lambda config: config["model_type"])
@@ -213,7 +256,7 @@ def test_what_the_configuration_leaves_out_is_as_transformers_has_it(config: Map
 def test_an_unknown_activation_and_a_share_of_a_rotation_are_named(config: Mapping[str, Any]) -> None:
     with pytest.raises(ValueError, match="hidden_act 'tanh' of the checkpoint: expected one of silu"):
         described(config, hidden_act="tanh")
-    if config is not PHI3:
+    if config not in (PHI3, GLM, GLM4):
         with pytest.raises(ValueError, match=r"partial_rotary_factor=0\.5: expected 1"):
             described(config, partial_rotary_factor=0.5)
 
@@ -247,7 +290,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "no window where layers have one": (COHERE2, {"sliding_window": None}, "sliding_window is missing"),
     "a rotation of another kind": (
-        PHI3, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type linear: expected one of default",
+        PHI3, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear': expected one of default",
     ),
     "factors of too few pairs": (PHI3, longrope(3, "longrope", trained=4), "short_factor=.*expected 4 numbers"),
     "an MLP with a gate": (STARCODER2, {"mlp_type": "gated"}, "mlp_type='gated': expected 'default'"),
@@ -255,6 +298,19 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "blocks one behind another": (COHERE2, {"use_parallel_block": False}, "use_parallel_block=False: expected True"),
     "norms of heads where they have no names": (COHERE2, {"use_qk_norm": True}, "use_qk_norm=True: expected False"),
     "a scale of nothing": (COHERE, {"logit_scale": 0.0}, "logit_scale=0.0: expected a number larger than 0"),
+    "rotations by type of layers that GLM has not": (
+        GLM4, {"rope_parameters": {FULL: {"rope_theta": 1e4}}}, "rope_parameters differ by layer type",
+    ),
+    "three rotated dimensions": (
+        GLM4, {"partial_rotary_factor": 0.2}, "3 dimensions of each head are rotated: expected an even number",
+    ),
+    "a dynamic rotation without a factor": (
+        HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 1000.0}}, "rope type 'dynamic' has no 'factor'",
+    ),
+    "an endless alpha": (
+        HUNYUAN, {"rope_scaling": {"type": "dynamic", "alpha": 1e9, "factor": 1.0}}, "alpha=1000000000.0: expected",
+    ),
+    "biases of half": (ERNIE, {"use_bias": 0.5}, "use_bias=0.5: expected true or false"),
 }  # fmt: skip
 
 
