@@ -38,7 +38,7 @@ def test_experts_and_weights_are_those_of_torch(name, dtype):
     torch.testing.assert_close(weights, want, rtol=1e-5, atol=1e-6)
 
 
-def experts(dtype):
+def experts(dtype, gated=Gated("silu"), bias=False):
     """Six experts, 64 -> 96 -> 64, and their layers."""
     b = Builder()
     parts = LinearPart("e.{}.gate", 96), LinearPart("e.{}.up", 96)
