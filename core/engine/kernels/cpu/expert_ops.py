@@ -105,7 +105,7 @@ class MixExperts:
     def __init__(self, op: Experts, pairs: Sequence[tuple[PackedLinear, PackedLinear]], dtype: torch.dtype) -> None:
         """``pairs``: gate and up, and down, of each expert. Raises :class:`NotNative`."""
         gated, inner = op.gated, op.down.in_features
-        if gated.act not in (native.ACTIVATIONS if gated.is_plain else ("silu",)):
+        if gated.act not in native.ACTIVATIONS or (gated.act != "silu" and gated.alpha != 1.0):
             raise NotNative(f"its experts ({gated}) have no native calls")
         act = gated.act if gated.is_plain else None
         between = inner if gated.is_plain else 2 * inner
