@@ -2,6 +2,7 @@ import random
 
 import pytest
 
+from engine.contracts.scheduler import Mixture, StepCost
 from engine.loop.step_cost import StepCostModel
 
 
@@ -76,3 +77,36 @@ def test_empty_steps_are_not_samples():
     model.observe(0, 1.0)
     model.observe(3, 0.0)
     assert model.cost().num_samples == 0
+
+
+MIXTURE = Mixture(num_experts=64, top_k=8, share=0.6)
+
+
+def test_tokens_share_experts_as_chance_has_it():
+    rng = random.Random(0)
+    for tokens in (1, 2, 8, 40):
+        distinct = [len({e for _ in range(tokens) for e in rng.sample(range(64), 8)}) for _ in range(500)]
+        assert MIXTURE.experts(tokens) == pytest.approx(sum(distinct) / 500, rel=0.01)
+
+
+def test_a_step_reads_the_experts_of_all_of_its_tokens():
+    cost = StepCost(10.0, 0.0, 1, (MIXTURE,))
+    assert cost.ms(1) == pytest.approx(10.0)
+    assert cost.ms(100_000) == pytest.approx(10.0 * (0.4 + 0.6 * 64 / 8))
+
+
+def test_the_costs_of_a_mixture_are_found():
+    truth, model, rng = StepCost(15.0, 0.2, 1, (MIXTURE,)), StepCostModel((MIXTURE,)), random.Random(1)
+    for _ in range(200):
+        tokens = rng.choice((1, 2, 4, 64, 512))
+        model.observe(tokens, truth.ms(tokens) * rng.uniform(0.97, 1.03))
+    for tokens in (1, 3, 8, 32, 512):  # 3, 8 and 32 were never measured
+        assert model.cost().ms(tokens) == pytest.approx(truth.ms(tokens), rel=0.05)
+
+
+@pytest.mark.parametrize("budget_ms", [1.0, 16.0, 40.0, 75.0, 300.0])
+def test_as_many_tokens_fit_as_the_costs_of_a_mixture_say(budget_ms):
+    cost = StepCost(15.0, 0.2, 1, (MIXTURE,))
+    tokens = cost.tokens_within(budget_ms)
+    assert cost.ms(tokens) <= budget_ms or tokens == 1
+    assert cost.ms(tokens + 1) > budget_ms

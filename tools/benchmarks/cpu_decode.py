@@ -4,10 +4,11 @@
     python tools/benchmarks/cpu_decode.py /path/to/model [--set execution=eager --set quantizer=int8] [--threads 2]
 
 A step cannot be faster than its floor: the larger of (bytes of weights and cached keys and values it must read) / (read
-bandwidth) and (operations of its linear layers) / (rate of one large product). The rate is the best that torch or the
-engine's kernels reach with 1,024 rows: of bytes where activations have 8 bits, of float32 where weights are float32,
-else of bfloat16. Limits and engine are measured in turns, so that a machine whose speed drifts (neighbours, clock)
-moves both; medians of the rounds are reported.
+bandwidth) and (operations of its linear layers) / (rate of one large product). Of experts those count that the step's
+tokens are routed to. The rate is the best that torch or the engine's kernels reach with 1,024 rows: of bytes where
+activations have 8 bits, of float32 where weights are float32, else of bfloat16. Limits and engine are measured in
+turns, so that a machine whose speed drifts (neighbours, clock) moves both; medians of the rounds are reported. With
+``--first`` measurements have real-time priority, and what others disturb all the same is measured again.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from quiet import undisturbed
 
 from engine import native
 from engine.assembly.assemble import assemble
@@ -31,10 +33,10 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.attention_kernel import AttentionBatch
 from engine.contracts.graph import Graph
 from engine.contracts.model import ModelFacts
-from engine.contracts.ops import Experts, Linear, LinearPart, LinearSpec
+from engine.contracts.ops import Experts, Linear, LinearPart, LinearSpec, Route
 from engine.contracts.quantizer import SizedQuantizer
 from engine.kernels.cpu.captured import capture_steps
-from engine.kernels.model import ForwardBatch, LoweredModel
+from engine.kernels.model import Call, ForwardBatch, LoweredModel, Step
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
 from engine.startup.build import load_plan
@@ -58,6 +60,8 @@ class Loaded:
     model: LoweredModel
     kv: KVCache
     head_is_embedding: bool
+    expert_bytes: tuple[int, ...]
+    """Of one expert of each mixture, in the order of the graph."""
 
     @property
     def label(self) -> str:
@@ -78,8 +82,14 @@ def load(path: Path, overrides: Sequence[str], num_blocks: int) -> Loaded:
     model = load_plan(plan, bound)
     kv = KVCache(one_group(model.graph.caches), bound.kv_format, [num_blocks], BLOCK_SIZE, plan.dtype, "cpu")
     model = capture_steps(model, kv, num_blocks * BLOCK_SIZE)
-    shared = head_is_embedding(plan.model, bound.quantizer, getattr(torch, plan.dtype))
-    return Loaded(tuple(overrides), plan, model, kv, shared)
+    dtype = getattr(torch, plan.dtype)
+    shared = head_is_embedding(plan.model, bound.quantizer, dtype)
+    assert isinstance(bound.quantizer, SizedQuantizer)
+    of_experts = [
+        sum(bound.quantizer.packed_bytes(spec, dtype, "cpu", False) for spec in (op.gate_up, op.down))
+        for op in mixtures(model.graph)
+    ]
+    return Loaded(tuple(overrides), plan, model, kv, shared, tuple(of_experts))
 
 
 def make_batch(rows: Rows) -> ForwardBatch:
@@ -109,6 +119,32 @@ def step(loaded: Loaded, batch: ForwardBatch) -> None:
     loaded.model.head(hidden[batch.attention[0].q_starts[1:].long() - 1]).argmax(dim=-1)
 
 
+def mixtures(graph: Graph) -> list[Experts]:
+    return [node.op for node in graph.nodes if isinstance(node.op, Experts)]
+
+
+def chosen_experts(loaded: Loaded, batch: ForwardBatch) -> list[int]:
+    """How many experts of each mixture some token of a step is routed to."""
+    graph = loaded.model.graph
+    chosen = {node.outputs[0] for node in graph.nodes if isinstance(node.op, Route)}
+    found: list[int] = []
+
+    def counted(call: Call) -> Call:
+        def counting(*arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
+            ids, weights = call(*arguments)
+            found.append(len(ids.unique()))
+            return ids, weights
+
+        return counting
+
+    def of(step: Step) -> Step:
+        return replace(step, call=counted(step.call)) if step.outputs and step.outputs[0] in chosen else step
+
+    layers = tuple(replace(layer, steps=tuple(map(of, layer.steps))) for layer in loaded.model.layers)
+    replace(loaded.model, layers=layers, small_steps=None).forward(batch, loaded.kv)
+    return found
+
+
 def seconds(run: Callable[[], object], repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
@@ -130,14 +166,17 @@ def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> Non
     runs: dict[tuple[str, str], tuple[Callable[[], object], int]] = {("", "read"): (reader(memory), 1)}
     for kind, ways in products.items():
         runs |= {(kind, name): (run, 8) for name, run in ways.items()}
+    experts: dict[tuple[str, str], list[int]] = {}
     for one in contestants:
         for name, of_rows in steps.items():
-            runs[one.label, name] = (partial(step, one, make_batch(of_rows)), 4)
+            batch = make_batch(of_rows)
+            experts[one.label, name] = chosen_experts(one, batch)
+            runs[one.label, name] = (partial(step, one, batch), 4)
     times: dict[tuple[str, str], list[float]] = {name: [] for name in runs}
     with torch.inference_mode():
         for round_number in range(arguments.rounds + 1):
             for name, (run, repeats) in runs.items():
-                taken = seconds(run, repeats)
+                taken = undisturbed(run, repeats) if arguments.first else seconds(run, repeats)
                 if round_number > 0:  # the first round warms up
                     times[name].append(taken)
     took = {name: statistics.median(values) for name, values in times.items()}
@@ -145,18 +184,20 @@ def measure(contestants: Sequence[Loaded], arguments: argparse.Namespace) -> Non
     rates = {kind: 2 * math.prod(LARGE) / min(took[kind, name] for name in ways) for kind, ways in products.items()}
     shown = (f"{kind} {rate / 1e9:.0f} {'GOP/s' if kind == 'int8' else 'GFLOP/s'}" for kind, rate in rates.items())
     print(f"threads {torch.get_num_threads()}, read bandwidth {bandwidth / 1e9:.1f} GB/s, products: {', '.join(shown)}")
-    print(f"\n| | step | ms | floor (ms) | floor / measured | bound by |\n{'|---' * 6}|")
+    print(f"\n| | step | ms | floor (ms) | floor / measured | bound by | MB read |\n{'|---' * 7}|")
     for one in contestants:
         rate = rates[one.arithmetic]
         facts = one.plan.model
         for name, of_rows in steps.items():
-            read = (least_bytes(one) + kv_bytes(one) * sum(map(sum, of_rows))) / bandwidth
+            num_bytes = least_bytes(one, experts[one.label, name]) + kv_bytes(one) * sum(map(sum, of_rows))
+            read = num_bytes / bandwidth
             tokens = sum(new for _, new in of_rows)
             computed = 2 * (body_parameters(one.model.graph) * tokens + head_parameters(facts) * len(of_rows)) / rate
             floor, ms = max(read, computed), took[one.label, name]
             print(
                 f"| {one.label} | {name} | {ms * 1e3:.1f} | {floor * 1e3:.1f} "
-                f"| {100 * floor / ms:.0f} % | {'memory' if read > computed else 'arithmetic'} |"
+                f"| {100 * floor / ms:.0f} % | {'memory' if read > computed else 'arithmetic'} "
+                f"| {num_bytes / 1e6:.0f} |"
             )
     for one in contestants:
         print(f"\n{one.label}: {one.plan.dtype}, {one.plan.execution}, weights {one.model.weights_bytes / 1e6:.0f} MB")
@@ -196,11 +237,16 @@ def kv_bytes(loaded: Loaded) -> float:
     return loaded.kv.num_bytes / (loaded.kv.num_blocks[0] * BLOCK_SIZE)
 
 
-def least_bytes(loaded: Loaded) -> int:
-    """Every weight once, and one row of the embedding: what a token must read."""
+def least_bytes(loaded: Loaded, chosen: Sequence[int]) -> int:
+    """Every weight once, but of mixtures only the ``chosen`` experts, and one row of the embedding: what a step must
+    read."""
     facts = loaded.plan.model
     embedding = facts.vocab_size * facts.hidden_size * getattr(torch, loaded.plan.dtype).itemsize
-    return loaded.model.weights_bytes - (0 if loaded.head_is_embedding else embedding)
+    unread = sum(
+        (op.num_experts - count) * num_bytes
+        for op, count, num_bytes in zip(mixtures(loaded.model.graph), chosen, loaded.expert_bytes, strict=True)
+    )
+    return loaded.model.weights_bytes - unread - (0 if loaded.head_is_embedding else embedding)
 
 
 def head_is_embedding(facts: ModelFacts, quantizer: object, dtype: torch.dtype) -> bool:
@@ -213,8 +259,7 @@ def head_is_embedding(facts: ModelFacts, quantizer: object, dtype: torch.dtype) 
 def body_parameters(graph: Graph) -> int:
     """Weights of the body's linear layers: what each prompt token is multiplied with (the head runs on one row)."""
     used = [(node.op.spec, 1) for node in graph.nodes if isinstance(node.op, Linear) and node.op.spec.kind != "head"]
-    experts = (node.op for node in graph.nodes if isinstance(node.op, Experts))
-    used += [(spec, op.top_k) for op in experts for spec in (op.gate_up, op.down)]
+    used += [(spec, op.top_k) for op in mixtures(graph) for spec in (op.gate_up, op.down)]
     return sum(spec.in_features * spec.out_features * count for spec, count in used)
 
 
@@ -237,6 +282,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--rows", type=int, default=8, help="sequences decoded at once (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="medians are of so many (%(default)s)")
+    parser.add_argument("--first", action="store_true", help="measure with real-time priority")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     per_row = -(-(arguments.past + CHUNK) // BLOCK_SIZE)

@@ -1,4 +1,5 @@
-"""Write a Llama checkpoint as GGUF, to measure llama.cpp on the same shapes. Needs gguf, safetensors and torch.
+"""Write a Llama or Qwen3-MoE checkpoint as GGUF, to measure llama.cpp on the same shapes. Needs gguf, safetensors and
+torch.
 
     python tools/benchmarks/make_gguf.py MODEL OUT.gguf --type bf16|q8_0|q4_0
 
@@ -10,10 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
 import numpy as np
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -35,7 +39,15 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
+FAMILIES = {"llama": "llama", "qwen3_moe": "qwen3moe"}
+"""``model_type`` -> llama.cpp's name."""
 
 
 def gguf_name(name: str) -> str:
@@ -53,6 +65,19 @@ def in_pairs(weight: Tensor, heads: int) -> Tensor:
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
+def tensors(model: Path) -> Iterator[tuple[str, Tensor]]:
+    """All of a checkpoint, with the experts of a layer in one: ``[num_experts, out, in]``."""
+    stored = load_file(model / "model.safetensors")
+    experts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in stored.items():
+        if found := re.fullmatch(r"(.*\.mlp\.experts)\.(\d+)(\..*)", name):
+            experts.setdefault(found[1] + found[3], {})[int(found[2])] = tensor
+        else:
+            yield name, tensor
+    for name, by_number in experts.items():
+        yield name, torch.stack([by_number[number] for number in range(len(by_number))])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
@@ -61,7 +86,8 @@ def main() -> None:
     options = parser.parse_args()
     config = json.loads((options.model / "config.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    writer = gguf.GGUFWriter(options.out, "llama")
+    family = FAMILIES[config["model_type"]]
+    writer = gguf.GGUFWriter(options.out, family)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -69,16 +95,24 @@ def main() -> None:
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_freq_base(
+        config["rope_theta"] if "rope_theta" in config else config["rope_parameters"]["rope_theta"]
+    )
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    if family == "qwen3moe":
+        writer.add_expert_count(config["num_experts"] if "num_experts" in config else config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
-    for name, tensor in load_file(options.model / "model.safetensors").items():
-        if "q_proj" in name or "k_proj" in name:
+    for name, tensor in tensors(options.model):
+        if family == "llama" and ("q_proj" in name or "k_proj" in name):
             tensor = in_pairs(tensor, heads if "q_proj" in name else kv_heads)
         data = tensor.float().numpy()
         kind = TYPES[options.type]
-        if data.ndim == 1:
+        if data.ndim == 1 or ".mlp.gate." in name:
             kind = gguf.GGMLQuantizationType.F32
         elif "embed_tokens" in name and options.type == "q4_0":
             kind = TYPES["q8_0"]

@@ -493,7 +493,7 @@ class Builder:
         if first.out_features != second.out_features:
             raise ValueError(f"experts with {first.out_features} gates and {second.out_features} ups")
         ids, weights = self._several(route, [logits], [route.top_k, route.top_k])
-        up = LinearSpec(gate_up, x.size, "out", "gate_up")
+        up = LinearSpec(gate_up, x.size, "out", "gate_up" if gated.is_plain else "body")
         low = LinearSpec((down,), first.out_features, "in")
         op = Experts(route.num_experts, route.top_k, up, low, gated, fused, weighs_inputs)
         return self._add(op, [x, ids, weights], down.out_features)

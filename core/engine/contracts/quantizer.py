@@ -88,7 +88,8 @@ class NativeLinear(Protocol):
         tensors mean nothing.
 
         ``x [M, in]``, ``y`` and ``residual [M, out]``, which may be the same, in the compute dtype; their rows are
-        contiguous. What else the call points at lives as long as the layer.
+        contiguous. What else the call points at lives as long as the layer. Experts are called natively only if the
+        call says how it is made for other rows: :attr:`engine.native.NativeCall.moves`.
         """
         ...
 

@@ -19,6 +19,7 @@ from engine.contracts.drafter import on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
+from engine.contracts.scheduler import Mixture
 from engine.drafting.policy import DraftPolicy
 from engine.kv.block_keys import BlockKeys
 from engine.loop.commit import Committer
@@ -83,6 +84,8 @@ class CoreSettings:
     max_width: int
     """Most drafts per request and step."""
     adaptive_drafts: bool
+    mixtures: tuple[Mixture, ...] = ()
+    """Of the model: what steps cost depends on them."""
 
 
 class EngineCore:
@@ -104,7 +107,7 @@ class EngineCore:
         self._failed_probes = 0
         self._outputs: list[TokensOut] = []
         self._events: list[Event] = []
-        self._cost = StepCostModel()
+        self._cost = StepCostModel(settings.mixtures)
         self._cost_at_start = self._cost.cost()
         """Measured while warming up: too high rather than too low, and all there is before the first step."""
         self._step_began_s: float | None = None
@@ -146,7 +149,7 @@ class EngineCore:
         """Meanwhile a drafter always drafts as far as it may; what steps cost is forgotten at the end."""
         with self.drafting(self.max_draft_tokens):
             yield
-        self._cost_at_start, self._cost = self._cost.cost(), StepCostModel()
+        self._cost_at_start, self._cost = self._cost.cost(), StepCostModel(self._settings.mixtures)
 
     @contextlib.contextmanager
     def drafting(self, num_drafts: int) -> Iterator[None]:

@@ -1,8 +1,11 @@
-"""What a step costs, learnt from the steps themselves: ``ms = base + per_token * num_tokens``."""
+"""What a step costs, learnt from the steps themselves: ``ms = base * weights + per_token * num_tokens``.
+
+``weights`` is 1 but for mixtures of experts: more tokens read more of those.
+"""
 
 from __future__ import annotations
 
-from engine.contracts.scheduler import StepCost
+from engine.contracts.scheduler import Mixture, StepCost
 
 _FORGET = 0.98
 """Weight a sample keeps when the next one comes: a memory of about 50 steps."""
@@ -21,8 +24,11 @@ class StepCostModel:
     typical widens and the line follows. While all recent steps have the same size, the last known slope is kept.
     """
 
-    def __init__(self) -> None:
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+    def __init__(self, mixtures: tuple[Mixture, ...] = ()) -> None:
+        """``mixtures``: of the model."""
+        self._mixtures = mixtures
+        # Sums of products: weights read (1 without mixtures), number of tokens, milliseconds.
+        self._rr = self._rx = self._ry = self._xx = self._xy = 0.0
         self._typical = 0.0
         self._base = 0.0
         self._slope = 0.0
@@ -33,10 +39,10 @@ class StepCostModel:
         if num_tokens <= 0 or ms <= 0.0:
             return
         weight = self._trust(num_tokens, ms) / (ms * ms)
-        x, y = float(num_tokens), ms
-        self._weight = _FORGET * self._weight + weight
-        self._x = _FORGET * self._x + weight * x
-        self._y = _FORGET * self._y + weight * y
+        read, x, y = self.cost().weights(num_tokens), float(num_tokens), ms
+        self._rr = _FORGET * self._rr + weight * read * read
+        self._rx = _FORGET * self._rx + weight * read * x
+        self._ry = _FORGET * self._ry + weight * read * y
         self._xx = _FORGET * self._xx + weight * x * x
         self._xy = _FORGET * self._xy + weight * x * y
         self._num_samples += 1
@@ -44,13 +50,13 @@ class StepCostModel:
 
     def cost(self) -> StepCost:
         """The current line; both coefficients are at least 0."""
-        return StepCost(self._base, self._slope, self._num_samples)
+        return StepCost(self._base, self._slope, self._num_samples, self._mixtures)
 
     def _trust(self, num_tokens: int, ms: float) -> float:
         """Huber weight in (0, 1] of a sample, from its relative residual."""
         if self._num_samples < 2:
             return 1.0
-        residual = abs(ms - (self._base + self._slope * num_tokens)) / ms
+        residual = abs(ms - self.cost().ms(num_tokens)) / ms
         limit = _TOLERANCE * self._typical
         trust = 1.0 if residual <= limit else limit / residual
         # What is typical may at most double per memory length through damped samples, but does follow a real shift.
@@ -58,10 +64,10 @@ class StepCostModel:
         return max(trust, 1e-3)
 
     def _solve(self) -> None:
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        variance = self._xx / self._weight - mean_x * mean_x
+        mean_x, mean_y = self._rx / self._rr, self._ry / self._rr
+        variance = self._xx / self._rr - mean_x * mean_x
         if variance > _MIN_VARIANCE:
-            self._slope = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
+            self._slope = max(0.0, (self._xy / self._rr - mean_x * mean_y) / variance)
         self._base = mean_y - self._slope * mean_x
         if self._base < 0.0:
             self._base = 0.0

@@ -1,12 +1,14 @@
-"""Memory of activations: how many features of values are alive at once, from the graph alone."""
+"""Memory, from the graph alone: how many features of values are alive at once, and which weights steps read."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.contracts.graph import Graph, Node
-from engine.contracts.ops import Linear, TorchFunction
+from engine.contracts.ops import Experts, Linear, LinearSpec, TorchFunction
+from engine.contracts.scheduler import Mixture
 from engine.models.fuse import Fused
 
 FUNCTION_RESULTS = 4
@@ -29,6 +31,21 @@ def alive_in_a_layer(graph: Graph, embed: Sequence[Fused[Any]], layers: Iterable
     beside = sum(graph.sizes[number] for number in graph.entering[1:])
     in_layers = beside + max(_most_alive(graph, fused, layer.residual) for layer, fused in pairs)
     return max(in_layers, _most_alive(graph, embed, graph.entering[0]))
+
+
+def mixtures(graph: Graph) -> tuple[Mixture, ...]:
+    """The mixtures of a model, alike ones as one: what shares of the weights that a single token reads they are."""
+    always = sum(_weights(node.op.spec) for node in graph.nodes if isinstance(node.op, Linear))
+    read: Counter[tuple[int, int]] = Counter()
+    for node in graph.nodes:
+        if isinstance(op := node.op, Experts):
+            read[op.num_experts, op.top_k] += op.top_k * (_weights(op.gate_up) + _weights(op.down))
+    total = always + read.total()
+    return tuple(Mixture(*sizes, weights / total) for sizes, weights in read.items())
+
+
+def _weights(spec: LinearSpec) -> int:
+    return spec.in_features * spec.out_features
 
 
 def _most_alive(graph: Graph, calls: Sequence[Fused[Any]], residual: int | None) -> int:

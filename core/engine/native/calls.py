@@ -31,9 +31,9 @@ class Function:
     def __call__(self, *arguments: Any) -> None:
         self._call(*arguments)
 
-    def at(self, *arguments: int | None) -> NativeCall:
-        """The call with these arguments, not made yet."""
-        return NativeCall(self, arguments)
+    def at(self, *arguments: int | None, moves: tuple[int, int, int] | None = None) -> NativeCall:
+        """The call with these arguments, not made yet. ``moves``: see :class:`NativeCall`."""
+        return NativeCall(self, arguments, moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,9 @@ class NativeCall:
 
     function: Function
     arguments: tuple[int | None, ...]
+    moves: tuple[int, int, int] | None = None
+    """Of a linear layer that may be called for other rows, as far apart, by several threads at once: which arguments
+    are the number of rows, the address of ``x`` and that of ``y``."""
 
     def __call__(self) -> None:
         """Make it."""

@@ -34,6 +34,7 @@ from engine.kv.groups import CacheGroups, cache_groups
 from engine.loop.core import CoreSettings, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
+from engine.models.footprint import mixtures
 from engine.models.record import recorded
 from engine.startup.checks import check_attention, check_drafter, check_parallelism, check_pool, try_plugins
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
@@ -302,5 +303,6 @@ def make_core(
         seed=plan.settings.seed,
         max_width=drafter.max_width,
         adaptive_drafts=drafter.adaptive,
+        mixtures=mixtures(recorded(bound.architecture, plan.model)),
     )
     return EngineCore(bound, device, settings)

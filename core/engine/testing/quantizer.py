@@ -388,6 +388,27 @@ class NativeConformance(QuantizerConformance):
                 add()
                 assert torch.equal(y, want), f"{rows} rows, added"
 
+    @pytest.mark.parametrize("name", SPECS)
+    def test_a_call_that_says_so_is_made_for_other_rows(self, name: str, dtype: str) -> None:
+        """What experts are called by: see :attr:`engine.native.NativeCall.moves`."""
+        spec = SPECS[name]
+        packed, _ = self.pack(spec, dtype)
+        assert packed.native is not None
+        act = "silu" if spec.kind == "gate_up" else None
+        one = self.inputs(spec, 1, dtype)
+        y = one.new_empty(1, spec.out_features // (1 if act is None else 2))
+        call = packed.native(one, y, act=act)
+        if call.moves is None:
+            return
+        x = self.inputs(spec, 5, dtype)
+        moved, want = y.new_empty(5, y.shape[1]), y.new_empty(5, y.shape[1])
+        packed.native(x, want, act=act)()
+        arguments = list(call.arguments)
+        for at, value in zip(call.moves, (5, x.data_ptr(), moved.data_ptr()), strict=True):
+            arguments[at] = value
+        call.function(*arguments)
+        assert torch.equal(moved, want)
+
 
 class TileLoaderConformance(QuantizerConformance):
     """For quantizers whose layers offer a ``tile_loader``. Kernels run on a CUDA device, or anywhere with

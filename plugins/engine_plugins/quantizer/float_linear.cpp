@@ -313,10 +313,11 @@ public:
             const bfloat16* x = is_direct_ ? call_.x + row * call_.x_stride + at : x_.at(row - first_, at);
             const int64_t x_stride = is_direct_ ? call_.x_stride : STRETCH;
             if (at > 0) written(sums);
+            const bool streams = row == first_;  // later rows find the weights in the caches
             if (rows > TILE_ROWS)
-                add<true>(x, x_stride, pair, at, stop, sums);
+                add<true>(x, x_stride, pair, at, stop, streams, sums);
             else
-                add<false>(x, x_stride, pair, at, stop, sums);
+                add<false>(x, x_stride, pair, at, stop, streams, sums);
         }
     }
 
@@ -351,7 +352,8 @@ private:
     }
 
     template <bool TWO_TILES>
-    void add(const bfloat16* upper, int64_t x_stride, int64_t pair, int64_t begin, int64_t end, float* sums) const {
+    void add(const bfloat16* upper, int64_t x_stride, int64_t pair, int64_t begin, int64_t end, bool streams,
+             float* sums) const {
         const bfloat16 *first_panel = panel(2 * pair, begin), *next_panel = panel(2 * pair + 1, begin);
         const bfloat16* lower = upper + TILE_ROWS * x_stride;
         const int64_t x_bytes = x_stride * sizeof(bfloat16);
@@ -371,7 +373,7 @@ private:
             }
         }
         for (int64_t k = 0; k < end - begin; k += TILE_INPUTS) {
-            if (call_.rows <= BLOCK_ROWS) {  // weights are streamed from memory
+            if (streams) {
                 prefetch_tile(first_panel + k * PANEL);
                 prefetch_tile(next_panel + k * PANEL);
             }

@@ -6,14 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <tuple>
 #include <utility>
 
 #include <omp.h>
 
 #include "activations.h"
+#include "thread_scratch.h"
 #include "vectors.h"
 
 namespace {
@@ -146,26 +145,6 @@ public:
 private:
     const int64_t pairs_, threads_;
     std::atomic<int64_t> next_{0};
-};
-
-// Aligned memory that a thread keeps for its next call.
-class Scratch {
-public:
-    void* take(size_t bytes) {
-        if (bytes > size_) {
-            size_ = (bytes + 63) / 64 * 64;
-            memory_.reset(std::aligned_alloc(64, size_));
-            if (memory_ == nullptr) std::abort();
-        }
-        return memory_.get();
-    }
-
-private:
-    struct Free {
-        void operator()(void* memory) const { std::free(memory); }
-    };
-    size_t size_ = 0;
-    std::unique_ptr<void, Free> memory_;
 };
 
 // [GROUP_PAIRS][rows][32] of this thread. Not in a template, or a thread would have one for every kernel.

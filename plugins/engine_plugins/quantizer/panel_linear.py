@@ -18,6 +18,8 @@ PANEL = 16
 """Outputs whose weights lie together."""
 PAIR = 2 * PANEL
 """Outputs that are computed together."""
+MOVES = 1, 2, 4
+"""Rows, x and y among the arguments of a linear: :attr:`engine.native.NativeCall.moves`."""
 
 
 class PanelLinear(ctypes.Structure):
@@ -53,7 +55,7 @@ class PanelCall:
         assert residual is None or (residual.shape == y.shape and residual.stride() == y.stride())
         return self._function.at(
             ctypes.addressof(self._linear), rows, x.data_ptr(), x_stride, y.data_ptr(), y_stride,
-            native.pointer(residual),
+            native.pointer(residual), moves=MOVES,
         )  # fmt: skip
 
     def __call__(self, x: Tensor, y: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -66,7 +68,7 @@ def load_linears(source: Path, *names: str) -> ctypes.CDLL:
     """``source`` compiled; ``names``: its functions of a :class:`PanelCall`. Raises
     :class:`engine.native.NativeError`."""
     # The linear; rows; x and its stride; y and its stride; the residual.
-    arguments = (POINTER, INT64, POINTER, INT64, POINTER, INT64, POINTER)
+    arguments = (POINTER, INT64, POINTER, INT64, POINTER, INT64, POINTER)  # as MOVES says
     return native.load(source, dict.fromkeys(names, arguments))
 
 

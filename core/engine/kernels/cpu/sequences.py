@@ -32,7 +32,7 @@ from engine.kernels.sequences import (
     norm_head,
     qkv_write,
 )
-from engine.kernels.settings import MOST_TOKENS, Kernel, Lowered, Lowering, Weights, cache_of
+from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.experts import mixed_by_torch
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.ops import head_call, lower_attention, sinks_of
@@ -194,22 +194,24 @@ def lower_delta_network(lowering: Lowering, fused: Fused[Kernel], weights: Weigh
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    """Few tokens by native calls on the experts that were chosen; more in torch, each expert with all of its rows."""
+    """By native calls on the experts that were chosen, each with all of its rows; in torch where ranks have a part of
+    each."""
     what: MixExperts = fused.what
     pairs = weights.experts(what.experts)
     of_tensors = mixed_by_torch(lowering, what.experts, pairs)
     overwrites = what.adds and fused.inputs[3] in fused.last_use
-    few, why = None, None
-    try:
-        few = expert_ops.MixExperts(what.experts, pairs, lowering.dtype)
-    except NotNative as error:
-        why = str(error)
+    native, why = None, "ranks exchange their sums"
+    if lowering.tp == 1:
+        try:
+            native, why = expert_ops.MixExperts(what.experts, pairs, lowering.dtype), ""
+        except NotNative as error:
+            why = str(error)
 
     def mix(context: StepContext, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None = None) -> Tensor:
-        if few is not None and x.shape[0] <= MOST_TOKENS and lowering.tp == 1:
-            return few(x, ids, shares, residual, residual if overwrites else None)
+        if native is not None:
+            return native(x, ids, shares, residual, residual if overwrites else None)
         if isinstance(x, Value):
-            raise NotNative(why or "ranks exchange their sums")
+            raise NotNative(why)
         made = of_tensors(x, ids, shares)
         if residual is None:
             return made
@@ -217,4 +219,4 @@ def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Low
 
     labels = " and ".join(dict.fromkeys(packed.label for packed in pairs[0]))
     chosen = f"{what.experts.num_experts} experts, {what.experts.top_k} a token: {labels}"
-    return Lowered(mix, f"{chosen}, add" if what.adds else chosen, why)
+    return Lowered(mix, f"{chosen}, add" if what.adds else chosen, why or None)
