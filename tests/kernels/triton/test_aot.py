@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import triton
 
-from engine.kernels.triton import experts, heads, rowwise, skinny
+from engine.kernels.triton import experts, heads, routing, rowwise, skinny
 from engine.kernels.triton.tiles import SkinnyTile, skinny_tile
 from engine.kernels.triton.weights import load_plain
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
@@ -327,3 +327,30 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
 def test_experts_compile(kernel: Any, rows: int, weights: str, capability: int) -> None:
     one_word = 4 if (kernel, weights, capability) == (experts.expert_down, "bf16", 90) else 0  # as SPILLED
     assert_fits(compile_experts(kernel, rows, capability, weights), one_word or few_words(weights, capability))
+
+
+ROUTES = {
+    "128 experts": {"NUM_EXPERTS": 128, "TOP_K": 8, "SCORES": "softmax", "IN_FEATURES": 2048},
+    "32 experts": {"NUM_EXPERTS": 32, "TOP_K": 4, "SCORES": "logits", "IN_FEATURES": 2880},
+    "groups": {"NUM_EXPERTS": 256, "TOP_K": 8, "SCORES": "sigmoid", "IN_FEATURES": 7168, "GROUPS": 8},
+}
+"""Of Qwen3-30B-A3B, gpt-oss-20b and DeepSeek V3."""
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_experts_are_chosen_without_spills(capability: int) -> None:
+    for name, sizes in ROUTES.items():
+        groups, experts_of_all, top_k = sizes.get("GROUPS", 1), sizes["NUM_EXPERTS"], sizes["TOP_K"]
+        constants = {
+            **sizes, "RENORMALIZE": True, "GROUPS": groups, "CHOSEN_GROUPS": groups // 2 or 1, "BY_TWO": True,
+            "BLOCK_G": groups, "BLOCK_S": experts_of_all // groups, "BLOCK_K": top_k, "PDL": capability >= 90,
+            "BLOCK": 2048,
+        }  # fmt: skip
+        floats = ("router_ptr", "bias_ptr", "correction_ptr", "logits_ptr", "weight_ptr")
+        kinds = {**dict.fromkeys(floats, "*fp32"), "x_ptr": "*bf16", "arrived_ptr": "*i32", "id_ptr": "*i64",
+                 "stride_x": "i32", "scale": "fp32"}  # fmt: skip
+        for kernel, warps in ((routing.choose_experts, 4), (routing.route_rows, 1)):
+            arguments = {key: kind for key, kind in kinds.items() if key in kernel.arg_names}
+            these = {key: value for key, value in constants.items() if key in kernel.arg_names}
+            title = f"{kernel.__name__} {name}"
+            assert_fits(measure_kernel(kernel, arguments, these, capability, name=title, num_warps=warps))
