@@ -197,8 +197,7 @@ def lower_choose(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> 
 
 
 def _mixes(lowering: Lowering, what: MixExperts) -> bool:
-    gated = what.experts.gated
-    return lowering.tp == 1 and gated.is_plain and gated.act in ACTS
+    return lowering.tp == 1 and what.experts.gated.act in ACTS
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -210,7 +209,7 @@ def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Low
         raise ValueError(f"experts of {gate_up.label}: no tile loader, which execution={'{compile,graphs}'} needs")
     mixture = Mixture(
         Launch.on(lowering.device), op.num_experts, op.top_k, op.gate_up.in_features, op.down.in_features,
-        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated.act,
+        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated,
     )  # fmt: skip
     overwrites = what.adds and fused.inputs[3] in fused.last_use
 
