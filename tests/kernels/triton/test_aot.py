@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from engine.kernels.triton import experts, heads, routing, rowwise, skinny
-from engine.kernels.triton.tiles import SkinnyTile, skinny_tile
+from engine.kernels.triton.tiles import GROUPED_ROWS, SkinnyTile, grouped_tile, skinny_tile
 from engine.kernels.triton.weights import load_plain
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.kv_format import tiles as kv_tiles
@@ -78,7 +78,7 @@ def compile_skinny(
 ) -> KernelCost:  # fmt: skip
     """``size``: output and input features."""
     form = FORMATS[weights]
-    tile = skinny_tile(rows, *size, SMS[capability], form.bits)
+    tile = skinny_tile(rows, *size, SMS[capability], form.bits) if rows <= 16 else grouped_tile(size[1])
     arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **form.tensors, **arguments}
     arguments = {name: kind for name, kind in arguments.items() if name in kernel.arg_names}
     pdl = capability >= 90
@@ -327,6 +327,13 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
 )
 def test_experts_compile(kernel: Any, rows: int, weights: str, capability: int) -> None:
     assert_fits(compile_experts(kernel, rows, capability, weights), few_words(weights, capability))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("weights", ["bf16", *(pytest.param(name, marks=pytest.mark.slow) for name in PACKED)])
+def test_many_rows_of_an_expert_compile_without_spills(weights: str, capability: int) -> None:
+    for kernel in (experts.expert_gate, experts.expert_down):
+        assert_fits(compile_experts(kernel, GROUPED_ROWS, capability, weights), few_words(weights, capability))
 
 
 ROUTES = {

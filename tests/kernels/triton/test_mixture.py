@@ -12,11 +12,13 @@ from engine.kernels.torch.reference import gated
 from engine.kernels.triton import mixture
 from engine.kernels.triton.launch import Launch
 from engine.kernels.triton.mixture import Mixture
+from engine.kernels.triton.tiles import GROUPED_ROWS
 from tests.kernels.triton.formats import FORMATS
 from tests.kernels.triton.test_linear import TOLERANCE, moved
 
 EXPERTS, TOP_K, IN, SIZE, OUT = 6, 2, 64, 40, 96
 """``SIZE`` fills no tile."""
+SILU = Gated("silu")
 
 
 class Case:
@@ -24,7 +26,7 @@ class Case:
 
     def __init__(
         self, device: str, tokens: int, weights: str = "plain", dtype: str = "float32", seed: int = 0,
-        gated: Gated = Gated("silu"), bias: bool = False,
+        gated: Gated = SILU, bias: bool = False,
     ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.dtype, self.device, size = getattr(torch, dtype), device, SIZE if weights != "int4" else 64
@@ -102,6 +104,15 @@ def test_the_mixture_is_added_to_a_residual(device, tokens, overwrite):
 def test_an_expert_that_has_most_tokens_and_experts_that_have_none(device):
     case = Case(device, 35)
     case.ids[:, 0], case.ids[:, 1] = 4, torch.arange(35) % 2
+    case.check(case.got(), case.want())
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+def test_many_pairs_of_every_expert_share_larger_tiles(device, weights):
+    """Two tiles of 64 pairs and more of an expert, and experts that fill none."""
+    case = Case(device, 110, weights, "bfloat16")
+    case.ids[:70, 0], case.ids[:70, 1] = 2, 3
+    assert case.mixture._tile_rows(case.x, case.ids) == GROUPED_ROWS
     case.check(case.got(), case.want())
 
 

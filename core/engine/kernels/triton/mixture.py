@@ -13,7 +13,7 @@ from engine.contracts.ops import Gated
 from engine.contracts.quantizer import TileLoader
 from engine.kernels.triton.experts import expert_down, expert_gate, expert_mix, mix_rows, sort_pairs
 from engine.kernels.triton.launch import Launch
-from engine.kernels.triton.tiles import MAX_ROWS, SkinnyTile, skinny_tile
+from engine.kernels.triton.tiles import GROUPED_ROWS, MAX_ROWS, SkinnyTile, grouped_tile, skinny_tile
 
 SORTED_BY_KERNEL = 4096
 """Pairs up to which one kernel that compares each with all others takes less time than the launches of a sort."""
@@ -62,17 +62,17 @@ class Mixture:
 
     def _sorted(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
         """Five launches, of few pairs; an expert is read once for each of its tiles."""
-        order, token, first, count, expert = self._tiles(ids)
-        rows = x.index_select(0, token)
-        pairs, tiles = ids.numel(), expert.numel()
+        pairs, tall = ids.numel(), self._tile_rows(x, ids)
+        order, token, first, count, expert = self._tiles(ids, tall)
+        rows, tiles = x.index_select(0, token), expert.numel()
         gated = torch.empty(pairs, self.size, dtype=x.dtype, device=x.device)
-        tile = self._tile(self.gate_up, MAX_ROWS, 2 * self.size, self.in_features)
+        tile = self._tile(self.gate_up, tall, 2 * self.size, self.in_features)
         expert_gate[(tiles, tile.programs(2 * self.size))](
             rows, first, count, expert, *_tensors(self.gate_up), gated, rows.stride(0), 1,
             IN_FEATURES=self.in_features, SIZE=self.size, **self._activation(), **self._constants(self.gate_up, tile),
         )  # fmt: skip
         made = torch.empty(pairs, self.out_features, dtype=torch.float32, device=x.device)
-        tile = self._tile(self.down, MAX_ROWS, self.out_features, self.size)
+        tile = self._tile(self.down, tall, self.out_features, self.size)
         expert_down[(tiles, tile.programs(self.out_features))](
             gated, order, first, count, expert, *_tensors(self.down), made,
             IN_FEATURES=self.size, OUT_FEATURES=self.out_features, **self._constants(self.down, tile),
@@ -85,32 +85,37 @@ class Mixture:
         )  # fmt: skip
         return out
 
-    def _tiles(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """See :func:`~engine.kernels.triton.experts.sort_pairs`."""
+    def _tile_rows(self, x: Tensor, ids: Tensor) -> int:
+        """Pairs of a tile: many where most experts fill half of such a tile."""
+        many = x.element_size() <= 2 and 2 * ids.numel() >= GROUPED_ROWS * self.num_experts
+        return GROUPED_ROWS if many else MAX_ROWS
+
+    def _tiles(self, ids: Tensor, tall: int = MAX_ROWS) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """See :func:`~engine.kernels.triton.experts.sort_pairs`; ``tall``: most pairs of a tile."""
         pairs = ids.numel()
-        num_tiles = pairs // MAX_ROWS + min(pairs, self.num_experts)
+        num_tiles = pairs // tall + min(pairs, self.num_experts)
         if pairs > SORTED_BY_KERNEL:
-            return self._tiles_by_torch(ids.flatten(), num_tiles)
+            return self._tiles_by_torch(ids.flatten(), num_tiles, tall)
         order, token = torch.empty(2, pairs, dtype=torch.int64, device=ids.device)
         first, count, expert = torch.empty(3, num_tiles, dtype=torch.int64, device=ids.device)
         block = 64
         sort_pairs[(1 + triton.cdiv(pairs, block),)](
             ids, order, token, first, count, expert, pairs, num_tiles, NUM_EXPERTS=self.num_experts, TOP_K=self.top_k,
-            TILE=MAX_ROWS, BLOCK=block, BLOCK_E=triton.next_power_of_2(self.num_experts), **self.launch.options(4),
+            TILE=tall, BLOCK=block, BLOCK_E=triton.next_power_of_2(self.num_experts), **self.launch.options(4),
         )  # fmt: skip
         return order, token, first, count, expert
 
-    def _tiles_by_torch(self, flat: Tensor, num_tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _tiles_by_torch(self, flat: Tensor, num_tiles: int, tall: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         order = flat.argsort(stable=True)
         counts = torch.zeros(self.num_experts, dtype=torch.int64, device=flat.device)
         counts.scatter_add_(0, flat, torch.ones_like(flat))
-        ends, tiles = counts.cumsum(0), (counts + MAX_ROWS - 1) // MAX_ROWS
+        ends, tiles = counts.cumsum(0), (counts + tall - 1) // tall
         tile_ends = tiles.cumsum(0)
         number = torch.arange(num_tiles, device=flat.device)
         expert = torch.searchsorted(tile_ends, number, right=True)
         known = expert.clamp(max=self.num_experts - 1)
-        first = (ends - counts)[known] + (number - (tile_ends - tiles)[known]) * MAX_ROWS
-        count = (ends[known] - first).clamp(max=MAX_ROWS)
+        first = (ends - counts)[known] + (number - (tile_ends - tiles)[known]) * tall
+        count = (ends[known] - first).clamp(max=tall)
         return order, order // self.top_k, first, count, torch.where(expert < self.num_experts, expert, -1)
 
     def _activation(self) -> dict[str, Any]:
@@ -118,6 +123,8 @@ class Mixture:
         return {"ACT": op.act, "LIMIT": op.limit, "ALPHA": op.alpha, "OFFSET": op.offset}
 
     def _tile(self, loader: TileLoader, rows: int, out_features: int, in_features: int) -> SkinnyTile:
+        if rows > MAX_ROWS:
+            return grouped_tile(in_features)
         bits = loader.bits_per_weight(in_features, self.num_experts * out_features)
         return skinny_tile(rows, out_features, in_features, self.launch.num_sms, bits)
 
