@@ -28,7 +28,7 @@ ON_CPU = ("kernels/triton/test_models.py", "laws/test_captured_models.py")
 KERNEL_TESTS = (
     *ON_CPU,
     *(f"kernels/triton/test_{name}.py" for name in ("heads", "linear", "lowering", "mixture", "narrow_types")),
-    *(f"kernels/triton/test_{name}.py" for name in ("rowwise", "step_outputs")),
+    *(f"kernels/triton/test_{name}.py" for name in ("routing", "rowwise", "step_outputs")),
     "sampling/triton/test_kernels.py",
     "plugins/attention_kernel/test_triton.py",
     *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),

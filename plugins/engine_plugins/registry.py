@@ -39,7 +39,7 @@ from engine_plugins.architecture.config import (
     SMOLLM3,
     STARCODER2,
 )
-from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
+from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, beyond_triton_heads
 from engine_plugins.drafter.config import (
     DraftModelConfig,
     Eagle3Config,
@@ -94,14 +94,7 @@ def beyond_triton(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
         elif device.capability is not None and device.capability < TRITON_CAPABILITY:
             has, needs = (".".join(map(str, version)) for version in (device.capability, TRITON_CAPABILITY))
             reasons.append(f"needs compute capability {needs}, this device has {has}")
-    if any(op.sinks for op in model.attentions):
-        reasons.append("its softmax has no sinks")
-    if any(op.value_dim is not None for op in model.attentions):
-        reasons.append("it has no latent attention")
-    if len({op.num_heads // op.num_kv_heads for op in model.attentions}) > 1:
-        reasons.append("as many query heads share a key-value head in all layers")
-    for dim in sorted({op.head_dim for op in model.attentions} - set(TRITON_HEAD_DIMS)):
-        reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
+    reasons.extend(beyond_triton_heads(model.attentions))
     return tuple(reasons)
 
 

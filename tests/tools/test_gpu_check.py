@@ -22,12 +22,14 @@ TOOL = ROOT / "tools" / "gpu_check"
 sys.path.append(str(ROOT / "tools"))
 
 from gpu_check import (  # noqa: E402
+    attention_speed,
     dependent_launch,
     drafting,
     kernel_tests,
     laws,
     machine_code,
     mixed,
+    mixtures,
     registry,
     report,
     standalone,
@@ -191,6 +193,40 @@ def test_drafting_asked_for_by_name_is_run_dry_with_a_step_of_every_number_of_dr
             for length in drafting.LENGTHS:
                 row = rows[f"{title}: batch {batch}, 4 drafts, acceptance length {length} (simulated)"]
                 assert row["measured"] == pytest.approx(detail["step_ms"] / length, rel=1e-3)
+
+
+def test_mixtures_asked_for_by_name_are_run_dry_in_both_forms(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOL), "--dry-run", "--only", "mixtures", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*.json")
+    rows = {row["metric"]: row for row in json.loads(file.read_text())["sections"]["mixtures"]["rows"]}
+    for name, stored in (("Qwen3-30B-A3B", "int4 g128"), ("gpt-oss-20b", "int4 g32")):
+        plain, packed = (rows[f"{name} shape, {form}: decode, batch 1"] for form in ("bf16", stored))
+        assert plain["measured"] > 0 and packed["measured"] > 0
+        assert 0 < packed["detail"]["active_gb"] < plain["detail"]["active_gb"]
+
+
+def test_a_model_that_does_not_fit_has_fewer_layers() -> None:
+    """A layer of Qwen3-30B-A3B has 623 million weights, and one of gpt-oss-20b 820 million."""
+    for name, layers, billions in (("Qwen3-30B-A3B", 48, 0.623), ("gpt-oss-20b", 24, 0.820)):
+        subject = mixtures.SUBJECTS[name]
+        ends = 4.0 * subject.config["hidden_size"] * subject.config["vocab_size"]
+        assert mixtures.layers_that_fit(subject.config, None, ends + 10.5 * 2e9 * billions) == 10
+        assert mixtures.layers_that_fit(subject.config, None, 1e12) == layers
+        assert (
+            mixtures.layers_that_fit(subject.config, subject.four_bits, ends + 10.5 * 2e9 * billions) > 30 - layers // 2
+        )
+
+
+def test_attention_is_measured_against_what_it_reads_or_multiplies() -> None:
+    """At 1 TB/s and 1000 TFLOP/s: a window's keys alone are read; a latent key is read once, for 128 heads."""
+    rates = {"read_gb_s": 1000.0, "gemm_tflop_s": 1000.0}
+    window = attention_speed.AttentionCase("decode", ((1, 8000),), **attention_speed.SINKS)
+    assert attention_speed.limit_ms(window, rates) == pytest.approx(128 * 8 * 64 * 4 / 1e9)
+    latent = attention_speed.AttentionCase("MLA", ((1, 8000),), **attention_speed.LATENT)
+    assert attention_speed.limit_ms(latent, rates) == pytest.approx(8000 * 576 * 2 / 1e9)
+    assert attention_speed.limit_ms(latent, {**rates, "read_gb_s": 1e6}) == pytest.approx(8000 * 128 * 2 * 1088 / 1e12)
 
 
 def drafted(wall_ms: float, device_ms: float, draft_ms: float) -> DecodeStep:

@@ -100,4 +100,4 @@ def replay_error(case: AttentionCase) -> float:
 
 def forward_of(kernel: Any, prepared: Any, case: AttentionCase, inputs: AttentionInputs) -> Callable[[], torch.Tensor]:
     """One call of a prepared kernel on a case."""
-    return lambda: kernel.forward(prepared, case.op, inputs.q, inputs.cache)
+    return lambda: kernel.forward(prepared, case.op, inputs.q, inputs.cache, *inputs.more)

@@ -1,4 +1,4 @@
-"""Time per layer of the Triton attention kernel inside a graph: decode against reading, prefill against the GEMM."""
+"""Time per layer of the Triton attention kernel inside a graph, against what the card reads and multiplies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from gpu_check.section import Context, Row, time_row
 from gpu_check.timing import device_ms
 
 LAYERS = 8
+SINKS = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64, "block_size": 16, "window": 128, "sinks": True}
+"""gpt-oss."""
+LATENT = {"num_heads": 128, "num_kv_heads": 1, "head_dim": 576, "value_dim": 512, "block_size": 64}
+"""DeepSeek V3."""
 HEADS = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 16}
 
 
@@ -19,6 +23,14 @@ def run(context: Context) -> None:
         for rows, length in ((1, 1000), (1, 8000), (1, 32000), (8, 4000), (64, 1000))
     ]
     cases += [AttentionCase("verify 8 of 8000", ((8, 8000),), **HEADS)]
+    cases += [
+        AttentionCase(f"decode {rows} x 8000, window 128, sinks", ((1, 8000),) * rows, **SINKS) for rows in (1, 64)
+    ]
+    cases += [
+        AttentionCase(f"MLA decode {rows} x {length}", ((1, length),) * rows, **LATENT)
+        for rows, length in ((1, 1000), (1, 8000), (1, 32000), (8, 4000), (64, 1000))
+    ]
+    cases += [AttentionCase("MLA verify 4 of 8000", ((4, 8000),), **LATENT)]
     cases += [AttentionCase(f"prefill {n}", ((n, n),), **HEADS) for n in (512, 2048, 8192)]
     for case in cases:
         context.emit(measured(case, context.rates))
@@ -36,10 +48,18 @@ def measured(case: AttentionCase, rates: dict[str, float]) -> Row:
         for _ in range(LAYERS):
             once()
     ms = device_ms(graph.replay, "cuda") / LAYERS
-    if case.name.startswith("prefill"):
-        pairs = sum(q_len * (kv_len - (q_len - 1) / 2) for q_len, kv_len in case.rows)
-        limit = 4 * pairs * case.num_heads * case.head_dim / rates["gemm_tflop_s"] / 1e9
-    else:
-        read = sum(kv_len for _, kv_len in case.rows) * case.num_kv_heads * case.head_dim * 2 * 2
-        limit = read / rates["read_gb_s"] / 1e6
-    return time_row(f"attention of a layer, {case.name}", ms, limit)
+    return time_row(f"attention of a layer, {case.name}", ms, limit_ms(case, rates))
+
+
+def limit_ms(case: AttentionCase, rates: dict[str, float]) -> float:
+    """Reading keys that some query sees, and values where they are not a part of them, or multiplying them, whichever
+    takes longer: of prompts, and of 128 heads that share their keys, the latter does."""
+    flops = read = 0.0
+    for q_len, kv_len in case.rows:
+        seen = min(kv_len, case.window or kv_len)
+        pairs = q_len * (seen if case.window else kv_len - (q_len - 1) / 2)
+        flops += 2 * pairs * case.num_heads * (case.head_dim + case.op.out_dim)
+        read += (
+            (min(kv_len, seen + q_len - 1)) * case.num_kv_heads * case.head_dim * (2 if case.value_dim is None else 1)
+        )
+    return max(2 * read / rates["read_gb_s"] / 1e6, flops / rates["gemm_tflop_s"] / 1e9)

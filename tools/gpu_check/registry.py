@@ -46,6 +46,8 @@ ON_REQUEST: tuple[Section, ...] = (
             300, alone=True, needs=("rates", "prepare"), argument="8b", gpu_only=True),
     Section("drafting", "drafting", "Llama-3.1-8B with an EAGLE3 head: decode steps by drafts, bf16 and fp8", 400,
             alone=True, needs=("rates", "prepare"), argument="8b"),
+    Section("mixtures", "mixtures", "Qwen3-30B-A3B and gpt-oss-20b shapes: decode against reading active weights", 400,
+            alone=True, needs=("rates",), interpreted=True),
 )  # fmt: skip
 """What takes too long for every run (many kernels to compile, all weights of an 8B model to round): asked for by
 name."""

@@ -27,7 +27,7 @@ class AttentionCapabilities:
     """What a kernel can do; the core refuses the plan otherwise, naming the reason."""
 
     head_dims: tuple[int, ...] | None
-    """``None``: any."""
+    """Of attention whose values are cached beside keys; ``None``: any."""
     dtypes: tuple[str, ...]
     window: bool
     soft_cap: bool

@@ -41,12 +41,15 @@ class AttentionCase:
     scale: float | None = None
     """``None``: ``head_dim ** -0.5``."""
     chunk: int | None = None
+    value_dim: int | None = None
+    """Of latent attention, which has one key-value head."""
+    sinks: bool = False
 
     @property
     def op(self) -> Attention:
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        heads = self.num_heads, self.num_kv_heads, self.head_dim
-        return Attention(*heads, scale, self.window, self.soft_cap, chunk=self.chunk)
+        heads = (self.num_heads, self.num_kv_heads, self.head_dim)
+        return Attention(*heads, scale, self.window, self.soft_cap, self.value_dim, self.sinks, self.chunk)
 
 
 def _block_borders(block_size: int) -> tuple[tuple[int, int], ...]:
@@ -84,6 +87,14 @@ SMALL_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("soft_cap_and_window", ((1, 70), (26, 40)), soft_cap=30.0, window=16, scale=1.0),
     AttentionCase("chunked", ((1, 26), (1, 27), (6, 80), (30, 30), (70, 131)), chunk=13),
     AttentionCase("chunked_by_blocks", ((1, 32), (1, 33), (5, 35), (40, 64)), chunk=16, soft_cap=30.0),
+    AttentionCase("sinks", ((1, 1), (1, 100), (5, 70), (30, 30), (40, 120)), sinks=True),
+    AttentionCase("sinks_and_window", ((1, 100), (6, 90), (25, 120)), num_heads=8, window=13, sinks=True),
+    AttentionCase("sinks_and_soft_cap", ((1, 40), (66, 90)), soft_cap=3.0, sinks=True),
+    AttentionCase("latent", ((1, 1), (5, 40), (9, 9)), 8, 1, 40, value_dim=32),
+    AttentionCase("latent_chunk", ((34, 60), (1, 33)), 4, 1, 24, value_dim=16),
+    AttentionCase("latent_of_whole_keys", ((1, 50), (7, 21)), 6, 1, 32, value_dim=32),
+    AttentionCase("latent_window_and_sinks", ((1, 50), (6, 30)), 8, 1, 40, window=13, value_dim=24, sinks=True),
+    AttentionCase("latent_of_576", ((1, 33), (2, 20)), 16, 1, 576, value_dim=512, block_size=16),
 )
 """Small enough for an interpreter; every case can fail in its own way."""
 
@@ -100,6 +111,10 @@ LARGE_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("verify_batch", tuple((8, 300 * i + 8) for i in range(8)), 32, 8, 128, 256),
     AttentionCase("head_dim_80_long", ((600, 600), (1, 3000)), 32, 32, 80, 16),
     AttentionCase("head_dim_96_long", ((600, 600), (1, 3000)), 32, 32, 96, 16),
+    AttentionCase("sinks_long", ((1, 5000), (700, 1300)), 64, 8, 64, 16, sinks=True),
+    AttentionCase("sinks_window_long", ((1, 5000), (700, 1300)), 64, 8, 64, 16, window=128, sinks=True),
+    AttentionCase("latent_long_decode", ((1, 9001), (4, 300)), 128, 1, 576, 64, value_dim=512),
+    AttentionCase("latent_prompt", ((300, 700),), 128, 1, 576, 64, value_dim=512),
 )
 """For a real device: long prefill, long contexts, real head counts."""
 
@@ -176,6 +191,12 @@ class AttentionInputs:
     keys: tuple[Tensor, ...]
     """``[kv_len, num_kv_heads, head_dim]`` per row, as the cache gives them back."""
     values: tuple[Tensor, ...]
+    sinks: Tensor | None = None
+
+    @property
+    def more(self) -> tuple[Tensor, ...]:
+        """What a kernel is given beside queries and cache."""
+        return () if self.sinks is None else (self.sinks,)
 
 
 def make_inputs(
@@ -198,7 +219,8 @@ def make_inputs(
     order = (torch.randperm(sum(counts), generator=_generator(tables_of or case)) + 1).tolist()
     tables = torch.zeros(len(case.rows) + padding_rows, max(counts) + 1, dtype=torch.int32)
     shape = (sum(counts) + 1, case.block_size, case.num_kv_heads, case.head_dim)
-    caches = [_Cache(kv_format, shape, dtype, scales) for scales in ((0.02, 0.03), (0.05, 0.025))]
+    scales = ((0.02, 0.03), (0.05, 0.025)) if case.value_dim is None else ((0.02, 0.03),)
+    caches = [_Cache(kv_format, shape, dtype, one) for one in scales]
     plain: tuple[list[Tensor], list[Tensor]] = ([], [])
     for row, (count, (_, kv_len)) in enumerate(zip(counts, case.rows)):
         blocks = [order.pop() for _ in range(count)]
@@ -218,10 +240,19 @@ def make_inputs(
         kv_lens_device=torch.tensor(kv_lens, dtype=torch.int32, device=device),
         block_size=case.block_size,
     )
-    k, v = caches
-    k_scale, v_scale = (None if cache.scale is None else cache.scale.to(device) for cache in caches)
-    cached = LayerCache(k.data.to(device), v.data.to(device), kv_format, k_scale, v_scale)
-    return AttentionInputs(batch, q.to(device), cached, tuple(plain[0]), tuple(plain[1]))
+    cached = _layer_cache(case, caches, kv_format, device)
+    keys, values = plain if case.value_dim is None else (plain[0], [row[..., : case.value_dim] for row in plain[0]])
+    # Sinks that weigh little, about as much as all keys, and more.
+    sinks = torch.linspace(-2.0, 6.0, case.num_heads, device=device) if case.sinks else None
+    return AttentionInputs(batch, q.to(device), cached, tuple(keys), tuple(values), sinks)
+
+
+def _layer_cache(case: AttentionCase, caches: Sequence[_Cache], kv_format: KVFormat, device: str) -> LayerCache:
+    (k, k_scale), *beside = (
+        (one.data.to(device), one.scale if one.scale is None else one.scale.to(device)) for one in caches
+    )
+    v, v_scale = beside[0] if beside else (k[..., : case.value_dim], k_scale)
+    return LayerCache(k, v, kv_format, k_scale, v_scale)
 
 
 def _generator(case: AttentionCase) -> torch.Generator:
@@ -263,7 +294,7 @@ class _Cache:
 
 
 def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
-    """The definition: ``[num_tokens, num_heads * head_dim]`` in float64, one row and one mask at a time.
+    """The definition: ``[num_tokens, num_heads * op.out_dim]`` in float64, one row and one mask at a time.
 
     Query at position ``p`` sees keys ``j <= p``, with a window only ``j > p - window``, and with chunks only those of
     its own.
@@ -284,7 +315,11 @@ def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
             hidden |= key <= position - op.window
         if op.chunk is not None:
             hidden |= key // op.chunk != position // op.chunk
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if inputs.sinks is not None:
+            more = inputs.sinks.double()[:, None, None].expand(-1, q_len, 1)
+            scores = torch.cat((scores, more), dim=-1)
+        weights = scores.softmax(-1)[..., :kv_len]
         outs.append(torch.einsum("hqk,khd->qhd", weights, v).reshape(q_len, -1))
         first += q_len
     return torch.cat(outs)
@@ -305,7 +340,12 @@ def make_context(case: AttentionCase, dtype: str, device: str) -> BuildContext:
 
 def run(kernel: AttentionKernel, case: AttentionCase, inputs: AttentionInputs) -> Tensor:
     """One prepare and one forward."""
-    return kernel.forward(kernel.prepare(inputs.batch), case.op, inputs.q, inputs.cache)
+    return forward(kernel, kernel.prepare(inputs.batch), case, inputs)
+
+
+def forward(kernel: AttentionKernel, prepared: Any, case: AttentionCase, inputs: AttentionInputs) -> Tensor:
+    call: Callable[..., Tensor] = kernel.forward
+    return call(prepared, case.op, inputs.q, inputs.cache, *inputs.more)
 
 
 def error(got: Tensor, want: Tensor) -> float:
@@ -324,7 +364,7 @@ def measure(
     """Error of a freshly built kernel on one case, to be compared with :data:`TOLERANCE`."""
     inputs = make_inputs(case, dtype, device, kv_format)
     got = run(make_kernel(make_context(case, dtype, device)), case, inputs)
-    assert got.shape == (inputs.q.shape[0], case.num_heads * case.head_dim), f"shape {tuple(got.shape)}"
+    assert got.shape == (inputs.q.shape[0], case.num_heads * case.op.out_dim), f"shape {tuple(got.shape)}"
     assert got.dtype == inputs.q.dtype, f"dtype {got.dtype}"
     assert got.is_contiguous(), f"strides {got.stride()}"
     return error(got, reference(case, inputs))

@@ -21,7 +21,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilities, AttentionKernel, NativeAttention
+from engine.contracts.attention_kernel import (
+    AttentionBatch,
+    AttentionCapabilities,
+    AttentionKernel,
+    NativeAttention,
+    SinkAttention,
+)
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.provider import BuildContext
 from engine.testing.attention_cases import (
@@ -33,6 +39,7 @@ from engine.testing.attention_cases import (
     PlainFormat,
     case_named,
     error,
+    forward,
     make_context,
     make_inputs,
     measure,
@@ -43,7 +50,7 @@ from engine.testing.no_sync import NoSync
 
 SIXTEEN_BIT_CASES = (
     "prefill_decode_verify", "chunk_with_history", "chunk_window", "group_7", "head_dim_80", "soft_cap_and_window",
-    "chunked",
+    "chunked", "sinks", "latent",
 )  # fmt: skip
 """Every case runs in float32, these in the 16-bit dtypes, too."""
 STORED_CASES = ("verify", "prefill_decode_verify", "group_3")
@@ -71,16 +78,19 @@ class AttentionKernelConformance:
             ]
             metafunc.parametrize(("case", "dtype"), cases)
         if "stored_case" in metafunc.fixturenames:
-            metafunc.parametrize("stored_case", list(map(self.fitted, STORED_CASES)), ids=STORED_CASES)
+            names = (*STORED_CASES, *(["latent"] if self.capabilities.latent else []))
+            metafunc.parametrize("stored_case", list(map(self.fitted, names)), ids=names)
 
     def claims(self, case: AttentionCase) -> bool:
         able = self.capabilities
         return (
-            (able.head_dims is None or case.head_dim in able.head_dims)
+            (able.head_dims is None or case.value_dim is not None or case.head_dim in able.head_dims)
             and able.heads_per_kv_head in (None, case.num_heads // case.num_kv_heads)
             and (able.window or case.window is None)
             and (able.soft_cap or case.soft_cap is None)
             and (able.chunk or case.chunk is None)
+            and (able.sinks or not case.sinks)
+            and (able.latent or case.value_dim is None)
         )
 
     @property
@@ -91,6 +101,8 @@ class AttentionKernelConformance:
     def fitted(self, name: str) -> AttentionCase:
         """A case with heads that the kernel claims."""
         case, able = case_named(name), self.capabilities
+        if case.value_dim is not None:
+            return case
         dims = (case.head_dim,) if able.head_dims is None else able.head_dims
         group = able.heads_per_kv_head or case.num_heads // case.num_kv_heads
         head_dim = case.head_dim if case.head_dim in dims else dims[0]
@@ -109,8 +121,9 @@ class AttentionKernelConformance:
         assert isinstance(kernel, AttentionKernel)
         able = kernel.capabilities
         assert able.head_dims is None or case.head_dim in able.head_dims
-        found, tested = ((each.dtypes, each.window, each.chunk, each.soft_cap) for each in (able, said))
-        assert found == tested, "no cases of it"
+        for what in ("dtypes", "window", "chunk", "soft_cap", "sinks", "latent"):
+            assert getattr(able, what) == getattr(said, what), f"no cases of {what}"
+        assert not able.sinks or isinstance(kernel, SinkAttention)
         assert able.capturable == isinstance(self, CapturableConformance)
         assert isinstance(kernel, NativeAttention) == isinstance(self, NativeConformance)
 
@@ -200,7 +213,7 @@ class AttentionKernelConformance:
         for layer in layers:
             inputs = make_inputs(layer, self.dtype, self.device, tables_of=case)
             assert torch.equal(inputs.batch.block_tables, batch.block_tables)
-            self.check(kernel.forward(prepared, layer.op, inputs.q, inputs.cache), layer, inputs, layer.name)
+            self.check(forward(kernel, prepared, layer, inputs), layer, inputs, layer.name)
 
     def test_batches_are_prepared_before_others_ran(self) -> None:
         """What one batch left behind, in whatever order, does not show in another."""
@@ -209,7 +222,7 @@ class AttentionKernelConformance:
         steps = [(case, make_inputs(case, self.dtype, self.device)) for case in (*cases, *reversed(cases))]
         prepared = [kernel.prepare(inputs.batch) for _, inputs in steps]
         for (case, inputs), what in zip(steps, prepared, strict=True):
-            self.check(kernel.forward(what, case.op, inputs.q, inputs.cache), case, inputs)
+            self.check(forward(kernel, what, case, inputs), case, inputs)
 
 
 class CapturableConformance(AttentionKernelConformance):
@@ -228,9 +241,9 @@ class CapturableConformance(AttentionKernelConformance):
         case = self.fitted("verify")
         inputs, kernel = make_inputs(case, self.dtype, self.device), self.built(case)
         prepared = kernel.prepare(inputs.batch)
-        kernel.forward(prepared, case.op, inputs.q, inputs.cache)
+        forward(kernel, prepared, case, inputs)
         with NoSync():  # type: ignore[no-untyped-call]
-            got = kernel.forward(prepared, case.op, inputs.q, inputs.cache)
+            got = forward(kernel, prepared, case, inputs)
         self.check(got, case, inputs)
 
 

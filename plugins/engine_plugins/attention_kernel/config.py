@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from engine.contracts.ops import Attention
+
 TRITON_CAPABILITY = (8, 0)
 """Least CUDA compute capability: the tiles are laid out for its shared memory and asynchronous copies."""
 TRITON_HEAD_DIMS = tuple(range(8, 257, 8))
+TRITON_VALUE_DIM, TRITON_REST_DIM = 512, 64
+"""Of latent attention, at most: a key's numbers that are its value too, and those behind them."""
+
+
+def beyond_triton_heads(attentions: Iterable[Attention]) -> tuple[str, ...]:
+    """Sizes of heads that no tile has, each with the reason."""
+    ops = tuple(attentions)
+    reasons = []
+    if len({op.num_heads // op.num_kv_heads for op in ops}) > 1:
+        reasons.append("as many query heads share a key-value head in all layers")
+    for dim in sorted({op.head_dim for op in ops if op.value_dim is None} - set(TRITON_HEAD_DIMS)):
+        reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
+    for values, rest in sorted({(op.value_dim, op.head_dim - op.value_dim) for op in ops if op.value_dim is not None}):
+        if values % 8 or rest % 8 or values > TRITON_VALUE_DIM or rest > TRITON_REST_DIM:
+            reasons.append(
+                f"latent keys of {values} + {rest} numbers: expected multiples of 8 up to {TRITON_VALUE_DIM} + "
+                f"{TRITON_REST_DIM}"
+            )
+    return tuple(reasons)

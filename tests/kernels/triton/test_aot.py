@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import triton
 
-from engine.kernels.triton import experts, heads, rowwise, skinny
-from engine.kernels.triton.tiles import SkinnyTile, skinny_tile
+from engine.kernels.triton import experts, heads, routing, rowwise, skinny
+from engine.kernels.triton.tiles import GROUPED_ROWS, SkinnyTile, grouped_tile, skinny_tile
 from engine.kernels.triton.weights import load_plain
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.kv_format import tiles as kv_tiles
@@ -78,7 +78,7 @@ def compile_skinny(
 ) -> KernelCost:  # fmt: skip
     """``size``: output and input features."""
     form = FORMATS[weights]
-    tile = skinny_tile(rows, *size, SMS[capability], form.bits)
+    tile = skinny_tile(rows, *size, SMS[capability], form.bits) if rows <= 16 else grouped_tile(size[1])
     arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **form.tensors, **arguments}
     arguments = {name: kind for name, kind in arguments.items() if name in kernel.arg_names}
     pdl = capability >= 90
@@ -310,10 +310,11 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
     if kernel is experts.expert_mix:
         ids |= {"share_ptr": "*fp32", "residual_ptr": "*bf16"}
     elif rows > 1:
-        ids |= {"first_ptr": "*i64", "count_ptr": "*i64"}
+        ids |= {"first_ptr": "*i64", "count_ptr": "*i64", "order_ptr": "*i64"}
     gate = kernel is experts.expert_gate
     size = (2 * MIXTURE["size"], MIXTURE["hidden"]) if gate else (MIXTURE["hidden"], MIXTURE["size"])
-    constants = {"SIZE": MIXTURE["size"], "TOP_K": MIXTURE["top_k"], "ACT": "silu"}
+    cut_off = {"LIMIT": 7.0, "ALPHA": 1.702, "OFFSET": 1.0}  # as in gpt-oss
+    constants = {"SIZE": MIXTURE["size"], "TOP_K": MIXTURE["top_k"], "ACT": "silu", **cut_off}
     return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
 
 
@@ -325,5 +326,53 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
     ids=["gate", "mix", "gate of 16", "down of 16"],
 )
 def test_experts_compile(kernel: Any, rows: int, weights: str, capability: int) -> None:
-    one_word = 4 if (kernel, weights, capability) == (experts.expert_down, "bf16", 90) else 0  # as SPILLED
-    assert_fits(compile_experts(kernel, rows, capability, weights), one_word or few_words(weights, capability))
+    assert_fits(compile_experts(kernel, rows, capability, weights), few_words(weights, capability))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("weights", ["bf16", *(pytest.param(name, marks=pytest.mark.slow) for name in PACKED)])
+def test_many_rows_of_an_expert_compile_without_spills(weights: str, capability: int) -> None:
+    for kernel in (experts.expert_gate, experts.expert_down):
+        assert_fits(compile_experts(kernel, GROUPED_ROWS, capability, weights), few_words(weights, capability))
+
+
+ROUTES = {
+    "128 experts": {"NUM_EXPERTS": 128, "TOP_K": 8, "SCORES": "softmax", "IN_FEATURES": 2048},
+    "32 experts": {"NUM_EXPERTS": 32, "TOP_K": 4, "SCORES": "logits", "IN_FEATURES": 2880},
+    "groups": {"NUM_EXPERTS": 256, "TOP_K": 8, "SCORES": "sigmoid", "IN_FEATURES": 7168, "GROUPS": 8},
+}
+"""Of Qwen3-30B-A3B, gpt-oss-20b and DeepSeek V3."""
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_experts_are_chosen_without_spills(capability: int) -> None:
+    for name, sizes in ROUTES.items():
+        groups, experts_of_all, top_k = sizes.get("GROUPS", 1), sizes["NUM_EXPERTS"], sizes["TOP_K"]
+        constants = {
+            **sizes, "RENORMALIZE": True, "GROUPS": groups, "CHOSEN_GROUPS": groups // 2 or 1, "BY_TWO": True,
+            "BLOCK_G": groups, "BLOCK_S": experts_of_all // groups, "BLOCK_K": top_k, "PDL": capability >= 90,
+            "BLOCK": 2048,
+        }  # fmt: skip
+        floats = ("router_ptr", "bias_ptr", "correction_ptr", "logits_ptr", "weight_ptr")
+        kinds = {**dict.fromkeys(floats, "*fp32"), "x_ptr": "*bf16", "arrived_ptr": "*i32", "id_ptr": "*i64",
+                 "stride_x": "i32", "scale": "fp32"}  # fmt: skip
+        for kernel, warps in ((routing.choose_experts, 4), (routing.route_rows, 1)):
+            arguments = {key: kind for key, kind in kinds.items() if key in kernel.arg_names}
+            these = {key: value for key, value in constants.items() if key in kernel.arg_names}
+            title = f"{kernel.__name__} {name}"
+            assert_fits(measure_kernel(kernel, arguments, these, capability, name=title, num_warps=warps))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_pairs_are_sorted_and_mixed_without_spills(capability: int) -> None:
+    numbers = dict.fromkeys(("id_ptr", "order_ptr", "token_ptr", "first_ptr", "count_ptr", "expert_ptr"), "*i64")
+    constants = {
+        "NUM_EXPERTS": 128, "TOP_K": 8, "TILE": 16, "PDL": capability >= 90, "BLOCK": 64, "BLOCK_E": 128,
+    }  # fmt: skip
+    arguments = {**numbers, "num_pairs": "i32", "num_tiles": "i32"}
+    unaligned = frozenset({"num_pairs", "num_tiles"})
+    sizes = {"num_warps": 4, "unaligned": unaligned}
+    assert_fits(measure_kernel(experts.sort_pairs, arguments, constants, capability, **sizes))
+    arguments = {"made_ptr": "*fp32", "share_ptr": "*fp32", "residual_ptr": "*bf16", "out_ptr": "*bf16"}
+    constants = {"TOP_K": 8, "OUT_FEATURES": 2048, "PDL": capability >= 90, "BLOCK": 1024}
+    assert_fits(measure_kernel(experts.mix_rows, arguments, constants, capability, num_warps=4))

@@ -54,7 +54,7 @@ def batch(rows: list[tuple[int, int]], tables: list[list[int]], block_size: int 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
 def test_the_plain_version_equals_the_definition(case: AttentionCase) -> None:
     inputs = make_inputs(case, "float32", "cpu")
-    got = paged_attention(inputs.batch, case.op, inputs.q, inputs.cache)
+    got = paged_attention(inputs.batch, case.op, inputs.q, inputs.cache, *inputs.more)
     assert error(got, reference(case, inputs)) <= TOLERANCE["float32"]
 
 

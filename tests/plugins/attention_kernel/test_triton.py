@@ -97,18 +97,19 @@ LONG = AttentionCase("decode_and_verify_of_a_long_row", ((1, 2111), (3, 130), (1
 """Key tiles of 64: the long row has one for each of 32 splits and more, the others a few and a single one."""
 
 
-@pytest.mark.parametrize("splits", [3, 17, 32])
-def test_the_last_program_of_a_tile_merges_any_number_of_parts(splits: int) -> None:
-    inputs = make_inputs(LONG, "float32", DEVICE)
-    want = reference(LONG, inputs)
-    kernel = TritonAttention(SlotConfig(), make_context(LONG, "float32", DEVICE), num_sms=3 * splits)
+@pytest.mark.parametrize(("splits", "sinks"), [(3, False), (17, True), (32, False)])
+def test_the_last_program_of_a_tile_merges_any_number_of_parts_and_one_sink(splits: int, sinks: bool) -> None:
+    case = replace(LONG, sinks=sinks)
+    inputs = make_inputs(case, "float32", DEVICE)
+    want = reference(case, inputs)
+    kernel = TritonAttention(SlotConfig(), make_context(case, "float32", DEVICE), num_sms=3 * splits)
     kernel._parts.fill_(float("nan"))
     kernel._lse.fill_(float("nan"))
-    assert num_splits(len(LONG.rows) * LONG.num_kv_heads, 3 * splits, queries=6) == splits
-    first = run(kernel, LONG, inputs)
+    assert num_splits(len(case.rows) * case.num_kv_heads, 3 * splits, queries=6) == splits
+    first = run(kernel, case, inputs)
     assert (first.double() - want).abs().max() <= 1e-5
     assert not kernel._arrived.any(), "the next launch counts from 0"
-    assert torch.equal(run(kernel, LONG, inputs), first)
+    assert torch.equal(run(kernel, case, inputs), first)
     assert not kernel._arrived.any()
 
 
@@ -119,7 +120,8 @@ def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_behind(rows: 
     inputs = make_inputs(case, "float32", DEVICE, padding_rows=2 - len(rows))
     kernel = TritonAttention(SlotConfig(), make_context(case, "float32", DEVICE), num_sms=32)
     prepared = kernel.prepare(replace(inputs.batch, q_lens=(20, 20), kv_lens=(0, 0)))
-    assert sum(len(item.work.tiles) for item in prepared.works) == 4, "two query tiles a row, some without queries"
+    (works,) = prepared.works.values()
+    assert sum(len(item.work.tiles) for item in works) == 4, "two query tiles a row, some without queries"
     got = kernel.forward(prepared, case.op, inputs.q, inputs.cache)
     assert (got.double() - reference(case, inputs)).abs().max() <= 1e-5
     assert not kernel._arrived.any()
@@ -130,8 +132,33 @@ def test_verification_of_every_width_is_one_launch_of_the_split_kernel(queries: 
     case = AttentionCase(f"width_{queries}", ((queries, 500), (queries, queries)), num_heads=8)
     inputs = make_inputs(case, "bfloat16", DEVICE)
     kernel = TritonAttention(SlotConfig(), make_context(case, "bfloat16", DEVICE), num_sms=64)
-    (item,) = kernel.prepare(inputs.batch).works
+    ((item,),) = kernel.prepare(inputs.batch).works.values()
     assert item.work.split
     gap = (run(kernel, case, inputs).double() - reference(case, inputs)).abs().max()
     assert gap <= 3 * TOLERANCE["bfloat16"]
     assert not kernel._arrived.any()
+
+
+def test_layers_of_other_heads_have_query_tiles_of_their_own() -> None:
+    """Two and eight heads a key-value head, and latent attention, in one model and one step."""
+    rows = ((1, 40), (5, 33))
+    cases = [
+        AttentionCase("some_heads", rows, 4, 2),
+        AttentionCase("other_heads", rows, 8, 1, 64),
+        AttentionCase("latent_heads", rows, 8, 1, 40, value_dim=32),
+    ]
+    context = make_context(cases[0], "float32", DEVICE)
+    model = replace(context.model, attentions=tuple(case.op for case in cases))
+    kernel = TritonAttention(SlotConfig(), replace(context, model=model), num_sms=16)
+    batch = make_inputs(cases[0], "float32", DEVICE).batch
+    prepared = kernel.prepare(batch)
+    for case in cases:
+        inputs = make_inputs(case, "float32", DEVICE, tables_of=cases[0])
+        got = kernel.forward(prepared, case.op, inputs.q, inputs.cache)
+        assert (got.double() - reference(case, inputs)).abs().max() <= 1e-5, case.name
+
+
+def test_heads_that_no_tile_has_are_refused_when_the_plugin_is_built() -> None:
+    case = AttentionCase("wide", ((1, 40),), 8, 1, 640, value_dim=576)
+    with pytest.raises(RuntimeError, match=r"latent keys of 576 \+ 64 numbers: expected .* 8 up to 512 \+ 64"):
+        on(1)(make_context(case, "float32", DEVICE))

@@ -19,7 +19,7 @@ from engine_plugins.kv_format.tiles import load_e4m3, load_int8
 INDEX = dict.fromkeys(("tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr"), "*i32")
 STRIDES = ("table", "qt", "qh", "ot", "oh", "block", "slot", "head")
 SIZES = {"reach": "i32", **{f"stride_{name}": "i32" for name in STRIDES}}
-UNALIGNED = frozenset(INDEX) | {"num_splits", "stride_table", "reach"}
+UNALIGNED = frozenset(INDEX) | {"sinks_ptr", "num_splits", "stride_table", "reach"}
 """What the kernels ask not to be specialised on."""
 
 
@@ -53,18 +53,22 @@ def variant(
     window: bool = False,
     cap: bool = False,
     cache: str | None = None,
+    sinks: bool = False,
+    value_dim: int | None = None,
 ) -> Variant:
-    itemsize = 4 if dtype == "fp32" else 2
+    itemsize, latent = 4 if dtype == "fp32" else 2, value_dim is not None
     if kind == "prefill":
-        block_m = prefill_block(head_dim, itemsize)
-    shape = tile_shape(kind == "decode", block_m, head_dim, itemsize)
+        block_m = prefill_block(head_dim, itemsize, latent)
+    shape = tile_shape(kind == "decode", block_m, head_dim, itemsize, value_dim)
     # Dependent launch is what runs on 9.0 and later, and what compiles nowhere else.
     pdl = capability >= 90
     data = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{dtype}")
     arguments = {**data, **INDEX, **SIZES, "scale": "fp32", "soft_cap": "fp32"}
+    group, num_kv_heads = (128, 1) if latent else (8, 8) if sinks else (4, 8)
     constants = {
-        "k_scale_ptr": None, "v_scale_ptr": None, "GROUP": 4, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim,
-        "BLOCK_SIZE": block_size, "BLOCK_M": block_m, "BLOCK_N": shape.block_n, "BLOCK_D": shape.block_d,
+        "k_scale_ptr": None, "v_scale_ptr": None, "GROUP": group, "NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim or head_dim, "BLOCK_SIZE": block_size, "BLOCK_M": block_m, "BLOCK_N": shape.block_n,
+        "BLOCK_D": shape.block_d, "BLOCK_R": shape.block_r,
         "REACH": "window" if window else "full", "HAS_CAP": cap, "SCALE": "none", "LOAD_TILE": None, "PDL": pdl,
     }  # fmt: skip
     if cache is not None:
@@ -72,9 +76,17 @@ def variant(
         arguments |= {"k_ptr": stored, "v_ptr": stored, "k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32"}
         constants = {name: value for name, value in constants.items() if name not in arguments}
         constants |= {"SCALE": scale, "LOAD_TILE": load_tile}
-    kernel, name = chunk_attention, f"prefill {dtype} head_dim {head_dim} window {window} cap {cap}"
+    if sinks:
+        arguments["sinks_ptr"] = "*fp32"
+    else:
+        constants["sinks_ptr"] = None
+    if latent:
+        del arguments["v_ptr"]
+        constants["v_ptr"] = None
+    dims = f"{head_dim}/{value_dim}" if latent else f"{head_dim}"
+    kernel, name = chunk_attention, f"prefill {dtype} head_dim {dims} window {window} cap {cap} sinks {sinks}"
     if kind == "decode":
-        kernel, name = split_attention, f"decode {dtype} head_dim {head_dim} block_m {block_m} splits {splits}"
+        kernel, name = split_attention, f"decode {dtype} head_dim {dims} block_m {block_m} splits {splits}"
         arguments |= {"part_ptr": "*fp32", "lse_ptr": "*fp32", "arrived_ptr": "*i32", "num_splits": "i32"}
         lanes, merge_m = merge_shape(splits, block_m, shape.block_d)
         constants |= {"SPLIT": splits > 1, "LANES": lanes, "MERGE_M": merge_m}
@@ -114,6 +126,23 @@ def test_the_decode_path_compiles_without_spills(capability: int) -> None:
 
 def test_the_prefill_path_compiles_without_spills_on_hopper() -> None:
     assert_fits(compile_attention("prefill", 128, 90))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_latent_attention_compiles_without_spills(capability: int) -> None:
+    """Keys of 512 + 64 numbers, of which the first 512 are the value too."""
+    latent = {"value_dim": 512, "block_size": 64}
+    for block_m in (16, 32):
+        assert_fits(compile_attention("decode", 576, capability, block_m=block_m, splits=16, **latent))
+    if capability == 90:
+        assert_fits(compile_attention("prefill", 576, capability, **latent))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_sinks_compile_without_spills(capability: int) -> None:
+    """Eight heads of 64 a key-value head, with a window and without."""
+    for window in (False, True):
+        assert_fits(compile_attention("decode", 64, capability, sinks=True, window=window))
 
 
 TILES = {"unsplit": (16, 1), "split": (16, MAX_SPLITS), "wide": (32, 16)}
@@ -191,3 +220,20 @@ def test_float32_compiles(capability: int) -> None:
     for head_dim in (64, 128):
         for kind in ("decode", "prefill"):
             assert_fits(compile_attention(kind, head_dim, capability, dtype="fp32"), spills=64)
+    for kind in ("decode", "prefill"):
+        assert_fits(compile_attention(kind, 576, capability, dtype="fp32", value_dim=512, splits=16), spills=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_other_variants_of_sinks_and_latent_attention_compile(capability: int) -> None:
+    few = 0 if capability >= 90 else 160
+    for window in (False, True):
+        assert_fits(compile_attention("prefill", 64, capability, sinks=True, window=window), few)
+    for splits in (1, 16):
+        assert_fits(compile_attention("decode", 64, capability, sinks=True, block_m=32, splits=splits), few)
+    for stored in CACHES:
+        for block_m in (16, 32):
+            tile = {"block_m": block_m, "splits": 16, "cache": stored, "value_dim": 512, "block_size": 64}
+            assert_fits(compile_attention("decode", 576, capability, **tile))
+    assert_fits(compile_attention("prefill", 576, capability, value_dim=512, block_size=64))

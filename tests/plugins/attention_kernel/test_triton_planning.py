@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine_plugins.attention_kernel.triton.planning import (
     CTAS_PER_SM,
+    FEWEST_MOST_SPLITS,
     MAX_SPLITS,
     Work,
     merge_shape,
@@ -20,6 +21,7 @@ from engine_plugins.attention_kernel.triton.planning import (
     split_blocks,
 )
 
+DEEPSEEK_V3 = {"group": 128, "num_kv_heads": 1, "head_dim": 576, "itemsize": 2, "num_sms": 132, "latent": True}
 LLAMA_8B = {"num_kv_heads": 8, "head_dim": 128, "itemsize": 2, "num_sms": 132}
 
 
@@ -111,3 +113,18 @@ def test_the_heaviest_prefill_tiles_start_first() -> None:
 @pytest.mark.parametrize("rows", [[0], [0, 0]])
 def test_rows_without_queries_launch_nothing(rows: list[int]) -> None:
     assert plan(rows) == ()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("queries", [1, 4])
+def test_latent_decode_and_verification_occupy_the_device_in_tiles_as_large_as_can_be(rows: int, queries: int) -> None:
+    (work,) = plan_work([queries] * rows, [4000] * rows, **DEEPSEEK_V3)
+    programs = len(work.tiles) * num_splits(len(work.tiles), 132, work.queries)
+    assert work.split and programs >= 128
+    assert work.block_m == 32 or rows * queries * 4 * FEWEST_MOST_SPLITS < 132
+
+
+def test_a_latent_prompt_takes_the_prefill_kernel() -> None:
+    decode, prompt = plan_work([1, 500, 1], [3000, 900, 7], **DEEPSEEK_V3)
+    assert decode.split and not prompt.split and prompt.block_m == 32
+    assert sum(work.block_m * len(work.tiles) for work in (decode, prompt)) == 128 * 502

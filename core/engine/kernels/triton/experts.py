@@ -2,7 +2,7 @@
 
 All experts of a layer are one weight, ``[num_experts * out, in]``, read by the tile loader of its format: an expert is
 a range of rows. Few pairs of a token and an expert are computed one by one; many are sorted by expert first, in tiles
-of up to 16 pairs of one expert.
+of pairs of one expert.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.product import normed_product
-from engine.kernels.triton.tile_ops import activated, below, paired_rows, split_pairs, wait_for_input
+from engine.kernels.triton.tile_ops import below, gated, paired_rows, split_pairs, start_dependents, wait_for_input
 
 
 @triton.jit
@@ -20,10 +20,11 @@ def expert_gate(
     weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr,
     stride_x, rows_per_x,
     IN_FEATURES: tl.constexpr, SIZE: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
-    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, ACT: tl.constexpr, PDL: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
+    OFFSET: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """``act(gate) * up`` of pairs of a token and an expert, ``[num_pairs, SIZE]``. Program ``(tile, columns)``.
+    """``gated(gate, up)`` of pairs of a token and an expert, ``[num_pairs, SIZE]``. Program ``(tile, columns)``.
 
     Tile ``t`` has the pairs from ``first[t]`` on, ``count[t]`` of them, of expert ``expert[t]``, negative for none.
     Pair ``p`` reads row ``p // rows_per_x`` of ``x``. Without ``first_ptr`` a tile is one pair, its own number.
@@ -47,18 +48,20 @@ def expert_gate(
         column, row = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS), tl.arange(0, BLOCK_M)
         at = (first + row).to(tl.int64)[None, :] * SIZE + column[:, None]
         mask = below(column, SIZE, PAIRS)[:, None] & (row < count)[None, :]
-        tl.store(out_ptr + at, (activated(gate, ACT) * up).to(out_ptr.dtype.element_ty), mask=mask)
+        made = gated(gate, up, ACT, LIMIT, ALPHA, OFFSET)
+        tl.store(out_ptr + at, made.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def expert_down(
-    x_ptr, first_ptr, count_ptr, expert_ptr,
+    x_ptr, order_ptr, first_ptr, count_ptr, expert_ptr,
     weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr,
     IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
     UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Products of sorted pairs, float32 ``[num_pairs, OUT_FEATURES]``; tiles as in :func:`expert_gate`."""
+    """Products of sorted pairs, float32 ``[num_pairs, OUT_FEATURES]``, each at its own number, which ``order`` has;
+    tiles as in :func:`expert_gate`."""
     wait_for_input(PDL)
     tile = tl.program_id(0)
     expert = tl.load(expert_ptr + tile)
@@ -73,8 +76,82 @@ def expert_down(
             IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         row = tl.arange(0, BLOCK_M)
-        at = (first + row).to(tl.int64)[None, :] * OUT_FEATURES + column[:, None]
+        pair = tl.load(order_ptr + first + row, mask=row < count, other=0)
+        at = pair.to(tl.int64)[None, :] * OUT_FEATURES + column[:, None]
         tl.store(out_ptr + at, y, mask=real[:, None] & (row < count)[None, :])
+
+
+@triton.jit
+def mix_rows(
+    made_ptr, share_ptr, residual_ptr, out_ptr,
+    TOP_K: tl.constexpr, OUT_FEATURES: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """``(residual +) sum over a token's experts of share * product``: ``made [num_tokens * TOP_K, OUT_FEATURES]``, the
+    rest as in :func:`expert_mix`. Program ``(token, block of columns)``."""
+    start_dependents(PDL)
+    wait_for_input(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = below(column, OUT_FEATURES, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for place in range(TOP_K):
+        pair = token * TOP_K + place
+        total += tl.load(share_ptr + pair) * tl.load(made_ptr + pair * OUT_FEATURES + column, mask=mask, other=0.0)
+    add_and_store(total, residual_ptr, out_ptr, token * OUT_FEATURES + column, mask)
+
+
+@triton.jit
+def add_and_store(total, residual_ptr, out_ptr, at, mask):
+    """As in torch, a mixture is rounded before it is added."""
+    total = total.to(out_ptr.dtype.element_ty)
+    if residual_ptr is not None:
+        kept = tl.load(residual_ptr + at, mask=mask, other=0.0)
+        total = (kept.to(tl.float32) + total.to(tl.float32)).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at, total, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
+def sort_pairs(
+    id_ptr, order_ptr, token_ptr, first_ptr, count_ptr, expert_ptr, num_pairs, num_tiles,
+    NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Pairs in the order of their experts, each with its token, and tiles of at most ``TILE`` of them: first pair,
+    count and expert (-1: none), all int64. Program 0 makes the tiles; program ``1 + i`` finds the places of the pairs
+    from ``i * BLOCK`` on, by comparing them with all others."""
+    start_dependents(PDL)
+    wait_for_input(PDL)
+    program, lane = tl.program_id(0), tl.arange(0, BLOCK)
+    if program == 0:
+        expert = tl.arange(0, BLOCK_E)
+        counts = tl.zeros([BLOCK_E], tl.int32)
+        for start in range(0, num_pairs, BLOCK):
+            ids = tl.load(id_ptr + start + lane, mask=start + lane < num_pairs, other=BLOCK_E).to(tl.int32)
+            counts += tl.sum((ids[:, None] == expert[None, :]).to(tl.int32), 0)
+        tiles = (counts + TILE - 1) // TILE
+        begins, tile_ends = tl.cumsum(counts, 0) - counts, tl.cumsum(tiles, 0)
+        for start in range(0, num_tiles, BLOCK):
+            tile = start + lane
+            here = tl.sum((tile_ends[None, :] <= tile[:, None]).to(tl.int32), 1)
+            mine = expert[None, :] == here[:, None]
+            behind = tl.sum(tl.where(mine, (tiles - tile_ends)[None, :], 0), 1) + tile
+            count = tl.minimum(tl.sum(tl.where(mine, counts[None, :], 0), 1) - behind * TILE, TILE)
+            first = tl.sum(tl.where(mine, begins[None, :], 0), 1) + behind * TILE
+            real = here < NUM_EXPERTS
+            tl.store(first_ptr + tile, tl.where(real, first, 0).to(tl.int64), mask=tile < num_tiles)
+            tl.store(count_ptr + tile, tl.where(real, count, 0).to(tl.int64), mask=tile < num_tiles)
+            tl.store(expert_ptr + tile, tl.where(real, here, -1).to(tl.int64), mask=tile < num_tiles)
+    else:
+        pair = (program - 1) * BLOCK + lane
+        mine = tl.load(id_ptr + pair, mask=pair < num_pairs, other=BLOCK_E).to(tl.int32)
+        place = tl.zeros([BLOCK], tl.int32)
+        for start in range(0, num_pairs, BLOCK):
+            other = start + lane
+            ids = tl.load(id_ptr + other, mask=other < num_pairs, other=BLOCK_E).to(tl.int32)[None, :]
+            earlier = (ids < mine[:, None]) | ((ids == mine[:, None]) & (other[None, :] < pair[:, None]))
+            place += tl.sum(earlier.to(tl.int32), 1)
+        tl.store(order_ptr + place, pair.to(tl.int64), mask=pair < num_pairs)
+        tl.store(token_ptr + place, (pair // TOP_K).to(tl.int64), mask=pair < num_pairs)
 
 
 @triton.jit
@@ -104,8 +181,4 @@ def expert_mix(
             IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, 1, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     at = token.to(tl.int64) * OUT_FEATURES + column[:, None]
-    total = total.to(out_ptr.dtype.element_ty)
-    if residual_ptr is not None:
-        kept = tl.load(residual_ptr + at, mask=real[:, None], other=0.0)
-        total = (kept.to(tl.float32) + total.to(tl.float32)).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + at, total, mask=real[:, None])
+    add_and_store(total, residual_ptr, out_ptr, at, real[:, None])

@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
+from engine.contracts.ops import Gated
 from engine.contracts.quantizer import TileLoader
-from engine.kernels.triton.experts import expert_down, expert_gate, expert_mix
+from engine.kernels.triton.experts import expert_down, expert_gate, expert_mix, mix_rows, sort_pairs
 from engine.kernels.triton.launch import Launch
-from engine.kernels.triton.tiles import MAX_ROWS, SkinnyTile, skinny_tile
+from engine.kernels.triton.tiles import GROUPED_ROWS, MAX_ROWS, SkinnyTile, grouped_tile, skinny_tile
+
+SORTED_BY_KERNEL = 4096
+"""Pairs up to which one kernel that compares each with all others takes less time than the launches of a sort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class Mixture:
     out_features: int
     gate_up: TileLoader
     down: TileLoader
-    act: str
+    gated: Gated
 
     def __call__(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
         """``[num_tokens, out]``: the mixture, added to ``residual`` if there is one, in its memory with ``overwrite``.
@@ -34,10 +39,7 @@ class Mixture:
         ``ids``: int64, ``shares``: float32, ``[num_tokens, top_k]``. Nothing is read on the host."""
         if ids.numel() * 4 <= self.num_experts or x.shape[0] == 1:
             return self._one_by_one(x, ids, shares, residual, overwrite)
-        made = self._sorted(x, ids, shares)
-        if residual is None:
-            return made
-        return residual.add_(made) if overwrite else residual + made
+        return self._sorted(x, ids, shares, residual, overwrite)
 
     def _one_by_one(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
         """Two launches; experts of two tokens are read twice."""
@@ -46,7 +48,7 @@ class Mixture:
         tile = self._tile(self.gate_up, 1, 2 * self.size, self.in_features)
         expert_gate[(pairs, tile.programs(2 * self.size))](
             x, None, None, ids, *_tensors(self.gate_up), gated, x.stride(0), self.top_k,
-            IN_FEATURES=self.in_features, SIZE=self.size, ACT=self.act, **self._constants(self.gate_up, tile),
+            IN_FEATURES=self.in_features, SIZE=self.size, **self._activation(), **self._constants(self.gate_up, tile),
         )  # fmt: skip
         out = residual if overwrite and residual is not None else x.new_empty(tokens, self.out_features)
         tile = self._tile(self.down, 1, self.out_features, self.size)
@@ -58,41 +60,71 @@ class Mixture:
         )  # fmt: skip
         return out
 
-    def _sorted(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
-        order, first, count, expert = self._tiles(ids)
-        rows = x.index_select(0, order // self.top_k)
-        pairs, tiles = ids.numel(), expert.numel()
+    def _sorted(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
+        """Five launches, of few pairs; an expert is read once for each of its tiles."""
+        pairs, tall = ids.numel(), self._tile_rows(x, ids)
+        order, token, first, count, expert = self._tiles(ids, tall)
+        rows, tiles = x.index_select(0, token), expert.numel()
         gated = torch.empty(pairs, self.size, dtype=x.dtype, device=x.device)
-        tile = self._tile(self.gate_up, MAX_ROWS, 2 * self.size, self.in_features)
+        tile = self._tile(self.gate_up, tall, 2 * self.size, self.in_features)
         expert_gate[(tiles, tile.programs(2 * self.size))](
             rows, first, count, expert, *_tensors(self.gate_up), gated, rows.stride(0), 1,
-            IN_FEATURES=self.in_features, SIZE=self.size, ACT=self.act, **self._constants(self.gate_up, tile),
+            IN_FEATURES=self.in_features, SIZE=self.size, **self._activation(), **self._constants(self.gate_up, tile),
         )  # fmt: skip
         made = torch.empty(pairs, self.out_features, dtype=torch.float32, device=x.device)
-        tile = self._tile(self.down, MAX_ROWS, self.out_features, self.size)
+        tile = self._tile(self.down, tall, self.out_features, self.size)
         expert_down[(tiles, tile.programs(self.out_features))](
-            gated, first, count, expert, *_tensors(self.down), made,
+            gated, order, first, count, expert, *_tensors(self.down), made,
             IN_FEATURES=self.size, OUT_FEATURES=self.out_features, **self._constants(self.down, tile),
         )  # fmt: skip
-        by_token = torch.empty_like(made).index_copy_(0, order, made).view(-1, self.top_k, self.out_features)
-        return torch.einsum("tko,tk->to", by_token, shares).to(x.dtype)
+        out = residual if overwrite and residual is not None else x.new_empty(x.shape[0], self.out_features)
+        block = min(1024, triton.next_power_of_2(self.out_features))
+        mix_rows[(x.shape[0], triton.cdiv(self.out_features, block))](
+            made, shares, residual, out,
+            TOP_K=self.top_k, OUT_FEATURES=self.out_features, BLOCK=block, **self.launch.options(4),
+        )  # fmt: skip
+        return out
 
-    def _tiles(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Pairs in the order of their experts, int64, and tiles of them: first pair, count and expert (-1: none)."""
-        flat = ids.flatten()
+    def _tile_rows(self, x: Tensor, ids: Tensor) -> int:
+        """Pairs of a tile: many where most experts fill half of such a tile."""
+        many = x.element_size() <= 2 and 2 * ids.numel() >= GROUPED_ROWS * self.num_experts
+        return GROUPED_ROWS if many else MAX_ROWS
+
+    def _tiles(self, ids: Tensor, tall: int = MAX_ROWS) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """See :func:`~engine.kernels.triton.experts.sort_pairs`; ``tall``: most pairs of a tile."""
+        pairs = ids.numel()
+        num_tiles = pairs // tall + min(pairs, self.num_experts)
+        if pairs > SORTED_BY_KERNEL:
+            return self._tiles_by_torch(ids.flatten(), num_tiles, tall)
+        order, token = torch.empty(2, pairs, dtype=torch.int64, device=ids.device)
+        first, count, expert = torch.empty(3, num_tiles, dtype=torch.int64, device=ids.device)
+        block = 64
+        sort_pairs[(1 + triton.cdiv(pairs, block),)](
+            ids, order, token, first, count, expert, pairs, num_tiles, NUM_EXPERTS=self.num_experts, TOP_K=self.top_k,
+            TILE=tall, BLOCK=block, BLOCK_E=triton.next_power_of_2(self.num_experts), **self.launch.options(4),
+        )  # fmt: skip
+        return order, token, first, count, expert
+
+    def _tiles_by_torch(self, flat: Tensor, num_tiles: int, tall: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         order = flat.argsort(stable=True)
-        counts = torch.zeros(self.num_experts, dtype=torch.int64, device=ids.device)
+        counts = torch.zeros(self.num_experts, dtype=torch.int64, device=flat.device)
         counts.scatter_add_(0, flat, torch.ones_like(flat))
-        ends, tiles = counts.cumsum(0), (counts + MAX_ROWS - 1) // MAX_ROWS
+        ends, tiles = counts.cumsum(0), (counts + tall - 1) // tall
         tile_ends = tiles.cumsum(0)
-        number = torch.arange(flat.numel() // MAX_ROWS + min(flat.numel(), self.num_experts), device=ids.device)
+        number = torch.arange(num_tiles, device=flat.device)
         expert = torch.searchsorted(tile_ends, number, right=True)
         known = expert.clamp(max=self.num_experts - 1)
-        first = (ends - counts)[known] + (number - (tile_ends - tiles)[known]) * MAX_ROWS
-        count = (ends[known] - first).clamp(max=MAX_ROWS)
-        return order, first, count, torch.where(expert < self.num_experts, expert, -1)
+        first = (ends - counts)[known] + (number - (tile_ends - tiles)[known]) * tall
+        count = (ends[known] - first).clamp(max=tall)
+        return order, order // self.top_k, first, count, torch.where(expert < self.num_experts, expert, -1)
+
+    def _activation(self) -> dict[str, Any]:
+        op = self.gated
+        return {"ACT": op.act, "LIMIT": op.limit, "ALPHA": op.alpha, "OFFSET": op.offset}
 
     def _tile(self, loader: TileLoader, rows: int, out_features: int, in_features: int) -> SkinnyTile:
+        if rows > MAX_ROWS:
+            return grouped_tile(in_features)
         bits = loader.bits_per_weight(in_features, self.num_experts * out_features)
         return skinny_tile(rows, out_features, in_features, self.launch.num_sms, bits)
 

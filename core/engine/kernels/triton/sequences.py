@@ -13,11 +13,13 @@ from engine.contracts.ops import LinearSpec, Norm
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.model import StepContext
 from engine.kernels.sequences import (
+    ChooseExperts,
     GateUp,
     LinearAdd,
     MixExperts,
     NormHead,
     QKVWrite,
+    choose_experts,
     gate_up,
     linear_add,
     mix_experts,
@@ -38,6 +40,7 @@ from engine.kernels.triton.launch import (
     quantized_rows,
 )
 from engine.kernels.triton.mixture import Mixture
+from engine.kernels.triton.routing import MOST_EXPERTS, ExpertChoice
 from engine.kernels.triton.tiles import MAX_ROWS
 from engine.models.fuse import Fused
 from engine.models.sharding import check_heads
@@ -52,6 +55,7 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel(gate_up, lower_gate_up, lambda lowering, what: what.norm.kind == "rms" and what.act in ACTS),
         Kernel(linear_add, lower_add),
         Kernel(norm_head, lower_head, lambda lowering, what: what.norm.kind == "rms"),
+        Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.num_experts <= MOST_EXPERTS),
         Kernel(mix_experts, lower_mix, _mixes),
     )
 
@@ -182,9 +186,18 @@ def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lo
     return Lowered(project, _by_rows("one Triton kernel: norm, product", packed, chain), greedy=greedy)
 
 
+def lower_choose(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    what: ChooseExperts = fused.what
+    op, device = what.route, lowering.device
+    correction = None if op.correction is None else weights.small(op.correction, (op.num_experts,))
+    arrived = torch.zeros(MAX_ROWS, dtype=torch.int32, device=device)
+    choose = ExpertChoice(Launch.on(device), op, *weights.router(what.router), correction, arrived)
+    label = f"1 to {MAX_ROWS} rows: one Triton kernel: float32 product, choice; else: float32 F.linear, Triton choice"
+    return Lowered(lambda context, x: choose(x), label)
+
+
 def _mixes(lowering: Lowering, what: MixExperts) -> bool:
-    gated = what.experts.gated
-    return lowering.tp == 1 and gated.is_plain and gated.act in ACTS and not what.experts.weighs_inputs
+    return lowering.tp == 1 and what.experts.gated.act in ACTS and not what.experts.weighs_inputs
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -196,7 +209,7 @@ def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Low
         raise ValueError(f"experts of {gate_up.label}: no tile loader, which execution={'{compile,graphs}'} needs")
     mixture = Mixture(
         Launch.on(lowering.device), op.num_experts, op.top_k, op.gate_up.in_features, op.down.in_features,
-        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated.act,
+        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated,
     )  # fmt: skip
     overwrites = what.adds and fused.inputs[3] in fused.last_use
 

@@ -64,6 +64,20 @@ def activated(gate, ACT: tl.constexpr):
 
 
 @triton.jit
+def gated(gate, up, ACT: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr):
+    """See :class:`engine.contracts.ops.Gated`. NaN stays NaN: it is beyond no limit."""
+    if LIMIT is not None:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    if OFFSET != 0.0:
+        up += OFFSET
+    if ALPHA == 1.0:
+        return activated(gate, ACT) * up
+    else:
+        return gate / (1.0 + tl.exp2(-gate * (ALPHA * LOG2E))) * up
+
+
+@triton.jit
 def paired_rows(block, PAIRS: tl.constexpr):
     """The ``2 * PAIRS`` rows of a tile that computes pairs: pair of each row, and which of the two it is (0 or 1)."""
     row = tl.arange(0, 2 * PAIRS)

@@ -11,6 +11,8 @@ from functools import cache
 
 MAX_ROWS = 16
 """Rows the skinny kernels serve: one tensor-core tile. Beyond, torch multiplies."""
+GROUPED_ROWS = 64
+"""Rows of an expert that share one reading of its weights, where every expert has many."""
 PROGRAMS_PER_SM = 1.9
 """Programs wanted per multiprocessor for one row. A little under two: 256 programs on 132 multiprocessors are enough.
 More rows have tiles of at least 16 columns, whatever that makes (see ``__init__.py``)."""
@@ -46,6 +48,12 @@ def skinny_tile(rows: int, out_features: int, in_features: int, num_sms: int, bi
     # The two 8-wide halves of 16 rows are all the parallelism a tile of 16 columns has: more than two warps would
     # repeat each other's work.
     return SkinnyTile(16, 32, block_k, 4, 4) if wide else SkinnyTile(16, 16, block_k, 2, 5)
+
+
+def grouped_tile(in_features: int) -> SkinnyTile:
+    """The tile for ``GROUPED_ROWS`` rows in 16 bits, bound by tensor cores and by what the L2 cache delivers. No spills
+    on compute capability 8.0, 8.9 and 9.0; at most 96 KB of shared memory."""
+    return SkinnyTile(GROUPED_ROWS, 128, _at_most(in_features, 64), 8, 3)
 
 
 def _one_row(out_features: int, in_features: int, num_sms: int, bits: int) -> SkinnyTile:

@@ -23,7 +23,7 @@ def check_attention(plan: EnginePlan, bound: BoundEngine) -> None:
     """Raise :class:`DoesNotFit` when the attention kernel cannot compute this model."""
     can, name, model = bound.attention_kernel.capabilities, plan.choice("attention_kernel").name, plan.model
     problems = []
-    for dim in sorted({op.head_dim for op in model.attentions}):
+    for dim in sorted({op.head_dim for op in model.attentions if op.value_dim is None}):
         if can.head_dims is not None and dim not in can.head_dims:
             problems.append(f"head_dim {dim}, it supports {listing(map(str, can.head_dims))}")
     groups = sorted({op.num_heads // op.num_kv_heads for op in model.attentions})

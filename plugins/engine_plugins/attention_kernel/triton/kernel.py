@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,9 +16,10 @@ from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
 from engine.kernels.storage import stored_tensors
 from engine.kernels.triton.device import has_dependent_launch
-from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS
+from engine_plugins.attention_kernel.config import TRITON_CAPABILITY, TRITON_HEAD_DIMS, beyond_triton_heads
 from engine_plugins.attention_kernel.triton.decode import split_attention
 from engine_plugins.attention_kernel.triton.planning import (
+    LARGEST_SPLIT_TILE,
     TileShape,
     Work,
     merge_shape,
@@ -25,6 +27,7 @@ from engine_plugins.attention_kernel.triton.planning import (
     plan_work,
     scratch_rows,
     scratch_tiles,
+    split_blocks,
     tile_shape,
 )
 from engine_plugins.attention_kernel.triton.prefill import chunk_attention
@@ -39,11 +42,24 @@ class PreparedWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """Layers that share a step's query tiles."""
+
+    group: int
+    """Query heads per kv head."""
+    latent: bool
+
+    @staticmethod
+    def of(op: Attention) -> Kind:
+        return Kind(op.num_heads // op.num_kv_heads, op.value_dim is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A step's launches. Owns what the kernels read: keep it as long as a graph captured from it."""
 
     batch: AttentionBatch
-    works: tuple[PreparedWork, ...]
+    works: Mapping[Kind, tuple[PreparedWork, ...]]
 
 
 class TritonAttention:
@@ -52,7 +68,7 @@ class TritonAttention:
     Scratch memory and arrival counters are allocated once and shared by all layers and captured graphs, so calls must
     be ordered by one stream. ``num_sms`` overrides the number of multiprocessors the launches are shaped for.
 
-    Raises ``RuntimeError`` on a device Triton cannot run on.
+    Raises ``RuntimeError`` on a device Triton cannot run on, and for heads of sizes that no tile has.
     """
 
     capabilities = AttentionCapabilities(
@@ -63,23 +79,26 @@ class TritonAttention:
         max_verify_width=32,
         capturable=True,
         chunk=True,
+        sinks=True,
+        latent=True,
     )
 
     def __init__(self, config: SlotConfig, context: BuildContext, *, num_sms: int | None = None) -> None:
         interpreted = bool(triton.knobs.runtime.interpret)
         _check_device(context, interpreted)
+        if reasons := beyond_triton_heads(context.model.attentions):
+            raise RuntimeError(f"attention_kernel=triton: {'; '.join(reasons)} (choose attention_kernel=torch)")
         # Interpreted kernels (TRITON_INTERPRET=1) run on the CPU; a "device" of 4 multiprocessors keeps grids small.
         self._device = torch.device("cpu" if interpreted else "cuda")
         if num_sms is None:
             num_sms = 4 if interpreted else torch.cuda.get_device_properties(self._device).multi_processor_count
         self._num_sms = num_sms
-        self._model = context.model
-        self._group = context.model.num_heads // context.model.num_kv_heads
-        self.capabilities = replace(self.capabilities, heads_per_kv_head=self._group)
         self._itemsize = getattr(torch, context.dtype).itemsize
-        block_d = tile_shape(True, 16, context.model.head_dim, self._itemsize).block_d
-        rows = scratch_rows(num_sms)
-        self._parts = torch.empty(rows, block_d, dtype=torch.float32, device=self._device)
+        attentions = context.model.attentions
+        self._kinds = {Kind.of(op): [one for one in attentions if Kind.of(one) == Kind.of(op)] for op in attentions}
+        self.capabilities = replace(self.capabilities, heads_per_kv_head=Kind.of(attentions[0]).group)
+        rows, floats = scratch_rows(num_sms), max(self._part_floats(op) for op in attentions)
+        self._parts = torch.empty(rows * floats // LARGEST_SPLIT_TILE, dtype=torch.float32, device=self._device)
         self._lse = torch.empty(rows, dtype=torch.float32, device=self._device)
         self._arrived = torch.zeros(scratch_tiles(num_sms), dtype=torch.int32, device=self._device)
         self._pdl = has_dependent_launch(self._device.type)
@@ -91,24 +110,35 @@ class TritonAttention:
 
     def prepare(self, batch: AttentionBatch) -> Prepared:
         """Plan the launches of this batch. See :func:`plan_work`; depends on the batch's shape, not its contexts."""
-        works = plan_work(
-            batch.q_lens, batch.kv_lens, group=self._group, num_kv_heads=self._model.num_kv_heads,
-            head_dim=self._model.head_dim, itemsize=self._itemsize, num_sms=self._num_sms,
-        )  # fmt: skip
-        return Prepared(batch, tuple(PreparedWork(work, self._tile_list(work)) for work in works))
+        return Prepared(batch, {kind: self._planned(batch, kind, ops) for kind, ops in self._kinds.items()})
 
-    def forward(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> Tensor:
-        """See :meth:`engine.contracts.attention_kernel.AttentionKernel.forward`."""
+    def _planned(self, batch: AttentionBatch, kind: Kind, ops: Sequence[Attention]) -> tuple[PreparedWork, ...]:
+        works = plan_work(
+            batch.q_lens, batch.kv_lens, group=kind.group, num_kv_heads=max(op.num_kv_heads for op in ops),
+            head_dim=max(op.head_dim for op in ops), itemsize=self._itemsize, num_sms=self._num_sms, latent=kind.latent,
+        )  # fmt: skip
+        return tuple(PreparedWork(work, self._tile_list(work)) for work in works)
+
+    def _part_floats(self, op: Attention) -> int:
+        """Sums that the largest query tile leaves behind."""
+        block_m = split_blocks(self._itemsize, op.value_dim is not None)[-1]
+        return block_m * tile_shape(True, block_m, op.head_dim, self._itemsize, op.value_dim).block_d
+
+    def forward(
+        self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
+    ) -> Tensor:
+        """See :meth:`engine.contracts.attention_kernel.SinkAttention.forward`."""
         assert q.stride(-1) == 1 and cache.k.stride(-1) == 1 and cache.k.stride() == cache.v.stride()
-        assert op.num_heads == self._group * op.num_kv_heads, "heads per kv head differ from the model's"
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        call = _Call(prepared.batch, op, q, cache, out, self._pdl)
-        for item in prepared.works:
-            shape = tile_shape(item.work.split, item.work.block_m, op.head_dim, q.element_size())
-            if item.work.split:
+        assert Kind.of(op) in prepared.works, "heads per kv head differ from the model's"
+        out = torch.empty(*q.shape[:2], op.out_dim, dtype=q.dtype, device=q.device)
+        call = _Call(prepared.batch, op, q, cache, sinks, out, self._pdl)
+        for item in prepared.works[Kind.of(op)]:
+            work = item.work
+            shape = tile_shape(work.split, work.block_m, op.head_dim, q.element_size(), op.value_dim)
+            if work.split:
                 self._split(call, item, shape)
             else:
-                grid = (op.num_kv_heads, len(item.work.tiles))
+                grid = (op.num_kv_heads, len(work.tiles))
                 chunk_attention[grid](*call.tensors(item.tiles), *call.numbers(), **call.constants(shape))
         return out.view(q.shape[0], -1)
 
@@ -121,7 +151,7 @@ class TritonAttention:
         lanes, merge_m = merge_shape(splits, shape.block_m, shape.block_d)
         tensors = call.tensors(item.tiles)
         split_attention[(programs, splits)](
-            *tensors[:6], self._parts, self._lse, self._arrived, *tensors[6:], splits, *call.numbers(),
+            *tensors[:7], self._parts, self._lse, self._arrived, *tensors[7:], splits, *call.numbers(),
             SPLIT=splits > 1, LANES=lanes, MERGE_M=merge_m, **call.constants(shape),
         )  # fmt: skip
 
@@ -148,13 +178,15 @@ class _Call:
     op: Attention
     q: Tensor
     cache: LayerCache
+    sinks: Tensor | None
     out: Tensor
     pdl: bool
 
     def tensors(self, tiles: Tensor) -> tuple[Tensor | None, ...]:
         batch = self.batch
+        k, v, k_scale, v_scale = stored_tensors(self.cache)
         return (
-            self.q, *stored_tensors(self.cache), self.out,
+            self.q, k, v if self.op.value_dim is None else None, k_scale, v_scale, self.sinks, self.out,
             tiles, batch.block_tables, batch.q_starts, batch.kv_lens_device,
         )  # fmt: skip
 
@@ -176,10 +208,12 @@ class _Call:
             "GROUP": op.num_heads // op.num_kv_heads,
             "NUM_KV_HEADS": op.num_kv_heads,
             "HEAD_DIM": op.head_dim,
+            "VALUE_DIM": op.out_dim,
             "BLOCK_SIZE": self.batch.block_size,
             "BLOCK_M": shape.block_m,
             "BLOCK_N": shape.block_n,
             "BLOCK_D": shape.block_d,
+            "BLOCK_R": shape.block_r,
             "REACH": "chunk" if op.chunk else "window" if op.window else "full",
             "HAS_CAP": op.soft_cap is not None,
             "SCALE": self.cache.format.scale,

@@ -12,7 +12,7 @@ from engine_plugins.attention_kernel.triton.tile_ops import dim_mask, query_offs
 def merge_parts(
     out_ptr, part_ptr, lse_ptr, program, live, num_splits,
     start, num_packed, first_token, kv_head, stride_ot, stride_oh,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     LANES: tl.constexpr, MERGE_M: tl.constexpr,
 ):  # fmt: skip
     """Write the output of packed queries ``start .. min(start + BLOCK_M, num_packed)`` from ``live`` parts.
@@ -32,7 +32,7 @@ def merge_parts(
         lse = tl.load(lse_ptr + base + row, mask=wanted, other=float("-inf"), cache_modifier=".cg")
         values = tl.load(
             part_ptr + base * BLOCK_D + (row[:, :, None] * BLOCK_D + dims[None, None, :]),
-            mask=wanted[:, :, None] & dim_mask(BLOCK_D, HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg",
+            mask=wanted[:, :, None] & dim_mask(BLOCK_D, VALUE_DIM)[None, None, :], other=0.0, cache_modifier=".cg",
         )  # fmt: skip
         top = tl.max(lse, 0)
         weight = tl.exp2(lse - tl.where(top == float("-inf"), 0.0, top)[None, :])
@@ -40,5 +40,5 @@ def merge_parts(
         merged = tl.sum(values * weight[:, :, None], 0) / tl.where(total == 0.0, 1.0, total)[:, None]
         packed = start + query
         at = query_offsets(first_token, kv_head, packed, stride_ot, stride_oh, GROUP, BLOCK_D)
-        real = (packed < num_packed)[:, None] & dim_mask(BLOCK_D, HEAD_DIM)[None, :]
+        real = (packed < num_packed)[:, None] & dim_mask(BLOCK_D, VALUE_DIM)[None, :]
         tl.store(out_ptr + at, merged.to(out_ptr.dtype.element_ty), mask=real)

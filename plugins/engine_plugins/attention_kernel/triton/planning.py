@@ -18,6 +18,8 @@ MERGED_ROWS = 256
 tuned on a device."""
 MERGED_VALUES = 8192
 LARGEST_SPLIT_TILE = 64
+MOST_VERIFIED = 32
+"""Tokens of a row that are no chunk of a prompt yet."""
 CTAS_PER_SM = 2
 """Programs wanted per multiprocessor: two, so that one computes while the other waits for memory."""
 
@@ -29,11 +31,14 @@ class TileShape:
     block_m: int
     block_n: int
     block_d: int
+    """Of values, and of as many numbers of keys."""
     num_warps: int
     num_stages: int = 2
     """Two: key loads depend on block-table loads, and deeper pipelines of dependent loads cost registers."""
     max_registers: int | None = None
     """Per thread; ``None``: the assembler's choice."""
+    block_r: int = 0
+    """Of the numbers of keys behind those that latent values are made of; 0: there are none."""
 
     @property
     def options(self) -> dict[str, int]:
@@ -53,32 +58,53 @@ class Work:
     """Most packed queries that a tile holds; at most ``block_m``."""
 
 
-def split_blocks(itemsize: int) -> tuple[int, ...]:
+def split_blocks(itemsize: int, latent: bool = False) -> tuple[int, ...]:
     """Sizes of query tiles of the split kernel. float32 multiplies without tensor cores: its tiles live in registers
-    and stay small."""
+    and stay small. Values of latent attention are four times as wide as most: with 64 queries their sums would spill on
+    9.0."""
+    if latent:
+        return (16, 32) if itemsize <= 2 else (16,)
     return (16, 32, LARGEST_SPLIT_TILE) if itemsize <= 2 else (16, 32)
 
 
-def prefill_block(head_dim: int, itemsize: int) -> int:
+def prefill_block(head_dim: int, itemsize: int, latent: bool = False) -> int:
     """Packed queries per prefill tile: as many as the float32 accumulator leaves registers for."""
+    if latent:
+        return split_blocks(itemsize, latent)[-1]
     if itemsize > 2:
         return 32
     return 128 if head_dim <= 128 else 64
 
 
-def tile_shape(split: bool, block_m: int, head_dim: int, itemsize: int) -> TileShape:
-    """Tile sizes for a head size and compute dtype (``itemsize`` in bytes).
+def tile_shape(split: bool, block_m: int, head_dim: int, itemsize: int, value_dim: int | None = None) -> TileShape:
+    """Tile sizes for a head size and compute dtype (``itemsize`` in bytes). ``value_dim``: of latent attention.
 
     A key tile of 16 KB (float32: 8 KB) lets two stages of keys and values and the queries fit the 99 KB of shared
     memory of compute capability 8.9, and keeps the decode path free of register spills on 8.0, 8.9 and 9.0.
     """
-    block_d = max(16, 1 << (head_dim - 1).bit_length())
+    if value_dim is not None:
+        return _latent_tile(block_m, head_dim, itemsize, value_dim)
+    block_d = _power_of_two(head_dim)
     tile_bytes = 16384 if itemsize <= 2 else 8192
     block_n = min(64, max(16, tile_bytes // (block_d * itemsize)))
     wide = not split if itemsize <= 2 else block_m * block_d >= 32 * 256
     # Left alone, the assembler spills words of half-empty tiles to reach a step of occupancy that shared memory denies.
     roomy = split and itemsize <= 2 and block_m == 16 and head_dim < block_d
     return TileShape(block_m, block_n, block_d, 8 if wide else 4, max_registers=168 if roomy else None)
+
+
+def _latent_tile(block_m: int, head_dim: int, itemsize: int, value_dim: int) -> TileShape:
+    """32 keys of 576 numbers are 36 KB; with queries two stages of them fit into 99 KB, as values are not loaded. Eight
+    warps share the sums: with four, keys of 8 bits would spill."""
+    block_d = _power_of_two(value_dim)
+    block_r = _power_of_two(head_dim - value_dim) if head_dim > value_dim else 0
+    if itemsize > 2:
+        return TileShape(block_m, 16, block_d, 8, num_stages=1, block_r=block_r)
+    return TileShape(block_m, 32, block_d, 8, block_r=block_r)
+
+
+def _power_of_two(size: int) -> int:
+    return max(16, 1 << (size - 1).bit_length())
 
 
 def plan_work(
@@ -90,14 +116,22 @@ def plan_work(
     head_dim: int,
     itemsize: int,
     num_sms: int,
+    latent: bool = False,
 ) -> tuple[Work, ...]:
     """Partition the rows of a batch into launches. ``group``: query heads per kv head.
 
     Long rows go to the prefill kernel if together they occupy at least half of the multiprocessors; else all rows
     go to the split kernel, in the smallest query tile that holds them. Rows without queries get no tile.
+
+    In latent attention one token has more queries than any tile: a row is long by its tokens. Every tile reads all of
+    a row's keys again, from the L2 cache; so tiles are large once parts of them fill the device.
     """
-    sizes, chunk_m = split_blocks(itemsize), prefill_block(head_dim, itemsize)
-    long = [row for row, q_len in enumerate(q_lens) if q_len * group > sizes[-1]]
+    sizes, chunk_m = split_blocks(itemsize, latent), prefill_block(head_dim, itemsize, latent)
+    if latent:
+        many = sum(-(-q_len * group // sizes[-1]) for q_len in q_lens) * num_kv_heads * FEWEST_MOST_SPLITS >= num_sms
+        sizes = sizes[-1:] if many else sizes[:1]
+    most = sizes[-1] if not latent else MOST_VERIFIED * group
+    long = [row for row, q_len in enumerate(q_lens) if q_len * group > most]
     long_programs = num_kv_heads * sum(-(-q_lens[row] * group // chunk_m) for row in long)
     chunked = set(long) if 2 * long_programs >= num_sms else set()
 

@@ -16,24 +16,26 @@ from engine_plugins.attention_kernel.triton.tile_ops import (
     head_scale,
     key_range,
     lengths_of,
+    load_queries,
     query_offsets,
+    start_state,
     tile_of,
 )
 
 
 @triton.jit(
     do_not_specialize=["stride_table", "reach"],
-    do_not_specialize_on_alignment=["tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr"],
+    do_not_specialize_on_alignment=["sinks_ptr", "tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr"],
 )
 def chunk_attention(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, out_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, sinks_ptr, out_ptr,
     tiles_ptr, table_ptr, q_starts_ptr, kv_lens_ptr,
     stride_table, reach,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_block, stride_slot, stride_head,
     scale, soft_cap,
-    GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    REACH: tl.constexpr, HAS_CAP: tl.constexpr,
+    GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr, REACH: tl.constexpr, HAS_CAP: tl.constexpr,
     SCALE: tl.constexpr, LOAD_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program ``(kv_head, tile)``: kv heads vary fastest, so that the heaviest tiles, listed first, start first."""
@@ -45,9 +47,10 @@ def chunk_attention(
     if start >= q_len * GROUP:
         return
     packed = start + tl.arange(0, BLOCK_M)
-    real = (packed < q_len * GROUP)[:, None] & dim_mask(BLOCK_D, HEAD_DIM)[None, :]
-    at = query_offsets(first_token, kv_head, packed, stride_qt, stride_qh, GROUP, BLOCK_D)
-    q = tl.load(q_ptr + at, mask=real, other=0.0)
+    q, q_rest = load_queries(
+        q_ptr, first_token, kv_head, packed, q_len * GROUP, stride_qt, stride_qh,
+        GROUP, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_R,
+    )  # fmt: skip
     positions = kv_len - q_len + packed // GROUP
     scale *= head_scale(k_scale_ptr, kv_head, SCALE)
 
@@ -57,26 +60,27 @@ def chunk_attention(
     if REACH == "full":
         masked_from = (first_position + 1) // BLOCK_N
 
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc, row_max, row_sum = start_state(sinks_ptr, kv_head, packed, True, GROUP, BLOCK_M, BLOCK_D)
     row_table = table_ptr + row.to(tl.int64) * stride_table
     if REACH == "full":
         for tile in range(first_tile, masked_from):
             acc, row_max, row_sum = fold_tile(
-                acc, row_max, row_sum, q, positions,
+                acc, row_max, row_sum, q, q_rest, positions,
                 k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, low, high,
                 stride_block, stride_slot, stride_head, scale, soft_cap, reach,
-                False, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, REACH, HAS_CAP, SCALE, LOAD_TILE,
+                False, HEAD_DIM, VALUE_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, BLOCK_R,
+                REACH, HAS_CAP, SCALE, LOAD_TILE,
             )  # fmt: skip
     for tile in range(masked_from, end_tile):
         acc, row_max, row_sum = fold_tile(
-            acc, row_max, row_sum, q, positions,
+            acc, row_max, row_sum, q, q_rest, positions,
             k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, row_table, kv_head, tile * BLOCK_N, low, high,
             stride_block, stride_slot, stride_head, scale, soft_cap, reach,
-            True, HEAD_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, REACH, HAS_CAP, SCALE, LOAD_TILE,
+            True, HEAD_DIM, VALUE_DIM, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N, BLOCK_D, BLOCK_R,
+            REACH, HAS_CAP, SCALE, LOAD_TILE,
         )  # fmt: skip
 
     result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None] * head_scale(v_scale_ptr, kv_head, SCALE)
+    real = (packed < q_len * GROUP)[:, None] & dim_mask(BLOCK_D, VALUE_DIM)[None, :]
     at = query_offsets(first_token, kv_head, packed, stride_ot, stride_oh, GROUP, BLOCK_D)
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=real)

@@ -129,36 +129,77 @@ def capped(scores, scale, soft_cap, HAS_CAP: tl.constexpr):
 
 
 @triton.jit
+def start_state(
+    sinks_ptr, kv_head, packed, counted, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """``(acc, row_max, row_sum)`` of packed queries before any key. A sink is a score of no value: it is there from the
+    start, where it is ``counted``; of programs that share a tile's keys one counts it."""
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    if sinks_ptr is not None:
+        sinks = tl.load(sinks_ptr + kv_head * GROUP + packed % GROUP) * LOG2E
+        row_max = tl.where(counted, sinks, row_max)
+        row_sum = tl.where(counted, 1.0, row_sum)
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def load_queries(
+    q_ptr, first_token, kv_head, packed, num_packed, stride_token, stride_head,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """``[BLOCK_M, BLOCK_D]``: dimensions ``0 .. VALUE_DIM``, and ``[BLOCK_M, BLOCK_R]``: those behind them; without any
+    (``BLOCK_R`` 0) the first twice."""
+    known = (packed < num_packed)[:, None]
+    at = query_offsets(first_token, kv_head, packed, stride_token, stride_head, GROUP, BLOCK_D)
+    q = tl.load(q_ptr + at, mask=known & dim_mask(BLOCK_D, VALUE_DIM)[None, :], other=0.0)
+    if BLOCK_R == 0:
+        return q, q
+    else:
+        at = query_offsets(first_token, kv_head, packed, stride_token, stride_head, GROUP, BLOCK_R)
+        real = known & dim_mask(BLOCK_R, HEAD_DIM - VALUE_DIM)[None, :]
+        return q, tl.load(q_ptr + VALUE_DIM + at, mask=real, other=0.0)
+
+
+@triton.jit
 def fold_tile(
-    acc, row_max, row_sum, q, positions,
+    acc, row_max, row_sum, q, q_rest, positions,
     k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, start, low, high,
     stride_block, stride_slot, stride_head, scale, soft_cap, reach,
-    MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, REACH: tl.constexpr, HAS_CAP: tl.constexpr,
-    SCALE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr, REACH: tl.constexpr, HAS_CAP: tl.constexpr, SCALE: tl.constexpr,
+    LOAD_TILE: tl.constexpr,
 ):  # fmt: skip
     """One step of online softmax (arXiv 2205.14135): fold keys ``start .. start + BLOCK_N`` into the running state.
 
     ``MASKED=False`` promises that every query sees every key of the tile. Scales per token multiply columns of scores
     and of probabilities, a number per query and key instead of one per dimension too; those of a whole head
-    (:func:`head_scale`) are the caller's, in ``scale`` and in the result.
+    (:func:`head_scale`) are the caller's, in ``scale`` and in the result. Without ``v_ptr`` a key's first ``VALUE_DIM``
+    numbers are its value: it is loaded once.
     """
     block, offset = cache_slots(table_ptr, start, high, BLOCK_SIZE, BLOCK_N)
     keys = start + tl.arange(0, BLOCK_N)
-    real = dim_mask(BLOCK_D, HEAD_DIM)[None, :]
     # What lies past `high` may be memory never written, and what lies before `low`, which a window or a chunk has
     # passed, another request's; 0 * NaN is NaN: neither may even be loaded.
     within = keys < high
     if REACH != "full":
         within = within & (keys >= low)
-    if MASKED:
-        mask = within[:, None] & real
-    else:
-        mask = tl.full([BLOCK_N, 1], 1, tl.int1) & real
+    if not MASKED:
+        within = tl.full([BLOCK_N], 1, tl.int1)
+    mask = within[:, None] & dim_mask(BLOCK_D, VALUE_DIM)[None, :]
     k = load_cache(
         k_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head, BLOCK_D, LOAD_TILE, q.dtype
     )
     scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32))
+    if BLOCK_R > 0:
+        rest = within[:, None] & dim_mask(BLOCK_R, HEAD_DIM - VALUE_DIM)[None, :]
+        k_rest = load_cache(
+            k_ptr + VALUE_DIM, block, offset, kv_head, rest,
+            stride_block, stride_slot, stride_head, BLOCK_R, LOAD_TILE, q.dtype,
+        )  # fmt: skip
+        scores = dot(q_rest, tl.trans(k_rest), scores)
     if SCALE == "per_token_head":
         scores *= token_scales(k_scale_ptr, block, offset, kv_head, within, MASKED, NUM_KV_HEADS, BLOCK_SIZE)
     scores = capped(scores, scale, soft_cap, HAS_CAP)
@@ -175,7 +216,10 @@ def fold_tile(
     row_sum = row_sum * shrink + tl.sum(weights, 1)
     if SCALE == "per_token_head":
         weights *= token_scales(v_scale_ptr, block, offset, kv_head, within, MASKED, NUM_KV_HEADS, BLOCK_SIZE)
-    v = load_cache(
-        v_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head, BLOCK_D, LOAD_TILE, q.dtype
-    )
+    if v_ptr is None:
+        v = k
+    else:
+        v = load_cache(
+            v_ptr, block, offset, kv_head, mask, stride_block, stride_slot, stride_head, BLOCK_D, LOAD_TILE, q.dtype
+        )
     return dot(weights.to(q.dtype), v, acc * shrink[:, None]), new_max, row_sum
