@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
-from engine.contracts.ops import LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import KVScaleNames, PackedLinear, StoredHeader, StoredTensor
 from engine_plugins.quantizer import packing
@@ -116,7 +116,12 @@ class FromCheckpoint:
         return schemes[0]
 
     def _schemes(self, spec: LinearSpec) -> list[Scheme | None]:
-        return [self._recipe.scheme_of(part.name, spec.kind == "head") for part in spec.parts]
+        return [self._scheme_of(part, spec.kind == "head") for part in spec.parts]
+
+    def _scheme_of(self, part: LinearPart, is_head: bool) -> Scheme | None:
+        scheme = self._recipe.scheme_of(part.name, is_head)
+        # Libraries that store words along the output leave a single one, a gate, alone and do not say so.
+        return None if scheme is not None and scheme.in_words and part.out_features == 1 else scheme
 
     def _problems(self, spec: LinearSpec, headers: Mapping[str, StoredHeader]) -> Iterator[str]:
         schemes = self._schemes(spec)

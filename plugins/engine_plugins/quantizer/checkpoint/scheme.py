@@ -52,6 +52,11 @@ class Scheme:
         return 32 // self.bits
 
     @property
+    def in_words(self) -> bool:
+        """Outputs share 32-bit words."""
+        return self.layout in ("awq", "gptq")
+
+    @property
     def label(self) -> str:
         """For the plan: ``awq group 128``."""
         shared = {"group": f"group {self.block[1]}", "block": f"{self.block[0]}x{self.block[1]} blocks"}
