@@ -34,7 +34,8 @@ from engine.kernels.model import LoweredModel, Rotate
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.kv.cache import KVCache
-from engine.models.required_tensors import linear_names, norm_tensors, unread_names
+from engine.models.required_tensors import norm_tensors, unread_names
+from engine.models.stored import linear_names
 from engine.sampling.choose import choose
 from engine.sampling.state import Feature
 from engine.step.tables import DeviceTables

@@ -14,15 +14,17 @@ from engine.assembly.plan import EnginePlan
 from engine.border.calls import broken, shown
 from engine.checkpoint.tensors import Checkpoint
 from engine.contracts.graph import Graph
-from engine.contracts.ops import Embed, Linear, LinearPart, LinearSpec, Norm
+from engine.contracts.ops import Embed, Experts, HeadLinear, Linear, LinearPart, LinearSpec, Norm, Router
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
 from engine.kernels.backends import fused_graph
 from engine.kernels.settings import Kernel
 from engine.models.fuse import Fused
+from engine.models.fused_experts import fused_layers, fused_stored, is_fused
 from engine.models.record import recorded
-from engine.models.required_tensors import check_readable, is_stored, linears, norm_tensors, stored_of
+from engine.models.required_tensors import check_readable, expert_linears, linears, norm_tensors
 from engine.models.sharding import rank_of
+from engine.models.stored import is_stored, stored_of
 from engine.startup.lowering import lowering_of
 
 SCALE_BITS = 0.5
@@ -75,6 +77,7 @@ class _Sizer:
 
     def steps(self, blocks: Iterable[Sequence[Fused[Kernel]]]) -> Iterator[tuple[int, int]]:
         """In the order of loading: bytes that stay, and bytes that are needed beside them for a moment."""
+        by_heads: set[str] = set()
         for fused in chain.from_iterable(blocks):
             linear = iter(fused.linears)
             for node in fused.nodes:
@@ -85,6 +88,31 @@ class _Sizer:
                     yield sum(prod(shape) for _, shape in norm_tensors(node.op)) * torch.float32.itemsize, 0
                 elif isinstance(node.op, Linear):
                     yield self._linear(next(linear), tied=node.op.tied)
+                elif isinstance(node.op, Experts):
+                    yield from self._experts(node.op)
+                elif isinstance(node.op, Router):
+                    yield node.op.num_experts * node.op.in_features * torch.float32.itemsize, 0
+                elif isinstance(node.op, HeadLinear) and node.op.name not in by_heads:
+                    by_heads.add(node.op.name)
+                    yield node.op.num_heads * node.op.rows * node.op.features * self._dtype.itemsize, 0
+
+    def _experts(self, op: Experts) -> Iterator[tuple[int, int]]:
+        """Those that are stored together are read together, and put in order at worst."""
+        if not is_fused(op, self._checkpoint.names, self._quantizer):
+            for up, down in expert_linears(op):
+                yield self._linear(up)
+                yield self._linear(down)
+            return
+        layers = fused_layers(op)
+        stored = sum(
+            self._checkpoint.entry(name).num_bytes
+            for layer in layers
+            for name, _ in fused_stored(layer, self._quantizer)
+            if name in self._checkpoint.names
+        )
+        for layer in layers:
+            held, passing = self._linear(layer)
+            yield op.num_experts * held, self._on_host(2 * stored) + passing
 
     def _linear(self, spec: LinearSpec, tied: bool = False) -> tuple[int, int]:
         _, count = rank_of(self._parallelism, spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ from engine_plugins.quantizer.checkpoint.scheme import Recipe, Scheme
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.fp8_units import multiplies_fp8
 from engine_plugins.quantizer.unquantized import Unquantized
-from engine_plugins.quantizer.weights import joined
+from engine_plugins.quantizer.weights import QuantizedWeight, joined
 
 UNQUANTIZED = Recipe("none", lambda name, is_head: None, has_kv_scales=False)
 ORDER_BYTES = 8
@@ -30,7 +31,7 @@ ORDER_BYTES = 8
 
 class FromCheckpoint:
     """See :class:`engine.contracts.quantizer.Quantizer`, ``SizedQuantizer``, ``CheckingQuantizer``,
-    ``KVScaleReader``."""
+    ``UnpackingQuantizer``, ``KVScaleReader``."""
 
     def __init__(self, config: CheckpointConfig, context: BuildContext) -> None:
         quantization = context.model.quantization
@@ -38,6 +39,7 @@ class FromCheckpoint:
         if recipe.problems:
             raise ValueError("; ".join(recipe.problems))
         self._recipe = recipe
+        self._scheme_named = cache(recipe.scheme_of)
         self._wanted = config.activations
         self._context = context
         self._plain = Unquantized(UnquantizedConfig(), context)
@@ -53,20 +55,14 @@ class FromCheckpoint:
         scheme = self._scheme(spec)
         if scheme is None:
             return self._plain.pack(spec, parts, dtype, device)
-        layout = LAYOUTS[scheme.layout]
-        try:
-            weights = [
-                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.in_features)
-                for part, tensors in zip(spec.parts, parts, strict=True)
-            ]
-            weight = joined(weights)
-        except CheckpointError:
-            raise
-        except ValueError as error:
-            raise CheckpointError(f"{', '.join(part.name for part in spec.parts)}: {error}") from error
+        weight = _read(scheme, spec, parts)
         activations = self._activations(scheme)
         packed = packing.pack_quantized(spec, weight, activations, dtype, device, self._context)
         return replace(packed, label=f"{packed.label} ({scheme.label}; {self._about(scheme, activations)})")
+
+    def unpacked(self, spec: LinearSpec, part: Mapping[str, Tensor]) -> Tensor:
+        scheme = self._scheme(spec)
+        return part["weight"].float() if scheme is None else _read(scheme, spec, [part]).dense()
 
     def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
         scheme = self._scheme(spec)
@@ -119,7 +115,7 @@ class FromCheckpoint:
         return [self._scheme_of(part, spec.kind == "head") for part in spec.parts]
 
     def _scheme_of(self, part: LinearPart, is_head: bool) -> Scheme | None:
-        scheme = self._recipe.scheme_of(part.name, is_head)
+        scheme = self._scheme_named(part.name, is_head)
         # Libraries that store words along the output leave a single one, a gate, alone and do not say so.
         return None if scheme is not None and scheme.in_words and part.out_features == 1 else scheme
 
@@ -155,6 +151,22 @@ class FromCheckpoint:
         if scheme.activations == "fp8" and not multiplies_fp8(self._context.device):
             return "FP8 is storage only: this device does not multiply it"
         return "weights only"
+
+
+def _read(scheme: Scheme, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]]) -> QuantizedWeight:
+    """All parts of a layer as one weight."""
+    layout = LAYOUTS[scheme.layout]
+    try:
+        return joined(
+            [
+                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.in_features)
+                for part, tensors in zip(spec.parts, parts, strict=True)
+            ]
+        )
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{', '.join(part.name for part in spec.parts)}: {error}") from error
 
 
 def _checked(name: str, has_bias: bool, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tests.plugins.quantizer.checkpoint.writers import Case, write_case
 from torch import Tensor
 
 from engine.assembly.device_facts import device_facts
@@ -19,6 +20,7 @@ from engine.kernels.settings import Kernels
 from engine.models.record import facts, recorded
 from engine.testing.context import build_context
 from engine.testing.paged_loop import PagedLoop
+from engine_plugins.architecture.deepseek import DeepseekArchitecture
 from engine_plugins.architecture.experts import MixtralArchitecture, QwenMoeArchitecture
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.quantizer import FromCheckpoint
@@ -38,11 +40,18 @@ MIXTRAL: dict[str, Any] = COMMON | {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": EXPERTS,
     "intermediate_size": SIZE,
 }  # fmt: skip
+DEEPSEEK: dict[str, Any] = COMMON | {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_key_value_heads": 4,
+    "intermediate_size": SIZE, "moe_intermediate_size": SIZE, "n_routed_experts": EXPERTS, "n_shared_experts": 1,
+    "kv_lora_rank": 40, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10,
+    "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+CONFIGS = {"qwen2_moe": QWEN2, "mixtral": MIXTRAL, "deepseek_v3": DEEPSEEK}
 TOKENS = torch.randint(0, 96, (24,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
 def weights(family: str) -> dict[str, Tensor]:
-    """``mixtral`` or ``qwen2_moe``."""
+    """Of one of :data:`CONFIGS`."""
     generator = torch.Generator().manual_seed(0)
 
     def matrix(*shape: int) -> Tensor:
@@ -54,27 +63,81 @@ def weights(family: str) -> dict[str, Tensor]:
         name = f"model.layers.{i}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{name}.{norm}.weight"] = 1.0 + matrix(HIDDEN)
-        for part, rows in (("q", 64), ("k", 32), ("v", 32), ("o", 64)):
-            tensors[f"{name}.self_attn.{part}_proj.weight"] = matrix(rows, HIDDEN)
-        for part, shape in _feed_forward(family):
+        for part, shape in (*_attention(family), *_feed_forward(family, i)):
             tensors[f"{name}.{part}.weight"] = matrix(*shape)
+        if family == "deepseek_v3":
+            for norm, size in (("q_a_layernorm", 24), ("kv_a_layernorm", 40)):
+                tensors[f"{name}.self_attn.{norm}.weight"] = 1.0 + matrix(size)
+            if i:
+                tensors[f"{name}.mlp.gate.e_score_correction_bias"] = matrix(EXPERTS)
     return tensors
 
 
-def _feed_forward(family: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    up, down = (SIZE, HIDDEN), (HIDDEN, SIZE)
-    if family == "mixtral":
-        yield "block_sparse_moe.gate", (EXPERTS, HIDDEN)
-        for e in range(EXPERTS):
-            yield from ((f"block_sparse_moe.experts.{e}.{part}", down if part == "w2" else up) for part in ("w1", "w2", "w3"))
+def _attention(family: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    if family == "deepseek_v3":
+        shapes = {
+            "q_a_proj": (24, HIDDEN), "q_b_proj": (80, 24), "kv_a_proj_with_mqa": (48, HIDDEN), "kv_b_proj": (88, 40),
+            "o_proj": (HIDDEN, 40),
+        }  # fmt: skip
+    else:
+        shapes = {f"{part}_proj": (rows, HIDDEN) for part, rows in (("q", 64), ("k", 32), ("v", 32), ("o", 64))}
+    yield from ((f"self_attn.{part}", shape) for part, shape in shapes.items())
+
+
+def _feed_forward(family: str, layer: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    if family == "deepseek_v3" and layer == 0:
+        yield from _gated("mlp", SIZE)
         return
-    yield "mlp.gate", (EXPERTS, HIDDEN)
-    yield "mlp.shared_expert_gate", (1, HIDDEN)
-    for e in range(EXPERTS):
-        yield from ((f"mlp.experts.{e}.{part}_proj", up) for part in ("gate", "up"))
-        yield f"mlp.experts.{e}.down_proj", down
-    yield from ((f"mlp.shared_expert.{part}_proj", (SHARED, HIDDEN)) for part in ("gate", "up"))
-    yield "mlp.shared_expert.down_proj", (HIDDEN, SHARED)
+    name, parts = ("block_sparse_moe", ("w1", "w3", "w2")) if family == "mixtral" else ("mlp", PARTS)
+    yield f"{name}.gate", (EXPERTS, HIDDEN)
+    for expert in range(EXPERTS):
+        yield from _gated(f"{name}.experts.{expert}", SIZE, parts)
+    if family == "qwen2_moe":
+        yield "mlp.shared_expert_gate", (1, HIDDEN)
+        yield from _gated("mlp.shared_expert", SHARED)
+    if family == "deepseek_v3":
+        yield from _gated("mlp.shared_experts", SIZE)
+
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+def _gated(name: str, size: int, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, tuple[int, int]]]:
+    for part, shape in zip(parts, ((size, HIDDEN), (size, HIDDEN), (HIDDEN, size)), strict=True):
+        yield f"{name}.{part}", shape
+
+
+def together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts of each layer in one tensor for each of theirs, gates before ups, as transformers holds them."""
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for name in (name for name in tensors if ".experts.0.gate_proj." in name or ".experts.0.down_proj." in name):
+        layer, suffix = name.split(".experts.0.")[0], name.rpartition(".")[2]
+        ending = suffix.replace("weight", "", 1)
+        kinds = ("gate", "up") if "gate" in name else ("down",)
+        experts = [[tensors[f"{layer}.experts.{e}.{kind}_proj.{suffix}"] for kind in kinds] for e in range(EXPERTS)]
+        stacked = torch.stack([torch.cat([one.view(torch.uint8) for one in parts]) for parts in experts])
+        whole = stacked.view(experts[0][0].dtype)
+        found[f"{layer}.experts.{'gate_up' if 'gate' in name else 'down'}_proj{ending}"] = whole
+    return found
+
+
+NOT_CONVERTED = {
+    "compressed-tensors": ("ignore", ["lm_head", "re:.*mlp.gate$", "re:.*shared_expert_gate$"]),
+    "fp8": ("modules_to_not_convert", ["mlp.gate", "mlp.shared_expert_gate"]),
+    "modelopt": ("exclude_modules", ["lm_head", "*.mlp.gate", "*shared_expert_gate"]),
+    "awq": ("modules_to_not_convert", None),
+    "gptq": ("modules_to_not_convert", None),
+}
+"""How each format says that gates of experts are left alone; the last two need not."""
+
+
+def write_mixture(folder: Path, case: Case, family: str = "qwen2_moe") -> tuple[Path, Path]:
+    key, names = NOT_CONVERTED[case.quantization["quant_method"]]
+    quantization = {**case.quantization}
+    inner = quantization["quantization"] = {**quantization["quantization"]} if key == "exclude_modules" else {}
+    (inner if inner else quantization)[key] = names
+    case = replace(case, quantization=quantization, extra={}, left=())
+    return write_case(folder, case, weights(family), CONFIGS[family])
 
 
 def reader(folder: Path, activations: str = "bf16", **context: Any) -> Quantizer:
@@ -87,6 +150,7 @@ def reader(folder: Path, activations: str = "bf16", **context: Any) -> Quantizer
 def architecture_of(folder: Path) -> Architecture:
     plugin: Any = {
         "MixtralForCausalLM": MixtralArchitecture, "Qwen2MoeForCausalLM": QwenMoeArchitecture,
+        "DeepseekV3ForCausalLM": DeepseekArchitecture,
     }[model_config(str(folder)).architecture]  # fmt: skip
     made: Architecture = plugin(SlotConfig())
     return made

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from tests.kernels import tiny
 from torch import Tensor
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3",
+               "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")  # fmt: skip
 Stored = tuple[dict[str, Tensor], Tensor]
 """The tensors of a layer by suffix, and its dense weight ``[out, in]`` in float32."""
 Writer = Callable[[Tensor], Stored]
