@@ -39,11 +39,11 @@ def to_keep(spec: LinearSpec, weight: QuantizedWeight, packed: PackedLinear, con
         "in_features": weight.in_features,
         "group": weight.group_size,
         "bits": weight.bits,
-        "floating": int(weight.codes.is_floating_point()),
+        "floating": int(weight.floating),
     }
     if not runs_triton(context.device.kind) and _in_panels(weight, context):
         return Kept(packed.tensors, sizes | {"panels": 1, "gated": int(spec.kind == "gate_up")})
-    assert weight.zero is None and weight.order is None
+    assert weight.zero is None and weight.order is None and not weight.e2m1
     tensors = {"codes": paired(weight.codes) if weight.bits == 4 else weight.codes, "scale": weight.scale}
     return Kept(tensors if weight.bias is None else tensors | {"bias": weight.bias}, sizes | {"panels": 0})
 
@@ -85,13 +85,9 @@ def pack_plain(weight: QuantizedWeight, activations: str) -> PackedLinear:
         reference=lambda x: multiplied(x, weight, activations),
         apply=lambda x: multiplied(x, weight, activations),
         out_features=weight.out_features,
-        label=f"{_kind(weight)}, dequantized in every call",
+        label=f"{weight.kind}, dequantized in every call",
     )
 
 
 def _in_panels(weight: QuantizedWeight, context: BuildContext) -> bool:
     return integer_linear.wanted(context) and integer_linear.can_pack(weight)
-
-
-def _kind(weight: QuantizedWeight) -> str:
-    return "fp8" if weight.codes.is_floating_point() else f"int{weight.bits}"
