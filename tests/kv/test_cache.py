@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.border.calls import PluginError
 from engine.contracts.config import SlotConfig
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.graph import KVSpec
+from engine.contracts.graph import KVSpec, Reach
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.testing.context import build_context
@@ -106,7 +106,7 @@ def test_a_copied_block_is_the_same_in_all_layers_and_no_other_block_changes(kv_
 
 @pytest.mark.parametrize("kv_format", [NativeFormat(SlotConfig(), CONTEXT), Int8Format("per_token_head")])
 def test_block_bytes_times_blocks_is_what_the_cache_holds(kv_format: Any) -> None:
-    mixed = cache_groups([SPEC, KVSpec(1, 16, window=8), KVSpec(4, 8), KVSpec(2, 8, window=8)])
+    mixed = cache_groups([SPEC, KVSpec(1, 16, Reach("window", 8)), KVSpec(4, 8), KVSpec(2, 8, Reach("window", 8))])
     cache = KVCache(mixed, kv_format, [6, 3], 16, "bfloat16", "cpu")
     full, window = KVCache.block_bytes(mixed, kv_format, 16, "bfloat16")
     assert cache.num_bytes == 6 * full + 3 * window
@@ -145,7 +145,7 @@ def test_an_unknown_storage_dtype_is_named() -> None:
 
 
 def test_a_copied_block_of_a_group_changes_its_caches_alone() -> None:
-    mixed = cache_groups([SPEC, KVSpec(MODEL.num_kv_heads, MODEL.head_dim, window=8)])
+    mixed = cache_groups([SPEC, KVSpec(MODEL.num_kv_heads, MODEL.head_dim, Reach("window", 8))])
     cache = KVCache(mixed, NativeFormat(SlotConfig(), CONTEXT), [4, 4], 8, "float32", "cpu")
     for layer in cache.layers:
         layer.k.copy_(torch.randn(layer.k.shape))

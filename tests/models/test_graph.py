@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.contracts.graph import Builder, Graph, KVSpec, Value
+from engine.contracts.graph import Builder, Graph, KVSpec, Reach, Value
 from engine.contracts.ops import (
     Add,
     Attention,
@@ -112,7 +112,7 @@ def test_each_attention_has_a_cache_of_its_own() -> None:
             q, k, v = b.linear(x, *(LinearPart(name, 16) for name in "qkv"))
             x = b.attention(q, k, v, 8, window=window, scale=0.5, soft_cap=50.0)
     graph = b.graph()
-    assert graph.caches == (KVSpec(2, 8, None), KVSpec(2, 8, 8))
+    assert graph.caches == (KVSpec(2, 8), KVSpec(2, 8, Reach("window", 8)))
     assert [node.cache for node in graph.nodes if isinstance(node.op, KVWrite | Attention)] == [0, 0, 1, 1]
     assert [node.cache for node in graph.nodes if isinstance(node.op, Linear)] == [None, None]
     assert graph.layers[1].nodes[-1].op == Attention(2, 2, 8, 0.5, 8, 50.0)
@@ -170,7 +170,7 @@ def test_a_window_that_holds_every_sequence_is_none() -> None:
         x = b.input(8)
         for window in (31, 32, None):
             b.attention(x, x, x, 8, window=window)
-        return [cache.window for cache in b.graph().caches]
+        return [cache.reach.tokens for cache in b.graph().caches]
 
     assert windows(32) == [31, None, None] and windows(33) == [31, 32, None]
     assert windows(0) == [31, 32, None], "not said"

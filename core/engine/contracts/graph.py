@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 from engine.contracts.ops import (
     Act,
@@ -85,14 +85,25 @@ class Block:
     """Of a layer: the value that enters it as the residual stream."""
 
 
+class Reach(NamedTuple):
+    """Which cached tokens a query sees; caches that are read alike are one KV group. See
+    :class:`engine.contracts.kv_allocator.KVGroup`."""
+
+    kind: Literal["full", "window", "chunked", "state"] = "full"
+    tokens: int | None = None
+    """Of a window, or of a chunk."""
+
+
+EVERY_TOKEN = Reach()
+
+
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """What one layer caches of a token: a key and a value for each head."""
 
     num_kv_heads: int
     head_dim: int
-    window: int | None = None
-    """Tokens back to which it is read; ``None``: all."""
+    reach: Reach = EVERY_TOKEN
     value_dim: int | None = None
     """Values are the first ``value_dim`` numbers of keys, and not stored again (latent attention)."""
 
@@ -316,7 +327,7 @@ class Builder:
         if not 0 < value_dim <= k.size:
             raise ValueError(f"values of {value_dim} in keys of {k.size}")
         cache = len(self._caches)
-        self._caches.append(KVSpec(1, k.size, None, value_dim))
+        self._caches.append(KVSpec(1, k.size, value_dim=value_dim))
         self._nodes.append(Node(KVWrite(1, k.size), (k.number,), (), cache))
         value = self._add(Attention(heads, 1, k.size, scale, value_dim=value_dim), [q], heads * value_dim)
         self._nodes[-1] = replace(self._nodes[-1], cache=cache)
@@ -348,7 +359,8 @@ class Builder:
             self._check_cap("attention", soft_cap)
         self._check_own(q, k, v)
         cache = len(self._caches)
-        self._caches.append(KVSpec(kv_heads, head_dim, window))
+        reach = EVERY_TOKEN if window is None else Reach("window", window)
+        self._caches.append(KVSpec(kv_heads, head_dim, reach))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
         scale = head_dim**-0.5 if scale is None else scale
         op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks=sinks is not None)

@@ -107,7 +107,7 @@ def estimate_memory(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) 
         process_overhead=PROCESS_OVERHEAD if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
         pool=PoolShape(
-            groups.windows,
+            groups.reaches,
             KVCache.block_bytes(groups, bound.kv_format, block_size, plan.dtype),
             block_size,
             plan.max_len,
