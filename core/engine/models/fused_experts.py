@@ -76,9 +76,12 @@ def misread(op: Experts, names: Iterable[str], quantizer: Quantizer) -> list[str
     """What is wrong where experts are stored together, but not as the quantizer reads them."""
     if op.fused is None or is_fused(op, names := frozenset(names), quantizer):
         return []
-    found = sorted(name for name in names if name.startswith(op.fused.gate_up))
-    expected = " and ".join(sorted(fused_names(op, quantizer)[0]))
-    return [f"{', '.join(found)}: the configuration says that these experts are {expected}"] if found else []
+    found = {name for name in names if name.startswith(op.fused.gate_up)}
+    stored = fused_stored(fused_layers(op)[0], quantizer)
+    expected = [name for name, one in stored if one.suffix != "bias" and not one.optional]
+    found -= {fused_name(op.fused.gate_up, "bias")}
+    said = f"the configuration says that these experts are {' and '.join(expected)}"
+    return [f"{', '.join(sorted(found))}: {said}"] if found else []
 
 
 def fused_problems(op: Experts, headers: Mapping[str, StoredHeader], quantizer: CheckingQuantizer) -> list[str]:

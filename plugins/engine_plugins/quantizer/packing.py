@@ -65,11 +65,17 @@ def pack_kept(
 
 
 def packed_bytes(
-    spec: LinearSpec, bits: int, group_size: int, has_zeros: bool, has_bias: bool, context: BuildContext
+    spec: LinearSpec,
+    bits: int,
+    group_size: int,
+    has_zeros: bool,
+    has_bias: bool,
+    context: BuildContext,
+    scale_bytes: int = 4,
 ) -> int:
-    """Bytes of what :func:`pack_quantized` keeps."""
+    """Bytes of what :func:`pack_quantized` keeps. ``scale_bytes``: of a scale on a GPU."""
     if runs_triton(context.device.kind):
-        return gpu_bytes(spec, bits, group_size, has_zeros, has_bias)
+        return gpu_bytes(spec, bits, group_size, has_zeros, has_bias, scale_bytes)
     if integer_linear.wanted(context) and integer_linear.stretch_of(spec.in_features, group_size) > 0:
         return integer_linear.packed_bytes(spec, bits, group_size, has_zeros, has_bias)
     groups = -(-spec.in_features // group_size)

@@ -72,7 +72,7 @@ class FromCheckpoint:
         group_size = scheme.group_size(spec.in_features)
         order = spec.in_features * ORDER_BYTES if scheme.ordered else 0
         return order + packing.packed_bytes(
-            spec, scheme.bits, group_size, not scheme.symmetric, has_bias, self._context
+            spec, scheme.bits, group_size, not scheme.symmetric, has_bias, self._context, scheme.scale_bytes
         )
 
     def problems(self, specs: Sequence[LinearSpec], headers: Mapping[str, StoredHeader]) -> Sequence[str]:
@@ -195,6 +195,6 @@ def _quantized_after_all(name: str, headers: Mapping[str, StoredHeader]) -> Iter
     weight = headers.get(f"{name}.weight")
     if weight is not None and weight.dtype not in ("float64", "float32", "bfloat16", "float16"):
         yield f"{name}.weight is {weight.dtype}, but the configuration says that this layer is not quantized"
-    for suffix in ("qweight", "weight_packed"):
+    for suffix in ("qweight", "weight_packed", "blocks"):
         if f"{name}.{suffix}" in headers:
             yield f"{name}.{suffix} is there, but the configuration says that this layer is not quantized"

@@ -22,6 +22,7 @@ from engine.testing.context import build_context
 from engine.testing.paged_loop import PagedLoop
 from engine_plugins.architecture.deepseek import DeepseekArchitecture
 from engine_plugins.architecture.experts import MixtralArchitecture, QwenMoeArchitecture
+from engine_plugins.architecture.gpt_oss import GptOssArchitecture
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.quantizer import FromCheckpoint
 
@@ -46,7 +47,11 @@ DEEPSEEK: dict[str, Any] = COMMON | {
     "kv_lora_rank": 40, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10,
     "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
 }  # fmt: skip
-CONFIGS = {"qwen2_moe": QWEN2, "mixtral": MIXTRAL, "deepseek_v3": DEEPSEEK}
+GPT_OSS: dict[str, Any] = COMMON | {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 16, "num_local_experts": EXPERTS,
+    "intermediate_size": SIZE, "sliding_window": 8,
+}  # fmt: skip
+CONFIGS = {"qwen2_moe": QWEN2, "mixtral": MIXTRAL, "deepseek_v3": DEEPSEEK, "gpt_oss": GPT_OSS}
 TOKENS = torch.randint(0, 96, (24,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
@@ -70,7 +75,18 @@ def weights(family: str) -> dict[str, Tensor]:
                 tensors[f"{name}.self_attn.{norm}.weight"] = 1.0 + matrix(size)
             if i:
                 tensors[f"{name}.mlp.gate.e_score_correction_bias"] = matrix(EXPERTS)
+        if family == "gpt_oss":
+            tensors |= {f"{name}.{part}": matrix(*shape) for part, shape in OF_GPT_OSS.items()}
     return tensors
+
+
+OF_GPT_OSS = {
+    **{f"self_attn.{part}_proj.bias": (rows,) for part, rows in (("q", 64), ("k", 32), ("v", 32), ("o", 64))},
+    "self_attn.sinks": (4,), "mlp.router.weight": (EXPERTS, HIDDEN), "mlp.router.bias": (EXPERTS,),
+    "mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, 2 * SIZE), "mlp.experts.gate_up_proj_bias": (EXPERTS, 2 * SIZE),
+    "mlp.experts.down_proj": (EXPERTS, SIZE, HIDDEN), "mlp.experts.down_proj_bias": (EXPERTS, HIDDEN),
+}  # fmt: skip
+"""Experts together, inputs before outputs, gates and ups in turns."""
 
 
 def _attention(family: str) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -85,6 +101,8 @@ def _attention(family: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _feed_forward(family: str, layer: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    if family == "gpt_oss":
+        return
     if family == "deepseek_v3" and layer == 0:
         yield from _gated("mlp", SIZE)
         return
@@ -151,6 +169,7 @@ def architecture_of(folder: Path) -> Architecture:
     plugin: Any = {
         "MixtralForCausalLM": MixtralArchitecture, "Qwen2MoeForCausalLM": QwenMoeArchitecture,
         "DeepseekV3ForCausalLM": DeepseekArchitecture,
+        "GptOssForCausalLM": GptOssArchitecture,
     }[model_config(str(folder)).architecture]  # fmt: skip
     made: Architecture = plugin(SlotConfig())
     return made
