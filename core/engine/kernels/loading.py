@@ -37,7 +37,7 @@ from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step
 from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.models.fuse import Fused
-from engine.models.fused_experts import fused_layers, fused_stored, is_fused
+from engine.models.fused_experts import fused_layers, fused_stored, is_fused, is_pair
 from engine.models.required_tensors import (
     check_names,
     check_readable,
@@ -252,7 +252,7 @@ class Loader:
             whole = self.tensor(name, shape and (op.num_experts, *(reversed(shape) if turned else shape)))
             for mine, of_expert in zip(found, whole, strict=True):
                 one = of_expert.T if turned else of_expert
-                in_turns = op.fused.interleaved and layer.kind == "gate_up"
+                in_turns = op.fused.interleaved and is_pair(layer)
                 mine[stored.suffix] = (_halves(one, stored) if in_turns else one).contiguous()
         return [(layer, [mine]) for mine in found]
 

@@ -26,6 +26,11 @@ def _in_one_part(spec: LinearSpec, name: str) -> LinearSpec:
     return replace(spec, parts=(LinearPart(name, spec.out_features, spec.parts[0].bias, slices),))
 
 
+def is_pair(layer: LinearSpec) -> bool:
+    """Whether it is gate and up."""
+    return bool(layer.parts[0].slices)
+
+
 def fused_stored(layer: LinearSpec, quantizer: Quantizer) -> Iterator[tuple[str, StoredTensor]]:
     """Names of tensors, and what the quantizer asks for of one expert. ``layer``: one of :func:`fused_layers`."""
     for stored in stored_of(quantizer, layer):
@@ -103,7 +108,7 @@ def fused_problems(op: Experts, headers: Mapping[str, StoredHeader], quantizer: 
             shape = header.shape[1:]
             shape = shape[::-1] if op.fused.transposed and stored.suffix == "weight" else shape
             of_one[single] = StoredHeader(header.dtype, shape)
-            if layer.kind == "gate_up" and op.fused.interleaved and not _takes_turns(stored, shape, layer):
+            if op.fused.interleaved and is_pair(layer) and not _takes_turns(stored, shape, layer):
                 problems.append(f"{name} has shape {list(header.shape)}: gates and ups take turns and share nothing")
         for problem in quantizer_problems(quantizer, [layer], of_one):
             for single in sorted(names, key=len, reverse=True):

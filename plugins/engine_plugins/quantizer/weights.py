@@ -155,7 +155,10 @@ def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
             if one != other:
                 raise ValueError(f"parts that are multiplied together have different {what}: {one} and {other}")
         if not _same_order(first.order, part.order):
-            raise ValueError("parts that are multiplied together have different orders of their input features")
+            raise ValueError(
+                "parts that are multiplied together have different orders of their input features; if they are experts, "
+                "execution=eager multiplies them one after another"
+            )
     return replace(
         first,
         codes=_stacked([part.codes for part in parts]),

@@ -25,6 +25,8 @@ from engine_plugins.quantizer.unquantized import Unquantized
 from engine_plugins.quantizer.weights import QuantizedWeight, joined
 
 UNQUANTIZED = Recipe("none", lambda name, is_head: None, has_kv_scales=False)
+SHOWN = 4
+"""Parts of a layer that an error names."""
 ORDER_BYTES = 8
 """For each input feature of a layer in activation order: its index."""
 
@@ -166,7 +168,10 @@ def _read(scheme: Scheme, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]
     except CheckpointError:
         raise
     except ValueError as error:
-        raise CheckpointError(f"{', '.join(part.name for part in spec.parts)}: {error}") from error
+        names = [part.name for part in spec.parts]
+        if len(names) > SHOWN:
+            names[SHOWN - 1 : -1] = [f"{len(names) - SHOWN} more"]
+        raise CheckpointError(f"{', '.join(names)}: {error}") from error
 
 
 def _checked(name: str, has_bias: bool, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

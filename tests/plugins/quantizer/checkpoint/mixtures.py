@@ -54,6 +54,9 @@ GPT_OSS: dict[str, Any] = COMMON | {
 CONFIGS = {"qwen2_moe": QWEN2, "mixtral": MIXTRAL, "deepseek_v3": DEEPSEEK, "gpt_oss": GPT_OSS}
 TOKENS = torch.randint(0, 96, (24,), generator=torch.Generator().manual_seed(3)).tolist()
 
+CHUNKS = (20, 23)
+"""Where steps end."""
+
 
 def weights(family: str) -> dict[str, Tensor]:
     """Of one of :data:`CONFIGS`."""
@@ -177,15 +180,17 @@ def architecture_of(folder: Path) -> Architecture:
 
 def loop(folder: Path, kernels: Kernels = "torch", quantizer: Quantizer | None = None) -> PagedLoop:
     architecture, config = architecture_of(folder), model_config(str(folder))
-    execution = "compile" if kernels == "native" else "eager"
+    execution = "eager" if kernels == "torch" else "compile"
     quantizer = quantizer or reader(folder, execution=execution)
     return PagedLoop(facts(architecture, config), recorded(architecture, config), kernels, quantizer)
 
 
 def logits(folder: Path, kernels: Kernels = "torch") -> Tensor:
-    """``[tokens, vocab]`` in float32."""
+    """``[tokens, vocab]`` in float32: of many tokens at once, of a few, and of one."""
     computed = loop(folder, kernels)
-    return computed.logits([(computed.add(), TOKENS)])[0]
+    sequence, (many, few) = computed.add(), CHUNKS
+    rows = TOKENS[:many], TOKENS[many:few], TOKENS[few:]
+    return torch.cat([computed.logits([(sequence, tokens)])[0] for tokens in rows])
 
 
 def difference(quantized: Path, dense: Path, kernels: Kernels = "torch") -> float:
