@@ -156,8 +156,8 @@ def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
                 raise ValueError(f"parts that are multiplied together have different {what}: {one} and {other}")
         if not _same_order(first.order, part.order):
             raise ValueError(
-                "parts that are multiplied together have different orders of their input features; if they are experts, "
-                "execution=eager multiplies them one after another"
+                "parts that are multiplied together have different orders of their input features; experts are "
+                "multiplied one after another with execution=eager"
             )
     return replace(
         first,
