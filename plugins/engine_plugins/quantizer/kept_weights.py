@@ -16,11 +16,12 @@ from torch import Tensor
 from engine.checkpoint.parts import origin_of
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
+from engine.kernels import quantized
+from engine.kernels.cpu.linear import integer_linear
+from engine.kernels.quantized import Format
 from engine.native.folder import user_folder
-from engine_plugins.quantizer import integer_linear
 from engine_plugins.quantizer.config import OnLoadConfig
 from engine_plugins.quantizer.disk_cache import GIB, DiskCache, Kept, digest
-from engine_plugins.quantizer.weights import Format
 
 SMALLEST = 1 << 19
 """Weights of a layer from which on it is kept: fewer are rounded as fast as a file is opened and read."""
@@ -80,5 +81,6 @@ class KeptWeights:
 @cache
 def _code() -> str:
     """Of the code that rounds and lays out: a number that is to be raised with every change would be forgotten."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    folders = (Path(file).parent for file in (__file__, integer_linear.__file__))
+    sources = [*(source for folder in folders for source in sorted(folder.glob("*.py"))), Path(quantized.__file__)]
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()

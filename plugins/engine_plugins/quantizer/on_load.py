@@ -12,12 +12,12 @@ from torch import Tensor
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor
+from engine.kernels.quantized import Format
 from engine_plugins.quantizer import packing
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.kept_weights import KeptWeights
 from engine_plugins.quantizer.rounding import rounded
 from engine_plugins.quantizer.unquantized import STORED, Unquantized, joined_bias, joined_weight
-from engine_plugins.quantizer.weights import Format
 
 
 class OnLoad(ABC):

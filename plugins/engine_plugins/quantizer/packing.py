@@ -7,12 +7,12 @@ import torch
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
+from engine.kernels.cpu.linear import integer_linear
+from engine.kernels.cpu.linear.integer_linear import Panels
+from engine.kernels.quantized import QuantizedWeight, multiplied, paired, unpaired
 from engine.kernels.triton.device import runs_triton
-from engine_plugins.quantizer import integer_linear
 from engine_plugins.quantizer.disk_cache import Kept
 from engine_plugins.quantizer.gpu.layout import gpu_bytes
-from engine_plugins.quantizer.integer_linear import Panels
-from engine_plugins.quantizer.weights import QuantizedWeight, multiplied, paired, unpaired
 
 
 def pack_quantized(

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engine.kernels.quantized import E2M1, QuantizedWeight, from_e2m1
 from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
-from engine_plugins.quantizer.weights import E2M1, QuantizedWeight, from_e2m1
 
 Make = Callable[[Tensor, "Tensor | None"], QuantizedWeight]
 

@@ -16,6 +16,8 @@ from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, Quantizer
+from engine.kernels.quantized import QuantizedWeight
+from engine.kernels.quantized import quantized_rows as rounded_by_torch
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.triton.launch import Launch, NormWeight, quantized_rows
 from engine.testing import quantizer as suite
@@ -26,8 +28,6 @@ from engine_plugins.quantizer.gpu.layout import gpu_bytes, packed_int4, unpacked
 from engine_plugins.quantizer.gpu.linear import pack_gpu, rounding_of
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
-from engine_plugins.quantizer.weights import QuantizedWeight
-from engine_plugins.quantizer.weights import quantized_rows as rounded_by_torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = (1, 7, 17, 65)

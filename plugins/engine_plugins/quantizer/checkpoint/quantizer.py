@@ -13,6 +13,7 @@ from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import KVScaleNames, PackedLinear, StoredHeader, StoredTensor
+from engine.kernels.quantized import QuantizedWeight, joined
 from engine_plugins.quantizer import packing
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS
@@ -22,7 +23,6 @@ from engine_plugins.quantizer.checkpoint.scheme import Recipe, Scheme
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.fp8_units import multiplies_fp8
 from engine_plugins.quantizer.unquantized import Unquantized
-from engine_plugins.quantizer.weights import QuantizedWeight, joined
 
 UNQUANTIZED = Recipe("none", lambda name, is_head: None, has_kv_scales=False)
 SHOWN = 4

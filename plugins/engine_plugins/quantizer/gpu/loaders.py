@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from engine.contracts.quantizer import TileLoader
+from engine.kernels.quantized import QuantizedWeight, to_e2m1
 from engine.kernels.storage import as_bits
 from engine_plugins.quantizer.gpu import tiles
 from engine_plugins.quantizer.gpu.layout import (
@@ -17,7 +18,6 @@ from engine_plugins.quantizer.gpu.layout import (
     packed_nibbles,
     tiles_hold_groups,
 )
-from engine_plugins.quantizer.weights import QuantizedWeight, to_e2m1
 
 
 def why_unreadable(weight: QuantizedWeight) -> str | None:

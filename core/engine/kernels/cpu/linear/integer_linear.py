@@ -20,8 +20,7 @@ from engine import native
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
-from engine.native import ACTIVATIONS, INT32, INT64, POINTER, NativeCall
-from engine_plugins.quantizer.panel_linear import (
+from engine.kernels.cpu.linear.panel_linear import (
     PAIR,
     PANEL,
     PanelCall,
@@ -31,7 +30,8 @@ from engine_plugins.quantizer.panel_linear import (
     separated,
     whole_pairs,
 )
-from engine_plugins.quantizer.weights import QuantizedWeight, from_e2m1, multiplied, rounded_rows, to_e2m1
+from engine.kernels.quantized import QuantizedWeight, from_e2m1, multiplied, rounded_rows, to_e2m1
+from engine.native import ACTIVATIONS, INT32, INT64, POINTER, NativeCall
 
 INPUT_MULTIPLE = 64
 """Inputs are filled up to one with zeros."""
@@ -107,7 +107,7 @@ class Panels:
 
     ``weight``: uint8 ``[pairs, in * bits / 32, 32, 4]``; ``scale``: float32 and ``zero``: uint8 ``[pairs, groups,
     32]``; ``order``: int64 ``[in]``; ``bias``: float32 ``[pairs * 32]``. ``group``, ``bits``, ``floating`` as in
-    :class:`~engine_plugins.quantizer.weights.Format`. The same for all processors.
+    :class:`~engine.kernels.quantized.Format`. The same for all processors.
 
     Raises ``ValueError`` where these do not fit together: kernels would read other memory.
     """

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.needs import each, needs_compiler, needs_integer_instructions, needs_x86
 
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, Quantizer
+from engine.kernels.cpu.linear import integer_linear
+from engine.kernels.cpu.linear.integer_linear import can_pack, from_panels, pack_integer, packed_bytes, to_panels
+from engine.kernels.quantized import QuantizedWeight, from_e2m1, multiplied, rounded_rows, to_e2m1
 from engine.kernels.torch.reference import gated_activation
 from engine.native import find_compiler
 from engine.native.compiler import FLAGS, INCLUDE
 from engine.testing.context import build_context
 from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance
-from engine_plugins.quantizer import integer_linear
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
-from engine_plugins.quantizer.integer_linear import can_pack, from_panels, pack_integer, packed_bytes, to_panels
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.packing import pack_quantized
-from engine_plugins.quantizer.weights import QuantizedWeight, from_e2m1, multiplied, rounded_rows, to_e2m1
+from tests.needs import each, needs_compiler, needs_integer_instructions, needs_x86
 
 ROWS = (1, 2, 3, 4, 5, 6, 9, 16, 17, 33, 50, 75)
 SHAPES = [(48, 64, 64), (17, 80, 80), (1, 32, 32), (96, 896, 128), (64, 320, 32), (50, 512, 256), (33, 1280, 64)]
