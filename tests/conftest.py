@@ -48,7 +48,7 @@ LONGEST = (
     "laws/test_drafted_models.py", "checkpoint/test_serving.py", "laws/test_drafted_sampling.py",
     "laws/test_bundled_swaps.py", "kernels/triton/test_models.py", "evaluation/test_main.py",
     "architecture/test_families_a.py", "sampling/test_drafted_distribution.py", "attention_kernel/test_triton.py",
-    "quantizer/test_gpu_linear.py",
+    "triton/test_quantized_linear.py",
     "laws/test_captured_models.py", "cli/test_new_plugins.py", "testing/test_mutants.py", "border/test_misbehaving.py",
 )  # fmt: skip
 """Files that take longest, in that order."""

@@ -11,8 +11,8 @@ from engine.kernels.cpu.linear import integer_linear
 from engine.kernels.cpu.linear.integer_linear import Panels
 from engine.kernels.quantized import QuantizedWeight, multiplied, paired, unpaired
 from engine.kernels.triton.device import runs_triton
+from engine.kernels.triton.quantized.layout import gpu_bytes
 from engine_plugins.quantizer.disk_cache import Kept
-from engine_plugins.quantizer.gpu.layout import gpu_bytes
 
 
 def pack_quantized(
@@ -21,7 +21,7 @@ def pack_quantized(
     """``weight``: all parts of ``spec``, on the CPU. ``activations``: ``bf16`` keeps them in the compute dtype,
     ``int8`` and ``fp8`` round each row to 8 bits."""
     if runs_triton(device):
-        from engine_plugins.quantizer.gpu.linear import pack_gpu  # Triton, where it runs only
+        from engine.kernels.triton.quantized.linear import pack_gpu  # Triton, where it runs only
 
         return pack_gpu(weight, activations, device, context)
     if _in_panels(weight, context):

@@ -10,11 +10,11 @@ import pytest
 import triton
 
 from engine.kernels.triton import experts, heads, rowwise, skinny
+from engine.kernels.triton.quantized import kernels, tiles
 from engine.kernels.triton.tiles import SkinnyTile, skinny_tile
 from engine.kernels.triton.weights import load_plain
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.kv_format import tiles as kv_tiles
-from engine_plugins.quantizer.gpu import kernels, tiles
 
 
 class Shape(NamedTuple):

@@ -14,6 +14,7 @@ from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import KVScaleNames, PackedLinear, StoredHeader, StoredTensor
 from engine.kernels.quantized import QuantizedWeight, joined
+from engine.kernels.triton.fp8_units import multiplies_fp8
 from engine_plugins.quantizer import packing
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS
@@ -21,7 +22,6 @@ from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
 from engine_plugins.quantizer.checkpoint.scheme import Recipe, Scheme
 from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.fp8_units import multiplies_fp8
 from engine_plugins.quantizer.unquantized import Unquantized
 
 UNQUANTIZED = Recipe("none", lambda name, is_head: None, has_kv_scales=False)

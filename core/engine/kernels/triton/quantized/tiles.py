@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.narrow_types import from_e2m1, from_e4m3, from_int4, from_int8
+from engine.kernels.triton.quantized.layout import SLAB, TILE_INPUTS
 from engine.kernels.triton.tile_ops import below
-from engine_plugins.quantizer.gpu.layout import SLAB, TILE_INPUTS
 
 _SLAB = tl.constexpr(SLAB)
 _TILE_BYTES = tl.constexpr(TILE_INPUTS // 2)

@@ -26,12 +26,12 @@ from torch import Tensor
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, TileLoader
 from engine.kernels.quantized import QuantizedWeight, from_e2m1, multiplied
+from engine.kernels.triton.fp8_units import has_fp8_units
 from engine.kernels.triton.launch import Launch, SkinnyLinear, quantized_rows
+from engine.kernels.triton.quantized.kernels import dequantized, scaled_sums
+from engine.kernels.triton.quantized.layout import unpacked_int4, unpacked_nibbles
+from engine.kernels.triton.quantized.loaders import tile_loader, why_unreadable
 from engine.kernels.triton.tiles import MAX_ROWS
-from engine_plugins.quantizer.fp8_units import has_fp8_units
-from engine_plugins.quantizer.gpu.kernels import dequantized, scaled_sums
-from engine_plugins.quantizer.gpu.layout import unpacked_int4, unpacked_nibbles
-from engine_plugins.quantizer.gpu.loaders import tile_loader, why_unreadable
 
 ROWS_IN_PASSES = 4 * MAX_ROWS
 """Rows up to which weights are read once for every 16."""

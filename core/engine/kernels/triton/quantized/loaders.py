@@ -9,8 +9,8 @@ import torch
 from engine.contracts.quantizer import TileLoader
 from engine.kernels.quantized import QuantizedWeight, to_e2m1
 from engine.kernels.storage import as_bits
-from engine_plugins.quantizer.gpu import tiles
-from engine_plugins.quantizer.gpu.layout import (
+from engine.kernels.triton.quantized import tiles
+from engine.kernels.triton.quantized.layout import (
     are_powers,
     exponents,
     narrowest,
