@@ -18,6 +18,7 @@ from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, Quantizer
 from engine.kernels.cpu.linear import integer_linear
 from engine.kernels.cpu.linear.integer_linear import can_pack, from_panels, pack_integer, packed_bytes, to_panels
+from engine.kernels.packing import pack_quantized
 from engine.kernels.quantized import QuantizedWeight, from_e2m1, multiplied, rounded_rows, to_e2m1
 from engine.kernels.torch.reference import gated_activation
 from engine.native import find_compiler
@@ -26,7 +27,6 @@ from engine.testing.context import build_context
 from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
-from engine_plugins.quantizer.packing import pack_quantized
 from tests.needs import each, needs_compiler, needs_integer_instructions, needs_x86
 
 ROWS = (1, 2, 3, 4, 5, 6, 9, 16, 17, 33, 50, 75)

@@ -13,9 +13,9 @@ from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import KVScaleNames, PackedLinear, StoredHeader, StoredTensor
+from engine.kernels import packing
 from engine.kernels.quantized import QuantizedWeight, joined
 from engine.kernels.triton.fp8_units import multiplies_fp8
-from engine_plugins.quantizer import packing
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS
 from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
