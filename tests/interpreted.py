@@ -32,7 +32,8 @@ KERNEL_TESTS = (
     "sampling/triton/test_kernels.py",
     "plugins/attention_kernel/test_triton.py",
     *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),
-    *(f"plugins/quantizer/test_gpu_{name}.py" for name in ("linear", "loaders")),
+    *(f"kernels/triton/test_quantized_{name}.py" for name in ("linear", "loaders")),
+    "plugins/quantizer/test_gpu_experts.py",
 )
 """Files whose tests run Triton kernels, below ``tests/``."""
 

@@ -40,14 +40,14 @@ def _no_gpu() -> str:
 
 
 def _integer_instructions(name: str) -> str:
-    from engine_plugins.quantizer.integer_linear import INSTRUCTIONS, kernels
+    from engine.kernels.cpu.linear.integer_linear import INSTRUCTIONS, kernels
 
     best = 0 if _compiler() else kernels().best_instructions()
     return "" if INSTRUCTIONS.index(name) <= best else f"no {name} for integers in processor, compiler or system"
 
 
 def _bfloat16_instructions(name: str) -> str:
-    from engine_plugins.quantizer.float_linear import INSTRUCTIONS, available
+    from engine.kernels.cpu.linear.float_linear import INSTRUCTIONS, available
 
     has = INSTRUCTIONS[:1] if _compiler() else available(torch.bfloat16)
     return "" if name in has else f"no {name} for bfloat16 in processor, compiler or system"
@@ -66,10 +66,10 @@ needs_amx = needs(_amx)
 
 
 def needs_integer_instructions(name: str) -> pytest.MarkDecorator:
-    """``name``: one of ``engine_plugins.quantizer.integer_linear.INSTRUCTIONS``."""
+    """``name``: one of ``engine.kernels.cpu.linear.integer_linear.INSTRUCTIONS``."""
     return needs(partial(_integer_instructions, name))
 
 
 def needs_bfloat16_instructions(name: str) -> pytest.MarkDecorator:
-    """``name``: one of ``engine_plugins.quantizer.float_linear.INSTRUCTIONS``."""
+    """``name``: one of ``engine.kernels.cpu.linear.float_linear.INSTRUCTIONS``."""
     return needs(partial(_bfloat16_instructions, name))

@@ -27,6 +27,8 @@ from engine.startup.memory.fit import MemoryPlan, plan_memory, size_pool
 from engine.startup.memory.report import describe_ledger, describe_start, size
 from tests.kernels import tiny
 from tests.native import needs_compiler
+from tests.plugins.quantizer.checkpoint.mixtures import write_mixture
+from tests.plugins.quantizer.checkpoint.writers import CASES
 
 GIB = 2**30
 QUIET = ("device=cpu", "threads=1", "exporter=[]")
@@ -75,6 +77,17 @@ class Silent:
 
     def __init__(self, inner: Any) -> None:
         self.stored, self.pack = inner.stored, inner.pack
+
+
+@needs_compiler
+@pytest.mark.parametrize("quantizer", ["checkpoint", "int4"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3"])
+def test_experts_routers_and_absorbed_projections_are_counted(tmp_path: Path, family: str, quantizer: str) -> None:
+    quantized, dense = write_mixture(tmp_path, CASES["fp8 block"], family)
+    plan = plan_of(dense if quantizer == "int4" else quantized, f"quantizer={quantizer}")
+    bound = bind(plan)
+    taken = load_plan(plan, bound).weights_bytes
+    assert abs(plan_memory(plan, bound, free=GIB).estimate.weights - taken) <= 0.02 * taken
 
 
 def test_of_a_quantizer_that_does_not_say_the_stored_tensors_are_counted(model: Path) -> None:

@@ -36,12 +36,12 @@ from engine.contracts.model import ModelFacts
 from engine.contracts.ops import Experts, Linear, LinearPart, LinearSpec, Route
 from engine.contracts.quantizer import SizedQuantizer
 from engine.kernels.cpu.captured import capture_steps
+from engine.kernels.cpu.linear import float_linear, integer_linear, onednn
 from engine.kernels.model import Call, ForwardBatch, LoweredModel, Step
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
 from engine.startup.build import load_plan
 from engine_plugins.command.bench_machine.machine import READ_BYTES, reader
-from engine_plugins.quantizer import cpu_linear, float_linear, integer_linear
 from engine_plugins.quantizer.rounding import to_int8
 
 BLOCK_SIZE = 16
@@ -223,8 +223,8 @@ def large_products(kind: str) -> dict[str, Callable[[], object]]:
     dtype = getattr(torch, kind)
     x, weight = x.to(dtype), weight.to(dtype)
     ways = {"torch": lambda: F.linear(x, weight)}
-    if cpu_linear.can_prepack(dtype):
-        prepacked = cpu_linear.prepacked_linear(cpu_linear.prepack(weight, rows), None)
+    if onednn.can_prepack(dtype):
+        prepacked = onednn.prepacked_linear(onednn.prepack(weight, rows), None)
         ways["torch"] = lambda: prepacked(x)
     if has_kernels:
         float_layer = float_linear.pack_float(spec, weight, None)

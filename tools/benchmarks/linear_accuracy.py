@@ -25,10 +25,10 @@ from torch import Tensor
 
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear
-from engine_plugins.quantizer import float_linear, integer_linear
-from engine_plugins.quantizer.panel_linear import PAIR
+from engine.kernels.cpu.linear import float_linear, integer_linear
+from engine.kernels.cpu.linear.panel_linear import PAIR
+from engine.kernels.quantized import QuantizedWeight, quantized_rows
 from engine_plugins.quantizer.rounding import to_int4, to_int8
-from engine_plugins.quantizer.weights import QuantizedWeight, quantized_rows
 
 SHAPES = ((896, 9728), (4864, 896), (4096, 4096))
 """Inputs and outputs: gate and up, and down, of the 386M model; a layer of a larger one."""

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.quantizer import PackedLinear
+from engine.kernels.quantized import QuantizedWeight
 from engine.kernels.triton.launch import Launch, SkinnyLinear
+from engine.kernels.triton.quantized.linear import pack_gpu
 from engine.kernels.triton.tiles import MAX_ROWS
 from engine.testing.context import build_context
-from engine_plugins.quantizer.gpu.linear import pack_gpu
-from engine_plugins.quantizer.weights import QuantizedWeight
 from gpu_check.attention import verdict, worst
 from gpu_check.section import Context
 

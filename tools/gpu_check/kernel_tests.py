@@ -15,8 +15,6 @@ SUITES = (
     "tests/kernels/triton",
     "tests/sampling/triton",
     "tests/plugins/attention_kernel/test_triton.py",
-    "tests/plugins/quantizer/test_gpu_loaders.py",
-    "tests/plugins/quantizer/test_gpu_linear.py",
 )
 WITHOUT_CARD = ("--ignore-glob=*test_aot.py", "--ignore-glob=*test_models.py")
 """Files of these suites that run on a CPU."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.ops import Add, Experts, LinearSpec
 from engine.contracts.ops import Linear as LinearOp
+from engine.kernels.quantized import QuantizedWeight
 from engine.models.required_tensors import linears_of
 from engine_plugins.quantizer.rounding import to_fp8, to_int8
-from engine_plugins.quantizer.weights import QuantizedWeight
 
 METHODS = ("rtn", "awq", "gptq", "awq+gptq", "smoothquant", "fp8")
 SCALED = ("awq", "awq+gptq", "smoothquant")

@@ -27,10 +27,11 @@ from engine.contracts.ops import Linear as LinearOp
 from engine.evaluation.windows import read_prompts, read_text
 from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
+from engine.kernels.quantized import QuantizedWeight
+from engine.models.fused_experts import fused_tensors
 from engine.models.record import recorded
-from engine.models.required_tensors import fused_tensors, norm_tensors
+from engine.models.required_tensors import norm_tensors
 from engine.serving.tokenizer import Tokenizer
-from engine_plugins.quantizer.weights import QuantizedWeight
 
 HEAD_BITS = 8
 UNPACKED = ("smoothquant", "fp8")

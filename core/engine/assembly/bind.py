@@ -28,7 +28,13 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelConfig, ModelFacts
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import CheckingQuantizer, KVScaleReader, Quantizer, SizedQuantizer
+from engine.contracts.quantizer import (
+    CheckingQuantizer,
+    KVScaleReader,
+    Quantizer,
+    SizedQuantizer,
+    UnpackingQuantizer,
+)
 from engine.contracts.router import Router
 from engine.contracts.scheduler import Scheduler
 from engine.models.record import facts, recorded
@@ -53,7 +59,7 @@ PROTOCOLS: Mapping[str, type[Any]] = MappingProxyType(
 
 OPTIONAL: Mapping[str, tuple[type[Any], ...]] = MappingProxyType(
     {
-        "quantizer": (SizedQuantizer, CheckingQuantizer, KVScaleReader),
+        "quantizer": (SizedQuantizer, CheckingQuantizer, UnpackingQuantizer, KVScaleReader),
         "attention_kernel": (NativeAttention,),
         "drafter": (HostDrafter, DeviceDrafter, CapturableDrafter),
         "exporter": (ScrapedExporter,),

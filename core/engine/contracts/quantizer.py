@@ -235,6 +235,16 @@ class CheckingQuantizer(Protocol):
 
 
 @runtime_checkable
+class UnpackingQuantizer(Protocol):
+    """What a quantizer also has that can take weights out of the form in which they are stored, for ops that read them
+    as they are: projections of single heads. Without it these must be stored unquantized."""
+
+    def unpacked(self, spec: LinearSpec, part: Mapping[str, Tensor]) -> Tensor:
+        """float32 ``[out, in]`` on the CPU: the weights that the tensors of the only part of ``spec`` stand for."""
+        ...
+
+
+@runtime_checkable
 class KVScaleReader(Protocol):
     """What a quantizer also has whose checkpoints may bring scales for the KV cache."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from engine.border.calls import broken, name_of, shown
 from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
 from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
 from engine.contracts.attention_kernel import AttentionKernel
@@ -19,7 +20,6 @@ from engine.contracts.ops import (
     DeltaRule,
     Embed,
     Experts,
-    FusedExperts,
     HeadLinear,
     KVWrite,
     Linear,
@@ -30,7 +30,7 @@ from engine.contracts.ops import (
     ShortConv,
 )
 from engine.contracts.parallelism import Parallelism
-from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
+from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor, UnpackingQuantizer
 from engine.kernels.backends import fused_block, fused_graph, rotations
 from engine.kernels.checks.linear import LinearCheck
 from engine.kernels.cpu.memory import keep_freed_memory
@@ -39,23 +39,21 @@ from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step
 from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.models.fuse import Fused
+from engine.models.fused_experts import fused_layers, fused_stored, is_fused, is_pair
 from engine.models.required_tensors import (
     check_checkpoint,
     check_shape,
     expert_linears,
-    fused_tensors,
-    is_fused,
-    is_stored,
+    head_projection,
     kv_scale_names,
     norm_tensors,
-    plain_shape,
     projection,
     router_tensors,
-    stored_of,
     unread_bytes,
     unread_note,
 )
 from engine.models.sharding import check_cuts, cut, rank_of
+from engine.models.stored import is_stored, plain_shape, stored_of
 
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
 
@@ -238,28 +236,50 @@ class Loader:
         spec = replace(experts[0][0], parts=parts, kind="body")
         return self._pack_parts(spec, [tensors for _, stored in experts for tensors in stored], "silu")
 
-    def _expert_parts(self, op: Experts) -> list[tuple[_Stored, _Stored]]:
-        """Of each expert, gate and up, and down: layers and their tensors."""
-        specs = expert_linears(op)
-        if op.fused is None or not is_fused(op, self._checkpoint.names):
-            return [(self._stored(up), self._stored(down)) for up, down in specs]
-        stored = {name: self.tensor(name, shape) for name, shape in fused_tensors(op)}
-        gate_up, down = ([stored.get(name), stored.get(f"{name}_bias")] for name in (op.fused.gate_up, op.fused.down))
-        return [
-            ((up, [_of_expert(gate_up, op.fused, i, pairs=True)]), (low, [_of_expert(down, op.fused, i)]))
-            for i, (up, low) in enumerate(specs)
-        ]
+    def _expert_parts(self, op: Experts) -> Iterator[tuple[_Stored, _Stored]]:
+        """Of each expert, gate and up, and down: layers and their tensors, which last as long as they are held."""
+        if op.fused is None or not is_fused(op, self._checkpoint.names, self._quantizer):
+            return ((self._stored(up), self._stored(down)) for up, down in expert_linears(op))
+        up, down = (self._of_each(op, layer) for layer in fused_layers(op))
+        return zip(up, down, strict=True)
+
+    def _of_each(self, op: Experts, layer: LinearSpec) -> list[_Stored]:
+        """One layer of each expert, out of the tensors that hold those of all."""
+        assert op.fused is not None
+        found: list[dict[str, Tensor]] = [{} for _ in range(op.num_experts)]
+        for name, stored in fused_stored(layer, self._quantizer):
+            if name not in self._checkpoint.names:
+                continue
+            shape = plain_shape(layer.parts[0], layer, stored)
+            turned = op.fused.transposed and stored.suffix == "weight"
+            whole = self.tensor(name, shape and (op.num_experts, *(reversed(shape) if turned else shape)))
+            for mine, of_expert in zip(found, whole, strict=True):
+                one = of_expert.T if turned else of_expert
+                in_turns = op.fused.interleaved and is_pair(layer)
+                mine[stored.suffix] = (_halves(one, stored) if in_turns else one).contiguous()
+        return [(layer, [mine]) for mine in found]
 
     def _stored(self, spec: LinearSpec) -> _Stored:
         return spec, [self._part(spec, part) for part in spec.parts]
 
     def head_weights(self, op: HeadLinear) -> Tensor:
-        name = f"{op.name}.weight"
-        if name not in self._small:
-            stored = self.tensor(name, (op.num_heads * op.rows, op.features))
-            self._small[name] = stored.to(device=self.lowering.device, dtype=self.lowering.dtype)
-            self.hold(self._small[name])
-        return self._small[name].view(op.num_heads, op.rows, op.features)
+        if op.name not in self._small:
+            spec = head_projection(op)
+            stored = self._part(spec, spec.parts[0])
+            weight = stored["weight"] if set(stored) == {"weight"} else self._unpacked(spec, stored)
+            self._small[op.name] = weight.to(device=self.lowering.device, dtype=self.lowering.dtype)
+            self.hold(self._small[op.name])
+        return self._small[op.name].view(op.num_heads, op.rows, op.features)
+
+    def _unpacked(self, spec: LinearSpec, stored: Mapping[str, Tensor]) -> Tensor:
+        name = spec.parts[0].name
+        if not isinstance(self._quantizer, UnpackingQuantizer):
+            raise CheckpointError(f"{name} is quantized, and {name_of(self._quantizer)} cannot unpack it")
+        found = self._quantizer.unpacked(spec, stored)
+        shape = (spec.out_features, spec.in_features)
+        if not isinstance(found, Tensor) or found.dtype != torch.float32 or tuple(found.shape) != shape:
+            raise broken(self._quantizer, "unpacked", f"returned {shown(found)}, expected float32 {list(shape)}")
+        return found
 
     def router(self, op: Router) -> tuple[Tensor, Tensor | None]:
         found = [self.small(name, shape) for name, shape in router_tensors(op)]
@@ -396,17 +416,14 @@ class Loader:
             self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
 
 
-def _of_expert(
-    stored: Sequence[Tensor | None], fused: FusedExperts, number: int, pairs: bool = False
-) -> dict[str, Tensor]:
-    """One expert's weight ``[out, in]`` and bias, of those of all experts. ``pairs``: gates and ups may take turns."""
-    found = {}
-    for suffix, whole in zip(("weight", "bias"), stored, strict=True):
-        if whole is None:
-            continue
-        mine = whole[number].T if fused.transposed and suffix == "weight" else whole[number]
-        found[suffix] = torch.cat((mine[0::2], mine[1::2])) if fused.interleaved and pairs else mine.contiguous()
-    return found
+def _halves(in_turns: Tensor, stored: StoredTensor) -> Tensor:
+    """Gates and then ups, which take turns."""
+    axis = stored.shard_axes.get("out")
+    if axis is None:
+        return in_turns
+    before, after = in_turns.shape[:axis], in_turns.shape[axis + 1 :]
+    pairs = in_turns.reshape(*before, -1, 2, *after)
+    return pairs.transpose(axis, axis + 1).reshape(in_turns.shape)
 
 
 def _step(fused: Fused[Kernel], lowered: Lowered) -> Step:

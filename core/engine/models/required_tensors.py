@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,14 +28,9 @@ from engine.contracts.ops import (
     ShortConv,
     TorchFunction,
 )
-from engine.contracts.quantizer import (
-    CheckingQuantizer,
-    KVScaleNames,
-    KVScaleReader,
-    Quantizer,
-    StoredHeader,
-    StoredTensor,
-)
+from engine.contracts.quantizer import CheckingQuantizer, KVScaleNames, KVScaleReader, Quantizer, StoredHeader
+from engine.models.fused_experts import fused_names, fused_problems, fused_tensors, is_fused, misread
+from engine.models.stored import linear_names, plain_shape, quantizer_problems, stored_of
 
 if TYPE_CHECKING:
     from engine.checkpoint.tensors import Checkpoint, TensorEntry
@@ -58,9 +53,13 @@ def check_readable(checkpoint: Checkpoint, graph: Graph, quantizer: Quantizer, p
         return
     entries = ((name, checkpoint.entry(name)) for name in checkpoint.names)
     headers = {name: StoredHeader(str(entry.dtype).removeprefix("torch."), entry.shape) for name, entry in entries}
-    problems = quantizer.problems(list(linears(graph, checkpoint.names)), headers)
-    if isinstance(problems, str) or not all(isinstance(problem, str) for problem in problems):
-        raise broken(quantizer, "problems", f"returned {shown(problems)}, expected a list of texts")
+    specs = [*linears(graph, checkpoint.names, quantizer), *head_projections(graph)]
+    problems = [*quantizer_problems(quantizer, specs, headers)]
+    for node in graph.nodes:
+        if isinstance(node.op, Experts):
+            problems += misread(node.op, checkpoint.names, quantizer)
+            if is_fused(node.op, checkpoint.names, quantizer):
+                problems += fused_problems(node.op, headers, quantizer)
     if problems:
         raise CheckpointError("\n  ".join((f"model.path={path}: the checkpoint cannot be read:", *problems)))
 
@@ -100,7 +99,7 @@ def _shapes(graph: Graph, quantizer: Quantizer, names: Container[str]) -> Iterat
     for node in graph.nodes:
         if isinstance(node.op, Experts) and is_fused(node.op, names):
             yield from fused_tensors(node.op)
-    for spec in linears(graph, names):
+    for spec in (*linears(graph, names, quantizer), *head_projections(graph)):
         for stored in stored_of(quantizer, spec):
             for part in spec.parts:
                 shape = plain_shape(part, spec, stored)
@@ -131,15 +130,17 @@ def unread_note(graph: Graph, checkpoint: Checkpoint) -> str:
 def expected_names(graph: Graph, quantizer: Quantizer, names: Container[str]) -> tuple[set[str], set[str]]:
     """The tensors that a checkpoint must have, and those that it may have. ``names``: those that it has."""
     required = {name for name, _ in small_tensors(graph)}
-    for node in graph.nodes:
-        if isinstance(node.op, Experts) and is_fused(node.op, names):
-            required |= {name for name, _ in fused_tensors(node.op)}
     optional: set[str] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, Experts) and is_fused(node.op, names, quantizer):
+            of_experts = fused_names(node.op, quantizer)
+            required |= of_experts[0]
+            optional |= of_experts[1]
     for node in graph.nodes:
         if isinstance(node.op, Linear) and node.op.tied:
             # Some checkpoints store the tied weight twice.
             optional |= {f"{part.name}.weight" for part in node.op.spec.parts}
-    for spec in linears(graph, names):
+    for spec in (*linears(graph, names, quantizer), *head_projections(graph)):
         of_linear = linear_names(spec, quantizer)
         required |= of_linear[0]
         optional |= of_linear[1]
@@ -150,28 +151,13 @@ def expected_names(graph: Graph, quantizer: Quantizer, names: Container[str]) ->
     return required, optional
 
 
-def linears(graph: Graph, names: Container[str] = ()) -> Iterator[LinearSpec]:
-    """Every linear layer that is read from the checkpoint: a tied head is the embedding, and experts that are stored in
-    one tensor (``names``: what the checkpoint has) are no layers of their own."""
+def linears(graph: Graph, names: Container[str] = (), quantizer: Quantizer | None = None) -> Iterator[LinearSpec]:
+    """Every linear layer that is read from the checkpoint: a tied head is the embedding, and experts that are stored
+    together (``names``: what the checkpoint has) are no layers of their own."""
     for node in graph.nodes:
         tied = isinstance(node.op, Linear) and node.op.tied
-        if not tied and not (isinstance(node.op, Experts) and is_fused(node.op, names)):
+        if not tied and not (isinstance(node.op, Experts) and is_fused(node.op, names, quantizer)):
             yield from linears_of(node.op)
-
-
-def is_fused(op: Experts, names: Container[str]) -> bool:
-    """Whether a checkpoint with these tensors has all experts in one."""
-    return op.fused is not None and op.fused.gate_up in names
-
-
-def fused_tensors(op: Experts) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of tensors that hold all experts."""
-    assert op.fused is not None
-    for name, spec in ((op.fused.gate_up, op.gate_up), (op.fused.down, op.down)):
-        last = (spec.in_features, spec.out_features) if op.fused.transposed else (spec.out_features, spec.in_features)
-        yield name, (op.num_experts, *last)
-        if spec.parts[0].bias:
-            yield f"{name}_bias", (op.num_experts, spec.out_features)
 
 
 def linears_of(op: Op) -> tuple[LinearSpec, ...]:
@@ -204,12 +190,7 @@ def norm_tensors(op: Norm) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of all tensors beside those of linear layers."""
-    by_heads: set[str] = set()
     for node in graph.nodes:
-        if isinstance(node.op, HeadLinear):
-            if node.op.name in by_heads:  # ops may read different rows of one tensor
-                continue
-            by_heads.add(node.op.name)
         yield from small_tensors_of(node)
 
 
@@ -219,8 +200,6 @@ def small_tensors_of(node: Node) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
     elif isinstance(node.op, Norm):
         yield from norm_tensors(node.op)
-    elif isinstance(node.op, HeadLinear):
-        yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
     elif isinstance(node.op, Attention) and node.sinks is not None:
         yield node.sinks, (node.op.num_heads,)
     elif isinstance(node.op, Router):
@@ -235,6 +214,17 @@ def small_tensors_of(node: Node) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from ((name, (node.op.num_heads,)) for name in (node.op.rate, node.op.bias))
     elif isinstance(node.op, TorchFunction):
         yield from node.op.tensors
+
+
+def head_projections(graph: Graph) -> list[LinearSpec]:
+    """Projections of each head by itself; several ops may read different rows of one."""
+    ops = (node.op for node in graph.nodes if isinstance(node.op, HeadLinear))
+    return list(dict.fromkeys(head_projection(op) for op in ops))
+
+
+def head_projection(op: HeadLinear) -> LinearSpec:
+    """What all heads' rows are together: their weights are read as they are, whatever form they are stored in."""
+    return LinearSpec((LinearPart(op.name, op.num_heads * op.rows),), op.features)
 
 
 def router_tensors(op: Router) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -252,39 +242,6 @@ def projection(block: Block, value: int) -> LinearSpec | None:
                 return node.op.spec
             return projection(block, node.inputs[node.outputs.index(value)])
     return None
-
-
-def linear_names(spec: LinearSpec, quantizer: Quantizer) -> tuple[set[str], set[str]]:
-    """The tensors a linear layer must have, and those it may have."""
-    required: set[str] = set()
-    optional: set[str] = set()
-    for stored in stored_of(quantizer, spec):
-        for part in spec.parts:
-            if is_stored(stored, part):
-                is_required = part.bias if stored.suffix == "bias" else not stored.optional
-                (required if is_required else optional).add(f"{part.name}.{stored.suffix}")
-    return required, optional
-
-
-def stored_of(quantizer: Quantizer, spec: LinearSpec) -> Sequence[StoredTensor]:
-    """What a quantizer says each part of a layer has in the checkpoint."""
-    found = quantizer.stored(spec)
-    if not isinstance(found, tuple | list) or not all(isinstance(each, StoredTensor) for each in found):
-        raise broken(quantizer, "stored", f"returned {shown(found)}, expected a list of StoredTensor")
-    return found
-
-
-def is_stored(stored: StoredTensor, part: LinearPart) -> bool:
-    """Whether this part has such a tensor: a bias only where the architecture says so, or the format allows it."""
-    return stored.suffix != "bias" or part.bias or stored.extra
-
-
-def plain_shape(part: LinearPart, spec: LinearSpec, stored: StoredTensor) -> tuple[int, ...] | None:
-    """The shape an unquantized tensor must have; quantizers judge their own."""
-    if stored.suffix == "bias":
-        return (part.out_features,)
-    is_plain = stored.suffix == "weight" and stored.quantum == 1
-    return (part.out_features, spec.in_features) if is_plain else None
 
 
 def kv_scale_names(quantizer: Quantizer, qkv: LinearSpec | None) -> KVScaleNames:

@@ -41,12 +41,12 @@ from engine.contracts.graph import Graph
 from engine.contracts.model import ModelConfig, ModelFacts
 from engine.contracts.ops import Experts
 from engine.kernels.settings import Kernels
+from engine.models.fused_experts import fused_tensors, is_fused
 from engine.models.record import facts, recorded
 from engine.models.required_tensors import (
     IGNORED_SUFFIXES,
     expected_names,
-    fused_tensors,
-    is_fused,
+    head_projections,
     linears,
     small_tensors,
     unread_names,
@@ -294,7 +294,7 @@ def tensors_of(graph: Graph, names: Container[str] = ()) -> Iterator[tuple[str, 
     for node in graph.nodes:
         if isinstance(node.op, Experts) and is_fused(node.op, names):
             yield from fused_tensors(node.op)
-    for spec in linears(graph, names):
+    for spec in (*linears(graph, names), *head_projections(graph)):
         for part in spec.parts:
             yield f"{part.name}.weight", (part.out_features, spec.in_features)
             if part.bias:

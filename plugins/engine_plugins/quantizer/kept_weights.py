@@ -16,11 +16,15 @@ from torch import Tensor
 from engine.checkpoint.parts import origin_of
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
+from engine.contracts.quantizer import PackedLinear
+from engine.kernels import quantized
+from engine.kernels.cpu.linear import integer_linear
+from engine.kernels.packing import in_panels, pack_quantized
+from engine.kernels.quantized import Format, QuantizedWeight, paired, unpaired
+from engine.kernels.triton.device import runs_triton
 from engine.native.folder import user_folder
-from engine_plugins.quantizer import integer_linear
 from engine_plugins.quantizer.config import OnLoadConfig
 from engine_plugins.quantizer.disk_cache import GIB, DiskCache, Kept, digest
-from engine_plugins.quantizer.weights import Format
 
 SMALLEST = 1 << 19
 """Weights of a layer from which on it is kept: fewer are rounded as fast as a file is opened and read."""
@@ -77,8 +81,44 @@ class KeptWeights:
         return self._opened
 
 
+def to_keep(spec: LinearSpec, weight: QuantizedWeight, packed: PackedLinear, context: BuildContext) -> Kept:
+    """What :func:`pack_kept` makes the same of: ``packed`` as it is where it lies in panels, else ``weight``.
+
+    ``packed``: what :func:`pack_quantized` made of ``weight``, which has neither zeros nor an order.
+    """
+    sizes = {
+        "out_features": weight.out_features,
+        "in_features": weight.in_features,
+        "group": weight.group_size,
+        "bits": weight.bits,
+        "floating": int(weight.floating),
+    }
+    if not runs_triton(context.device.kind) and in_panels(weight, context):
+        return Kept(packed.tensors, sizes | {"panels": 1, "gated": int(spec.kind == "gate_up")})
+    assert weight.zero is None and weight.order is None and not weight.e2m1
+    tensors = {"codes": paired(weight.codes) if weight.bits == 4 else weight.codes, "scale": weight.scale}
+    return Kept(tensors if weight.bias is None else tensors | {"bias": weight.bias}, sizes | {"panels": 0})
+
+
+def pack_kept(
+    spec: LinearSpec, kept: Kept, activations: str, dtype: torch.dtype, device: str, context: BuildContext
+) -> PackedLinear:
+    """As :func:`pack_quantized`, of what :func:`to_keep` made for a device like this one."""
+    sizes, tensors = dict(kept.sizes), dict(kept.tensors)
+    out_features, in_features, group, bits = (sizes[n] for n in ("out_features", "in_features", "group", "bits"))
+    floating = bool(sizes["floating"])
+    if sizes["panels"]:
+        gated = bool(sizes["gated"])
+        panels = integer_linear.Panels(out_features, in_features, group, bits, floating, gated, **tensors)
+        return integer_linear.pack_panels(panels, activations)
+    codes = unpaired(tensors["codes"], in_features) if bits == 4 else tensors["codes"]
+    weight = QuantizedWeight(codes, tensors["scale"], group, bits, bias=tensors.get("bias"))
+    return pack_quantized(spec, weight, activations, dtype, device, context)
+
+
 @cache
 def _code() -> str:
     """Of the code that rounds and lays out: a number that is to be raised with every change would be forgotten."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    folders = (Path(file).parent for file in (__file__, integer_linear.__file__))
+    sources = [*(source for folder in folders for source in sorted(folder.glob("*.py"))), Path(quantized.__file__)]
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()

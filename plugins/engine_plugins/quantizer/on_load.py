@@ -12,12 +12,12 @@ from torch import Tensor
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine_plugins.quantizer import packing
+from engine.kernels import packing
+from engine.kernels.quantized import Format
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
-from engine_plugins.quantizer.kept_weights import KeptWeights
+from engine_plugins.quantizer.kept_weights import KeptWeights, pack_kept, to_keep
 from engine_plugins.quantizer.rounding import rounded
 from engine_plugins.quantizer.unquantized import STORED, Unquantized, joined_bias, joined_weight
-from engine_plugins.quantizer.weights import Format
 
 
 class OnLoad(ABC):
@@ -45,11 +45,11 @@ class OnLoad(ABC):
         place = self._kept.place(spec, form, parts)
         kept = None if place is None else self._kept.read(place)
         if kept is not None:
-            packed = packing.pack_kept(spec, kept, activations, dtype, device, self._context)
+            packed = pack_kept(spec, kept, activations, dtype, device, self._context)
             return replace(packed, label=f"{packed.label}, read as kept on disk")
         weight = rounded(joined_weight(parts).cpu(), joined_bias(parts), form)
         packed = packing.pack_quantized(spec, weight, activations, dtype, device, self._context)
-        if place is None or not self._kept.write(place, packing.to_keep(spec, weight, packed, self._context)):
+        if place is None or not self._kept.write(place, to_keep(spec, weight, packed, self._context)):
             return packed
         return replace(packed, label=f"{packed.label}, rounded now and kept on disk")
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine_plugins.quantizer.weights import Format, QuantizedWeight
+from engine.kernels.quantized import Format, QuantizedWeight
 
 FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max
 CLIPS = tuple(1.0 - 0.04 * i for i in range(10))

@@ -12,10 +12,8 @@ from torch import Tensor
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, StoredTensor, TileLoader
-from engine.kernels.triton.device import runs_triton
-from engine_plugins.quantizer import float_linear
-from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.cpu_linear import (
+from engine.kernels.cpu.linear import float_linear
+from engine.kernels.cpu.linear.onednn import (
     MANY_ROWS,
     can_prepack,
     prepack,
@@ -23,6 +21,8 @@ from engine_plugins.quantizer.cpu_linear import (
     prepacked_linear,
     unpacked_reference,
 )
+from engine.kernels.triton.device import runs_triton
+from engine_plugins.quantizer.config import UnquantizedConfig
 
 STORED = (
     StoredTensor("weight", {"out": 0, "in": 1}),

@@ -6,11 +6,11 @@ import torch
 from engine.contracts.graph import Builder
 from engine.contracts.ops import Experts, Gated, LinearPart, Route
 from engine.kernels.cpu import expert_ops
+from engine.kernels.cpu.linear.float_linear import pack_float
 from engine.kernels.cpu.program import NotNative
 from engine.kernels.torch.experts import mixed_by_torch, route
 from engine.kernels.torch.reference import activated
 from engine.models.required_tensors import expert_linears
-from engine_plugins.quantizer.float_linear import pack_float
 from tests.needs import needs_compiler
 
 pytestmark = needs_compiler

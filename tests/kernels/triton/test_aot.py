@@ -10,11 +10,11 @@ import pytest
 import triton
 
 from engine.kernels.triton import experts, heads, routing, rowwise, skinny
+from engine.kernels.triton.quantized import kernels, tiles
 from engine.kernels.triton.tiles import GROUPED_ROWS, SkinnyTile, grouped_tile, skinny_tile
 from engine.kernels.triton.weights import load_plain
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.kv_format import tiles as kv_tiles
-from engine_plugins.quantizer.gpu import kernels, tiles
 
 
 class Shape(NamedTuple):
@@ -42,6 +42,11 @@ class Format(NamedTuple):
     load_tile: Any
     unpack_tile: Any = None
     group_size: int = 0
+    group_scale: Any = tiles.group_scale
+
+    @property
+    def tile_scale(self) -> Any:
+        return self.group_scale if self.group_size else None
 
 
 CHANNEL = {"channel_scale_ptr": "*fp32"}
@@ -58,6 +63,10 @@ FORMATS = {
     "int4 zeros": Format(
         4, {"weight_ptr": "*u8", "scale_ptr": "*fp16", "zero_ptr": "*i8"},
         tiles.load_int4_groups, tiles.unpack_int4_zeros, 128,
+    ),
+    "mxfp4": Format(
+        4, {"weight_ptr": "*u8", "scale_ptr": "*u8"}, tiles.load_int4_groups, tiles.unpack_e2m1_groups, 32,
+        tiles.exponent_scale,
     ),
 }  # fmt: skip
 PACKED = tuple(name for name in FORMATS if name != "bf16")
@@ -85,7 +94,7 @@ def compile_skinny(
     constants = {
         "IN_FEATURES": size[1], "OUT_FEATURES": size[0], "GROUP_SIZE": form.group_size, "PDL": pdl,
         "LOAD_TILE": form.load_tile, "UNPACK_TILE": form.unpack_tile,
-        "TILE_SCALE": tiles.group_scale if form.group_size else None,
+        "TILE_SCALE": form.tile_scale,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, **constants,
     }  # fmt: skip
     constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
@@ -284,7 +293,7 @@ def test_weights_are_written_out_wide_without_spills(weights: str, capability: i
     arguments = {**form.tensors, "out_ptr": "*bf16"}
     constants: dict[str, Any] = {
         "IN_FEATURES": 4096, "OUT_FEATURES": 4096, "GROUP_SIZE": form.group_size, "LOAD_TILE": form.load_tile,
-        "UNPACK_TILE": form.unpack_tile, "TILE_SCALE": tiles.group_scale if form.group_size else None,
+        "UNPACK_TILE": form.unpack_tile, "TILE_SCALE": form.tile_scale,
         "PDL": capability >= 90, "BLOCK_N": 16, "BLOCK_K": 256,
     }  # fmt: skip
     kernel = kernels.dequantize_tiles
@@ -319,7 +328,7 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
-@pytest.mark.parametrize("weights", ["bf16", "int8", "fp8", "int4"])
+@pytest.mark.parametrize("weights", ["bf16", "int8", "fp8", "int4", "mxfp4"])
 @pytest.mark.parametrize(
     ("kernel", "rows"),
     [(experts.expert_gate, 1), (experts.expert_mix, 1), (experts.expert_gate, 16), (experts.expert_down, 16)],

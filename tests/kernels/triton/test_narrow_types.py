@@ -114,6 +114,7 @@ OPERATIONS: dict[str, Callable[..., int]] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
     "shr.u32": lambda a, b: a >> b,
+    "shl.b32": lambda a, b: a << b & 0xFFFFFFFF,
     "prmt.b32": _prmt,
     "lop3.b32": _lop3,
     "fma.rn.bf16x2": _fma(torch.bfloat16),
@@ -150,16 +151,22 @@ def test_the_assembly_reads_every_byte_exactly(name: str, dtype: torch.dtype) ->
         assert torch.equal(got[~want.isnan()], want[~want.isnan()])
 
 
+NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+NIBBLES = {"INT4": [code - 8.0 for code in range(16)], "E2M1": [*NUMBERS, *(-number for number in NUMBERS)]}
+"""What codes of 4 bits stand for."""
+
+
+@pytest.mark.parametrize("kind", NIBBLES)
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
-def test_the_assembly_reads_every_nibble_from_every_place(name: str, dtype: torch.dtype) -> None:
+def test_the_assembly_reads_every_nibble_from_every_place(name: str, dtype: torch.dtype, kind: str) -> None:
     for code in range(16):
         nibbles = [(code + 3 * i) % 16 for i in range(8)]
         word = sum(nibble << 4 * i for i, nibble in enumerate(nibbles))
         low, high = (
             torch.cat([_halves(out, dtype) for out in outs])
-            for outs in (lambda outs: (outs[:2], outs[2:]))(run(constant(f"INT4_TO_{name}"), word, 4))
+            for outs in (lambda outs: (outs[:2], outs[2:]))(run(constant(f"{kind}_TO_{name}"), word, 4))
         )
         inputs = torch.stack([low, high], 1).flatten()  # as tl.join puts them
         # Byte b of a word holds input b in its low half and input b + 4 in its high half.
-        want = [nibbles[2 * (k % 4) + k // 4] - 8 for k in range(8)]
+        want = [NIBBLES[kind][nibbles[2 * (k % 4) + k // 4]] for k in range(8)]
         assert inputs.tolist() == want

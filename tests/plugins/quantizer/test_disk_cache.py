@@ -25,13 +25,13 @@ from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
+from engine.kernels.quantized import paired, unpaired
 from engine.native.folder import user_folder
 from engine.testing.context import build_context
 from engine_plugins.quantizer import disk_cache, kept_weights
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
 from engine_plugins.quantizer.disk_cache import DiskCache, Kept
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8, OnLoad
-from engine_plugins.quantizer.weights import paired, unpaired
 
 SIZES = (48, 160)
 READ, WRITTEN = "read as kept on disk", "rounded now and kept on disk"

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.kernels.quantized import QuantizedWeight, joined, multiplied, quantized_rows
 from engine_plugins.quantizer import rounding
 from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
-from engine_plugins.quantizer.weights import QuantizedWeight, joined, multiplied, quantized_rows
 
 
 def sample(out: int = 24, inputs: int = 96, seed: int = 0) -> Tensor:

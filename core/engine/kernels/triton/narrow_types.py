@@ -73,12 +73,35 @@ def _int4_ptx(base: str, one: str, minus_base: str, multiply: str) -> str:
     }}"""
 
 
+def _e2m1_ptx(magnitude: int, mask: str, factor: str, multiply: str) -> str:
+    """Eight numbers of 4 bits, with those nibbles: exponent and mantissa to bit ``magnitude`` of a 16-bit float, signs
+    to bit 15, then times the ratio of the exponents' biases."""
+    lines = []
+    for out, low in enumerate((0, 4, 8, 12)):
+        move = magnitude - low
+        shift = f"shl.b32 bits, $4, {move};" if move >= 0 else f"shr.u32 bits, $4, {-move};"
+        lines.append(f"""
+        shl.b32 sign, $4, {12 - low};
+        and.b32 sign, sign, 0x80008000;
+        {shift}
+        lop3.b32 bits, bits, {mask}, sign, 0xEA;
+        {multiply} ${out}, bits, factor, zero;""")
+    return f"""{{
+        .reg .b32 bits, sign, factor, zero;
+        mov.b32 factor, {factor};
+        mov.b32 zero, 0x80008000;{"".join(lines)}
+    }}"""
+
+
 E4M3_TO_BF16_PTX = tl.constexpr(_e4m3_ptx(4, "0x07F007F0", "0x7B807B80", "fma.rn.bf16x2"))
 E4M3_TO_FP16_PTX = tl.constexpr(_e4m3_ptx(1, "0x3F803F80", "0x5C005C00", "fma.rn.f16x2"))
 INT8_TO_BF16_PTX = tl.constexpr(_int8_ptx("0x43004300", "0xBF80BF80", "fma.rn.bf16x2"))
 INT8_TO_FP16_PTX = tl.constexpr(_int8_ptx("0x64006400", "0xBC00BC00", "fma.rn.f16x2"))
 INT4_TO_BF16_PTX = tl.constexpr(_int4_ptx("0x43004300", "0x3F803F80", "0xC308C308", "fma.rn.bf16x2"))
 INT4_TO_FP16_PTX = tl.constexpr(_int4_ptx("0x64006400", "0x3C003C00", "0xE408E408", "fma.rn.f16x2"))
+
+E2M1_TO_BF16_PTX = tl.constexpr(_e2m1_ptx(6, "0x01C001C0", "0x7E807E80", "fma.rn.bf16x2"))
+E2M1_TO_FP16_PTX = tl.constexpr(_e2m1_ptx(9, "0x0E000E00", "0x74007400", "fma.rn.f16x2"))
 
 
 @triton.jit
@@ -125,6 +148,28 @@ def from_int4(packed, DTYPE: tl.constexpr):
     else:
         low, high = tl.inline_asm_elementwise(
             INT4_TO_BF16_PTX, "=r,=r,=r,=r,r", [packed], (tl.bfloat16, tl.bfloat16), True, 4
+        )
+    return tl.reshape(tl.join(low, high), [packed.shape[0], 2 * HALVES]).to(DTYPE)
+
+
+@triton.jit
+def from_e2m1(packed, DTYPE: tl.constexpr):
+    """uint8 ``[n, k / 2]`` -> the numbers as ``DTYPE`` ``[n, k]``, exactly; in the order of :func:`from_int4`."""
+    HALVES: tl.constexpr = packed.shape[1]
+    if INTERPRETED:
+        words = tl.reshape(packed, [packed.shape[0], HALVES // 4, 4])
+        words = tl.permute(tl.join(words & 15, words >> 4), [0, 1, 3, 2])
+        wide = tl.reshape(words, [packed.shape[0], 2 * HALVES]).to(tl.int32)
+        # 2**126 is the ratio of the exponents' biases.
+        magnitude = ((wide & 7) << 22).to(tl.float32, bitcast=True) * 8.507059173023462e37
+        return tl.where(wide >= 8, -magnitude, magnitude).to(DTYPE)
+    elif tl.float16 == DTYPE:
+        low, high = tl.inline_asm_elementwise(
+            E2M1_TO_FP16_PTX, "=r,=r,=r,=r,r", [packed], (tl.float16, tl.float16), True, 4
+        )
+    else:
+        low, high = tl.inline_asm_elementwise(
+            E2M1_TO_BF16_PTX, "=r,=r,=r,=r,r", [packed], (tl.bfloat16, tl.bfloat16), True, 4
         )
     return tl.reshape(tl.join(low, high), [packed.shape[0], 2 * HALVES]).to(DTYPE)
 

@@ -20,18 +20,11 @@ from engine.contracts.quantizer import Quantizer, SizedQuantizer
 from engine.kernels.backends import fused_graph
 from engine.kernels.settings import Kernel
 from engine.models.fuse import Fused
+from engine.models.fused_experts import fused_layers, fused_stored, is_fused
 from engine.models.record import recorded
-from engine.models.required_tensors import (
-    check_readable,
-    expert_linears,
-    fused_tensors,
-    is_fused,
-    is_stored,
-    linears,
-    small_tensors_of,
-    stored_of,
-)
+from engine.models.required_tensors import check_readable, expert_linears, linears, small_tensors_of
 from engine.models.sharding import rank_of
+from engine.models.stored import is_stored, stored_of
 from engine.startup.lowering import lowering_of
 
 SCALE_BITS = 0.5
@@ -84,7 +77,7 @@ class _Sizer:
 
     def steps(self, blocks: Iterable[Sequence[Fused[Kernel]]]) -> Iterator[tuple[int, int]]:
         """In the order of loading: bytes that stay, and bytes that are needed beside them for a moment."""
-        counted: set[str] = set()
+        by_heads: set[str] = set()
         for fused in chain.from_iterable(blocks):
             linear = iter(fused.linears)
             for node in fused.nodes:
@@ -94,23 +87,31 @@ class _Sizer:
                 elif isinstance(node.op, Linear):
                     yield self._linear(next(linear), tied=node.op.tied)
                 elif isinstance(node.op, Experts):
-                    yield self._experts(node.op)
+                    yield from self._experts(node.op)
+                elif isinstance(node.op, HeadLinear):
+                    if node.op.name not in by_heads:  # ops may read different rows of one tensor
+                        yield node.op.num_heads * node.op.rows * node.op.features * self._dtype.itemsize, 0
+                    by_heads.add(node.op.name)
                 else:
-                    item = (self._dtype if isinstance(node.op, HeadLinear) else torch.float32).itemsize
-                    own = {name: prod(shape) for name, shape in small_tensors_of(node) if name not in counted}
-                    counted |= own.keys()
-                    yield sum(own.values()) * item, 0
+                    yield sum(prod(shape) for _, shape in small_tensors_of(node)) * torch.float32.itemsize, 0
 
-    def _experts(self, op: Experts) -> tuple[int, int]:
-        """All are like the first. Those that are stored in one tensor are read at once."""
-        each = [self._linear(spec) for spec in expert_linears(op)[0]]
-        held, passing = op.num_experts * sum(kept for kept, _ in each), max(more for _, more in each)
-        if not is_fused(op, self._checkpoint.names):
-            return held, passing
-        entries = [self._checkpoint.entry(name) for name, _ in fused_tensors(op) if name in self._checkpoint.names]
-        if not isinstance(self._quantizer, SizedQuantizer):
-            held = sum(map(self._in_compute_dtype, entries))
-        return held, passing + self._on_host(sum(entry.num_bytes for entry in entries))
+    def _experts(self, op: Experts) -> Iterator[tuple[int, int]]:
+        """Those that are stored together are read together, and put in order at worst."""
+        if not is_fused(op, self._checkpoint.names, self._quantizer):
+            for up, down in expert_linears(op):
+                yield self._linear(up)
+                yield self._linear(down)
+            return
+        layers = fused_layers(op)
+        stored = sum(
+            self._checkpoint.entry(name).num_bytes
+            for layer in layers
+            for name, _ in fused_stored(layer, self._quantizer)
+            if name in self._checkpoint.names
+        )
+        for layer in layers:
+            held, passing = self._linear(layer)
+            yield op.num_experts * held, self._on_host(2 * stored) + passing
 
     def _linear(self, spec: LinearSpec, tied: bool = False) -> tuple[int, int]:
         _, count = rank_of(self._parallelism, spec)

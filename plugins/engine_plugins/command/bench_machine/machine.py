@@ -20,8 +20,8 @@ from torch import Tensor
 from engine import native
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear
-from engine_plugins.quantizer import float_linear, integer_linear
-from engine_plugins.quantizer.rates import fastest_rates, threads
+from engine.kernels.cpu.linear import float_linear, integer_linear
+from engine.kernels.cpu.linear.rates import fastest_rates, threads
 from engine_plugins.quantizer.rounding import to_int4, to_int8
 
 READ_BYTES = 1 << 30

@@ -24,9 +24,10 @@ def precedence(entry: str) -> int:
 
 def lists_module(name: str, entries: Iterable[str]) -> bool:
     """``modules_to_not_convert`` and the like: a layer, the end of its name, or a module it is in."""
-    return any(
-        _is_named(name, entry) or name.startswith(f"{entry}.") or name.endswith(f".{entry}") for entry in entries
-    )
+    modules = name.split(".")
+    places = {".".join(part) for i in range(len(modules)) for part in (modules[: i + 1], modules[i:])}
+    # Sets: a mixture has tens of thousands of layers, and a list may name hundreds.
+    return any(entry in places or _is_named(name, entry) for entry in entries)
 
 
 def lists_part(name: str, entries: Iterable[str]) -> bool:

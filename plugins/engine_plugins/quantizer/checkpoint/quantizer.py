@@ -4,33 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
-from engine.contracts.ops import LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import KVScaleNames, PackedLinear, StoredHeader, StoredTensor
-from engine_plugins.quantizer import packing
+from engine.kernels import packing
+from engine.kernels.quantized import QuantizedWeight, joined
+from engine.kernels.triton.fp8_units import multiplies_fp8
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS
 from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
 from engine_plugins.quantizer.checkpoint.scheme import Recipe, Scheme
 from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.fp8_units import multiplies_fp8
 from engine_plugins.quantizer.unquantized import Unquantized
-from engine_plugins.quantizer.weights import joined
 
 UNQUANTIZED = Recipe("none", lambda name, is_head: None, has_kv_scales=False)
+SHOWN = 4
+"""Parts of a layer that an error names."""
 ORDER_BYTES = 8
 """For each input feature of a layer in activation order: its index."""
 
 
 class FromCheckpoint:
     """See :class:`engine.contracts.quantizer.Quantizer`, ``SizedQuantizer``, ``CheckingQuantizer``,
-    ``KVScaleReader``."""
+    ``UnpackingQuantizer``, ``KVScaleReader``."""
 
     def __init__(self, config: CheckpointConfig, context: BuildContext) -> None:
         quantization = context.model.quantization
@@ -38,6 +41,7 @@ class FromCheckpoint:
         if recipe.problems:
             raise ValueError("; ".join(recipe.problems))
         self._recipe = recipe
+        self._scheme_named = cache(recipe.scheme_of)
         self._wanted = config.activations
         self._context = context
         self._plain = Unquantized(UnquantizedConfig(), context)
@@ -53,20 +57,14 @@ class FromCheckpoint:
         scheme = self._scheme(spec)
         if scheme is None:
             return self._plain.pack(spec, parts, dtype, device)
-        layout = LAYOUTS[scheme.layout]
-        try:
-            weights = [
-                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.in_features)
-                for part, tensors in zip(spec.parts, parts, strict=True)
-            ]
-            weight = joined(weights)
-        except CheckpointError:
-            raise
-        except ValueError as error:
-            raise CheckpointError(f"{', '.join(part.name for part in spec.parts)}: {error}") from error
+        weight = _read(scheme, spec, parts)
         activations = self._activations(scheme)
         packed = packing.pack_quantized(spec, weight, activations, dtype, device, self._context)
         return replace(packed, label=f"{packed.label} ({scheme.label}; {self._about(scheme, activations)})")
+
+    def unpacked(self, spec: LinearSpec, part: Mapping[str, Tensor]) -> Tensor:
+        scheme = self._scheme(spec)
+        return part["weight"].float() if scheme is None else _read(scheme, spec, [part]).dense()
 
     def packed_bytes(self, spec: LinearSpec, dtype: Any, device: str, tied: bool) -> int:
         scheme = self._scheme(spec)
@@ -76,7 +74,7 @@ class FromCheckpoint:
         group_size = scheme.group_size(spec.in_features)
         order = spec.in_features * ORDER_BYTES if scheme.ordered else 0
         return order + packing.packed_bytes(
-            spec, scheme.bits, group_size, not scheme.symmetric, has_bias, self._context
+            spec, scheme.bits, group_size, not scheme.symmetric, has_bias, self._context, scheme.scale_bytes
         )
 
     def problems(self, specs: Sequence[LinearSpec], headers: Mapping[str, StoredHeader]) -> Sequence[str]:
@@ -116,7 +114,12 @@ class FromCheckpoint:
         return schemes[0]
 
     def _schemes(self, spec: LinearSpec) -> list[Scheme | None]:
-        return [self._recipe.scheme_of(part.name, spec.kind == "head") for part in spec.parts]
+        return [self._scheme_of(part, spec.kind == "head") for part in spec.parts]
+
+    def _scheme_of(self, part: LinearPart, is_head: bool) -> Scheme | None:
+        scheme = self._scheme_named(part.name, is_head)
+        # Libraries that store words along the output leave a single one, a gate, alone and do not say so.
+        return None if scheme is not None and scheme.in_words and part.out_features == 1 else scheme
 
     def _problems(self, spec: LinearSpec, headers: Mapping[str, StoredHeader]) -> Iterator[str]:
         schemes = self._schemes(spec)
@@ -152,6 +155,25 @@ class FromCheckpoint:
         return "weights only"
 
 
+def _read(scheme: Scheme, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]]) -> QuantizedWeight:
+    """All parts of a layer as one weight."""
+    layout = LAYOUTS[scheme.layout]
+    try:
+        return joined(
+            [
+                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.in_features)
+                for part, tensors in zip(spec.parts, parts, strict=True)
+            ]
+        )
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        names = [part.name for part in spec.parts]
+        if len(names) > SHOWN:
+            names[SHOWN - 1 : -1] = [f"{len(names) - SHOWN} more"]
+        raise CheckpointError(f"{', '.join(names)}: {error}") from error
+
+
 def _checked(name: str, has_bias: bool, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Without a bias that the architecture does not have, which must be zero."""
     if has_bias or "bias" not in tensors:
@@ -178,6 +200,6 @@ def _quantized_after_all(name: str, headers: Mapping[str, StoredHeader]) -> Iter
     weight = headers.get(f"{name}.weight")
     if weight is not None and weight.dtype not in ("float64", "float32", "bfloat16", "float16"):
         yield f"{name}.weight is {weight.dtype}, but the configuration says that this layer is not quantized"
-    for suffix in ("qweight", "weight_packed"):
+    for suffix in ("qweight", "weight_packed", "blocks"):
         if f"{name}.{suffix}" in headers:
             yield f"{name}.{suffix} is there, but the configuration says that this layer is not quantized"

@@ -14,17 +14,18 @@ class Scheme:
     """One way to store a linear layer, that of a format with all its options decided.
 
     ``layout``: the tensors it has. ``plain``: a code in a byte or an e4m3 number; ``packed``: 4- or 8-bit codes in
-    words along the input; ``awq`` and ``gptq``: in words as these libraries have them.
+    words along the input; ``awq`` and ``gptq``: in words as these libraries have them; ``mxfp4``: e2m1 numbers and
+    powers of two.
     """
 
     method: str
-    layout: Literal["plain", "packed", "awq", "gptq"]
+    layout: Literal["plain", "packed", "awq", "gptq", "mxfp4"]
     bits: int
     granularity: Literal["tensor", "channel", "group", "block"]
     """What shares a scale. ``channel``: an output feature; ``group``: some inputs of one; ``block``: some outputs and
     inputs."""
     floating: bool = False
-    """e4m3 numbers; otherwise integers."""
+    """e4m3 numbers, of 4 bits e2m1; otherwise integers."""
     block: tuple[int, int] = (1, 0)
     """Output and input features that share a scale; with ``group`` as with ``block``."""
     spaced: bool = False
@@ -47,9 +48,19 @@ class Scheme:
         return -(-in_features // self.group_size(in_features))
 
     @property
+    def scale_bytes(self) -> int:
+        """What a scale takes in GPU kernels, at most."""
+        return 1 if self.layout == "mxfp4" else 4
+
+    @property
     def codes_per_word(self) -> int:
         """Codes in 32 bits."""
         return 32 // self.bits
+
+    @property
+    def in_words(self) -> bool:
+        """Outputs share 32-bit words."""
+        return self.layout in ("awq", "gptq")
 
     @property
     def label(self) -> str:

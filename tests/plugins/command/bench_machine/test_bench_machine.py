@@ -15,9 +15,9 @@ from tests.needs import needs_compiler
 from engine import native
 from engine.cli.main import main
 from engine.contracts.command import USAGE
+from engine.kernels.cpu.linear import float_linear
 from engine_plugins.command.bench_machine import machine
 from engine_plugins.command.bench_machine import main as shown
-from engine_plugins.quantizer import float_linear
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage")
 

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from tests.kernels import tiny
 from torch import Tensor
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3",
+               "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")  # fmt: skip
 Stored = tuple[dict[str, Tensor], Tensor]
 """The tensors of a layer by suffix, and its dense weight ``[out, in]`` in float32."""
 Writer = Callable[[Tensor], Stored]
@@ -31,31 +32,36 @@ class Case:
     write: Writer
     head: bool = False
     left: tuple[str, ...] = ()
-    """Beginnings of names of layers that stay as they are."""
+    """Parts of names of layers that stay as they are."""
     extra: dict[str, Tensor] = field(default_factory=dict)
 
 
-def write_case(folder: Path, case: Case, **options: Any) -> tuple[Path, Path]:
-    """The checkpoint and its dense copy, both in ``folder``."""
+def write_case(
+    folder: Path, case: Case, weights: dict[str, Tensor] | None = None, config: dict[str, Any] = tiny.CONFIG,
+    **options: Any,
+) -> tuple[Path, Path]:  # fmt: skip
+    """The checkpoint and its dense copy, both in ``folder``. ``weights``: of the unquantized model, by default
+    :func:`tests.kernels.tiny.weights`; ``options``: more of ``config``."""
     quantized, dense = folder / "quantized", folder / "dense"
-    stored, plain = tiny.weights(), tiny.weights()
+    stored, plain = (dict(tiny.weights() if weights is None else weights) for _ in range(2))
     for name in [name for name in stored if is_converted(name, case)]:
         layer = name.removesuffix(".weight")
         tensors, plain[name] = case.write(stored.pop(name))
         stored |= {f"{layer}.{suffix}": tensor.contiguous() for suffix, tensor in tensors.items()}
-    for path, tensors, config in (
+    for path, tensors, more in (
         (quantized, stored | case.extra, {"quantization_config": case.quantization}),
         (dense, plain, {}),
     ):
         path.mkdir()
-        (path / "config.json").write_text(json.dumps(tiny.CONFIG | config | options))
+        (path / "config.json").write_text(json.dumps(config | more | options))
         save_file(tensors, path / "model.safetensors")
     return quantized, dense
 
 
 def is_converted(name: str, case: Case) -> bool:
-    is_linear = any(name.endswith(f"{projection}.weight") for projection in PROJECTIONS)
-    return (is_linear or (case.head and name == "lm_head.weight")) and not name.startswith(case.left or "-")
+    is_linear = any(name.endswith(f".{projection}.weight") for projection in PROJECTIONS)
+    is_left = any(part in name for part in case.left)
+    return (is_linear or (case.head and name == "lm_head.weight")) and not is_left
 
 
 def to_words(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:

@@ -8,10 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine_plugins.quantizer.checkpoint.layouts import awq, gptq, packed, plain
+from engine.kernels.quantized import QuantizedWeight
+from engine_plugins.quantizer.checkpoint.layouts import awq, gptq, mxfp4, packed, plain
 from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
 from engine_plugins.quantizer.checkpoint.scheme import Scheme
-from engine_plugins.quantizer.weights import QuantizedWeight
 
 
 class Layout(Protocol):
@@ -27,4 +27,4 @@ class Layout(Protocol):
         ...
 
 
-LAYOUTS: Mapping[str, Layout] = {"plain": plain, "packed": packed, "awq": awq, "gptq": gptq}
+LAYOUTS: Mapping[str, Layout] = {"plain": plain, "packed": packed, "awq": awq, "gptq": gptq, "mxfp4": mxfp4}

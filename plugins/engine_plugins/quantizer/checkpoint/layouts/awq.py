@@ -11,10 +11,10 @@ from torch import Tensor
 
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import StoredTensor
+from engine.kernels.quantized import QuantizedWeight
 from engine_plugins.quantizer.checkpoint.layouts.rule import FLOATS, TensorRule, bias_rule
 from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, fitted_scale, signed, unpacked
 from engine_plugins.quantizer.checkpoint.scheme import Scheme
-from engine_plugins.quantizer.weights import QuantizedWeight
 
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in its word of each of eight output features."""

@@ -12,10 +12,10 @@ from torch import Tensor
 from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import StoredTensor
+from engine.kernels.quantized import QuantizedWeight
 from engine_plugins.quantizer.checkpoint.layouts.rule import FLOATS, TensorRule, bias_rule
 from engine_plugins.quantizer.checkpoint.layouts.values import fitted_scale, order_of, signed, unpacked
 from engine_plugins.quantizer.checkpoint.scheme import Scheme
-from engine_plugins.quantizer.weights import QuantizedWeight
 
 ORDER = "its input features are in activation order (desc_act), so no cut holds whole groups"
 ONES = {4: 0x11111111, 8: 0x01010101}

@@ -8,7 +8,7 @@ from typing import Any
 from engine.checkpoint.files import shown
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine_plugins.quantizer.checkpoint.fields import Fields
-from engine_plugins.quantizer.checkpoint.methods import awq, compressed_tensors, fp8, gptq, modelopt
+from engine_plugins.quantizer.checkpoint.methods import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from engine_plugins.quantizer.checkpoint.scheme import Recipe
 
 METHODS: dict[str, Callable[[Fields], Recipe]] = {
@@ -17,6 +17,7 @@ METHODS: dict[str, Callable[[Fields], Recipe]] = {
     "modelopt": modelopt.parse,
     "awq": awq.parse,
     "gptq": gptq.parse,
+    "mxfp4": mxfp4.parse,
 }
 
 SHOWN = 16

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.plugins.quantizer.gpu_weights import WEIGHTS, int8_groups
 
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.torch.reference import gated_activation
 from engine.kernels.triton.launch import Launch, NormWeight, SkinnyLinear
-from engine_plugins.quantizer.gpu.layout import int4_bytes, packed_int4
-from engine_plugins.quantizer.gpu.loaders import tile_loader, why_unreadable
+from engine.kernels.triton.quantized.layout import int4_bytes, packed_int4
+from engine.kernels.triton.quantized.loaders import tile_loader, why_unreadable
+from tests.kernels.triton.quantized_weights import WEIGHTS, int8_groups
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}

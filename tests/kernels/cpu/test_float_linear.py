@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.needs import needs_bfloat16_instructions, needs_compiler
 
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear
+from engine.kernels.cpu.linear import float_linear, integer_linear
+from engine.kernels.cpu.linear.float_linear import can_pack, from_panels, pack_float, to_panels
+from engine.kernels.cpu.linear.panel_linear import interleaved, separated
+from engine.kernels.quantized import QuantizedWeight
 from engine.native import find_compiler, library_cache
 from engine.testing.context import build_context
-from engine_plugins.quantizer import float_linear, integer_linear
 from engine_plugins.quantizer.config import UnquantizedConfig
-from engine_plugins.quantizer.float_linear import can_pack, from_panels, pack_float, to_panels
-from engine_plugins.quantizer.panel_linear import interleaved, separated
 from engine_plugins.quantizer.unquantized import Unquantized
-from engine_plugins.quantizer.weights import QuantizedWeight
+from tests.needs import needs_bfloat16_instructions, needs_compiler
 
 SIZES = [(32, 32), (96, 896), (1152, 320), (50, 64), (33, 2080)]
 ODD_SIZES = [(7, 45), (65, 129)]
@@ -271,7 +271,7 @@ def test_measuring_takes_none_of_torchs_random_numbers() -> None:
 FIRST_PRODUCT = """
 import torch
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine_plugins.quantizer.float_linear import pack_float
+from engine.kernels.cpu.linear.float_linear import pack_float
 
 packed = pack_float(LinearSpec((LinearPart("w", 32),), 64), torch.ones(32, 64).bfloat16(), None)
 assert (packed.apply(torch.ones(33, 64).bfloat16()) == 64).all()

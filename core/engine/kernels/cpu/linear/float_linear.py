@@ -14,9 +14,7 @@ from engine import native
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
-from engine.kernels.triton.device import runs_triton
-from engine.native import ACTIVATIONS, NativeCall
-from engine_plugins.quantizer.panel_linear import (
+from engine.kernels.cpu.linear.panel_linear import (
     PAIR,
     PANEL,
     PanelCall,
@@ -26,7 +24,9 @@ from engine_plugins.quantizer.panel_linear import (
     separated,
     whole_pairs,
 )
-from engine_plugins.quantizer.rates import fastest_rates, threads
+from engine.kernels.cpu.linear.rates import fastest_rates, threads
+from engine.kernels.triton.device import runs_triton
+from engine.native import ACTIVATIONS, NativeCall
 
 INPUT_MULTIPLES = {torch.float32: 1, torch.bfloat16: 32}
 """``in_features`` must be a multiple of it, by dtype. 32: the inputs an AMX tile takes at once."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.narrow_types import from_e4m3, from_int4, from_int8
+from engine.kernels.triton.narrow_types import from_e2m1, from_e4m3, from_int4, from_int8
+from engine.kernels.triton.quantized.layout import SLAB, TILE_INPUTS
 from engine.kernels.triton.tile_ops import below
-from engine_plugins.quantizer.gpu.layout import SLAB, TILE_INPUTS
 
 _SLAB = tl.constexpr(SLAB)
 _TILE_BYTES = tl.constexpr(TILE_INPUTS // 2)
@@ -177,3 +177,21 @@ def unpack_int4_groups(loaded, DTYPE: tl.constexpr):
 def unpack_int4_zeros(loaded, DTYPE: tl.constexpr):
     codes, scale, zero = loaded
     return scaled(shifted(from_int4(codes, tl.bfloat16), zero), scale, DTYPE)
+
+
+@triton.jit
+def power_of_two(exponent):
+    """uint8 exponents, the bits of e8m0, as float32; 0 for the least one."""
+    return (exponent.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def unpack_e2m1_groups(loaded, DTYPE: tl.constexpr):
+    codes, scale = loaded
+    return scaled(from_e2m1(codes, tl.bfloat16), power_of_two(scale), DTYPE)
+
+
+@triton.jit
+def exponent_scale(loaded):
+    """:func:`group_scale` of e2m1."""
+    return group_scale((loaded[0], power_of_two(loaded[1])))

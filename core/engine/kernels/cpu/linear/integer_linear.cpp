@@ -34,7 +34,7 @@
 #endif
 
 enum Instructions : int32_t { NO_INSTRUCTIONS = 0, AVX2 = 1, AVX512_VNNI = 2, AMX = 3 };
-enum Format : int32_t { BYTES = 0, NIBBLES = 1, E4M3 = 2 };
+enum Format : int32_t { BYTES = 0, NIBBLES = 1, E4M3 = 2, E2M1 = 3 };
 // What x is multiplied as: float32; integers of 16 bits that hold what bfloat16 does; integers of 8 bits.
 enum Arithmetic : int32_t { FLOATS = 0, INTEGERS_16 = 1, INTEGERS_8 = 2 };
 
@@ -192,7 +192,7 @@ bool multiply_in_tiles(const Call<Linear, T>& call) {
     const Linear& linear = call.linear;
     if (linear.instructions < AMX || call.rows < AMX_ROWS) return false;
     if (linear.arithmetic == INTEGERS_8) {
-        if (linear.stretch % TILE_ROW_BYTES != 0) return false;
+        if (linear.stretch % TILE_ROW_BYTES != 0 || linear.format == E2M1) return false;
         linear.format == BYTES ? multiply<Tiles<ByteWeights, int8_t, T>>(call)
                                : multiply<Tiles<NibbleWeights, int8_t, T>>(call);
         return true;
@@ -202,6 +202,7 @@ bool multiply_in_tiles(const Call<Linear, T>& call) {
             case BYTES: multiply<Tiles<ByteWeights, bfloat16, T>>(call); break;
             case NIBBLES: multiply<Tiles<NibbleWeights, bfloat16, T>>(call); break;
             case E4M3: multiply<Tiles<E4m3Weights, bfloat16, T>>(call); break;
+            case E2M1: multiply<Tiles<E2m1Weights, bfloat16, T>>(call); break;
         }
         return true;
     }
@@ -221,10 +222,12 @@ void multiply_any(const Call<Linear, T>& call) {
             case BYTES: return multiply<Panels<ByteWeights, FloatKernel, T>>(call);
             case NIBBLES: return multiply<Panels<NibbleWeights, FloatKernel, T>>(call);
             case E4M3: return multiply<Panels<E4m3Weights, FloatKernel, T>>(call);
+            case E2M1: return multiply<Panels<E2m1Weights, FloatKernel, T>>(call);
         }
     }
 #if HAS_VNNI
     if (linear.instructions >= AVX512_VNNI) {
+        if (linear.format == E2M1) return multiply<Panels<WideE2m1, WideKernel, T>>(call);
         if (linear.arithmetic == INTEGERS_8 && Layer<ByteWeights>{linear}.has_one_scale) {
             if (linear.format == BYTES) return multiply<Bytes<ByteWeights, T>>(call);
             return multiply<Bytes<NibbleWeights, T>>(call);
@@ -233,6 +236,7 @@ void multiply_any(const Call<Linear, T>& call) {
         return multiply<Panels<WideNibbles, WideKernel, T>>(call);
     }
 #endif
+    if (linear.format == E2M1) return multiply<Panels<E2m1Weights, IntegerKernel, T>>(call);
     if (linear.format == BYTES) return multiply<Panels<ByteWeights, IntegerKernel, T>>(call);
     return multiply<Panels<NibbleWeights, IntegerKernel, T>>(call);
 }

@@ -20,8 +20,7 @@ from engine import native
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear
-from engine.native import ACTIVATIONS, INT32, INT64, POINTER, NativeCall
-from engine_plugins.quantizer.panel_linear import (
+from engine.kernels.cpu.linear.panel_linear import (
     PAIR,
     PANEL,
     PanelCall,
@@ -31,7 +30,8 @@ from engine_plugins.quantizer.panel_linear import (
     separated,
     whole_pairs,
 )
-from engine_plugins.quantizer.weights import QuantizedWeight, multiplied, rounded_rows
+from engine.kernels.quantized import QuantizedWeight, from_e2m1, multiplied, rounded_rows, to_e2m1
+from engine.native import ACTIVATIONS, INT32, INT64, POINTER, NativeCall
 
 INPUT_MULTIPLE = 64
 """Inputs are filled up to one with zeros."""
@@ -45,7 +45,7 @@ INSTRUCTIONS = ("none", "AVX2", "AVX512-VNNI", "AMX")
 """By the numbers ``integer_linear.cpp`` gives them."""
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """Of activations."""
-FORMATS = ("bytes", "nibbles", "e4m3")
+FORMATS = ("bytes", "nibbles", "e4m3", "e2m1")
 FLOATS, INTEGERS_16, INTEGERS_8 = range(3)
 """``Arithmetic`` of ``integer_linear.cpp``."""
 E4M3_NAN = 0x7F
@@ -107,7 +107,7 @@ class Panels:
 
     ``weight``: uint8 ``[pairs, in * bits / 32, 32, 4]``; ``scale``: float32 and ``zero``: uint8 ``[pairs, groups,
     32]``; ``order``: int64 ``[in]``; ``bias``: float32 ``[pairs * 32]``. ``group``, ``bits``, ``floating`` as in
-    :class:`~engine_plugins.quantizer.weights.Format`. The same for all processors.
+    :class:`~engine.kernels.quantized.Format`. The same for all processors.
 
     Raises ``ValueError`` where these do not fit together: kernels would read other memory.
     """
@@ -165,7 +165,7 @@ def laid_out(weight: QuantizedWeight, gated: bool) -> Panels:
         weight.in_features,
         weight.group_size,
         weight.bits,
-        weight.codes.is_floating_point(),
+        weight.floating,
         gated,
         weight=to_panels(outputs(_unsigned(weight)), weight.bits),
         scale=by_panel(_scale(weight)),
@@ -248,7 +248,7 @@ class _Layer:
     @property
     def label(self) -> str:
         groups = f" (groups of {self._panels.group})" if self._panels.scale.shape[1] > 1 else ""
-        kind = "fp8" if self._panels.floating else f"int{self._panels.bits}"
+        kind = f"fp{self._panels.bits}" if self._panels.floating else f"int{self._panels.bits}"
         rounded = "" if self._activations == "bf16" else f", {self._activations} activations"
         return f"{kind} panels{groups}, {INSTRUCTIONS[self._instructions]}{rounded}"
 
@@ -287,7 +287,8 @@ class _Layer:
         in_features = _padded(self._inputs)
         grouped = panels.scale.shape[1] > 1
         long = arithmetic == INTEGERS_8 and not grouped
-        name = "e4m3" if panels.floating else "bytes" if panels.bits == 8 else "nibbles"
+        names = ("e4m3", "e2m1") if panels.floating else ("bytes", "nibbles")
+        name = names[panels.bits == 4]
         return _Linear(
             in_features=in_features,
             out_features=self.out_features // 2 if activation else self._columns,
@@ -303,7 +304,8 @@ class _Layer:
             order=native.pointer(panels.order),
             offset=self._offset,
             format=FORMATS.index(name),
-            arithmetic=FLOATS if panels.floating else arithmetic,
+            # Twice the numbers of 4 bits are integers.
+            arithmetic=FLOATS if name == "e4m3" else arithmetic,
         )
 
     def _unpacked(self) -> QuantizedWeight:
@@ -315,11 +317,17 @@ class _Layer:
 
         panels = self._panels
         codes = restored(from_panels(panels.weight, panels.bits)[:, : self._inputs])
-        signed = codes.view(torch.float8_e4m3fn) if panels.floating else (codes.int() - self._offset).to(torch.int8)
+        e2m1 = panels.floating and panels.bits == 4
+        if e2m1:
+            signed = from_e2m1(codes)
+        elif panels.floating:
+            signed = codes.view(torch.float8_e4m3fn)
+        else:
+            signed = (codes.int() - self._offset).to(torch.int8)
         zero = None if panels.zero is None else (grouped(panels.zero).int() - self._offset).to(torch.int8)
         bias = None if panels.bias is None else restored(panels.bias)
         return QuantizedWeight(
-            signed.contiguous(), grouped(panels.scale), panels.group, panels.bits, zero, panels.order, bias
+            signed.contiguous(), grouped(panels.scale), panels.group, panels.bits, zero, panels.order, bias, e2m1
         )
 
 
@@ -332,7 +340,7 @@ def _padded(in_features: int) -> int:
 
 
 def _offset(weight: QuantizedWeight) -> int:
-    return _offset_of(weight.bits, weight.codes.is_floating_point())
+    return _offset_of(weight.bits, weight.floating)
 
 
 def _offset_of(bits: int, floating: bool) -> int:
@@ -342,8 +350,8 @@ def _offset_of(bits: int, floating: bool) -> int:
 
 def _unsigned(weight: QuantizedWeight) -> Tensor:
     """uint8 ``[out, in padded]``."""
-    codes = weight.codes.view(torch.uint8)
-    if not weight.codes.is_floating_point():
+    codes = to_e2m1(weight.codes) if weight.e2m1 else weight.codes.view(torch.uint8)
+    if not weight.floating:
         codes = codes + weight.codes.new_tensor(_offset(weight), dtype=torch.uint8)  # modulo 256
     return F.pad(codes, (0, -weight.in_features % INPUT_MULTIPLE))
 

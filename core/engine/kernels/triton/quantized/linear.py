@@ -25,13 +25,13 @@ from torch import Tensor
 
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, TileLoader
+from engine.kernels.quantized import QuantizedWeight, from_e2m1, multiplied
+from engine.kernels.triton.fp8_units import has_fp8_units
 from engine.kernels.triton.launch import Launch, SkinnyLinear, quantized_rows
+from engine.kernels.triton.quantized.kernels import dequantized, scaled_sums
+from engine.kernels.triton.quantized.layout import unpacked_int4, unpacked_nibbles
+from engine.kernels.triton.quantized.loaders import tile_loader, why_unreadable
 from engine.kernels.triton.tiles import MAX_ROWS
-from engine_plugins.quantizer.fp8_units import has_fp8_units
-from engine_plugins.quantizer.gpu.kernels import dequantized, scaled_sums
-from engine_plugins.quantizer.gpu.layout import unpacked_int4
-from engine_plugins.quantizer.gpu.loaders import tile_loader, why_unreadable
-from engine_plugins.quantizer.weights import QuantizedWeight, multiplied
 
 ROWS_IN_PASSES = 4 * MAX_ROWS
 """Rows up to which weights are read once for every 16."""
@@ -86,14 +86,19 @@ class GpuLinear:
     def weight(self) -> QuantizedWeight:
         """The weight that the tensors stand for."""
         loader = self.loader
-        codes = loader.weight
-        if self.bits == 4:
+        codes, e2m1 = loader.weight, self.bits == 4 and self.is_float
+        if e2m1:
+            codes = from_e2m1(unpacked_nibbles(codes, self.out_features, self.in_features))
+        elif self.bits == 4:
             codes = unpacked_int4(codes, self.out_features, self.in_features)
         elif self.is_float:
             codes = codes.view(torch.float8_e4m3fn)
         scale = loader.channel_scale[:, None] if loader.channel_scale is not None else loader.scale
         assert scale is not None
-        return QuantizedWeight(codes, scale.float(), self.group_size, self.bits, loader.zero, self.order, loader.bias)
+        scale = 0.5 * scale.view(torch.float8_e8m0fnu).float() if e2m1 else scale.float()
+        return QuantizedWeight(
+            codes, scale, self.group_size, self.bits, loader.zero, self.order, loader.bias, e2m1=e2m1
+        )
 
 
 def pack_gpu(weight: QuantizedWeight, activations: str, device: str, context: BuildContext) -> PackedLinear:
@@ -105,7 +110,7 @@ def pack_gpu(weight: QuantizedWeight, activations: str, device: str, context: Bu
     loader = tile_loader(weight.to(device))
     order = None if weight.order is None else weight.order.to(device)
     linear = GpuLinear(
-        loader, weight.in_features, weight.out_features, weight.bits, weight.codes.is_floating_point(),
+        loader, weight.in_features, weight.out_features, weight.bits, weight.floating,
         weight.group_size, order, rounding, Launch.on(device),
     )  # fmt: skip
     tensors = {
@@ -141,7 +146,7 @@ def rounding_of(weight: QuantizedWeight, activations: str, context: BuildContext
     if activations == "bf16":
         return None, ""
     wanted: Rounding = "int8" if activations == "int8" else "fp8"
-    if weight.bits != 8 or weight.codes.is_floating_point() != (wanted == "fp8"):
+    if weight.bits != 8 or weight.floating != (wanted == "fp8"):
         return None, f"no kernel multiplies {_kind(weight)} weights by {wanted}"
     if not weight.per_channel or weight.zero is not None or weight.order is not None:
         return None, f"{wanted} sums need one scale per channel"
@@ -153,8 +158,7 @@ def rounding_of(weight: QuantizedWeight, activations: str, context: BuildContext
 
 
 def _kind(weight: QuantizedWeight) -> str:
-    name = "fp8" if weight.codes.is_floating_point() else f"int{weight.bits}"
-    return name if weight.per_channel else f"{name} in groups of {weight.group_size}"
+    return weight.kind if weight.per_channel else f"{weight.kind} in groups of {weight.group_size}"
 
 
 def _label(weight: QuantizedWeight, rounding: Rounding | None, why_not: str) -> str:

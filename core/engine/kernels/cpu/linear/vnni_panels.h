@@ -50,6 +50,26 @@ struct WideNibbles : NibbleWeights {
     }
 };
 
+struct WideE2m1 : NibbleWeights {
+    template <int WHICH>
+    static ivec pair(ivec raw) {
+#if defined(__AVX512BW__)
+        constexpr int SHIFT = 8 * (WHICH % 2) + 4 * (WHICH / 2);
+        const __m512i bits = (__m512i)raw;  // as E2m1Weights::pair
+        const __m512i high = SHIFT <= 8 ? _mm512_slli_epi16(bits, 8 - SHIFT) : _mm512_srli_epi16(bits, SHIFT - 8);
+        const __m512i place = _mm512_or_si512(_mm512_and_si512(high, _mm512_set1_epi16(0x0f00)), _mm512_set1_epi16(0x80));
+        const __m512i integers = _mm512_broadcast_i32x4(_mm256_castsi256_si128(E2m1Weights::integers()));
+        return (ivec)_mm512_srai_epi16(_mm512_shuffle_epi8(integers, place), 8);
+#else
+        __m256i halves[2];
+        std::memcpy(halves, &raw, sizeof halves);
+        for (__m256i& half : halves) half = E2m1Weights::pair<WHICH>(half);
+        std::memcpy(&raw, halves, sizeof halves);
+        return raw;
+#endif
+    }
+};
+
 // A row of a panel as groups of four bytes.
 template <typename Format>
 inline ivec quad(ivec raw, int which) {

@@ -7,10 +7,17 @@ from typing import Any
 import torch
 
 from engine.contracts.quantizer import TileLoader
+from engine.kernels.quantized import QuantizedWeight, to_e2m1
 from engine.kernels.storage import as_bits
-from engine_plugins.quantizer.gpu import tiles
-from engine_plugins.quantizer.gpu.layout import narrowest, packed_int4, tiles_hold_groups
-from engine_plugins.quantizer.weights import QuantizedWeight
+from engine.kernels.triton.quantized import tiles
+from engine.kernels.triton.quantized.layout import (
+    are_powers,
+    exponents,
+    narrowest,
+    packed_int4,
+    packed_nibbles,
+    tiles_hold_groups,
+)
 
 
 def why_unreadable(weight: QuantizedWeight) -> str | None:
@@ -19,6 +26,8 @@ def why_unreadable(weight: QuantizedWeight) -> str | None:
         return f"groups of {weight.group_size}, not a power of two"
     if weight.codes.is_floating_point() and weight.codes.dtype != torch.float8_e4m3fn:
         return f"{str(weight.codes.dtype).removeprefix('torch.')} weights"
+    if weight.e2m1 and not are_powers(2.0 * weight.scale):
+        return "numbers of 4 bits with scales that are no powers of two"
     return None
 
 
@@ -27,6 +36,8 @@ def tile_loader(weight: QuantizedWeight) -> TileLoader:
 
     One scale per channel and no zeros: the scale multiplies sums. Else scales, and zeros, multiply tiles.
     """
+    if weight.e2m1:
+        return _e2m1_loader(weight)
     codes = packed_int4(weight.codes) if weight.bits == 4 else as_bits(weight.codes.contiguous())
     if weight.per_channel and weight.zero is None:
         load, unpack = _plain_functions(weight)
@@ -39,11 +50,28 @@ def tile_loader(weight: QuantizedWeight) -> TileLoader:
         scale=narrowest(weight.scale.contiguous()),
         zero=None if weight.zero is None else weight.zero.contiguous(),
         bias=weight.bias,
-        # A tile may not straddle groups; of a single one any power of two that holds it all will do.
-        group_size=1 << (weight.in_features - 1).bit_length() if weight.per_channel else weight.group_size,
+        group_size=_tile_group(weight),
         unpack_tile=unpack,
         tile_scale=tiles.group_scale,
     )
+
+
+def _e2m1_loader(weight: QuantizedWeight) -> TileLoader:
+    """Scales are read as their exponents, also a single one of a channel."""
+    return TileLoader(
+        tiles.load_int4_groups,
+        packed_nibbles(to_e2m1(weight.codes), filling=0),
+        scale=exponents(2.0 * weight.scale),
+        bias=weight.bias,
+        group_size=_tile_group(weight),
+        unpack_tile=tiles.unpack_e2m1_groups,
+        tile_scale=tiles.exponent_scale,
+    )
+
+
+def _tile_group(weight: QuantizedWeight) -> int:
+    """A tile may not straddle groups; of a single one any power of two that holds it all will do."""
+    return 1 << (weight.in_features - 1).bit_length() if weight.per_channel else weight.group_size
 
 
 def _plain_functions(weight: QuantizedWeight) -> tuple[Any, Any]:

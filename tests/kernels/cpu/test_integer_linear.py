@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.needs import each, needs_compiler, needs_integer_instructions, needs_x86
 
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import PackedLinear, Quantizer
+from engine.kernels.cpu.linear import integer_linear
+from engine.kernels.cpu.linear.integer_linear import can_pack, from_panels, pack_integer, packed_bytes, to_panels
+from engine.kernels.packing import pack_quantized
+from engine.kernels.quantized import QuantizedWeight, from_e2m1, multiplied, rounded_rows, to_e2m1
 from engine.kernels.torch.reference import gated_activation
 from engine.native import find_compiler
 from engine.native.compiler import FLAGS, INCLUDE
 from engine.testing.context import build_context
 from engine.testing.quantizer import AddConformance, GateConformance, NativeConformance
-from engine_plugins.quantizer import integer_linear
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
-from engine_plugins.quantizer.integer_linear import can_pack, from_panels, pack_integer, packed_bytes, to_panels
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
-from engine_plugins.quantizer.packing import pack_quantized
-from engine_plugins.quantizer.weights import QuantizedWeight, multiplied, rounded_rows
+from tests.needs import each, needs_compiler, needs_integer_instructions, needs_x86
 
 ROWS = (1, 2, 3, 4, 5, 6, 9, 16, 17, 33, 50, 75)
 SHAPES = [(48, 64, 64), (17, 80, 80), (1, 32, 32), (96, 896, 128), (64, 320, 32), (50, 512, 256), (33, 1280, 64)]
@@ -59,6 +59,9 @@ def made(kind: str, out: int, inputs: int, group: int, zeros: bool = False, orde
     if kind == "fp8":
         codes = (torch.randn(out, inputs, generator=generator) * 30).to(torch.float8_e4m3fn)
         return QuantizedWeight(codes, scale, group, order=order, bias=bias)
+    if kind == "fp4":
+        codes = from_e2m1(torch.randint(0, 16, (out, inputs), generator=generator).byte())
+        return QuantizedWeight(codes, scale, group, 4, order=order, bias=bias, e2m1=True)
     bits = int(kind[3:])
     low, high = -(1 << (bits - 1)), 1 << (bits - 1)
     codes = torch.randint(low, high, (out, inputs), generator=generator).to(torch.int8)
@@ -119,6 +122,31 @@ def test_e4m3_weights_of_any_size_and_group(activations: str, out: int, size: in
         check(packed, weight, activations, dtype)
     x = inputs(3, weight)
     assert torch.equal(packed.reference(x), multiplied(x, weight, activations))
+
+
+@pytest.mark.parametrize(("out", "size", "group"), SHAPES)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+def test_e2m1_weights_of_any_size_and_group(activations: str, out: int, size: int, group: int, unit: str) -> None:
+    weight = made("fp4", out, size, group, ordered=activations == "int8")
+    packed = pack_integer(spec_of(weight), weight, activations, unit)
+    for dtype in ROUNDING:
+        check(packed, weight, activations, dtype)
+    x = inputs(3, weight)
+    assert torch.equal(packed.reference(x), multiplied(x, weight, activations))
+    assert packed.tensors["weight"].numel() * 2 == -(-out // 32) * 32 * -(-size // 64) * 64
+
+
+def test_every_e2m1_number_is_multiplied_exactly(unit: str) -> None:
+    codes = from_e2m1(torch.arange(16).byte())
+    assert torch.equal(from_e2m1(to_e2m1(codes)), codes)
+    weight = QuantizedWeight(codes.repeat(32, 4).contiguous(), torch.full((32, 2), 0.5), 32, 4, e2m1=True)
+    packed = pack_integer(spec_of(weight), weight, "bf16", unit)
+    numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    want = torch.cat((numbers, -numbers)).repeat(32, 4).T
+    for dtype in (torch.float32, torch.bfloat16):
+        for rows in (1, 64):
+            got = torch.cat([packed.apply(x) for x in torch.eye(64, dtype=dtype).split(rows)])
+            assert torch.equal(got.float(), want)
 
 
 def test_every_e4m3_number_is_multiplied_exactly_and_a_nan_spoils_its_output_only(unit: str) -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engine.kernels.quantized import E2M1, QuantizedWeight, from_e2m1
 from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
-from engine_plugins.quantizer.weights import QuantizedWeight
 
 Make = Callable[[Tensor, "Tensor | None"], QuantizedWeight]
 
@@ -60,6 +60,17 @@ def fp8_blocks(weight: Tensor, bias: Tensor | None, block: int = 128) -> Quantiz
     return QuantizedWeight(codes, by_channel.contiguous(), block, bias=bias)
 
 
+def mxfp4(weight: Tensor, bias: Tensor | None) -> QuantizedWeight:
+    """e2m1 with a power of two for every 32 inputs."""
+    inputs = weight.shape[1]
+    groups = torch.nn.functional.pad(weight, (0, -inputs % 32)).unflatten(1, (-1, 32))
+    scale = torch.exp2((groups.abs().amax(2).clamp_min(1e-6) / 6.0).log2().ceil()) / 2
+    numbers = torch.tensor(E2M1, dtype=torch.float32)
+    bits = (groups[..., None] / scale[..., None, None] - numbers).abs().argmin(-1).byte()
+    codes = from_e2m1(bits.flatten(1)[:, :inputs])
+    return QuantizedWeight(codes, scale, 32, bits=4, bias=bias, e2m1=True)
+
+
 WEIGHTS: dict[str, Make] = {
     "int8": to_int8,
     "int8 groups": int8_groups,
@@ -71,4 +82,5 @@ WEIGHTS: dict[str, Make] = {
     "int4 g128": lambda weight, bias: to_int4(weight, bias, min(128, weight.shape[1])),
     "int4 per channel": int4_per_channel,
     "int4 zeros": int4_zeros,
+    "mxfp4": mxfp4,
 }

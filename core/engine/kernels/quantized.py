@@ -9,18 +9,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers of a sign, two bits of exponent and one of mantissa, by their bits (OCP Microscaling Formats)."""
+
+
+def from_e2m1(bits: Tensor) -> Tensor:
+    """uint8 0 .. 15 -> int8 codes: twice the numbers."""
+    return torch.tensor(E2M1, dtype=torch.int8, device=bits.device)[bits.int()]
+
+
+def to_e2m1(codes: Tensor) -> Tensor:
+    """The inverse of :func:`from_e2m1`, uint8; 0 has no sign."""
+    largest = max(E2M1)
+    table = torch.zeros(2 * largest + 1, dtype=torch.uint8, device=codes.device)
+    for bits in reversed(range(len(E2M1))):
+        table[E2M1[bits] + largest] = bits
+    return table[codes.int() + largest]
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """``weight[o, i] = (codes[o, i] - zero[o, g]) * scale[o, g]`` with ``g = i // group_size``.
 
     ``codes``: ``[out, in]``, contiguous: int8 in ``-2**(bits-1) .. 2**(bits-1) - 1``, one byte each whatever ``bits``
-    is, or float8_e4m3fn.
+    is, or float8_e4m3fn. With ``e2m1``: int8, twice a number of 4 bits (:data:`E2M1`), beside scales that are half of
+    the format's, so that both say the same; ``bits`` is 4.
     ``scale``: float32 ``[out, ceil(in / group_size)]``; a weight with one scale per output channel has
     ``group_size == in``.
     ``zero``: int8, shaped as ``scale``, or ``None`` for symmetric weights and for floating codes.
-    ``bits``: 4 or 8. ``order``: int64 ``[in]`` or ``None``: column ``i`` multiplies input feature ``order[i]``
-    (the activation order of GPTQ). ``bias``: float32 ``[out]`` or ``None``.
+    ``bits``: 4 or 8, what a code takes in kernels. ``order``: int64 ``[in]`` or ``None``: column ``i`` multiplies input
+    feature ``order[i]`` (the activation order of GPTQ). ``bias``: float32 ``[out]`` or ``None``.
 
     Raises ``ValueError`` where these do not fit together.
     """
@@ -32,11 +50,14 @@ class QuantizedWeight:
     zero: Tensor | None = None
     order: Tensor | None = None
     bias: Tensor | None = None
+    e2m1: bool = False
 
     def __post_init__(self) -> None:
         out, inputs = self.codes.shape
         if self.codes.dtype not in (torch.int8, torch.float8_e4m3fn):
             raise ValueError(f"codes of {self.codes.dtype}, expected int8 or float8_e4m3fn")
+        if self.e2m1 and (self.codes.dtype != torch.int8 or self.bits != 4 or self.zero is not None):
+            raise ValueError(f"e2m1 of {self.bits} bits and {self.codes.dtype}, expected int8 codes of 4 without zeros")
         if self.group_size < 1:
             raise ValueError(f"groups of {self.group_size} inputs, expected at least 1")
         groups = (out, -(-inputs // self.group_size))
@@ -56,6 +77,16 @@ class QuantizedWeight:
     @property
     def in_features(self) -> int:
         return int(self.codes.shape[1])
+
+    @property
+    def floating(self) -> bool:
+        """Codes are floating-point numbers: e4m3, or e2m1 of 4 bits."""
+        return self.e2m1 or self.codes.is_floating_point()
+
+    @property
+    def kind(self) -> str:
+        """For labels."""
+        return "fp4" if self.e2m1 else "fp8" if self.floating else f"int{self.bits}"
 
     @property
     def per_channel(self) -> bool:
@@ -98,8 +129,8 @@ class QuantizedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How weights are stored: ``floating`` (e4m3) or integer codes of ``bits``, a scale for ``group_size`` inputs (all
-    of them, where there are fewer)."""
+    """How weights are stored: ``floating`` (e4m3, in 4 bits e2m1) or integer codes of ``bits``, a scale for
+    ``group_size`` inputs (all of them, where there are fewer)."""
 
     bits: int
     group_size: int
@@ -118,12 +149,16 @@ def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         for what, one, other in (
             ("bits", first.bits, part.bits),
             ("codes", first.codes.dtype, part.codes.dtype),
+            ("kinds of codes", first.kind, part.kind),
             ("group sizes", first.group_size, part.group_size),
         ):
             if one != other:
                 raise ValueError(f"parts that are multiplied together have different {what}: {one} and {other}")
         if not _same_order(first.order, part.order):
-            raise ValueError("parts that are multiplied together have different orders of their input features")
+            raise ValueError(
+                "parts that are multiplied together have different orders of their input features; experts are "
+                "multiplied one after another with execution=eager"
+            )
     return replace(
         first,
         codes=_stacked([part.codes for part in parts]),

@@ -23,10 +23,15 @@ TILE_INPUTS = 128
 
 
 def packed_int4(codes: Tensor) -> Tensor:
-    """int8 codes -8 .. 7 ``[out, in]`` -> uint8 ``[slabs, tiles, SLAB, TILE_INPUTS / 2]``, filled up with code 0."""
+    """int8 codes -8 .. 7 ``[out, in]`` as :func:`packed_nibbles`, filled up with code 0."""
+    return packed_nibbles((codes + 8).to(torch.uint8), filling=8)
+
+
+def packed_nibbles(codes: Tensor, filling: int) -> Tensor:
+    """uint8 codes 0 .. 15 ``[out, in]`` -> uint8 ``[slabs, tiles, SLAB, TILE_INPUTS / 2]``."""
     out, inputs = codes.shape
-    padded = F.pad(codes, (0, -inputs % TILE_INPUTS, 0, -out % SLAB))
-    nibbles = (padded + 8).to(torch.uint8).view(padded.shape[0], -1, 2, 4)
+    padded = F.pad(codes, (0, -inputs % TILE_INPUTS, 0, -out % SLAB), value=filling)
+    nibbles = padded.view(padded.shape[0], -1, 2, 4)
     packed = nibbles[:, :, 0] | nibbles[:, :, 1] << 4
     return packed.view(-1, SLAB, padded.shape[1] // TILE_INPUTS, TILE_INPUTS // 2).transpose(1, 2).contiguous()
 
@@ -48,9 +53,24 @@ def narrowest(scale: Tensor) -> Tensor:
 
 def unpacked_int4(packed: Tensor, out_features: int, in_features: int) -> Tensor:
     """The inverse of :func:`packed_int4`: int8 ``[out_features, in_features]``."""
+    return unpacked_nibbles(packed, out_features, in_features).to(torch.int8) - 8
+
+
+def unpacked_nibbles(packed: Tensor, out_features: int, in_features: int) -> Tensor:
+    """The inverse of :func:`packed_nibbles`: uint8 ``[out_features, in_features]``."""
     rows = packed.transpose(1, 2).reshape(packed.shape[0] * SLAB, -1, 1, 4)
     nibbles = torch.cat([rows & 15, rows >> 4], dim=2).flatten(1)
-    return nibbles[:out_features, :in_features].to(torch.int8) - 8
+    return nibbles[:out_features, :in_features]
+
+
+def exponents(scale: Tensor) -> Tensor:
+    """float32 powers of two as the bits of e8m0, uint8."""
+    return scale.to(torch.float8_e8m0fnu).view(torch.uint8)
+
+
+def are_powers(scale: Tensor) -> bool:
+    """Whether :func:`exponents` loses nothing."""
+    return torch.equal(scale.to(torch.float8_e8m0fnu).float(), scale)
 
 
 def tiles_hold_groups(groups: int, group_size: int) -> bool:
@@ -58,10 +78,12 @@ def tiles_hold_groups(groups: int, group_size: int) -> bool:
     return groups == 1 or group_size & (group_size - 1) == 0
 
 
-def gpu_bytes(spec: LinearSpec, bits: int, group_size: int, has_zeros: bool, has_bias: bool) -> int:
+def gpu_bytes(
+    spec: LinearSpec, bits: int, group_size: int, has_zeros: bool, has_bias: bool, scale_bytes: int = 4
+) -> int:
     """Bytes of what ``pack_gpu`` keeps, at most: scales may take half of theirs."""
     out, groups = spec.out_features, -(-spec.in_features // group_size)
     # What kernels cannot read keeps a byte for each code.
     in_tiles = bits == 4 and tiles_hold_groups(groups, group_size)
     codes = int4_bytes(out, spec.in_features) if in_tiles else out * spec.in_features
-    return codes + out * (groups * has_zeros + (groups + has_bias) * torch.float32.itemsize)
+    return codes + out * (groups * (has_zeros + scale_bytes) + has_bias * torch.float32.itemsize)

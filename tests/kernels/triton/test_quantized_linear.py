@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.launches import count_launches
-from tests.plugins.quantizer.gpu_weights import WEIGHTS, int8_groups
 from torch import Tensor
 
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, Quantizer
+from engine.kernels.quantized import QuantizedWeight
+from engine.kernels.quantized import quantized_rows as rounded_by_torch
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.triton.launch import Launch, NormWeight, quantized_rows
+from engine.kernels.triton.quantized.layout import gpu_bytes, packed_int4, unpacked_int4
+from engine.kernels.triton.quantized.linear import pack_gpu, rounding_of
 from engine.testing import quantizer as suite
 from engine.testing.context import build_context
 from engine.testing.quantizer import TileLoaderConformance
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
-from engine_plugins.quantizer.gpu.layout import gpu_bytes, packed_int4, unpacked_int4
-from engine_plugins.quantizer.gpu.linear import pack_gpu, rounding_of
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
-from engine_plugins.quantizer.weights import QuantizedWeight
-from engine_plugins.quantizer.weights import quantized_rows as rounded_by_torch
+from tests.kernels.triton.quantized_weights import WEIGHTS, int8_groups
+from tests.launches import count_launches
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = (1, 7, 17, 65)
@@ -35,7 +35,7 @@ SUITE_ROWS = (1, 3, 16, 17, 65) if DEVICE == "cpu" else suite.ROWS
 """For the interpreter one of each: a row, a few, as many as fit in a tile, two tiles, more than kernels take."""
 SUITE_DTYPES = ("float32",) if DEVICE == "cpu" else tuple(suite.DTYPES)
 """In the interpreter, which cuts to bfloat16 where devices round, int8 alone takes it here: every kind does, with wider
-tolerance, in ``test_gpu_loaders.py``."""
+tolerance, in ``test_quantized_loaders.py``."""
 
 
 def on(capability: tuple[int, int] | None) -> BuildContext:

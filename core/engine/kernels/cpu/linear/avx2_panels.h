@@ -60,6 +60,34 @@ struct NibbleWeights {
     }
 };
 
+// Eight numbers of a sign, 2 bits of exponent and 1 of mantissa, where NibbleWeights has codes. Twice the numbers are
+// integers: those are multiplied, and scales are half as large.
+struct E2m1Weights : NibbleWeights {
+    template <int INPUT>
+    static __m256 wide(__m256i raw, __m256i) {
+        constexpr int SHIFT = 8 * (INPUT % 4) + 4 * (INPUT / 4);
+        const __m256 values = _mm256_setr_ps(0, 1, 2, 3, 4, 6, 8, 12);
+        const __m256i code = SHIFT > 0 ? _mm256_srli_epi32(raw, SHIFT) : raw;  // three bits of it are the place
+        const __m256i sign = SHIFT < 28 ? _mm256_slli_epi32(raw, 28 - SHIFT) : raw;
+        const __m256 magnitude = _mm256_permutevar8x32_ps(values, code);
+        return _mm256_or_ps(magnitude, _mm256_and_ps(_mm256_castsi256_ps(sign), _mm256_set1_ps(-0.0f)));
+    }
+
+    template <int WHICH>
+    static __m256i pair(__m256i raw) {
+        constexpr int SHIFT = 8 * (WHICH % 2) + 4 * (WHICH / 2);
+        // The code in the upper byte of each 16 bits, and nothing in the lower one; then its integer, moved down.
+        const __m256i high = SHIFT <= 8 ? _mm256_slli_epi16(raw, 8 - SHIFT) : _mm256_srli_epi16(raw, SHIFT - 8);
+        const __m256i place = _mm256_or_si256(_mm256_and_si256(high, _mm256_set1_epi16(0x0f00)), _mm256_set1_epi16(0x80));
+        return _mm256_srai_epi16(_mm256_shuffle_epi8(integers(), place), 8);
+    }
+
+    static __m256i integers() {
+        return _mm256_broadcastsi128_si256(
+            _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    }
+};
+
 // Four floating-point numbers of a sign, 4 bits of exponent and 3 of mantissa.
 struct E4m3Weights {
     static constexpr int INPUTS = 4;
