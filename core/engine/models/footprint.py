@@ -7,13 +7,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.contracts.graph import Graph, Node
-from engine.contracts.ops import Experts, Linear, LinearSpec, TorchFunction
+from engine.contracts.ops import DeltaRule, Experts, Linear, LinearSpec, ShortConv, TorchFunction
 from engine.contracts.scheduler import Mixture
 from engine.models.fuse import Fused
 
 FUNCTION_RESULTS = 4
 """What the operations of a torch function have made and not given back, at most, in outputs of the function: it is not
 known, and functions are short."""
+
+STATE_RESULTS = 6
+"""What a recurrent op in torch makes of its inputs, in their features: float32 copies, and blocks of heads."""
 
 
 def made_in_a_layer(graph: Graph) -> int:
@@ -67,4 +70,6 @@ def _inside(graph: Graph, node: Node, is_last: bool) -> int:
     made = sum(graph.sizes[number] for number in node.outputs)
     if isinstance(node.op, TorchFunction):
         return FUNCTION_RESULTS * made
+    if isinstance(node.op, ShortConv | DeltaRule):
+        return STATE_RESULTS * sum(graph.sizes[number] for number in node.inputs)
     return made if isinstance(node.op, Linear) and not is_last else 0
