@@ -30,7 +30,7 @@ from engine.kernels.cpu.captured import Captured
 from engine.kernels.cpu.row_ops import cat, lookup
 from engine.kernels.loading import Loader
 from engine.kernels.metadata import Chained, ForwardMetadata
-from engine.kernels.model import LoweredModel, Rotate, entered
+from engine.kernels.model import LoweredModel, Rotate, entrance
 from engine.kernels.settings import Kernels, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.kv.cache import KVCache
@@ -65,7 +65,7 @@ class DraftEngine:
         self.device = tables.device
         self.dtype: torch.dtype = getattr(torch, loading.dtype)
         self.embed = target.embed
-        self.enter = target.enter
+        self.enter = entrance(target.graph, target.embedding)
         self.head = target.head
         self.lm_head = target.lm_head
         self.describe = loading.describe
@@ -213,7 +213,7 @@ class Weights:
         found, *_ = fused_graph(graph, loader.lowering)
         block = loader.outside(graph.embed, found)
         self._table = loader.table
-        return partial(entered, graph, block)
+        return entrance(graph, block)
 
     def norm(self, op: Norm) -> Callable[[Tensor], Tensor]:
         return self._single(op)

@@ -130,11 +130,17 @@ def prepared_of(attention: AttentionKernel, batches: Sequence[AttentionBatch]) -
     return tuple([attention.prepare(batch) for batch in batches])
 
 
-def entered(graph: Graph, embedding: LoweredBlock, token_ids: Tensor) -> tuple[Tensor, ...]:
-    """What enters the layers of a graph."""
-    values = {graph.inputs[0]: token_ids}
-    embedding.run(values, None)
-    return tuple([values[number] for number in graph.entering])
+def entrance(graph: Graph, embedding: LoweredBlock) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """What makes of tokens, int64 ``[T]``, all that enters the layers of a graph (:attr:`Graph.entering`)."""
+    tokens, entering = graph.inputs[0], graph.entering
+
+    @torch.inference_mode()
+    def enter(token_ids: Tensor) -> tuple[Tensor, ...]:
+        values = {tokens: token_ids}
+        embedding.run(values, None)
+        return tuple([values[number] for number in entering])
+
+    return enter
 
 
 def run_layer(layer: LoweredBlock, values: dict[int, Tensor], context: StepContext, following: int) -> None:
@@ -228,12 +234,6 @@ class LoweredModel:
         values = {self.graph.inputs[0]: token_ids}
         self.embedding.run(values, None)
         return values[self._residual(0)]
-
-    @torch.inference_mode()
-    def enter(self, token_ids: Tensor) -> tuple[Tensor, ...]:
-        """int64 ``[T]`` -> :attr:`Graph.entering <engine.contracts.graph.Graph.entering>`: what :meth:`embed` returns,
-        and whatever else layers read of the tokens."""
-        return entered(self.graph, self.embedding, token_ids)
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
