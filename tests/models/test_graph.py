@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from engine.contracts.graph import Builder, Graph, KVSpec, Reach, Value
 from engine.contracts.ops import (
     Add,
     Attention,
+    DeltaRule,
     Embed,
     Experts,
     Gate,
@@ -218,6 +220,8 @@ def foreign(size: int) -> Value:
     return [other.input(size) for _ in range(9)][-1]
 
 
+DELTA_RULE = DeltaRule(2, 8, 2, 12, "rate", "bias")
+
 REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
     "features that are no heads, normed": (
         lambda b, x, y: b.rms_norm(x, "n", 1e-5, size=5),
@@ -275,6 +279,18 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
     "feature by feature, and more of them": (
         lambda b, x, y: b.torch_function("m:f", x, y, size=16, by_feature=True),
         "torch function m:f: 16 features of inputs of \\[16, 24\\], expected as many",
+    ),
+    "a convolution of one token": (
+        lambda b, x, y: b.short_conv([x, y], "c", 1, "silu"),
+        "c: a convolution over 1 tokens, expected 2 to 8",
+    ),
+    "a delta rule of other heads": (
+        lambda b, x, y: b.delta_rule(x, x, y, b.input(3), b.input(2), DELTA_RULE),
+        "delta rule of \\[16, 16, 24, 3, 2\\] features, expected \\[16, 16, 24, 2, 2\\]",
+    ),
+    "a delta rule whose keys no heads share": (
+        lambda b, x, y: b.delta_rule(x, x, y, x, x, replace(DELTA_RULE, num_heads=3)),
+        "delta rule of 3 heads and 2 key heads",
     ),
     "a value of another builder": (lambda b, x, y: b.add(x, foreign(16)), "was made by another builder"),
     "a value of another size": (

@@ -42,8 +42,6 @@ class ModelFacts(ModelConfig):
     tie_embeddings: bool
     attentions: tuple[Attention, ...]
     """Those that differ, in order of appearance."""
-    ignored: tuple[str, ...] = ()
-    """How names of tensors begin that are not read (:attr:`engine.contracts.graph.Graph.ignored`)."""
 
     @property
     def num_heads(self) -> int:

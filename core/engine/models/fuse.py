@@ -46,7 +46,10 @@ class Fused(Generic[K]):
         return ", ".join(_NAMES.get(type(node.op).__name__, type(node.op).__name__.lower()) for node in self.nodes)
 
 
-_NAMES = {"KVWrite": "kv_write", "SoftCap": "soft_cap", "TorchFunction": "torch_function"}
+_NAMES = {
+    "KVWrite": "kv_write", "SoftCap": "soft_cap", "ShortConv": "short_conv", "DeltaRule": "delta_rule",
+    "TorchFunction": "torch_function",
+}  # fmt: skip
 
 Matcher = Callable[[Sequence[Node]], "Match | None"]
 

@@ -12,6 +12,7 @@ from engine.checkpoint.headers import name_list
 from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.ops import (
     Attention,
+    DeltaRule,
     Embed,
     Experts,
     HeadLinear,
@@ -23,6 +24,7 @@ from engine.contracts.ops import (
     Op,
     Route,
     Router,
+    ShortConv,
     TorchFunction,
 )
 from engine.contracts.quantizer import (
@@ -224,6 +226,10 @@ def small_tensors_of(node: Node) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from router_tensors(node.op)
     elif isinstance(node.op, Route) and node.op.correction is not None:
         yield node.op.correction, (node.op.num_experts,)
+    elif isinstance(node.op, ShortConv):
+        yield f"{node.op.name}.weight", (node.op.features, 1, node.op.kernel)
+    elif isinstance(node.op, DeltaRule):
+        yield from ((name, (node.op.num_heads,)) for name in (node.op.rate, node.op.bias))
     elif isinstance(node.op, TorchFunction):
         yield from node.op.tensors
 

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING
 
 from engine.border.calls import broken, shown
 from engine.contracts.graph import Graph, Node
-from engine.contracts.ops import Attention, Experts, KVWrite, Linear, LinearSpec, Norm, Route, Router, TorchFunction
+from engine.contracts.ops import (
+    Attention,
+    DeltaRule,
+    Experts,
+    KVWrite,
+    Linear,
+    LinearSpec,
+    Norm,
+    Route,
+    Router,
+    ShortConv,
+    TorchFunction,
+)
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
 from engine.models.required_tensors import linears
@@ -96,7 +108,7 @@ def cut_problems(graph: Graph) -> Iterator[str]:
             needs, expected = False, "keys of all heads, which every rank has whole"
         elif isinstance(node.op, KVWrite | Attention):
             needs, expected = True, 'queries, keys and values that linear layers with shard="out" made'
-        elif isinstance(node.op, Router | Route | Experts):
+        elif isinstance(node.op, Router | Route | Experts | ShortConv | DeltaRule):
             needs, expected = False, "a value that every rank has whole"
         elif isinstance(node.op, TorchFunction) and not node.op.by_feature:
             needs, expected = False, "values that every rank has whole, or a function with by_feature"

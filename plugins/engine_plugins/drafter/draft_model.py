@@ -54,8 +54,9 @@ class DraftModelDrafter:
         model = context.read_model(find_checkpoint("draft_model", config.path, context))
         check_same_tokens(model, context.model)
         self._model = model
-        self.kv: DrafterKV | None = DrafterKV(model.num_layers, model.num_kv_heads, model.head_dim)
-        self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype, model.ignored)
+        graph: Graph = context.describe(model)
+        self.kv: DrafterKV | None = DrafterKV(graph.caches)
+        self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype, graph.ignored)
 
     def start(self, engine: DraftEngine) -> None:
         graph: Graph = engine.describe(self._model)
