@@ -11,7 +11,7 @@ from tests.plugins.architecture.family import described as described_by
 from tools.benchmarks.families import PROMPT, difference, logits_of, planned_logits, rounding_of
 from transformers import AutoConfig
 
-from engine.contracts.graph import Graph
+from engine.contracts.graph import EVERY_TOKEN, Graph
 from engine_plugins.architecture.cohere import CohereArchitecture
 from engine_plugins.architecture.ernie import ErnieArchitecture
 from engine_plugins.architecture.exaone4 import Exaone4Architecture
@@ -326,4 +326,4 @@ def test_a_window_that_holds_every_sequence_does_not_change_which_layers_rotate(
         kinds = [[type(node.op).__name__ for node in layer.nodes] for layer in described(config).layers]
         wide = described(config, sliding_window=4096)
         assert [[type(node.op).__name__ for node in layer.nodes] for layer in wide.layers] == kinds
-        assert all(spec.window is None for spec in wide.caches)
+        assert {cache.reach for cache in wide.caches} == {EVERY_TOKEN}

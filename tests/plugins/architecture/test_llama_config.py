@@ -64,7 +64,7 @@ def reasons(family: str, **changes: Any) -> tuple[str, ...]:
 def test_attention_windows_follow_the_familys_rule(
     family: str, changes: dict[str, Any], windows: tuple[int | None, ...]
 ) -> None:
-    assert tuple(cache.window for cache in graph(family, **changes).caches) == windows
+    assert tuple(cache.reach.tokens for cache in graph(family, **changes).caches) == windows
 
 
 SOME = {"use_sliding_window": True, "max_window_layers": 1}
@@ -85,14 +85,14 @@ def test_what_the_configuration_may_leave_out_is_as_transformers_has_it(family: 
 @pytest.mark.parametrize(("window", "positions", "found"), [(511, 512, 511), (512, 512, None), (4096, 512, None)])
 def test_a_window_that_holds_every_sequence_is_none(window: int, positions: int, found: int | None) -> None:
     made = graph(MISTRAL, sliding_window=window, max_position_embeddings=positions)
-    assert {cache.window for cache in made.caches} == {found}
+    assert {cache.reach.tokens for cache in made.caches} == {found}
     assert made.max_position == positions
 
 
 def test_a_window_is_compared_with_the_positions_that_the_rotation_reaches() -> None:
     stretched = {"rope_type": "linear", "factor": 4.0}
     made = graph(MISTRAL, sliding_window=512, rope_scaling=stretched)
-    assert made.max_position == 2048 and {cache.window for cache in made.caches} == {512}
+    assert made.max_position == 2048 and {cache.reach.tokens for cache in made.caches} == {512}
 
 
 @pytest.mark.parametrize(
