@@ -90,17 +90,17 @@ def test_the_plan_names_it_and_says_that_steps_are_no_programs() -> None:
 
 
 def test_its_tensors_are_those_of_the_checkpoint() -> None:
-    suite = Suite(function("shifted", tensors={"shift": (24,)}))
+    suite = Suite(function("shifted", tensors={"shift": (24,), "by": ()}))
     _, graph = suite.described("tiny")
-    assert dict(tensors_of(graph))["shift"] == (24,)
-    assert loaded(suite).weights_bytes - loaded(AS_OP).weights_bytes == 24 * 4
-    missing = Suite(function("shifted", tensors={"shift": (24,)}))
-    with AS_OP.checkpoint("tiny") as (model, _, _), pytest.raises(CheckpointError, match=r"missing .*: shift"):
+    assert dict(tensors_of(graph)).items() >= {"shift": (24,), "by": ()}.items()
+    assert loaded(suite).weights_bytes - loaded(AS_OP).weights_bytes == (24 + 1) * 4
+    missing = Suite(function("shifted", tensors={"shift": (24,), "by": ()}))
+    with AS_OP.checkpoint("tiny") as (model, _, _), pytest.raises(CheckpointError, match=r"missing .*: by, shift"):
         paged_loop.loaded(model, missing.described("tiny")[1])
 
 
-def shifted(x: Tensor, shift: Tensor) -> Tensor:
-    return x + shift
+def shifted(x: Tensor, shift: Tensor, by: Tensor) -> Tensor:
+    return x + by * shift
 
 
 def test_its_own_results_are_counted_as_memory_of_a_step() -> None:
@@ -166,5 +166,5 @@ def test_a_function_that_breaks_the_contract_is_named_before_the_engine_computes
 
 def test_what_it_returns_has_the_compute_dtype() -> None:
     op = TorchFunction(f"{__name__}:shifted", (8,), 8)
-    made = tried(op, (torch.ones(8),), torch.bfloat16, "cpu")(torch.zeros(3, 8, dtype=torch.bfloat16))
+    made = tried(op, (torch.ones(8), torch.ones(())), torch.bfloat16, "cpu")(torch.zeros(3, 8, dtype=torch.bfloat16))
     assert made.dtype == torch.bfloat16 and bool((made == 1).all())

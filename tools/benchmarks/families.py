@@ -69,6 +69,9 @@ class Row:
     equal: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("greedy", "cached", *DRAFTERS), 0))
     """By column, models whose tokens are those of transformers."""
     rounded: list[float] = field(default_factory=list)
+    weights_bytes: int = 0
+    planned_bytes: int = 0
+    """Of the weights of all models, as loaded and as planned before."""
 
     def __str__(self) -> str:
         shares = (f"{max(found):.1e}" for found in (self.differences, self.in_chunks))
@@ -91,7 +94,12 @@ def measure(row: Row, suite: ArchitectureConformance, name: str) -> None:
         row.in_chunks.append(difference(planned_logits(prompt, CHUNK, path), want))
         rounded = planned_logits(prompt, len(prompt), path, "quantizer=int8")
         row.rounded.append(rounding_of(rounded, want))
-        for (column, cached), answer in answers(prompt, path):
+        plain = build_engine(assemble([*COMMON, path]))
+        assert plain.info.ledger is not None
+        weights = next(line for line in plain.info.ledger.lines if line.name == "weights")
+        row.weights_bytes += weights.measured_bytes or 0
+        row.planned_bytes += weights.planned_bytes
+        for (column, cached), answer in answers(plain.core, prompt, path):
             assert (answer.timings.cached_tokens > 0) == cached, f"{name}: {answer.timings.cached_tokens} cached tokens"
             assert (answer.timings.drafted_tokens > 0) == (column in DRAFTERS), f"{name}: {column} drafted nothing"
             row.equal["cached" if cached else column] += answer.tokens == greedy(theirs, prompt, answer.tokens)
@@ -105,10 +113,9 @@ class Answer:
     timings: Timings
 
 
-def answers(prompt: Sequence[int], *overrides: str) -> Iterator[tuple[tuple[str, bool], Answer]]:
-    """Of engines without drafts and with each drafter; the first one's second answer, marked, is behind a cached
-    prompt."""
-    plain = build_engine(assemble([*COMMON, *overrides])).core
+def answers(plain: Any, prompt: Sequence[int], *overrides: str) -> Iterator[tuple[tuple[str, bool], Answer]]:
+    """Of an engine without drafts and of one with each drafter; the first one's second answer, marked, is behind a
+    cached prompt."""
     yield ("greedy", False), answer(plain, prompt)
     yield ("greedy", True), answer(plain, prompt)
     for drafter, chosen in DRAFTERS.items():

@@ -319,4 +319,4 @@ def _logits_of(theirs: Any, tokens: Sequence[int]) -> Tensor:
 def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """A weight, of which a product is about as large as its input; of a norm, about 1."""
     noise = torch.randn(shape, generator=generator)
-    return 1.0 + 0.3 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
+    return 1.0 + 0.3 * noise if len(shape) < 2 else noise * shape[-1] ** -0.5

@@ -101,6 +101,23 @@ class SizesThatDoNotFit(LlamaArchitecture):
         b.add(b.embed("model.embed_tokens", 120, 64), b.embed("model.embed_positions", 120, 32))
 
 
+class HalfAFunction(LlamaArchitecture):
+    """Computes with a function that returns half of what it says."""
+
+    is_named = False  # its function is, by module and name
+    says = r"torch function [\w.]+:half returned float32 \[3, 32\] on cpu, expected contiguous float32 \[3, 64\]"
+
+    def describe(self, model: Any, b: Any) -> None:
+        b.rms_norm = lambda x, *args, **options: b.torch_function(
+            f"{__name__}:half", type(b).rms_norm(b, x, *args, **options), size=x.size
+        )
+        super().describe(model, b)
+
+
+def half(x: Any) -> Any:
+    return x[:, : x.shape[1] // 2].contiguous()
+
+
 class Raises(LlamaArchitecture):
     """Raises."""
 

@@ -14,19 +14,17 @@ import pytest
 import transformers
 from transformers import AutoConfig
 
-from engine.assembly.assemble import assemble
 from engine.assembly.model_config import of_text, read_config
 from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Graph
 from engine.contracts.model import ModelConfig, ModelFacts
 from engine.models.record import recorded
-from engine.startup.build import build_engine
 from engine.testing.architecture import ArchitectureConformance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tools.benchmarks.families import COMMON, DRAFTERS, Row, measure
+from tools.benchmarks.families import DRAFTERS, Row, measure
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 Checkpoint = tuple[ModelFacts, Graph, Any]
@@ -73,19 +71,14 @@ class Family(ArchitectureConformance):
         yield WRITTEN[name]
 
     def test_an_engine_answers_like_the_reference(self, model_name: str) -> None:
-        """In chunks, behind a cached prefix, with drafts; and nearly so with weights in 8 bits."""
+        """In chunks, behind a cached prefix, with drafts; and nearly so with weights in 8 bits. Weights take the memory
+        that was planned."""
         row = Row(model_name, "", 0)
         measure(row, self, model_name)
         assert max(row.differences + row.in_chunks) <= self.tolerance
         assert row.equal == dict.fromkeys(("greedy", "cached", *DRAFTERS), 1)
         assert max(row.rounded) <= self.rounding_error
-
-    def test_weights_take_the_memory_that_was_planned(self, model_name: str) -> None:
-        with self.checkpoint(model_name) as (model, _, _):
-            ledger = build_engine(assemble([*COMMON, f"model.path={model.path}", "quantizer=int8"])).info.ledger
-            assert ledger is not None
-            (weights,) = (line for line in ledger.lines if line.name == "weights")
-            assert weights.planned_bytes == weights.measured_bytes
+        assert row.weights_bytes == row.planned_bytes > 0
 
 
 def described(plugin: type[Any], config: Mapping[str, Any], path: str = "/nowhere", **changes: Any) -> Graph:
