@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from engine.contracts.graph import Graph
+from engine.contracts.graph import Graph, Node
 from engine.contracts.ops import Experts, Linear, LinearSpec
 from engine.contracts.scheduler import Mixture
 from engine.models.fuse import Fused
 
 
 def made_in_a_layer(graph: Graph) -> int:
-    """Features of all values that the largest layer makes."""
-    return max(sum(graph.sizes[number] for node in layer.nodes for number in node.outputs) for layer in graph.layers)
+    """Features of all values that the largest layer makes, and of what its experts make for each token."""
+    return max(
+        sum(_beside(node) + sum(graph.sizes[number] for number in node.outputs) for node in layer.nodes)
+        for layer in graph.layers
+    )
 
 
 def alive_in_a_layer(graph: Graph, layers: Iterable[Sequence[Fused[Any]]]) -> int:
@@ -22,6 +25,12 @@ def alive_in_a_layer(graph: Graph, layers: Iterable[Sequence[Fused[Any]]]) -> in
     ``layers``: as calls of kernels."""
     pairs = zip(graph.layers, layers, strict=True)
     return max(_most_alive(graph, fused, layer.residual) for layer, fused in pairs)
+
+
+def _beside(node: Node) -> int:
+    """Features that an op needs for a token beside its inputs and outputs: what each expert makes, before it is added
+    up."""
+    return node.op.top_k * node.op.down.out_features if isinstance(node.op, Experts) else 0
 
 
 def mixtures(graph: Graph) -> tuple[Mixture, ...]:
@@ -48,6 +57,7 @@ def _most_alive(graph: Graph, calls: Sequence[Fused[Any]], residual: int | None)
         gated = any(spec.kind == "gate_up" for spec in call.linears)
         products = () if gated else (node for node in call.nodes[:-1] if isinstance(node.op, Linear))
         inside = sum(graph.sizes[number] for node in products for number in node.outputs)
+        inside += sum(map(_beside, call.nodes))
         alive |= {number for number in call.outputs if number != residual}
         most = max(most, sum(graph.sizes[number] for number in alive) + inside)
         alive -= call.last_use
