@@ -1,7 +1,9 @@
-"""Write a Llama checkpoint with random weights in Hugging Face layout, for measuring speed.
+"""Write a Llama or Qwen3-MoE checkpoint with random weights in Hugging Face layout, for measuring speed.
 
     python tools/make_random_model.py /path/to/model            # the "0.5B shape": 386M parameters, bfloat16
     python tools/make_random_model.py /path/to/model --layers 2 --dtype float32
+    python tools/make_random_model.py /path/to/model --layers 16 --hidden 1024 --heads 16 --kv-heads 4 \\
+        --experts 64 --top-k 8 --ffn 320                        # 1.1B parameters, of which a token reads 0.2B
 
 The tokenizer maps every id to some text, so that any sampled token can be decoded: bytes first, then made-up words.
 """
@@ -22,11 +24,28 @@ from torch import Tensor
 SPECIAL = ("<unk>", "<s>", "</s>")
 
 
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
+
+
+def with_experts(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What ``config.json`` of a Qwen3-MoE has beside what a Llama has, or instead."""
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": arguments.experts,
+        "num_experts_per_tok": arguments.top_k,
+        "moe_intermediate_size": arguments.ffn,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "tie_word_embeddings": False,
+    }
+
+
 def config(arguments: argparse.Namespace) -> dict[str, Any]:
     """``config.json`` of the model."""
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **(with_experts(arguments) if arguments.experts else LLAMA),
         "hidden_size": arguments.hidden,
         "num_hidden_layers": arguments.layers,
         "num_attention_heads": arguments.heads,
@@ -38,7 +57,6 @@ def config(arguments: argparse.Namespace) -> dict[str, Any]:
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
-        "tie_word_embeddings": True,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "torch_dtype": arguments.dtype,
@@ -48,7 +66,7 @@ def config(arguments: argparse.Namespace) -> dict[str, Any]:
 def tensors(facts: dict[str, Any], dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Normal weights, scaled so that activations keep their size through the layers."""
     generator = torch.Generator().manual_seed(seed)
-    hidden, ffn = facts["hidden_size"], facts["intermediate_size"]
+    hidden, ffn, experts = facts["hidden_size"], facts["intermediate_size"], facts.get("num_experts", 0)
     kv_size = facts["num_key_value_heads"] * facts["head_dim"]
     q_size = facts["num_attention_heads"] * facts["head_dim"]
 
@@ -57,6 +75,8 @@ def tensors(facts: dict[str, Any], dtype: torch.dtype, seed: int) -> Iterator[tu
 
     yield "model.embed_tokens.weight", linear(facts["vocab_size"], hidden)
     yield "model.norm.weight", torch.ones(hidden, dtype=dtype)
+    if experts:
+        yield "lm_head.weight", linear(facts["vocab_size"], hidden)
     for i in range(facts["num_hidden_layers"]):
         layer = f"model.layers.{i}"
         yield f"{layer}.input_layernorm.weight", torch.ones(hidden, dtype=dtype)
@@ -65,9 +85,14 @@ def tensors(facts: dict[str, Any], dtype: torch.dtype, seed: int) -> Iterator[tu
         yield f"{layer}.self_attn.k_proj.weight", linear(kv_size, hidden)
         yield f"{layer}.self_attn.v_proj.weight", linear(kv_size, hidden)
         yield f"{layer}.self_attn.o_proj.weight", linear(hidden, q_size)
-        yield f"{layer}.mlp.gate_proj.weight", linear(ffn, hidden)
-        yield f"{layer}.mlp.up_proj.weight", linear(ffn, hidden)
-        yield f"{layer}.mlp.down_proj.weight", linear(hidden, ffn)
+        for part in "qk" if experts else "":
+            yield f"{layer}.self_attn.{part}_norm.weight", torch.ones(facts["head_dim"], dtype=dtype)
+        if experts:
+            yield f"{layer}.mlp.gate.weight", linear(experts, hidden)
+        for mlp in [f"{layer}.mlp.experts.{e}" for e in range(experts)] or [f"{layer}.mlp"]:
+            yield f"{mlp}.gate_proj.weight", linear(ffn, hidden)
+            yield f"{mlp}.up_proj.weight", linear(ffn, hidden)
+            yield f"{mlp}.down_proj.weight", linear(hidden, ffn)
 
 
 def tokenizer(vocab_size: int) -> Tokenizer:
@@ -104,6 +129,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--heads", type=int, default=14)
     result.add_argument("--kv-heads", type=int, default=2)
     result.add_argument("--ffn", type=int, default=4864)
+    result.add_argument("--experts", type=int, default=0, help="of each layer, each of size --ffn; 0: a Llama")
+    result.add_argument("--top-k", type=int, default=8, help="experts of a token")
     result.add_argument("--vocab", type=int, default=32000)
     result.add_argument("--context", type=int, default=4096)
     result.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")

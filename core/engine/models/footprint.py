@@ -20,10 +20,12 @@ STATE_RESULTS = 6
 
 
 def made_in_a_layer(graph: Graph) -> int:
-    """Features of all values that the largest layer makes, and of those before the layers beside the embedding."""
+    """Features of all values that the largest layer makes, of what its experts make for each token, and of what is
+    before the layers beside the embedding."""
     before = sum(graph.sizes[number] for node in graph.embed.nodes[1:] for number in node.outputs)
     return before + max(
-        sum(graph.sizes[number] for node in layer.nodes for number in node.outputs) for layer in graph.layers
+        sum(_of_experts(node) + sum(graph.sizes[number] for number in node.outputs) for node in layer.nodes)
+        for layer in graph.layers
     )
 
 
@@ -34,6 +36,11 @@ def alive_in_a_layer(graph: Graph, embed: Sequence[Fused[Any]], layers: Iterable
     beside = sum(graph.sizes[number] for number in graph.entering[1:])
     in_layers = beside + max(_most_alive(graph, fused, layer.residual) for layer, fused in pairs)
     return max(in_layers, _most_alive(graph, embed, graph.entering[0]))
+
+
+def _of_experts(node: Node) -> int:
+    """What each of a token's experts makes, before it is added up."""
+    return node.op.top_k * node.op.down.out_features if isinstance(node.op, Experts) else 0
 
 
 def mixtures(graph: Graph) -> tuple[Mixture, ...]:
@@ -70,6 +77,8 @@ def _inside(graph: Graph, node: Node, is_last: bool) -> int:
     made = sum(graph.sizes[number] for number in node.outputs)
     if isinstance(node.op, TorchFunction):
         return FUNCTION_RESULTS * made
+    if isinstance(node.op, Experts):
+        return _of_experts(node)
     if isinstance(node.op, ShortConv | DeltaRule):
         return STATE_RESULTS * sum(graph.sizes[number] for number in node.inputs)
     return made if isinstance(node.op, Linear) and not is_last else 0

@@ -109,6 +109,25 @@ def test_rotations_of_heads(dtype, interleaved, rotary_dim):
 
 
 @DTYPES
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotations_may_begin_inside_of_a_head(dtype, interleaved):
+    rows, heads, dim, start, rotary_dim = 5, 3, 20, 6, 8
+    x, angles = strided(rows, heads * dim, dtype), torch.randn(rows, 1, rotary_dim // 2)
+    split, turn = x.float().reshape(rows, heads, dim), rotate_interleaved if interleaved else rotate
+    want = torch.cat((split[..., :start], turn(split[..., start:], angles.cos(), angles.sin())), -1).flatten(1)
+    rotated = rotated_heads(heads * dim, dim, rotary_dim, interleaved, dtype, start)
+    assert_alike(rotated(x, angles.cos(), angles.sin()), want)
+
+
+@DTYPES
+def test_keys_that_values_are_a_part_of_are_written_alone(dtype):
+    keys = torch.zeros(4, 8, 1, 6, dtype=dtype)
+    cache, k, slots = LayerCache(keys, keys[..., :4], PlainFormat()), strided(2, 6, dtype), torch.tensor([11, 3])
+    write_kv(k, None, slots, cache)
+    assert torch.equal(keys.view(32, 6)[slots], k) and int((keys.view(32, 6) != 0).any(1).sum()) == 2
+
+
+@DTYPES
 def test_keys_and_values_go_to_their_slots_and_nowhere_else(dtype):
     shape = (4, 8, 2, 6)  # blocks, tokens, heads, dim
     cache = LayerCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype), PlainFormat())

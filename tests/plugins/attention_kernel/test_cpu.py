@@ -309,6 +309,24 @@ def test_any_batch_equals_the_plain_version(case: AttentionCase, dtype: str, use
 
 
 @needs_compiler
+@pytest.mark.parametrize(("num_heads", "head_dim", "value_dim"), [(1, 48, 32), (8, 40, 24), (16, 576, 512)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_may_be_the_first_part_of_keys(
+    num_heads: int, head_dim: int, value_dim: int, dtype: str, use_amx: bool, three_threads: Any
+) -> None:
+    case = AttentionCase("latent", ((1, 1), (5, 40), (40, 90), (1, 700)), num_heads, 1, head_dim, 16)
+    op = dataclasses.replace(case.op, value_dim=value_dim)
+    inputs = make_inputs(case, dtype, "cpu")
+    cache = dataclasses.replace(inputs.cache, v=inputs.cache.k[..., :value_dim])
+    kernel = build(make_context(case, dtype, "cpu"), use_amx)
+    assert kernel.label(op, dtype, PlainFormat()).startswith("CpuAttention")
+    got = kernel.forward(kernel.prepare(inputs.batch), op, inputs.q, cache)
+    want = paged_attention(inputs.batch, op, inputs.q, cache)
+    slack = 2.0**-8 if dtype == "bfloat16" else 0.0
+    assert error(got, want.double()) <= TOLERANCE[dtype] + slack
+
+
+@needs_compiler
 def test_queries_beyond_the_keys_are_an_error_here_not_in_the_kernel() -> None:
     inputs = make_inputs(case_named("whole_prompt"), "float32", "cpu")
     broken: AttentionBatch = dataclasses.replace(inputs.batch, kv_lens=(3,))

@@ -20,6 +20,7 @@ struct HeadNorms {
 // Mirrored by a ctypes structure.
 struct Rotation {
     int64_t heads, head_dim, half;
+    int64_t start;        // of the rotated part
     int64_t interleaved;  // pairs are neighbours, not half the rotated part apart
 };
 
@@ -82,12 +83,14 @@ void rotate_heads(const Rotation& r, int64_t rows, const T* x, int64_t x_stride,
         for (int64_t head = 0; head < r.heads; head++) {
             const T* from = x + row * x_stride + head * r.head_dim;
             T* to = y + row * width + head * r.head_dim;
+            std::copy_n(from, r.start, to);
+            std::copy(from + r.start + 2 * r.half, from + r.head_dim, to + r.start + 2 * r.half);
+            from += r.start, to += r.start;
             for (int64_t i = 0; i < r.half; i++) {
                 const float first = widen(from[i * step]), second = widen(from[i * step + apart]);
                 to[i * step] = narrow<T>(first * cosine[i] - second * sine[i]);
                 to[i * step + apart] = narrow<T>(second * cosine[i] + first * sine[i]);
             }
-            std::copy(from + 2 * r.half, from + r.head_dim, to + 2 * r.half);
         }
     }
 }
@@ -148,12 +151,13 @@ void scale_by_position(const PositionScale& p, int64_t rows, const T* x, int64_t
     }
 }
 
+// v: null where values are a part of keys.
 template <typename T>
 void write_kv(int64_t tokens, int64_t size, const T* k, int64_t k_stride, const T* v, int64_t v_stride,
               const int64_t* slots, T* keys, T* values) {
     for (int64_t token = 0; token < tokens; token++) {
         std::copy_n(k + token * k_stride, size, keys + slots[token] * size);
-        std::copy_n(v + token * v_stride, size, values + slots[token] * size);
+        if (v != nullptr) std::copy_n(v + token * v_stride, size, values + slots[token] * size);
     }
 }
 

@@ -37,7 +37,7 @@ class _HeadNorms(ctypes.Structure):
 class _Rotation(ctypes.Structure):
     """``Rotation`` of ``elementwise.cpp``."""
 
-    _fields_ = tuple((name, INT64) for name in ("heads", "head_dim", "half", "interleaved"))
+    _fields_ = tuple((name, INT64) for name in ("heads", "head_dim", "half", "start", "interleaved"))
 
 
 class _Elementwise(ctypes.Structure):
@@ -94,11 +94,12 @@ def head_norms(
 
 
 def rotated_heads(
-    width: int, head_dim: int, rotary_dim: int, interleaved: bool, dtype: torch.dtype
+    width: int, head_dim: int, rotary_dim: int, interleaved: bool, dtype: torch.dtype, start: int = 0
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """``(x [rows, width], cosines, sines)``, float32 ``[rows, 1, rotary_dim / 2]``."""
+    """``(x [rows, width], cosines, sines)``, float32 ``[rows, 1, rotary_dim / 2]``. ``start``: of the rotated part of
+    a head."""
     function = _function("rotate_heads", dtype)
-    shape = _Rotation(width // head_dim, head_dim, rotary_dim // 2, interleaved)
+    shape = _Rotation(width // head_dim, head_dim, rotary_dim // 2, start, interleaved)
 
     def call(x: Tensor, cos: Tensor, sin: Tensor, y: Tensor) -> NativeCall:
         assert x.stride(1) == 1 and cos.is_contiguous() and sin.is_contiguous()
@@ -154,15 +155,16 @@ def scaled_by_position(width: int, op: PositionScale, dtype: torch.dtype) -> Cal
     return scale
 
 
-def write_kv(k: Tensor, v: Tensor, slots: Tensor, cache: LayerCache) -> None:
-    """``k``, ``v``: ``[tokens, num_kv_heads * head_dim]`` in the dtype of the cache; ``slots``: int64 ``[tokens]``."""
+def write_kv(k: Tensor, v: Tensor | None, slots: Tensor, cache: LayerCache) -> None:
+    """``k``, ``v``: ``[tokens, num_kv_heads * head_dim]`` in the dtype of the cache; ``slots``: int64 ``[tokens]``.
+    Without ``v`` values are a part of keys."""
     run(_written, k, v, slots, cache.k, cache.v)
 
 
-def _written(k: Tensor, v: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> NativeCall:
-    assert k.stride(1) == v.stride(1) == 1 and k.dtype == v.dtype == keys.dtype
-    assert slots.is_contiguous() and keys.is_contiguous() and values.is_contiguous()
+def _written(k: Tensor, v: Tensor | None, slots: Tensor, keys: Tensor, values: Tensor) -> NativeCall:
+    assert k.stride(1) == 1 and k.dtype == keys.dtype and slots.is_contiguous() and keys.is_contiguous()
+    assert v is None or (v.stride(1) == 1 and v.dtype == k.dtype and values.is_contiguous())
     sizes = k.shape[0], k.shape[1]
-    rows = k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
+    rows = k.data_ptr(), k.stride(0), native.pointer(v), 0 if v is None else v.stride(0)
     pointers = slots.data_ptr(), keys.data_ptr(), values.data_ptr()
     return _function("write_kv", k.dtype).at(*sizes, *rows, *pointers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.contracts.graph import Node
@@ -14,6 +15,9 @@ from engine.contracts.ops import (
     Embed,
     Gate,
     Gated,
+    HeadJoin,
+    HeadLinear,
+    HeadSlice,
     KVWrite,
     Linear,
     Norm,
@@ -27,10 +31,11 @@ from engine.contracts.ops import (
 )
 from engine.contracts.quantizer import NativeLinear, PackedLinear
 from engine.kernels.cpu.elementwise import Combine, head_norms, rotated_heads, scaled_by_position, write_kv
+from engine.kernels.cpu.head_ops import joined_heads, multiplied_heads, sliced_heads
 from engine.kernels.cpu.program import NotNative, Value, empty, run
 from engine.kernels.cpu.row_ops import lookup
 from engine.kernels.model import StepContext
-from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
+from engine.kernels.settings import MOST_TOKENS, Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.ops import head_call, part_columns, scale_factor
 from engine.models.fuse import Fused, Match
 from engine.models.required_tensors import linears_of
@@ -57,12 +62,7 @@ def _single(kind: type[Op], lower: LowerOp) -> Kernel:
 
 def _is_known(node: Node) -> bool:
     """Whether C++ has this form of an op."""
-    op = node.op
-    if isinstance(op, Gated):
-        return op.is_plain
-    if isinstance(op, Rope):
-        return not op.start
-    return not isinstance(op, KVWrite) or len(node.inputs) == 2
+    return not isinstance(node.op, Gated) or node.op.is_plain
 
 
 def native_linear(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
@@ -120,7 +120,9 @@ def _norm(lowering: Lowering, op: Norm, fused: Fused[Kernel], weights: Weights) 
 
 def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) -> Lowered:
     index, dim = lowering.rotations.index(op), op.facts.rotary_dim or op.head_dim
-    turn = by_width(lambda width: rotated_heads(width, op.head_dim, dim, op.facts.interleaved, lowering.dtype))
+    turn = by_width(
+        lambda width: rotated_heads(width, op.head_dim, dim, op.facts.interleaved, lowering.dtype, op.start)
+    )
 
     def rope(context: StepContext, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         made = tuple(turn(x.shape[1])(x, *context.rotations[index]) for x in inputs)
@@ -133,10 +135,42 @@ def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: We
     check_heads(op.num_kv_heads, op.num_kv_heads, lowering.tp)
     cache = cache_of(lowering, fused.nodes[0])
 
-    def write(context: StepContext, k: Tensor, v: Tensor) -> None:
+    def write(context: StepContext, k: Tensor, v: Tensor | None = None) -> None:
         write_kv(k, v, context.slots(cache), context.kv.layers[cache])
 
     return Lowered(write, "compiled KV write", None)
+
+
+def _head_slice(lowering: Lowering, op: HeadSlice, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    cut = by_width(lambda width: sliced_heads(op, width, lowering.dtype))
+    return Lowered(lambda context, x: cut(x.shape[1])(x), "compiled copy", None)
+
+
+def _head_join(lowering: Lowering, op: HeadJoin, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    made: dict[tuple[int, int], Callable[..., Tensor]] = {}
+
+    def join(context: StepContext | None, a: Tensor, b: Tensor) -> Tensor:
+        widths = a.shape[1], b.shape[1]
+        if widths not in made:
+            made[widths] = joined_heads(op.num_heads, widths, lowering.dtype)
+        return made[widths](a, b)
+
+    return Lowered(join, "compiled copy", None)
+
+
+def _head_linear(lowering: Lowering, op: HeadLinear, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    """Few tokens in C++, which reads weights once; more in torch."""
+    stored = weights.head_weights(op)
+    few, rows = multiplied_heads(op, stored), stored[:, op.start : op.stop]
+    weight = rows if op.transposed else rows.transpose(1, 2)  # [heads, in, out]
+
+    def of_heads(context: StepContext | None, x: Tensor) -> Tensor:
+        if x.shape[0] <= MOST_TOKENS:
+            return few(x)
+        heads = x.view(-1, op.num_heads, weight.shape[1]).transpose(0, 1)
+        return torch.bmm(heads, weight).transpose(0, 1).flatten(1)
+
+    return Lowered(of_heads, f"compiled; more than {MOST_TOKENS} tokens: batched product", None)
 
 
 def _gated(lowering: Lowering, op: Gated, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -223,6 +257,9 @@ _LOWER: dict[type[Op], LowerOp] = {
     Linear: _linear,
     Norm: _norm,
     Rope: _rope,
+    HeadSlice: _head_slice,
+    HeadJoin: _head_join,
+    HeadLinear: _head_linear,
     KVWrite: _kv_write,
     Gated: _gated,
     Activation: _activation,

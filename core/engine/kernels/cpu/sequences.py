@@ -115,7 +115,7 @@ def lower_native_attention(lowering: Lowering, fused: Fused[Kernel], weights: We
         if not isinstance(kernel, NativeAttention):
             raise NotNative("the attention kernel has no native calls")
         cache = context.kv.layers[index]
-        out = empty(q, "attended", (q.shape[0], op.num_heads * op.head_dim))
+        out = empty(q, "attended", (q.shape[0], op.num_heads * op.out_dim))
 
         def call(q: Tensor, out: Tensor, *held: Tensor) -> NativeCall:
             found = kernel.call(context.prepared[cache.group], op, q, cache, out, *more)

@@ -35,7 +35,7 @@ struct AmxProducts {
     };
 
     static void pack_queries(const Call<bfloat16>& call, const Task& task, Scratch& scratch, int64_t strip) {
-        const Columns columns = find_columns(call, task, strip, call.q_stride);
+        const Columns columns = find_columns(call, task, strip, call.q_stride, call.op.head_dim);
         bfloat16* to = narrow_part(scratch.queries) + strip * LANES * call.dims();
         for (int64_t dim = 0; dim < call.dims(); dim += DIM_GROUP, to += TILE_ELEMENTS) {
             alignas(64) float rows[LANES * LANES] = {};
@@ -90,7 +90,7 @@ struct AmxProducts {
                            int64_t begin, int64_t end) {
         const int64_t dims = call.dims();
         written(scratch.probs);
-        for (int64_t dim = 0; dim < dims; dim += DIM_GROUP) {
+        for (int64_t dim = 0; dim < call.out_dims(); dim += DIM_GROUP) {
             float *to = out[0] + dim * LANES, *more = out[STRIPS - 1] + dim * LANES;
             load_sums<STRIPS>(to, more);
             for (int64_t key = begin; key < end; key += KEY_GROUP) {
@@ -143,12 +143,12 @@ struct AmxProducts {
 
     // Two keys' values of a dim become one element of 4 bytes, then 16 such pairs by 16 dims are transposed.
     static void transpose_values(const Shape& shape, const bfloat16* const* rows, bfloat16* to) {
-        const int64_t head_dim = shape.op.head_dim;
-        for (int64_t dim = 0; dim < shape.dims(); dim += DIM_GROUP, to += 2 * TILE_ELEMENTS) {
+        const int64_t out_dim = shape.op.out_dim;
+        for (int64_t dim = 0; dim < shape.out_dims(); dim += DIM_GROUP, to += 2 * TILE_ELEMENTS) {
             alignas(64) float low[LANES * LANES], high[LANES * LANES];
             for (int64_t i = 0; i < KEY_GROUP; i += 2) {
-                const __m512i first = load_dims(rows[i] + dim, head_dim - dim);
-                const __m512i second = load_dims(rows[i + 1] + dim, head_dim - dim);
+                const __m512i first = load_dims(rows[i] + dim, out_dim - dim);
+                const __m512i second = load_dims(rows[i + 1] + dim, out_dim - dim);
                 const int64_t at = i / 2 * LANES;
                 _mm512_store_si512(low + at, _mm512_permutex2var_epi16(first, interleave_indices(0, 32), second));
                 _mm512_store_si512(high + at, _mm512_permutex2var_epi16(first, interleave_indices(16, 48), second));

@@ -27,6 +27,7 @@ struct Op {
     float scale;     // above 0
     float soft_cap;  // 0: none
     const float* sinks;  // [num_heads], one more logit each; null: none
+    int64_t out_dim;     // of a head that comes out; less than head_dim where values are the first part of keys
 
     // First key that a query at a position sees; below 0 where its window begins before the sequence.
     int64_t first_key(int64_t position) const {
@@ -58,6 +59,7 @@ struct Shape {
 
     int64_t group() const { return op.num_heads / op.num_kv_heads; }  // heads that share a KV head
     int64_t dims() const { return round_up(op.head_dim, DIM_GROUP); }
+    int64_t out_dims() const { return round_up(op.out_dim, DIM_GROUP); }
 
     // Last key that a column of a row sees.
     int32_t last_key(int64_t row, int64_t column) const {
@@ -69,7 +71,7 @@ template <typename T>
 struct Call : Shape {
     const T* q;  // [num_tokens][num_heads][head_dim], tokens q_stride apart
     int64_t q_stride;
-    T* out;  // [num_tokens][num_heads][head_dim]
+    T* out;  // [num_tokens][num_heads][out_dim]
 };
 
 // A call with its cache, whose elements are T or narrower ones with scales.
@@ -80,7 +82,7 @@ struct CachedCall : Call<T> {
     static constexpr bool SCALED = !std::is_same_v<T, S>;
 
     const S* keys;  // [num_blocks][block_size][num_kv_heads][head_dim]
-    const S* values;
+    const S* values;  // as far apart as keys; only out_dim of each are values
     const Scales& scales;
 };
 
@@ -97,18 +99,18 @@ struct Task {
     int parts() const { return num_columns <= PART_LANES ? 1 : PARTS; }  // of a strip that have columns
 };
 
-// Where the columns of a strip start: in q, or with another distance between tokens in the output.
+// Where the columns of a strip start: in q, or with other distances between tokens and heads in the output.
 struct Columns {
     int64_t count;
     int64_t offset[LANES];
 };
 
-Columns find_columns(const Shape& shape, const Task& task, int64_t strip, int64_t token_stride) {
+Columns find_columns(const Shape& shape, const Task& task, int64_t strip, int64_t token_stride, int64_t head_stride) {
     const int64_t group = shape.group(), first = task.first_column + strip * LANES;
     int64_t token = task.first_token + first / group, head = first % group;
     Columns columns{std::min<int64_t>(LANES, task.num_columns - strip * LANES), {}};
     for (int64_t i = 0; i < columns.count; i++) {
-        columns.offset[i] = token * token_stride + (task.kv_head * group + head) * shape.op.head_dim;
+        columns.offset[i] = token * token_stride + (task.kv_head * group + head) * head_stride;
         if (++head == group) {
             head = 0;
             token++;

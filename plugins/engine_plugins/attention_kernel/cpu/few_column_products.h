@@ -18,11 +18,11 @@ struct FewColumnProducts {
     static constexpr int64_t UNROLL = 4;
 
     static bool suits(const Call<T>& call, const Task& task, int64_t few_columns) {
-        return task.num_columns <= few_columns && call.op.head_dim % LANES == 0;
+        return task.num_columns <= few_columns && call.op.head_dim % LANES == 0 && call.op.out_dim % LANES == 0;
     }
 
     static void pack_queries(const Call<T>& call, const Task& task, Scratch& scratch, int64_t strip) {
-        const Columns columns = find_columns(call, task, strip, call.q_stride);
+        const Columns columns = find_columns(call, task, strip, call.q_stride, call.op.head_dim);
         for (int64_t i = 0; i < columns.count; i++)
             for (int64_t dim = 0; dim < call.op.head_dim; dim += LANES)
                 store(scratch.queries + i * call.op.head_dim + dim, load_wide(call.q + columns.offset[i] + dim));
@@ -62,9 +62,9 @@ struct FewColumnProducts {
                            int64_t begin, int64_t end) {
         for (int64_t column = 0; column < task.num_columns; column++) {
             int64_t dim = 0;
-            for (; dim + UNROLL * LANES <= call.op.head_dim; dim += UNROLL * LANES)
+            for (; dim + UNROLL * LANES <= call.op.out_dim; dim += UNROLL * LANES)
                 add_dims<UNROLL>(scratch, out[0], column, dim, begin, end);
-            for (; dim < call.op.head_dim; dim += LANES) add_dims<1>(scratch, out[0], column, dim, begin, end);
+            for (; dim < call.op.out_dim; dim += LANES) add_dims<1>(scratch, out[0], column, dim, begin, end);
         }
     }
 

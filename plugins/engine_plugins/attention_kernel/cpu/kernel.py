@@ -61,6 +61,7 @@ class _Op(ctypes.Structure):
         ("scale", FLOAT),
         ("soft_cap", FLOAT),
         ("sinks", POINTER),
+        ("out_dim", INT64),
     )
 
 
@@ -195,8 +196,8 @@ class CpuAttention:
         if (dtype, stored) not in FUNCTIONS or (stored != dtype) != (kv_format.scale != "none"):
             scaled = "" if kv_format.scale == "none" else " with scales"
             return f"keys and values in {str(stored).removeprefix('torch.')}{scaled}"
-        if op.value_dim is not None:
-            return "latent attention"
+        if op.value_dim is not None and stored != dtype:
+            return f"latent attention to {str(stored).removeprefix('torch.')}"
         # Masked keys get a large negative score before scores are scaled: it must stay one.
         return None if op.scale > 0 else f"scale={op.scale}"
 
@@ -206,7 +207,8 @@ class CpuAttention:
         if known is None:
             assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
             window, chunk, soft_cap = op.window or 0, op.chunk or 0, op.soft_cap or 0.0
-            known = _Op(op.num_heads, op.num_kv_heads, op.head_dim, window, chunk, op.scale, soft_cap, key[1])
+            heads = op.num_heads, op.num_kv_heads, op.head_dim
+            known = _Op(*heads, window, chunk, op.scale, soft_cap, key[1], op.out_dim)
             self._ops[key] = known
         return known
 

@@ -37,7 +37,7 @@ namespace {
 constexpr int64_t PARALLEL_WORK = 1 << 16;
 
 StripState state_of(const Shape& shape, float* states, int64_t strip) {
-    return {states + strip * StripState::floats(shape.dims())};
+    return {states + strip * StripState::floats(shape.out_dims())};
 }
 
 // Strips `strip` up to, not including, `strip + STRIPS` attend to `count` packed keys, those from `first_key` on. A
@@ -67,7 +67,7 @@ template <class Products, int STRIPS, class CallType>
         apply_mask(op, last_keys + s * LANES, first_key, scores, begin, std::min(all_begin, end));
         apply_mask(op, last_keys + s * LANES, first_key, scores, std::max({begin, all_begin, all_end}), end);
         for (int p = 0; p < task.parts(); p++)
-            softmax_part(p, scores, state, exponent_factor(op), call.dims(), begin, end,
+            softmax_part(p, scores, state, exponent_factor(op), call.out_dims(), begin, end,
                          [&scratch, s, p](int64_t key, part first, part second) {
                              if (CallType::SCALED) {
                                  first *= scratch.value_scales[key];
@@ -84,7 +84,7 @@ template <class Products, class CallType>
 void run_task(const CallType& call, const Task& task, Scratch& scratch, float* states) {
     const int64_t strips = task.strips();
     for (int64_t strip = 0; strip < strips; strip++) {
-        state_of(call, states, strip).clear(call.dims());
+        state_of(call, states, strip).clear(call.out_dims());
         Products::pack_queries(call, task, scratch, strip);
     }
     for (int64_t i = 0; i < strips * LANES; i++)  // lanes without a column see what the last column sees
@@ -112,7 +112,7 @@ void add_sinks(const Shape& shape, const Task& task, int64_t strip, StripState s
         const float sink = shape.op.sinks[task.kv_head * group + (first + lane) % group] * LOG2_E;
         const float before = state.column_max()[lane], largest = std::max(before, sink);
         const float factor = std::exp2(before - largest);
-        for (int64_t i = 1; i < shape.dims() + 2; i++) state.memory[i * LANES + lane] *= factor;
+        for (int64_t i = 1; i < shape.out_dims() + 2; i++) state.memory[i * LANES + lane] *= factor;
         state.column_max()[lane] = largest;
         state.column_sum()[lane] += std::exp2(sink - largest);
     }
@@ -121,18 +121,18 @@ void add_sinks(const Shape& shape, const Task& task, int64_t strip, StripState s
 // Divide by the sums and store.
 template <typename T>
 void finish(const Call<T>& call, const Task& task, float* states) {
-    const int64_t head_dim = call.op.head_dim;
+    const int64_t out_dim = call.op.out_dim;
     for (int64_t strip = 0; strip < task.strips(); strip++) {
         const StripState state = state_of(call, states, strip);
         if (call.op.sinks != nullptr) add_sinks(call, task, strip, state);
-        state.divide(call.dims());
-        const Columns columns = find_columns(call, task, strip, call.op.num_heads * head_dim);
-        for (int64_t dim = 0; dim < head_dim; dim += LANES) {
+        state.divide(call.out_dims());
+        const Columns columns = find_columns(call, task, strip, call.op.num_heads * out_dim, out_dim);
+        for (int64_t dim = 0; dim < out_dim; dim += LANES) {
             alignas(64) float rows[LANES * LANES];
             transpose(state.out() + dim * LANES, LANES, rows);
             for (int64_t lane = 0; lane < columns.count; lane++)
                 store_narrow(call.out + columns.offset[lane] + dim, rows + lane * LANES,
-                             std::min<int64_t>(LANES, head_dim - dim));
+                             std::min<int64_t>(LANES, out_dim - dim));
         }
     }
 }
@@ -143,7 +143,7 @@ void merge(const Call<T>& call, const Task* first) {
     for (int64_t split = 1; split < first->num_splits; split++) {
         float* others = first[split * call.op.num_kv_heads].states;
         for (int64_t strip = 0; strip < first->strips(); strip++)
-            state_of(call, first->states, strip).merge(state_of(call, others, strip), call.dims());
+            state_of(call, first->states, strip).merge(state_of(call, others, strip), call.out_dims());
     }
     finish(call, *first, first->states);
 }

@@ -69,7 +69,7 @@ Plan make_plan(const Shape& shape, int64_t threads) {
         const int64_t split_keys = round_up(divide_up(keys, divide_up(keys, wanted)), KEY_GROUP);
         task.num_splits = divide_up(keys, split_keys);
         if (task.num_splits > 1)
-            plan.state_floats += task.num_splits * heads * task.strips() * StripState::floats(shape.dims());
+            plan.state_floats += task.num_splits * heads * task.strips() * StripState::floats(shape.out_dims());
         for (; task.split < task.num_splits; task.split++, task.first_key = task.end_key) {
             task.end_key = std::min(end, task.first_key + split_keys);
             for (task.kv_head = 0; task.kv_head < heads; task.kv_head++) plan.tasks.push_back(task);
@@ -83,7 +83,7 @@ void place_states(const Shape& shape, Plan& plan, float* memory) {
     for (Task& task : plan.tasks)
         if (task.num_splits > 1) {
             task.states = memory;
-            memory += task.strips() * StripState::floats(shape.dims());
+            memory += task.strips() * StripState::floats(shape.out_dims());
         }
 }
 

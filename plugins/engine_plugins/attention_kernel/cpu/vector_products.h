@@ -23,7 +23,7 @@ struct VectorProducts {
     static void pack_queries(const Call<T>& call, const Task& task, Scratch& scratch, int64_t strip) {
         float* to = scratch.queries + strip * call.dims() * LANES;
         std::fill_n(to, call.dims() * LANES, 0.0f);
-        const Columns columns = find_columns(call, task, strip, call.q_stride);
+        const Columns columns = find_columns(call, task, strip, call.q_stride, call.op.head_dim);
         for (int64_t lane = 0; lane < columns.count; lane++) {
             const T* from = call.q + columns.offset[lane];
             for (int64_t dim = 0; dim < call.op.head_dim; dim++) to[dim * LANES + lane] = widen(from[dim]);
@@ -38,7 +38,7 @@ struct VectorProducts {
             prefetch(call.keys + ahead, head_dim);
             prefetch(call.values + ahead, head_dim);
             widen_row(call.keys + offset, head_dim, dims, scratch.keys + i * dims);
-            widen_row(call.values + offset, head_dim, dims, scratch.values + i * dims);
+            widen_row(call.values + offset, call.op.out_dim, call.out_dims(), scratch.values + i * dims);
         }
     }
 
@@ -87,7 +87,7 @@ struct VectorProducts {
         const int64_t dims = call.dims();
         for (int s = 0; s < STRIPS; s++) {
             const float* probs = scratch.scores + s * CHUNK_KEYS * LANES;
-            for (int64_t dim = 0; dim < dims; dim += ROWS) {
+            for (int64_t dim = 0; dim < call.out_dims(); dim += ROWS) {
                 float* to = out[s] + dim * LANES;
                 part sum[ROWS][USED];
                 for (int i = 0; i < SUMS; i++)
