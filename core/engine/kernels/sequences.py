@@ -178,6 +178,31 @@ def mix_experts(nodes: Sequence[Node]) -> Match | None:
     return Match(MixExperts(experts.op, adds), 2 if adds else 1, linears_of(experts.op))
 
 
+@dataclass(frozen=True, slots=True)
+class NormMixture:
+    """``x -> x + what experts make of its norm``, which only the router and they read."""
+
+    norm: Norm
+    choose: ChooseExperts
+    experts: Experts
+
+
+def norm_mixture(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`NormMixture`."""
+    rest = _Cursor(nodes)
+    norm = rest.take(Norm)
+    router = rest.take(Router, norm.outputs) if norm else None
+    route = rest.take(Route, router.outputs) if router else None
+    if norm is None or router is None or route is None:
+        return None
+    experts = rest.take(Experts, (*norm.outputs, *route.outputs))
+    add = rest.take(Add, (*norm.inputs, *experts.outputs)) if experts else None
+    if experts is None or add is None:
+        return None
+    what = NormMixture(norm.op, ChooseExperts(router.op, route.op), experts.op)
+    return Match(what, rest.count, linears_of(experts.op))
+
+
 def attention(nodes: Sequence[Node]) -> Match | None:
     """One :class:`~engine.contracts.ops.Attention`."""
     return Match(nodes[0], 1) if isinstance(nodes[0].op, Attention) else None

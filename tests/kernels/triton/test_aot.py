@@ -313,6 +313,8 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
         ids |= {"first_ptr": "*i64", "count_ptr": "*i64", "order_ptr": "*i64"}
     gate = kernel is experts.expert_gate
     size = (2 * MIXTURE["size"], MIXTURE["hidden"]) if gate else (MIXTURE["hidden"], MIXTURE["size"])
+    if gate:
+        ids["norm_ptr"] = "*bf16"
     cut_off = {"LIMIT": 7.0, "ALPHA": 1.702, "OFFSET": 1.0}  # as in gpt-oss
     constants = {"SIZE": MIXTURE["size"], "TOP_K": MIXTURE["top_k"], "ACT": "silu", **cut_off}
     return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
@@ -354,8 +356,8 @@ def test_experts_are_chosen_without_spills(capability: int) -> None:
             "BLOCK": 2048,
         }  # fmt: skip
         floats = ("router_ptr", "bias_ptr", "correction_ptr", "logits_ptr", "weight_ptr")
-        kinds = {**dict.fromkeys(floats, "*fp32"), "x_ptr": "*bf16", "arrived_ptr": "*i32", "id_ptr": "*i64",
-                 "stride_x": "i32", "scale": "fp32"}  # fmt: skip
+        kinds = {**dict.fromkeys(floats, "*fp32"), "x_ptr": "*bf16", "norm_ptr": "*bf16", "arrived_ptr": "*i32",
+                 "id_ptr": "*i64", "stride_x": "i32", "eps": "fp32", "scale": "fp32"}  # fmt: skip
         for kernel, warps in ((routing.choose_experts, 4), (routing.route_rows, 1)):
             arguments = {key: kind for key, kind in kinds.items() if key in kernel.arg_names}
             these = {key: value for key, value in constants.items() if key in kernel.arg_names}

@@ -16,9 +16,9 @@ from engine.kernels.triton.tile_ops import below, gated, paired_rows, split_pair
 
 @triton.jit
 def expert_gate(
-    x_ptr, first_ptr, count_ptr, expert_ptr,
+    x_ptr, norm_ptr, first_ptr, count_ptr, expert_ptr,
     weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr,
-    stride_x, rows_per_x,
+    stride_x, rows_per_x, eps,
     IN_FEATURES: tl.constexpr, SIZE: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
     UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
     OFFSET: tl.constexpr, PDL: tl.constexpr,
@@ -27,7 +27,8 @@ def expert_gate(
     """``gated(gate, up)`` of pairs of a token and an expert, ``[num_pairs, SIZE]``. Program ``(tile, columns)``.
 
     Tile ``t`` has the pairs from ``first[t]`` on, ``count[t]`` of them, of expert ``expert[t]``, negative for none.
-    Pair ``p`` reads row ``p // rows_per_x`` of ``x``. Without ``first_ptr`` a tile is one pair, its own number.
+    Pair ``p`` reads row ``p // rows_per_x`` of ``x``, with ``norm_ptr`` its RMSNorm. Without ``first_ptr`` a tile is
+    one pair, its own number.
     """
     wait_for_input(PDL)
     PAIRS: tl.constexpr = BLOCK_N // 2
@@ -39,9 +40,9 @@ def expert_gate(
             first, count = tl.load(first_ptr + tile), tl.load(count_ptr + tile)
         pair, which = paired_rows(tl.program_id(1), PAIRS)
         y = normed_product(
-            x_ptr + (first // rows_per_x).to(tl.int64) * stride_x, None,
+            x_ptr + (first // rows_per_x).to(tl.int64) * stride_x, norm_ptr,
             weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr,
-            expert.to(tl.int64) * (2 * SIZE) + pair + which * SIZE, below(pair, SIZE, PAIRS), count, stride_x, 0.0,
+            expert.to(tl.int64) * (2 * SIZE) + pair + which * SIZE, below(pair, SIZE, PAIRS), count, stride_x, eps,
             IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         gate, up = split_pairs(y, PAIRS, BLOCK_M)

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.contracts.ops import Gated
 from engine.contracts.quantizer import TileLoader
 from engine.kernels.triton.experts import expert_down, expert_gate, expert_mix, mix_rows, sort_pairs
-from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.launch import Launch, NormWeight
 from engine.kernels.triton.tiles import GROUPED_ROWS, MAX_ROWS, SkinnyTile, grouped_tile, skinny_tile
 
 SORTED_BY_KERNEL = 4096
@@ -33,21 +33,28 @@ class Mixture:
     down: TileLoader
     gated: Gated
 
-    def __call__(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
+    def __call__(
+        self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool,
+        norm: NormWeight | None = None,
+    ) -> Tensor:  # fmt: skip
         """``[num_tokens, out]``: the mixture, added to ``residual`` if there is one, in its memory with ``overwrite``.
+        ``x`` is normed first if there is a ``norm``.
 
         ``ids``: int64, ``shares``: float32, ``[num_tokens, top_k]``. Nothing is read on the host."""
         if ids.numel() * 4 <= self.num_experts or x.shape[0] == 1:
-            return self._one_by_one(x, ids, shares, residual, overwrite)
-        return self._sorted(x, ids, shares, residual, overwrite)
+            return self._one_by_one(x, ids, shares, residual, overwrite, norm)
+        return self._sorted(x, ids, shares, residual, overwrite, norm)
 
-    def _one_by_one(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
+    def _one_by_one(
+        self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool, norm: NormWeight | None
+    ) -> Tensor:
         """Two launches; experts of two tokens are read twice."""
         pairs, tokens = ids.numel(), x.shape[0]
         gated = torch.empty(pairs, self.size, dtype=x.dtype, device=x.device)
         tile = self._tile(self.gate_up, 1, 2 * self.size, self.in_features)
         expert_gate[(pairs, tile.programs(2 * self.size))](
-            x, None, None, ids, *_tensors(self.gate_up), gated, x.stride(0), self.top_k,
+            x, norm and norm.weight, None, None, ids, *_tensors(self.gate_up), gated,
+            x.stride(0), self.top_k, norm.eps if norm else 0.0,
             IN_FEATURES=self.in_features, SIZE=self.size, **self._activation(), **self._constants(self.gate_up, tile),
         )  # fmt: skip
         out = residual if overwrite and residual is not None else x.new_empty(tokens, self.out_features)
@@ -60,7 +67,9 @@ class Mixture:
         )  # fmt: skip
         return out
 
-    def _sorted(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
+    def _sorted(
+        self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool, norm: NormWeight | None
+    ) -> Tensor:
         """Five launches, of few pairs; an expert is read once for each of its tiles."""
         pairs, tall = ids.numel(), self._tile_rows(x, ids)
         order, token, first, count, expert = self._tiles(ids, tall)
@@ -68,7 +77,8 @@ class Mixture:
         gated = torch.empty(pairs, self.size, dtype=x.dtype, device=x.device)
         tile = self._tile(self.gate_up, tall, 2 * self.size, self.in_features)
         expert_gate[(tiles, tile.programs(2 * self.size))](
-            rows, first, count, expert, *_tensors(self.gate_up), gated, rows.stride(0), 1,
+            rows, norm and norm.weight, first, count, expert, *_tensors(self.gate_up), gated,
+            rows.stride(0), 1, norm.eps if norm else 0.0,
             IN_FEATURES=self.in_features, SIZE=self.size, **self._activation(), **self._constants(self.gate_up, tile),
         )  # fmt: skip
         made = torch.empty(pairs, self.out_features, dtype=torch.float32, device=x.device)
