@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from engine.kernels.triton import experts, heads, routing, rowwise, skinny
-from engine.kernels.triton.tiles import GROUPED_ROWS, SkinnyTile, grouped_tile, skinny_tile
+from engine.kernels.triton.tiles import GROUPED_ROWS, SkinnyTile, grouped_tile, mix_tile, skinny_tile
 from engine.kernels.triton.weights import load_plain
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.kv_format import tiles as kv_tiles
@@ -79,6 +79,8 @@ def compile_skinny(
     """``size``: output and input features."""
     form = FORMATS[weights]
     tile = skinny_tile(rows, *size, SMS[capability], form.bits) if rows <= 16 else grouped_tile(size[1])
+    if kernel is experts.expert_mix:
+        tile = mix_tile(constants["TOP_K"], size[1], form.bits)
     arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **form.tensors, **arguments}
     arguments = {name: kind for name, kind in arguments.items() if name in kernel.arg_names}
     pdl = capability >= 90
@@ -86,7 +88,7 @@ def compile_skinny(
         "IN_FEATURES": size[1], "OUT_FEATURES": size[0], "GROUP_SIZE": form.group_size, "PDL": pdl,
         "LOAD_TILE": form.load_tile, "UNPACK_TILE": form.unpack_tile,
         "TILE_SCALE": tiles.group_scale if form.group_size else None,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, **constants,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "BLOCK_P": tile.block_m, **constants,
     }  # fmt: skip
     constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}

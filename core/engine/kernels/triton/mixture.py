@@ -13,7 +13,7 @@ from engine.contracts.ops import Gated
 from engine.contracts.quantizer import TileLoader
 from engine.kernels.triton.experts import expert_down, expert_gate, expert_mix, mix_rows, sort_pairs
 from engine.kernels.triton.launch import Launch, NormWeight
-from engine.kernels.triton.tiles import GROUPED_ROWS, MAX_ROWS, SkinnyTile, grouped_tile, skinny_tile
+from engine.kernels.triton.tiles import GROUPED_ROWS, MAX_ROWS, SkinnyTile, grouped_tile, mix_tile, skinny_tile
 
 SORTED_BY_KERNEL = 4096
 """Pairs up to which one kernel that compares each with all others takes less time than the launches of a sort."""
@@ -58,9 +58,9 @@ class Mixture:
             IN_FEATURES=self.in_features, SIZE=self.size, **self._activation(), **self._constants(self.gate_up, tile),
         )  # fmt: skip
         out = residual if overwrite and residual is not None else x.new_empty(tokens, self.out_features)
-        tile = self._tile(self.down, 1, self.out_features, self.size)
+        tile = mix_tile(self.top_k, self.size, self._bits(self.down, self.out_features, self.size))
         constants = self._constants(self.down, tile)
-        del constants["BLOCK_M"]
+        constants["BLOCK_P"] = constants.pop("BLOCK_M")
         expert_mix[(tokens, tile.programs(self.out_features))](
             gated, ids, shares, *_tensors(self.down), residual, out,
             TOP_K=self.top_k, IN_FEATURES=self.size, OUT_FEATURES=self.out_features, **constants,
@@ -135,8 +135,11 @@ class Mixture:
     def _tile(self, loader: TileLoader, rows: int, out_features: int, in_features: int) -> SkinnyTile:
         if rows > MAX_ROWS:
             return grouped_tile(in_features)
-        bits = loader.bits_per_weight(in_features, self.num_experts * out_features)
+        bits = self._bits(loader, out_features, in_features)
         return skinny_tile(rows, out_features, in_features, self.launch.num_sms, bits)
+
+    def _bits(self, loader: TileLoader, out_features: int, in_features: int) -> int:
+        return loader.bits_per_weight(in_features, self.num_experts * out_features)
 
     def _constants(self, loader: TileLoader, tile: SkinnyTile) -> dict[str, Any]:
         return {
