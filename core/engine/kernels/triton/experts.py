@@ -161,7 +161,7 @@ def pair_products(
     IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
     UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """``sum(x[pair] * weight[rows])``, float32 ``[BLOCK]``: each row of weights has an input of its own, a row of ``x``.
+    """``sum(x[pair] * weight[rows])``, float32 ``[BLOCK]``: each row has an input of its own, a row of ``x``.
     Two tiles of weights are on their way while one is multiplied."""
     LAST: tl.constexpr = (IN_FEATURES - 1) // BLOCK_K * BLOCK_K
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
