@@ -30,6 +30,7 @@ def expert_gate(
     Pair ``p`` reads row ``p // rows_per_x`` of ``x``, with ``norm_ptr`` its RMSNorm. Without ``first_ptr`` a tile is
     one pair, its own number.
     """
+    start_dependents(PDL)
     wait_for_input(PDL)
     PAIRS: tl.constexpr = BLOCK_N // 2
     tile = tl.program_id(0)
@@ -63,6 +64,7 @@ def expert_down(
 ):  # fmt: skip
     """Products of sorted pairs, float32 ``[num_pairs, OUT_FEATURES]``, each at its own number, which ``order`` has;
     tiles as in :func:`expert_gate`."""
+    start_dependents(PDL)
     wait_for_input(PDL)
     tile = tl.program_id(0)
     expert = tl.load(expert_ptr + tile)
