@@ -181,6 +181,31 @@ def mix_experts(nodes: Sequence[Node]) -> Match | None:
 
 
 @dataclass(frozen=True, slots=True)
+class NormMixture:
+    """``x -> x + what experts make of its norm``, which only the router and they read."""
+
+    norm: Norm
+    choose: ChooseExperts
+    experts: Experts
+
+
+def norm_mixture(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`NormMixture`."""
+    rest = _Cursor(nodes)
+    norm = rest.take(Norm)
+    router = rest.take(Router, norm.outputs) if norm else None
+    route = rest.take(Route, router.outputs) if router else None
+    if norm is None or router is None or route is None:
+        return None
+    experts = rest.take(Experts, (*norm.outputs, *route.outputs))
+    add = rest.take(Add, (*norm.inputs, *experts.outputs)) if experts else None
+    if experts is None or add is None:
+        return None
+    what = NormMixture(norm.op, ChooseExperts(router.op, route.op), experts.op)
+    return Match(what, rest.count, linears_of(experts.op))
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaNetwork:
     """``(q, k, v, write, decay) -> what comes out``: convolutions of three values, and the delta rule of them."""
 

@@ -3,6 +3,7 @@ depend on sizes and not on what weights are."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -38,23 +39,25 @@ BLOCK = 16
 
 
 class RandomCheckpoint(Checkpoint):
-    """What ``graph`` reads, experts one by one. A tensor is drawn when it is read, on ``device``."""
+    """What ``graph`` reads, experts one by one. A tensor is drawn when it is read, on ``device``, and is the same
+    whenever that is."""
 
-    def __init__(self, graph: Graph, dtype: torch.dtype, device: str, seed: int = 0) -> None:
+    def __init__(self, graph: Graph, dtype: torch.dtype, device: str) -> None:
         shapes = dict(_shapes(graph))
         here = Path(__file__)  # where tensors come from is asked for, and must exist
         super().__init__(
             {name: TensorEntry(here, dtype, shape, 0, prod(shape) * dtype.itemsize) for name, shape in shapes.items()}
         )
         self._device, self._dtype = device, dtype
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._generator = torch.Generator(device)
 
     def read(self, name: str) -> Tensor:
         """Weights of norms are ones, all others normal: activations keep their size through the layers."""
         shape = self.entry(name).shape
         if len(shape) == 1 and name.endswith(".weight"):
             return torch.ones(shape, dtype=self._dtype, device=self._device)
-        drawn = torch.randn(shape, generator=self._generator, dtype=self._dtype, device=self._device)
+        generator = self._generator.manual_seed(zlib.crc32(name.encode()))
+        drawn = torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device)
         return drawn.mul_(0.1 if len(shape) == 1 else shape[-1] ** -0.5)
 
 
@@ -143,6 +146,7 @@ def random_model(
     blocks = rows * -(-tokens // BLOCK)
     groups = cache_groups(graph.caches)
     kv = KVCache(groups, kv_format, [1 + blocks] * groups.num_groups, BLOCK, dtype, device)
+    _fill(kv, compute, device)
     batch = _decode_batch(rows, tokens, groups.num_groups, device)
     table = loader.table[1] if loader.table is not None and not known.tie_embeddings else None
     weight_bytes = model.weights_bytes - loader.idle_bytes - (0 if table is None else table.nbytes)
@@ -154,6 +158,16 @@ def random_model(
     return RandomModel(
         known, model, kv, batch, prepared_of(kernel, batch.attention), weight_bytes, kv_bytes * kv.layers[0].k.itemsize
     )
+
+
+def _fill(kv: KVCache, dtype: torch.dtype, device: str) -> None:
+    """Random keys and values everywhere."""
+    generator = torch.Generator(device).manual_seed(1)
+    for cache, spec in enumerate(kv.groups.caches):
+        slots = torch.arange(kv.num_blocks[0] * BLOCK, device=device)
+        shape = (2, len(slots), spec.num_kv_heads, spec.head_dim)
+        k, v = torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        kv.write(cache, slots, k, v if spec.value_dim is None else None)
 
 
 def _decode_batch(rows: int, tokens: int, num_groups: int, device: str) -> ForwardBatch:

@@ -11,7 +11,7 @@ import triton
 
 from engine.kernels.triton import experts, heads, routing, rowwise, skinny
 from engine.kernels.triton.quantized import kernels, tiles
-from engine.kernels.triton.tiles import GROUPED_ROWS, SkinnyTile, grouped_tile, skinny_tile
+from engine.kernels.triton.tiles import GROUPED_ROWS, SkinnyTile, grouped_tile, mix_tile, skinny_tile
 from engine.kernels.triton.weights import load_plain
 from engine.testing.aot import SHARED_LIMIT, KernelCost, measure_kernel
 from engine_plugins.kv_format import tiles as kv_tiles
@@ -88,6 +88,8 @@ def compile_skinny(
     """``size``: output and input features."""
     form = FORMATS[weights]
     tile = skinny_tile(rows, *size, SMS[capability], form.bits) if rows <= 16 else grouped_tile(size[1])
+    if kernel is experts.expert_mix:
+        tile = mix_tile(constants["TOP_K"], size[1], form.bits)
     arguments = {"x_ptr": "*bf16", "num_rows": "i32", "stride_x": "i32", "eps": "fp32", **form.tensors, **arguments}
     arguments = {name: kind for name, kind in arguments.items() if name in kernel.arg_names}
     pdl = capability >= 90
@@ -95,7 +97,7 @@ def compile_skinny(
         "IN_FEATURES": size[1], "OUT_FEATURES": size[0], "GROUP_SIZE": form.group_size, "PDL": pdl,
         "LOAD_TILE": form.load_tile, "UNPACK_TILE": form.unpack_tile,
         "TILE_SCALE": form.tile_scale,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, **constants,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "BLOCK_P": tile.block_m, **constants,
     }  # fmt: skip
     constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
@@ -322,6 +324,8 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
         ids |= {"first_ptr": "*i64", "count_ptr": "*i64", "order_ptr": "*i64"}
     gate = kernel is experts.expert_gate
     size = (2 * MIXTURE["size"], MIXTURE["hidden"]) if gate else (MIXTURE["hidden"], MIXTURE["size"])
+    if gate:
+        ids["norm_ptr"] = "*bf16"
     cut_off = {"LIMIT": 7.0, "ALPHA": 1.702, "OFFSET": 1.0}  # as in gpt-oss
     constants = {"SIZE": MIXTURE["size"], "TOP_K": MIXTURE["top_k"], "ACT": "silu", **cut_off}
     return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
@@ -363,8 +367,8 @@ def test_experts_are_chosen_without_spills(capability: int) -> None:
             "BLOCK": 2048,
         }  # fmt: skip
         floats = ("router_ptr", "bias_ptr", "correction_ptr", "logits_ptr", "weight_ptr")
-        kinds = {**dict.fromkeys(floats, "*fp32"), "x_ptr": "*bf16", "arrived_ptr": "*i32", "id_ptr": "*i64",
-                 "stride_x": "i32", "scale": "fp32"}  # fmt: skip
+        kinds = {**dict.fromkeys(floats, "*fp32"), "x_ptr": "*bf16", "norm_ptr": "*bf16", "arrived_ptr": "*i32",
+                 "id_ptr": "*i64", "stride_x": "i32", "eps": "fp32", "scale": "fp32"}  # fmt: skip
         for kernel, warps in ((routing.choose_experts, 4), (routing.route_rows, 1)):
             arguments = {key: kind for key, kind in kinds.items() if key in kernel.arg_names}
             these = {key: value for key, value in constants.items() if key in kernel.arg_names}

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.contracts.ops import Gated
+from engine.kernels.torch.norms import rms_norm
 from engine.kernels.torch.reference import gated
 from engine.kernels.triton import mixture
-from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.launch import Launch, NormWeight
 from engine.kernels.triton.mixture import Mixture
 from engine.kernels.triton.tiles import GROUPED_ROWS
 from tests.kernels.triton.formats import FORMATS
@@ -90,6 +91,15 @@ def test_gates_that_are_cut_off_and_layers_with_biases(device, tokens, act):
     """As in gpt-oss, of a limit that many pass."""
     case = Case(device, tokens, gated=Gated(act, 0.7, 1.702 if act == "silu" else 1.0, 1.0), bias=True)
     case.check(case.got(), case.want())
+
+
+@pytest.mark.parametrize("tokens", [1, 5], ids=["one by one", "sorted"])
+def test_what_enters_may_be_normed_on_the_way(device, tokens):
+    case, weight = Case(device, tokens), torch.rand(IN) + 0.5
+    tensors = [tensor.to(device) for tensor in (case.x, case.ids, case.shares)]
+    got = case.mixture(*tensors, None, False, NormWeight(weight.to(device), 1e-5))
+    case.x = rms_norm(case.x, weight, 1e-5)
+    case.check(got, case.want())
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

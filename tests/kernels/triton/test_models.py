@@ -11,10 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.contracts.config import SlotConfig
 from engine.contracts.ops import LinearSpec
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.model import LoweredBlock, LoweredModel, StepContext
+from engine.kernels.settings import Kernels
+from engine.testing.attention_cases import PlainFormat
 from engine.testing.context import build_context
+from engine.testing.random_model import RandomModel, random_model
+from engine_plugins.architecture.deepseek import DeepseekArchitecture
+from engine_plugins.architecture.experts import QwenMoeArchitecture
+from engine_plugins.architecture.gpt_oss import GptOssArchitecture
+from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
 from engine_plugins.quantizer.unquantized import Unquantized
@@ -183,3 +191,88 @@ def test_quantized_models_give_the_logits_of_their_weights(checkpoints: dict[str
     assert line(fast, "linear, add").startswith("linear, add: 1 to 16 rows: one Triton kernel: product, add; else: ")
     roundings = layer_launches(checkpoints["qwen2"], 17, quantizer).kernels.count("quantize_rows")
     assert roundings == (4 if "activations" in name else 0), "two norms, the attention's output and the gate's"
+
+
+def shape(family: str, model_type: str, **options: Any) -> dict[str, Any]:
+    return {
+        "architectures": [f"{family}ForCausalLM"], "model_type": model_type, "vocab_size": 96, "hidden_size": 32,
+        "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 128, "tie_word_embeddings": False, "head_dim": 8, "moe_intermediate_size": 24,
+        **options,
+    }  # fmt: skip
+
+
+MIXTURES: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "qwen3_moe": (QwenMoeArchitecture, shape("Qwen3Moe", "qwen3_moe", num_experts=16, num_experts_per_tok=2)),
+    "gpt_oss": (
+        GptOssArchitecture,
+        shape("GptOss", "gpt_oss", num_local_experts=16, num_experts_per_tok=2, sliding_window=8),
+    ),
+    "deepseek_v3": (
+        DeepseekArchitecture,
+        shape(
+            "DeepseekV3", "deepseek_v3", n_routed_experts=8, num_experts_per_tok=3, kv_lora_rank=16, q_lora_rank=12,
+            qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10, first_k_dense_replace=1, n_shared_experts=1,
+            n_group=4, topk_group=2,
+        ),
+    ),
+}  # fmt: skip
+
+
+def mixture(family: str, rows: int, kernels: Kernels = "triton") -> RandomModel:
+    """A decode step of ``rows`` sequences of 20 tokens."""
+    architecture, config = MIXTURES[family]
+    return random_model(
+        architecture(SlotConfig()), config, lambda context: Unquantized(UnquantizedConfig(), context),
+        lambda context: TritonAttention(SlotConfig(), context, num_sms=4), PlainFormat(), "float32", "cpu",
+        kernels=kernels, rows=rows, tokens=20,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "rows"), [(family, rows) for family in MIXTURES for rows in (1, 5)])
+def test_mixtures_sinks_and_latent_attention_are_what_torch_makes_of_them(family: str, rows: int) -> None:
+    found = []
+    for kernels in ("triton", "reference"):
+        made = mixture(family, rows, kernels)
+        hidden, _ = made.model.run(made.batch, made.kv, made.prepared)
+        found.append(made.model.head(hidden))
+    assert float(found[1].abs().max()) > 1.0
+    assert float((found[0] - found[1]).abs().max()) <= TOLERANCE["float32"]
+
+
+QWEN3_ATTENTION = ["linear_store", "norm_rope_write", "split_attention", "linear_store"]
+GPT_OSS_ATTENTION = ["linear_rope_write", "split_attention", "linear_store"]
+FEW_PAIRS = ["choose_experts", "expert_gate", "expert_mix"]
+MANY_PAIRS = ["choose_experts", "sort_pairs", "aten.index_select", "expert_gate", "expert_down", "mix_rows"]
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "names"),
+    [
+        ("qwen3_moe", 1, [*QWEN3_ATTENTION, *FEW_PAIRS]),
+        ("qwen3_moe", 2, [*QWEN3_ATTENTION, *FEW_PAIRS]),
+        ("qwen3_moe", 3, [*QWEN3_ATTENTION, *MANY_PAIRS]),
+        ("gpt_oss", 1, [*GPT_OSS_ATTENTION, *FEW_PAIRS]),
+        ("gpt_oss", 16, [*GPT_OSS_ATTENTION, *MANY_PAIRS]),
+    ],
+)
+def test_a_layer_with_experts_is_six_or_seven_launches_and_three_more_where_pairs_are_sorted(
+    family: str, rows: int, names: list[str]
+) -> None:
+    layer = mixture(family, rows).layer(1)
+    layer()
+    with count_launches() as launches:
+        layer()
+    assert launches.names == ["aten.clone", *names], "the test itself copies what enters the layer"
+
+
+def test_bytes_of_a_step_are_those_of_chosen_experts() -> None:
+    """Of 16 experts 2 are read, and of 20 tokens 8 where a window passed the others."""
+    made = mixture("gpt_oss", 1)
+    hidden, inner, vocab, layers = 32, 48, 96, 2
+    heads = 8 * (4 + 2 + 2)
+    attention = hidden * heads + heads + 32 * hidden + hidden + 4
+    experts = 2 * (3 * hidden * inner + 2 * inner + hidden)
+    others = 16 * (hidden + 1) + 2 * hidden
+    assert made.weight_bytes == 4 * (layers * (attention + experts + others) + hidden + hidden * vocab)
+    assert made.kv_bytes == 4 * 2 * 2 * 8 * (8 + 20)

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from engine.contracts.ops import Route
 from engine.kernels.torch.experts import route
-from engine.kernels.triton.launch import Launch
+from engine.kernels.torch.norms import rms_norm
+from engine.kernels.triton.launch import Launch, NormWeight
 from engine.kernels.triton.routing import ExpertChoice
 from engine.kernels.triton.tiles import MAX_ROWS
 
@@ -78,3 +79,16 @@ def test_real_numbers_of_experts(device, op):
     want_ids, want = route(op, logits, None)
     assert torch.equal(ids, want_ids)
     torch.testing.assert_close(weights, want, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_norm_before_the_router_is_rounded_as_torch_rounds_it(device, dtype):
+    """(Triton's interpreter cuts bfloat16 off instead.)"""
+    choose = chooser(ROUTES["softmax"], device)
+    generator = torch.Generator().manual_seed(2)
+    x, weight = torch.randn(4, 24, generator=generator) * 9.0, torch.rand(24, generator=generator) + 0.5
+    x, weight = x.to(device, dtype), weight.to(dtype).float().to(device)
+    ids, weights = choose.of_few(x, NormWeight(weight, 1e-5))
+    want_ids, want = choose(rms_norm(x, weight, 1e-5))
+    assert torch.equal(ids, want_ids)
+    torch.testing.assert_close(weights, want, rtol=1e-4, atol=1e-6)

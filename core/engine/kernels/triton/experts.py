@@ -10,15 +10,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.product import normed_product
+from engine.kernels.triton.product import normed_product, tile_scaled, unpacked
 from engine.kernels.triton.tile_ops import below, gated, paired_rows, split_pairs, start_dependents, wait_for_input
 
 
 @triton.jit
 def expert_gate(
-    x_ptr, first_ptr, count_ptr, expert_ptr,
+    x_ptr, norm_ptr, first_ptr, count_ptr, expert_ptr,
     weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, out_ptr,
-    stride_x, rows_per_x,
+    stride_x, rows_per_x, eps,
     IN_FEATURES: tl.constexpr, SIZE: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
     UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
     OFFSET: tl.constexpr, PDL: tl.constexpr,
@@ -27,8 +27,10 @@ def expert_gate(
     """``gated(gate, up)`` of pairs of a token and an expert, ``[num_pairs, SIZE]``. Program ``(tile, columns)``.
 
     Tile ``t`` has the pairs from ``first[t]`` on, ``count[t]`` of them, of expert ``expert[t]``, negative for none.
-    Pair ``p`` reads row ``p // rows_per_x`` of ``x``. Without ``first_ptr`` a tile is one pair, its own number.
+    Pair ``p`` reads row ``p // rows_per_x`` of ``x``, with ``norm_ptr`` its RMSNorm. Without ``first_ptr`` a tile is
+    one pair, its own number.
     """
+    start_dependents(PDL)
     wait_for_input(PDL)
     PAIRS: tl.constexpr = BLOCK_N // 2
     tile = tl.program_id(0)
@@ -39,9 +41,9 @@ def expert_gate(
             first, count = tl.load(first_ptr + tile), tl.load(count_ptr + tile)
         pair, which = paired_rows(tl.program_id(1), PAIRS)
         y = normed_product(
-            x_ptr + (first // rows_per_x).to(tl.int64) * stride_x, None,
+            x_ptr + (first // rows_per_x).to(tl.int64) * stride_x, norm_ptr,
             weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr,
-            expert.to(tl.int64) * (2 * SIZE) + pair + which * SIZE, below(pair, SIZE, PAIRS), count, stride_x, 0.0,
+            expert.to(tl.int64) * (2 * SIZE) + pair + which * SIZE, below(pair, SIZE, PAIRS), count, stride_x, eps,
             IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         gate, up = split_pairs(y, PAIRS, BLOCK_M)
@@ -62,6 +64,7 @@ def expert_down(
 ):  # fmt: skip
     """Products of sorted pairs, float32 ``[num_pairs, OUT_FEATURES]``, each at its own number, which ``order`` has;
     tiles as in :func:`expert_gate`."""
+    start_dependents(PDL)
     wait_for_input(PDL)
     tile = tl.program_id(0)
     expert = tl.load(expert_ptr + tile)
@@ -155,30 +158,69 @@ def sort_pairs(
 
 
 @triton.jit
+def pair_products(
+    x_ptr, weight_ptr, scale_ptr, zero_ptr, pair, rows, real,
+    IN_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr, LOAD_TILE: tl.constexpr,
+    UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """``sum(x[pair] * weight[rows])``, float32 ``[BLOCK]``: each row has an input of its own, a row of ``x``.
+    Two tiles of weights are on their way while one is multiplied."""
+    LAST: tl.constexpr = (IN_FEATURES - 1) // BLOCK_K * BLOCK_K
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    column = tl.arange(0, BLOCK_K)[None, :]
+    x_ptr += pair.to(tl.int64)[:, None] * IN_FEATURES + column
+    tile = LOAD_TILE(weight_ptr, scale_ptr, zero_ptr, rows, real, 0, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE)
+    second = tile
+    if LAST > 0:
+        second = LOAD_TILE(
+            weight_ptr, scale_ptr, zero_ptr, rows, real, BLOCK_K, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE
+        )
+    acc = tl.zeros([rows.shape[0], BLOCK_K], tl.float32)
+    for start in range(0, LAST - BLOCK_K, BLOCK_K):
+        third = LOAD_TILE(
+            weight_ptr, scale_ptr, zero_ptr, rows, real, start + 2 * BLOCK_K, IN_FEATURES, GROUP_SIZE, BLOCK_K, DTYPE
+        )
+        x = tl.load(x_ptr + start, mask=real[:, None], other=0.0).to(tl.float32)
+        acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * x, TILE_SCALE)
+        tile, second = second, third
+    if LAST > 0:
+        x = tl.load(x_ptr + (LAST - BLOCK_K), mask=real[:, None], other=0.0).to(tl.float32)
+        acc += tile_scaled(tile, unpacked(tile, UNPACK_TILE, tl.float32) * x, TILE_SCALE)
+    mask = real[:, None] & below(LAST + column, IN_FEATURES, BLOCK_K)
+    x = tl.load(x_ptr + LAST, mask=mask, other=0.0).to(tl.float32)
+    return tl.sum(acc + tile_scaled(second, unpacked(second, UNPACK_TILE, tl.float32) * x, TILE_SCALE), 1)
+
+
+@triton.jit
 def expert_mix(
     x_ptr, expert_ptr, share_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, residual_ptr, out_ptr,
     TOP_K: tl.constexpr, IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr,
     LOAD_TILE: tl.constexpr, UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """``(residual +) sum over a token's experts of share * product``. Program ``(token, block of columns)``.
+    """``(residual +) sum over a token's experts of share * product``. Program ``(token, block of columns)``: a tile of
+    weights has its columns of all the token's experts, so that none is waited for behind another.
 
     ``x_ptr``: ``[num_tokens * TOP_K, IN_FEATURES]``; ``expert_ptr``, ``share_ptr``: ``[num_tokens, TOP_K]``;
     ``residual_ptr`` (or ``None``) and ``out_ptr``: ``[num_tokens, OUT_FEATURES]``, contiguous, perhaps the same.
+    ``BLOCK_P``: at least ``TOP_K``.
     """
+    start_dependents(PDL)
     wait_for_input(PDL)
-    token = tl.program_id(0)
+    token, lane = tl.program_id(0), tl.arange(0, BLOCK_P * BLOCK_N)
+    place, column = lane // BLOCK_N, tl.program_id(1) * BLOCK_N + lane % BLOCK_N
+    pair, real = token * TOP_K + place, below(place, TOP_K, BLOCK_P) & below(column, OUT_FEATURES, BLOCK_N)
+    rows = tl.load(expert_ptr + pair, mask=real, other=0).to(tl.int64) * OUT_FEATURES + column
+    y = pair_products(
+        x_ptr, weight_ptr, scale_ptr, zero_ptr, pair, rows, real,
+        IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, BLOCK_K,
+    )  # fmt: skip
+    if channel_scale_ptr is not None:
+        y *= tl.load(channel_scale_ptr + rows, mask=real, other=0.0)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + rows, mask=real, other=0.0).to(tl.float32)
+    y *= tl.load(share_ptr + pair, mask=real, other=0.0)
+    total = tl.sum(tl.reshape(y, [BLOCK_P, BLOCK_N]), 0)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    real = below(column, OUT_FEATURES, BLOCK_N)
-    total = tl.zeros([BLOCK_N, 1], tl.float32)
-    for place in range(TOP_K):
-        pair = token * TOP_K + place
-        expert, share = tl.load(expert_ptr + pair), tl.load(share_ptr + pair)
-        total += share * normed_product(
-            x_ptr + pair.to(tl.int64) * IN_FEATURES, None,
-            weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr,
-            expert.to(tl.int64) * OUT_FEATURES + column, real, 1, IN_FEATURES, 0.0,
-            IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, PDL, 1, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-    at = token.to(tl.int64) * OUT_FEATURES + column[:, None]
-    add_and_store(total, residual_ptr, out_ptr, at, real[:, None])
+    at, mask = token.to(tl.int64) * OUT_FEATURES + column, below(column, OUT_FEATURES, BLOCK_N)
+    add_and_store(total, residual_ptr, out_ptr, at, mask)

@@ -12,8 +12,8 @@ from torch import Tensor
 from engine.contracts.ops import Gated
 from engine.contracts.quantizer import TileLoader
 from engine.kernels.triton.experts import expert_down, expert_gate, expert_mix, mix_rows, sort_pairs
-from engine.kernels.triton.launch import Launch
-from engine.kernels.triton.tiles import GROUPED_ROWS, MAX_ROWS, SkinnyTile, grouped_tile, skinny_tile
+from engine.kernels.triton.launch import Launch, NormWeight
+from engine.kernels.triton.tiles import GROUPED_ROWS, MAX_ROWS, SkinnyTile, grouped_tile, mix_tile, skinny_tile
 
 SORTED_BY_KERNEL = 4096
 """Pairs up to which one kernel that compares each with all others takes less time than the launches of a sort."""
@@ -33,34 +33,43 @@ class Mixture:
     down: TileLoader
     gated: Gated
 
-    def __call__(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
+    def __call__(
+        self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool,
+        norm: NormWeight | None = None,
+    ) -> Tensor:  # fmt: skip
         """``[num_tokens, out]``: the mixture, added to ``residual`` if there is one, in its memory with ``overwrite``.
+        ``x`` is normed first if there is a ``norm``.
 
         ``ids``: int64, ``shares``: float32, ``[num_tokens, top_k]``. Nothing is read on the host."""
         if ids.numel() * 4 <= self.num_experts or x.shape[0] == 1:
-            return self._one_by_one(x, ids, shares, residual, overwrite)
-        return self._sorted(x, ids, shares, residual, overwrite)
+            return self._one_by_one(x, ids, shares, residual, overwrite, norm)
+        return self._sorted(x, ids, shares, residual, overwrite, norm)
 
-    def _one_by_one(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
+    def _one_by_one(
+        self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool, norm: NormWeight | None
+    ) -> Tensor:
         """Two launches; experts of two tokens are read twice."""
         pairs, tokens = ids.numel(), x.shape[0]
         gated = torch.empty(pairs, self.size, dtype=x.dtype, device=x.device)
         tile = self._tile(self.gate_up, 1, 2 * self.size, self.in_features)
         expert_gate[(pairs, tile.programs(2 * self.size))](
-            x, None, None, ids, *_tensors(self.gate_up), gated, x.stride(0), self.top_k,
+            x, norm and norm.weight, None, None, ids, *_tensors(self.gate_up), gated,
+            x.stride(0), self.top_k, norm.eps if norm else 0.0,
             IN_FEATURES=self.in_features, SIZE=self.size, **self._activation(), **self._constants(self.gate_up, tile),
         )  # fmt: skip
         out = residual if overwrite and residual is not None else x.new_empty(tokens, self.out_features)
-        tile = self._tile(self.down, 1, self.out_features, self.size)
+        tile = mix_tile(self.top_k, self.size, self._bits(self.down, self.out_features, self.size))
         constants = self._constants(self.down, tile)
-        del constants["BLOCK_M"]
+        constants["BLOCK_P"] = constants.pop("BLOCK_M")
         expert_mix[(tokens, tile.programs(self.out_features))](
             gated, ids, shares, *_tensors(self.down), residual, out,
             TOP_K=self.top_k, IN_FEATURES=self.size, OUT_FEATURES=self.out_features, **constants,
         )  # fmt: skip
         return out
 
-    def _sorted(self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool) -> Tensor:
+    def _sorted(
+        self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool, norm: NormWeight | None
+    ) -> Tensor:
         """Five launches, of few pairs; an expert is read once for each of its tiles."""
         pairs, tall = ids.numel(), self._tile_rows(x, ids)
         order, token, first, count, expert = self._tiles(ids, tall)
@@ -68,7 +77,8 @@ class Mixture:
         gated = torch.empty(pairs, self.size, dtype=x.dtype, device=x.device)
         tile = self._tile(self.gate_up, tall, 2 * self.size, self.in_features)
         expert_gate[(tiles, tile.programs(2 * self.size))](
-            rows, first, count, expert, *_tensors(self.gate_up), gated, rows.stride(0), 1,
+            rows, norm and norm.weight, first, count, expert, *_tensors(self.gate_up), gated,
+            rows.stride(0), 1, norm.eps if norm else 0.0,
             IN_FEATURES=self.in_features, SIZE=self.size, **self._activation(), **self._constants(self.gate_up, tile),
         )  # fmt: skip
         made = torch.empty(pairs, self.out_features, dtype=torch.float32, device=x.device)
@@ -125,8 +135,11 @@ class Mixture:
     def _tile(self, loader: TileLoader, rows: int, out_features: int, in_features: int) -> SkinnyTile:
         if rows > MAX_ROWS:
             return grouped_tile(in_features)
-        bits = loader.bits_per_weight(in_features, self.num_experts * out_features)
+        bits = self._bits(loader, out_features, in_features)
         return skinny_tile(rows, out_features, in_features, self.launch.num_sms, bits)
+
+    def _bits(self, loader: TileLoader, out_features: int, in_features: int) -> int:
+        return loader.bits_per_weight(in_features, self.num_experts * out_features)
 
     def _constants(self, loader: TileLoader, tile: SkinnyTile) -> dict[str, Any]:
         return {

@@ -18,7 +18,8 @@ from torch import Tensor
 from engine.contracts.ops import Route
 from engine.kernels.torch.experts import SMALLEST_SUM
 from engine.kernels.triton.arrival import arrive
-from engine.kernels.triton.launch import Launch
+from engine.kernels.triton.launch import Launch, NormWeight
+from engine.kernels.triton.product import load_row
 from engine.kernels.triton.tile_ops import below, start_dependents, wait_for_input
 from engine.kernels.triton.tiles import MAX_ROWS
 
@@ -68,12 +69,14 @@ def route(
     index, real = group * SIZE + member, (group < GROUPS) & (member < SIZE)
     # Past this multiprocessor's own cache: other programs of the launch may have stored them.
     scores = tl.load(logits_ptr + row * NUM_EXPERTS + index, mask=real, other=float("-inf"), cache_modifier=".cg")
+    logits = scores
     if SCORES == "softmax":
         shifted = tl.exp(scores - tl.max(tl.ravel(scores), 0))
         scores = tl.div_rn(shifted, tl.zeros_like(shifted) + tl.sum(tl.ravel(shifted), 0))
     elif SCORES == "sigmoid":
         scores = tl.div_rn(tl.zeros_like(scores) + 1.0, 1.0 + tl.exp(-scores))
-    choice = scores
+    # Sigmoids of large logits are equal. Without a correction their order is that of the logits.
+    choice = logits if SCORES == "sigmoid" and correction_ptr is None and GROUPS == 1 else scores
     if correction_ptr is not None:
         choice += tl.load(correction_ptr + index, mask=real, other=0.0)
     if GROUPS > 1:
@@ -116,15 +119,28 @@ def route_rows(
 
 
 @triton.jit
+def load_normed(x_ptr, norm_ptr, start, rms, IN_FEATURES: tl.constexpr, BLOCK: tl.constexpr):
+    """A piece of the row, float32 ``[BLOCK]``, normed and rounded as torch does before a router's product."""
+    x, _ = load_row(x_ptr, None, start, IN_FEATURES, BLOCK)
+    if norm_ptr is None:
+        return x
+    else:
+        column = start + tl.arange(0, BLOCK)
+        weight = tl.load(norm_ptr + column, mask=below(column, IN_FEATURES, BLOCK), other=0.0).to(tl.float32)
+        return (x * rms * weight).to(x_ptr.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
 def choose_experts(
-    x_ptr, router_ptr, bias_ptr, correction_ptr, logits_ptr, arrived_ptr, id_ptr, weight_ptr, stride_x, scale,
+    x_ptr, norm_ptr, router_ptr, bias_ptr, correction_ptr, logits_ptr, arrived_ptr, id_ptr, weight_ptr,
+    stride_x, eps, scale,
     IN_FEATURES: tl.constexpr,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``x [rows, IN_FEATURES]`` -> the same; ``router [NUM_EXPERTS, IN_FEATURES]`` and ``bias``: float32. Program
-    ``(expert, row)``. ``arrived_ptr``: int32, one per row, 0 before and after."""
+    """``x [rows, IN_FEATURES]``, with ``norm_ptr`` its RMSNorm -> the same; ``router [NUM_EXPERTS, IN_FEATURES]`` and
+    ``bias``: float32. Program ``(expert, row)``. ``arrived_ptr``: int32, one per row, 0 before and after."""
     start_dependents(PDL)
     expert, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -132,12 +148,17 @@ def choose_experts(
     router = tl.load(router_ptr + column, mask=below(column, IN_FEATURES, BLOCK), other=0.0)
     wait_for_input(PDL)
     x_ptr += row * stride_x
-    x = tl.load(x_ptr + column, mask=below(column, IN_FEATURES, BLOCK), other=0.0)
-    products = router * x.to(tl.float32)
+    rms = 1.0
+    if norm_ptr is not None:
+        squares = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, IN_FEATURES, BLOCK):
+            x, _ = load_row(x_ptr, None, start, IN_FEATURES, BLOCK)
+            squares += x * x
+        rms = tl.rsqrt(tl.sum(squares, 0) / IN_FEATURES + eps)
+    products = router * load_normed(x_ptr, norm_ptr, 0, rms, IN_FEATURES, BLOCK)
     for start in range(BLOCK, IN_FEATURES, BLOCK):
-        mask = below(start + column, IN_FEATURES, BLOCK)
-        router = tl.load(router_ptr + start + column, mask=mask, other=0.0)
-        products += router * tl.load(x_ptr + start + column, mask=mask, other=0.0).to(tl.float32)
+        router = tl.load(router_ptr + start + column, mask=below(start + column, IN_FEATURES, BLOCK), other=0.0)
+        products += router * load_normed(x_ptr, norm_ptr, start, rms, IN_FEATURES, BLOCK)
     logit = tl.sum(products, 0)
     if bias_ptr is not None:
         logit += tl.load(bias_ptr + expert)
@@ -166,13 +187,18 @@ class ExpertChoice:
         """``x [rows, in_features]`` -> ids int64 and weights float32, ``[rows, top_k]``."""
         if x.shape[0] > MAX_ROWS:
             return self.of_logits(F.linear(x.float(), self.router, self.bias))
-        assert x.stride(1) == 1
+        return self.of_few(x, None)
+
+    def of_few(self, x: Tensor, norm: NormWeight | None) -> tuple[Tensor, Tensor]:
+        """The same of up to :data:`MAX_ROWS` rows, normed first if there is a ``norm``."""
+        assert x.stride(1) == 1 and x.shape[0] <= MAX_ROWS
         rows, (experts, in_features) = x.shape[0], self.router.shape
         ids, weights = self._empty(x)
         logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
         block = min(2048, triton.next_power_of_2(in_features))
         choose_experts[(experts, rows)](
-            x, self.router, self.bias, self.correction, logits, self.arrived, ids, weights, x.stride(0), self.op.scale,
+            x, norm and norm.weight, self.router, self.bias, self.correction, logits, self.arrived, ids, weights,
+            x.stride(0), norm.eps if norm else 0.0, self.op.scale,
             IN_FEATURES=in_features, BLOCK=block, **self._constants(), **self.launch.options(4),
         )  # fmt: skip
         return ids, weights

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.contracts.ops import LinearSpec, Norm
+from engine.contracts.ops import Experts, LinearSpec, Norm, Route
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.model import StepContext
 from engine.kernels.sequences import (
@@ -18,12 +18,14 @@ from engine.kernels.sequences import (
     LinearAdd,
     MixExperts,
     NormHead,
+    NormMixture,
     QKVWrite,
     choose_experts,
     gate_up,
     linear_add,
     mix_experts,
     norm_head,
+    norm_mixture,
     qkv_write,
 )
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
@@ -55,8 +57,9 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel(gate_up, lower_gate_up, lambda lowering, what: what.norm.kind == "rms" and what.act in ACTS),
         Kernel(linear_add, lower_add),
         Kernel(norm_head, lower_head, lambda lowering, what: what.norm.kind == "rms"),
-        Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.num_experts <= MOST_EXPERTS),
-        Kernel(mix_experts, lower_mix, _mixes),
+        Kernel(norm_mixture, lower_norm_mixture, _norms_and_mixes),
+        Kernel(choose_experts, lower_choose, lambda lowering, what: _chooses(what.route)),
+        Kernel(mix_experts, lower_mix, lambda lowering, what: _mixes(lowering, what.experts)),
     )
 
 
@@ -187,23 +190,60 @@ def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lo
 
 
 def lower_choose(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    what: ChooseExperts = fused.what
-    op, device = what.route, lowering.device
-    correction = None if op.correction is None else weights.small(op.correction, (op.num_experts,))
-    arrived = torch.zeros(MAX_ROWS, dtype=torch.int32, device=device)
-    choose = ExpertChoice(Launch.on(device), op, *weights.router(what.router), correction, arrived)
+    choose = _choice(lowering, fused.what, weights)
     label = f"1 to {MAX_ROWS} rows: one Triton kernel: float32 product, choice; else: float32 F.linear, Triton choice"
     return Lowered(lambda context, x: choose(x), label)
 
 
-def _mixes(lowering: Lowering, what: MixExperts) -> bool:
-    return lowering.tp == 1 and what.experts.gated.act in ACTS and not what.experts.weighs_inputs
+def _choice(lowering: Lowering, what: ChooseExperts, weights: Weights) -> ExpertChoice:
+    op, device = what.route, lowering.device
+    correction = None if op.correction is None else weights.small(op.correction, (op.num_experts,))
+    arrived = torch.zeros(MAX_ROWS, dtype=torch.int32, device=device)
+    return ExpertChoice(Launch.on(device), op, *weights.router(what.router), correction, arrived)
+
+
+def _chooses(route: Route) -> bool:
+    return route.num_experts <= MOST_EXPERTS and route.expert_scale is None
+
+
+def _mixes(lowering: Lowering, op: Experts) -> bool:
+    return lowering.tp == 1 and op.gated.act in ACTS and not op.weighs_inputs
+
+
+def _norms_and_mixes(lowering: Lowering, what: NormMixture) -> bool:
+    plain = what.norm.kind == "rms" and not what.norm.by_head
+    return plain and _chooses(what.choose.route) and _mixes(lowering, what.experts)
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    """All experts of a layer are one weight: an expert is a range of its rows."""
     what: MixExperts = fused.what
-    op = what.experts
+    mixture, label = _mixture(lowering, what.experts, weights)
+    overwrites = what.adds and fused.inputs[3] in fused.last_use
+
+    def mix(context: StepContext, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None = None) -> Tensor:
+        return mixture(x, ids, shares, residual, overwrites)
+
+    return Lowered(mix, label)
+
+
+def lower_norm_mixture(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    what: NormMixture = fused.what
+    choose, (mixture, label) = _choice(lowering, what.choose, weights), _mixture(lowering, what.experts, weights)
+    norm, norm_weight = torch_norm(lowering, what.norm, weights), _norm_weight(lowering, what.norm, weights)
+    overwrites = fused.inputs[0] in fused.last_use
+
+    def mix(context: StepContext, x: Tensor) -> Tensor:
+        if x.shape[0] <= MAX_ROWS:
+            return mixture(x, *choose.of_few(x, norm_weight), x, overwrites, norm_weight)
+        normed = norm(x)
+        return mixture(normed, *choose(normed), x, overwrites)
+
+    few = f"1 to {MAX_ROWS} rows: norms in the Triton kernels of choice and gate; else: {norm_label(lowering)}"
+    return Lowered(mix, f"{few}; {label}")
+
+
+def _mixture(lowering: Lowering, op: Experts, weights: Weights) -> tuple[Mixture, str]:
+    """All experts of a layer are one weight: an expert is a range of its rows. And a label."""
     gate_up, down = weights.stacked_experts(op)
     if gate_up.tile_loader is None or down.tile_loader is None:
         raise ValueError(f"experts of {gate_up.label}: no tile loader, which execution={'{compile,graphs}'} needs")
@@ -211,13 +251,8 @@ def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Low
         Launch.on(lowering.device), op.num_experts, op.top_k, op.gate_up.in_features, op.down.in_features,
         op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated,
     )  # fmt: skip
-    overwrites = what.adds and fused.inputs[3] in fused.last_use
-
-    def mix(context: StepContext, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None = None) -> Tensor:
-        return mixture(x, ids, shares, residual, overwrites)
-
     pairs = "Triton kernels: gate, mix; many pairs sorted by expert"
-    return Lowered(mix, f"{op.num_experts} experts, {op.top_k} a token: {pairs} ({gate_up.label})")
+    return mixture, f"{op.num_experts} experts, {op.top_k} a token: {pairs} ({gate_up.label})"
 
 
 def _by_rows(kernel: str, packed: PackedLinear, chain: str) -> str:

@@ -50,6 +50,13 @@ def skinny_tile(rows: int, out_features: int, in_features: int, num_sms: int, bi
     return SkinnyTile(16, 32, block_k, 4, 4) if wide else SkinnyTile(16, 16, block_k, 2, 5)
 
 
+def mix_tile(top_k: int, in_features: int, bits: int) -> SkinnyTile:
+    """The tile for 8 columns of ``top_k`` experts with an input of their own each (its rows are the experts)."""
+    weights, num_warps = (4096, 4) if bits >= 16 else (8192, 8)
+    block_p = 1 << (top_k - 1).bit_length()
+    return SkinnyTile(block_p, 8, _at_most(in_features, max(32, weights // (8 * block_p))), num_warps, 1)
+
+
 def grouped_tile(in_features: int) -> SkinnyTile:
     """The tile for ``GROUPED_ROWS`` rows in 16 bits, bound by tensor cores and by what the L2 cache delivers. No spills
     on compute capability 8.0, 8.9 and 9.0; at most 96 KB of shared memory."""
