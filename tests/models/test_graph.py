@@ -242,10 +242,10 @@ def test_graphs_of_the_same_ops_are_equal() -> None:
     assert small() == small()
 
 
-def experts(b: Builder, x: Value, logits: Value, top_k: int = 2, up: int = 24) -> Value:
+def experts(b: Builder, x: Value, logits: Value, top_k: int = 2, up: int = 24, groups: int = 1) -> Value:
     """Two of four."""
     parts = LinearPart("{}.gate", 24), LinearPart("{}.up", up)
-    return b.experts(x, logits, Route(4, top_k), parts, LinearPart("{}.down", 16), Gated("silu"))
+    return b.experts(x, logits, Route(4, top_k, groups=groups), parts, LinearPart("{}.down", 16), Gated("silu"))
 
 
 def foreign(size: int) -> Value:
@@ -309,6 +309,15 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
     "a slice of nothing": (lambda b, x, y: b.split(x, LinearPart("p", 8, slices=(8, 0))), "a value of 0 features"),
     "a gate of some features": (lambda b, x, y: b.gate(y, x), "gate of 16 features for 24"),
     "more experts than there are": (lambda b, x, y: experts(b, x, b.input(4), 5), "5 of 4 experts, chosen by 4 logits"),
+    "groups of unequal experts": (
+        lambda b, x, y: experts(b, x, b.input(4), groups=3),
+        "2 experts of 1 of 3 groups of 4 experts",
+    ),
+    "more experts than chosen groups have": (
+        lambda b, x, y: experts(b, x, b.input(4), groups=4),
+        "2 experts of 1 of 4 groups of 4 experts",
+    ),
+    "keys of another builder": (lambda b, x, y: b.latent_attention(x, foreign(8), 8, scale=1.0), "another builder"),
     "logits of other experts": (lambda b, x, y: experts(b, x, x), "2 of 4 experts, chosen by 16 logits"),
     "experts of two sizes": (lambda b, x, y: experts(b, x, b.input(4), up=8), "experts with 24 gates and 8 ups"),
     "a convolution of one token": (

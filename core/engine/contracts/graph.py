@@ -363,6 +363,7 @@ class Builder:
         heads = self._heads("attention", q, k.size)
         if not 0 < value_dim <= k.size:
             raise ValueError(f"values of {value_dim} in keys of {k.size}")
+        self._check_own(q, k)
         cache = len(self._caches)
         self._caches.append(KVSpec(1, k.size, value_dim=value_dim))
         self._nodes.append(Node(KVWrite(1, k.size), (k.number,), (), cache))
@@ -489,6 +490,13 @@ class Builder:
         expert's number. ``weighs_inputs``: weights multiply what experts read."""
         if not 1 <= route.top_k <= route.num_experts or logits.size != route.num_experts:
             raise ValueError(f"{route.top_k} of {route.num_experts} experts, chosen by {logits.size} logits")
+        within, rest = divmod(route.num_experts, max(1, route.groups))
+        if rest or not 1 <= route.chosen_groups <= route.groups or route.top_k > within * route.chosen_groups:
+            raise ValueError(
+                f"{route.top_k} experts of {route.chosen_groups} of {route.groups} groups of {route.num_experts} experts"
+            )
+        if gated.alpha != 1.0 and gated.act != "silu":
+            raise ValueError(f"experts with alpha={gated.alpha} of {gated.act}, expected silu")
         first, second = gate_up
         if first.out_features != second.out_features:
             raise ValueError(f"experts with {first.out_features} gates and {second.out_features} ups")
@@ -542,6 +550,7 @@ class Builder:
         """The last op has a cache of its own."""
         self._nodes[-1] = replace(self._nodes[-1], cache=len(self._caches))
         self._caches.append(spec)
+
     def _recorded(self) -> Iterator[Node]:
         """All nodes so far."""
         behind = self._nodes if self._nodes is not self._embed else ()

@@ -12,11 +12,14 @@ class Labels:
     def __init__(self) -> None:
         self._labels: dict[str, list[str]] = {}
         self._uncaptured: str | None = None
+        self.waits = ""
+        """Why no CUDA graph can hold a step; empty: one can, as far as kernels tell."""
 
     def add(self, fused: Fused[Kernel], lowered: Lowered, in_layer: bool) -> None:
         found = self._labels.setdefault(fused.title, [])
         if lowered.label not in found:
             found.append(lowered.label)
+        self.waits = self.waits or lowered.waits
         if in_layer and self._uncaptured is None and lowered.not_native is not None:
             self._uncaptured = f"{fused.title}: {lowered.not_native}"
 

@@ -162,6 +162,7 @@ class Loader:
             find_greedy=greedy,
             capturable=lowering.native and lowering.why_uncaptured is None,
             why_uncaptured=(lowering.why_uncaptured or "") if lowering.native else "",
+            waits=self.labels.waits,
             kv_scales=tuple(self._kv_scales),
             unread=unread_note(graph, self._checkpoint),
         )

@@ -179,6 +179,8 @@ class LoweredModel:
     """Steps of few tokens may run as programs, as far as the plan tells."""
     why_uncaptured: str = ""
     """Why they may not, where they might with other plugins."""
+    waits: str = ""
+    """Why its steps wait for the device, so that no CUDA graph can hold one; empty: they do not."""
     small_steps: CapturedSteps | None = None
     """Steps of few tokens on one cache as programs: see :func:`engine.kernels.cpu.captured.capture_steps`."""
     kv_scales: tuple[tuple[Tensor, Tensor] | None, ...] = ()

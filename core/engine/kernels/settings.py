@@ -145,6 +145,8 @@ class Lowered:
     """What runs, for the plan."""
     not_native: str | None = "torch computes it"
     """Why a step with this call can be no program of native calls; ``None``: it can."""
+    waits: str = ""
+    """Why it waits for the device, so that no CUDA graph can hold it; empty: it does not."""
     greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     """Of what makes logits: the same, and each row's most likely token, int64 ``[R]``: the lowest id among equals, -1
     where the logits are broken. ``None`` where no kernel finds it on the way."""

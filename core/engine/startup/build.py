@@ -105,9 +105,10 @@ def build_engine(
         worker.start(partial(try_plugins, plan, bound))()
     with phase("load weights"):
         model = worker.start(partial(load_plan, plan, bound, on_progress))()
+    in_graphs = plan.execution == "graphs" and not model.waits
     if plan.device.kind == "cuda":
         with phase("profile run"):
-            buckets = graph_buckets(bound) if plan.execution == "graphs" else []
+            buckets = graph_buckets(bound) if in_graphs else []
             memory = profile_run(memory, bound, model, buckets, cuda_capture(), free, phase.meter)
     with phase("allocate cache"):
         found = cache_groups(model.graph.caches, cached_by(bound.drafter))
@@ -120,7 +121,7 @@ def build_engine(
     if drafts is not None:
         with phase("load drafter"):
             worker.start(partial(start_drafter, plan, bound, drafts.drafter, runner))()
-    if plan.execution == "graphs":
+    if in_graphs:
         with phase("capture graphs"):
             capture_graphs(runner, bound, cuda_capture(), on_progress)
     core = make_core(plan, bound, DeviceQueue(runner, worker), groups, max_len)
@@ -139,8 +140,9 @@ def _describe(
     kv, tables = runner.kv, runner.tables
     steps = runner.model.small_steps
     programs = None if steps is None else steps.programs
-    uncaptured = f"a step runs uncaptured (slower): {model.why_uncaptured}"
-    notes = (uncaptured,) if model.why_uncaptured else () if programs is None else programs.notes()
+    why = model.why_uncaptured or (model.waits if memory.plan.execution == "graphs" else "")
+    uncaptured = f"a step runs uncaptured (slower): {why}"
+    notes = (uncaptured,) if why else () if programs is None else programs.notes()
     return EngineInfo(
         pid=os.getpid(),
         num_blocks=kv.num_blocks,

@@ -164,6 +164,7 @@ def _fill(kv: KVCache, dtype: torch.dtype, device: str) -> None:
     """Random keys and values everywhere."""
     generator = torch.Generator(device).manual_seed(1)
     for cache, spec in enumerate(kv.groups.caches):
+        assert isinstance(spec, KVSpec), "no recurrent layers"
         slots = torch.arange(kv.num_blocks[0] * BLOCK, device=device)
         shape = (2, len(slots), spec.num_kv_heads, spec.head_dim)
         k, v = torch.randn(shape, generator=generator, dtype=dtype, device=device)

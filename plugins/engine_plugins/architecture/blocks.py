@@ -140,11 +140,11 @@ def gated_mlp(
     return b.linear(b.gated(gate, up, act), LinearPart(f"{name}.down_proj", sizes.hidden_size, bias), shard="in")
 
 
-def top_k(values: Values, count: int, default: int | None = None) -> int:
+def top_k(values: Values, count: int, default: int | None = None, key: str = "num_experts_per_tok") -> int:
     """Experts of a token, of ``count``."""
-    chosen = values.whole("num_experts_per_tok", "MAX_EXPERTS", default)
+    chosen = values.whole(key, "MAX_EXPERTS", default)
     if chosen > count:
-        raise CheckpointError(f"num_experts_per_tok={chosen}: expected at most {count}, as many experts as there are")
+        raise CheckpointError(f"{key}={chosen}: expected at most {count}, as many experts as there are")
     return chosen
 
 

@@ -19,7 +19,16 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Act, FusedExperts, Gated, LinearPart, Route
-from engine_plugins.architecture.blocks import FULL, SLIDING, activation, expect, gated_mlp, o_proj, with_layer_types
+from engine_plugins.architecture.blocks import (
+    FULL,
+    SLIDING,
+    activation,
+    expect,
+    gated_mlp,
+    o_proj,
+    top_k,
+    with_layer_types,
+)
 from engine_plugins.architecture.nested import text_model, text_part
 
 DEFAULTS: dict[str, Any] = {
@@ -85,7 +94,8 @@ class Gemma4Architecture:
 
 
 def _values(raw: Mapping[str, Any]) -> Values:
-    """With what ``config.json`` leaves out. The last layer has no window, whatever is said."""
+    """With what ``config.json`` leaves out. Without ``layer_types`` every sixth layer has no window, and the last one
+    has none whatever is said, as in transformers."""
     values = with_layer_types(Values({**DEFAULTS, **raw, "sliding_window_pattern": 6}))
     if values.values.get("use_bidirectional_attention") != "vision":  # of tokens of images alone
         expect(values, {"use_bidirectional_attention": None})
@@ -164,7 +174,7 @@ def _experts(b: Builder, x: Value, at: str, values: Values, sizes: DecoderSizes,
     """Of what the MLP reads before its norm, normed behind."""
     count = values.whole("num_experts", "MAX_EXPERTS")
     size = values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE")
-    chosen = values.whole("top_k_experts", "MAX_EXPERTS")
+    chosen = top_k(values, count, key="top_k_experts")
     route = Route(count, chosen, renormalize=True, expert_scale=f"{at}.router.per_expert_scale")
     routed = b.scale_by(b.rms_norm(x, None, sizes.eps), f"{at}.router.scale", by_feature=True)
     logits = b.router(b.scale(routed, sizes.hidden_size**-0.5), f"{at}.router.proj", count)

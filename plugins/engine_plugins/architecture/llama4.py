@@ -26,6 +26,7 @@ from engine_plugins.architecture.blocks import (
     o_proj,
     qkv_proj,
     rotated_layers,
+    top_k,
 )
 from engine_plugins.architecture.nested import text_model, text_part
 
@@ -112,7 +113,7 @@ def _attention(
 
 def _experts(b: Builder, h: Value, name: str, values: Values, sizes: DecoderSizes, act: Act) -> Value:
     count = values.whole("num_local_experts", "MAX_EXPERTS", 16)
-    route = Route(count, values.whole("num_experts_per_tok", "MAX_EXPERTS", 1), "sigmoid")
+    route = Route(count, top_k(values, count, 1), "sigmoid")
     gate, up = (LinearPart(f"{name}.experts.{{}}.{part}_proj", sizes.intermediate_size) for part in ("gate", "up"))
     made = b.experts(
         h, b.router(h, f"{name}.router", count), route, (gate, up),

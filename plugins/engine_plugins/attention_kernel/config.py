@@ -17,8 +17,6 @@ def beyond_triton_heads(attentions: Iterable[Attention]) -> tuple[str, ...]:
     """Sizes of heads that no tile has, each with the reason."""
     ops = tuple(attentions)
     reasons = []
-    if len({op.num_heads // op.num_kv_heads for op in ops}) > 1:
-        reasons.append("as many query heads share a key-value head in all layers")
     for dim in sorted({op.head_dim for op in ops if op.value_dim is None} - set(TRITON_HEAD_DIMS)):
         reasons.append(f"head_dim={dim} is not a multiple of 8 up to {TRITON_HEAD_DIMS[-1]}")
     for values, rest in sorted({(op.value_dim, op.head_dim - op.value_dim) for op in ops if op.value_dim is not None}):

@@ -134,6 +134,8 @@ def test_weights_may_be_scaled_by_expert():
     ids, weights = route(op, logits, None, scale)
     plain = route(op, logits, None)
     assert torch.equal(ids, plain[0]) and torch.equal(weights, plain[1] * scale[ids])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_what_a_token_gets_does_not_depend_on_others_and_threads(threads):
     (op, pairs), generator = experts(torch.bfloat16), torch.Generator().manual_seed(3)

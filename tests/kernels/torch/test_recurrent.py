@@ -95,3 +95,15 @@ def test_any_steps_give_what_the_definition_gives(block_size: int, seed: int) ->
             done[row] += counts[row]
     for row, tokens in enumerate(sequences):
         torch.testing.assert_close(found[row], expected(tokens), atol=2e-5, rtol=1e-4)
+
+
+def test_what_is_broken_in_one_sequence_stays_there() -> None:
+    generator = torch.Generator().manual_seed(1)
+    paged, good = Paged(8), inputs(40, generator)
+    paged.step([(4, 0, part(good, 0, 3))])
+    broken = inputs(9, generator)
+    broken.v.fill_(float("nan"))
+    (_, made) = paged.step([(3, 0, broken), (4, 3, part(good, 3, 12))])
+    torch.testing.assert_close(made, expected(good)[3:12], atol=2e-5, rtol=1e-4)
+    again = paged.step([(4, 12, part(good, 12, 20))])[0]
+    torch.testing.assert_close(again, expected(good)[12:20], atol=2e-5, rtol=1e-4)

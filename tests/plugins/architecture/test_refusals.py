@@ -119,7 +119,7 @@ def test_an_unknown_type_of_layers_is_refused(family: str) -> None:
 
 
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-ROTATE_IN_PART = ("Phi3", "Glm", "Qwen3Next", "Qwen3_5")
+ROTATE_IN_PART = ("Phi3", "Glm", "Gemma4", "Qwen3Next", "Qwen3_5")
 """How families begin that compute a share of a rotation."""
 
 
@@ -127,7 +127,7 @@ def wrong_values(family: str) -> dict[str, Any]:
     """Keys that every family reads, each with a value that none computes."""
     known = text(family)
     changes: dict[str, Any] = {
-        "hidden_activation" if re.match("Gemma[23]", family) else "hidden_act": "tanh",
+        "hidden_activation" if re.match("Gemma[234]", family) else "hidden_act": "tanh",
         "num_attention_heads": 0,
         "vocab_size": "many",
         "max_position_embeddings": 1,

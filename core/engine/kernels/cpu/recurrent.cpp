@@ -178,16 +178,16 @@ struct Segment {
 
 // What one thread needs for a key head, with the heads that share it. Rows are those of a segment's tokens.
 struct Room {
-    std::vector<float> q, k;              // [block_size][key_dim]
-    std::vector<float> in_key, in_query;  // [block_size][block_size]: with the key of each token of the block
-    std::vector<float> seen, made;        // [block_size][value_dim]
-    std::vector<float> share;             // [block_size][block_size], [key_dim][block_size]
+    std::vector<float> q, k;              // [most][key_dim]
+    std::vector<float> in_key, in_query;  // [most][block_size]: with the key of each token of the block
+    std::vector<float> seen, made;        // [most][value_dim]
+    std::vector<float> share;             // [most][block_size]; at a block's end [key_dim][block_size]
     std::vector<float> fade;              // [block_size]: from behind each token of the block to where we are
 
-    Room(const DeltaRule& r)
-        : q(r.block_size * r.key_dim), k(q.size()), in_key(r.block_size * r.block_size), in_query(in_key.size()),
-          seen(r.block_size * r.value_dim), made(seen.size()),
-          share(std::max(r.key_dim, r.block_size) * r.block_size), fade(r.block_size) {}
+    // most: tokens of a segment
+    Room(const DeltaRule& r, int64_t most)
+        : q(most * r.key_dim), k(q.size()), in_key(most * r.block_size), in_query(in_key.size()),
+          seen(most * r.value_dim), made(seen.size()), share(most * r.block_size), fade(r.block_size) {}
 };
 
 // Queries and keys of length 1, and their products with all keys of the block so far.
@@ -211,6 +211,7 @@ void end_block(const Segment& s, int64_t key_head, int64_t head, const float* st
     const DeltaRule& r = s.rule;
     float* to = s.behind + head * r.key_dim * r.value_dim;
     for (int64_t i = 0; i < r.key_dim * r.value_dim; i++) to[i] = state ? faded * state[i] : 0.0f;
+    room.share.resize(std::max(static_cast<int64_t>(room.share.size()), r.key_dim * r.block_size));
     for (int64_t at = 0; at < r.block_size; at++) {
         const float* key = s.token(at) + key_head * r.key_dim;
         for (int64_t d = 0; d < r.key_dim; d++) room.share[d * r.block_size + at] = room.fade[at] * key[d];
@@ -277,7 +278,7 @@ template <typename T>
 void one_row(const DeltaRule& r, const Rows& rows, int64_t row, int64_t key_head, const float* qkv,
              const float* gates, T* y) {
     const int64_t group = r.heads / r.key_heads, states = r.heads * r.key_dim * r.value_dim;
-    Room room(r);
+    Room room(r, std::min(r.block_size, rows.q_len(row)));
     int64_t token = rows.q_starts[row], position = rows.first(row);
     while (token < rows.q_starts[row + 1]) {
         const int64_t begin = position % r.block_size, index = position / r.block_size;

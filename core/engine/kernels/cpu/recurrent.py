@@ -79,7 +79,7 @@ class DeltaNetwork:
         self._held = (taps, negative, bias)  # pointed at
         self._gates = _Gates(negative.data_ptr(), bias.data_ptr(), rule.num_heads)
         self._dtype = dtype
-        self._on_cache: dict[tuple[int, int], _OnCache] = {}
+        self._on_cache: dict[tuple[int, ...], _OnCache] = {}
 
     def __call__(
         self,
@@ -107,7 +107,7 @@ class DeltaNetwork:
         return y
 
     def _structures(self, inputs: StateCache, memory: StateCache, block_size: int) -> _OnCache:
-        key = inputs.tokens.data_ptr(), memory.tokens.data_ptr()
+        key = inputs.tokens.data_ptr(), memory.tokens.data_ptr(), memory.states.data_ptr(), block_size
         if key not in self._on_cache:
             rule, features, taps = self._rule, self._conv.features, self._held[0]
             keys, values = rule.num_key_heads * rule.key_dim, rule.num_heads * rule.value_dim

@@ -68,7 +68,8 @@ def lower_experts(lowering: Lowering, op: Experts, fused: Fused[Kernel], weights
     mixed = mixed_by_torch(lowering, op, pairs)
     labels = " and ".join(dict.fromkeys(packed.label for packed in pairs[0]))
     label = f"{op.num_experts} experts, {op.top_k} a token, one after another: {labels}"
-    return Lowered(lambda context, x, ids, shares: mixed(x, ids, shares), label)
+    waits = "its experts are computed one after another, as many as were chosen"
+    return Lowered(lambda context, x, ids, shares: mixed(x, ids, shares), label, waits=waits)
 
 
 def mixed_by_torch(

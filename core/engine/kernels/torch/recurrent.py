@@ -112,7 +112,7 @@ def _block_by_block(op: DeltaRule, rows: Rows, tokens: _Tokens, kept: Tensor, st
     ...]``. All rows compute their first block, then those with more tokens their next."""
     size, count, device = rows.batch.block_size, len(tokens.q), kept.device
     out = kept.new_empty(count + 1, op.num_heads * op.value_dim)  # the last is nobody's
-    blocks_of = [1 if q_len == 1 else (q_len + size - 2) // size + 1 for q_len in rows.batch.q_lens]  # at most
+    blocks_of = [(q_len + size - 2) // size + 1 for q_len in rows.batch.q_lens]  # at most
     chosen = torch.arange(len(blocks_of), device=device)
     first, state = rows.starts // size, None
     for step in range(max(blocks_of)):
@@ -166,15 +166,19 @@ def _one_block(
         known = torch.where(old.view(shape), theirs.reshape(*at.shape, *ours.shape[1:]), 0.0)
         return torch.where(new.view(shape), ours[token], known).transpose(1, 2)
 
+    def own(ours: Tensor) -> Tensor:
+        """Of the step's tokens, and 0: what another row's are must not come near."""
+        return torch.where(new.view(*at.shape, *(1 for _ in ours.shape[1:])), ours[token], 0.0).transpose(1, 2)
+
     k_heads = merged(tokens.k, old_k)
-    k, q = (each.repeat_interleave(groups, dim=1) for each in (k_heads, tokens.q[token].transpose(1, 2)))
+    k, q = (each.repeat_interleave(groups, dim=1) for each in (k_heads, own(tokens.q)))
     decay = merged(tokens.decay, old_decay)
     total = decay.cumsum(dim=-1)
     later = torch.ones(size, size, dtype=torch.bool, device=kept.device).triu(1)
     between = (total[..., :, None] - total[..., None, :]).masked_fill(later, float("-inf")).exp()
-    strength = (tokens.strength[token] * new[..., None]).transpose(1, 2)[..., None]
+    strength = own(tokens.strength)[..., None]
     fades = total.exp()[..., None]
-    wanted = strength * (tokens.v[token].transpose(1, 2) - fades * (k @ state))
+    wanted = strength * (own(tokens.v) - fades * (k @ state))
     earlier = torch.where(old[..., None], old_written, 0.0).view(*at.shape, op.num_heads, op.value_dim).transpose(1, 2)
     system = strength * between * (k @ k.transpose(-1, -2))
     written = torch.linalg.solve_triangular(system, wanted + earlier, upper=False, unitriangular=True)

@@ -19,7 +19,7 @@ from engine.contracts.quantizer import Quantizer
 from engine.kernels.settings import Kernels
 from engine.models.record import facts, recorded
 from engine.testing.context import build_context
-from engine.testing.paged_loop import PagedLoop
+from engine.testing.paged_loop import PagedLoop, loaded
 from engine_plugins.architecture.deepseek import DeepseekArchitecture
 from engine_plugins.architecture.experts import MixtralArchitecture, QwenMoeArchitecture
 from engine_plugins.architecture.gpt_oss import GptOssArchitecture
@@ -182,7 +182,7 @@ def loop(folder: Path, kernels: Kernels = "torch", quantizer: Quantizer | None =
     architecture, config = architecture_of(folder), model_config(str(folder))
     execution = "eager" if kernels == "torch" else "compile"
     quantizer = quantizer or reader(folder, execution=execution)
-    return PagedLoop(facts(architecture, config), recorded(architecture, config), kernels, quantizer)
+    return PagedLoop(loaded(facts(architecture, config), recorded(architecture, config), kernels, quantizer))
 
 
 def logits(folder: Path, kernels: Kernels = "torch") -> Tensor:
