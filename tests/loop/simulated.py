@@ -161,7 +161,7 @@ def simulate(
     if drafts:
         bound = replace(bound, drafter=DeviceDrafts(drafts))
     budget = 64
-    shape = PoolShape(reaches, (BLOCK,) * len(reaches), BLOCK, max_len, step_tokens=budget + drafts + 1)
+    shape = PoolShape(reaches, (BLOCK,) * len(reaches), BLOCK, max_len, budget + drafts + 1, bound.context.max_requests)
     caches = cache_groups([KVSpec(1, 1, reach) for reach in reaches])
     groups = shape.groups(caches, kv_tokens // BLOCK + 1)
     bound.kv_allocator.start(groups)

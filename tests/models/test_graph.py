@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from engine.contracts.graph import Builder, Graph, KVSpec, Reach, Value
 from engine.contracts.ops import (
     Add,
     Attention,
+    DeltaRule,
     Embed,
     Experts,
     Gate,
@@ -252,6 +254,8 @@ def foreign(size: int) -> Value:
     return [other.input(size) for _ in range(9)][-1]
 
 
+DELTA_RULE = DeltaRule(2, 8, 2, 12, "rate", "bias")
+
 REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
     "features that are no heads, normed": (
         lambda b, x, y: b.rms_norm(x, "n", 1e-5, size=5),
@@ -307,6 +311,18 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
     "more experts than there are": (lambda b, x, y: experts(b, x, b.input(4), 5), "5 of 4 experts, chosen by 4 logits"),
     "logits of other experts": (lambda b, x, y: experts(b, x, x), "2 of 4 experts, chosen by 16 logits"),
     "experts of two sizes": (lambda b, x, y: experts(b, x, b.input(4), up=8), "experts with 24 gates and 8 ups"),
+    "a convolution of one token": (
+        lambda b, x, y: b.short_conv([x, y], "c", 1, "silu"),
+        "c: a convolution over 1 tokens, expected 2 to 8",
+    ),
+    "a delta rule of other heads": (
+        lambda b, x, y: b.delta_rule(x, x, y, b.input(3), b.input(2), DELTA_RULE),
+        "delta rule of \\[16, 16, 24, 3, 2\\] features, expected \\[16, 16, 24, 2, 2\\]",
+    ),
+    "a delta rule whose keys no heads share": (
+        lambda b, x, y: b.delta_rule(x, x, y, x, x, replace(DELTA_RULE, num_heads=3)),
+        "delta rule of 3 heads and 2 key heads",
+    ),
     "a value of another builder": (lambda b, x, y: b.add(x, foreign(16)), "was made by another builder"),
     "a value of another size": (
         lambda b, x, y: b.activation(Value(x.number, 24), "relu"),

@@ -17,10 +17,10 @@ which that is. A drafter on the device is told no tenants: what it keeps belongs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from engine.contracts.graph import EVERY_TOKEN, Graph, KVSpec
+from engine.contracts.graph import Cached, Graph
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec, Norm
 
@@ -30,23 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DrafterKV:
-    """Keys and values a drafter keeps, as extra layers on the target's block ids.
+    """Keys and values that a drafter keeps, as further caches on the target's block ids."""
 
-    ``num_layers`` own layers of the given head shape, or ``caches``, own ones that differ; or neither and
-    ``shared_layers=L`` to read and write the target's first ``L`` layers.
-    """
-
-    num_layers: int = 0
-    num_kv_heads: int = 0
-    head_dim: int = 0
+    caches: tuple[Cached, ...] = ()
+    """Of its own layers, in the order in which they are written."""
     shared_layers: int = 0
-    caches: tuple[KVSpec, ...] = ()
-
-    @property
-    def own(self) -> tuple[KVSpec, ...]:
-        """Its own caches, which keep every token."""
-        alike = (KVSpec(self.num_kv_heads, self.head_dim),) * self.num_layers
-        return tuple(replace(spec, reach=EVERY_TOKEN) for spec in self.caches) or alike
+    """Without any: it reads and writes those of so many first layers of the target."""
 
 
 @runtime_checkable

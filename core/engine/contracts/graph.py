@@ -25,10 +25,12 @@ from itertools import chain
 from typing import Literal, NamedTuple, overload
 
 from engine.contracts.ops import (
+    MOST_TAPS,
     Act,
     Activation,
     Add,
     Attention,
+    DeltaRule,
     Embed,
     Experts,
     FusedExperts,
@@ -50,6 +52,7 @@ from engine.contracts.ops import (
     Router,
     Scale,
     ScaleBy,
+    ShortConv,
     Slice,
     SoftCap,
 )
@@ -73,7 +76,7 @@ class Node:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     cache: int | None = None
-    """Which of :attr:`Graph.caches` a :class:`KVWrite` or an :class:`Attention` is of."""
+    """Which of :attr:`Graph.caches` the op writes or reads, if any."""
     sinks: str | None = None
     """Of an :class:`Attention` with sinks: the tensor with the logits, ``[num_heads]``."""
 
@@ -111,6 +114,23 @@ class KVSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What a recurrent op caches, in float32: ``token_size`` numbers of each token, and of each block the
+    ``state_size`` numbers behind its last token. A query reads what the tokens of its block and of the one before left,
+    and the state behind the block before."""
+
+    token_size: int
+    state_size: int = 0
+
+    @property
+    def reach(self) -> Reach:
+        return Reach("state")
+
+
+Cached = KVSpec | StateSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """A model, or layers of a drafter: what comes before the layers, each layer, and what comes behind them."""
 
@@ -121,7 +141,7 @@ class Graph:
     head: Block
     sizes: tuple[int, ...]
     """Features of each value."""
-    caches: tuple[KVSpec, ...]
+    caches: tuple[Cached, ...]
     """In the order in which they are written."""
     max_position: int = 0
     """Most tokens of a sequence; 0: not said."""
@@ -179,7 +199,7 @@ class Builder:
         self._embed: list[Node] = []
         self._layers: list[Block] = []
         self._head: list[Node] = []
-        self._caches: list[KVSpec] = []
+        self._caches: list[Cached] = []
         self._max_position = 0
         self._nodes = self._embed
         """Where the next node goes."""
@@ -408,6 +428,28 @@ class Builder:
         self._nodes[-1] = replace(self._nodes[-1], cache=earlier.cache)
         return value
 
+    def short_conv(self, values: Sequence[Value], name: str, kernel: int, act: Act) -> tuple[Value, ...]:
+        """Each feature over the last ``kernel`` tokens; the channels of ``{name}.weight`` are those of ``values``, one
+        after another."""
+        if not 2 <= kernel <= MOST_TAPS:
+            raise ValueError(f"{name}: a convolution over {kernel} tokens, expected 2 to {MOST_TAPS}")
+        sizes = [value.size for value in values]
+        made = self._several(ShortConv(name, sum(sizes), kernel, act), values, sizes)
+        self._keep_state(StateSpec(sum(sizes)))
+        return made
+
+    def delta_rule(self, q: Value, k: Value, v: Value, write: Value, decay: Value, op: DeltaRule) -> Value:
+        """See :class:`~engine.contracts.ops.DeltaRule`."""
+        heads, keys = op.num_heads, op.num_key_heads
+        if heads % keys:
+            raise ValueError(f"delta rule of {heads} heads and {keys} key heads")
+        expected = [keys * op.key_dim, keys * op.key_dim, heads * op.value_dim, heads, heads]
+        if (found := [value.size for value in (q, k, v, write, decay)]) != expected:
+            raise ValueError(f"delta rule of {found} features, expected {expected}")
+        made = self._add(op, [q, k, v, write, decay], v.size)
+        self._keep_state(StateSpec(k.size + v.size + heads, heads * op.key_dim * op.value_dim))
+        return made
+
     def gated(self, gate: Value, up: Value, act: Act | Gated) -> Value:
         """``act(gate) * up``"""
         return self._alike(act if isinstance(act, Gated) else Gated(act), gate, up)
@@ -480,6 +522,11 @@ class Builder:
         """All nodes so far."""
         behind = self._nodes if self._nodes is not self._embed else ()
         return chain(self._embed, *(layer.nodes for layer in self._layers), behind)
+
+    def _keep_state(self, spec: StateSpec) -> None:
+        """The last op has a cache of its own."""
+        self._nodes[-1] = replace(self._nodes[-1], cache=len(self._caches))
+        self._caches.append(spec)
 
     def _heads(self, what: str, value: Value, head_dim: int) -> int:
         if head_dim < 1 or value.size % head_dim:

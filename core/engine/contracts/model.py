@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.contracts.graph import KVSpec
 from engine.contracts.ops import Attention
 
 
@@ -43,8 +42,6 @@ class ModelFacts(ModelConfig):
     tie_embeddings: bool
     attentions: tuple[Attention, ...]
     """Those that differ, in order of appearance."""
-    caches: tuple[KVSpec, ...] = ()
-    """In the order in which they are written."""
 
     @property
     def num_heads(self) -> int:

@@ -1,7 +1,7 @@
 """KV groups: which caches share blocks, and how many blocks a group has. Torch-free.
 
 Caches that are read alike are one group: a block id of it stands for a block in each of them. Groups lie in the
-order in which their first cache is written; a drafter's own caches are further ones, of every token.
+order in which their first cache is written; a drafter's own caches are further ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.graph import EVERY_TOKEN, KVSpec, Reach
+from engine.contracts.graph import EVERY_TOKEN, Cached, Reach
 from engine.contracts.kv_allocator import KVGroup
 
 
@@ -18,7 +18,7 @@ from engine.contracts.kv_allocator import KVGroup
 class CacheGroups:
     """The caches of an engine, those of the model first, and which KV group each is in."""
 
-    caches: tuple[KVSpec, ...]
+    caches: tuple[Cached, ...]
     group_of: tuple[int, ...]
     reaches: tuple[Reach, ...]
     """By group: which tokens its queries see."""
@@ -32,18 +32,23 @@ class CacheGroups:
         return tuple(cache for cache, its in enumerate(self.group_of) if its == group)
 
 
-def cache_groups(caches: Sequence[KVSpec], drafter: DrafterKV | None = None) -> CacheGroups:
+def cache_groups(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> CacheGroups:
     """``caches``: the model's (:attr:`engine.contracts.graph.Graph.caches`); ``drafter``: what a drafter keeps beside
     them."""
-    together = (*caches, *(() if drafter is None else drafter.own))
+    together = (*caches, *(() if drafter is None else drafter.caches))
     reaches = tuple(dict.fromkeys(spec.reach for spec in together))
     return CacheGroups(together, tuple(reaches.index(spec.reach) for spec in together), reaches)
 
 
-def one_group(caches: Sequence[KVSpec], drafter: DrafterKV | None = None) -> CacheGroups:
+def one_group(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> CacheGroups:
     """All caches in one group that keeps every token, whatever queries see: for a pass over a text at hand."""
     together = cache_groups(caches, drafter).caches
     return CacheGroups(together, (0,) * len(together), (EVERY_TOKEN,))
+
+
+STATE_BLOCKS = 4
+"""Of a recurrent state, that a request holds between steps: the block of its last token and the one before, and what
+steps in flight add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class PoolShape:
     """Most tokens of a request."""
     step_tokens: int
     """Most tokens of a request in one step."""
+    max_requests: int
+    """Rows of a step."""
 
     def most_blocks(self, group: int) -> int:
         """Blocks of a group that a request holds at once, at most, while no more than one step is in flight."""
@@ -78,7 +85,13 @@ class PoolShape:
         counts = []
         for group, reach in enumerate(self.reaches):
             most = self.most_blocks(group)
-            counts.append(num_blocks if reach.kind == "full" else 1 + requests * most + min(rest, most))
+            if reach.kind == "full":
+                counts.append(num_blocks)
+            elif reach.kind == "state":  # what a request holds does not grow with its length
+                rows = self.max_requests * STATE_BLOCKS + -(-self.step_tokens // self.block_size)
+                counts.append(min(num_blocks, 1 + max(rows, most)))
+            else:
+                counts.append(1 + requests * most + min(rest, most))
         return tuple(counts)
 
     def num_bytes(self, num_blocks: int) -> int:

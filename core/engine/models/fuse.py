@@ -46,7 +46,10 @@ class Fused(Generic[K]):
         return ", ".join(_NAMES.get(type(node.op).__name__, type(node.op).__name__.lower()) for node in self.nodes)
 
 
-_NAMES = {"KVWrite": "kv_write", "ScaleBy": "scale_by", "SoftCap": "soft_cap"}
+_NAMES = {
+    "KVWrite": "kv_write", "SoftCap": "soft_cap", "ScaleBy": "scale_by", "ShortConv": "short_conv",
+    "DeltaRule": "delta_rule",
+}  # fmt: skip
 
 Matcher = Callable[[Sequence[Node]], "Match | None"]
 

@@ -12,6 +12,7 @@ from engine.checkpoint.headers import name_list
 from engine.contracts.graph import Block, Graph
 from engine.contracts.ops import (
     Attention,
+    DeltaRule,
     Embed,
     Experts,
     HeadLinear,
@@ -24,6 +25,7 @@ from engine.contracts.ops import (
     Route,
     Router,
     ScaleBy,
+    ShortConv,
 )
 from engine.contracts.quantizer import (
     CheckingQuantizer,
@@ -183,6 +185,10 @@ def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield from ((name, (node.op.num_experts,)) for name in (node.op.correction, node.op.expert_scale) if name)
         elif isinstance(node.op, ScaleBy):
             yield node.op.name, (node.op.size,)
+        elif isinstance(node.op, ShortConv):
+            yield f"{node.op.name}.weight", (node.op.features, 1, node.op.kernel)
+        elif isinstance(node.op, DeltaRule):
+            yield from ((name, (node.op.num_heads,)) for name in (node.op.rate, node.op.bias))
 
 
 def router_tensors(op: Router) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -8,13 +8,29 @@ from typing import TYPE_CHECKING
 
 from engine.border.calls import broken, shown
 from engine.contracts.graph import Graph, Node
-from engine.contracts.ops import Attention, Experts, KVWrite, Linear, LinearSpec, Norm, Route, Router, ScaleBy, Slice
+from engine.contracts.ops import (
+    Attention,
+    DeltaRule,
+    Experts,
+    KVWrite,
+    Linear,
+    LinearSpec,
+    Norm,
+    Route,
+    Router,
+    ScaleBy,
+    ShortConv,
+    Slice,
+)
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
 from engine.models.required_tensors import linears
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+WHOLE = (Router, Route, Experts, ShortConv, DeltaRule, Slice)
+"""Ops of values that every rank has whole."""
 
 
 def rank_of(parallelism: Parallelism, spec: LinearSpec) -> tuple[int, int]:
@@ -96,7 +112,7 @@ def cut_problems(graph: Graph) -> Iterator[str]:
             needs, expected = False, "keys of all heads, which every rank has whole"
         elif isinstance(node.op, KVWrite | Attention):
             needs, expected = True, 'queries, keys and values that linear layers with shard="out" made'
-        elif isinstance(node.op, Router | Route | Experts | Slice) or _scales_features(node):
+        elif isinstance(node.op, WHOLE) or _scales_features(node):
             needs, expected = False, "a value that every rank has whole"
         else:
             needs, expected = all(found), "inputs that are all whole or all shared out"

@@ -113,6 +113,7 @@ def estimate_memory(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) 
             plan.max_len,
             # The core makes room for the drafts behind a step, too.
             step_tokens=token_budget + max_width + 1,
+            max_requests=max_requests,
         ),
         smallest_blocks=max(FEWEST_BLOCKS, asked + 1),
         largest_blocks=max(FEWEST_BLOCKS, (asked if wanted is not None else max_requests * per_request) + 1),
