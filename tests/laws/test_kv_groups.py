@@ -247,8 +247,11 @@ def test_drafts_change_no_token(references: dict[str, Reference], name: str, dra
 @pytest.mark.parametrize(
     ("name", "drafter"),
     [
-        ("qwen2", "early_exit"), ("mistral", "draft_model"), ("qwen3_5_text", "early_exit"),
-        ("llama4_text", "early_exit"), ("gemma4_text", "early_exit"),
+        ("qwen2", "early_exit"),
+        ("mistral", "draft_model"),
+        ("qwen3_5_text", "early_exit"),
+        ("llama4_text", "early_exit"),
+        ("gemma4_text", "early_exit"),
     ],
 )
 def test_captured_steps_and_drafts_have_the_tables_of_each_group(
