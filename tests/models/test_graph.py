@@ -311,11 +311,11 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
     "more experts than there are": (lambda b, x, y: experts(b, x, b.input(4), 5), "5 of 4 experts, chosen by 4 logits"),
     "groups of unequal experts": (
         lambda b, x, y: experts(b, x, b.input(4), groups=3),
-        "2 experts of 1 of 3 groups of 4 experts",
+        "2 experts of 1 of 3 groups of 4",
     ),
     "more experts than chosen groups have": (
         lambda b, x, y: experts(b, x, b.input(4), groups=4),
-        "2 experts of 1 of 4 groups of 4 experts",
+        "2 experts of 1 of 4 groups of 4",
     ),
     "keys of another builder": (lambda b, x, y: b.latent_attention(x, foreign(8), 8, scale=1.0), "another builder"),
     "logits of other experts": (lambda b, x, y: experts(b, x, x), "2 of 4 experts, chosen by 16 logits"),

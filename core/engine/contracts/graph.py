@@ -493,7 +493,7 @@ class Builder:
         within, rest = divmod(route.num_experts, max(1, route.groups))
         if rest or not 1 <= route.chosen_groups <= route.groups or route.top_k > within * route.chosen_groups:
             raise ValueError(
-                f"{route.top_k} experts of {route.chosen_groups} of {route.groups} groups of {route.num_experts} experts"
+                f"{route.top_k} experts of {route.chosen_groups} of {route.groups} groups of {route.num_experts}"
             )
         if gated.alpha != 1.0 and gated.act != "silu":
             raise ValueError(f"experts with alpha={gated.alpha} of {gated.act}, expected silu")
