@@ -59,7 +59,7 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel(norm_head, lower_head, lambda lowering, what: what.norm.kind == "rms"),
         Kernel(norm_mixture, lower_norm_mixture, _norms_and_mixes),
         Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.num_experts <= MOST_EXPERTS),
-        Kernel(mix_experts, lower_mix, lambda lowering, what: _mixes(lowering, what.experts)),
+        Kernel(mix_experts, lower_mix, lambda lowering, what: lowering.tp == 1),
     )
 
 
@@ -202,13 +202,9 @@ def _choice(lowering: Lowering, what: ChooseExperts, weights: Weights) -> Expert
     return ExpertChoice(Launch.on(device), op, *weights.router(what.router), correction, arrived)
 
 
-def _mixes(lowering: Lowering, op: Experts) -> bool:
-    return lowering.tp == 1 and op.gated.act in ACTS
-
-
 def _norms_and_mixes(lowering: Lowering, what: NormMixture) -> bool:
     few = what.choose.route.num_experts <= MOST_EXPERTS
-    return few and what.norm.kind == "rms" and not what.norm.by_head and _mixes(lowering, what.experts)
+    return few and what.norm.kind == "rms" and not what.norm.by_head and lowering.tp == 1
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
