@@ -18,9 +18,9 @@ experts, add                   ``expert_gate``, ``expert_mix``; many       ``sor
                                pairs as beside                             ``expert_down``, ``mix_rows``
 =============================  ==========================================  =========================================
 
-A layer with a mixture of experts is three launches more than its attention: seven in Qwen3-MoE, whose heads are normed,
-and six in gpt-oss. Pairs of a token and an expert are few if a token is alone, or if they are at most a quarter of the
-experts: then hardly two share one. Many are sorted by expert, so that tokens of one expert share a reading of its
+A layer with a mixture of experts is three launches more than its attention: seven where query and key heads are normed,
+six where they are not. Pairs of a token and an expert are few if a token is alone, or if they are at most a quarter of
+the experts: then hardly two share one. Many are sorted by expert, so that tokens of one expert share a reading of its
 weights, which takes three launches more; up to 4096 pairs are sorted by one kernel, more by torch. Where experts have
 32 tokens on average, their tiles have 64 rows. A norm that something else reads too, as a shared expert does, is
 torch's.
