@@ -201,7 +201,7 @@ def test_mixtures_asked_for_by_name_are_run_dry_in_both_forms(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("*.json")
     rows = {row["metric"]: row for row in json.loads(file.read_text())["sections"]["mixtures"]["rows"]}
-    for name, stored in (("Qwen3-30B-A3B", "int4 g128"), ("gpt-oss-20b", "int4 g32")):
+    for name, stored in (("Qwen3-30B-A3B", "int4 g128"), ("gpt-oss-20b", "int4 g32 experts")):
         plain, packed = (rows[f"{name} shape, {form}: decode, batch 1"] for form in ("bf16", stored))
         assert plain["measured"] > 0 and packed["measured"] > 0
         assert 0 < packed["detail"]["active_gb"] < plain["detail"]["active_gb"]

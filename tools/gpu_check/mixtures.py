@@ -39,6 +39,13 @@ class Subject:
     four_bits: Format
     architecture: str
     """``module:Class``, below ``engine_plugins.architecture``."""
+    only_experts: bool = False
+    """In 4 bits are experts alone, as gpt-oss is published; all else is bfloat16."""
+
+    def name(self, form: Format | None) -> str:
+        if form is None:
+            return "bf16"
+        return f"{form.name} experts" if self.only_experts and form == self.four_bits else form.name
 
 
 def config(family: str, model_type: str, **sizes: Any) -> dict[str, Any]:
@@ -63,7 +70,7 @@ SUBJECTS = {
             num_key_value_heads=8, head_dim=64, intermediate_size=2880, num_local_experts=32, num_experts_per_tok=4,
             sliding_window=128, vocab_size=201088,
         ),
-        Format("int4", group_size=32), "gpt_oss:GptOssArchitecture",
+        Format("int4", group_size=32), "gpt_oss:GptOssArchitecture", only_experts=True,
     ),
 }  # fmt: skip
 TINY = {
@@ -75,17 +82,20 @@ TINY = {
 
 
 class RandomCodes:
-    """A quantizer whose weights are random codes: no weight is drawn only to be rounded. The head is int8."""
+    """A quantizer whose weights are random codes: no weight is drawn only to be rounded. The head is int8. ``beside``:
+    packs what is no expert."""
 
     lossless = False
 
-    def __init__(self, form: Format) -> None:
-        self._form = form
+    def __init__(self, form: Format, beside: Quantizer | None) -> None:
+        self._form, self._beside = form, beside
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         return (StoredTensor("weight"), StoredTensor("bias", optional=True))
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+        if self._beside is not None and not all(".experts." in part.name for part in spec.parts):
+            return self._beside.pack(spec, parts, dtype, device)
         form = Format("int8") if spec.kind == "head" else self._form
         return form.packed(form.weight(spec.out_features, spec.in_features, device), device)
 
@@ -94,7 +104,7 @@ def run(context: Context) -> None:
     for name, subject in SUBJECTS.items():
         # An interpreted step takes a second.
         for form in (None, subject.four_bits) if context.dry_run else (None, Format("fp8"), subject.four_bits):
-            title = f"{name} shape, {'bf16' if form is None else form.name}"
+            title = f"{name} shape, {subject.name(form)}"
             try:
                 measure(context, title, subject, form)
             except Exception as problem:  # one format that cannot be must not hide the others
@@ -130,7 +140,10 @@ def build(context: Context, sizes: Mapping[str, Any], subject: Subject, form: Fo
     architecture = getattr(import_module(f"engine_plugins.architecture.{module}"), kind)(SlotConfig())
 
     def quantizer(built: Any) -> Quantizer:
-        return Unquantized(UnquantizedConfig(), built) if form is None else RandomCodes(form)
+        plain = Unquantized(UnquantizedConfig(), built)
+        if form is None:
+            return plain
+        return RandomCodes(form, plain if subject.only_experts and form == subject.four_bits else None)
 
     return random_model(
         architecture, sizes, quantizer, lambda built: TritonAttention(SlotConfig(), built), PlainFormat(),

@@ -108,8 +108,7 @@ class RandomModel:
         """One layer of a decode step, ready to run."""
         batch, layer = self.batch, self.model.layers[index]
         rotations = self.model.rotate(batch.positions)
-        where = batch.slot_mappings, self.prepared, self.kv, batch.positions, batch.attention
-        context = StepContext(rotations, *where)
+        context = StepContext(rotations, batch.slot_mappings, self.prepared, self.kv, batch.positions, batch.attention)
         assert layer.residual is not None
         residual, hidden = layer.residual, self.model.embed(batch.token_ids)
 

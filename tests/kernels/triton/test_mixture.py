@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.ops import Gated
+from engine.contracts.ops import Act, Gated
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.torch.reference import gated
 from engine.kernels.triton import mixture
@@ -86,8 +88,8 @@ def test_every_dtype(device, dtype, tokens):
 
 
 @pytest.mark.parametrize("tokens", [1, 5], ids=["one by one", "sorted"])
-@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
-def test_gates_that_are_cut_off_and_layers_with_biases(device, tokens, act):
+@pytest.mark.parametrize("act", get_args(Act))
+def test_gates_of_any_activation_that_are_cut_off_and_layers_with_biases(device, tokens, act):
     """As in gpt-oss, of a limit that many pass."""
     case = Case(device, tokens, gated=Gated(act, 0.7, 1.702 if act == "silu" else 1.0, 1.0), bias=True)
     case.check(case.got(), case.want())

@@ -229,7 +229,7 @@ def mixture(family: str, rows: int, kernels: Kernels = "triton") -> RandomModel:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "rows"), [(family, rows) for family in MIXTURES for rows in (1, 5)])
+@pytest.mark.parametrize(("family", "rows"), [("qwen3_moe", 1), ("gpt_oss", 1), ("gpt_oss", 3), ("deepseek_v3", 3)])
 def test_mixtures_sinks_and_latent_attention_are_what_torch_makes_of_them(family: str, rows: int) -> None:
     found = []
     for kernels in ("triton", "reference"):
@@ -253,7 +253,7 @@ MANY_PAIRS = ["choose_experts", "sort_pairs", "aten.index_select", "expert_gate"
         ("qwen3_moe", 2, [*QWEN3_ATTENTION, *FEW_PAIRS]),
         ("qwen3_moe", 3, [*QWEN3_ATTENTION, *MANY_PAIRS]),
         ("gpt_oss", 1, [*GPT_OSS_ATTENTION, *FEW_PAIRS]),
-        ("gpt_oss", 16, [*GPT_OSS_ATTENTION, *MANY_PAIRS]),
+        ("gpt_oss", 3, [*GPT_OSS_ATTENTION, *MANY_PAIRS]),
     ],
 )
 def test_a_layer_with_experts_is_six_or_seven_launches_and_three_more_where_pairs_are_sorted(

@@ -13,7 +13,17 @@ norm, linear, rope, kv_write   ``linear_rope_write``, or ``linear_store``  norm,
 linear, add                    ``linear_store`` adding to the residual     product added to the residual
 norm, linear, gated            ``linear_gate``                             norm, product, ``gate_rows``
 norm, linear of the head       ``linear_logits``, ``best_of_blocks``       norm, product, ``best_of_{chunks,blocks}``
+norm, router, route            ``choose_experts``                          norm, product, ``route_rows``
+experts, add                   ``expert_gate``, ``expert_mix``; many       ``sort_pairs``, gather, ``expert_gate``,
+                               pairs as beside                             ``expert_down``, ``mix_rows``
 =============================  ==========================================  =========================================
+
+A layer with a mixture of experts is three launches more than its attention: seven where query and key heads are normed,
+six where they are not. Pairs of a token and an expert are few if a token is alone, or if they are at most a quarter of
+the experts: then hardly two share one. Many are sorted by expert, so that tokens of one expert share a reading of its
+weights, which takes three launches more; up to 4096 pairs are sorted by one kernel, more by torch. Where experts have
+32 tokens on average, their tiles have 64 rows. A norm that something else reads too, as a shared expert does, is
+torch's.
 
 **What a tile has to hold.** Decoding is bound by memory: a device that moves ``B`` bytes/s with a latency of ``t``
 seconds is busy only while ``B * t`` bytes are on their way (Little's law). On an H200 that is 4.8 TB/s * 0.8 us =

@@ -207,7 +207,7 @@ def _chooses(route: Route) -> bool:
 
 
 def _mixes(lowering: Lowering, op: Experts) -> bool:
-    return lowering.tp == 1 and op.gated.act in ACTS and not op.weighs_inputs
+    return lowering.tp == 1 and not op.weighs_inputs
 
 
 def _norms_and_mixes(lowering: Lowering, what: NormMixture) -> bool:

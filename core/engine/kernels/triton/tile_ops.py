@@ -55,12 +55,17 @@ def tanh(x):
 
 @triton.jit
 def activated(gate, ACT: tl.constexpr):
-    """``silu`` or ``gelu_tanh`` (arXiv 1606.08415) of float32."""
-    tl.static_assert(ACT == "silu" or ACT == "gelu_tanh", "unknown activation")
+    """See :data:`engine.contracts.ops.Act`; of float32."""
     if ACT == "silu":
         return gate / (1.0 + tl.exp2(-gate * LOG2E))
-    else:
+    elif ACT == "gelu":
+        return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    elif ACT == "gelu_tanh":
         return 0.5 * gate * (1.0 + tanh(0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)))
+    else:
+        tl.static_assert(ACT == "relu" or ACT == "relu2", "unknown activation")
+        positive = tl.where(gate < 0.0, 0.0, gate)  # NaN stays NaN
+        return positive if ACT == "relu" else positive * positive
 
 
 @triton.jit
