@@ -31,6 +31,7 @@ from engine_plugins.architecture.config import (
     OLMO,
     PHI3,
     QWEN_MOE,
+    QWEN_NEXT,
     QWEN_VL,
     SEED_OSS,
     SMOLLM3,
@@ -381,6 +382,12 @@ def engine_architecture() -> list[Provider]:
             "engine_plugins.architecture.experts:QwenMoeArchitecture",
             unsupported=only(*QWEN_MOE),
             doc="Qwen2-MoE, Qwen3-MoE: Qwen's attention, mixtures of experts.",
+        ),
+        Provider(
+            "qwen_next",
+            "engine_plugins.architecture.qwen_next:QwenNextArchitecture",
+            unsupported=only(*QWEN_NEXT),
+            doc="Qwen3-Next, Qwen3.5: gated delta networks, gated attention, experts or none.",
         ),
         Provider(
             "smollm3",

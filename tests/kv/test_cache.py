@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.border.calls import PluginError
 from engine.contracts.config import SlotConfig
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.graph import KVSpec
+from engine.contracts.graph import KVSpec, Reach
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.testing.context import build_context
@@ -85,8 +85,8 @@ def test_scaled_formats_read_back_what_was_written(granularity: Any) -> None:
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_copied_block_is_the_same_in_all_layers_and_no_other_block_changes(kv_format: Any, dtype: str) -> None:
-    cache = KVCache(cache_groups(SPECS, DrafterKV(2, 1, 16)), kv_format, [6], 8, dtype, "cpu")
-    for layer, held in enumerate(cache.layers):
+    cache = KVCache(cache_groups(SPECS, DrafterKV((KVSpec(1, 16),) * 2)), kv_format, [6], 8, dtype, "cpu")
+    for layer, held in cache.layers.items():
         k, v = (torch.randn(48, *held.k.shape[2:], dtype=getattr(torch, dtype)) for _ in "kv")
         cache.write(layer, torch.arange(48), k, v)
 
@@ -95,18 +95,18 @@ def test_a_copied_block_is_the_same_in_all_layers_and_no_other_block_changes(kv_
         stored = [t for t in (layer.k, layer.v, layer.k_scale, layer.v_scale) if t is not None and t.dim() > 1]
         return [t.float().clone() for t in stored]
 
-    before = [blocks(layer) for layer in cache.layers]
+    before = [blocks(layer) for layer in cache.layers.values()]
     cache.copy_block(0, 4, 1)
     cache.copy_block(0, 2, 4)
     order = [0, 4, 2, 3, 2, 5]
-    for was, layer in zip(before, cache.layers, strict=True):
+    for was, layer in zip(before, cache.layers.values(), strict=True):
         assert len(was) == (4 if kv_format.scale == "per_token_head" else 2)
         assert all(torch.equal(t[order], now) for t, now in zip(was, blocks(layer), strict=True))
 
 
 @pytest.mark.parametrize("kv_format", [NativeFormat(SlotConfig(), CONTEXT), Int8Format("per_token_head")])
 def test_block_bytes_times_blocks_is_what_the_cache_holds(kv_format: Any) -> None:
-    mixed = cache_groups([SPEC, KVSpec(1, 16, window=8), KVSpec(4, 8), KVSpec(2, 8, window=8)])
+    mixed = cache_groups([SPEC, KVSpec(1, 16, Reach("window", 8)), KVSpec(4, 8), KVSpec(2, 8, Reach("window", 8))])
     cache = KVCache(mixed, kv_format, [6, 3], 16, "bfloat16", "cpu")
     full, window = KVCache.block_bytes(mixed, kv_format, 16, "bfloat16")
     assert cache.num_bytes == 6 * full + 3 * window
@@ -123,7 +123,7 @@ def test_8_bit_formats_take_about_half_the_bytes_of_16_bits(kind: Any, per_head:
 def test_a_layer_has_the_scales_of_the_checkpoint_and_no_other_layer_has() -> None:
     cache = KVCache(LAYERS, FP8Format(SlotConfig(), CONTEXT), [4], 8, "float32", "cpu")
     heads = MODEL.num_kv_heads
-    first, second = cache.layers
+    first, second = cache.layers.values()
     cache.set_scales(1, torch.tensor(0.5), torch.linspace(0.1, 0.2, heads))
     assert second.k_scale is not None and second.k_scale.tolist() == [0.5] * heads
     assert second.v_scale is not None and torch.equal(second.v_scale, torch.linspace(0.1, 0.2, heads))
@@ -145,11 +145,11 @@ def test_an_unknown_storage_dtype_is_named() -> None:
 
 
 def test_a_copied_block_of_a_group_changes_its_caches_alone() -> None:
-    mixed = cache_groups([SPEC, KVSpec(MODEL.num_kv_heads, MODEL.head_dim, window=8)])
+    mixed = cache_groups([SPEC, KVSpec(MODEL.num_kv_heads, MODEL.head_dim, Reach("window", 8))])
     cache = KVCache(mixed, NativeFormat(SlotConfig(), CONTEXT), [4, 4], 8, "float32", "cpu")
-    for layer in cache.layers:
+    for layer in cache.layers.values():
         layer.k.copy_(torch.randn(layer.k.shape))
-    full, window = (layer.k.clone() for layer in cache.layers)
+    full, window = (layer.k.clone() for layer in cache.layers.values())
     cache.copy_block(1, 3, 2)
     assert torch.equal(cache.layers[0].k, full)
     assert torch.equal(cache.layers[1].k, window[[0, 1, 3, 3]])

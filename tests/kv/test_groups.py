@@ -5,35 +5,39 @@ from __future__ import annotations
 import pytest
 
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.graph import KVSpec
+from engine.contracts.graph import KVSpec, Reach
 from engine.contracts.kv_allocator import KVGroup
 from engine.kv.groups import PoolShape, cache_groups, one_group
 
-FULL, WINDOW = KVSpec(2, 8), KVSpec(2, 8, window=100)
-ALTERNATING = (WINDOW, FULL, WINDOW, KVSpec(4, 16), KVSpec(2, 8, window=40))
+FULL, WINDOW, CHUNK = KVSpec(2, 8), KVSpec(2, 8, Reach("window", 100)), KVSpec(2, 8, Reach("chunked", 100))
+ALTERNATING = (WINDOW, FULL, WINDOW, KVSpec(4, 16), KVSpec(2, 8, Reach("window", 40)))
 
 
-def test_caches_of_one_window_are_one_group_whatever_their_shape() -> None:
+def test_caches_that_are_read_alike_are_one_group_whatever_their_shape() -> None:
     found = cache_groups(ALTERNATING)
-    assert (found.group_of, found.windows) == ((0, 1, 0, 1, 2), (100, None, 40))
+    assert found.group_of == (0, 1, 0, 1, 2)
+    assert found.reaches == (Reach("window", 100), Reach(), Reach("window", 40))
     assert found.members(1) == (1, 3)
+    assert cache_groups([WINDOW, CHUNK]).group_of == (0, 1), "a window is no chunk"
 
 
-def test_a_drafters_own_caches_keep_every_token() -> None:
-    kept = DrafterKV(2, 1, 4)
+def test_a_drafters_own_caches_are_in_the_groups_that_they_fit() -> None:
+    kept = DrafterKV((KVSpec(1, 4),) * 2)
     assert cache_groups([FULL], kept).group_of == (0, 0, 0)
     assert cache_groups(ALTERNATING, kept).group_of == (0, 1, 0, 1, 2, 1, 1)
     only_windows = cache_groups([WINDOW, WINDOW], kept)
-    assert (only_windows.group_of, only_windows.windows) == ((0, 0, 1, 1), (100, None))
+    assert (only_windows.group_of, only_windows.reaches) == ((0, 0, 1, 1), (Reach("window", 100), Reach()))
+    assert cache_groups([FULL, WINDOW], DrafterKV((WINDOW,))).group_of == (0, 1, 1)
     assert cache_groups([FULL], DrafterKV(shared_layers=2)).group_of == (0,)
 
 
 def test_for_a_text_at_hand_all_caches_may_share_blocks() -> None:
-    assert one_group(ALTERNATING).group_of == (0,) * 5 and one_group(ALTERNATING).windows == (None,)
+    assert one_group(ALTERNATING).group_of == (0,) * 5 and one_group(ALTERNATING).reaches == (Reach(),)
 
 
 def shape(*windows: int | None, step_tokens: int = 32) -> PoolShape:
-    return PoolShape(windows, (1000, 10, 1)[: len(windows)], 16, max_len=1000, step_tokens=step_tokens)
+    reaches = tuple(Reach() if window is None else Reach("window", window) for window in windows)
+    return PoolShape(reaches, (1000, 10, 1)[: len(windows)], 16, 1000, step_tokens, max_requests=4)
 
 
 def test_one_group_of_all_tokens_has_the_blocks_it_is_given() -> None:
@@ -47,8 +51,18 @@ def test_one_group_of_all_tokens_has_the_blocks_it_is_given() -> None:
 def test_a_window_and_a_step_lie_within_the_blocks_of_a_request_wherever_they_begin(
     window: int, step_tokens: int
 ) -> None:
-    pool = shape(window, step_tokens=step_tokens)
-    most, group = pool.most_blocks(0), KVGroup(0, (0,), "window", 1, 99, window)
+    lie_within(Reach("window", window), step_tokens)
+
+
+@pytest.mark.parametrize("reach", [Reach("chunked", 1), Reach("chunked", 100), Reach("chunked", 320), Reach("state")])
+@pytest.mark.parametrize("step_tokens", [1, 16, 33])
+def test_so_do_a_chunk_and_a_state(reach: Reach, step_tokens: int) -> None:
+    lie_within(reach, step_tokens)
+
+
+def lie_within(reach: Reach, step_tokens: int) -> None:
+    pool = PoolShape((reach,), (10,), 16, 1000, step_tokens, 4)
+    most, group = pool.most_blocks(0), KVGroup(0, (0,), reach.kind, 1, 99, reach.tokens)
     for computed in range(1000 - step_tokens + 1):
         held = -(-(computed + step_tokens) // 16) - group.num_passed(computed, 16)
         assert held <= most, f"{held} blocks at {computed}"
@@ -62,6 +76,14 @@ def test_the_pool_of_a_window_grows_with_requests_and_not_with_their_length() ->
     assert pool.num_bytes(a_request + 1) == 1000 * (a_request + 1) + 10 * (a_window + 1)
 
 
+def test_the_pool_of_a_state_is_for_all_rows_and_a_step_however_short_requests_are() -> None:
+    pool = PoolShape((Reach(), Reach("state")), (1000, 10), 16, 1000, 32, max_requests=4)
+    for blocks, states in ((3, 3), (10, 10), (40, 4 * 4 + 2), (1000, 4 * 4 + 2)):
+        assert pool.blocks(blocks + 1) == (blocks + 1, states + 1)
+    alone = PoolShape((Reach("state"),), (10,), 16, 1000, 32, max_requests=1)
+    assert alone.blocks(100)[0] - 1 >= alone.most_blocks(0)
+
+
 @pytest.mark.parametrize("size", [0, 1009, 1010, 12_345, 1_000_000, 123_456_789])
 def test_the_largest_pool_that_fits_is_found(size: int) -> None:
     pool = shape(None, 100, 40)
@@ -71,7 +93,7 @@ def test_the_largest_pool_that_fits_is_found(size: int) -> None:
 
 def test_an_allocator_is_told_kind_window_and_blocks_of_each_group() -> None:
     found = cache_groups([FULL, WINDOW])
-    full, window = PoolShape(found.windows, (64, 32), 16, 1000, 32).groups(found, 64)
+    full, window = PoolShape(found.reaches, (64, 32), 16, 1000, 32, 4).groups(found, 64)
     assert (full.kind, full.num_blocks, full.most_blocks, full.name) == ("full", 64, 63, "full")
     assert (window.kind, window.num_blocks, window.most_blocks, window.name) == ("window", 11, 10, "window_100")
 
@@ -82,6 +104,7 @@ def test_an_allocator_is_told_kind_window_and_blocks_of_each_group() -> None:
         ("full", None, 1000, 0), ("latent", None, 1000, 0),
         ("window", 16, 0, 0), ("window", 16, 30, 0), ("window", 16, 31, 1), ("window", 16, 46, 1), ("window", 1, 33, 2),
         ("chunked", 32, 31, 0), ("chunked", 32, 32, 2), ("chunked", 32, 63, 2), ("chunked", 24, 50, 3),
+        ("state", None, 31, 0), ("state", None, 32, 1), ("state", None, 47, 1), ("state", None, 48, 2),
     ],
 )  # fmt: skip
 def test_a_block_is_passed_when_no_later_query_sees_its_last_token(kind, window, tokens, passed) -> None:

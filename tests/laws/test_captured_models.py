@@ -64,7 +64,7 @@ def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEn
         kernels="triton",
     )
     kv = KVCache(cache_groups(model.graph.caches), bound.kv_format, [NUM_BLOCKS], BLOCK, "float32", "cpu")
-    for layer in kv.layers:
+    for layer in kv.layers.values():
         layer.k.fill_(float("nan"))
         layer.v.fill_(float("nan"))
     return plan, bound, model, kv
@@ -114,7 +114,9 @@ def test_a_layer_is_five_or_six_launches_attention_included(tmp_path: Path, fami
     tables.computed[:] = 8
     batch = tables.inputs(tuple(StepRow(row_id, 8, 1) for row_id in range(rows))).forward
     prepared = prepared_of(model.attention, batch.attention)
-    context = StepContext(model.rotate(batch.positions), batch.slot_mappings, prepared, kv, batch.positions)
+    context = StepContext(
+        model.rotate(batch.positions), batch.slot_mappings, prepared, kv, batch.positions, batch.attention
+    )
     with torch.inference_mode():
         values = {model.layers[0].residual: model.embed(batch.token_ids)}
         with count_launches() as launches:

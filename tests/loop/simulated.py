@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.assembly.bind import bind
-from engine.contracts.graph import KVSpec
+from engine.contracts.graph import EVERY_TOKEN, KVSpec, Reach
 from engine.contracts.request import EngineRequest
 from engine.kv.groups import PoolShape, cache_groups
 from engine.loop.core import CoreSettings, EngineCore
@@ -151,18 +151,18 @@ def simulate(
     adaptive: bool = False,
     kv_tokens: int = 4096,
     max_len: int = 256,
-    windows: tuple[int | None, ...] = (None,),
+    reaches: tuple[Reach, ...] = (EVERY_TOKEN,),
     **device: Any,
 ) -> Simulation:
-    """A loop with the plugins of a plan. ``drafts``: by a drafter on the device, of each request; ``windows``: of the
+    """A loop with the plugins of a plan. ``drafts``: by a drafter on the device, of each request; ``reaches``: of the
     KV groups, for which the pool is what an engine makes of ``kv_tokens`` tokens."""
     plan = _plan(("drafter=none", *overrides) if drafts else overrides)
     bound = bind(plan)
     if drafts:
         bound = replace(bound, drafter=DeviceDrafts(drafts))
     budget = 64
-    shape = PoolShape(windows, (BLOCK,) * len(windows), BLOCK, max_len, step_tokens=budget + drafts + 1)
-    caches = cache_groups([KVSpec(1, 1, window) for window in windows])
+    shape = PoolShape(reaches, (BLOCK,) * len(reaches), BLOCK, max_len, budget + drafts + 1, bound.context.max_requests)
+    caches = cache_groups([KVSpec(1, 1, reach) for reach in reaches])
     groups = shape.groups(caches, kv_tokens // BLOCK + 1)
     bound.kv_allocator.start(groups)
     clock = VirtualClock()

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from engine.contracts.graph import EVERY_TOKEN, Reach
 from engine.contracts.request import EngineRequest, SamplingParams
 from tests.exact_model import expected_output
 from tests.laws.harness import BLOCK, VOCAB
@@ -13,6 +14,11 @@ from tests.laws.harness import BLOCK, VOCAB
 from .simulated import Simulation, simulate
 
 WINDOW, BUDGET, DRAFTS = 512, 64, 3
+FULL, CHUNK, STATE = EVERY_TOKEN, Reach("chunked", WINDOW), Reach("state")
+
+
+def window(tokens: int) -> Reach:
+    return Reach("window", tokens)
 
 
 def request(name: str, prompt: int, outputs: int, seed: int = 0) -> EngineRequest:
@@ -39,28 +45,30 @@ def serve(simulation: Simulation, *requests: EngineRequest) -> tuple[dict[str, l
 
 @pytest.mark.parametrize("allocator", ["paged", "prefix_cache", "contiguous"])
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_a_context_of_32k_tokens_holds_no_more_window_blocks_than_its_window_needs(
-    allocator: str, in_flight: int
+@pytest.mark.parametrize(("reach", "seen"), [(window(WINDOW), WINDOW), (CHUNK, WINDOW), (STATE, BLOCK)])
+def test_a_context_of_32k_tokens_holds_no_more_blocks_than_its_queries_see(
+    allocator: str, in_flight: int, reach: Reach, seen: int
 ) -> None:
     simulation = simulate(
-        f"kv_allocator={allocator}", in_flight=in_flight, max_len=32768, kv_tokens=2 * 32768, windows=(None, WINDOW)
+        f"kv_allocator={allocator}", in_flight=in_flight, max_len=32768, kv_tokens=2 * 32768, reaches=(FULL, reach)
     )
     long = request("long", 32000, 8)
-    outputs, (full, window) = serve(simulation, long)
+    outputs, (full, held) = serve(simulation, long)
     assert len(outputs["long"]) == 8
-    needed = -(-(WINDOW + in_flight * BUDGET) // BLOCK) + 1
-    print(f"{allocator}, {in_flight} in flight: {full} blocks of all tokens, {window} of a window of {WINDOW}")
+    needed = -(-(seen + in_flight * BUDGET) // BLOCK) + 1
+    print(f"{allocator}, {in_flight} in flight: {full} blocks of all tokens, {held} of {reach}")
     assert full >= 32000 // BLOCK
-    assert window <= needed + 1, f"{window} blocks for a window of {WINDOW} tokens, {in_flight} steps of {BUDGET}"
+    assert held <= needed + 1, f"{held} blocks for {reach}, {in_flight} steps of {BUDGET}"
 
 
-@pytest.mark.parametrize("windows", [(WINDOW,), (None, 100), (40, None, 100)])
+@pytest.mark.parametrize(
+    "reaches",
+    [(window(WINDOW),), (FULL, window(100)), (window(40), FULL, window(100)), (FULL, CHUNK), (STATE, FULL), (STATE,)],
+)
 @pytest.mark.parametrize("drafts", [0, DRAFTS])
-def test_the_smallest_pool_holds_one_request_of_the_longest_context(
-    windows: tuple[int | None, ...], drafts: int
-) -> None:
+def test_the_smallest_pool_holds_one_request_of_the_longest_context(reaches: tuple[Reach, ...], drafts: int) -> None:
     for allocator in ("paged", "prefix_cache", "contiguous"):
-        simulation = simulate(f"kv_allocator={allocator}", drafts=drafts, max_len=4096, kv_tokens=4096, windows=windows)
+        simulation = simulate(f"kv_allocator={allocator}", drafts=drafts, max_len=4096, kv_tokens=4096, reaches=reaches)
         requests = [request(f"r{seed}", 4000, 20, seed) for seed in range(2)]
         outputs, _ = serve(simulation, *requests)
         for each in requests:
@@ -69,12 +77,15 @@ def test_the_smallest_pool_holds_one_request_of_the_longest_context(
 
 @pytest.mark.parametrize("allocator", ["paged", "prefix_cache", "contiguous"])
 @pytest.mark.parametrize("scheduler", ["static", "continuous", "chunked_prefill"])
-def test_tokens_and_blocks_are_the_same_when_either_group_is_short(allocator: str, scheduler: str) -> None:
-    """Of many short requests the pool of the window is short, of few long ones that of all tokens."""
+@pytest.mark.parametrize("reach", [window(24), Reach("chunked", 24), STATE])
+def test_tokens_and_blocks_are_the_same_when_either_group_is_short(
+    allocator: str, scheduler: str, reach: Reach
+) -> None:
+    """Of many short requests the pool of what forgets is short, of few long ones that of all tokens."""
     for prompt, count in ((20, 40), (300, 6)):
         simulation = simulate(
             f"kv_allocator={allocator}", f"scheduler={scheduler}", drafts=DRAFTS, max_len=400, kv_tokens=800,
-            windows=(None, 24),
+            reaches=(FULL, reach),
         )  # fmt: skip
         requests = [request(f"r{seed}", prompt + seed, 30, seed) for seed in range(count)]
         outputs, _ = serve(simulation, *requests)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from engine.contracts.graph import Builder, Graph, KVSpec, Value
+from engine.contracts.graph import Builder, Graph, KVSpec, Reach, Value
 from engine.contracts.ops import (
     Add,
     Attention,
+    DeltaRule,
     Embed,
     Experts,
     Gate,
@@ -112,7 +114,7 @@ def test_each_attention_has_a_cache_of_its_own() -> None:
             q, k, v = b.linear(x, *(LinearPart(name, 16) for name in "qkv"))
             x = b.attention(q, k, v, 8, window=window, scale=0.5, soft_cap=50.0)
     graph = b.graph()
-    assert graph.caches == (KVSpec(2, 8, None), KVSpec(2, 8, 8))
+    assert graph.caches == (KVSpec(2, 8), KVSpec(2, 8, Reach("window", 8)))
     assert [node.cache for node in graph.nodes if isinstance(node.op, KVWrite | Attention)] == [0, 0, 1, 1]
     assert [node.cache for node in graph.nodes if isinstance(node.op, Linear)] == [None, None]
     assert graph.layers[1].nodes[-1].op == Attention(2, 2, 8, 0.5, 8, 50.0)
@@ -170,7 +172,7 @@ def test_a_window_that_holds_every_sequence_is_none() -> None:
         x = b.input(8)
         for window in (31, 32, None):
             b.attention(x, x, x, 8, window=window)
-        return [cache.window for cache in b.graph().caches]
+        return [cache.reach.tokens for cache in b.graph().caches]
 
     assert windows(32) == [31, None, None] and windows(33) == [31, 32, None]
     assert windows(0) == [31, 32, None], "not said"
@@ -217,6 +219,8 @@ def foreign(size: int) -> Value:
     other = Builder()
     return [other.input(size) for _ in range(9)][-1]
 
+
+DELTA_RULE = DeltaRule(2, 8, 2, 12, "rate", "bias")
 
 REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
     "features that are no heads, normed": (
@@ -267,6 +271,18 @@ REFUSED: dict[str, tuple[Callable[[Builder, Value, Value], Any], str]] = {
     "more experts than there are": (lambda b, x, y: experts(b, x, b.input(4), 5), "5 of 4 experts, chosen by 4 logits"),
     "logits of other experts": (lambda b, x, y: experts(b, x, x), "2 of 4 experts, chosen by 16 logits"),
     "experts of two sizes": (lambda b, x, y: experts(b, x, b.input(4), up=8), "experts with 24 gates and 8 ups"),
+    "a convolution of one token": (
+        lambda b, x, y: b.short_conv([x, y], "c", 1, "silu"),
+        "c: a convolution over 1 tokens, expected 2 to 8",
+    ),
+    "a delta rule of other heads": (
+        lambda b, x, y: b.delta_rule(x, x, y, b.input(3), b.input(2), DELTA_RULE),
+        "delta rule of \\[16, 16, 24, 3, 2\\] features, expected \\[16, 16, 24, 2, 2\\]",
+    ),
+    "a delta rule whose keys no heads share": (
+        lambda b, x, y: b.delta_rule(x, x, y, x, x, replace(DELTA_RULE, num_heads=3)),
+        "delta rule of 3 heads and 2 key heads",
+    ),
     "a value of another builder": (lambda b, x, y: b.add(x, foreign(16)), "was made by another builder"),
     "a value of another size": (
         lambda b, x, y: b.activation(Value(x.number, 24), "relu"),

@@ -10,6 +10,7 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import DrafterKV
+from engine.contracts.graph import KVSpec
 from engine.startup.build import DoesNotFit, build_engine
 from engine.startup.checks import check_drafter
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
@@ -28,7 +29,7 @@ def test_a_drafter_that_needs_what_the_model_lacks_is_refused_by_name() -> None:
     why = "aux_layer 7; .*states 0 to 6, and it needs the first 7 layers; the model has 6"
     with pytest.raises(DoesNotFit, match=f"drafter=early_exit .*{why}"):
         check_drafter(plan, bound)
-    bound.drafter.aux_layers, bound.drafter.kv = (), DrafterKV(num_layers=1, num_kv_heads=1, head_dim=48)
+    bound.drafter.aux_layers, bound.drafter.kv = (), DrafterKV((KVSpec(1, 48),))
     kernel = bound.attention_kernel
     kernel.capabilities = replace(kernel.capabilities, head_dims=(64, 128))
     why = r"needs head_dim 48; attention_kernel=torch supports 64, 128 \(.*drafter\.max_width=0"

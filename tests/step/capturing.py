@@ -67,12 +67,13 @@ def capturing_engine(
     drafter, drafts, capture = on_device(bound.drafter), bound.drafter.max_width, capture or FrozenGraphs()
     found = cache_groups(model.graph.caches, None if drafter is None else drafter.kv)
     kv = KVCache(found, bound.kv_format, [blocks] * found.num_groups, BLOCK, plan.dtype, "cpu")
-    for layer in kv.layers:
-        layer.k.fill_(float("nan"))
-        layer.v.fill_(float("nan"))
+    of_layers = (tensor for layer in kv.layers.values() for tensor in (layer.k, layer.v))
+    of_states = (tensor for state in kv.states.values() for tensor in (state.tokens, state.states))
+    for tensor in (*of_layers, *of_states):
+        tensor.fill_(float("nan"))
     rows, vocab_size = bound.context.max_requests, plan.model.vocab_size
     tables = DeviceTables(rows, plan.max_len, drafts, BLOCK, "cpu", vocab_size, found.num_groups)
-    shape = PoolShape(found.windows, (1,) * found.num_groups, BLOCK, plan.max_len, step_tokens=64)
+    shape = PoolShape(found.reaches, (1,) * found.num_groups, BLOCK, plan.max_len, 64, bound.context.max_requests)
     groups = [replace(group, num_blocks=blocks) for group in shape.groups(found, blocks)]
     bound.kv_allocator.start(groups)
     runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))

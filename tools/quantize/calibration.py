@@ -232,4 +232,5 @@ def _context(model: LoweredModel, rows: Sequence[Sequence[int]], kv: KVCache, de
         prepared=(model.attention.prepare(attention),),
         kv=kv,
         positions=positions,
+        batches=(attention,),
     )

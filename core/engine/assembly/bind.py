@@ -22,6 +22,7 @@ from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
 from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
 from engine.contracts.exporter import Exporter, ScrapedExporter
+from engine.contracts.graph import Graph
 from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelConfig, ModelFacts
@@ -30,7 +31,7 @@ from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import CheckingQuantizer, KVScaleReader, Quantizer, SizedQuantizer
 from engine.contracts.router import Router
 from engine.contracts.scheduler import Scheduler
-from engine.models.record import facts
+from engine.models.record import facts, recorded
 
 T = TypeVar("T")
 
@@ -115,6 +116,7 @@ def build_context(plan: EnginePlan) -> BuildContext:
         settings=plan.settings,
         find_model=partial(_other, locate),
         read_model=partial(_other, partial(_read_model, plan)),
+        describe=partial(_describe, plan),
     )
 
 
@@ -155,6 +157,12 @@ def _read_model(plan: EnginePlan, path: str) -> ModelFacts:
     return found
 
 
+def _describe(plan: EnginePlan, model: ModelFacts) -> Graph:
+    """Raises :class:`AssemblyError`, and as :func:`recorded`."""
+    (architecture,) = build_slots(plan, ("architecture",), None)["architecture"]
+    return recorded(architecture, model)
+
+
 def _other(read: Callable[[str], T], path: str) -> T:
     """Read of another checkpoint than ``model.path``. Raises ``ValueError``."""
     try:
@@ -163,7 +171,7 @@ def _other(read: Callable[[str], T], path: str) -> T:
         raise ValueError(str(error).removeprefix("model.path=")) from error
 
 
-def build_slots(plan: EnginePlan, slots: tuple[str, ...], context: BuildContext) -> dict[str, tuple[Any, ...]]:
+def build_slots(plan: EnginePlan, slots: tuple[str, ...], context: BuildContext | None) -> dict[str, tuple[Any, ...]]:
     """The built plugins of some slots. Raises :class:`AssemblyError` with every plugin that could not be built."""
     problems: list[str] = []
     parts = {slot: tuple(_build(choice, context, problems) for choice in plan.slots[slot]) for slot in slots}

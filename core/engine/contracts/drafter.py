@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from engine.contracts.graph import Graph
+from engine.contracts.graph import Cached, Graph
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearSpec, Norm
 
@@ -30,16 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DrafterKV:
-    """Keys and values a drafter keeps, as extra layers on the target's block ids.
+    """Keys and values that a drafter keeps, as further caches on the target's block ids."""
 
-    ``num_layers`` own layers of the given head shape, or ``num_layers=0`` and ``shared_layers=L`` to read and write
-    the target's first ``L`` layers.
-    """
-
-    num_layers: int = 0
-    num_kv_heads: int = 0
-    head_dim: int = 0
+    caches: tuple[Cached, ...] = ()
+    """Of its own layers, in the order in which they are written."""
     shared_layers: int = 0
+    """Without any: it reads and writes those of so many first layers of the target."""
 
 
 @runtime_checkable

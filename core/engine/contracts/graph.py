@@ -22,13 +22,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 from engine.contracts.ops import (
+    MOST_TAPS,
     Act,
     Activation,
     Add,
     Attention,
+    DeltaRule,
     Embed,
     Experts,
     FusedExperts,
@@ -49,6 +51,7 @@ from engine.contracts.ops import (
     Route,
     Router,
     Scale,
+    ShortConv,
     SoftCap,
 )
 
@@ -71,7 +74,7 @@ class Node:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     cache: int | None = None
-    """Which of :attr:`Graph.caches` a :class:`KVWrite` or an :class:`Attention` is of."""
+    """Which of :attr:`Graph.caches` the op writes or reads, if any."""
     sinks: str | None = None
     """Of an :class:`Attention` with sinks: the tensor with the logits, ``[num_heads]``."""
 
@@ -85,16 +88,44 @@ class Block:
     """Of a layer: the value that enters it as the residual stream."""
 
 
+class Reach(NamedTuple):
+    """Which cached tokens a query sees; caches that are read alike are one KV group. See
+    :class:`engine.contracts.kv_allocator.KVGroup`."""
+
+    kind: Literal["full", "window", "chunked", "state"] = "full"
+    tokens: int | None = None
+    """Of a window, or of a chunk."""
+
+
+EVERY_TOKEN = Reach()
+
+
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """What one layer caches of a token: a key and a value for each head."""
 
     num_kv_heads: int
     head_dim: int
-    window: int | None = None
-    """Tokens back to which it is read; ``None``: all."""
+    reach: Reach = EVERY_TOKEN
     value_dim: int | None = None
     """Values are the first ``value_dim`` numbers of keys, and not stored again (latent attention)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What a recurrent op caches, in float32: ``token_size`` numbers of each token, and of each block the
+    ``state_size`` numbers behind its last token. A query reads what the tokens of its block and of the one before left,
+    and the state behind the block before."""
+
+    token_size: int
+    state_size: int = 0
+
+    @property
+    def reach(self) -> Reach:
+        return Reach("state")
+
+
+Cached = KVSpec | StateSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +139,7 @@ class Graph:
     head: Block
     sizes: tuple[int, ...]
     """Features of each value."""
-    caches: tuple[KVSpec, ...]
+    caches: tuple[Cached, ...]
     """In the order in which they are written."""
     max_position: int = 0
     """Most tokens of a sequence; 0: not said."""
@@ -158,7 +189,7 @@ class Builder:
         self._embed: list[Node] = []
         self._layers: list[Block] = []
         self._head: list[Node] = []
-        self._caches: list[KVSpec] = []
+        self._caches: list[Cached] = []
         self._max_position = 0
         self._nodes = self._embed
         """Where the next node goes."""
@@ -316,7 +347,7 @@ class Builder:
         if not 0 < value_dim <= k.size:
             raise ValueError(f"values of {value_dim} in keys of {k.size}")
         cache = len(self._caches)
-        self._caches.append(KVSpec(1, k.size, None, value_dim))
+        self._caches.append(KVSpec(1, k.size, value_dim=value_dim))
         self._nodes.append(Node(KVWrite(1, k.size), (k.number,), (), cache))
         value = self._add(Attention(heads, 1, k.size, scale, value_dim=value_dim), [q], heads * value_dim)
         self._nodes[-1] = replace(self._nodes[-1], cache=cache)
@@ -348,13 +379,36 @@ class Builder:
             self._check_cap("attention", soft_cap)
         self._check_own(q, k, v)
         cache = len(self._caches)
-        self._caches.append(KVSpec(kv_heads, head_dim, window))
+        reach = EVERY_TOKEN if window is None else Reach("window", window)
+        self._caches.append(KVSpec(kv_heads, head_dim, reach))
         self._nodes.append(Node(KVWrite(kv_heads, head_dim), (k.number, v.number), (), cache))
         scale = head_dim**-0.5 if scale is None else scale
         op = Attention(heads, kv_heads, head_dim, scale, window, soft_cap, sinks=sinks is not None)
         value = self._add(op, [q], heads * head_dim)
         self._nodes[-1] = replace(self._nodes[-1], cache=cache, sinks=sinks)
         return value
+
+    def short_conv(self, values: Sequence[Value], name: str, kernel: int, act: Act) -> tuple[Value, ...]:
+        """Each feature over the last ``kernel`` tokens; the channels of ``{name}.weight`` are those of ``values``, one
+        after another."""
+        if not 2 <= kernel <= MOST_TAPS:
+            raise ValueError(f"{name}: a convolution over {kernel} tokens, expected 2 to {MOST_TAPS}")
+        sizes = [value.size for value in values]
+        made = self._several(ShortConv(name, sum(sizes), kernel, act), values, sizes)
+        self._keep_state(StateSpec(sum(sizes)))
+        return made
+
+    def delta_rule(self, q: Value, k: Value, v: Value, write: Value, decay: Value, op: DeltaRule) -> Value:
+        """See :class:`~engine.contracts.ops.DeltaRule`."""
+        heads, keys = op.num_heads, op.num_key_heads
+        if heads % keys:
+            raise ValueError(f"delta rule of {heads} heads and {keys} key heads")
+        expected = [keys * op.key_dim, keys * op.key_dim, heads * op.value_dim, heads, heads]
+        if (found := [value.size for value in (q, k, v, write, decay)]) != expected:
+            raise ValueError(f"delta rule of {found} features, expected {expected}")
+        made = self._add(op, [q, k, v, write, decay], v.size)
+        self._keep_state(StateSpec(k.size + v.size + heads, heads * op.key_dim * op.value_dim))
+        return made
 
     def gated(self, gate: Value, up: Value, act: Act | Gated) -> Value:
         """``act(gate) * up``"""
@@ -417,6 +471,11 @@ class Builder:
         return self._add(SoftCap(cap), [x], x.size)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _keep_state(self, spec: StateSpec) -> None:
+        """The last op has a cache of its own."""
+        self._nodes[-1] = replace(self._nodes[-1], cache=len(self._caches))
+        self._caches.append(spec)
 
     def _heads(self, what: str, value: Value, head_dim: int) -> int:
         if head_dim < 1 or value.size % head_dim:

@@ -28,8 +28,9 @@ class KVGroup:
     """Caches that live in the same blocks.
 
     ``kind``: ``full`` keeps every token; of ``window``, a query sees its own token and the ``window - 1`` before it; of
-    ``chunked``, those from the last multiple of ``window`` on; ``latent`` (compressed keys and values) keeps every
-    token; ``state`` is for recurrent layers. Models have ``full`` and ``window`` today.
+    ``chunked``, those from the last multiple of ``window`` on; of ``state``, what a recurrent layer keeps of the
+    tokens of its block and the block before it, behind which lies the sum of all earlier ones. ``latent`` (compressed
+    keys and values) keeps every token; the core counts them among ``full``.
     """
 
     group_id: int
@@ -54,10 +55,12 @@ class KVGroup:
     @property
     def forgets(self) -> bool:
         """Tokens are passed: at some length nothing reads them any more."""
-        return self.kind in ("window", "chunked")
+        return self.kind in ("window", "chunked", "state")
 
     def num_passed(self, num_tokens: int, block_size: int) -> int:
         """Blocks at the beginning of a sequence that no query at position ``num_tokens`` or behind it reads."""
+        if self.kind == "state":
+            return max(0, num_tokens // block_size - 1)
         if self.window is None:
             return 0
         first = num_tokens - self.window + 1 if self.kind == "window" else num_tokens - num_tokens % self.window

@@ -182,6 +182,40 @@ class Attention:
         return self.head_dim if self.value_dim is None else self.value_dim
 
 
+MOST_TAPS = 8
+"""Of a convolution: no KV block is smaller, so the tokens that it reads lie in two."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """``(x, ...) ->`` as many: ``act`` of a causal convolution of every feature by itself over the last ``kernel``
+    tokens, at most :data:`MOST_TAPS`; ``{name}.weight [features of all inputs, 1, kernel]``, the newest token last."""
+
+    name: str
+    features: int
+    kernel: int
+    act: Act
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """``(q, k, v, write, decay) -> [num_tokens, num_heads * value_dim]``: the gated delta rule (arXiv 2412.06464).
+
+    ``q`` and ``k`` have ``num_key_heads`` heads of ``key_dim``, each for ``num_heads / num_key_heads`` heads of ``v``
+    of ``value_dim``; ``write`` and ``decay`` are one number a head. A head's state ``S [key_dim, value_dim]`` begins as
+    0. Of each token, with ``q`` and ``k`` divided by their lengths, ``b = sigmoid(write)`` and ``g = -exp({rate}) *
+    softplus(decay + {bias})``: ``S = exp(g) * S``, ``S = S + k (b * (v - S.T k)).T``, and ``S.T q / sqrt(key_dim)``
+    comes out. All in float32. ``rate`` and ``bias`` name tensors of the checkpoint, ``[num_heads]``.
+    """
+
+    num_key_heads: int
+    key_dim: int
+    num_heads: int
+    value_dim: int
+    rate: str
+    bias: str
+
+
 @dataclass(frozen=True, slots=True)
 class Gated:
     """``(gate, up) -> act(gate) * (up + offset)`` (arXiv 2002.05202)."""
@@ -314,6 +348,8 @@ Op = (
     | HeadLinear
     | KVWrite
     | Attention
+    | ShortConv
+    | DeltaRule
     | Gated
     | Activation
     | Add

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine.contracts.config import Settings, SlotConfig
+from engine.contracts.graph import Graph
 from engine.contracts.model import DeviceFacts, ModelFacts
 
 PLUGIN_API: tuple[int, int] = (1, 0)
@@ -55,6 +56,10 @@ def no_model_found(path: str) -> NoReturn:
     raise ValueError(f"{path}: this context knows no other models")
 
 
+def no_graph(model: ModelFacts) -> NoReturn:
+    raise ValueError(f"{model.path}: this context knows no architecture")
+
+
 @dataclass(frozen=True, slots=True)
 class BuildContext:
     """What a factory may know when it builds its plugin; the same value for every slot."""
@@ -79,3 +84,5 @@ class BuildContext:
     ``ValueError`` saying what would help."""
     read_model: Callable[[str], ModelFacts] = no_model_found
     """Its facts, for checkpoints of a whole model that the plan's architecture computes. Raises ``ValueError``."""
+    describe: Callable[[ModelFacts], Graph] = no_graph
+    """What the plan's architecture records of such a model."""

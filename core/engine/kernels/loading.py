@@ -16,6 +16,7 @@ from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import (
+    DeltaRule,
     Embed,
     Experts,
     FusedExperts,
@@ -26,6 +27,7 @@ from engine.contracts.ops import (
     LinearSpec,
     Norm,
     Router,
+    ShortConv,
 )
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor
@@ -174,6 +176,8 @@ class Loader:
         for node in block.nodes:
             if isinstance(node.op, KVWrite):
                 self._kv_scales.append(self._scales_of(node.op, projection(block, node.inputs[0])))
+            elif isinstance(node.op, ShortConv | DeltaRule):
+                self._kv_scales.append(None)
         return lowered
 
     def outside(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:

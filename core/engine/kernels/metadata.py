@@ -29,7 +29,8 @@ class ForwardMetadata:
     def context(self, rotate: Rotate, attention: AttentionKernel, kv: Cache) -> StepContext:
         if self.prepared is None:
             self.prepared = prepared_of(attention, self.attention)
-        return StepContext(self.rotations(rotate), self.slot_mappings, self.prepared, kv, self.positions)
+        rotations = self.rotations(rotate)
+        return StepContext(rotations, self.slot_mappings, self.prepared, kv, self.positions, self.attention)
 
     def rotations(self, rotate: Rotate) -> tuple[tuple[Tensor, Tensor], ...]:
         return rotate(self.positions) if self.chain is None else self.chain.rotations(rotate)[self.index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,11 +35,26 @@ class ForwardBatch:
     """int64 ``[num_tokens]``: the row of the device tables each token belongs to."""
 
 
+@dataclass(frozen=True, slots=True)
+class StateCache:
+    """What one recurrent op left, see :class:`engine.contracts.graph.StateSpec`."""
+
+    tokens: Tensor
+    """float32 ``[num_blocks, block_size, token_size]``"""
+    states: Tensor
+    """float32 ``[num_blocks, state_size]``"""
+
+
 class Cache(Protocol):
     """What layers need of the cache: :class:`engine.kv.cache.KVCache` has it."""
 
     block_size: int
-    layers: tuple[LayerCache, ...]
+    group_of: tuple[int, ...]
+    """The KV group of each cache."""
+    layers: Mapping[int, LayerCache]
+    """By cache, of keys and values."""
+    states: Mapping[int, StateCache]
+    """By cache, of recurrent ops."""
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor | None = None) -> None: ...
 
@@ -57,10 +72,12 @@ class StepContext:
     kv: Cache
     positions: Tensor
     """int64 ``[num_tokens]``"""
+    batches: tuple[AttentionBatch, ...]
+    """By KV group."""
 
     def slots(self, cache: int) -> Tensor:
         """Where the keys and values of a cache go."""
-        return self.slot_mappings[self.kv.layers[cache].group]
+        return self.slot_mappings[self.kv.group_of[cache]]
 
 
 Call = Callable[..., Any]
@@ -176,7 +193,8 @@ class LoweredModel:
     ) -> tuple[Tensor, list[Tensor]]:
         """:meth:`forward` with what the attention kernel prepared for this batch, by KV group: the part that can be
         captured, or written as a program, of values."""
-        context = StepContext(self.rotate(batch.positions), batch.slot_mappings, prepared, kv, batch.positions)
+        rotations = self.rotate(batch.positions)
+        context = StepContext(rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention)
         values = {self.graph.inputs[0]: batch.token_ids}
         self.embedding.run(values, None)
         aux: dict[int, Tensor] = {}

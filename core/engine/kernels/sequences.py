@@ -11,6 +11,7 @@ from engine.contracts.ops import (
     Act,
     Add,
     Attention,
+    DeltaRule,
     Experts,
     Gated,
     KVWrite,
@@ -20,6 +21,7 @@ from engine.contracts.ops import (
     Rope,
     Route,
     Router,
+    ShortConv,
 )
 from engine.models.fuse import Match
 from engine.models.required_tensors import linears_of
@@ -176,6 +178,26 @@ def mix_experts(nodes: Sequence[Node]) -> Match | None:
     add, (made,) = rest.take(Add), experts.outputs
     adds = add is not None and add.inputs[1] == made and add.inputs[0] not in (made, *experts.inputs)
     return Match(MixExperts(experts.op, adds), 2 if adds else 1, linears_of(experts.op))
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetwork:
+    """``(q, k, v, write, decay) -> what comes out``: convolutions of three values, and the delta rule of them."""
+
+    conv: ShortConv
+    rule: DeltaRule
+    caches: tuple[int, int]
+    """Of the convolution, and of the rule."""
+
+
+def delta_network(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`DeltaNetwork`."""
+    rest = _Cursor(nodes)
+    conv = rest.take(ShortConv)
+    rule = rest.take(DeltaRule) if conv else None
+    if conv is None or rule is None or rule.inputs[:3] != conv.outputs:
+        return None
+    return Match(DeltaNetwork(conv.op, rule.op, (conv.cache, rule.cache)), rest.count)
 
 
 def attention(nodes: Sequence[Node]) -> Match | None:

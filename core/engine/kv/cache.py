@@ -1,24 +1,26 @@
-"""The paged key/value cache: the core's layout, whatever a format stores in it."""
+"""The paged cache: the core's layout, whatever a format stores of keys and values in it."""
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from engine.border.calls import broken, shown
 from engine.contracts.attention_kernel import LayerCache
-from engine.contracts.graph import KVSpec
+from engine.contracts.graph import KVSpec, StateSpec
 from engine.contracts.kv_format import KVFormat
+from engine.kernels.model import StateCache
 from engine.kernels.storage import as_bits, largest_value, stored_tensors
 from engine.kv.groups import CacheGroups
 
 
 class KVCache:
-    """One :class:`LayerCache` per cache of the graph, then the drafter's own.
+    """The caches of the graph, then the drafter's own, by number: keys and values in :attr:`layers`, what recurrent ops
+    left in :attr:`states`.
 
     A slot is ``block * block_size + offset``, of the cache's KV group.
     """
@@ -40,28 +42,38 @@ class KVCache:
         self._storage = storage_of(kv_format, dtype)
         # Made once, as are the [num_slots, heads, dim] views: making either anew in every layer and step is measurable
         # on a CPU.
-        self.layers = tuple(
-            _empty_layer(kv_format, spec, (num_blocks[group], block_size), self._storage, device, group)
-            for spec, group in zip(groups.caches, groups.group_of, strict=True)
-        )
-        self._key_slots = [as_bits(layer.k.flatten(0, 1)) for layer in self.layers]
-        self._value_slots = [as_bits(layer.v.flatten(0, 1)) for layer in self.layers]
+        self.group_of = groups.group_of
+        layers: dict[int, LayerCache] = {}
+        states: dict[int, StateCache] = {}
+        for cache, (spec, group) in enumerate(zip(groups.caches, groups.group_of, strict=True)):
+            shape = num_blocks[group], block_size
+            if isinstance(spec, StateSpec):
+                states[cache] = _empty_state(spec, shape, device)
+            else:
+                layers[cache] = _empty_layer(kv_format, spec, shape, self._storage, device, group)
+        self.layers: Mapping[int, LayerCache] = layers
+        self.states: Mapping[int, StateCache] = states
+        self._key_slots = {cache: as_bits(layer.k.flatten(0, 1)) for cache, layer in self.layers.items()}
+        self._value_slots = {cache: as_bits(layer.v.flatten(0, 1)) for cache, layer in self.layers.items()}
         self._blocks = [self._in_blocks(groups.members(group)) for group in range(groups.num_groups)]
 
     @staticmethod
     def block_bytes(groups: CacheGroups, kv_format: KVFormat, block_size: int, dtype: str) -> tuple[int, ...]:
-        """By group: bytes one block takes over all its caches, keys, values and per-token scales together."""
+        """By group: bytes one block takes over all its caches: keys, values and per-token scales, or states."""
         item = storage_of(kv_format, dtype).itemsize
         scale = torch.float32.itemsize if kv_format.scale == "per_token_head" else 0
         taken = [0] * groups.num_groups
         for spec, group in zip(groups.caches, groups.group_of, strict=True):
-            tensors = 2 if spec.value_dim is None else 1
-            taken[group] += tensors * block_size * spec.num_kv_heads * (spec.head_dim * item + scale)
+            if isinstance(spec, StateSpec):
+                taken[group] += (block_size * spec.token_size + spec.state_size) * torch.float32.itemsize
+            else:
+                tensors = 2 if spec.value_dim is None else 1
+                taken[group] += tensors * block_size * spec.num_kv_heads * (spec.head_dim * item + scale)
         return tuple(taken)
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.nbytes for cache in range(len(self.layers)) for t in self._own_tensors(cache))
+        return sum(t.nbytes for cache in range(len(self.group_of)) for t in self._own_tensors(cache))
 
     def set_scales(self, layer: int, key_scale: Tensor, value_scale: Tensor) -> None:
         """Scales of a layer's heads as the checkpoint has them: float32, one number or ``[num_kv_heads]``.
@@ -92,19 +104,26 @@ class KVCache:
             self._store(self._value_slots[layer], cache.v_scale, slot_mapping, v)
 
     def copy_block(self, group: int, source: int, target: int) -> None:
-        """Make a block what another one is, in all caches of a group, drafters' as well."""
+        """Make the tokens of a block those of another one, in all caches of a group, drafters' as well. The state
+        behind the block is not copied: it is written when the last token is computed, and not read before."""
         blocks = self._blocks[group]
         torch._foreach_copy_([stored[target] for stored in blocks], [stored[source] for stored in blocks])
 
     def _in_blocks(self, caches: Sequence[int]) -> list[Tensor]:
-        """``[num_blocks, block_size, ...]``: keys, values and scales by token; scales of a layer are not in blocks."""
-        return [tensor for cache in caches for tensor in self._own_tensors(cache) if tensor.dim() > 1]
+        """``[num_blocks, block_size, ...]``: all that is of single tokens."""
+        return [tensor for cache in caches for tensor in self._own_tensors(cache) if tensor.dim() > 2]
 
     def _own_tensors(self, cache: int) -> list[Tensor]:
-        """Keys, values and scales, but no values that are a part of keys."""
+        """All that is stored, but no values that are a part of keys."""
+        if cache in self.states:
+            return [self.states[cache].tokens, self.states[cache].states]
         k, v, k_scale, v_scale = stored_tensors(self.layers[cache])
-        own = (k, v, k_scale, v_scale) if self.groups.caches[cache].value_dim is None else (k, k_scale)
+        own = (k, k_scale) if self._latent(cache) else (k, v, k_scale, v_scale)
         return [tensor for tensor in own if tensor is not None]
+
+    def _latent(self, cache: int) -> bool:
+        spec = self.groups.caches[cache]
+        return isinstance(spec, KVSpec) and spec.value_dim is not None
 
     def _store(self, slots: Tensor, scales: Tensor | None, slot_mapping: Tensor, x: Tensor) -> None:
         scale = scales
@@ -120,7 +139,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     On a CPU the pages are the kernel's zero pages until somebody writes to them: a large pool costs nothing up front.
     Small pages on purpose: with huge ones, the first tokens of every request would wait for megabytes to be zeroed.
     """
-    if device != "cpu":
+    if device != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
@@ -145,6 +164,11 @@ def _empty_layer(
     if spec.value_dim is not None:
         return LayerCache(k, k[..., : spec.value_dim], kv_format, k_scale, k_scale, group)
     return LayerCache(k, _zeros(shape, storage, device), kv_format, k_scale, v_scale, group)
+
+
+def _empty_state(spec: StateSpec, blocks: tuple[int, int], device: str) -> StateCache:
+    shapes = (*blocks, spec.token_size), (blocks[0], spec.state_size)
+    return StateCache(*(_zeros(shape, torch.float32, device) for shape in shapes))
 
 
 def _ones(kv_format: KVFormat, shape: tuple[int, ...], device: str) -> Tensor | None:

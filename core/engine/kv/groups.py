@@ -1,7 +1,7 @@
 """KV groups: which caches share blocks, and how many blocks a group has. Torch-free.
 
-Caches of one kind and window are one group: a block id of it stands for a block in each of them. Groups lie in the
-order in which their first cache is written; a drafter's own caches are further ones, of every token.
+Caches that are read alike are one group: a block id of it stands for a block in each of them. Groups lie in the
+order in which their first cache is written; a drafter's own caches are further ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.graph import KVSpec
+from engine.contracts.graph import EVERY_TOKEN, Cached, Reach
 from engine.contracts.kv_allocator import KVGroup
 
 
@@ -18,44 +18,48 @@ from engine.contracts.kv_allocator import KVGroup
 class CacheGroups:
     """The caches of an engine, those of the model first, and which KV group each is in."""
 
-    caches: tuple[KVSpec, ...]
+    caches: tuple[Cached, ...]
     group_of: tuple[int, ...]
-    windows: tuple[int | None, ...]
-    """By group: tokens back to which its caches are read; ``None``: all."""
+    reaches: tuple[Reach, ...]
+    """By group: which tokens its queries see."""
 
     @property
     def num_groups(self) -> int:
-        return len(self.windows)
+        return len(self.reaches)
 
     def members(self, group: int) -> tuple[int, ...]:
         """The caches of a group."""
         return tuple(cache for cache, its in enumerate(self.group_of) if its == group)
 
 
-def cache_groups(caches: Sequence[KVSpec], drafter: DrafterKV | None = None) -> CacheGroups:
+def cache_groups(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> CacheGroups:
     """``caches``: the model's (:attr:`engine.contracts.graph.Graph.caches`); ``drafter``: what a drafter keeps beside
     them."""
-    own = () if drafter is None else (KVSpec(drafter.num_kv_heads, drafter.head_dim),) * drafter.num_layers
-    together = (*caches, *own)
-    windows = tuple(dict.fromkeys(spec.window for spec in together))
-    return CacheGroups(together, tuple(windows.index(spec.window) for spec in together), windows)
+    together = (*caches, *(() if drafter is None else drafter.caches))
+    reaches = tuple(dict.fromkeys(spec.reach for spec in together))
+    return CacheGroups(together, tuple(reaches.index(spec.reach) for spec in together), reaches)
 
 
-def one_group(caches: Sequence[KVSpec], drafter: DrafterKV | None = None) -> CacheGroups:
-    """All caches in one group that keeps every token, whatever their windows: for a pass over a text at hand."""
+def one_group(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> CacheGroups:
+    """All caches in one group that keeps every token, whatever queries see: for a pass over a text at hand."""
     together = cache_groups(caches, drafter).caches
-    return CacheGroups(together, (0,) * len(together), (None,))
+    return CacheGroups(together, (0,) * len(together), (EVERY_TOKEN,))
+
+
+STATE_BLOCKS = 4
+"""Of a recurrent state, that a request holds between steps: the block of its last token and the one before, and what
+steps in flight add."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
     """How large the pools of all groups are, in proportion: each number follows from how many tokens the pool is for.
 
-    The unit is the block of a group that keeps every token. Of a group with a window a request holds no more blocks
-    than the window and the tokens of one step take, so its pool is smaller.
+    The unit is the block of a group that keeps every token. Of a group that forgets a request holds no more blocks
+    than its window or chunk and the tokens of one step take, so its pool is smaller.
     """
 
-    windows: tuple[int | None, ...]
+    reaches: tuple[Reach, ...]
     block_bytes: tuple[int, ...]
     """By group: of one block in all its caches."""
     block_size: int
@@ -63,20 +67,31 @@ class PoolShape:
     """Most tokens of a request."""
     step_tokens: int
     """Most tokens of a request in one step."""
+    max_requests: int
+    """Rows of a step."""
 
     def most_blocks(self, group: int) -> int:
         """Blocks of a group that a request holds at once, at most, while no more than one step is in flight."""
-        whole, window = -(-self.max_len // self.block_size), self.windows[group]
-        return whole if window is None else min(whole, -(-(window + self.step_tokens) // self.block_size) + 1)
+        whole, reach = -(-self.max_len // self.block_size), self.reaches[group]
+        if reach.kind == "full":
+            return whole
+        seen = self.block_size if reach.tokens is None else reach.tokens
+        return min(whole, -(-(seen + self.step_tokens) // self.block_size) + 1)
 
     def blocks(self, num_blocks: int) -> tuple[int, ...]:
         """Blocks of each group, the padding block included, in a pool whose groups of all tokens have ``num_blocks``,
         padding included."""
         requests, rest = divmod(num_blocks - 1, -(-self.max_len // self.block_size))
         counts = []
-        for group, window in enumerate(self.windows):
+        for group, reach in enumerate(self.reaches):
             most = self.most_blocks(group)
-            counts.append(num_blocks if window is None else 1 + requests * most + min(rest, most))
+            if reach.kind == "full":
+                counts.append(num_blocks)
+            elif reach.kind == "state":  # what a request holds does not grow with its length
+                rows = self.max_requests * STATE_BLOCKS + -(-self.step_tokens // self.block_size)
+                counts.append(min(num_blocks, 1 + max(rows, most)))
+            else:
+                counts.append(1 + requests * most + min(rest, most))
         return tuple(counts)
 
     def num_bytes(self, num_blocks: int) -> int:
@@ -100,11 +115,11 @@ class PoolShape:
             KVGroup(
                 group,
                 found.members(group),
-                "full" if window is None else "window",
+                reach.kind,
                 self.block_bytes[group],
                 counts[group],
-                window,
+                reach.tokens,
                 self.most_blocks(group),
             )
-            for group, window in enumerate(self.windows)
+            for group, reach in enumerate(self.reaches)
         )

@@ -52,7 +52,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self._enabled = drafter.max_width > 0
         kv = cached_by(drafter)
-        self._keeps_keys = kv is not None and kv.num_layers > 0
+        self._keeps_keys = kv is not None and bool(kv.caches)
         self.on_host = self._enabled and self._host is not None
         self._failed: list[tuple[Sequence, str]] = []
         """Requests about which a drafter on the host could not be asked."""

@@ -46,7 +46,7 @@ class Fused(Generic[K]):
         return ", ".join(_NAMES.get(type(node.op).__name__, type(node.op).__name__.lower()) for node in self.nodes)
 
 
-_NAMES = {"KVWrite": "kv_write", "SoftCap": "soft_cap"}
+_NAMES = {"KVWrite": "kv_write", "SoftCap": "soft_cap", "ShortConv": "short_conv", "DeltaRule": "delta_rule"}
 
 Matcher = Callable[[Sequence[Node]], "Match | None"]
 

@@ -14,9 +14,9 @@ from engine.checkpoint.headers import has_weights, read_headers
 from engine.contracts.architecture import Architecture
 from engine.contracts.graph import Builder, Graph, Node
 from engine.contracts.model import ModelConfig, ModelFacts
-from engine.contracts.ops import Attention, Embed, KVWrite, Linear, PositionScale, Rope
+from engine.contracts.ops import Attention, DeltaRule, Embed, KVWrite, Linear, PositionScale, Rope, ShortConv
 
-OF_POSITIONS = (Rope, KVWrite, Attention, PositionScale)
+OF_POSITIONS = (Rope, KVWrite, Attention, PositionScale, ShortConv, DeltaRule)
 """Ops that need to know where tokens are: known in layers alone."""
 
 

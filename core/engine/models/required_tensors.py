@@ -12,6 +12,7 @@ from engine.checkpoint.headers import name_list
 from engine.contracts.graph import Block, Graph
 from engine.contracts.ops import (
     Attention,
+    DeltaRule,
     Embed,
     Experts,
     HeadLinear,
@@ -23,6 +24,7 @@ from engine.contracts.ops import (
     Op,
     Route,
     Router,
+    ShortConv,
 )
 from engine.contracts.quantizer import (
     CheckingQuantizer,
@@ -180,6 +182,10 @@ def small_tensors(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield from router_tensors(node.op)
         elif isinstance(node.op, Route) and node.op.correction is not None:
             yield node.op.correction, (node.op.num_experts,)
+        elif isinstance(node.op, ShortConv):
+            yield f"{node.op.name}.weight", (node.op.features, 1, node.op.kernel)
+        elif isinstance(node.op, DeltaRule):
+            yield from ((name, (node.op.num_heads,)) for name in (node.op.rate, node.op.bias))
 
 
 def router_tensors(op: Router) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 
 from engine.border.calls import broken, shown
 from engine.contracts.graph import Graph, Node
-from engine.contracts.ops import Attention, Experts, KVWrite, Linear, LinearSpec, Norm, Route, Router
+from engine.contracts.ops import (
+    Attention,
+    DeltaRule,
+    Experts,
+    KVWrite,
+    Linear,
+    LinearSpec,
+    Norm,
+    Route,
+    Router,
+    ShortConv,
+)
 from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import StoredTensor
 from engine.models.required_tensors import linears
@@ -96,7 +107,7 @@ def cut_problems(graph: Graph) -> Iterator[str]:
             needs, expected = False, "keys of all heads, which every rank has whole"
         elif isinstance(node.op, KVWrite | Attention):
             needs, expected = True, 'queries, keys and values that linear layers with shard="out" made'
-        elif isinstance(node.op, Router | Route | Experts):
+        elif isinstance(node.op, Router | Route | Experts | ShortConv | DeltaRule):
             needs, expected = False, "a value that every rank has whole"
         else:
             needs, expected = all(found), "inputs that are all whole or all shared out"

@@ -13,6 +13,10 @@ HUNYUAN = ("HunYuanDenseV1ForCausalLM",)
 MINISTRAL = ("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")
 MIXTRAL = ("MixtralForCausalLM",)
 QWEN_MOE = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
+QWEN_NEXT = (
+    "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)  # fmt: skip
 QWEN_VL = (
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",

@@ -5,6 +5,8 @@ Attention is that of their dense twins.
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.checkpoint.sizes import DecoderSizes, read_sizes, windows_by_layer
 from engine.checkpoint.values import Values
 from engine.contracts.config import SlotConfig
@@ -13,6 +15,13 @@ from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Act, Gated, LinearPart, Route
 from engine_plugins.architecture.blocks import activation, attention, experts, gated_mlp
 from engine_plugins.architecture.llama import qwen_windows
+
+QWEN2: dict[str, Any] = {
+    "num_experts": 60, "moe_intermediate_size": 1408, "num_experts_per_tok": 4,
+    "shared_expert_intermediate_size": 5632,
+}  # fmt: skip
+QWEN3: dict[str, Any] = {"num_experts": 128, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
+"""What ``config.json`` may leave out."""
 
 
 class MixtralArchitecture:
@@ -51,7 +60,8 @@ class QwenMoeArchitecture:
         pass
 
     def describe(self, model: ModelConfig, b: Builder) -> None:
-        values, second = Values(model.raw), model.architecture == "Qwen2MoeForCausalLM"
+        second = model.architecture == "Qwen2MoeForCausalLM"
+        values = Values({**(QWEN2 if second else QWEN3), **model.raw})
         sizes, act = read_sizes(values), activation(values.text("hidden_act", "silu"))
         bias = values.flag("qkv_bias", True) if second else values.flag("attention_bias", False)
         windows = qwen_windows(values, sizes.num_layers)
@@ -66,30 +76,32 @@ class QwenMoeArchitecture:
                     bias=bias, out_bias=bias and not second, head_norm=not second,
                 ))  # fmt: skip
                 h = b.rms_norm(x, f"{name}.post_attention_layernorm", sizes.eps)
-                if _is_sparse(values, i):
-                    x = b.add(x, _experts(b, h, values, f"{name}.mlp", sizes, act, second))
+                if is_sparse(values, i):
+                    x = b.add(x, qwen_experts(b, h, values, f"{name}.mlp", sizes, act, shared=second))
                 else:
                     x = b.add(x, gated_mlp(b, h, f"{name}.mlp", sizes, act))
         b.lm_head(b.rms_norm(x, "model.norm", sizes.eps), "lm_head", sizes.vocab_size, tied=sizes.tied)
 
 
-def _is_sparse(values: Values, layer: int) -> bool:
+def is_sparse(values: Values, layer: int) -> bool:
     """Whether a layer has experts: every ``decoder_sparse_step``-th but for ``mlp_only_layers``."""
     step = values.whole("decoder_sparse_step", "MAX_LAYERS", 1)
     dense = values.wholes("mlp_only_layers", "MAX_LAYERS", largest="MAX_LAYERS")
     return layer not in dense and (layer + 1) % step == 0
 
 
-def _experts(b: Builder, h: Value, values: Values, name: str, sizes: DecoderSizes, act: Act, shared: bool) -> Value:
-    key = "num_local_experts" if values.has("num_local_experts") else "num_experts"
-    count = values.whole(key, "MAX_EXPERTS", 60 if shared else 128)
-    size = values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE", 1408 if shared else 768)
-    chosen = values.whole("num_experts_per_tok", "MAX_EXPERTS", 4 if shared else 8)
+def qwen_experts(
+    b: Builder, h: Value, values: Values, name: str, sizes: DecoderSizes, act: Act, *, shared: bool
+) -> Value:
+    """Experts by softmax scores; ``shared``: beside one that every token passes, behind a gate."""
+    count = values.whole("num_local_experts" if values.has("num_local_experts") else "num_experts", "MAX_EXPERTS")
+    size = values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE")
+    chosen = values.whole("num_experts_per_tok", "MAX_EXPERTS")
     route = Route(count, chosen, renormalize=values.flag("norm_topk_prob", False))
     made = experts(b, h, name, sizes, route, size, act)
     if not shared:
         return made
-    shared_size = values.whole("shared_expert_intermediate_size", "MAX_INTERMEDIATE_SIZE", 5632)
+    shared_size = values.whole("shared_expert_intermediate_size", "MAX_INTERMEDIATE_SIZE")
     common = gated_mlp(b, h, f"{name}.shared_expert", sizes, act, size=shared_size)
     return b.add(made, b.gate(common, b.linear(h, LinearPart(f"{name}.shared_expert_gate", 1))))
 

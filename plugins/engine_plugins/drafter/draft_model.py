@@ -54,7 +54,7 @@ class DraftModelDrafter:
         model = context.read_model(find_checkpoint("draft_model", config.path, context))
         check_same_tokens(model, context.model)
         self._model = model
-        self.kv: DrafterKV | None = DrafterKV(model.num_layers, model.num_kv_heads, model.head_dim)
+        self.kv: DrafterKV | None = DrafterKV(context.describe(model).caches)
         self.weights_bytes = open_checkpoint(model.path).num_bytes_as(context.dtype)
 
     def start(self, engine: DraftEngine) -> None:

@@ -23,7 +23,7 @@ from engine.checkpoint.files import CheckpointError, clipped, read_json
 from engine.checkpoint.tensors import open_checkpoint
 from engine.checkpoint.values import Values
 from engine.contracts.drafter import DraftEngine, DrafterKV, DraftRows, DraftTokens, TargetStep
-from engine.contracts.graph import Builder, Graph
+from engine.contracts.graph import Builder, Graph, KVSpec
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import LinearPart, LinearSpec, Norm, RopeFacts
 from engine.contracts.provider import BuildContext
@@ -138,7 +138,7 @@ class ParallelBlockDrafter:
         self._model = replace(context.model, path=facts.path, quantization=facts.quantization)
         self.max_width = min(config.max_width, facts.block_size - 1)
         self.aux_layers = facts.aux_layers
-        self.kv: DrafterKV | None = DrafterKV(facts.num_layers, facts.num_kv_heads, facts.head_dim)
+        self.kv: DrafterKV | None = DrafterKV((KVSpec(facts.num_kv_heads, facts.head_dim),) * facts.num_layers)
         self.weights_bytes = open_checkpoint(facts.path).num_bytes_as(context.dtype)
 
     def start(self, engine: DraftEngine) -> None:

@@ -46,7 +46,7 @@ class Cache:
     """All keys and values of an engine, as they are and as they were."""
 
     def __init__(self, kv: KVCache) -> None:
-        tensors = (tensor for layer in kv.layers for tensor in stored_tensors(layer))
+        tensors = (tensor for layer in kv.layers.values() for tensor in stored_tensors(layer))
         self._tensors = [tensor for tensor in tensors if tensor is not None]
 
     def copy(self) -> list[Tensor]:

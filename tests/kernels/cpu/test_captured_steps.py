@@ -73,7 +73,8 @@ def compare(facts: ModelFacts, model: LoweredModel, dtype: str) -> CapturedSteps
         assert torch.equal(got[0], want[0]), f"{count} tokens"
         assert len(got[1]) == len(AUX_LAYERS) and all(map(torch.equal, got[1], want[1])), f"{count} tokens"
         steps.programs.memory[: max(program.num_bytes for program in steps.programs.written)].fill_(0xFF)
-    assert all(torch.equal(a.k, b.k) and torch.equal(a.v, b.v) for a, b in zip(one.kv.layers, other.kv.layers))
+    layers = zip(one.kv.layers.values(), other.kv.layers.values())
+    assert all(torch.equal(a.k, b.k) and torch.equal(a.v, b.v) for a, b in layers)
     return steps
 
 

@@ -74,13 +74,13 @@ def run(kernels: Kernels, kv_format: Any, rows: int, device: str) -> tuple[Tenso
     weights: Any = RandomWeights(device, seed=rows)
     residual = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows)).to(device)
     kv = KVCache(cache_groups(graph.caches), kv_format, [8], 4, "float32", device)
-    (layer,) = kv.layers
+    (layer,) = kv.layers.values()
     for scale in (layer.k_scale, layer.v_scale):
         if scale is not None:
             scale.fill_(0.05)
     positions = torch.arange(rows, device=device)
     tables = lower_rotations(lowering, 64)(positions)
-    step = StepContext(rotations=tables, slot_mappings=(positions + 3,), prepared=(None,), kv=kv, positions=positions)
+    step = StepContext(tables, (positions + 3,), prepared=(None,), kv=kv, positions=positions, batches=())
     values = {graph.inputs[0]: residual}
     with torch.inference_mode():
         *before, attention = fused_block(graph.layers[0], lowering)

@@ -57,7 +57,7 @@ def test_logits_equal_the_reference_at_every_number_of_rows(
 
 def poison(loop: PagedLoop) -> None:
     """NaN wherever nothing has been written yet."""
-    for layer in loop.kv.layers:
+    for layer in loop.kv.layers.values():
         layer.k.fill_(float("nan"))
         layer.v.fill_(float("nan"))
 
@@ -75,7 +75,7 @@ def layer_launches(path: Path, rows: int, quantizer: Any = None) -> Launches:
     facts, model = load(path, kernels="triton", quantizer=quantizer)
     loop = PagedLoop(facts, model)
     slots, positions = torch.arange(rows), torch.arange(rows)
-    context = StepContext(model.rotate(positions), (slots,), prepared=(None,), kv=loop.kv, positions=positions)
+    context = StepContext(model.rotate(positions), (slots,), (None,), loop.kv, positions, batches=())
     layer = model.layers[1]
     # Attention: its output is as large as its queries.
     steps = [replace(step, call=lambda context, q: q) if index == 1 else step for index, step in enumerate(layer.steps)]

@@ -168,7 +168,7 @@ class CapturedSteps:
     """Steps of a model on a cache, with the hidden states wanted of each."""
 
     def __init__(self, model: LoweredModel, kv: Cache, max_len: int, aux_layers: Sequence[int]) -> None:
-        num_groups = 1 + max(layer.group for layer in kv.layers)
+        num_groups = 1 + max(kv.group_of)
         self.programs = Programs(model.attention, kv.block_size, max_len, num_groups)
         self._model, self._kv, self._aux_layers = model, kv, tuple(aux_layers)
         self._step = Captured("a step", self._run, self.programs)

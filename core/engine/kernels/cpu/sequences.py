@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.contracts.attention_kernel import NativeAttention
 from engine.contracts.ops import Attention, Norm
-from engine.kernels.cpu import expert_ops
+from engine.kernels.cpu import expert_ops, recurrent
 from engine.kernels.cpu.expert_ops import MOST_GROUPS
 from engine.kernels.cpu.layer_ops import HeadNorm, RotateAndWrite, compiled_gate, compiled_norm
 from engine.kernels.cpu.ops import native_linear, native_of, obstacle, single_kernels
@@ -17,6 +17,7 @@ from engine.kernels.cpu.program import NotNative, Value, empty, run
 from engine.kernels.model import StepContext
 from engine.kernels.sequences import (
     ChooseExperts,
+    DeltaNetwork,
     GateUp,
     LinearAdd,
     MixExperts,
@@ -24,6 +25,7 @@ from engine.kernels.sequences import (
     QKVWrite,
     attention,
     choose_experts,
+    delta_network,
     gate_up,
     linear_add,
     mix_experts,
@@ -52,6 +54,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         Kernel(norm_head, lower_head, lambda lowering, what: _rms(what.norm)),
         Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.groups <= MOST_GROUPS),
         Kernel(mix_experts, lower_mix),
+        Kernel(delta_network, lower_delta_network, lambda lowering, what: what.conv.act == "silu"),
         *single_kernels(),
     )
 
@@ -168,6 +171,22 @@ def lower_choose(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> 
     shift = None if correction is None else weights.small(correction, (what.route.num_experts,))
     choose = expert_ops.ChooseExperts(what.route, *weights.router(what.router), shift, lowering.dtype)
     return Lowered(lambda context, x: choose(x), "compiled router and top-k", None)
+
+
+def lower_delta_network(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    what: DeltaNetwork = fused.what
+    conv, rule = what.conv, what.rule
+    taps = weights.small(f"{conv.name}.weight", (conv.features, 1, conv.kernel))[:, 0].T.contiguous()
+    rate, bias = (weights.small(name, (rule.num_heads,)) for name in (rule.rate, rule.bias))
+    network = recurrent.DeltaNetwork(conv, rule, taps, rate, bias, lowering.dtype)
+    inputs, memory = (lowering.first_cache + cache for cache in what.caches)
+
+    def remember(context: StepContext, q: Tensor, k: Tensor, v: Tensor, write: Tensor, decay: Tensor) -> Tensor:
+        kv = context.kv
+        batch = context.batches[kv.group_of[inputs]]
+        return network((q, k, v), write, decay, batch, kv.states[inputs], kv.states[memory])
+
+    return Lowered(remember, "compiled, block by block", None)
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:

@@ -14,6 +14,7 @@ from engine.contracts.ops import (
     Activation,
     Add,
     Attention,
+    DeltaRule,
     Embed,
     Experts,
     Gate,
@@ -31,6 +32,7 @@ from engine.contracts.ops import (
     Route,
     Router,
     Scale,
+    ShortConv,
     SoftCap,
 )
 from engine.kernels.cpu.row_ops import lookup, widen
@@ -39,6 +41,7 @@ from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.experts import lower_experts, lower_route, lower_router
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
+from engine.kernels.torch.recurrent import lower_delta_rule, lower_short_conv
 from engine.kernels.torch.reference import activated, gated, soft_capped
 from engine.kernels.torch.rope import rotate, rotate_interleaved, rotate_paired
 from engine.models.fuse import Fused, Match
@@ -271,6 +274,8 @@ _LOWER: dict[type[Op], LowerOp] = {
     HeadLinear: _head_linear,
     KVWrite: _kv_write,
     Attention: lower_attention,
+    ShortConv: lower_short_conv,
+    DeltaRule: lower_delta_rule,
     Gated: _gated,
     Activation: _activation,
     Add: _add,

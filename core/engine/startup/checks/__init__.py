@@ -11,6 +11,7 @@ from engine.assembly.errors import listing
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import PluginError, broken, name_of, shown
 from engine.contracts.drafter import on_device
+from engine.contracts.graph import KVSpec
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup
 from engine.models.record import recorded
 from engine.startup.checks.attention import AttentionCheck
@@ -48,9 +49,10 @@ def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
         if not 0 <= layer <= model.num_layers
     ]
     head_dims, kv = bound.attention_kernel.capabilities.head_dims, drafter.kv
-    if kv is not None and kv.num_layers and head_dims is not None and kv.head_dim not in head_dims:
+    own = {spec.head_dim for spec in kv.caches if isinstance(spec, KVSpec)} if kv is not None else set()
+    for dim in sorted(own.difference(head_dims or own)):
         kernel = f"attention_kernel={plan.choice('attention_kernel').name}"
-        problems.append(f"head_dim {kv.head_dim}; {kernel} supports {listing(map(str, head_dims))}")
+        problems.append(f"head_dim {dim}; {kernel} supports {listing(map(str, head_dims or ()))}")
     if kv is not None and kv.shared_layers > model.num_layers:
         problems.append(f"the first {kv.shared_layers} layers; the model has {model.num_layers}")
     if problems:

@@ -107,12 +107,13 @@ def estimate_memory(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) 
         process_overhead=PROCESS_OVERHEAD if plan.device.kind == "cpu" else 0,
         graphs=GRAPHS_BYTES if plan.execution == "graphs" else 0,
         pool=PoolShape(
-            groups.windows,
+            groups.reaches,
             KVCache.block_bytes(groups, bound.kv_format, block_size, plan.dtype),
             block_size,
             plan.max_len,
             # The core makes room for the drafts behind a step, too.
             step_tokens=token_budget + max_width + 1,
+            max_requests=max_requests,
         ),
         smallest_blocks=max(FEWEST_BLOCKS, asked + 1),
         largest_blocks=max(FEWEST_BLOCKS, (asked if wanted is not None else max_requests * per_request) + 1),

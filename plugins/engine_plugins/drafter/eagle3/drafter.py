@@ -24,6 +24,7 @@ from engine.contracts.drafter import (
     DraftWeights,
     TargetStep,
 )
+from engine.contracts.graph import KVSpec
 from engine.contracts.ops import LinearPart, LinearSpec, Norm
 from engine.contracts.provider import BuildContext
 from engine_plugins.drafter.config import Eagle3Config
@@ -45,7 +46,7 @@ class Eagle3Drafter:
         self._facts = facts
         self._model = replace(context.model, path=facts.path, quantization=facts.quantization)
         self.aux_layers = facts.aux_layers
-        self.kv: DrafterKV | None = DrafterKV(facts.num_layers, facts.num_kv_heads, facts.head_dim)
+        self.kv: DrafterKV | None = DrafterKV((KVSpec(facts.num_kv_heads, facts.head_dim),) * facts.num_layers)
         self.weights_bytes = open_checkpoint(facts.path).num_bytes_as(context.dtype)
         self._hidden = torch.empty(0)
         """Behind the last layer, for every token of the last step."""
