@@ -4,6 +4,7 @@
     python tools/make_random_model.py /path/to/model --layers 2 --dtype float32
     python tools/make_random_model.py /path/to/model --layers 16 --hidden 1024 --heads 16 --kv-heads 4 \\
         --experts 64 --top-k 8 --ffn 320                        # 1.1B parameters, of which a token reads 0.2B
+    python tools/make_random_model.py /path/to/model --config config.json      # of any family that the engine has
 
 The tokenizer maps every id to some text, so that any sampled token can be decoded: bytes first, then made-up words.
 """
@@ -20,6 +21,11 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+
+from engine.assembly.assemble import assemble
+from engine.assembly.bind import bind
+from engine.models.record import recorded
+from engine.testing.architecture import tensors_of
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 
@@ -95,6 +101,16 @@ def tensors(facts: dict[str, Any], dtype: torch.dtype, seed: int) -> Iterator[tu
             yield f"{mlp}.down_proj.weight", linear(hidden, ffn)
 
 
+def tensors_of_family(folder: Path, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Those of the ``config.json`` in a folder: matrices as above, all else ones."""
+    plan = assemble([f"model.path={folder}", "device=cpu", "exporter=[]"])
+    generator = torch.Generator().manual_seed(seed)
+    for name, shape in tensors_of(recorded(bind(plan).architecture, plan.model)):
+        is_matrix = len(shape) > 1
+        weight = torch.randn(shape, generator=generator) * shape[-1] ** -0.5 if is_matrix else torch.ones(shape)
+        yield name, weight.to(dtype)
+
+
 def tokenizer(vocab_size: int) -> Tokenizer:
     """Byte-level BPE without merges: the alphabet, then words nobody types, up to ``vocab_size``."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -110,13 +126,14 @@ def tokenizer(vocab_size: int) -> Tokenizer:
 def write_model(folder: Path, arguments: argparse.Namespace) -> int:
     """Write everything; returns the number of parameters."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = config(arguments)
+    facts = json.loads(arguments.config.read_text()) if arguments.config else config(arguments)
     (folder / "config.json").write_text(json.dumps(facts, indent=2) + "\n")
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}) + "\n"
     )
-    tokenizer(arguments.vocab).save(str(folder / "tokenizer.json"))
-    weights = dict(tensors(facts, getattr(torch, arguments.dtype), arguments.seed))
+    tokenizer(facts["vocab_size"]).save(str(folder / "tokenizer.json"))
+    dtype, seed = getattr(torch, arguments.dtype), arguments.seed
+    weights = dict(tensors_of_family(folder, dtype, seed) if arguments.config else tensors(facts, dtype, seed))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return sum(weight.numel() for weight in weights.values())
 
@@ -124,6 +141,7 @@ def write_model(folder: Path, arguments: argparse.Namespace) -> int:
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument("folder", type=Path)
+    result.add_argument("--config", type=Path, help="a config.json, instead of the sizes below")
     result.add_argument("--layers", type=int, default=24)
     result.add_argument("--hidden", type=int, default=896)
     result.add_argument("--heads", type=int, default=14)

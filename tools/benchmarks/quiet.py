@@ -12,8 +12,9 @@ PRIORITY = 10
 """Real-time: above all processes that have none."""
 LEAST_S = 0.15
 """Of a measurement: the kernel counts in hundredths of a second."""
-MOST_BUSY = 0.1
-"""Processors that others may use meanwhile: the kernel keeps one twentieth of each for them."""
+MOST_BUSY = 0.25
+"""Processors that others may use meanwhile: the kernel keeps one twentieth of each for them, and they take what threads
+of the measurement leave idle."""
 REST_S = 0.3
 """Between two measurements, for others."""
 TRIES = 100
