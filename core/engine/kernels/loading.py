@@ -30,12 +30,13 @@ from engine.contracts.ops import (
     ShortConv,
 )
 from engine.contracts.parallelism import Parallelism
-from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor, UnpackingQuantizer
+from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer, StoredTensor, UnpackingQuantizer
 from engine.kernels.backends import fused_block, fused_graph, rotations
 from engine.kernels.checks.linear import LinearCheck
 from engine.kernels.cpu.memory import keep_freed_memory
 from engine.kernels.labels import Labels
 from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step
+from engine.kernels.packing import pack_quantized, target_for
 from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.models.fuse import Fused
@@ -126,6 +127,7 @@ class Loader:
         self.lowering = lowering
         self._on_progress = on_progress
         self._check = LinearCheck(quantizer, lowering.dtype, lowering.device)
+        self._target = target_for(lowering)
         self._packed: dict[LinearSpec, PackedLinear] = {}
         self.labels = Labels()
         self._held: dict[int, int] = {}
@@ -330,6 +332,8 @@ class Loader:
         in_features = spec.in_features // count if spec.shard == "in" else spec.in_features
         out_features = spec.out_features // count if spec.shard == "out" else spec.out_features
         made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
+        if isinstance(made, QuantizedWeight):
+            made = pack_quantized(spec, made, self._target)
         packed = self._check(spec, parts, made, in_features, out_features, act)
         for tensor in packed.tensors.values():
             self.hold(tensor)
