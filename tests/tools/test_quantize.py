@@ -31,8 +31,8 @@ from engine.assembly.assemble import assemble  # noqa: E402
 from engine.assembly.bind import bind  # noqa: E402
 from engine.contracts.graph import Builder  # noqa: E402
 from engine.contracts.ops import Gated, LinearPart  # noqa: E402
+from engine.contracts.quantizer import QuantizedWeight  # noqa: E402
 from engine.evaluation.forward import LoadedPlan  # noqa: E402
-from engine.kernels.quantized import QuantizedWeight  # noqa: E402
 from engine.models.required_tensors import linears  # noqa: E402
 
 BUNDLED = ROOT / "core" / "engine" / "bundled"

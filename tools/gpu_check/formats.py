@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.quantizer import PackedLinear
-from engine.kernels.quantized import QuantizedWeight
+from engine.contracts.quantizer import PackedLinear, QuantizedWeight
 from engine.kernels.triton.launch import Launch, SkinnyLinear
 from engine.kernels.triton.quantized.linear import pack_gpu
 from engine.kernels.triton.tiles import MAX_ROWS
@@ -61,8 +60,7 @@ class Format:
         )
 
     def packed(self, weight: QuantizedWeight, device: str) -> PackedLinear:
-        context = build_context()
-        return pack_gpu(weight, self.activations, device, context)
+        return pack_gpu(weight, self.activations, device, build_context().device.capability)
 
 
 FORMATS = (

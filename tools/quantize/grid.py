@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.quantized import QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight
 
 CLIPS = tuple(1.0 - 0.04 * i for i in range(12))
 """Shares of a group's range that are tried as its end."""

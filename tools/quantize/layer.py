@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.ops import Add, Experts, LinearSpec
 from engine.contracts.ops import Linear as LinearOp
-from engine.kernels.quantized import QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight
 from engine.models.required_tensors import expert_linears, linears_of
 from engine_plugins.quantizer.rounding import to_fp8, to_int8
 

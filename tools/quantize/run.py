@@ -24,10 +24,10 @@ from engine.checkpoint.tensors import Checkpoint, open_checkpoint
 from engine.contracts.graph import Block, Graph
 from engine.contracts.ops import Experts, HeadLinear, Norm, Router
 from engine.contracts.ops import Linear as LinearOp
+from engine.contracts.quantizer import QuantizedWeight
 from engine.evaluation.windows import read_prompts, read_text
 from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
-from engine.kernels.quantized import QuantizedWeight
 from engine.models.fused_experts import fused_tensors
 from engine.models.record import recorded
 from engine.models.required_tensors import norm_tensors

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from tools.quantize.layer import COMPENSATED, Recipe
 from torch import Tensor
 
-from engine.kernels.quantized import QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight
 
 SHARD_BYTES = 4 * 2**30
 COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "generation_config.json", "vocab.json")

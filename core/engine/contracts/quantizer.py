@@ -13,7 +13,7 @@ process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from engine.contracts.ops import LinearSpec
@@ -138,6 +138,113 @@ class PackedLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A quantized weight as data: the core's backends have kernels for it.
+
+    ``weight[o, i] = (codes[o, i] - zero[o, g]) * scale[o, g]`` with ``g = i // group_size``.
+
+    ``codes``: ``[out, in]``, contiguous: int8 in ``-2**(bits-1) .. 2**(bits-1) - 1``, one byte each whatever ``bits``
+    is, or float8_e4m3fn. With ``e2m1``: int8, twice a number of 4 bits (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their
+    negatives), beside scales that are half of the format's; ``bits`` is 4.
+    ``scale``: float32 ``[out, ceil(in / group_size)]``; a weight with one scale per output channel has
+    ``group_size == in``.
+    ``zero``: int8, shaped as ``scale``, or ``None`` for symmetric weights and for floating codes.
+    ``bits``: 4 or 8, what a code takes in kernels. ``order``: int64 ``[in]`` or ``None``: column ``i`` multiplies input
+    feature ``order[i]`` (the activation order of GPTQ). ``bias``: float32 ``[out]`` or ``None``.
+    ``input_quant``: to what inputs are rounded, each row with a scale of its own, where kernels multiply in 8 bits.
+    ``note``: for the plan, behind what runs.
+
+    Raises ``ValueError`` where these do not fit together.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    group_size: int
+    bits: int = 8
+    zero: Tensor | None = None
+    order: Tensor | None = None
+    bias: Tensor | None = None
+    e2m1: bool = False
+    input_quant: Literal["int8", "fp8"] | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        out, inputs = self.codes.shape
+        dtype = str(self.codes.dtype).removeprefix("torch.")
+        if dtype not in ("int8", "float8_e4m3fn"):
+            raise ValueError(f"codes of {self.codes.dtype}, expected int8 or float8_e4m3fn")
+        if self.e2m1 and (dtype != "int8" or self.bits != 4 or self.zero is not None):
+            raise ValueError(f"e2m1 of {self.bits} bits and {self.codes.dtype}, expected int8 codes of 4 without zeros")
+        if self.group_size < 1:
+            raise ValueError(f"groups of {self.group_size} inputs, expected at least 1")
+        groups = (out, -(-inputs // self.group_size))
+        if tuple(self.scale.shape) != groups:
+            raise ValueError(f"scales {list(self.scale.shape)} for weights [{out}, {inputs}], expected {list(groups)}")
+        if self.zero is not None and self.zero.shape != self.scale.shape:
+            raise ValueError(f"zeros {list(self.zero.shape)} beside scales {list(self.scale.shape)}")
+        if self.order is not None and tuple(self.order.shape) != (inputs,):
+            raise ValueError(f"an order of {list(self.order.shape)} for {inputs} input features")
+        if self.bias is not None and tuple(self.bias.shape) != (out,):
+            raise ValueError(f"bias {list(self.bias.shape)} for {out} outputs")
+
+    @property
+    def out_features(self) -> int:
+        return int(self.codes.shape[0])
+
+    @property
+    def in_features(self) -> int:
+        return int(self.codes.shape[1])
+
+    @property
+    def floating(self) -> bool:
+        """Codes are floating-point numbers: e4m3, or e2m1 of 4 bits."""
+        return self.e2m1 or self.codes.is_floating_point()
+
+    @property
+    def kind(self) -> str:
+        """For labels."""
+        return "fp4" if self.e2m1 else "fp8" if self.floating else f"int{self.bits}"
+
+    @property
+    def per_channel(self) -> bool:
+        """One scale per output channel."""
+        return self.scale.shape[1] == 1
+
+    def dense(self) -> Tensor:
+        """float32 ``[out, in]``: the weights this stands for, input features in the model's order."""
+        wide = self.codes.float()
+        if self.zero is not None:
+            wide -= self._by_column(self.zero.float())
+        wide *= self._by_column(self.scale)
+        if self.order is None:
+            return wide
+        in_order = wide.new_empty(wide.shape)
+        in_order[:, self.order] = wide
+        return in_order
+
+    def _by_column(self, grouped: Tensor) -> Tensor:
+        """``[out, groups]`` -> ``[out, in]``, or ``[out, 1]`` where all inputs share a group."""
+        if self.per_channel:
+            return grouped
+        return grouped.repeat_interleave(self.group_size, dim=1)[:, : self.in_features]
+
+    def to(self, device: Any) -> QuantizedWeight:
+        """The same on another device."""
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        return replace(
+            self,
+            codes=self.codes.to(device),
+            scale=self.scale.to(device),
+            zero=moved(self.zero),
+            order=moved(self.order),
+            bias=moved(self.bias),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One checkpoint tensor of a linear part, and how it may be cut for tensor parallelism.
 
@@ -195,8 +302,13 @@ class Quantizer(Protocol):
         """Checkpoint tensors each part of this layer has, by suffix (``weight``, ``bias`` ...)."""
         ...
 
-    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
-        """``parts[i]``: tensors by suffix of ``spec.parts[i]``, on the CPU in the checkpoint's dtype.
+    def pack(
+        self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str
+    ) -> PackedLinear | QuantizedWeight:
+        """A weight as data, on the CPU, of which the core packs what its kernels read; or, from a quantizer with
+        kernels of its own, packed already.
+
+        ``parts[i]``: tensors by suffix of ``spec.parts[i]``, on the CPU in the checkpoint's dtype.
         ``dtype`` is the torch compute dtype, ``device`` a torch device string. ``spec`` is the whole layer's; under
         tensor parallelism the tensors are this rank's cut.
 

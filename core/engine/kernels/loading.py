@@ -30,12 +30,13 @@ from engine.contracts.ops import (
     ShortConv,
 )
 from engine.contracts.parallelism import Parallelism
-from engine.contracts.quantizer import PackedLinear, Quantizer, StoredTensor, UnpackingQuantizer
+from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer, StoredTensor, UnpackingQuantizer
 from engine.kernels.backends import fused_block, fused_graph, rotations
 from engine.kernels.checks.linear import LinearCheck
 from engine.kernels.cpu.memory import keep_freed_memory
 from engine.kernels.labels import Labels
 from engine.kernels.model import Call, LoweredBlock, LoweredModel, Step
+from engine.kernels.packing import pack_quantized, target_for
 from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.models.fuse import Fused
@@ -125,6 +126,7 @@ class Loader:
         self.lowering = lowering
         self._on_progress = on_progress
         self._check = LinearCheck(quantizer, lowering.dtype, lowering.device)
+        self._target = target_for(lowering)
         self._packed: dict[LinearSpec, PackedLinear] = {}
         self.labels = Labels()
         self._held: dict[int, int] = {}
@@ -241,11 +243,13 @@ class Loader:
         """Of each expert, gate and up, and down: layers and their tensors, which last as long as they are held."""
         if op.fused is None or not is_fused(op, self._checkpoint.names, self._quantizer):
             return ((self._stored(up), self._stored(down)) for up, down in expert_linears(op))
-        up, down = (self._of_each(op, layer) for layer in fused_layers(op))
+        layers, single = fused_layers(op), zip(*expert_linears(op), strict=True)
+        up, down = (self._of_each(op, layer, specs) for layer, specs in zip(layers, single, strict=True))
         return zip(up, down, strict=True)
 
-    def _of_each(self, op: Experts, layer: LinearSpec) -> list[_Stored]:
-        """One layer of each expert, out of the tensors that hold those of all."""
+    def _of_each(self, op: Experts, layer: LinearSpec, single: Sequence[LinearSpec]) -> list[_Stored]:
+        """One layer of each expert, out of the tensors that hold those of all; unquantized ones part by part, as if
+        they were stored so."""
         assert op.fused is not None
         found: list[dict[str, Tensor]] = [{} for _ in range(op.num_experts)]
         for name, stored in fused_stored(layer, self._quantizer):
@@ -258,7 +262,9 @@ class Loader:
                 one = of_expert.T if turned else of_expert
                 in_turns = op.fused.interleaved and is_pair(layer)
                 mine[stored.suffix] = (_halves(one, stored) if in_turns else one).contiguous()
-        return [(layer, [mine]) for mine in found]
+        if not all(set(mine) <= {"weight", "bias"} for mine in found):
+            return [(layer, [mine]) for mine in found]
+        return [(spec, _by_part(spec, mine)) for spec, mine in zip(single, found, strict=True)]
 
     def _stored(self, spec: LinearSpec) -> _Stored:
         return spec, [self._part(spec, part) for part in spec.parts]
@@ -331,6 +337,8 @@ class Loader:
         in_features = spec.in_features // count if spec.shard == "in" else spec.in_features
         out_features = spec.out_features // count if spec.shard == "out" else spec.out_features
         made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
+        if isinstance(made, QuantizedWeight):
+            made = pack_quantized(spec, made, self._target)
         packed = self._check(spec, parts, made, in_features, out_features, act)
         for tensor in packed.tensors.values():
             self.hold(tensor)
@@ -425,6 +433,13 @@ def _halves(in_turns: Tensor, stored: StoredTensor) -> Tensor:
     before, after = in_turns.shape[:axis], in_turns.shape[axis + 1 :]
     pairs = in_turns.reshape(*before, -1, 2, *after)
     return pairs.transpose(axis, axis + 1).reshape(in_turns.shape)
+
+
+def _by_part(spec: LinearSpec, whole: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
+    """Tensors of all parts of a layer, outputs first, as those of each."""
+    sizes = [part.out_features for part in spec.parts]
+    cuts = {suffix: torch.split(tensor, sizes) for suffix, tensor in whole.items()}
+    return [{suffix: cut[i] for suffix, cut in cuts.items()} for i in range(len(sizes))]
 
 
 def _step(fused: Fused[Kernel], lowered: Lowered) -> Step:

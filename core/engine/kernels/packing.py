@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear
+from engine.contracts.quantizer import PackedLinear, QuantizedWeight
 from engine.kernels.cpu.linear import integer_linear
-from engine.kernels.quantized import QuantizedWeight, multiplied
+from engine.kernels.quantized import multiplied
+from engine.kernels.settings import Lowering
 from engine.kernels.triton.device import runs_triton
 from engine.kernels.triton.quantized.layout import gpu_bytes
 
 
-def pack_quantized(
-    spec: LinearSpec, weight: QuantizedWeight, activations: str, dtype: torch.dtype, device: str, context: BuildContext
-) -> PackedLinear:
-    """``weight``: all parts of ``spec``, on the CPU. ``activations``: ``bf16`` keeps them in the compute dtype,
-    ``int8`` and ``fp8`` round each row to 8 bits."""
-    if runs_triton(device):
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What weights are packed for."""
+
+    device: str
+    in_panels: bool = False
+    """On a CPU for C++ kernels."""
+    capability: tuple[int, int] | None = None
+    """Of a GPU; ``None``: it did not say."""
+
+
+def target_of(context: BuildContext, device: str) -> Target:
+    """Of a plan."""
+    return Target(device, integer_linear.wanted(context), context.device.capability)
+
+
+def target_for(lowering: Lowering) -> Target:
+    """Of a model that is loaded."""
+    on_gpu = torch.device(lowering.device).type == "cuda"
+    capability = torch.cuda.get_device_capability(lowering.device) if on_gpu else None
+    return Target(lowering.device, lowering.native and integer_linear.has_instructions(), capability)
+
+
+def pack_quantized(spec: LinearSpec, weight: QuantizedWeight, target: Target) -> PackedLinear:
+    """``weight``: all parts of ``spec``, on the CPU."""
+    packed = _packed(spec, weight, target)
+    return replace(packed, label=f"{packed.label} ({weight.note})") if weight.note else packed
+
+
+def _packed(spec: LinearSpec, weight: QuantizedWeight, target: Target) -> PackedLinear:
+    activations = weight.input_quant or "bf16"
+    if runs_triton(target.device):
         from engine.kernels.triton.quantized.linear import pack_gpu  # Triton, where it runs only
 
-        return pack_gpu(weight, activations, device, context)
-    if in_panels(weight, context):
+        return pack_gpu(weight, activations, target.device, target.capability)
+    if target.in_panels and integer_linear.can_pack(weight):
         return integer_linear.pack_integer(spec, weight, activations)
-    return pack_plain(weight.to(device), activations)
+    return pack_plain(weight.to(target.device), activations)
 
 
 def packed_bytes(
@@ -56,8 +85,3 @@ def pack_plain(weight: QuantizedWeight, activations: str) -> PackedLinear:
         out_features=weight.out_features,
         label=f"{weight.kind}, dequantized in every call",
     )
-
-
-def in_panels(weight: QuantizedWeight, context: BuildContext) -> bool:
-    """Whether :func:`pack_quantized` lays it out in panels, on a CPU."""
-    return integer_linear.wanted(context) and integer_linear.can_pack(weight)

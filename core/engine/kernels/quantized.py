@@ -1,4 +1,4 @@
-"""A quantized weight, as every reader and rounding hands it on and every kernel takes it."""
+"""Quantized weights: what they stand for, and what several of them are together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from engine.contracts.quantizer import QuantizedWeight
 
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers of a sign, two bits of exponent and one of mantissa, by their bits (OCP Microscaling Formats)."""
@@ -19,112 +21,12 @@ def from_e2m1(bits: Tensor) -> Tensor:
 
 
 def to_e2m1(codes: Tensor) -> Tensor:
-    """The inverse of :func:`from_e2m1`, uint8; 0 has no sign."""
-    largest = max(E2M1)
-    table = torch.zeros(2 * largest + 1, dtype=torch.uint8, device=codes.device)
-    for bits in reversed(range(len(E2M1))):
-        table[E2M1[bits] + largest] = bits
-    return table[codes.int() + largest]
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedWeight:
-    """``weight[o, i] = (codes[o, i] - zero[o, g]) * scale[o, g]`` with ``g = i // group_size``.
-
-    ``codes``: ``[out, in]``, contiguous: int8 in ``-2**(bits-1) .. 2**(bits-1) - 1``, one byte each whatever ``bits``
-    is, or float8_e4m3fn. With ``e2m1``: int8, twice a number of 4 bits (:data:`E2M1`), beside scales that are half of
-    the format's, so that both say the same; ``bits`` is 4.
-    ``scale``: float32 ``[out, ceil(in / group_size)]``; a weight with one scale per output channel has
-    ``group_size == in``.
-    ``zero``: int8, shaped as ``scale``, or ``None`` for symmetric weights and for floating codes.
-    ``bits``: 4 or 8, what a code takes in kernels. ``order``: int64 ``[in]`` or ``None``: column ``i`` multiplies input
-    feature ``order[i]`` (the activation order of GPTQ). ``bias``: float32 ``[out]`` or ``None``.
-
-    Raises ``ValueError`` where these do not fit together.
-    """
-
-    codes: Tensor
-    scale: Tensor
-    group_size: int
-    bits: int = 8
-    zero: Tensor | None = None
-    order: Tensor | None = None
-    bias: Tensor | None = None
-    e2m1: bool = False
-
-    def __post_init__(self) -> None:
-        out, inputs = self.codes.shape
-        if self.codes.dtype not in (torch.int8, torch.float8_e4m3fn):
-            raise ValueError(f"codes of {self.codes.dtype}, expected int8 or float8_e4m3fn")
-        if self.e2m1 and (self.codes.dtype != torch.int8 or self.bits != 4 or self.zero is not None):
-            raise ValueError(f"e2m1 of {self.bits} bits and {self.codes.dtype}, expected int8 codes of 4 without zeros")
-        if self.group_size < 1:
-            raise ValueError(f"groups of {self.group_size} inputs, expected at least 1")
-        groups = (out, -(-inputs // self.group_size))
-        if tuple(self.scale.shape) != groups:
-            raise ValueError(f"scales {list(self.scale.shape)} for weights [{out}, {inputs}], expected {list(groups)}")
-        if self.zero is not None and self.zero.shape != self.scale.shape:
-            raise ValueError(f"zeros {list(self.zero.shape)} beside scales {list(self.scale.shape)}")
-        if self.order is not None and tuple(self.order.shape) != (inputs,):
-            raise ValueError(f"an order of {list(self.order.shape)} for {inputs} input features")
-        if self.bias is not None and tuple(self.bias.shape) != (out,):
-            raise ValueError(f"bias {list(self.bias.shape)} for {out} outputs")
-
-    @property
-    def out_features(self) -> int:
-        return int(self.codes.shape[0])
-
-    @property
-    def in_features(self) -> int:
-        return int(self.codes.shape[1])
-
-    @property
-    def floating(self) -> bool:
-        """Codes are floating-point numbers: e4m3, or e2m1 of 4 bits."""
-        return self.e2m1 or self.codes.is_floating_point()
-
-    @property
-    def kind(self) -> str:
-        """For labels."""
-        return "fp4" if self.e2m1 else "fp8" if self.floating else f"int{self.bits}"
-
-    @property
-    def per_channel(self) -> bool:
-        """One scale per output channel."""
-        return self.scale.shape[1] == 1
-
-    def dense(self) -> Tensor:
-        """float32 ``[out, in]``: the weights this stands for, input features in the model's order."""
-        wide = self.codes.float()
-        if self.zero is not None:
-            wide -= self._by_column(self.zero.float())
-        wide *= self._by_column(self.scale)
-        if self.order is None:
-            return wide
-        in_order = torch.empty_like(wide)
-        in_order[:, self.order] = wide
-        return in_order
-
-    def _by_column(self, grouped: Tensor) -> Tensor:
-        """``[out, groups]`` -> ``[out, in]``, or ``[out, 1]`` where all inputs share a group."""
-        if self.per_channel:
-            return grouped
-        return grouped.repeat_interleave(self.group_size, dim=1)[:, : self.in_features]
-
-    def to(self, device: str | torch.device) -> QuantizedWeight:
-        """The same on another device."""
-
-        def moved(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device)
-
-        return replace(
-            self,
-            codes=self.codes.to(device),
-            scale=self.scale.to(device),
-            zero=moved(self.zero),
-            order=moved(self.order),
-            bias=moved(self.bias),
-        )
+    """The inverse of :func:`from_e2m1`, uint8; 0 has no sign. In bytes throughout: codes may be all of a layer."""
+    magnitude = codes.abs()
+    bits = magnitude.clamp(max=4)
+    for above in (6, 8, 12):
+        bits += magnitude >= above
+    return bits.add_((codes < 0).to(torch.int8), alpha=8).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

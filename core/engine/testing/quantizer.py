@@ -28,11 +28,13 @@ from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.quantizer import (
     CheckingQuantizer,
     PackedLinear,
+    QuantizedWeight,
     Quantizer,
     SizedQuantizer,
     StoredHeader,
     StoredTensor,
 )
+from engine.kernels.packing import Target, pack_quantized
 from engine.kernels.torch.reference import gated_activation
 from engine.kernels.triton.device import runs_triton
 from engine.models.sharding import cut
@@ -103,7 +105,14 @@ class QuantizerConformance:
 
     def pack(self, spec: LinearSpec, dtype: str) -> tuple[PackedLinear, list[dict[str, Tensor]]]:
         parts = self.parts(spec, getattr(torch, dtype))
-        return self.make().pack(spec, parts, getattr(torch, dtype), self.device), parts
+        return self.layer_of(self.make(), spec, parts, getattr(torch, dtype)), parts
+
+    def layer_of(
+        self, quantizer: Quantizer, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
+    ) -> PackedLinear:
+        """A weight that is data is packed as the core does."""
+        made = quantizer.pack(spec, parts, dtype, self.device)
+        return pack_quantized(spec, made, Target(self.device)) if isinstance(made, QuantizedWeight) else made
 
     def inputs(self, spec: LinearSpec, rows: int, dtype: str) -> Tensor:
         generator = torch.Generator().manual_seed(rows)
@@ -158,7 +167,7 @@ class QuantizerConformance:
         spec = SPECS["qkv_with_bias"]
         parts = self.parts(spec, getattr(torch, stored))
         kept = [{suffix: tensor.clone() for suffix, tensor in part.items()} for part in parts]
-        packed = self.make().pack(spec, parts, getattr(torch, dtype), self.device)
+        packed = self.layer_of(self.make(), spec, parts, getattr(torch, dtype))
         for part, was in zip(parts, kept, strict=True):
             assert all(torch.equal(bits_of(part[suffix]), bits_of(tensor)) for suffix, tensor in was.items())
         x = self.inputs(spec, 3, dtype)
@@ -192,7 +201,7 @@ class QuantizerConformance:
                 }
                 for part in parts
             ]
-            packed = self.make().pack(spec, mine, getattr(torch, dtype), self.device)
+            packed = self.layer_of(self.make(), spec, mine, getattr(torch, dtype))
             read = torch.split(self.columns(packed, size, dtype), outs)
             for part, got, weight in zip(spec.parts, read, weights, strict=True):
                 want = weight.chunk(2, 0 if axis == "out" else 1)[rank]
@@ -220,7 +229,7 @@ class QuantizerConformance:
         fused, parts = self.pack(spec, dtype)
         x = self.inputs(spec, 5, dtype)
         alone = [
-            self.make().pack(LinearSpec((part,), spec.in_features), [tensors], x.dtype, self.device).reference(x)
+            self.layer_of(self.make(), LinearSpec((part,), spec.in_features), [tensors], x.dtype).reference(x)
             for part, tensors in zip(spec.parts, parts, strict=True)
         ]
         want = torch.cat(alone, dim=-1).float()
@@ -282,7 +291,7 @@ class QuantizerConformance:
         if not plain or not isinstance(quantizer, SizedQuantizer):
             return
         tied = parts[0]["weight"].to(self.device)
-        packed = quantizer.pack(spec, [{"weight": tied}], compute, self.device)
+        packed = self.layer_of(quantizer, spec, [{"weight": tied}], compute)
         own = [t for t in packed.tensors.values() if t.is_mkldnn or t.data_ptr() != tied.data_ptr()]
         kept, said = (
             sum(t.numel() * t.element_size() for t in own),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,11 +17,11 @@ from torch import Tensor
 from engine.checkpoint.parts import origin_of
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear
+from engine.contracts.quantizer import PackedLinear, QuantizedWeight
 from engine.kernels import quantized
 from engine.kernels.cpu.linear import integer_linear
-from engine.kernels.packing import in_panels, pack_quantized
-from engine.kernels.quantized import Format, QuantizedWeight, paired, unpaired
+from engine.kernels.packing import Target, pack_quantized
+from engine.kernels.quantized import Format, paired, unpaired
 from engine.kernels.triton.device import runs_triton
 from engine.native.folder import user_folder
 from engine_plugins.quantizer.config import OnLoadConfig
@@ -81,7 +82,7 @@ class KeptWeights:
         return self._opened
 
 
-def to_keep(spec: LinearSpec, weight: QuantizedWeight, packed: PackedLinear, context: BuildContext) -> Kept:
+def to_keep(spec: LinearSpec, weight: QuantizedWeight, packed: PackedLinear, target: Target) -> Kept:
     """What :func:`pack_kept` makes the same of: ``packed`` as it is where it lies in panels, else ``weight``.
 
     ``packed``: what :func:`pack_quantized` made of ``weight``, which has neither zeros nor an order.
@@ -93,16 +94,14 @@ def to_keep(spec: LinearSpec, weight: QuantizedWeight, packed: PackedLinear, con
         "bits": weight.bits,
         "floating": int(weight.floating),
     }
-    if not runs_triton(context.device.kind) and in_panels(weight, context):
+    if not runs_triton(target.device) and target.in_panels and integer_linear.can_pack(weight):
         return Kept(packed.tensors, sizes | {"panels": 1, "gated": int(spec.kind == "gate_up")})
     assert weight.zero is None and weight.order is None and not weight.e2m1
     tensors = {"codes": paired(weight.codes) if weight.bits == 4 else weight.codes, "scale": weight.scale}
     return Kept(tensors if weight.bias is None else tensors | {"bias": weight.bias}, sizes | {"panels": 0})
 
 
-def pack_kept(
-    spec: LinearSpec, kept: Kept, activations: str, dtype: torch.dtype, device: str, context: BuildContext
-) -> PackedLinear:
+def pack_kept(spec: LinearSpec, kept: Kept, input_quant: Literal["int8", "fp8"] | None, target: Target) -> PackedLinear:
     """As :func:`pack_quantized`, of what :func:`to_keep` made for a device like this one."""
     sizes, tensors = dict(kept.sizes), dict(kept.tensors)
     out_features, in_features, group, bits = (sizes[n] for n in ("out_features", "in_features", "group", "bits"))
@@ -110,10 +109,10 @@ def pack_kept(
     if sizes["panels"]:
         gated = bool(sizes["gated"])
         panels = integer_linear.Panels(out_features, in_features, group, bits, floating, gated, **tensors)
-        return integer_linear.pack_panels(panels, activations)
+        return integer_linear.pack_panels(panels, input_quant or "bf16")
     codes = unpaired(tensors["codes"], in_features) if bits == 4 else tensors["codes"]
-    weight = QuantizedWeight(codes, tensors["scale"], group, bits, bias=tensors.get("bias"))
-    return pack_quantized(spec, weight, activations, dtype, device, context)
+    weight = QuantizedWeight(codes, tensors["scale"], group, bits, bias=tensors.get("bias"), input_quant=input_quant)
+    return pack_quantized(spec, weight, target)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -41,15 +41,16 @@ class OnLoad(ABC):
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         if self._is_plain(spec):
             return self._plain.pack(spec, parts, dtype, device)
-        form, activations = self._form_of(spec), self._activations_of(spec)
+        form, input_quant = self._form_of(spec), self._input_quant_of(spec)
+        target = packing.target_of(self._context, device)
         place = self._kept.place(spec, form, parts)
         kept = None if place is None else self._kept.read(place)
         if kept is not None:
-            packed = pack_kept(spec, kept, activations, dtype, device, self._context)
+            packed = pack_kept(spec, kept, input_quant, target)
             return replace(packed, label=f"{packed.label}, read as kept on disk")
         weight = rounded(joined_weight(parts).cpu(), joined_bias(parts), form)
-        packed = packing.pack_quantized(spec, weight, activations, dtype, device, self._context)
-        if place is None or not self._kept.write(place, to_keep(spec, weight, packed, self._context)):
+        packed = packing.pack_quantized(spec, replace(weight, input_quant=input_quant), target)
+        if place is None or not self._kept.write(place, to_keep(spec, weight, packed, target)):
             return packed
         return replace(packed, label=f"{packed.label}, rounded now and kept on disk")
 
@@ -68,9 +69,11 @@ class OnLoad(ABC):
         in_bytes = spec.kind == "head" and self._head == "int8"
         return Format(8, spec.in_features) if in_bytes else self._form(spec)
 
-    def _activations_of(self, spec: LinearSpec) -> str:
+    def _input_quant_of(self, spec: LinearSpec) -> Literal["int8", "fp8"] | None:
         # An int8 head takes no fp8 activations; and errors of the head show in every token.
-        return "bf16" if spec.kind == "head" and self._activations == "fp8" else self._activations
+        if self._activations == "fp8":
+            return None if spec.kind == "head" else "fp8"
+        return "int8" if self._activations == "int8" else None
 
     @abstractmethod
     def _form(self, spec: LinearSpec) -> Format:

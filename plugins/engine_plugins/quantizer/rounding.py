@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.kernels.quantized import Format, QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight
+from engine.kernels.quantized import Format
 
 FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max
 CLIPS = tuple(1.0 - 0.04 * i for i in range(10))

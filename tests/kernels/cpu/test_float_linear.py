@@ -15,11 +15,10 @@ import torch.nn.functional as F
 
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import PackedLinear
+from engine.contracts.quantizer import PackedLinear, QuantizedWeight
 from engine.kernels.cpu.linear import float_linear, integer_linear
 from engine.kernels.cpu.linear.float_linear import can_pack, from_panels, pack_float, to_panels
 from engine.kernels.cpu.linear.panel_linear import interleaved, separated
-from engine.kernels.quantized import QuantizedWeight
 from engine.native import find_compiler, library_cache
 from engine.testing.context import build_context
 from engine_plugins.quantizer.config import UnquantizedConfig

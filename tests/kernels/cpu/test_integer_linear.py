@@ -15,11 +15,11 @@ import torch
 
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import PackedLinear, Quantizer
+from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer
 from engine.kernels.cpu.linear import integer_linear
 from engine.kernels.cpu.linear.integer_linear import can_pack, from_panels, pack_integer, packed_bytes, to_panels
-from engine.kernels.packing import pack_quantized
-from engine.kernels.quantized import QuantizedWeight, from_e2m1, multiplied, rounded_rows, to_e2m1
+from engine.kernels.packing import pack_quantized, target_of
+from engine.kernels.quantized import from_e2m1, multiplied, rounded_rows, to_e2m1
 from engine.kernels.torch.reference import gated_activation
 from engine.native import find_compiler
 from engine.native.compiler import FLAGS, INCLUDE
@@ -276,11 +276,11 @@ def test_groups_the_kernels_cannot_take_are_dequantized_and_the_plan_says_so() -
     context = build_context(dtype="bfloat16", execution="compile")
     for weight in (made("int4", 32, 96, 48), made("int4", 32, 96, 16)):
         assert not can_pack(weight)
-        packed = pack_quantized(spec_of(weight), weight, "bf16", torch.bfloat16, "cpu", context)
+        packed = pack_quantized(spec_of(weight), weight, target_of(context, "cpu"))
         assert "dequantized" in packed.label
     weight = made("int4", 32, 256, 128)
     assert can_pack(weight)
-    packed = pack_quantized(spec_of(weight), weight, "bf16", torch.bfloat16, "cpu", context)
+    packed = pack_quantized(spec_of(weight), weight, target_of(context, "cpu"))
     assert packed.label.startswith("int4 panels (groups of 128), ")
 
 

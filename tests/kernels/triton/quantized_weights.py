@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.kernels.quantized import E2M1, QuantizedWeight, from_e2m1
+from engine.contracts.quantizer import QuantizedWeight
+from engine.kernels.quantized import E2M1, from_e2m1
 from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
 
 Make = Callable[[Tensor, "Tensor | None"], QuantizedWeight]

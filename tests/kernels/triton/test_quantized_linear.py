@@ -10,18 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear, Quantizer
-from engine.kernels.quantized import QuantizedWeight
+from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer
 from engine.kernels.quantized import quantized_rows as rounded_by_torch
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.triton.launch import Launch, NormWeight, quantized_rows
 from engine.kernels.triton.quantized.layout import gpu_bytes, packed_int4, unpacked_int4
 from engine.kernels.triton.quantized.linear import pack_gpu, rounding_of
 from engine.testing import quantizer as suite
-from engine.testing.context import build_context
 from engine.testing.quantizer import TileLoaderConformance
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
@@ -36,10 +32,6 @@ SUITE_ROWS = (1, 3, 16, 17, 65) if DEVICE == "cpu" else suite.ROWS
 SUITE_DTYPES = ("float32",) if DEVICE == "cpu" else tuple(suite.DTYPES)
 """In the interpreter, which cuts to bfloat16 where devices round, int8 alone takes it here: every kind does, with wider
 tolerance, in ``test_quantized_loaders.py``."""
-
-
-def on(capability: tuple[int, int] | None) -> BuildContext:
-    return replace(build_context(), device=DeviceFacts("cuda", capability=capability))
 
 
 def weight_of(kind: str, out: int = 48, inputs: int = 160) -> QuantizedWeight:
@@ -63,7 +55,7 @@ class TestInt8(TileLoaderConformance):
     weight_error = 0.5 / 127
 
     def make(self) -> Quantizer:
-        return Int8(Int8Config(), on((9, 0)))
+        return Int8(Int8Config(), (9, 0))
 
 
 class TestInt4(TileLoaderConformance):
@@ -73,7 +65,7 @@ class TestInt4(TileLoaderConformance):
     weight_error = 0.37  # what a clipped range cuts off, or half a step
 
     def make(self) -> Quantizer:
-        return Int4(Int4Config(group_size=32), on((9, 0)))
+        return Int4(Int4Config(group_size=32), (9, 0))
 
 
 class TestFP8(TileLoaderConformance):
@@ -83,13 +75,13 @@ class TestFP8(TileLoaderConformance):
     weight_error = 2.0**-4
 
     def make(self) -> Quantizer:
-        return FP8(FP8Config(), on((9, 0)))
+        return FP8(FP8Config(), (9, 0))
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_every_number_of_rows_is_multiplied_by_what_the_weight_stands_for(kind: str) -> None:
     weight = weight_of(kind)
-    packed = pack_gpu(weight, "bf16", DEVICE, on((9, 0)))
+    packed = pack_gpu(weight, "bf16", DEVICE, (9, 0))
     for rows in ROWS:
         x = inputs(rows)
         want = F.linear(x.cpu(), weight.dense(), weight.bias)
@@ -101,7 +93,7 @@ def test_every_number_of_rows_is_multiplied_by_what_the_weight_stands_for(kind: 
 def test_inputs_are_gathered_in_the_order_of_the_columns(kind: str) -> None:
     order = torch.randperm(160, generator=torch.Generator().manual_seed(3))
     weight = replace(weight_of(kind), order=order)
-    packed = pack_gpu(weight, "bf16", DEVICE, on((9, 0)))
+    packed = pack_gpu(weight, "bf16", DEVICE, (9, 0))
     assert packed.tile_loader is None and "gathered" in packed.label
     for rows in (1, 20, 70):
         x = inputs(rows)
@@ -114,7 +106,7 @@ def test_many_rows_are_rounded_and_few_are_not(activations: str, make: Any, bias
     generator = torch.Generator().manual_seed(5)
     dense = torch.randn(48, 160, generator=generator) * 0.1
     weight = make(dense, torch.randn(48, generator=generator) if biased else None)
-    packed = pack_gpu(weight, activations, DEVICE, on((9, 0)))
+    packed = pack_gpu(weight, activations, DEVICE, (9, 0))
     assert packed.input_quant == activations and packed.apply_quantized is not None
     for rows in (3, 16, 17, 70):
         x = inputs(rows).bfloat16()
@@ -145,7 +137,7 @@ def test_rows_are_normed_and_rounded_in_one_kernel(size: int, kind: Any, norm: b
 
 def test_the_plan_says_what_multiplies_how_many_rows() -> None:
     def label(kind: str, activations: str, capability: tuple[int, int] | None = (9, 0)) -> str:
-        return pack_gpu(weight_of(kind), activations, DEVICE, on(capability)).label
+        return pack_gpu(weight_of(kind), activations, DEVICE, capability).label
 
     assert label("int8", "bf16") == "int8, Triton up to 64 rows (16 at a time), then dequantized, F.linear"
     assert label("int8", "int8") == "int8, activations in int8 beyond 16 rows (torch._int_mm)"
@@ -157,14 +149,14 @@ def test_the_plan_says_what_multiplies_how_many_rows() -> None:
 
 @pytest.mark.parametrize(("out", "size"), [(40, 160), (48, 152)])
 def test_sizes_that_8_bit_products_do_not_take_keep_their_activations(out: int, size: int) -> None:
-    rounding, why = rounding_of(weight_of("int8", out, size), "int8", on((9, 0)))
+    rounding, why = rounding_of(weight_of("int8", out, size), "int8", (9, 0))
     assert rounding is None and why == "sizes are not multiples of 16"
 
 
 def test_weights_that_no_kernel_reads_are_multiplied_by_torch_and_the_plan_says_so() -> None:
     generator = torch.Generator().manual_seed(5)
     weight = int8_groups(torch.randn(48, 160, generator=generator), None, 48)
-    packed = pack_gpu(weight, "bf16", DEVICE, on((9, 0)))
+    packed = pack_gpu(weight, "bf16", DEVICE, (9, 0))
     assert packed.tile_loader is None and "no kernel for groups of 48" in packed.label
     x = inputs(3)
     assert gap(packed.apply(x).cpu(), F.linear(x.cpu(), weight.dense())) <= 1e-5
@@ -172,7 +164,7 @@ def test_weights_that_no_kernel_reads_are_multiplied_by_torch_and_the_plan_says_
 
 def test_bytes_of_codes_that_kernels_do_not_read_are_known_too() -> None:
     weight = to_int4(torch.randn(48, 160), None, 48)
-    packed = pack_gpu(weight, "bf16", DEVICE, on((9, 0)))
+    packed = pack_gpu(weight, "bf16", DEVICE, (9, 0))
     assert packed.num_bytes == gpu_bytes(LinearSpec((LinearPart("o", 48),), 160), 4, 48, False, False)
 
 
@@ -181,7 +173,7 @@ def test_bytes_are_known_beforehand(kind: str) -> None:
     """At most: scales that 16 bits hold exactly take half."""
     weight = weight_of(kind)
     spec = LinearSpec((LinearPart("o", 48, True),), 160)
-    packed = pack_gpu(weight, "bf16", DEVICE, on((9, 0)))
+    packed = pack_gpu(weight, "bf16", DEVICE, (9, 0))
     bound = gpu_bytes(spec, weight.bits, weight.group_size, weight.zero is not None, True)
     scales = packed.tensors.get("scale", packed.tensors.get("channel_scale"))
     assert scales is not None and packed.num_bytes == bound - scales.numel() * (4 - scales.element_size())
@@ -193,7 +185,7 @@ def test_four_bit_codes_come_back_from_their_tiles() -> None:
 
 
 def test_a_layer_between_17_and_64_rows_is_one_kernel_for_every_16() -> None:
-    packed: PackedLinear = pack_gpu(to_int4(torch.randn(32, 128), None, 32), "bf16", DEVICE, on((9, 0)))
+    packed: PackedLinear = pack_gpu(to_int4(torch.randn(32, 128), None, 32), "bf16", DEVICE, (9, 0))
     for rows, passes in ((17, 2), (64, 4)):
         with count_launches() as launches:
             packed.apply(inputs(rows, 128))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.kernels.quantized import QuantizedWeight, joined, multiplied, quantized_rows
+from engine.contracts.quantizer import QuantizedWeight
+from engine.kernels.quantized import joined, multiplied, quantized_rows
 from engine_plugins.quantizer import rounding
 from engine_plugins.quantizer.rounding import to_fp8, to_int4, to_int8
 

@@ -54,7 +54,8 @@ class LinearCheck:
         """``packed``, made of ``parts``, whose calls carry the quantizer's name from now on. Sizes are those of this
         rank; ``act``: what gates are put through."""
         if not isinstance(packed, PackedLinear):
-            raise broken(self._quantizer, "pack", f"returned {shown(packed)}, expected a PackedLinear")
+            expected = "a PackedLinear or a QuantizedWeight"
+            raise broken(self._quantizer, "pack", f"returned {shown(packed)}, expected {expected}")
         self._check_record(packed, out_features)
         named = _named(packed, name_of(self._quantizer))
         kind = (spec.kind, in_features, out_features, packed.label, tuple(_kinds(packed)))

@@ -12,15 +12,15 @@ from torch import Tensor
 from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearPart, LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import KVScaleNames, PackedLinear, StoredHeader, StoredTensor
+from engine.contracts.quantizer import KVScaleNames, PackedLinear, QuantizedWeight, StoredHeader, StoredTensor
 from engine.kernels import packing
-from engine.kernels.quantized import QuantizedWeight, joined
+from engine.kernels.quantized import joined
 from engine.kernels.triton.fp8_units import multiplies_fp8
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS
 from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
-from engine_plugins.quantizer.checkpoint.scheme import Recipe, Scheme
+from engine_plugins.quantizer.checkpoint.scheme import Activations, Recipe, Scheme
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
 
@@ -53,14 +53,18 @@ class FromCheckpoint:
             return self._plain.stored(spec)
         return [rule.stored for rule in LAYOUTS[scheme.layout].rules(scheme, spec.parts[0], spec)]
 
-    def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
+    def pack(
+        self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str
+    ) -> PackedLinear | QuantizedWeight:
         scheme = self._scheme(spec)
         if scheme is None:
             return self._plain.pack(spec, parts, dtype, device)
-        weight = _read(scheme, spec, parts)
         activations = self._activations(scheme)
-        packed = packing.pack_quantized(spec, weight, activations, dtype, device, self._context)
-        return replace(packed, label=f"{packed.label} ({scheme.label}; {self._about(scheme, activations)})")
+        return replace(
+            _read(scheme, spec, parts),
+            input_quant=None if activations == "bf16" else activations,
+            note=f"{scheme.label}; {self._about(scheme, activations)}",
+        )
 
     def unpacked(self, spec: LinearSpec, part: Mapping[str, Tensor]) -> Tensor:
         scheme = self._scheme(spec)
@@ -137,9 +141,9 @@ class FromCheckpoint:
             if len(named) > 1 and not any(name in headers for name in named):
                 yield f"{part.name} has no scale: expected {' or '.join(named)}"
 
-    def _activations(self, scheme: Scheme) -> str:
+    def _activations(self, scheme: Scheme) -> Activations:
         """What rows are rounded to before they meet these weights."""
-        matching = "fp8" if scheme.floating else "int8"
+        matching: Activations = "fp8" if scheme.floating else "int8"
         if self._wanted != "auto":
             return matching if self._wanted == matching else "bf16"
         if scheme.activations == "fp8" and not multiplies_fp8(self._context.device):

@@ -9,7 +9,7 @@ import torch
 from tests.plugins.quantizer.checkpoint.writers import CASES
 
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.kernels.quantized import QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight
 from engine.models.sharding import cut
 from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS
 from engine_plugins.quantizer.checkpoint.methods import recipe_of

@@ -18,6 +18,8 @@ from engine.assembly.model_config import model_config
 from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.quantizer import QuantizedWeight
+from engine.kernels.packing import Target, pack_quantized
 from engine_plugins.quantizer.checkpoint.layouts.mxfp4 import read
 from engine_plugins.quantizer.checkpoint.methods import recipe_of, unreadable
 
@@ -104,7 +106,9 @@ def test_weights_stay_in_4_bits(quantized: Path) -> None:
     spec = LinearSpec((LinearPart(f"{LAYER}.gate_up_proj", 2 * SIZE, True, (SIZE, SIZE)),), HIDDEN, kind="gate_up")
     blocks, scales = random_mxfp4(2 * SIZE, HIDDEN, 1)
     part = {"blocks": blocks[0], "scales": scales[0], "bias": torch.zeros(2 * SIZE)}
-    made = reader(quantized, execution="compile").pack(spec, [part], torch.float32, "cpu")
+    weight = reader(quantized).pack(spec, [part], torch.float32, "cpu")
+    assert isinstance(weight, QuantizedWeight)
+    made = pack_quantized(spec, weight, Target("cpu", in_panels=True))
     assert made.tensors["weight"].nbytes == 2 * SIZE * HIDDEN // 2
     assert "fp4 panels (groups of 32)" in made.label and "mxfp4 group 32; weights only" in made.label
 

@@ -27,12 +27,17 @@ inline ivec unpacked(ivec raw, vec base) {
     if (std::is_same_v<Format, E4m3Weights>)
         return (ivec)((vec)(((ivec)((words)raw << (24 - SHIFT)) >> 4) & static_cast<int32_t>(0x87f00000)) * 0x1p120f);
     if (std::is_same_v<Format, E2m1Weights>) {
+#if HAS_AVX512
+        const __m512 values = _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+        return (ivec)_mm512_permutexvar_ps((__m512i)((words)raw >> SHIFT), values);  // by the lowest four bits
+#else
         // 0, 1; from 2 on an exponent and a bit of mantissa: 2 or 3 times a power of two
         const words code = (words)raw >> SHIFT & 7, exponent = code >> 1;
         const words integer = (words)(exponent > 0) & ((code & 1) | 2) << (exponent - 1 & 3) |
                               (words)(exponent == 0) & code;
         const words sign = (words)raw << (28 - SHIFT) & 0x80000000u;
         return (ivec)((words)__builtin_convertvector((ivec)integer, vec) | sign);
+#endif
     }
     constexpr int32_t BITS_OF_2_23 = 0x4b000000;  // as float32
     return (ivec)((vec)(((ivec)((words)raw >> SHIFT) & ((1 << BITS) - 1)) | BITS_OF_2_23) - base);

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine import native
 from engine.contracts.ops import LinearSpec
 from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear
+from engine.contracts.quantizer import PackedLinear, QuantizedWeight
 from engine.kernels.cpu.linear.panel_linear import (
     PAIR,
     PANEL,
@@ -30,7 +30,7 @@ from engine.kernels.cpu.linear.panel_linear import (
     separated,
     whole_pairs,
 )
-from engine.kernels.quantized import QuantizedWeight, from_e2m1, multiplied, rounded_rows, to_e2m1
+from engine.kernels.quantized import from_e2m1, multiplied, rounded_rows, to_e2m1
 from engine.native import ACTIVATIONS, INT32, INT64, POINTER, NativeCall
 
 INPUT_MULTIPLE = 64
@@ -77,7 +77,12 @@ def kernels() -> ctypes.CDLL:
 
 def wanted(context: BuildContext) -> bool:
     """Whether a plan computes its quantized layers here."""
-    return context.device.kind == "cpu" and context.execution == "compile" and bool(kernels().best_instructions())
+    return context.device.kind == "cpu" and context.execution == "compile" and has_instructions()
+
+
+def has_instructions() -> bool:
+    """Whether this processor has what these kernels need."""
+    return _best() > 0
 
 
 def stretch_of(in_features: int, group_size: int) -> int:

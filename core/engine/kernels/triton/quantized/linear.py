@@ -23,9 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.provider import BuildContext
-from engine.contracts.quantizer import PackedLinear, TileLoader
-from engine.kernels.quantized import QuantizedWeight, from_e2m1, multiplied
+from engine.contracts.quantizer import PackedLinear, QuantizedWeight, TileLoader
+from engine.kernels.quantized import from_e2m1, multiplied
 from engine.kernels.triton.fp8_units import has_fp8_units
 from engine.kernels.triton.launch import Launch, SkinnyLinear, quantized_rows
 from engine.kernels.triton.quantized.kernels import dequantized, scaled_sums
@@ -101,12 +100,14 @@ class GpuLinear:
         )
 
 
-def pack_gpu(weight: QuantizedWeight, activations: str, device: str, context: BuildContext) -> PackedLinear:
+def pack_gpu(
+    weight: QuantizedWeight, activations: str, device: str, capability: tuple[int, int] | None
+) -> PackedLinear:
     """``weight``: on any device, to ``device``. Weights that kernels cannot read are multiplied by torch alone."""
     reason = why_unreadable(weight)
     if reason is not None:
         return _pack_slow(weight.to(device), activations, reason)
-    rounding, why_not = rounding_of(weight, activations, context)
+    rounding, why_not = rounding_of(weight, activations, capability)
     loader = tile_loader(weight.to(device))
     order = None if weight.order is None else weight.order.to(device)
     linear = GpuLinear(
@@ -141,7 +142,9 @@ def _pack_slow(weight: QuantizedWeight, activations: str, reason: str) -> Packed
     )
 
 
-def rounding_of(weight: QuantizedWeight, activations: str, context: BuildContext) -> tuple[Rounding | None, str]:
+def rounding_of(
+    weight: QuantizedWeight, activations: str, capability: tuple[int, int] | None
+) -> tuple[Rounding | None, str]:
     """To what many rows are rounded, and if activations were to be rounded and are not, why."""
     if activations == "bf16":
         return None, ""
@@ -152,7 +155,7 @@ def rounding_of(weight: QuantizedWeight, activations: str, context: BuildContext
         return None, f"{wanted} sums need one scale per channel"
     if weight.in_features % WHOLE_8_BIT or weight.out_features % WHOLE_8_BIT:
         return None, f"sizes are not multiples of {WHOLE_8_BIT}"
-    if wanted == "fp8" and not has_fp8_units(context.device.capability):
+    if wanted == "fp8" and not has_fp8_units(capability):
         return None, "this device has no FP8 units"
     return wanted, ""
 

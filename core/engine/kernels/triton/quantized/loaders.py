@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from engine.contracts.quantizer import TileLoader
-from engine.kernels.quantized import QuantizedWeight, to_e2m1
+from engine.contracts.quantizer import QuantizedWeight, TileLoader
+from engine.kernels.quantized import to_e2m1
 from engine.kernels.storage import as_bits
 from engine.kernels.triton.quantized import tiles
 from engine.kernels.triton.quantized.layout import (

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.kernels.quantized import QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight
 from engine_plugins.quantizer.checkpoint.layouts import awq, gptq, mxfp4, packed, plain
 from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
 from engine_plugins.quantizer.checkpoint.scheme import Scheme

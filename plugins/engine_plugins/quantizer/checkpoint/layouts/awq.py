@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import StoredTensor
-from engine.kernels.quantized import QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight, StoredTensor
 from engine_plugins.quantizer.checkpoint.layouts.rule import FLOATS, TensorRule, bias_rule
 from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, fitted_scale, signed, unpacked
 from engine_plugins.quantizer.checkpoint.scheme import Scheme

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import StoredTensor
-from engine.kernels.quantized import QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight, StoredTensor
 from engine_plugins.quantizer.checkpoint.layouts.rule import FLOATS, TensorRule, bias_rule
 from engine_plugins.quantizer.checkpoint.layouts.values import fitted_scale, order_of, signed, unpacked
 from engine_plugins.quantizer.checkpoint.scheme import Scheme

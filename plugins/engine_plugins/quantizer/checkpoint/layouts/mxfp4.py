@@ -13,8 +13,8 @@ from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import StoredTensor
-from engine.kernels.quantized import QuantizedWeight, from_e2m1
+from engine.contracts.quantizer import QuantizedWeight, StoredTensor
+from engine.kernels.quantized import from_e2m1
 from engine_plugins.quantizer.checkpoint.layouts.rule import POWERS, TensorRule, bias_rule
 from engine_plugins.quantizer.checkpoint.layouts.values import bias_of
 from engine_plugins.quantizer.checkpoint.scheme import Scheme

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import StoredTensor
-from engine.kernels.quantized import QuantizedWeight
+from engine.contracts.quantizer import QuantizedWeight, StoredTensor
 from engine_plugins.quantizer.checkpoint.layouts.rule import BOTH, FLOATS, INTEGERS, TensorRule, bias_rule, scale_rules
 from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, first_of, fixed_scale, no_zeros, whole
 from engine_plugins.quantizer.checkpoint.scheme import Scheme
