@@ -181,7 +181,7 @@ def engine_quantizer() -> list[Provider]:
             "engine_plugins.quantizer.checkpoint.quantizer:FromCheckpoint",
             config=CheckpointConfig,
             unsupported=unreadable,
-            doc="As the checkpoint says (compressed-tensors, FP8, ModelOpt, AWQ, GPTQ); unquantized if silent.",
+            doc="As the checkpoint says (compressed-tensors, FP8, MXFP4, ModelOpt, AWQ, GPTQ); unquantized if silent.",
         ),
         Provider(
             "none",

@@ -2,7 +2,7 @@
 
 A value is ``[num_tokens, features]``; heads lie one after another in it. An op says what is computed of its inputs and
 which tensors of the checkpoint it reads, and nothing of how: the core finds kernels for single ops and for sequences of
-them. Architectures do not make ops themselves but call :class:`engine.contracts.graph.Builder`.
+them. Architectures call :class:`engine.contracts.graph.Builder`, which makes them or takes one with many fields.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def _most_alive(graph: Graph, calls: Sequence[Fused[Any]], residual: int | None)
         # What a call hands on inside of itself is alive beside its inputs and outputs: products that a kernel for
         # gates does not store are none of it.
         gated = any(spec.kind == "gate_up" for spec in call.linears)
-        inside = 0 if gated else sum(_inside(graph, node, node is call.nodes[-1]) for node in call.nodes)
+        nodes = (node for node in call.nodes if not (gated and isinstance(node.op, Linear)))
+        inside = sum(_inside(graph, node, node is call.nodes[-1]) for node in nodes)
         alive |= {number for number in call.outputs if number != residual}
         most = max(most, sum(graph.sizes[number] for number in alive) + inside)
         alive -= call.last_use

@@ -70,6 +70,11 @@ def check_cuts(graph: Graph, tp: int) -> None:
         for node in graph.nodes
         if isinstance(node.op, Norm) and node.inputs[0] in cuts and graph.sizes[node.inputs[0]] == node.op.size
     )
+    by_head = (
+        f"norm {node.op.name}: each head has a weight of its own"
+        for node in graph.nodes
+        if isinstance(node.op, Norm) and node.op.by_head and node.inputs[0] in cuts
+    )
     latent = (
         "latent attention is not shared out over ranks"
         for node in graph.nodes
@@ -81,7 +86,7 @@ def check_cuts(graph: Graph, tp: int) -> None:
         for part in spec.parts
         if part.slices and spec.shard == "out"
     )
-    if tp > 1 and (found := [*cut_problems(graph), *whole_norms, *latent, *in_one]):
+    if tp > 1 and (found := [*cut_problems(graph), *whole_norms, *by_head, *latent, *in_one]):
         raise ValueError(f"parallelism.tp={tp}: the model cannot be split: {found[0]}")
 
 

@@ -148,6 +148,19 @@ def top_k(values: Values, count: int, default: int | None = None, key: str = "nu
     return chosen
 
 
+def expert_groups(values: Values, count: int, chosen: int) -> tuple[int, int]:
+    """Groups, and those that are chosen: ``count`` experts in ``n_group`` groups, of which ``topk_group`` have
+    at least the ``chosen`` ones of a token."""
+    groups = values.whole("n_group", "MAX_EXPERTS", 1)
+    if count % groups:
+        raise CheckpointError(f"n_group={groups}: expected a number that divides {count} experts")
+    most, least = groups, -(-chosen * groups // count)
+    of_them = values.whole("topk_group", "MAX_EXPERTS", 1)
+    if not least <= of_them <= most:
+        raise CheckpointError(f"topk_group={of_them}: expected {least} to {most} of n_group={groups}")
+    return groups, of_them
+
+
 def experts(b: Builder, h: Value, name: str, sizes: DecoderSizes, route: Route, size: int, act: Act) -> Value:
     """A mixture of gated networks ``{name}.experts.N.{gate,up,down}_proj`` of ``size`` features, of which ``route``
     chooses by ``{name}.gate``."""

@@ -16,7 +16,7 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Act, HeadLinear, LinearPart, RopeFacts, Route
-from engine_plugins.architecture.blocks import activation, expect_plain_layers, experts, gated_mlp, top_k
+from engine_plugins.architecture.blocks import activation, expect_plain_layers, expert_groups, experts, gated_mlp, top_k
 
 DEFAULTS = {
     "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "kv_lora_rank": 512, "v_head_dim": 128, "n_shared_experts": 2,
@@ -95,16 +95,18 @@ def _experts(b: Builder, h: Value, values: Values, sizes: DecoderSizes, act: Act
     shared = values.whole("n_shared_experts", "MAX_EXPERTS")
     grouped = is_v3 or values.text("topk_method", "greedy") == "group_limited_greedy"
     count = values.whole("n_routed_experts", "MAX_EXPERTS")
+    chosen = top_k(values, count)
+    groups, chosen_groups = expert_groups(values, count, chosen) if grouped else (1, 1)
     route = Route(
         count,
-        top_k(values, count),
+        chosen,
         "sigmoid" if is_v3 else "softmax",
         # V2's reference ignores norm_topk_prob.
         renormalize=is_v3 and values.flag("norm_topk_prob", True),
         scale=values.number("routed_scaling_factor", "MAX_ROPE_NUMBER"),
         correction=f"{name}.gate.e_score_correction_bias" if is_v3 else None,
-        groups=values.whole("n_group", "MAX_EXPERTS", 1) if grouped else 1,
-        chosen_groups=values.whole("topk_group", "MAX_EXPERTS", 1) if grouped else 1,
+        groups=groups,
+        chosen_groups=chosen_groups,
         group_by="top2" if is_v3 else "max",
     )
     made = experts(b, h, name, sizes, route, size, act)

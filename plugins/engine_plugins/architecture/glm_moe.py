@@ -10,7 +10,15 @@ from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Value
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import Act, Route
-from engine_plugins.architecture.blocks import activation, attention, expect_full_attention, experts, gated_mlp, top_k
+from engine_plugins.architecture.blocks import (
+    activation,
+    attention,
+    expect_full_attention,
+    expert_groups,
+    experts,
+    gated_mlp,
+    top_k,
+)
 
 
 class GlmMoeArchitecture:
@@ -47,15 +55,17 @@ def routed(b: Builder, h: Value, name: str, sizes: DecoderSizes, values: Values,
     count = values.whole("n_routed_experts", "MAX_EXPERTS", 128)
     size = values.whole("moe_intermediate_size", "MAX_INTERMEDIATE_SIZE", 1408)
     shared = values.whole("n_shared_experts", "MAX_EXPERTS", 1, least=0)
+    chosen = top_k(values, count, 8)
+    groups, chosen_groups = expert_groups(values, count, chosen)
     route = Route(
         count,
-        top_k(values, count, 8),
+        chosen,
         "sigmoid",
         renormalize=values.flag("norm_topk_prob", True),
         scale=values.number("routed_scaling_factor", "MAX_ROPE_NUMBER", 1.0),
         correction=f"{name}.gate.e_score_correction_bias",
-        groups=values.whole("n_group", "MAX_EXPERTS", 1),
-        chosen_groups=values.whole("topk_group", "MAX_EXPERTS", 1),
+        groups=groups,
+        chosen_groups=chosen_groups,
         group_by="top2",
     )
     made = experts(b, h, name, sizes, route, size, act)

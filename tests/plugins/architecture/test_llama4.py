@@ -109,7 +109,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         "partial_rotary_factor=0.5: expected 1",
     ),
-    "more experts of a token than there are": ({"num_experts_per_tok": 5}, "5 of 4 experts"),
+    "more experts of a token than there are": ({"num_experts_per_tok": 5}, "num_experts_per_tok=5: expected at most 4"),
     "an unknown activation": ({"hidden_act": "tanh"}, "hidden_act 'tanh' of the checkpoint: expected one of silu"),
 }  # fmt: skip
 

@@ -22,7 +22,13 @@ from engine.kernels.settings import Kernel
 from engine.models.fuse import Fused
 from engine.models.fused_experts import fused_layers, fused_stored, is_fused
 from engine.models.record import recorded
-from engine.models.required_tensors import check_readable, expert_linears, linears, small_tensors_of
+from engine.models.required_tensors import (
+    check_readable,
+    expert_linears,
+    head_projections,
+    linears,
+    small_tensors_of,
+)
 from engine.models.sharding import rank_of
 from engine.models.stored import is_stored, stored_of
 from engine.startup.lowering import lowering_of
@@ -59,12 +65,14 @@ def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -
 
 
 def quantized_bytes(graph: Graph, dtype: torch.dtype, bits: int) -> int:
-    """About what all weights take, rather too much, with linear layers in ``bits`` bits, a head in 8 and embeddings in
-    ``dtype``."""
+    """About what all weights take, rather too much, with linear layers in ``bits`` bits, a head in 8 and embeddings and
+    projections of heads in ``dtype``."""
     body = sum(spec.in_features * spec.out_features for spec in linears(graph) if spec.kind != "head")
-    head, table = graph.lm_head.spec, graph.embedding
+    head = graph.lm_head.spec
     in_bits = body * (bits + SCALE_BITS) + head.in_features * head.out_features * (8 + SCALE_BITS)
-    return table.vocab_size * table.size * dtype.itemsize + int(in_bits / 8)
+    tables = sum(node.op.vocab_size * node.op.size for node in graph.nodes if isinstance(node.op, Embed))
+    of_heads = sum(spec.in_features * spec.out_features for spec in head_projections(graph))
+    return (tables + of_heads) * dtype.itemsize + int(in_bits / 8)
 
 
 @dataclass(frozen=True, slots=True)
