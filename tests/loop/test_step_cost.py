@@ -95,13 +95,24 @@ def test_a_step_reads_the_experts_of_all_of_its_tokens():
     assert cost.ms(100_000) == pytest.approx(10.0 * (0.4 + 0.6 * 64 / 8))
 
 
-def test_the_costs_of_a_mixture_are_found():
-    truth, model, rng = StepCost(15.0, 0.2, 1, (MIXTURE,)), StepCostModel((MIXTURE,)), random.Random(1)
-    for _ in range(200):
-        tokens = rng.choice((1, 2, 4, 64, 512))
-        model.observe(tokens, truth.ms(tokens) * rng.uniform(0.97, 1.03))
+@pytest.mark.parametrize("spread", [1.0, 0.5, 0.125, 0.0])
+def test_the_costs_of_a_mixture_are_found(spread):
+    """However far the experts of tokens differ."""
+    truth, model, rng = StepCost(15.0, 0.2, 1, (MIXTURE,), spread), StepCostModel((MIXTURE,)), random.Random(1)
+    for _ in range(300):
+        tokens = rng.choice((1, 2, 5, 64, 512))
+        model.observe(tokens, truth.ms(tokens) * rng.uniform(0.98, 1.02))
+    assert model.cost().spread == spread
     for tokens in (1, 3, 8, 32, 512):  # 3, 8 and 32 were never measured
         assert model.cost().ms(tokens) == pytest.approx(truth.ms(tokens), rel=0.05)
+
+
+def test_where_steps_do_not_tell_tokens_differ_as_chance_has_it():
+    model = StepCostModel((MIXTURE,))
+    for _ in range(100):
+        model.observe(1, 15.2)
+        model.observe(512, 180.0)
+    assert model.cost().spread == 1.0
 
 
 @pytest.mark.parametrize("budget_ms", [1.0, 16.0, 40.0, 75.0, 300.0])

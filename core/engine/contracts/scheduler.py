@@ -90,13 +90,16 @@ class StepCost:
     num_samples: int
     """Steps measured so far; 0 means the coefficients say nothing yet."""
     mixtures: tuple[Mixture, ...] = ()
+    spread: float = 1.0
+    """How far the experts of a step's tokens differ: 1 as chance has it, 0 not at all."""
 
     def ms(self, num_tokens: int) -> float:
         return self.base_ms * self.weights(num_tokens) + self.per_token_ms * num_tokens
 
     def weights(self, num_tokens: int) -> float:
         """What so many tokens read of the weights, in units of what one token reads: 1 without mixtures."""
-        return 1.0 + sum(each.share * (each.experts(num_tokens) / each.top_k - 1.0) for each in self.mixtures)
+        more = sum(each.share * (each.experts(num_tokens) / each.top_k - 1.0) for each in self.mixtures)
+        return 1.0 + self.spread * more
 
     def tokens_within(self, budget_ms: float) -> int:
         """How many tokens fit into ``budget_ms``; at least 1."""
