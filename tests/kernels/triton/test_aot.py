@@ -97,7 +97,7 @@ def compile_skinny(
         "IN_FEATURES": size[1], "OUT_FEATURES": size[0], "GROUP_SIZE": form.group_size, "PDL": pdl,
         "LOAD_TILE": form.load_tile, "UNPACK_TILE": form.unpack_tile,
         "TILE_SCALE": form.tile_scale,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "BLOCK_P": tile.block_m, **constants,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, **constants,
     }  # fmt: skip
     constants |= {name: None for name in kernel.arg_names if name.endswith("_ptr") and name not in arguments}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
@@ -327,7 +327,7 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
     if gate:
         ids["norm_ptr"] = "*bf16"
     cut_off = {"LIMIT": 7.0, "ALPHA": 1.702, "OFFSET": 1.0}  # as in gpt-oss
-    constants = {"SIZE": MIXTURE["size"], "TOP_K": MIXTURE["top_k"], "ACT": "silu", **cut_off}
+    constants = {"SIZE": MIXTURE["size"], "TOP_K": MIXTURE["top_k"], "ACT": "silu", "BLOCK_P": MIXTURE["top_k"], **cut_off}
     return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
 
 
