@@ -26,6 +26,11 @@ def alive_in_a_layer(graph: Graph, layers: Iterable[Sequence[Fused[Any]]]) -> in
     return max(_most_alive(graph, fused, layer.residual) for layer, fused in pairs)
 
 
+def _beside(node: Node) -> int:
+    """Features that an op needs for a token beside its inputs and outputs."""
+    return FUNCTION_RESULTS * node.op.out_features if isinstance(node.op, TorchFunction) else 0
+
+
 def _most_alive(graph: Graph, calls: Sequence[Fused[Any]], residual: int | None) -> int:
     alive: set[int] = set()
     most = 0
@@ -33,16 +38,10 @@ def _most_alive(graph: Graph, calls: Sequence[Fused[Any]], residual: int | None)
         # What a call hands on inside of itself is alive beside its inputs and outputs: products that a kernel for
         # gates does not store are none of it.
         gated = any(spec.kind == "gate_up" for spec in call.linears)
-        inside = 0 if gated else sum(_inside(graph, node, node is call.nodes[-1]) for node in call.nodes)
+        products = () if gated else (node for node in call.nodes[:-1] if isinstance(node.op, Linear))
+        inside = sum(graph.sizes[number] for node in products for number in node.outputs)
+        inside += sum(map(_beside, call.nodes))
         alive |= {number for number in call.outputs if number != residual}
         most = max(most, sum(graph.sizes[number] for number in alive) + inside)
         alive -= call.last_use
     return most
-
-
-def _inside(graph: Graph, node: Node, is_last: bool) -> int:
-    """Features that a node of a call makes beside what comes out of the call."""
-    made = sum(graph.sizes[number] for number in node.outputs)
-    if isinstance(node.op, TorchFunction):
-        return FUNCTION_RESULTS * made
-    return made if isinstance(node.op, Linear) and not is_last else 0
