@@ -20,11 +20,11 @@ STATE_RESULTS = 6
 
 
 def made_in_a_layer(graph: Graph) -> int:
-    """Features of all values that the largest layer makes, of what its experts make for each token, and of what is
+    """Features of all values that the largest layer makes, of what its ops need beside them, and of what is
     before the layers beside the embedding."""
     before = sum(graph.sizes[number] for node in graph.embed.nodes[1:] for number in node.outputs)
     return before + max(
-        sum(_of_experts(node) + sum(graph.sizes[number] for number in node.outputs) for node in layer.nodes)
+        sum(_beside(graph, node) + sum(graph.sizes[number] for number in node.outputs) for node in layer.nodes)
         for layer in graph.layers
     )
 
@@ -38,9 +38,15 @@ def alive_in_a_layer(graph: Graph, embed: Sequence[Fused[Any]], layers: Iterable
     return max(in_layers, _most_alive(graph, embed, graph.entering[0]))
 
 
-def _of_experts(node: Node) -> int:
-    """What each of a token's experts makes, before it is added up."""
-    return node.op.top_k * node.op.down.out_features if isinstance(node.op, Experts) else 0
+def _beside(graph: Graph, node: Node) -> int:
+    """Features that an op needs for a token beside its inputs and outputs."""
+    if isinstance(node.op, Experts):  # what each expert makes, before it is added up
+        return node.op.top_k * node.op.down.out_features
+    if isinstance(node.op, TorchFunction):
+        return FUNCTION_RESULTS * node.op.out_features
+    if isinstance(node.op, ShortConv | DeltaRule):
+        return STATE_RESULTS * sum(graph.sizes[number] for number in node.inputs)
+    return 0
 
 
 def mixtures(graph: Graph) -> tuple[Mixture, ...]:
@@ -65,21 +71,10 @@ def _most_alive(graph: Graph, calls: Sequence[Fused[Any]], residual: int | None)
         # What a call hands on inside of itself is alive beside its inputs and outputs: products that a kernel for
         # gates does not store are none of it.
         gated = any(spec.kind == "gate_up" for spec in call.linears)
-        nodes = (node for node in call.nodes if not (gated and isinstance(node.op, Linear)))
-        inside = sum(_inside(graph, node, node is call.nodes[-1]) for node in nodes)
+        products = () if gated else (node for node in call.nodes[:-1] if isinstance(node.op, Linear))
+        inside = sum(graph.sizes[number] for node in products for number in node.outputs)
+        inside += sum(_beside(graph, node) for node in call.nodes)
         alive |= {number for number in call.outputs if number != residual}
         most = max(most, sum(graph.sizes[number] for number in alive) + inside)
         alive -= call.last_use
     return most
-
-
-def _inside(graph: Graph, node: Node, is_last: bool) -> int:
-    """Features that a node of a call makes beside what comes out of the call."""
-    made = sum(graph.sizes[number] for number in node.outputs)
-    if isinstance(node.op, TorchFunction):
-        return FUNCTION_RESULTS * made
-    if isinstance(node.op, Experts):
-        return _of_experts(node)
-    if isinstance(node.op, ShortConv | DeltaRule):
-        return STATE_RESULTS * sum(graph.sizes[number] for number in node.inputs)
-    return made if isinstance(node.op, Linear) and not is_last else 0
