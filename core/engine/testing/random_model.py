@@ -30,7 +30,7 @@ from engine.kernels.settings import Kernels, Lowering
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.models.record import facts, recorded
-from engine.models.required_tensors import linears_of, small_tensors
+from engine.models.required_tensors import head_projections, linears_of, small_tensors
 from engine.testing.context import build_context
 from engine.testing.plain import OneRank
 
@@ -63,6 +63,9 @@ class RandomCheckpoint(Checkpoint):
 
 def _shapes(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from small_tensors(graph)
+    yield from (
+        (f"{spec.parts[0].name}.weight", (spec.out_features, spec.in_features)) for spec in head_projections(graph)
+    )
     for node in graph.nodes:
         if isinstance(node.op, Linear) and node.op.tied:
             continue

@@ -158,9 +158,9 @@ def assert_fits(cost: KernelCost, spills: int = 0) -> None:
 
 def few_words(weights: str, capability: int) -> int:
     """Bytes that the assembler spills to reach the next step of occupancy: two words of 4-bit weights with zeros on
-    8.9, and one or two of any packed weights in releases of Triton before 3.9."""
+    8.9 and of mxfp4 on 8.0, and one or two of any packed weights in releases of Triton before 3.9."""
     old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
-    return 8 if old or (weights == "int4 zeros" and capability == 89) else 0
+    return 8 if old or (weights, capability) in (("int4 zeros", 89), ("mxfp4", 80)) else 0
 
 
 SPILLED = {
@@ -327,7 +327,8 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
     if gate:
         ids["norm_ptr"] = "*bf16"
     cut_off = {"LIMIT": 7.0, "ALPHA": 1.702, "OFFSET": 1.0}  # as in gpt-oss
-    constants = {"SIZE": MIXTURE["size"], "TOP_K": MIXTURE["top_k"], "ACT": "silu", "BLOCK_P": MIXTURE["top_k"], **cut_off}
+    top_k = MIXTURE["top_k"]
+    constants = {"SIZE": MIXTURE["size"], "TOP_K": top_k, "ACT": "silu", "BLOCK_P": top_k, **cut_off}
     return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
 
 

@@ -18,6 +18,7 @@ from engine.kernels.triton.launch import Launch, NormWeight, quantized_rows
 from engine.kernels.triton.quantized.layout import gpu_bytes, packed_int4, unpacked_int4
 from engine.kernels.triton.quantized.linear import pack_gpu, rounding_of
 from engine.testing import quantizer as suite
+from engine.testing.context import build_context
 from engine.testing.quantizer import TileLoaderConformance
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config
 from engine_plugins.quantizer.on_load import FP8, Int4, Int8
@@ -55,7 +56,7 @@ class TestInt8(TileLoaderConformance):
     weight_error = 0.5 / 127
 
     def make(self) -> Quantizer:
-        return Int8(Int8Config(), (9, 0))
+        return Int8(Int8Config(), build_context())
 
 
 class TestInt4(TileLoaderConformance):
@@ -65,7 +66,7 @@ class TestInt4(TileLoaderConformance):
     weight_error = 0.37  # what a clipped range cuts off, or half a step
 
     def make(self) -> Quantizer:
-        return Int4(Int4Config(group_size=32), (9, 0))
+        return Int4(Int4Config(group_size=32), build_context())
 
 
 class TestFP8(TileLoaderConformance):
@@ -75,7 +76,7 @@ class TestFP8(TileLoaderConformance):
     weight_error = 2.0**-4
 
     def make(self) -> Quantizer:
-        return FP8(FP8Config(), (9, 0))
+        return FP8(FP8Config(), build_context())
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
