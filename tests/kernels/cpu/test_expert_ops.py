@@ -7,7 +7,6 @@ from engine.contracts.graph import Builder
 from engine.contracts.ops import Experts, Gated, LinearPart, Route
 from engine.kernels.cpu import expert_ops
 from engine.kernels.cpu.linear.float_linear import pack_float
-from engine.kernels.cpu.program import NotNative
 from engine.kernels.torch.experts import mixed_by_torch, route
 from engine.kernels.torch.reference import activated
 from engine.models.required_tensors import expert_linears
@@ -21,6 +20,8 @@ ROUTES = {
     "one": Route(12, 1, "logits"),
     "all": Route(12, 12, "sigmoid"),
     "sigmoid, corrected, scaled": Route(12, 3, "sigmoid", renormalize=True, scale=2.5, correction="c"),
+    "sigmoid of the largest logits": Route(12, 2, "sigmoid"),
+    "scaled by expert": Route(12, 3, renormalize=True, expert_scale="s"),
     "groups by best": Route(12, 3, groups=4, chosen_groups=2),
     "groups by two": Route(12, 3, "sigmoid", correction="c", groups=3, chosen_groups=2, group_by="top2"),
 }
@@ -34,8 +35,9 @@ def test_experts_and_weights_are_those_of_torch(name, dtype):
     router, bias = torch.randn(12, 24, generator=generator), torch.randn(12, generator=generator)
     # More than any score: negative for some, so that masked experts must not win with a 0.
     correction = torch.linspace(-3.0, -1.0, 12)[torch.randperm(12, generator=generator)] if op.correction else None
-    ids, weights = expert_ops.ChooseExperts(op, router, bias, correction, dtype)(x)
-    want_ids, want = route(op, torch.nn.functional.linear(x.float(), router, bias), correction)
+    scale = torch.rand(12, generator=generator) + 0.5 if op.expert_scale else None
+    ids, weights = expert_ops.ChooseExperts(op, router, bias, correction, dtype, scale)(x)
+    want_ids, want = route(op, torch.nn.functional.linear(x.float(), router, bias), correction, scale)
     assert torch.equal(ids, want_ids)
     torch.testing.assert_close(weights, want, rtol=1e-5, atol=1e-6)
 
@@ -83,8 +85,14 @@ def test_gates_and_biases_of_experts_are_those_of_torch(dtype, gate):
     check_mixture(dtype, 9, "a residual", GATES[gate], True)
 
 
-def check_mixture(dtype, rows, adds, gated, bias):
-    (op, pairs), generator = experts(dtype, gated, bias), torch.Generator().manual_seed(rows)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 9, 300])
+def test_experts_may_read_weighted_inputs(dtype, rows):
+    check_mixture(dtype, rows, "a residual", PLAIN, True, weighs_inputs=True)
+
+
+def check_mixture(dtype, rows, adds, gated, bias, **options):
+    (op, pairs), generator = experts(dtype, gated, bias, **options), torch.Generator().manual_seed(rows)
     x, residual = (torch.randn(rows, 64, generator=generator).to(dtype) for _ in range(2))
     ids = torch.stack([torch.randperm(6, generator=generator)[:2] for _ in range(rows)])
     weights = torch.rand(rows, 2, generator=generator)
@@ -113,12 +121,6 @@ def test_experts_in_torch_do_what_the_op_says(act, weighs_inputs):
         made = down.reference(activated(gate, act) * up)[0]
         want[row] += made if weighs_inputs else made * weights[row, k]
     torch.testing.assert_close(mixed_by_torch(_OneRank, op, pairs)(x, ids, weights), want, rtol=1e-4, atol=1e-4)
-
-
-def test_native_calls_of_experts_have_no_weighted_inputs():
-    op, pairs = experts(torch.float32, weighs_inputs=True)
-    with pytest.raises(NotNative, match="experts read weighted inputs"):
-        expert_ops.MixExperts(op, pairs, torch.float32)
 
 
 def test_sigmoids_that_are_alike_do_not_hide_the_largest_logits():

@@ -367,7 +367,7 @@ def test_experts_are_chosen_without_spills(capability: int) -> None:
             "BLOCK_G": groups, "BLOCK_S": experts_of_all // groups, "BLOCK_K": top_k, "PDL": capability >= 90,
             "BLOCK": 2048,
         }  # fmt: skip
-        floats = ("router_ptr", "bias_ptr", "correction_ptr", "logits_ptr", "weight_ptr")
+        floats = ("router_ptr", "bias_ptr", "correction_ptr", "expert_scale_ptr", "logits_ptr", "weight_ptr")
         kinds = {**dict.fromkeys(floats, "*fp32"), "x_ptr": "*bf16", "norm_ptr": "*bf16", "arrived_ptr": "*i32",
                  "id_ptr": "*i64", "stride_x": "i32", "eps": "fp32", "scale": "fp32"}  # fmt: skip
         for kernel, warps in ((routing.choose_experts, 4), (routing.route_rows, 1)):

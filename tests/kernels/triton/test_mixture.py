@@ -29,7 +29,7 @@ class Case:
 
     def __init__(
         self, device: str, tokens: int, weights: str = "plain", dtype: str = "float32", seed: int = 0,
-        gated: Gated = SILU, bias: bool = False,
+        gated: Gated = SILU, bias: bool = False, weighs_inputs: bool = False,
     ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         self.dtype, self.device, size = getattr(torch, dtype), device, SIZE if weights != "int4" else 64
@@ -43,7 +43,7 @@ class Case:
         packed = [FORMATS[weights](weight, one, self.dtype) for weight, one in zip((up, down), given, strict=True)]
         self.dense = [one.dense.view(EXPERTS, -1, one.dense.shape[1]) for one in packed]
         loaders = (moved(one.loader, device) for one in packed)
-        self.mixture = Mixture(Launch.on(device), EXPERTS, TOP_K, IN, size, OUT, *loaders, gated)
+        self.mixture = Mixture(Launch.on(device), EXPERTS, TOP_K, IN, size, OUT, *loaders, gated, weighs_inputs)
         self.x = torch.randn(tokens, IN + 8, generator=generator).to(self.dtype)[:, :IN]
         self.ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(tokens)])
         self.shares = torch.rand(tokens, TOP_K, generator=generator)
@@ -54,6 +54,9 @@ class Case:
         rows = []
         for token, (ids, shares) in enumerate(zip(self.ids.tolist(), self.shares, strict=True)):
             made = (self.expert(i, self.x[token].float()) for i in ids)
+            if self.mixture.weighs_inputs:
+                made = (self.expert(i, share * self.x[token].float()) for i, share in zip(ids, shares, strict=True))
+                shares = torch.ones_like(shares)
             rows.append(sum(share * one for share, one in zip(shares, made, strict=True)))
         return torch.stack(rows)
 
@@ -92,6 +95,12 @@ def test_every_dtype(device, dtype, tokens):
 def test_gates_of_any_activation_that_are_cut_off_and_layers_with_biases(device, tokens, act):
     """As in gpt-oss, of a limit that many pass."""
     case = Case(device, tokens, gated=Gated(act, 0.7, 1.702 if act == "silu" else 1.0, 1.0), bias=True)
+    case.check(case.got(), case.want())
+
+
+@pytest.mark.parametrize("tokens", [1, 5], ids=["one by one", "sorted"])
+def test_experts_may_read_weighted_inputs(device, tokens):
+    case = Case(device, tokens, bias=True, weighs_inputs=True)
     case.check(case.got(), case.want())
 
 

@@ -20,6 +20,7 @@ ROUTES = {
     "one": Route(12, 1, "logits"),
     "all": Route(12, 12, "sigmoid"),
     "sigmoid, corrected, scaled": Route(12, 3, "sigmoid", renormalize=True, scale=2.5, correction="c"),
+    "scaled by expert": Route(12, 3, renormalize=True, expert_scale="s"),
     "groups by best": Route(12, 3, groups=4, chosen_groups=2),
     "groups by two": Route(12, 3, "sigmoid", correction="c", groups=3, chosen_groups=2, group_by="top2"),
 }
@@ -34,8 +35,10 @@ def chooser(op: Route, device: str, seed: int = 3) -> ExpertChoice:
     # More than any score: negative for some, so that masked experts must not win with a 0.
     correction = torch.linspace(-3.0, -1.0, count)[torch.randperm(count, generator=generator)]
     arrived = torch.zeros(MAX_ROWS, dtype=torch.int32)
-    moved = [tensor.to(device) for tensor in (router, bias, correction, arrived)]
-    return ExpertChoice(Launch.on(device), op, moved[0], moved[1], moved[2] if op.correction else None, moved[3])
+    scale = torch.rand(count, generator=generator) + 0.5
+    moved = [tensor.to(device) for tensor in (router, bias, correction, arrived, scale)]
+    given = moved[2] if op.correction else None, moved[3], moved[4] if op.expert_scale else None
+    return ExpertChoice(Launch.on(device), op, moved[0], moved[1], *given)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,8 @@ def test_ids_and_weights_are_those_of_torch(device, name, rows):
     x = torch.randn(rows, 27, generator=torch.Generator().manual_seed(rows)).to(device, dtype)[:, 2:26]
     for _ in range(2):  # what has arrived is forgotten
         ids, weights = choose(x)
-        want_ids, want = route(choose.op, F.linear(x.float(), choose.router, choose.bias), choose.correction)
+        logits = F.linear(x.float(), choose.router, choose.bias)
+        want_ids, want = route(choose.op, logits, choose.correction, choose.expert_scale)
         assert torch.equal(ids, want_ids) and not choose.arrived.any()
         torch.testing.assert_close(weights, want, rtol=1e-5, atol=1e-6)
 
@@ -59,6 +63,13 @@ def test_of_equal_logits_the_lowest_ids_are_chosen(device, name):
     ids, weights = choose.of_logits(torch.zeros(2, 12, device=device))
     assert ids.tolist() == [list(range(choose.op.top_k))] * 2
     assert torch.equal(weights, weights[:1, :1].expand_as(weights))
+
+
+def test_sigmoids_that_are_alike_do_not_hide_the_largest_logits(device):
+    ids, weights = chooser(Route(12, 2, "sigmoid"), device).of_logits(
+        torch.linspace(20.0, 42.0, 12, device=device)[None]
+    )
+    assert ids.tolist() == [[11, 10]] and weights.tolist() == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize("op", [ROUTES["softmax"], ROUTES["groups by two"], SMALL_GROUP], ids=str)

@@ -18,6 +18,7 @@ struct Choice {
     const float* router;       // [num_experts, in_features]
     const float* router_bias;  // [num_experts] or null
     const float* correction;   // [num_experts] or null: added to scores where experts are chosen
+    const float* expert_scale;  // [num_experts] or null: multiplies weights of these experts
     int64_t scores;            // see Scores
     int64_t renormalize, groups, chosen_groups, by_two;
     float scale;
@@ -137,7 +138,7 @@ void choose(const Choice& c, float* scores, int64_t* chosen, float* share) {
     float sum = 0.0f;
     for (int64_t k = 0; k < c.top_k; k++) sum += share[k];
     const float factor = c.renormalize ? c.scale / (sum + SMALLEST_SUM) : c.scale;
-    for (int64_t k = 0; k < c.top_k; k++) share[k] *= factor;
+    for (int64_t k = 0; k < c.top_k; k++) share[k] *= c.expert_scale ? factor * c.expert_scale[chosen[k]] : factor;
 }
 
 template <typename T>
@@ -181,6 +182,7 @@ struct Experts {
     // Of gates and ups that gate_up leaves one after another; with NONE it leaves act(gate) * up.
     int64_t activation;
     float limit, alpha, offset;
+    int32_t weighs_inputs;  // weights multiply what experts read, not what they make
 };
 
 namespace {
@@ -230,7 +232,7 @@ void gate(const Experts& m, const T* both, T* y) {
     }
 }
 
-// y = sum of weight * expert(x) (+ residual): expert by expert, so that one that several tokens share is read from
+// y = sum of weight * expert(x), or expert(weight * x), (+ residual): expert by expert, so that one that several tokens share is read from
 // memory once.
 template <typename T>
 class Mixture {
@@ -241,7 +243,8 @@ public:
 
     // Whole experts to threads, as many as go round: a thread then reads an expert front to back, and what it computes
     // stays with it. All threads share what is left.
-    void compute(const int64_t* ids) {
+    void compute(const int64_t* ids, const float* weights) {
+        weights_ = weights;
         static thread_local Scratch memory;
         auto* shares = static_cast<Share*>(memory.take(sizeof(Share) * (m_.num_experts + pairs_ / MOST_ROWS + 1)));
         const int64_t count = divide(m_, pairs_, ids, order_, shares);
@@ -254,7 +257,7 @@ public:
     }
 
     // A token's experts are added up in the order of their numbers, whoever else is there.
-    void add_up(int64_t rows, const float* weights, const T* residual, T* y) {
+    void add_up(int64_t rows, const T* residual, T* y) {
         int32_t* places = order_ + pairs_;
         for (int64_t place = 0, next; place < pairs_; place++) {
             next = order_[place];
@@ -265,7 +268,7 @@ public:
             int32_t* mine = places + row * m_.top_k;
             std::sort(mine, mine + m_.top_k);
             for (int64_t begin = 0; begin < m_.out_features; begin += COLUMNS)
-                add_columns(row, mine, begin, std::min(COLUMNS, m_.out_features - begin), weights, residual, y);
+                add_columns(row, mine, begin, std::min(COLUMNS, m_.out_features - begin), residual, y);
         }
     }
 
@@ -279,17 +282,27 @@ private:
         T* gathered = static_cast<T*>(memory.take(sizeof(T) * rows * (in + inner + both)));
         T *gated = gathered + rows * in, *gates_and_ups = gated + rows * inner;
         for (int64_t i = 0; i < rows; i++)
-            std::copy_n(x_ + order_[share.begin + i] / m_.top_k * x_stride_, m_.in_features, gathered + i * in);
+            gather(order_[share.begin + i], gathered + i * in);
         m_.gate_up.make(share.expert, rows, gathered, both == 0 ? gated : gates_and_ups);
         for (int64_t i = 0; both != 0 && i < rows; i++) gate(m_, gates_and_ups + i * both, gated + i * inner);
         m_.down.make(share.expert, rows, gated, made_ + share.begin * m_.out_features);
     }
 
-    void add_columns(int64_t row, const int32_t* places, int64_t begin, int64_t count, const float* weights,
-                     const T* residual, T* y) const {
+    void gather(int64_t pair, T* to) const {
+        const T* from = x_ + pair / m_.top_k * x_stride_;
+        if (!m_.weighs_inputs) {
+            std::copy_n(from, m_.in_features, to);
+            return;
+        }
+        const float weight = weights_[pair];
+#pragma omp simd
+        for (int64_t i = 0; i < m_.in_features; i++) to[i] = narrow<T>(widen(from[i]) * weight);
+    }
+
+    void add_columns(int64_t row, const int32_t* places, int64_t begin, int64_t count, const T* residual, T* y) const {
         float sums[COLUMNS] = {};
         for (int64_t k = 0; k < m_.top_k; k++) {
-            const float weight = weights[order_[places[k]]];
+            const float weight = m_.weighs_inputs ? 1.0f : weights_[order_[places[k]]];
             const T* made = made_ + places[k] * m_.out_features + begin;
 #pragma omp simd
             for (int64_t i = 0; i < count; i++) sums[i] += widen(made[i]) * weight;
@@ -306,6 +319,7 @@ private:
     const int64_t x_stride_;
     int32_t* order_;
     T* made_;
+    const float* weights_ = nullptr;
 };
 
 }  // namespace
@@ -319,8 +333,8 @@ private:
                                     const int64_t* ids, const float* weights, const T* residual, T* y, int32_t* order, \
                                     T* made) {                                                                         \
         Mixture<T> mixture(*experts, rows, x, x_stride, order, made);                                                  \
-        mixture.compute(ids);                                                                                          \
-        mixture.add_up(rows, weights, residual, y);                                                                    \
+        mixture.compute(ids, weights);                                                                                 \
+        mixture.add_up(rows, residual, y);                                                                             \
     }
 
 EXPORT(float)

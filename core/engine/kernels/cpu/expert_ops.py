@@ -16,7 +16,7 @@ from engine.contracts.ops import Experts, Route
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.cpu.layer_ops import SUFFIXES
 from engine.kernels.cpu.program import NotNative, empty, run
-from engine.native import FLOAT, INT64, POINTER, NativeCall, calls
+from engine.native import FLOAT, INT32, INT64, POINTER, NativeCall, calls
 
 SCORES = ("softmax", "sigmoid", "logits")
 """As the numbers of ``Scores`` in ``expert_ops.cpp``."""
@@ -33,7 +33,7 @@ class _Choice(ctypes.Structure):
 
     _fields_ = (
         *((name, INT64) for name in ("num_experts", "top_k", "in_features")),
-        *((name, POINTER) for name in ("router", "router_bias", "correction")),
+        *((name, POINTER) for name in ("router", "router_bias", "correction", "expert_scale")),
         *((name, INT64) for name in ("scores", "renormalize", "groups", "chosen_groups", "by_two")),
         ("scale", FLOAT),
     )
@@ -53,6 +53,7 @@ class _Experts(ctypes.Structure):
         *((name, _Layers) for name in ("gate_up", "down")),
         ("activation", INT64),
         *((name, FLOAT) for name in ("limit", "alpha", "offset")),
+        ("weighs_inputs", INT32),
     )
 
 
@@ -71,10 +72,16 @@ class ChooseExperts:
     """Router and route in one pass: ``x [rows, in] -> ids`` int64 and ``weights`` float32, ``[rows, top_k]``."""
 
     def __init__(
-        self, op: Route, router: Tensor, router_bias: Tensor | None, correction: Tensor | None, dtype: torch.dtype
+        self,
+        op: Route,
+        router: Tensor,
+        router_bias: Tensor | None,
+        correction: Tensor | None,
+        dtype: torch.dtype,
+        expert_scale: Tensor | None = None,
     ) -> None:
         """Tensors are float32: ``[num_experts, in]`` and ``[num_experts]``."""
-        self._held = (router, router_bias, correction)  # pointed at
+        self._held = (router, router_bias, correction, expert_scale)  # pointed at
         self._top_k, self._room = op.top_k, 2 * op.num_experts + op.groups
         self._function = getattr(kernels(), f"choose_experts_{SUFFIXES[dtype]}")
         pointers = (native.pointer(tensor) for tensor in self._held)
@@ -107,8 +114,6 @@ class MixExperts:
         gated, inner = op.gated, op.down.in_features
         if gated.act not in native.ACTIVATIONS or (gated.act != "silu" and gated.alpha != 1.0):
             raise NotNative(f"its experts ({gated}) have no native calls")
-        if op.weighs_inputs:
-            raise NotNative("its experts read weighted inputs")
         act = gated.act if gated.is_plain else None
         between = inner if gated.is_plain else 2 * inner
         up = _Calls([linear for linear, _ in pairs], op.gate_up.in_features, between, act, dtype)
@@ -119,7 +124,7 @@ class MixExperts:
         self._experts = _Experts(
             op.num_experts, op.top_k, op.gate_up.in_features, inner, op.down.out_features, up.layers, down.layers,
             0 if act else native.ACTIVATIONS[gated.act], inf if gated.limit is None else gated.limit, gated.alpha,
-            gated.offset,
+            gated.offset, op.weighs_inputs,
         )  # fmt: skip
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, residual: Tensor | None, y: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from engine.contracts.attention_kernel import NativeAttention
-from engine.contracts.ops import Attention, Norm, Route
+from engine.contracts.ops import Attention, Norm
 from engine.kernels.cpu import expert_ops, recurrent
 from engine.kernels.cpu.expert_ops import MOST_GROUPS
 from engine.kernels.cpu.layer_ops import HeadNorm, RotateAndWrite, compiled_gate, compiled_norm
@@ -52,7 +52,7 @@ def cpu_kernels() -> tuple[Kernel, ...]:
         Kernel(gate_up, lower_gate_up, lambda lowering, what: _rms(what.norm) and what.act in ACTIVATIONS),
         Kernel(linear_add, lower_add),
         Kernel(norm_head, lower_head, lambda lowering, what: _rms(what.norm)),
-        Kernel(choose_experts, lower_choose, lambda lowering, what: _chooses(what.route)),
+        Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.groups <= MOST_GROUPS),
         Kernel(mix_experts, lower_mix),
         Kernel(delta_network, lower_delta_network, lambda lowering, what: what.conv.act == "silu"),
         *single_kernels(),
@@ -61,10 +61,6 @@ def cpu_kernels() -> tuple[Kernel, ...]:
 
 def _rms(*norms: Norm | None) -> bool:
     return all(norm is None or norm.kind == "rms" for norm in norms)
-
-
-def _chooses(route: Route) -> bool:
-    return route.groups <= MOST_GROUPS and route.expert_scale is None
 
 
 def native_norm(lowering: Lowering, op: Norm, weights: Weights) -> NormCall:
@@ -171,9 +167,9 @@ def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lo
 
 def lower_choose(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: ChooseExperts = fused.what
-    correction = what.route.correction
-    shift = None if correction is None else weights.small(correction, (what.route.num_experts,))
-    choose = expert_ops.ChooseExperts(what.route, *weights.router(what.router), shift, lowering.dtype)
+    names, shape = (what.route.correction, what.route.expert_scale), (what.route.num_experts,)
+    correction, scale = (None if name is None else weights.small(name, shape) for name in names)
+    choose = expert_ops.ChooseExperts(what.route, *weights.router(what.router), correction, lowering.dtype, scale)
     return Lowered(lambda context, x: choose(x), "compiled router and top-k", None)
 
 

@@ -32,6 +32,7 @@ class Mixture:
     gate_up: TileLoader
     down: TileLoader
     gated: Gated
+    weighs_inputs: bool = False
 
     def __call__(
         self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool,
@@ -41,7 +42,10 @@ class Mixture:
         ``x`` is normed first if there is a ``norm``.
 
         ``ids``: int64, ``shares``: float32, ``[num_tokens, top_k]``. Nothing is read on the host."""
-        if ids.numel() * 4 <= self.num_experts or x.shape[0] == 1:
+        if self.weighs_inputs:  # a row for each pair
+            assert norm is None, "a norm would undo the weights"
+            x, shares = (x[:, None] * shares[..., None]).to(x.dtype).flatten(0, 1), torch.ones_like(shares)
+        if ids.numel() * 4 <= self.num_experts or ids.shape[0] == 1:
             return self._one_by_one(x, ids, shares, residual, overwrite, norm)
         return self._sorted(x, ids, shares, residual, overwrite, norm)
 
@@ -49,12 +53,12 @@ class Mixture:
         self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool, norm: NormWeight | None
     ) -> Tensor:
         """Two launches; experts of two tokens are read twice."""
-        pairs, tokens = ids.numel(), x.shape[0]
+        pairs, tokens = ids.numel(), ids.shape[0]
         gated = torch.empty(pairs, self.size, dtype=x.dtype, device=x.device)
         tile = self._tile(self.gate_up, 1, 2 * self.size, self.in_features)
         expert_gate[(pairs, tile.programs(2 * self.size))](
             x, norm and norm.weight, None, None, ids, *_tensors(self.gate_up), gated,
-            x.stride(0), self.top_k, norm.eps if norm else 0.0,
+            x.stride(0), 1 if self.weighs_inputs else self.top_k, norm.eps if norm else 0.0,
             IN_FEATURES=self.in_features, SIZE=self.size, **self._activation(), **self._constants(self.gate_up, tile),
         )  # fmt: skip
         out = residual if overwrite and residual is not None else x.new_empty(tokens, self.out_features)
@@ -73,7 +77,7 @@ class Mixture:
         """Five launches, of few pairs; an expert is read once for each of its tiles."""
         pairs, tall = ids.numel(), self._tile_rows(x, ids)
         order, token, first, count, expert = self._tiles(ids, tall)
-        rows, tiles = x.index_select(0, token), expert.numel()
+        rows, tiles = x.index_select(0, order if self.weighs_inputs else token), expert.numel()
         gated = torch.empty(pairs, self.size, dtype=x.dtype, device=x.device)
         tile = self._tile(self.gate_up, tall, 2 * self.size, self.in_features)
         expert_gate[(tiles, tile.programs(2 * self.size))](
@@ -87,9 +91,9 @@ class Mixture:
             gated, order, first, count, expert, *_tensors(self.down), made,
             IN_FEATURES=self.size, OUT_FEATURES=self.out_features, **self._constants(self.down, tile),
         )  # fmt: skip
-        out = residual if overwrite and residual is not None else x.new_empty(x.shape[0], self.out_features)
+        out = residual if overwrite and residual is not None else x.new_empty(ids.shape[0], self.out_features)
         block = min(1024, triton.next_power_of_2(self.out_features))
-        mix_rows[(x.shape[0], triton.cdiv(self.out_features, block))](
+        mix_rows[(ids.shape[0], triton.cdiv(self.out_features, block))](
             made, shares, residual, out,
             TOP_K=self.top_k, OUT_FEATURES=self.out_features, BLOCK=block, **self.launch.options(4),
         )  # fmt: skip

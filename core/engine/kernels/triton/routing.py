@@ -57,7 +57,7 @@ def outside_groups(
 
 @triton.jit
 def route(
-    logits_ptr, correction_ptr, id_ptr, weight_ptr, row, scale,
+    logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, row, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -75,10 +75,11 @@ def route(
         scores = tl.div_rn(shifted, tl.zeros_like(shifted) + tl.sum(tl.ravel(shifted), 0))
     elif SCORES == "sigmoid":
         scores = tl.div_rn(tl.zeros_like(scores) + 1.0, 1.0 + tl.exp(-scores))
-    # Sigmoids of large logits are equal. Without a correction their order is that of the logits.
-    choice = logits if SCORES == "sigmoid" and correction_ptr is None and GROUPS == 1 else scores
+    choice = scores
+    if SCORES == "sigmoid" and GROUPS == 1:
+        choice = logits  # sigmoids of large ones are equal
     if correction_ptr is not None:
-        choice += tl.load(correction_ptr + index, mask=real, other=0.0)
+        choice = scores + tl.load(correction_ptr + index, mask=real, other=0.0)
     if GROUPS > 1:
         outside = outside_groups(choice, real, SIZE, GROUPS, CHOSEN_GROUPS, BY_TWO, BLOCK_G, BLOCK_S)
         choice = tl.where(outside, float("-inf"), choice)
@@ -97,6 +98,8 @@ def route(
     if RENORMALIZE:
         total = tl.sum(tl.where(mask, weights, 0.0), 0) + _SMALLEST_SUM
         weights = tl.div_rn(weights, tl.zeros_like(weights) + total)
+    if expert_scale_ptr is not None:
+        weights *= tl.load(expert_scale_ptr + ids)
     at = row * TOP_K + place
     tl.store(id_ptr + at, ids.to(tl.int64), mask=mask)
     tl.store(weight_ptr + at, weights * scale, mask=mask)
@@ -104,7 +107,7 @@ def route(
 
 @triton.jit
 def route_rows(
-    logits_ptr, correction_ptr, id_ptr, weight_ptr, scale,
+    logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
@@ -113,7 +116,7 @@ def route_rows(
     start_dependents(PDL)
     wait_for_input(PDL)
     route(
-        logits_ptr, correction_ptr, id_ptr, weight_ptr, tl.program_id(0).to(tl.int64), scale,
+        logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, tl.program_id(0).to(tl.int64), scale,
         NUM_EXPERTS, TOP_K, SCORES, RENORMALIZE, GROUPS, CHOSEN_GROUPS, BY_TWO, BLOCK_G, BLOCK_S, BLOCK_K,
     )  # fmt: skip
 
@@ -132,8 +135,8 @@ def load_normed(x_ptr, norm_ptr, start, rms, IN_FEATURES: tl.constexpr, BLOCK: t
 
 @triton.jit
 def choose_experts(
-    x_ptr, norm_ptr, router_ptr, bias_ptr, correction_ptr, logits_ptr, arrived_ptr, id_ptr, weight_ptr,
-    stride_x, eps, scale,
+    x_ptr, norm_ptr, router_ptr, bias_ptr, correction_ptr, expert_scale_ptr, logits_ptr, arrived_ptr,
+    id_ptr, weight_ptr, stride_x, eps, scale,
     IN_FEATURES: tl.constexpr,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr,
@@ -165,7 +168,7 @@ def choose_experts(
     tl.store(logits_ptr + row * NUM_EXPERTS + expert, logit)
     if arrive(arrived_ptr + row) == NUM_EXPERTS - 1:
         route(
-            logits_ptr, correction_ptr, id_ptr, weight_ptr, row, scale,
+            logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, row, scale,
             NUM_EXPERTS, TOP_K, SCORES, RENORMALIZE, GROUPS, CHOSEN_GROUPS, BY_TWO, BLOCK_G, BLOCK_S, BLOCK_K,
         )  # fmt: skip
         tl.store(arrived_ptr + row, 0)
@@ -173,8 +176,8 @@ def choose_experts(
 
 @dataclass(frozen=True, slots=True)
 class ExpertChoice:
-    """The router of a layer and its route. ``router [num_experts, in_features]``, ``bias`` and ``correction``
-    ``[num_experts]``: float32. ``arrived``: int32 zeros ``[MAX_ROWS]``."""
+    """The router of a layer and its route. ``router [num_experts, in_features]``, ``bias``, ``correction`` and
+    ``expert_scale [num_experts]``: float32. ``arrived``: int32 zeros ``[MAX_ROWS]``."""
 
     launch: Launch
     op: Route
@@ -182,6 +185,7 @@ class ExpertChoice:
     bias: Tensor | None
     correction: Tensor | None
     arrived: Tensor
+    expert_scale: Tensor | None = None
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x [rows, in_features]`` -> ids int64 and weights float32, ``[rows, top_k]``."""
@@ -197,8 +201,8 @@ class ExpertChoice:
         logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
         block = min(2048, triton.next_power_of_2(in_features))
         choose_experts[(experts, rows)](
-            x, norm and norm.weight, self.router, self.bias, self.correction, logits, self.arrived, ids, weights,
-            x.stride(0), norm.eps if norm else 0.0, self.op.scale,
+            x, norm and norm.weight, self.router, self.bias, self.correction, self.expert_scale, logits, self.arrived,
+            ids, weights, x.stride(0), norm.eps if norm else 0.0, self.op.scale,
             IN_FEATURES=in_features, BLOCK=block, **self._constants(), **self.launch.options(4),
         )  # fmt: skip
         return ids, weights
@@ -207,8 +211,9 @@ class ExpertChoice:
         """The same of contiguous float32 logits ``[rows, num_experts]``."""
         ids, weights = self._empty(logits)
         route_rows[(logits.shape[0],)](
-            logits, self.correction, ids, weights, self.op.scale, **self._constants(), **self.launch.options(1)
-        )
+            logits, self.correction, self.expert_scale, ids, weights, self.op.scale,
+            **self._constants(), **self.launch.options(1),
+        )  # fmt: skip
         return ids, weights
 
     def _empty(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.contracts.ops import Experts, LinearSpec, Norm, Route
+from engine.contracts.ops import Experts, LinearSpec, Norm
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.model import StepContext
 from engine.kernels.sequences import (
@@ -58,8 +58,8 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel(linear_add, lower_add),
         Kernel(norm_head, lower_head, lambda lowering, what: what.norm.kind == "rms"),
         Kernel(norm_mixture, lower_norm_mixture, _norms_and_mixes),
-        Kernel(choose_experts, lower_choose, lambda lowering, what: _chooses(what.route)),
-        Kernel(mix_experts, lower_mix, lambda lowering, what: _mixes(lowering, what.experts)),
+        Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.num_experts <= MOST_EXPERTS),
+        Kernel(mix_experts, lower_mix, lambda lowering, what: lowering.tp == 1),
     )
 
 
@@ -197,22 +197,16 @@ def lower_choose(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> 
 
 def _choice(lowering: Lowering, what: ChooseExperts, weights: Weights) -> ExpertChoice:
     op, device = what.route, lowering.device
-    correction = None if op.correction is None else weights.small(op.correction, (op.num_experts,))
+    names, shape = (op.correction, op.expert_scale), (op.num_experts,)
+    correction, scale = (None if name is None else weights.small(name, shape) for name in names)
     arrived = torch.zeros(MAX_ROWS, dtype=torch.int32, device=device)
-    return ExpertChoice(Launch.on(device), op, *weights.router(what.router), correction, arrived)
-
-
-def _chooses(route: Route) -> bool:
-    return route.num_experts <= MOST_EXPERTS and route.expert_scale is None
-
-
-def _mixes(lowering: Lowering, op: Experts) -> bool:
-    return lowering.tp == 1 and not op.weighs_inputs
+    return ExpertChoice(Launch.on(device), op, *weights.router(what.router), correction, arrived, scale)
 
 
 def _norms_and_mixes(lowering: Lowering, what: NormMixture) -> bool:
-    plain = what.norm.kind == "rms" and not what.norm.by_head
-    return plain and _chooses(what.choose.route) and _mixes(lowering, what.experts)
+    # Weights multiply what is normed: experts that read weighted inputs cannot norm them.
+    few = what.choose.route.num_experts <= MOST_EXPERTS and not what.experts.weighs_inputs
+    return few and what.norm.kind == "rms" and not what.norm.by_head and lowering.tp == 1
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -249,7 +243,7 @@ def _mixture(lowering: Lowering, op: Experts, weights: Weights) -> tuple[Mixture
         raise ValueError(f"experts of {gate_up.label}: no tile loader, which execution={'{compile,graphs}'} needs")
     mixture = Mixture(
         Launch.on(lowering.device), op.num_experts, op.top_k, op.gate_up.in_features, op.down.in_features,
-        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated,
+        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated, op.weighs_inputs,
     )  # fmt: skip
     pairs = "Triton kernels: gate, mix; many pairs sorted by expert"
     return mixture, f"{op.num_experts} experts, {op.top_k} a token: {pairs} ({gate_up.label})"
