@@ -20,7 +20,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.graph import Graph
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import DeviceFacts, ModelFacts
-from engine.contracts.ops import Experts, Linear
+from engine.contracts.ops import Experts, HeadLinear, Linear
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, Quantizer
 from engine.kernels.backends import rotations
@@ -66,6 +66,8 @@ def _shapes(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     for node in graph.nodes:
         if isinstance(node.op, Linear) and node.op.tied:
             continue
+        if isinstance(node.op, HeadLinear):
+            yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
         for spec in linears_of(node.op):
             for part in spec.parts:
                 yield f"{part.name}.weight", (part.out_features, spec.in_features)
