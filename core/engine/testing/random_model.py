@@ -17,7 +17,7 @@ from engine.assembly.model_config import read_config
 from engine.checkpoint.tensors import Checkpoint, TensorEntry
 from engine.contracts.architecture import Architecture
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
-from engine.contracts.graph import Graph
+from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.ops import Experts, HeadLinear, Linear
@@ -154,6 +154,7 @@ def random_model(
     kv_bytes = rows * sum(
         (1 if spec.value_dim else 2) * spec.num_kv_heads * spec.head_dim * min(tokens, spec.reach.tokens or tokens)
         for spec in graph.caches
+        if isinstance(spec, KVSpec)
     )
     return RandomModel(
         known, model, kv, batch, prepared_of(kernel, batch.attention), weight_bytes, kv_bytes * kv.layers[0].k.itemsize
@@ -161,9 +162,11 @@ def random_model(
 
 
 def _fill(kv: KVCache, dtype: torch.dtype, device: str) -> None:
-    """Random keys and values everywhere."""
+    """Random keys and values everywhere; states of recurrent layers are zeros."""
     generator = torch.Generator(device).manual_seed(1)
     for cache, spec in enumerate(kv.groups.caches):
+        if not isinstance(spec, KVSpec):
+            continue
         slots = torch.arange(kv.num_blocks[0] * BLOCK, device=device)
         shape = (2, len(slots), spec.num_kv_heads, spec.head_dim)
         k, v = torch.randn(shape, generator=generator, dtype=dtype, device=device)
