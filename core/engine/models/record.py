@@ -10,11 +10,13 @@ from pathlib import Path
 
 from engine.border.calls import broken
 from engine.border.values import problems
+from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.headers import has_weights, read_headers
+from engine.checkpoint.limits import MAX_TENSORS
 from engine.contracts.architecture import Architecture
 from engine.contracts.graph import Builder, Graph, Node
 from engine.contracts.model import ModelConfig, ModelFacts
-from engine.contracts.ops import Attention, DeltaRule, Embed, KVWrite, Linear, PositionScale, Rope, ShortConv
+from engine.contracts.ops import Attention, DeltaRule, Embed, Experts, KVWrite, Linear, PositionScale, Rope, ShortConv
 
 OF_POSITIONS = (Rope, KVWrite, Attention, PositionScale, ShortConv, DeltaRule)
 """Ops that need to know where tokens are: known in layers alone."""
@@ -27,6 +29,9 @@ def recorded(architecture: Architecture, model: ModelConfig) -> Graph:
     builder = Builder(cache(lambda: _stored(model.path)))
     architecture.describe(model, builder)
     graph = builder.graph()
+    count = sum(node.op.num_experts for node in graph.nodes if isinstance(node.op, Experts))
+    if count > MAX_TENSORS:
+        raise CheckpointError(f"{count} experts in {len(graph.layers)} layers: expected at most {MAX_TENSORS} tensors")
     found = chain(problems(graph, Graph, "graph"), _not_whole(graph))
     if wrong := next(found, ""):
         raise broken(architecture, "describe", f"recorded a graph that is no whole model: {wrong}")

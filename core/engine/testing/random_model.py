@@ -20,7 +20,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import DeviceFacts, ModelFacts
-from engine.contracts.ops import Experts, Linear
+from engine.contracts.ops import Experts, HeadLinear, Linear
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import PackedLinear, Quantizer
 from engine.kernels.backends import rotations
@@ -69,6 +69,8 @@ def _shapes(graph: Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
     for node in graph.nodes:
         if isinstance(node.op, Linear) and node.op.tied:
             continue
+        if isinstance(node.op, HeadLinear):
+            yield f"{node.op.name}.weight", (node.op.num_heads * node.op.rows, node.op.features)
         for spec in linears_of(node.op):
             for part in spec.parts:
                 yield f"{part.name}.weight", (part.out_features, spec.in_features)
@@ -163,10 +165,11 @@ def random_model(
 
 
 def _fill(kv: KVCache, dtype: torch.dtype, device: str) -> None:
-    """Random keys and values everywhere."""
+    """Random keys and values everywhere; states of recurrent layers are zeros."""
     generator = torch.Generator(device).manual_seed(1)
     for cache, spec in enumerate(kv.groups.caches):
-        assert isinstance(spec, KVSpec), "no recurrent layers"
+        if not isinstance(spec, KVSpec):
+            continue
         slots = torch.arange(kv.num_blocks[0] * BLOCK, device=device)
         shape = (2, len(slots), spec.num_kv_heads, spec.head_dim)
         k, v = torch.randn(shape, generator=generator, dtype=dtype, device=device)
