@@ -1,8 +1,8 @@
 """A smaller model drafts, the target verifies (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318).
 
 Any model that the target's architecture plugin describes will do if it reads and writes the same tokens. Its keys and
-values are further layers in the target's blocks, so a prefix hit, a preemption or a rollback of the target is one of the
-draft model, too.
+values are further layers in the target's blocks, so a prefix hit, a preemption or a rollback of the target is one of
+the draft model, too.
 """
 
 from __future__ import annotations
