@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -27,6 +27,7 @@ from engine.startup.memory.fit import MemoryPlan, plan_memory, size_pool
 from engine.startup.memory.report import describe_ledger, describe_start, size
 from tests.kernels import tiny
 from tests.native import needs_compiler
+from tests.plugins.architecture.test_recurrent_families import DENSE, TestQwenNext
 from tests.plugins.quantizer.checkpoint.mixtures import write_mixture
 from tests.plugins.quantizer.checkpoint.writers import CASES
 
@@ -204,6 +205,22 @@ def test_a_quantized_checkpoint_gets_no_hint_of_another_quantizer(heavy: Path) -
     with pytest.raises(DoesNotFit) as refusal:
         plan_memory(quantized, bind(plan), free=free)
     assert list(hints(str(refusal.value))) == ["memory.fraction", "model.max_len"]
+
+
+class LongTexts(TestQwenNext):
+    __test__ = False
+    variants: ClassVar = {"long": DENSE | {"max_position_embeddings": 100_000}}
+
+
+def test_where_layers_keep_states_fewer_rows_are_a_hint() -> None:
+    base = ("scheduler.max_requests=256", "scheduler.token_budget=128")
+    with LongTexts().checkpoint("long") as (model, _, _):
+        folder = Path(model.path)
+        fewer = planned(plan_of(folder, *base[1:], "scheduler.max_requests=128"))
+        free = int(fewer.estimate.smallest / 0.9) + 4096
+        found = hints(refused(plan_of(folder, *base), free))["scheduler.max_requests"]
+        planned(plan_of(folder, *base, *found), free)  # raises if it does not fit
+        assert int(found[0].partition("=")[2]) >= 128
 
 
 def test_a_refusal_says_what_each_part_takes_and_what_is_missing(heavy: Path) -> None:

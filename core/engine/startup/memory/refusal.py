@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -69,6 +70,8 @@ def _hints(plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budge
     key, now = _length_key(plan), plan.settings.memory.kv_tokens or plan.max_len
     if tokens := _tokens_within(estimate, budget.usable):
         yield f"{key}={tokens}", f"instead of {now}: the KV pool shrinks with it"
+    if rows := _rows_within(estimate, budget.usable):
+        yield f"scheduler.max_requests={rows}", "recurrent layers keep a state for each row"
     quantizer = _quantizer_hint(plan, bound, estimate, budget)
     if quantizer is not None:
         yield quantizer
@@ -101,6 +104,19 @@ def _quantizer_hint(
 
 def _length_key(plan: EnginePlan) -> str:
     return "model.max_len" if plan.settings.memory.kv_tokens is None else "memory.kv_tokens"
+
+
+def _rows_within(estimate: MemoryEstimate, usable: int) -> int:
+    """Most rows whose states fit, all else as it is; 0 if none do, or if there are no states."""
+    pool = estimate.pool
+    if all(reach.kind != "state" for reach in pool.reaches):
+        return 0
+
+    def taken(rows: int) -> int:
+        tables = estimate.tables * (rows + 1) // (pool.max_requests + 1)  # one row more is nobody's
+        return replace(estimate, tables=tables, pool=replace(pool, max_requests=rows)).smallest
+
+    return next((rows for rows in range(pool.max_requests - 1, 0, -1) if taken(rows) <= usable), 0)
 
 
 def _tokens_within(estimate: MemoryEstimate, usable: int) -> int:
