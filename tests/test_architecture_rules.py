@@ -45,11 +45,12 @@ MAY_IMPORT = {
         "assembly",
         "contracts",
     },
-    "serving": {"serving", "border", "checkpoint", "startup", "loop", "assembly", "contracts"},
+    "service": {"service", "border", "checkpoint", "startup", "loop", "assembly", "contracts"},
+    "http": {"http", "service", "border", "startup", "loop", "assembly", "contracts"},
     "evaluation": {
         "evaluation",
         "checkpoint",
-        "serving",
+        "service",
         "startup",
         "loop",
         "kv",
@@ -58,15 +59,18 @@ MAY_IMPORT = {
         "assembly",
         "contracts",
     },
-    "cli": {"cli", "testing", "serving", "evaluation", "assembly", "contracts"},
+    "cli": {"cli", "testing", "http", "service", "evaluation", "assembly", "contracts"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
 
 SHOWS_PLUGINS = ("cli/", "testing/")
 """Whose help shows what one may choose; whose suites run whole engines."""
 HYDRA_ONLY_IN = "assembly/compose/"
+AIOHTTP_ONLY_IN = "http/"
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
-TORCH_FREE = ("border", "checkpoint", "contracts", "native", "models", "assembly", "cli", "serving", "loop", "kv")
+TORCH_FREE = (
+    "border", "checkpoint", "contracts", "native", "models", "assembly", "cli", "http", "service", "loop", "kv",
+)  # fmt: skip
 WITH_TENSORS = ("checkpoint/tensors.py", "kv/cache.py")
 
 
@@ -159,13 +163,15 @@ def test_templates_import_only_what_the_guide_publishes():
     assert wrong == [] and len(sources(TEMPLATES)) > 20
 
 
-def test_hydra_and_pluggy_stay_in_their_place():
+def test_hydra_pluggy_and_aiohttp_stay_in_their_place():
     wrong = []
     for file in sources(CORE):
         where = relative(file)
         for name in imports(parsed(file)):
             library = name.split(".")[0]
             if library in ("hydra", "omegaconf") and not where.startswith(HYDRA_ONLY_IN):
+                wrong.append(f"{where}: {name}")
+            if library == "aiohttp" and not where.startswith(AIOHTTP_ONLY_IN):
                 wrong.append(f"{where}: {name}")
             if library == "pluggy" and where not in PLUGGY_ONLY_IN:
                 wrong.append(f"{where}: {name}")
@@ -180,8 +186,8 @@ def test_hydra_is_imported_only_when_something_is_composed():
 
 def test_torch_is_not_imported_by_the_front_of_the_house():
     files = [f for package in TORCH_FREE for f in sources(CORE / package) if relative(f) not in WITH_TENSORS]
-    imported_by_serving = ("output.py", "process.py", "memory/report.py")
-    files += [CORE / "startup" / name for name in imported_by_serving]
+    imported_by_the_front = ("output.py", "process.py", "memory/report.py")
+    files += [CORE / "startup" / name for name in imported_by_the_front]
     files += [PLUGINS / "registry.py", *PLUGINS.glob("*/config.py"), *sources(PLUGINS / "command" / "bench")]
     files += [*PLUGINS.glob("command/*/command.py"), *sources(PLUGINS / "architecture")]
     wrong = [
@@ -252,7 +258,7 @@ A_ROTATION = re.compile(r"\b_?llama3\b")
 MAY_NAME_FAMILIES = {
     # published models that each limit is beyond
     "checkpoint/limits.py": {"deepseek", "gemma", "granite", "llama", "qwen"},
-    "serving/tokenizer_file.py": {"gemma"},
+    "service/tokenizer_file.py": {"gemma"},
 }
 
 
@@ -354,9 +360,9 @@ def test_nothing_is_pickled_or_evaluated(folder):
 
 WALL_CLOCK = {
     "core/engine/native/library_cache.py",  # ages of files
-    "core/engine/serving/chat_template.py",  # the date, for templates
-    "core/engine/serving/preparing.py",  # "created"
-    "core/engine/serving/state.py",  # "created"
+    "core/engine/service/chat_template.py",  # the date, for templates
+    "core/engine/http/preparing.py",  # "created"
+    "core/engine/http/state.py",  # "created"
     "plugins/engine_plugins/quantizer/disk_cache.py",  # ages of files
 }
 """What asks for the time of day, and what for. Whatever takes its time is measured by a clock that never jumps."""

@@ -9,14 +9,14 @@ __version__ = "0.1.0"
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
 
 if TYPE_CHECKING:
-    from engine.serving.offline import LLM
+    from engine.service.offline import LLM
 
 __all__ = ["LLM", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from engine.serving.offline import LLM
+        from engine.service.offline import LLM
 
         return LLM
     raise AttributeError(f"module 'engine' has no attribute {name!r}")

@@ -18,22 +18,13 @@ from engine.assembly.values import class_path
 from engine.border.calls import named
 from engine.contracts import API_SLOTS
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.serving.server import Server
+from engine.http.server import Server
 from engine.startup.build import build_engine
 from engine.startup.child import failure
 
+from ..http.fakes import Running, chat
 from ..kernels import tiny
-from ..serving.fakes import (
-    HELLO,
-    DirectRouter,
-    MemoryExporter,
-    Running,
-    ScriptedClient,
-    chat,
-    in_loop,
-    make_plan,
-    make_tokenizer,
-)
+from ..service.fakes import HELLO, DirectRouter, MemoryExporter, ScriptedClient, in_loop, make_plan, make_tokenizer
 from .misbehaving import PLUGINS
 
 ORIGIN = "engine-bad 0.3.0"

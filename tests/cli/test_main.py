@@ -150,7 +150,7 @@ def test_check_prints_the_table(model, capsys):
 
 
 def test_serve_hands_the_resolved_plan_to_the_server(model, monkeypatch, capsys):
-    import engine.serving.server as server
+    import engine.http.server as server
 
     served: list[EnginePlan] = []
     monkeypatch.setattr(server, "serve", lambda plan: served.append(plan) or 0)

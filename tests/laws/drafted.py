@@ -15,7 +15,7 @@ from engine.assembly.assemble import assemble
 from engine.contracts.model import ModelFacts
 from engine.contracts.request import EngineRequest, SamplingParams, Timings, TokenLogprobs
 from engine.loop.core import EngineCore
-from engine.serving.tokenizer import Tokenizer
+from engine.service.tokenizer import Tokenizer
 from engine.startup.build import build_engine
 from tests.families import model_facts
 

@@ -17,9 +17,9 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.plan import EnginePlan
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
+from engine.http import server
 from engine.loop.client import EngineDead, EngineRefused, OutputStream
 from engine.loop.messages import Heartbeat, Progress
-from engine.serving import server
 from engine.startup import process
 from engine.startup.inprocess import InprocessEngineClient
 from engine.startup.process import ProcessEngineClient

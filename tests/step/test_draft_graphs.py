@@ -21,7 +21,7 @@ from engine.drafting.behind import Drafts
 from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draft_counts
 from engine.kernels.transfer import Arriving, refill
 from engine.loop.messages import Progress
-from engine.serving.tokenizer import Tokenizer
+from engine.service.tokenizer import Tokenizer
 from engine.startup.build import capture_graphs, describe_drafting, drafts_of
 from engine.startup.memory.budget import DoesNotFit
 from engine.step import graphs

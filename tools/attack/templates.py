@@ -32,8 +32,8 @@ from typing import Any
 import aiohttp
 
 from engine.assembly.model_config import bundled_dir
-from engine.serving.chat_template import ChatTemplate, TemplateFailed, TemplateSource
-from engine.serving.template_worker import MEMORY_MB, TemplateWorker
+from engine.service.chat_template import ChatTemplate, TemplateFailed, TemplateSource
+from engine.service.template_worker import MEMORY_MB, TemplateWorker
 
 CONVERSATION = [{"role": "user", "content": "hi"}]
 MAX_CPU_S = 3.0

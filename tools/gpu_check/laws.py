@@ -10,7 +10,7 @@ import itertools
 import traceback
 from dataclasses import dataclass, field
 
-from engine.serving.tokenizer import Tokenizer
+from engine.service.tokenizer import Tokenizer
 from gpu_check.engine_run import EngineRun, Tokens
 from gpu_check.section import Context, Row
 

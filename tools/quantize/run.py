@@ -31,7 +31,7 @@ from engine.kernels.model import LoweredModel
 from engine.models.fused_experts import fused_tensors
 from engine.models.record import recorded
 from engine.models.required_tensors import norm_tensors
-from engine.serving.tokenizer import Tokenizer
+from engine.service.tokenizer import Tokenizer
 
 HEAD_BITS = 8
 UNPACKED = ("smoothquant", "fp8")

@@ -24,7 +24,7 @@ from tools.train_drafter.train import MAKERS, train
 from engine.assembly.errors import AssemblyError
 from engine.checkpoint.tensors import CheckpointError
 from engine.evaluation.flags import at_least
-from engine.serving.tokenizer import TokenizerError
+from engine.service.tokenizer import TokenizerError
 
 
 def main(words: Sequence[str] | None = None) -> int:

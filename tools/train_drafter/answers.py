@@ -19,8 +19,8 @@ from typing import Any
 
 from tools.train_drafter.target import Target
 
-from engine.serving.offline import LLM
-from engine.serving.tokenizer import Tokenizer
+from engine.service.offline import LLM
+from engine.service.tokenizer import Tokenizer
 
 AT_ONCE = 256
 """Prompts between two writes."""

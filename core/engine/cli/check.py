@@ -27,7 +27,7 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     configured = configure(overrides_of(flags, overrides), flags.config_dir)
     report_failures(configured.discovered.failures)
     plan = plan_for(configured)
-    from engine.serving.trial import check_files, try_plan
+    from engine.service.trial import check_files, try_plan
 
     check_files(plan)
     if flags.json:

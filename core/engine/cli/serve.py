@@ -29,14 +29,14 @@ def overrides_of(flags: argparse.Namespace, overrides: list[str]) -> list[str]:
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     from engine.assembly.assemble import configure, plan_for
     from engine.assembly.describe import describe
-    from engine.serving.logs import keep_output
+    from engine.service.logs import keep_output
 
     keep_output()
     configured = configure(overrides_of(flags, overrides), flags.config_dir)
     report_failures(configured.discovered.failures)
     plan = plan_for(configured, download=True)
     print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), flush=True)
-    from engine.serving.server import serve
+    from engine.http.server import serve
 
     return serve(plan)
 

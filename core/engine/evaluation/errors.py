@@ -30,7 +30,7 @@ def explained() -> Iterator[None]:
     import torch  # first needed when a plan is built
 
     from engine.checkpoint.tensors import CheckpointError
-    from engine.serving.offline import GenerationFailed
+    from engine.service.offline import GenerationFailed
 
     try:
         yield

@@ -21,7 +21,7 @@ from engine.evaluation.plans import Contestant, check_vocabulary, contestants, r
 from engine.evaluation.progress import progress
 from engine.evaluation.report import Report, Row, failures, render
 from engine.loop.environment import with_defaults
-from engine.serving.tokenizer import TokenizerError
+from engine.service.tokenizer import TokenizerError
 
 OK, FAILED, USAGE = 0, 1, 2
 

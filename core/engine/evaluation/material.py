@@ -13,7 +13,7 @@ from engine.evaluation.errors import EvalError
 from engine.evaluation.options import EvalOptions
 from engine.evaluation.questions import Question, check_questions, read_questions, recall_questions
 from engine.evaluation.windows import Encode, Window, limited, read_prompts, read_text
-from engine.serving.tokenizer import Tokenizer
+from engine.service.tokenizer import Tokenizer
 
 HELD_OUT = "heldout.txt"
 """Beside the bundled model: text it was not trained on."""
@@ -35,7 +35,7 @@ def read_material(options: EvalOptions, reference: EnginePlan, plans: Sequence[E
 
     Raises :class:`EvalError` for unusable files, windows and questions longer than a plan allows, plans that cut the
     text into other tokens than the reference does, and tokens that a model does not have;
-    :class:`~engine.serving.tokenizer.TokenizerError` for a model without a tokenizer.
+    :class:`~engine.service.tokenizer.TokenizerError` for a model without a tokenizer.
     """
     options, questions, match = _with_suite(options, plans[0])
     windows: list[Window] = []

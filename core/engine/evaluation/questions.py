@@ -11,9 +11,9 @@ from typing import Any
 from engine.evaluation.errors import EvalError
 from engine.evaluation.plans import Contestant
 from engine.evaluation.windows import json_lines
-from engine.serving.chat_template import TemplateFailed
-from engine.serving.offline import LLM
-from engine.serving.tokenizer import Tokenizer
+from engine.service.chat_template import TemplateFailed
+from engine.service.offline import LLM
+from engine.service.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 
 from engine.contracts.request import SamplingParams, TokenLogprobs
 from engine.contracts.router import Answer, ApiRequest, ToEngine
-from engine.serving.protocol import ChatRequest, CompletionRequest
+from engine.service.protocol import ChatRequest, CompletionRequest
 from engine.testing.context import build_context
 from engine.testing.router import ALIVE, ANSWER, REQUEST, RouterConformance
 from engine_plugins.router.config import ResponseCacheConfig

@@ -19,7 +19,7 @@ from engine.evaluation.drafting.worker import Run
 from engine.evaluation.errors import EvalError, EvalFailed, complain
 from engine.evaluation.output import check_writable, write_json
 from engine.evaluation.progress import progress
-from engine.serving.tokenizer import TokenizerError
+from engine.service.tokenizer import TokenizerError
 
 OK, FAILED, USAGE = 0, 1, 2
 

@@ -11,8 +11,8 @@ from engine.evaluation.drafting.plans import Setting
 from engine.evaluation.errors import EvalError
 from engine.evaluation.questions import messages_of
 from engine.evaluation.windows import json_lines, read_lines
-from engine.serving.chat_template import TemplateFailed
-from engine.serving.tokenizer import Tokenizer
+from engine.service.chat_template import TemplateFailed
+from engine.service.tokenizer import Tokenizer
 
 KEYS = ("question", "messages", "prompt")
 
@@ -40,7 +40,7 @@ def read_prompts(path: str, setting: Setting, batches: Sequence[int]) -> list[Pr
 
     Raises :class:`EvalError` for lines that are none of these, a model without a chat template where one is needed,
     prompts that leave no room for an answer, and fewer prompts than the largest batch;
-    :class:`~engine.serving.tokenizer.TokenizerError` for a model without a tokenizer.
+    :class:`~engine.service.tokenizer.TokenizerError` for a model without a tokenizer.
     """
     lines = _json(path) if Path(path).suffix == ".jsonl" else _plain(path)
     if len(lines) < max(batches):

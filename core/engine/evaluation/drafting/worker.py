@@ -22,7 +22,7 @@ from engine.contracts.events import StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.evaluation.errors import EvalError, EvalFailed, explained
 from engine.loop.messages import StepOutputs
-from engine.serving.offline import LLM
+from engine.service.offline import LLM
 
 DUMP_SIGNAL = signal.SIGUSR1
 """For one that seems to hang."""

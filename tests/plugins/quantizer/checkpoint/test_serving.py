@@ -22,7 +22,7 @@ from tests.plugins.quantizer.checkpoint.writers import PROJECTIONS, Case, ct_fp8
 from engine.assembly.errors import AssemblyError
 from engine.assembly.model_config import bundled_dir
 from engine.checkpoint.tensors import CheckpointError
-from engine.serving.offline import LLM
+from engine.service.offline import LLM
 
 SMALL = ("device=cpu", "model.max_len=64", "scheduler.max_requests=2", "exporter=[]", "overlap=false")
 QUESTION = {"messages": [{"role": "user", "content": "What does json.dumps do?"}], "temperature": 0, "max_tokens": 24}

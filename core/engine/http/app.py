@@ -1,0 +1,90 @@
+"""The HTTP application, and the process that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import aiohttp
+from aiohttp import web
+
+from engine.assembly.plan import EnginePlan
+from engine.contracts.exporter import Exporter
+from engine.contracts.router import Router
+from engine.http import middleware
+from engine.http.bodies import Bodies
+from engine.http.routes.chat import chat_completions
+from engine.http.routes.completions import completions
+from engine.http.routes.detokenize import detokenize
+from engine.http.routes.health import health
+from engine.http.routes.latency import latency
+from engine.http.routes.metrics import metrics
+from engine.http.routes.models import list_models, one_model
+from engine.http.routes.plan import plan as plan_route
+from engine.http.routes.ready import ready
+from engine.http.routes.stats import stats
+from engine.http.routes.tokenize import tokenize
+from engine.http.state import STATE, LatencyRecorder, ServerState, fingerprint
+from engine.loop.client import EngineClient
+from engine.service.admission import Admission
+from engine.service.bus import EventBus
+from engine.service.latency import RollingLatency
+from engine.service.tokenizer import Tokenizer
+
+
+def build_app(
+    plan: EnginePlan,
+    client: EngineClient,
+    router: Router,
+    exporters: Sequence[Exporter],
+    tokenizer: Tokenizer,
+) -> web.Application:
+    """The application over an engine that somebody else starts. Call inside a running event loop."""
+    settings = plan.settings.server
+    recorded = RollingLatency()
+    bus = EventBus([*exporters, LatencyRecorder(recorded)])
+    state = ServerState(
+        plan=plan,
+        client=client,
+        router=router,
+        exporters=tuple(exporters),
+        tokenizer=tokenizer,
+        admission=Admission(settings.max_queue),
+        bodies=Bodies(settings.max_body_bytes),
+        bus=bus,
+        latency=recorded,
+        fingerprint=fingerprint(plan),
+    )
+    tokenizer.most_tokens = max(tokenizer.most_tokens, plan.max_len)
+    client.on_events(bus.publish)
+    app = web.Application(middlewares=[middleware.account, middleware.authorise])
+    app[STATE] = state
+    app.on_response_prepare.append(middleware.stamp)
+    app.cleanup_ctx.append(_resources)
+    _add_routes(app.router)
+    return app
+
+
+def _add_routes(router: web.UrlDispatcher) -> None:
+    router.add_post("/v1/chat/completions", chat_completions)
+    router.add_post("/v1/completions", completions)
+    router.add_get("/v1/models", list_models)
+    router.add_get("/v1/models/{model:.+}", one_model)
+    router.add_post("/tokenize", tokenize)
+    router.add_post("/detokenize", detokenize)
+    router.add_get("/health", health)
+    router.add_get("/ready", ready)
+    router.add_get("/metrics", metrics)
+    router.add_get("/engine/plan", plan_route)
+    router.add_get("/engine/latency", latency)
+    router.add_get("/engine/stats", stats)
+
+
+async def _resources(app: web.Application) -> AsyncIterator[None]:
+    state = app[STATE]
+    state.session = aiohttp.ClientSession(auto_decompress=False)
+    yield
+    await state.session.close()
+    state.tokenizer.close()
+    state.body_parser.close()
+    await asyncio.to_thread(state.bus.close)

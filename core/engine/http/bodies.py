@@ -1,0 +1,137 @@
+"""Reading requests and writing JSON, with this server's limits instead of aiohttp's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from aiohttp import StreamReader, web
+
+from engine.service.addresses import network_of
+from engine.service.errors import ApiError
+
+BODY_S = 30.0
+SMALL_BYTES = 64 * 1024
+"""The beginning of every body, which is not counted: large bodies never keep small ones out."""
+LARGEST_AT_ONCE = 8
+"""The bytes of all bodies together are limited to so many of the largest allowed; those of one address to half."""
+
+
+class Body:
+    """A request body that was read, counted until it is released."""
+
+    __slots__ = ("_bodies", "client", "counted", "data")
+
+    def __init__(self, bodies: Bodies, client: str) -> None:
+        self._bodies = bodies
+        self.client = client
+        self.counted = 0
+        self.data = b""
+
+    def count(self, size: int) -> None:
+        """It has ``size`` bytes so far. Raises :class:`ApiError` 429 when all bodies together have too many, or those
+        of this client."""
+        more = max(0, size - SMALL_BYTES) - self.counted
+        self._bodies.take(self.client, more)
+        self.counted += more
+
+    def forget(self) -> None:
+        """It was parsed; what was made of it still counts."""
+        self.data = b""
+
+    def release(self) -> None:
+        """Nothing of it is needed any more."""
+        self._bodies.take(self.client, -self.counted)
+        self.counted, self.data = 0, b""
+
+
+class Bodies:
+    """Reads bodies of at most ``limit`` bytes each."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.taken = 0
+        """Bytes of all bodies that are being read or were not released yet."""
+        self._taken_by: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def read(self, request: web.Request) -> AsyncIterator[Body]:
+        """The whole body, released at the end at the latest. Raises :class:`ApiError` 408, 413, 415 or 429."""
+        self._check_head(request)
+        body = Body(self, network_of(request.remote or ""))
+        try:
+            await self._fill(body, request.content)
+            yield body
+        finally:
+            body.release()
+
+    def take(self, client: str, size: int) -> None:
+        most = LARGEST_AT_ONCE * self._limit
+        if size > 0 and (self.taken + size > most or self._taken_by[client] + size > most // 2):
+            raise ApiError(429, "The server is reading too many large requests.", code="bodies_full", retry_after_s=1)
+        self.taken += size
+        self._taken_by[client] += size
+        if not self._taken_by[client]:
+            del self._taken_by[client]
+
+    def _check_head(self, request: web.Request) -> None:
+        encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise ApiError(
+                415, "Content-Encoding is not supported; send the body as it is.", code="unsupported_encoding"
+            )
+        if "Origin" in request.headers and request.content_type != "application/json":
+            # What a web page can send without asking this server first must not reach it.
+            raise ApiError(415, "Content-Type must be application/json.", code="unsupported_media_type")
+        if (request.content_length or 0) > self._limit:
+            raise self._too_large()
+
+    async def _fill(self, body: Body, content: StreamReader) -> None:
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for part in content.iter_any():
+                    size += len(part)
+                    if size > self._limit:
+                        raise self._too_large()
+                    body.count(size)
+                    parts.append(part)
+        except TimeoutError:
+            raise ApiError(408, f"The body did not arrive within {BODY_S:.0f} s.", code="body_timeout") from None
+        body.data = b"".join(parts)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"The body is larger than {self._limit} bytes (server.max_body_bytes).", code="request_too_large"
+        )
+
+
+def json_response(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def error_response(error: ApiError) -> web.Response:
+    return web.Response(
+        body=error.body(), status=error.status, headers=error.headers(), content_type="application/json"
+    )
+
+
+def http_error_response(error: web.HTTPException, method: str) -> web.Response:
+    """What aiohttp refuses by itself, as this server's errors look."""
+    if error.status == 404:
+        shown = ApiError(404, "There is no such path on this server.", code="not_found")
+    elif error.status == 405:
+        shown = ApiError(405, f"This path does not take {method[:16]}.", code="method_not_allowed")
+    elif error.status == 417:
+        shown = ApiError(417, "The only Expect header supported is 100-continue.", code="expectation_failed")
+    else:
+        shown = ApiError(error.status, error.reason or "The request failed.", code="http_error")
+    response = error_response(shown)
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response

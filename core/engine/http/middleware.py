@@ -1,0 +1,158 @@
+"""Around every handler: who may call it, what an error looks like, one log line."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import structlog
+from aiohttp import web
+
+from engine.contracts.events import RejectedEvent
+from engine.http.bodies import error_response, http_error_response
+from engine.http.compression import compressed
+from engine.http.connections import Connection
+from engine.http.state import STATE
+from engine.service.errors import ApiError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+OPEN_ROUTES = frozenset({"/health", "/ready"})
+"""Served without a key."""
+PROBES = OPEN_ROUTES | {"/metrics"}
+GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+_SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9.\-]+))(?::[0-9]{1,5})?")
+log = structlog.get_logger("engine.access")
+
+
+@web.middleware
+async def account(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Gives the request an id, turns every error into JSON, writes one log line without any content."""
+    begun = time.monotonic()
+    request[REQUEST_ID] = echoed_id(request.headers.get("X-Request-Id", ""))
+    status = 499
+    try:
+        with cast(Connection, request.protocol).answering():
+            response = await compressed(request, await _answered(request, handler))
+        status = response.status
+        return response
+    finally:
+        # Probes come every second or so; they are no news.
+        (log.debug if _route(request) in PROBES else log.info)(
+            "request",
+            method=request.method[:16],
+            route=_route(request) or "unmatched",
+            status=status,
+            ms=round((time.monotonic() - begun) * 1e3, 1),
+            request_id=request[REQUEST_ID],
+        )
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        if _route(request) in GENERATION_ROUTES and _is_refusal(error):
+            event = RejectedEvent(time.monotonic(), error.status, error.code or "invalid_request")
+            request.app[STATE].bus.publish((event,))
+        return error_response(error)
+    except web.HTTPException as error:
+        return http_error_response(error, request.method)
+    except ConnectionError:
+        raise  # the client is gone; there is nobody to tell
+    except Exception as error:
+        # The last resort: the fault is logged by type and place, the client learns nothing internal.
+        log.error("handler failed", error=type(error).__name__, at=_place(error), request_id=request[REQUEST_ID])
+        return error_response(ApiError(500, "The server failed on this request.", code="internal_error"))
+
+
+@web.middleware
+async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Decides on the matched route, never on a URL that the client could dress up."""
+    settings = request.app[STATE].settings
+    if settings.api_key is None:
+        if _is_loopback(settings.host) and not _is_local_name(request.headers.get("Host", "")):
+            # A web page can make its own host name point here, but it cannot forge the Host header.
+            raise ApiError(403, "This server answers to local names only (server.host).", code="foreign_host")
+    elif _route(request) not in OPEN_ROUTES and not has_key(
+        request.headers.getall("Authorization", []), settings.api_key
+    ):
+        raise ApiError(401, "Wrong or missing API key; send 'Authorization: Bearer <key>'.", code="invalid_api_key")
+    return await handler(request)
+
+
+async def stamp(request: web.Request, response: web.StreamResponse) -> None:
+    """Puts the request id on every response, streams included; a draining server keeps no connection."""
+    if REQUEST_ID in request:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]
+    if request.app[STATE].admission.draining:
+        response.force_close()
+        # aiohttp has written the header fields already: without this one a client would use the connection again.
+        response.headers["Connection"] = "close"
+
+
+def echoed_id(sent: str) -> str:
+    """The client's own id without anything that could confuse a log, or a new one. It identifies nothing here."""
+    return _SAFE_ID.sub("", sent)[:128] or uuid.uuid4().hex
+
+
+def has_key(authorizations: list[str], key: str) -> bool:
+    """Exactly one ``Authorization: Bearer <key>``, compared in constant time."""
+    if len(authorizations) != 1:
+        return False
+    scheme, _, sent = authorizations[0].partition(" ")
+    return scheme == "Bearer" and hmac.compare_digest(_digest(sent), _digest(key))
+
+
+def _digest(text: str) -> bytes:
+    # Headers may hold any byte, as surrogates; a digest has one length whatever was sent.
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def _is_refusal(error: ApiError) -> bool:
+    """Refused at the door, as opposed to failed on the way."""
+    return error.status < 500 or error.code in ("draining", "not_ready")
+
+
+def _route(request: web.Request) -> str | None:
+    resource = request.match_info.route.resource
+    return None if resource is None else resource.canonical
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "unknown"
+    return f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_local_name(host: str) -> bool:
+    """``localhost``, a name below it or an address, and perhaps a port."""
+    match = _HOST.fullmatch(host.lower())
+    if match is None:
+        return host == ""
+    name = match["v6"] or match["name"]
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

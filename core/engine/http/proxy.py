@@ -1,0 +1,76 @@
+"""Passing a request on to another OpenAI-compatible server, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import structlog
+from aiohttp import web
+
+from engine.http.compression import accepted
+from engine.http.sse import DONE, event
+from engine.http.state import ServerState
+from engine.service.admission import Flight
+from engine.service.errors import ApiError
+
+CONNECT_S = 10.0
+SILENCE_S = 300.0
+PASSED_ON = ("Retry-After", "Content-Encoding", "Vary")
+log = structlog.get_logger("engine.proxy")
+
+
+async def forward(
+    http: web.Request, state: ServerState, flight: Flight, base_url: str, body: bytes, stream: bool
+) -> web.StreamResponse:
+    """Send ``body`` to the same endpoint below ``base_url`` and its answer back as it comes.
+
+    This server's own key is not passed on. Raises :class:`ApiError` 502 when the other server cannot be reached; a
+    stream that breaks off ends in an error event.
+    """
+    assert state.session is not None
+    response = web.StreamResponse()
+    timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENCE_S)
+    # What the client accepts, since the answer is passed on as it comes. An error event may have to follow the other
+    # server's in a stream, so that is asked for as it is.
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity" if stream else accepted(http)}
+    try:
+        async with state.session.post(
+            target(base_url, http.path), data=body, headers=headers, timeout=timeout
+        ) as reply:
+            response.set_status(reply.status)
+            response.headers["Content-Type"] = reply.headers.get("Content-Type", "application/json")
+            response.headers["X-Accel-Buffering"] = "no"
+            for name in PASSED_ON:
+                if name in reply.headers:
+                    response.headers[name] = reply.headers[name]
+            await response.prepare(http)
+            async for piece in reply.content.iter_any():
+                await response.write(piece)
+        await response.write_eof()
+        return response
+    except (aiohttp.ClientConnectionResetError, asyncio.CancelledError) as gone:
+        if flight.failure is None:
+            raise
+        if isinstance(gone, asyncio.CancelledError):
+            flight.task.uncancel()
+        failure = flight.failure
+    except (aiohttp.ClientError, TimeoutError) as error:
+        log.error("proxied request failed", error=type(error).__name__)
+        failure = ApiError(502, "The server this request was routed to did not answer.", code="bad_gateway")
+    if not response.prepared:
+        raise failure
+    if not stream or "Content-Encoding" in response.headers:
+        # A part of a body is out that nothing can be added to: only breaking the connection says that it is not whole.
+        if http.transport is not None:
+            http.transport.abort()
+        return response
+    await response.write(b"\n\n" + event(failure.body()) + DONE)
+    await response.write_eof()
+    return response
+
+
+def target(base_url: str, path: str) -> str:
+    """``base_url`` may end in ``/v1`` or not, as clients' base URLs do."""
+    base = base_url.rstrip("/")
+    return base + (path.removeprefix("/v1") if base.endswith("/v1") else path)

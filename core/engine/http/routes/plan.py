@@ -1,0 +1,30 @@
+"""``GET /engine/plan``: everything that was decided at assembly, and what the engine said when it was ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from engine.http.bodies import json_response
+from engine.http.preparing import state_of
+
+SECRET = "***"
+_SECRET_WORDS = ("api_key", "password", "secret", "credential", "access_token", "auth_token")
+
+
+async def plan(http: web.Request) -> web.StreamResponse:
+    state = state_of(http)
+    return json_response({"plan": redacted(msgspec.to_builtins(state.plan)), "engine": state.client.info})
+
+
+def redacted(value: Any) -> Any:
+    """A copy without values whose key says that they are secret."""
+    if isinstance(value, dict):
+        return {key: SECRET if item and _is_secret(str(key)) else redacted(item) for key, item in value.items()}
+    return [redacted(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_secret(key: str) -> bool:
+    return any(word in key.lower() for word in _SECRET_WORDS)

@@ -1,0 +1,193 @@
+"""The serving process from start to end: listen, start the engine, watch it, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import structlog
+from aiohttp import web
+
+from engine.assembly.plan import EnginePlan
+from engine.contracts.exporter import Exporter
+from engine.contracts.router import Router
+from engine.http.app import build_app
+from engine.http.connections import Connections, TooFewFiles, most_connections
+from engine.http.state import STATE, ServerState
+from engine.loop.client import EngineClient, EngineDead, EngineRefused
+from engine.service import logs
+from engine.service.errors import ApiError
+from engine.service.starting import StartReport
+from engine.service.tokenizer import Tokenizer
+from engine.service.trial import check_headers, load_tokenizer
+from engine.startup.memory.report import describe_start
+
+ABORT_S = 1.0
+"""How long requests that were ended may take to write their error event."""
+CLOSE_S = 15.0
+"""More than the engine client takes to kill an engine that does not end (``CLOSE_TIMEOUT_S`` there)."""
+
+log = structlog.get_logger("engine.server")
+
+
+class Server:
+    """One listener and one engine behind it."""
+
+    def __init__(
+        self,
+        plan: EnginePlan,
+        client: EngineClient,
+        router: Router,
+        exporters: Sequence[Exporter],
+        tokenizer: Tokenizer,
+        *,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    ) -> None:
+        """``say`` shows a line to the person who started the server."""
+        self._plan = plan
+        self._client = client
+        self._parts = (router, exporters, tokenizer)
+        self._say = say
+        self._signals = 0
+        self._first_signal = asyncio.Event()
+        self._second_signal = asyncio.Event()
+        self.port = 0
+        """The port that is listened on, once :meth:`listen` has returned."""
+
+    @property
+    def state(self) -> ServerState:
+        return self._app[STATE]
+
+    async def run(self) -> int:
+        """Serve until signalled. Returns 0 after a signal, 1 when the server or its engine could not go on, 2 when
+        the configuration cannot run here."""
+        try:
+            await self.listen()
+        except TooFewFiles as error:
+            self._say(f"error: {error}")
+            return 2
+        except OSError as error:
+            settings = self._plan.settings.server
+            where = f"server.host={settings.host} server.port={settings.port}"
+            other = "server.port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "server.host"
+            self._say(f"error: cannot listen on {where}: {error.strerror or 'failed'}. Choose another {other}.")
+            return 1
+        self._catch_signals()
+        code = 0
+        try:
+            code = await self._serve()
+        finally:
+            await self.close()
+        return code
+
+    async def listen(self) -> None:
+        """Open the listener. Raises ``OSError``, :class:`engine.http.connections.TooFewFiles`."""
+        settings = self._plan.settings.server
+        limit = most_connections(settings.max_connections)
+        asyncio.get_running_loop().set_exception_handler(logs.on_loop_error)
+        self._app = build_app(self._plan, self._client, *self._parts)
+        self._runner = web.AppRunner(self._app, handler_cancellation=True, shutdown_timeout=ABORT_S)
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self.connections = Connections(self._runner.server, limit)
+        try:
+            self._listener = await self.connections.listen(settings.host, settings.port)
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    def signalled(self) -> None:
+        """A request to end: the first drains, the second does not wait."""
+        self._signals += 1
+        (self._first_signal if self._signals == 1 else self._second_signal).set()
+
+    async def close(self) -> None:
+        """End the engine and the listener."""
+        self._listener.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._client.close()
+        except TimeoutError:
+            log.error("engine did not end in time")
+        await self._runner.cleanup()
+        self.connections.close()
+
+    async def _serve(self) -> int:
+        stopping = asyncio.create_task(self._first_signal.wait())
+        engine = asyncio.create_task(self._run_engine())
+        try:
+            await asyncio.wait({stopping, engine}, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                await self._drain()
+                return 0
+            try:
+                engine.result()
+            except EngineRefused as error:
+                self._say(f"engine: {error}")
+                return 2
+            except EngineDead as error:
+                self._say(f"error: the engine cannot run: {error}")
+            return 1
+        finally:
+            stopping.cancel()
+            engine.cancel()
+            await asyncio.gather(stopping, engine, return_exceptions=True)
+
+    async def _run_engine(self) -> None:
+        await self.state.tokenizer.warm()
+        self._say("starting: engine process")
+        async with StartReport(self._say) as report:
+            await self.state.supervisor.start(report.show)
+        if self._client.info is not None:
+            self._say(describe_start(self._client.info))
+        # What start-up left behind stays for good; the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        host = self._plan.settings.server.host
+        host = f"[{host}]" if ":" in host else host
+        self._say(f"ready: {self._plan.model.name} at http://{host}:{self.port}/v1")
+        await self.state.supervisor.watch()
+
+    async def _drain(self) -> None:
+        admission = self.state.admission
+        admission.draining = True
+        self._say(f"draining: {admission.in_flight} sequences in flight")
+        hurry = asyncio.create_task(self._second_signal.wait())
+        idle = asyncio.create_task(admission.until_idle(self._plan.settings.server.drain_s))
+        await asyncio.wait({hurry, idle}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if idle.done() and idle.result():
+            return
+        idle.cancel()
+        admission.fail_all(
+            ApiError(503, "The server shut down before this request was done.", code="shutdown", retry_after_s=5)
+        )
+        await admission.until_idle(ABORT_S)
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.signalled)
+
+
+def serve(plan: EnginePlan) -> int:
+    """Serve until a signal says otherwise; returns the process's exit code.
+
+    SIGTERM or SIGINT drains for at most ``server.drain_s``; a second one ends at once. Raises
+    :class:`engine.assembly.errors.AssemblyError`, before anything is started, for a checkpoint whose headers or
+    tokenizer cannot be used.
+    """
+    from engine.assembly.bind import bind_api
+    from engine.startup.process import ProcessEngineClient
+
+    logs.configure()
+    check_headers(plan)
+    tokenizer = load_tokenizer(plan)
+    parts = bind_api(plan)
+    server = Server(plan, ProcessEngineClient(plan), parts.router, parts.exporters, tokenizer)
+    return asyncio.run(server.run())

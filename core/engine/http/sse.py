@@ -1,0 +1,107 @@
+"""A stream of server-sent events.
+
+The response starts with the first event or, if none comes, with the first keep-alive comment: until then an error can
+still be a plain HTTP error. Events never carry ``id:``, which makes clients treat comments as events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from aiohttp import web
+
+from engine.http.compression import for_stream
+from engine.service.errors import ApiError
+
+WRITE_TIMEOUT_S = 60.0
+"""A client that reads nothing for so long is cut off."""
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+    "Connection": "keep-alive",
+}
+KEEPALIVE = b": keepalive\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: bytes) -> bytes:
+    """One event; ``data`` is JSON, so it holds no line break."""
+    return b"data: " + data + b"\n\n"
+
+
+class _Response(web.StreamResponse):
+    _send_headers_immediately = False
+    """They leave with the first event, in one packet."""
+
+
+class EventStream:
+    """Use as an async context manager; sends comments while the body is silent for ``keepalive_s``."""
+
+    def __init__(self, request: web.Request, keepalive_s: float) -> None:
+        self._request = request
+        self._keepalive_s = keepalive_s
+        self._coder, coding = for_stream(request)
+        self._response = _Response(headers=HEADERS | coding)
+        self._lock = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._written_at = self._loop.time()
+        self._pulse: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> EventStream:
+        if self._keepalive_s > 0:
+            self._pulse = asyncio.create_task(self._keep_alive())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pulse is not None:
+            self._pulse.cancel()
+
+    @property
+    def started(self) -> bool:
+        """The 200 is out; from here errors are events."""
+        return self._response.prepared
+
+    async def write(self, *chunks: bytes) -> None:
+        """Send JSON values as events, in one write. Raises ``ConnectionError`` when the client is gone or stuck."""
+        await self._send(b"".join(map(event, chunks)))
+
+    async def fail(self, error: ApiError) -> web.StreamResponse:
+        """End the stream with an error event."""
+        return await self._end(event(error.body()) + DONE)
+
+    async def finish(self, *chunks: bytes) -> web.StreamResponse:
+        """End the stream after these last events."""
+        return await self._end(b"".join(map(event, chunks)) + DONE)
+
+    async def _end(self, data: bytes) -> web.StreamResponse:
+        if self._pulse is not None:
+            self._pulse.cancel()
+        await self._send(data, last=True)
+        return self._response
+
+    async def _send(self, data: bytes, *, last: bool = False) -> None:
+        self._written_at = self._loop.time()
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S), self._lock:
+                if not self._response.prepared:
+                    await self._response.prepare(self._request)
+                if self._coder is not None:
+                    data = await self._coder.coded(data, last=last)
+                await (self._response.write_eof if last else self._response.write)(data)
+        except TimeoutError:
+            raise ConnectionResetError("the client does not read its stream") from None
+
+    async def _keep_alive(self) -> None:
+        while True:
+            wait = self._written_at + self._keepalive_s - self._loop.time()
+            if wait > 0:
+                await asyncio.sleep(wait)
+                continue
+            try:
+                await self._send(KEEPALIVE)
+            except ConnectionError:
+                return  # the request's own task notices and cleans up

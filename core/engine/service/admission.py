@@ -1,0 +1,115 @@
+"""Who may come in: a bounded number of sequences, shared by clients, and nobody while the server drains."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from engine.service.errors import ApiError
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One API request that is being answered. ``failure`` is why the server ended it, if it did."""
+
+    task: asyncio.Task[object]
+    failure: ApiError | None = None
+
+    def fail(self, error: ApiError) -> None:
+        """End the request with ``error``: its task is cancelled and reports this instead."""
+        if self.failure is None:
+            self.failure = error
+            self.task.cancel()
+
+
+class Admission:
+    """Counts sequences that wait or run; one more than ``max_queue`` is refused before it costs anything.
+
+    A client that holds less than an equal share may still come in when others have filled the queue: as many again,
+    so that nobody locks the others out.
+    """
+
+    def __init__(self, max_queue: int) -> None:
+        self._max_queue = max_queue
+        self._held: Counter[str] = Counter()
+        """Sequences by client."""
+        self._flights: set[Flight] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._mean_s = 1.0
+        self.in_flight = 0
+        """Sequences admitted and not yet ended."""
+        self.draining = False
+
+    def gate(self, client: str) -> None:
+        """Refuse early, before the body is read. Raises :class:`ApiError` 503 (draining) or 429 (full)."""
+        if self.draining:
+            raise ApiError(503, "The server is shutting down.", code="draining", retry_after_s=5)
+        if not self._has_room(client, 1):
+            raise self._full()
+
+    @contextmanager
+    def enter(self, client: str, sequences: int) -> Iterator[Flight]:
+        """Take ``sequences`` places for as long as the block runs. An empty server takes any allowed request.
+
+        Raises :class:`ApiError` like :meth:`gate`.
+        """
+        self.gate(client)
+        if not self._has_room(client, sequences):
+            raise self._full()
+        task = asyncio.current_task()
+        assert task is not None
+        flight = Flight(task)
+        begun = asyncio.get_running_loop().time()
+        self.in_flight += sequences
+        self._held[client] += sequences
+        self._flights.add(flight)
+        self._idle.clear()
+        try:
+            yield flight
+        except asyncio.CancelledError:
+            if flight.failure is None:
+                raise  # the client is gone
+            task.uncancel()
+            raise flight.failure from None
+        finally:
+            self.in_flight -= sequences
+            self._held[client] -= sequences
+            if not self._held[client]:
+                del self._held[client]
+            self._flights.discard(flight)
+            if not self._flights:
+                self._idle.set()
+            self._mean_s += 0.1 * (asyncio.get_running_loop().time() - begun - self._mean_s)
+
+    def fail_all(self, error: ApiError) -> None:
+        """End every request in flight with ``error``."""
+        for flight in tuple(self._flights):
+            flight.fail(error)
+
+    async def until_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing is in flight; False when ``timeout_s`` passed first."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _has_room(self, client: str, sequences: int) -> bool:
+        if not self.in_flight or self.in_flight + sequences <= self._max_queue:
+            return True
+        share = max(1, self._max_queue // (len(self._held) + (client not in self._held)))
+        return self._held[client] + sequences <= share and self.in_flight + sequences <= 2 * self._max_queue
+
+    def _full(self) -> ApiError:
+        return ApiError(
+            429,
+            f"The server is full: {self.in_flight} sequences wait or run (server.max_queue={self._max_queue}).",
+            code="queue_full",
+            retry_after_s=math.ceil(self._mean_s / 2),
+        )

@@ -1,0 +1,65 @@
+"""The child that parses large request bodies: ``python -m engine.service.body_child``.
+
+JSON of a few megabytes keeps an interpreter busy for up to a second, whatever thread it is parsed in.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import msgspec
+
+from engine.service.errors import ApiError
+from engine.service.parsing import (
+    Limits,
+    Parsed,
+    ParsedChat,
+    ParsedCompletion,
+    ParsedDetokenize,
+    ParsedTokenize,
+    parse,
+)
+from engine.service.sandbox import child
+
+KINDS: tuple[Any, ...] = (ParsedChat, ParsedCompletion, ParsedTokenize, ParsedDetokenize)
+
+
+class Question(msgspec.Struct, frozen=True, array_like=True):
+    """A frame to the child. ``kind``: an index into :data:`KINDS`."""
+
+    kind: int
+    limits: Limits
+    body: bytes
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """What becomes an :class:`ApiError`."""
+
+    status: int
+    message: str
+    param: str | None
+    code: str | None
+
+
+Reply = Parsed | Refusal
+
+
+def answer(frame: bytes) -> bytes:
+    question = msgspec.msgpack.decode(frame, type=Question)
+    try:
+        return msgspec.msgpack.encode(parse(KINDS[question.kind], question.body, question.limits))
+    except ApiError as error:
+        return msgspec.msgpack.encode(Refusal(error.status, error.message, error.param, error.code))
+
+
+def rehearse() -> None:
+    limits = Limits("", 1, 2, 2, 2)
+    for body in (b'{"messages":[{"role":"user","content":"a"}]}', b'{"a":1}', b"[", b"\xff"):
+        answer(msgspec.msgpack.encode(Question(0, limits, body)))
+    gc.disable()  # what is parsed has no cycles, and looking for them would take most of the time
+
+
+if __name__ == "__main__":
+    sys.exit(child.main(answer, rehearse))

@@ -1,0 +1,180 @@
+"""A model's chat template (Jinja): where it is read from, and how it is compiled and run.
+
+A template is a program that comes with the model; a request can never bring one. The sandbox here keeps it from Python;
+what it may cost is limited by the process that it runs in, see :mod:`engine.service.template_child`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.checkpoint.files import CheckpointError, read_file, read_json
+from engine.checkpoint.limits import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_CONFIG_BYTES
+
+MAX_GROWTH = 8
+"""A prompt may be this many times as long as the text of its messages, plus :data:`SPARE_CHARS`."""
+SPARE_CHARS = 65536
+MAX_WORDS = 200
+"""Most characters of an error that the template words itself."""
+
+
+class TemplateFailed(ValueError):
+    """The template does not compile, broke a limit, or :class:`TemplateRefused`; the message is for the client."""
+
+
+class TemplateRefused(TemplateFailed):
+    """The template did not take this conversation; it may take others."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A template as it comes with a model, not compiled."""
+
+    text: str
+    variables: dict[str, str]
+    """Names the template may use besides the messages (``bos_token``, ``eos_token`` ...)."""
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> TemplateSource | None:
+        """The template of a model in Hugging Face layout; ``None`` if it has none.
+
+        Raises :class:`TemplateFailed` for a ``tokenizer_config.json`` that is not JSON, and files that are too large.
+        """
+        config = _read_config(directory / "tokenizer_config.json")
+        own = directory / "chat_template.jinja"
+        source = _read_source(own) if os.path.lexists(own) else _default_template(config.get("chat_template"))
+        if not source:
+            return None
+        if len(source) > MAX_TEMPLATE_BYTES:
+            most = f"at most {MAX_TEMPLATE_BYTES} are read (MAX_TEMPLATE_BYTES)"
+            raise TemplateFailed(f"the model's chat template has {len(source)} characters, {most}")
+        names = ("bos_token", "eos_token", "unk_token", "pad_token")
+        return cls(source, {name: _token_text(config.get(name)) for name in names})
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}`` marks assistant text for training; for serving it is only its body."""
+
+    tags = frozenset({"generation"})  # type: ignore[assignment]
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """Renders conversations, in the process of :mod:`engine.service.template_child`: nothing here limits time or
+    memory. Raises :class:`TemplateFailed` at construction if the source does not compile."""
+
+    def __init__(self, source: TemplateSource) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _GenerationTag],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source.text)
+        except MemoryError:
+            raise
+        except jinja2.TemplateError as error:
+            raise TemplateFailed(f"the model's chat template does not compile: {str(error)[:MAX_WORDS]}") from None
+        except Exception as error:
+            # Jinja makes Python of it: too many nested blocks are a SyntaxError, too many parentheses a RecursionError.
+            raise TemplateFailed(f"the model's chat template does not compile: {type(error).__name__}") from None
+        self._variables = source.variables
+
+    def render(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
+        """The prompt of a conversation. Raises :class:`TemplateFailed`, and ``MemoryError``."""
+        limit = max_chars(messages)
+        parts: list[str] = []
+        length = 0
+        try:
+            for part in self._template.generate(
+                **self._variables, messages=messages, tools=None, add_generation_prompt=add_generation_prompt
+            ):
+                parts.append(part)
+                length += len(part)
+                if length > limit:
+                    raise TemplateFailed("the chat template made too much of this conversation")
+        except (MemoryError, TemplateFailed):
+            raise
+        except jinja2.TemplateError as error:
+            words = str(error)[:MAX_WORDS]
+            raise TemplateRefused(f"the chat template refused this conversation: {words}") from None
+        except Exception:
+            # Templates are programs: a conversation they did not foresee ends in any of these.
+            raise TemplateRefused("the chat template could not handle this conversation") from None
+        return "".join(parts)
+
+
+def max_chars(messages: Sequence[dict[str, Any]]) -> int:
+    """Most characters of the prompt of this conversation."""
+    return SPARE_CHARS + MAX_GROWTH * text_length(messages)
+
+
+def text_length(messages: Sequence[dict[str, Any]]) -> int:
+    return sum(len(value) for turn in messages for value in turn.values() if isinstance(value, str))
+
+
+def _to_json(
+    value: Any,
+    indent: int | str | None = None,
+    ensure_ascii: bool = False,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Not any option of json.dumps: those that take a callable would have it called outside the sandbox.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not os.path.lexists(path):
+        return {}
+    try:
+        return read_json(path, MAX_TOKENIZER_CONFIG_BYTES, "MAX_TOKENIZER_CONFIG_BYTES")
+    except CheckpointError as error:
+        raise TemplateFailed(str(error)) from None
+
+
+def _read_source(path: Path) -> str:
+    try:
+        return read_file(path, MAX_TEMPLATE_BYTES, "MAX_TEMPLATE_BYTES").decode()
+    except (CheckpointError, UnicodeDecodeError) as error:
+        raise TemplateFailed(f"{path.name}: {error}") from None
+
+
+def _default_template(entry: Any) -> str:
+    """``chat_template`` is a template, or a list of named ones of which ``default`` is meant."""
+    if isinstance(entry, list):
+        named = (item for item in entry if isinstance(item, dict))
+        entry = next((item.get("template") for item in named if item.get("name") == "default"), "")
+    return entry if isinstance(entry, str) else ""
+
+
+def _token_text(entry: Any) -> str:
+    if isinstance(entry, dict):
+        entry = entry.get("content")
+    return entry if isinstance(entry, str) else ""

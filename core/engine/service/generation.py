@@ -1,0 +1,252 @@
+"""One output sequence on its way from the engine to a client: detokenize, stop, time, count."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from engine.contracts.events import Event, FirstTokenEvent, TokensEvent
+from engine.contracts.request import FinishReason, Timings, TokenLogprobs, TokensOut
+from engine.loop.client import EngineDead, OutputStream
+from engine.service.detokenizer import IncrementalDetokenizer
+from engine.service.errors import engine_died, engine_failed
+from engine.service.stops import StopMatcher
+from engine.service.timings import Account, Arrival, make_account
+
+Publish = Callable[[Sequence[Event]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """A token whose text is visible. ``offset``: characters of output text before it."""
+
+    token: int
+    offset: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New visible output of choice ``index``. ``tokens`` is filled when logprobs were asked for."""
+
+    index: int
+    text: str
+    tokens: tuple[ShownToken, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What a run needs to know about its sequence."""
+
+    index: int
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    min_tokens: int
+    logprobs: bool
+
+
+class SequenceRun:
+    """Follows one sequence to its end. Iterate :meth:`deltas` once; always :meth:`close`."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        stream: OutputStream,
+        detokenizer: IncrementalDetokenizer,
+        stops: StopMatcher,
+        arrival: Arrival,
+        publish: Publish,
+    ) -> None:
+        self.spec = spec
+        self.tokens: list[int] = []
+        """Every counted output token, the one that ended the output included."""
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+        self.finish_reason: FinishReason | None = None
+        self.stop_token: int | None = None
+        self.account: Account | None = None
+        """Set at the end."""
+        self._stream = stream
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._arrival = arrival
+        self._publish = publish
+        self._stopped = False
+        self._pending: list[tuple[ShownToken, int]] = []
+        self._fed = 0
+        self._shown = 0
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._itl_ms: list[tuple[float, int]] = []
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Visible output as it comes; the last one has ``finish_reason``. Raises :class:`ApiError`."""
+        try:
+            async for out in self._stream:
+                if out.prompt_logprobs:
+                    self.prompt_logprobs = out.prompt_logprobs
+                text = self._take(out) if not self._stopped else ""
+                if out.finish_reason is not None:
+                    yield self._end(out, text)
+                    return
+                shown = self._release()
+                if text or shown:
+                    yield Delta(self.spec.index, text, shown)
+        except EngineDead:
+            self._account("error", None)
+            raise engine_died() from None
+        self._account("error", None)
+        raise engine_failed("its output ended without a finish reason")
+
+    def close(self) -> None:
+        """Stop the sequence if it still runs: its blocks are free within one step."""
+        if self.account is None:
+            with suppress(EngineDead):  # a dead engine holds no blocks
+                self._stream.abort()
+            self._account("abort", None)
+
+    async def gone(self) -> None:
+        """Wait until the engine has let go of a sequence that was closed."""
+        with suppress(EngineDead):
+            async for _ in self._stream:
+                pass
+
+    def record(self) -> Mapping[str, Any]:
+        """The finished choice, as routers store it and :func:`engine.service.replay.replayed` serves it again."""
+        return {
+            "tokens": tuple(self.tokens),
+            "logprobs": tuple(self.logprobs),
+            "prompt_logprobs": self.prompt_logprobs,
+            "finish_reason": self.finish_reason,
+            "stop_token": self.stop_token,
+        }
+
+    def _take(self, out: TokensOut) -> str:
+        """Count and time the new tokens; returns the text they make visible."""
+        text: list[str] = []
+        before = len(self.tokens)
+        for i, token in enumerate(out.tokens):
+            self.tokens.append(token)
+            logprobs = out.logprobs[i] if i < len(out.logprobs) else None
+            if logprobs is not None:
+                self.logprobs.append(logprobs)
+            if token == out.stop_token and i == len(out.tokens) - 1:
+                self.stop_token = token
+                break
+            text.append(self._show(token, logprobs))
+            if self._stopped:
+                # Tokens of the same step behind the stop string never happened, as far as the client can tell.
+                self._stream.abort("stop")
+                break
+        self._time(len(self.tokens) - before)
+        return "".join(text)
+
+    def _show(self, token: int, logprobs: TokenLogprobs | None) -> str:
+        piece = self._detokenizer.feed(token)
+        if self.spec.logprobs:
+            self._pending.append((ShownToken(token, self._fed, logprobs), self._fed + len(piece)))
+        self._fed += len(piece)
+        if len(self.tokens) <= self.spec.min_tokens:
+            self._shown += len(piece)
+            return piece
+        return self._match(piece)
+
+    def _match(self, piece: str) -> str:
+        released = self._stops.feed(piece)
+        self._stopped = released.stopped
+        self._shown += len(released.text)
+        return released.text
+
+    def _release(self) -> tuple[ShownToken, ...]:
+        """Tokens whose text is out. After a stop, those that contributed at least a character of it."""
+        count = 0
+        for token, end in self._pending:
+            if end > self._shown and not (self._stopped and token.offset < self._shown):
+                break
+            count += 1
+        shown = tuple(token for token, _ in self._pending[:count])
+        del self._pending[:count]
+        return shown
+
+    def _end(self, out: TokensOut, text: str) -> Delta:
+        reason = out.finish_reason
+        if not self._stopped and reason in ("stop", "length"):
+            tail = self._detokenizer.flush()
+            self._fed += len(tail)
+            text += self._match(tail)
+            if not self._stopped:
+                rest = self._stops.flush()
+                self._shown += len(rest)
+                text += rest
+        if self._stopped:
+            reason = "stop"
+        if reason not in ("stop", "length"):
+            self._account("error", out.timings)
+            raise engine_failed(out.error or "the sequence was aborted")
+        self.finish_reason = reason
+        self._account(reason, out.timings)
+        return Delta(self.spec.index, text, self._release(), reason)
+
+    def _time(self, count: int) -> None:
+        if count == 0:
+            return
+        now = time.monotonic()
+        event: Event
+        if self._first_s is None:
+            self._first_s = now
+            event = FirstTokenEvent(now, self.spec.request_id, (now - self._arrival.received_s) * 1e3)
+        else:
+            itl_ms = (now - self._last_s) * 1e3 / count
+            self._itl_ms.append((itl_ms, count))
+            event = TokensEvent(now, self.spec.request_id, count, itl_ms)
+        self._last_s = now
+        self._publish((event,))
+
+    def _account(self, reason: FinishReason, engine: Timings | None) -> None:
+        now = time.monotonic()
+        self.account = make_account(
+            self._arrival,
+            engine,
+            ended_s=now,
+            first_token_s=self._first_s,
+            itl_ms=self._itl_ms,
+            output_tokens=len(self.tokens),
+        )
+        spec = self.spec
+        self._publish((self.account.event(spec.request_id, now, reason, spec.prompt_tokens, spec.max_tokens),))
+
+
+async def merge(runs: Sequence[SequenceRun]) -> AsyncIterator[Delta]:
+    """The deltas of all runs as they come. The first failure ends it."""
+    if len(runs) == 1:
+        async with aclosing(runs[0].deltas()) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                yield delta
+        return
+    queue: asyncio.Queue[Delta | asyncio.Task[None]] = asyncio.Queue()
+
+    async def pump(run: SequenceRun) -> None:
+        async for delta in run.deltas():
+            queue.put_nowait(delta)
+
+    tasks = [asyncio.create_task(pump(run)) for run in runs]
+    for task in tasks:
+        task.add_done_callback(queue.put_nowait)
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Delta):
+                yield item
+            else:
+                running -= 1
+                item.result()
+    finally:
+        for task in tasks:
+            task.cancel()

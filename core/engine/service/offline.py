@@ -1,0 +1,179 @@
+"""The engine without a server: prompts in, completions out, in this process.
+
+.. code-block:: python
+
+    from engine import LLM
+
+    llm = LLM("bundled", overrides=["+preset=latency"])
+    print(llm.chat([{"role": "user", "content": "What does json.dumps do?"}]).text)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.assembly.assemble import assemble
+from engine.assembly.compose import quoted
+from engine.contracts.request import EngineRequest, Timings, TokenLogprobs, TokensOut
+from engine.loop.environment import with_defaults
+from engine.loop.messages import EngineStats
+from engine.service.offline_arguments import checked_sampling, checked_stops, checked_text, checked_tokens
+from engine.service.stops import StopMatcher
+from engine.service.tokenizer import Tokenizer
+
+
+class GenerationFailed(RuntimeError):
+    """A request ended with an error; the message is the engine's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished output."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...]
+    timings: Timings | None
+
+
+@dataclass(slots=True)
+class _Output:
+    """One output in the making."""
+
+    detokenizer: Any
+    stops: StopMatcher
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    stopped: bool = False
+
+    def add(self, out: TokensOut) -> bool:
+        """Take in new tokens; True when a stop string was just met."""
+        self.prompt_logprobs = self.prompt_logprobs or out.prompt_logprobs
+        for i, token in enumerate(out.tokens):
+            if self.stopped:
+                return False
+            self.tokens.append(token)
+            self.logprobs.extend(out.logprobs[i : i + 1])
+            if token != out.stop_token:
+                released = self.stops.feed(self.detokenizer.feed(token))
+                self.text += released.text
+                self.stopped = released.stopped
+        return self.stopped
+
+    def finish(self, out: TokensOut) -> Completion:
+        if out.error:
+            raise GenerationFailed(out.error)
+        if not self.stopped:
+            released = self.stops.feed(self.detokenizer.flush())
+            self.text += released.text + self.stops.flush()
+        return Completion(
+            text=self.text,
+            tokens=tuple(self.tokens),
+            finish_reason="stop" if self.stopped else str(out.finish_reason),
+            logprobs=tuple(self.logprobs),
+            prompt_logprobs=self.prompt_logprobs,
+            timings=out.timings,
+        )
+
+
+class LLM:
+    """A model and an engine, ready to generate. ``overrides`` are the same as on the command line."""
+
+    def __init__(self, path: str = "bundled", overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> None:
+        """``config_dirs``: folders with presets and variants of your own.
+
+        Raises :class:`engine.assembly.errors.AssemblyError` with every problem of the configuration."""
+        if isinstance(overrides, str):
+            raise TypeError(f"overrides={overrides!r} is one string; expected a list, such as [{overrides!r}]")
+        self.plan = assemble([f"model.path={quoted(path)}", *overrides], config_dirs=config_dirs, download=True)
+        os.environ.update(with_defaults(os.environ, self.plan.device.kind))
+        from engine.startup.build import build_engine  # imports torch, which reads the environment
+
+        self.tokenizer = Tokenizer.from_directory(self.plan.model.path, self.plan.model.vocab_size)
+        self.tokenizer.most_tokens = max(self.tokenizer.most_tokens, self.plan.max_len)
+        self._engine = build_engine(self.plan)
+        self.info = self._engine.info
+        self.core = self._engine.core
+        self._requests = 0
+        self._generating = threading.Lock()
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        stop: Sequence[str] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling: Any,
+    ) -> list[Completion]:
+        """Complete every prompt (text or token ids), all in one batch, in the order given. Calls from several threads
+        run one after another.
+
+        ``sampling``: fields of :class:`engine.contracts.request.SamplingParams`. Raises ``ValueError`` or
+        ``TypeError`` for arguments that make no sense, before anything runs, and :class:`GenerationFailed` if any of
+        the prompts failed.
+        """
+        if isinstance(prompts, str):
+            raise TypeError("prompts is one string; expected a list of prompts")
+        params = checked_sampling(sampling, self.info.vocab_size)
+        stops = checked_stops(stop)
+        texts = [self._tokens(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+        with self._generating:
+            first = self._requests
+            self._requests += len(texts)
+            requests = [
+                EngineRequest(f"offline-{first + i}", tokens, params, priority, cache_salt)
+                for i, tokens in enumerate(texts)
+            ]
+            return self._complete(requests, stops)
+
+    def _complete(self, requests: Sequence[EngineRequest], stops: tuple[str, ...]) -> list[Completion]:
+        outputs = {request.request_id: _Output(self.tokenizer.stream(), StopMatcher(stops)) for request in requests}
+        try:
+            for request in requests:
+                self.core.submit(request)
+            done = self._run(outputs)
+        finally:
+            self.core.abort(list(outputs))  # only what is left after a failure
+            while self.core.has_work:  # steps in flight retire and give their blocks back
+                self.core.step()
+        return [done[request_id] for request_id in outputs]
+
+    def _tokens(self, prompt: str | Sequence[int], where: str) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode_now(checked_text(prompt, where))
+        return checked_tokens(prompt, self.info.vocab_size, where)
+
+    def _run(self, outputs: dict[str, _Output]) -> dict[str, Completion]:
+        done: dict[str, Completion] = {}
+        while len(done) < len(outputs):
+            for out in self.core.step().outputs:
+                output = outputs.get(out.request_id)
+                if output is None:
+                    continue  # left over from a batch that failed
+                if output.add(out) and out.finish_reason is None:
+                    self.core.abort([out.request_id], "stop")
+                if out.finish_reason is not None:
+                    done[out.request_id] = output.finish(out)
+        return done
+
+    def chat(self, messages: Sequence[dict[str, str]], **options: Any) -> Completion:
+        """Answer a conversation. ``options`` as for :meth:`generate`."""
+        return self.generate([self.tokenizer.encode_chat_now(messages)], **options)[0]
+
+    def stats(self) -> EngineStats:
+        """Blocks, rows and queues right now."""
+        return self.core.stats()
+
+    def close(self) -> None:
+        self.core.close()
+        self.tokenizer.close()

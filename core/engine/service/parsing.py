@@ -1,0 +1,180 @@
+"""From the bytes of a request to what the server works on, within its limits.
+
+Pure functions of the bytes: large bodies are parsed in a process of their own (:mod:`engine.service.body_parser`), so
+everything that comes back can be sent through a pipe and taken in quickly.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.service.errors import ApiError, bad_request
+from engine.service.protocol import (
+    ChatOptions,
+    ChatRequest,
+    CompletionOptions,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    TokenizeRequest,
+    decode,
+)
+from engine.service.validation import (
+    check_bias_size,
+    check_token_ids,
+    choice_count,
+    split_prompts,
+    template_messages,
+    too_long,
+)
+
+Turns = list[dict[str, str]]
+Packed = bytes
+"""Token ids as int32 in this machine's byte order."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a request may ask of this server."""
+
+    model: str
+    max_n: int
+    max_len: int
+    vocab_size: int
+    most_tokens: int
+    """In one call of ``/tokenize`` or ``/detokenize``."""
+
+
+class ParsedChat(msgspec.Struct, frozen=True, tag="chat"):
+    options: ChatOptions
+    turns: Turns
+
+
+class ParsedCompletion(msgspec.Struct, frozen=True, tag="completion"):
+    """``texts`` or ``ids``, one for each prompt."""
+
+    options: CompletionOptions
+    texts: tuple[str, ...]
+    ids: tuple[Packed, ...]
+
+    @property
+    def prompts(self) -> tuple[str, ...] | tuple[Packed, ...]:
+        return self.texts or self.ids
+
+
+class ParsedTokenize(msgspec.Struct, frozen=True, tag="tokenize"):
+    """Either ``text`` or ``turns``."""
+
+    text: str | None
+    turns: Turns | None
+    add_special_tokens: bool
+    add_generation_prompt: bool
+
+
+class ParsedDetokenize(msgspec.Struct, frozen=True, tag="detokenize"):
+    tokens: Packed
+
+
+Parsed = ParsedChat | ParsedCompletion | ParsedTokenize | ParsedDetokenize
+P = TypeVar("P", ParsedChat, ParsedCompletion, ParsedTokenize, ParsedDetokenize)
+S = TypeVar("S", ChatOptions, CompletionOptions)
+
+
+def parse(kind: type[P], body: bytes, limits: Limits) -> P:
+    """Raises :class:`ApiError` 400, or 404 for another model."""
+    parsed: P = _PARSERS[kind](body, limits)
+    return parsed
+
+
+def unpack(tokens: Packed) -> tuple[int, ...]:
+    return tuple(array("i", tokens))
+
+
+def check_model(name: str | None, served: str) -> None:
+    """Raises :class:`ApiError` 404 unless ``name`` is the served model (or left out)."""
+    if name is not None and name != served:
+        raise ApiError(
+            404,
+            f"The model {name[:128]!r} does not exist here; this server has {served!r}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _chat(body: bytes, limits: Limits) -> ParsedChat:
+    request = decode(body, ChatRequest)
+    check_model(request.model, limits.model)
+    _check_fan_out(1, choice_count(request), limits)
+    return ParsedChat(_options(request, ChatOptions), _turns(request.messages, limits))
+
+
+def _completion(body: bytes, limits: Limits) -> ParsedCompletion:
+    request = decode(body, CompletionRequest)
+    check_model(request.model, limits.model)
+    n = choice_count(request)
+    if isinstance(request.prompt, list) and request.prompt and not isinstance(request.prompt[0], int):
+        _check_fan_out(len(request.prompt), n, limits)  # before anything is done for each of them
+    prompts = split_prompts(request.prompt)
+    _check_fan_out(len(prompts), n, limits)
+    texts = tuple([prompt for prompt in prompts if isinstance(prompt, str)])
+    ids = tuple([_packed(prompt, limits) for prompt in prompts if not isinstance(prompt, str)])
+    return ParsedCompletion(_options(request, CompletionOptions), texts, ids)
+
+
+def _tokenize(body: bytes, limits: Limits) -> ParsedTokenize:
+    request = decode(body, TokenizeRequest)
+    check_model(request.model, limits.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise bad_request("Expected either prompt or messages.", "prompt")
+    return ParsedTokenize(
+        request.prompt,
+        None if request.messages is None else _turns(request.messages, limits),
+        request.add_special_tokens is not False,
+        request.add_generation_prompt is not False,
+    )
+
+
+def _detokenize(body: bytes, limits: Limits) -> ParsedDetokenize:
+    request = decode(body, DetokenizeRequest)
+    check_model(request.model, limits.model)
+    if len(request.tokens) > limits.most_tokens:
+        raise bad_request(f"tokens has {len(request.tokens)} ids; at most {limits.most_tokens} at a time.", "tokens")
+    return ParsedDetokenize(array("i", check_token_ids(request.tokens, limits.vocab_size, "tokens")).tobytes())
+
+
+_PARSERS: dict[type[Any], Any] = {
+    ParsedChat: _chat,
+    ParsedCompletion: _completion,
+    ParsedTokenize: _tokenize,
+    ParsedDetokenize: _detokenize,
+}
+
+
+def _check_fan_out(num_prompts: int, n: int, limits: Limits) -> None:
+    if num_prompts * n > limits.max_n:
+        raise bad_request(
+            f"{num_prompts} prompts x n={n} are {num_prompts * n} sequences; at most {limits.max_n} per request "
+            "(server.max_n).",
+            "n" if n > 1 else "prompt",
+        )
+
+
+def _turns(messages: list[Message], limits: Limits) -> Turns:
+    """Every turn takes at least a token."""
+    if len(messages) > limits.max_len:
+        raise too_long(f"at least {len(messages)}", limits.max_len, "messages")
+    return template_messages(messages)
+
+
+def _packed(prompt: tuple[int, ...], limits: Limits) -> Packed:
+    if len(prompt) >= limits.max_len:
+        raise too_long(str(len(prompt)), limits.max_len, "prompt")
+    return array("i", check_token_ids(prompt, limits.vocab_size)).tobytes()
+
+
+def _options(request: S, kind: type[S]) -> S:
+    """The request without its prompt, which may be long and is not needed once it has been parsed."""
+    check_bias_size(request.logit_bias)
+    return kind(**{name: getattr(request, name) for name in kind.__struct_fields__})

@@ -1,0 +1,227 @@
+"""The request bodies of the API, field by field, with their types and ranges.
+
+``null`` always means the same as leaving the field out. A field that is not listed here is either ignored because it
+cannot change the output (:data:`IGNORED`), accepted while it asks for nothing special (:data:`NEUTRAL`), or refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from engine.service.errors import ApiError, bad_request
+
+INT64 = 2**63 - 1
+MOST_QUOTED = 200
+"""Characters of a request that an error message repeats."""
+
+IGNORED: frozenset[str] = frozenset(
+    {
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "moderation",
+    }
+)
+"""Accepted and without effect: bookkeeping of other services that never changes the text."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    "return_token_ids": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+}
+"""Not supported, but these values ask for what happens anyway."""
+
+UnitInterval = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenCount = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=512)]
+Stops = StopString | Annotated[list[StopString], Meta(max_length=16)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+    """Accepted and without effect."""
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """One turn. ``developer`` is the newer name of ``system``."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What chat and completion requests share."""
+
+    model: str | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: UnitInterval | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """0 and -1 mean no limit."""
+    min_p: UnitInterval | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=INT64)] | None = None
+    stop: Stops | None = None
+    include_stop_str_in_output: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    max_tokens: TokenCount | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
+    """Logits are divided by it: much less than 0.01 would leave the range of float32."""
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    user: Annotated[str, Meta(max_length=512)] | None = None
+    """Users take turns; without it, clients are told apart by their addresses."""
+
+
+class ChatOptions(GenerationRequest, kw_only=True):
+    """A chat request but for its messages."""
+
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+
+
+class ChatRequest(ChatOptions, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1)]
+
+
+class CompletionOptions(GenerationRequest, kw_only=True):
+    """A completion request but for its prompt."""
+
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """0 generates nothing: with ``echo`` and ``logprobs``, only the prompt is scored."""
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+
+
+class CompletionRequest(CompletionOptions, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    """Text, texts, token ids or lists of those."""
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+T = TypeVar("T", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_AT = re.compile(r" - at `\$\.?(.*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Parse and check a request body.
+
+    Raises :class:`ApiError` 400 naming the field: malformed JSON, NaN and infinities, numbers out of range, lone
+    surrogates, absurd nesting, wrong types, unknown fields and unsupported ones.
+    """
+    try:
+        fields = _FIELDS.decode(body)
+    except msgspec.ValidationError:
+        raise bad_request("The request body must be a JSON object.") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise bad_request(f"The request body is not valid JSON: {_explain(error)}.") from None
+    _refuse_unknown(fields, frozenset(kind.__struct_fields__))
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error), fields) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise bad_request(f"The request body is not valid JSON: {_explain(error)}.") from None
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return str(error)
+
+
+def _refuse_unknown(fields: dict[str, msgspec.Raw], known: frozenset[str]) -> None:
+    for name, raw in fields.items():
+        if name in known or name in IGNORED or bytes(raw).strip() == b"null":
+            continue
+        shown = name[:64]
+        if name not in NEUTRAL:
+            raise bad_request(f"Unknown field {shown!r}: this server does not know it.", shown, "unknown_parameter")
+        try:
+            value = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            value = NotImplemented
+        if value not in NEUTRAL[name]:
+            raise bad_request(
+                f"{shown!r} is not supported by this server; leave it out.", shown, "unsupported_parameter"
+            )
+
+
+def _field_error(message: str, fields: dict[str, msgspec.Raw]) -> ApiError:
+    at = _AT.search(message)
+    path = at.group(1)[:128] if at else ""
+    text = _AT.sub("", message)
+    if len(text) > MOST_QUOTED:
+        text = text[:MOST_QUOTED] + "..."
+    if unknown := _UNKNOWN.match(text):
+        path = f"{path}.{unknown.group(1)}".lstrip(".")[:128]
+        return bad_request(f"Unknown field {path!r}.", path, "unknown_parameter")
+    if missing := re.match(r"Object missing required field `(.*?)`", text):
+        path = f"{path}.{missing.group(1)}".lstrip(".")
+        return bad_request(f"Missing required field {path!r}.", path, "missing_required_parameter")
+    raw = bytes(fields[path]) if path in fields else b""
+    got = f", got {raw.decode()}" if 0 < len(raw) <= 40 and "got" not in text else ""
+    return bad_request(f"Invalid value for {path!r}: {text[:1].lower()}{text[1:]}{got}.", path, "invalid_value")

@@ -1,0 +1,111 @@
+"""Chat templates are rendered in a sandbox (:mod:`engine.service.template_child`) of two children, so that nobody waits
+for a conversation over which the template breaks a limit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.service.chat_template import TemplateFailed, TemplateRefused, TemplateSource, max_chars
+from engine.service.quoting import Rendered, quote_messages
+from engine.service.sandbox.frames import MAX_FRAME
+from engine.service.sandbox.process import LimitBroken, Sandbox, SandboxEnded
+from engine.service.template_child import Conversation, Failure, Prompt
+
+CPU_S = 1.0
+"""What compiling the template, or rendering one conversation, may take."""
+MEMORY_MB = 512
+NUM_CHILDREN = 2
+MAX_WORDS = 300
+GREETING = [{"role": "user", "content": "warm"}]
+
+Messages = Sequence[dict[str, str]]
+
+
+class TemplateWorker:
+    """A model's chat template, ready to render. Use from any thread; :meth:`close` ends its processes."""
+
+    def __init__(self, source: TemplateSource) -> None:
+        """Returns before the template is compiled; :meth:`check` waits for it. Raises :class:`TemplateFailed` for a
+        template that cannot even be sent."""
+        try:
+            setup = msgspec.msgpack.encode(source)
+        except UnicodeEncodeError:
+            raise TemplateFailed("the model's chat template has characters that are no Unicode") from None
+        if len(setup) > MAX_FRAME:
+            raise TemplateFailed(f"the model's chat template has more than {MAX_FRAME >> 20} MB")
+        self._decode = msgspec.msgpack.Decoder(Prompt | Failure).decode
+        self._sandbox = Sandbox(
+            "engine.service.template_child", MEMORY_MB, num_children=NUM_CHILDREN, setup=setup, check=self._text
+        )
+        self._starts = self._sandbox.start(CPU_S)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes there are now."""
+        return self._sandbox.pids
+
+    def check(self) -> None:
+        """Raises :class:`TemplateFailed` for a template that does not compile, or breaks a limit over a greeting."""
+        try:
+            for start in self._starts:
+                start.result()
+        except SandboxEnded as error:
+            raise TemplateFailed(f"the model's chat template does not compile: it {error}") from None
+        try:
+            self.render_now(GREETING, True)
+        except TemplateRefused:
+            pass  # it may take other conversations
+
+    async def render(
+        self, messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None = None
+    ) -> Rendered:
+        """The prompt of a conversation. ``specials`` matches special tokens. Raises :class:`TemplateFailed`, and
+        :class:`SandboxEnded` for what neither template nor conversation is to blame for."""
+        frame, max_reply, quoted = _question(messages, add_generation_prompt, specials)
+        try:
+            return Rendered(self._text(await self._sandbox.ask(frame, CPU_S, max_reply)), quoted)
+        except LimitBroken as error:
+            raise TemplateFailed(f"the chat template {error}") from None
+
+    def render_now(
+        self, messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None = None
+    ) -> Rendered:
+        """:meth:`render`, blocking the calling thread."""
+        frame, max_reply, quoted = _question(messages, add_generation_prompt, specials)
+        try:
+            return Rendered(self._text(self._sandbox.ask_now(frame, CPU_S, max_reply)), quoted)
+        except SandboxEnded as error:
+            raise TemplateFailed(f"the chat template {error}") from None
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+    def _text(self, reply: bytes) -> str:
+        """The prompt. Raises :class:`TemplateFailed`. Nothing is believed of a reply but its type."""
+        try:
+            match self._decode(reply):
+                case Prompt(text):
+                    return text
+                case Failure(words, refused):
+                    raise (TemplateRefused if refused else TemplateFailed)(_one_line(words))
+        except (UnicodeDecodeError, msgspec.DecodeError):
+            pass
+        raise TemplateFailed("the chat template's process answered what it should not")
+
+
+def _question(
+    messages: Messages, add_generation_prompt: bool, specials: re.Pattern[str] | None
+) -> tuple[bytes, int, dict[str, str]]:
+    """What to ask, how large the answer may be, and what stands for what in it."""
+    turns, quoted = quote_messages(messages, specials)
+    conversation = msgspec.msgpack.encode(Conversation(turns, add_generation_prompt))
+    if len(conversation) > MAX_FRAME:
+        raise TemplateRefused(f"the conversation has more than {MAX_FRAME >> 20} MB")
+    return conversation, 4096 + 4 * max_chars(turns), quoted
+
+
+def _one_line(words: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in words[:MAX_WORDS])

@@ -1,0 +1,69 @@
+"""Would a plan start here? Everything short of loading weights, in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.assembly.bind import bind_api
+from engine.assembly.errors import AssemblyError
+from engine.assembly.plan import EnginePlan
+from engine.checkpoint.files import CheckpointError
+from engine.checkpoint.headers import TensorHeader, has_weights, read_headers
+from engine.service.tokenizer import Tokenizer, TokenizerError
+from engine.startup.memory.report import size
+
+
+def check_files(plan: EnginePlan) -> None:
+    """Read the headers of the model's weights, and its tokenizer, as far as they are there.
+
+    Raises :class:`AssemblyError` with what is wrong with them.
+    """
+    check_headers(plan)
+    if os.path.lexists(Path(plan.model.path) / "tokenizer.json"):
+        load_tokenizer(plan).close()
+
+
+def load_tokenizer(plan: EnginePlan) -> Tokenizer:
+    """The model's. Raises :class:`AssemblyError` saying why it cannot be used."""
+    try:
+        return Tokenizer.from_directory(plan.model.path, plan.model.vocab_size)
+    except TokenizerError as error:
+        raise AssemblyError([str(error)]) from error
+
+
+def check_headers(plan: EnginePlan) -> None:
+    """Read the headers of the model's weights, if these are there. Raises :class:`AssemblyError`."""
+    try:
+        if has_weights(Path(plan.model.path)):
+            _check_vocabulary(read_headers(plan.model.path), plan.model.vocab_size)
+    except CheckpointError as error:
+        where = "" if plan.model.path in str(error) else f"model.path={plan.model.path}: "
+        raise AssemblyError([f"{where}{error}"]) from error
+
+
+def _check_vocabulary(headers: Mapping[str, TensorHeader], vocab_size: int) -> None:
+    """A tokenizer is read up to the size that ``config.json`` states, so that has to be the model's."""
+    largest = max((max(header.shape, default=0) for header in headers.values()), default=0)
+    if largest < vocab_size:
+        raise CheckpointError(
+            f"config.json says vocab_size={vocab_size}, and no tensor of the weights has more than {largest} rows"
+        )
+
+
+def try_plan(plan: EnginePlan) -> str:
+    """Build every selected plugin and estimate the memory; what came of it, for people.
+
+    Raises :class:`engine.assembly.errors.AssemblyError` with what stands against it.
+    """
+    from engine.startup.memory.fit import check_memory  # imports torch, as the engine's plugins do
+
+    memory = check_memory(plan)
+    bind_api(plan)
+    estimate = memory.estimate
+    tokens = (estimate.smallest_blocks - 1) * estimate.pool.block_size
+    return (
+        f"every selected plugin is built; weights take {size(estimate.weights)}, with a KV pool of {tokens} tokens the "
+        f"engine needs {size(estimate.smallest)} of the {size(memory.budget.usable)} it may use"
+    )

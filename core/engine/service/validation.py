@@ -1,0 +1,203 @@
+"""From a well-typed API request to the engine's sampling parameters and prompts."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+from engine.contracts.request import MAX_BIASED_TOKENS, SamplingParams
+from engine.contracts.router import ApiRequest
+from engine.service.errors import ApiError, bad_request
+from engine.service.protocol import ChatOptions, CompletionOptions, ContentPart, GenerationRequest, Message
+
+DEFAULT_COMPLETION_TOKENS = 16
+MOST_ECHOED = 2**16
+"""Prompt tokens with log probabilities in one answer: about 200 bytes each."""
+
+Prompt = str | tuple[int, ...]
+T = TypeVar("T", tuple[int, ...], list[int])
+
+
+def sampling_params(request: ChatOptions | CompletionOptions, max_tokens: int, vocab_size: int) -> SamplingParams:
+    """``max_tokens`` is already resolved. Raises :class:`ApiError` 400 for what types and ranges could not say."""
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise bad_request(
+            f"min_tokens is {min_tokens}, more than the {max_tokens} output tokens allowed.", "min_tokens"
+        )
+    echo_logprobs = isinstance(request, CompletionOptions) and bool(request.echo)
+    logprobs = wanted_logprobs(request)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        # top_p=0 means: only the most likely token.
+        top_p=1.0 if request.top_p is None else max(request.top_p, 1e-9),
+        top_k=max(request.top_k or 0, 0),
+        min_p=request.min_p or 0.0,
+        seed=None if request.seed is None else request.seed & (2**63 - 1),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        logit_bias=_logit_bias(request.logit_bias or {}, vocab_size),
+        stop_token_ids=_stop_token_ids(request.stop_token_ids or [], vocab_size),
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if echo_logprobs else None,
+    )
+
+
+def num_echoed(api: ApiRequest) -> int:
+    """Prompt tokens in the answer, were they all echoed."""
+    return sum(map(len, api.prompts)) * api.n
+
+
+def check_echoed_logprobs(api: ApiRequest) -> None:
+    """Raises :class:`ApiError` 400 when the log probabilities of prompts would fill hundreds of megabytes."""
+    if api.sampling.prompt_logprobs is not None and (tokens := num_echoed(api)) > MOST_ECHOED:
+        raise bad_request(
+            f"echo with logprobs takes at most {MOST_ECHOED} prompt tokens in one request (prompts x n); got {tokens}.",
+            "echo",
+        )
+
+
+def wanted_logprobs(request: ChatOptions | CompletionOptions) -> int | None:
+    """How many alternatives per token are wanted; ``None``: no logprobs at all."""
+    if isinstance(request, CompletionOptions):
+        return request.logprobs
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+    if request.stop is None:
+        return ()
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def choice_count(request: ChatOptions | CompletionOptions) -> int:
+    """``n``; ``best_of`` may only repeat it, since candidates are not ranked here."""
+    n = request.n or 1
+    if isinstance(request, CompletionOptions) and request.best_of not in (None, n):
+        raise bad_request(f"best_of={request.best_of} is not supported unless it equals n={n}.", "best_of")
+    return n
+
+
+def choice_seed(seed: int | None, choice: int) -> int | None:
+    """Choices of one prompt differ; choice 0 is what ``n=1`` gives."""
+    if seed is None or choice == 0:
+        return seed
+    digest = hashlib.sha256(f"{seed}:{choice}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") & (2**63 - 1)
+
+
+def split_prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
+    """The prompts of a completion request: text, texts, ids, or lists of ids (never mixed)."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise bad_request("prompt is an empty list; expected at least one prompt or token id.", "prompt")
+    texts = [item for item in prompt if isinstance(item, str)]
+    ids = [item for item in prompt if isinstance(item, int)]
+    lists = [tuple(item) for item in prompt if isinstance(item, list)]
+    for same in (texts, lists):
+        if len(same) == len(prompt):
+            return tuple(same)
+    if len(ids) == len(prompt):
+        return (tuple(ids),)
+    raise bad_request("prompt mixes text and token ids; expected one kind.", "prompt")
+
+
+def check_token_ids(tokens: T, vocab_size: int, param: str = "prompt") -> T:
+    """Raises :class:`ApiError` 400 naming the first id outside ``0 .. vocab_size - 1``."""
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+        wrong = next(t for t in tokens if not 0 <= t < vocab_size)
+        raise bad_request(f"Token id {_short(wrong)} is outside the vocabulary (0 to {vocab_size - 1}).", param)
+    return tokens
+
+
+def output_limit(asked: int | None, prompt_len: int, max_len: int, default: int | None, param: str) -> int:
+    """Most output tokens. ``default=None`` means: all the room that the prompt leaves.
+
+    Raises :class:`ApiError` 400 naming both lengths when prompt and output do not fit into ``max_len`` tokens.
+    """
+    room = max_len - prompt_len
+    if prompt_len < 1:
+        raise bad_request("The prompt is empty; expected at least one token.", "prompt")
+    if room < 1:
+        raise too_long(str(prompt_len), max_len, "messages" if default is None else "prompt")
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        raise bad_request(
+            f"The prompt has {prompt_len} tokens and {param} is {asked}: together more than the {max_len} tokens "
+            f"this model takes. Ask for at most {room}.",
+            param,
+            "context_length_exceeded",
+        )
+    return asked
+
+
+def too_long(length: str, max_len: int, param: str) -> ApiError:
+    """400: the prompt alone fills the context; names both lengths."""
+    return bad_request(
+        f"The prompt has {length} tokens; this model takes at most {max_len} for prompt and output together.",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, str]]:
+    """Turns as plain dicts for the chat template. Text parts are joined by newlines."""
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _template_message(message: Message, where: str) -> dict[str, str]:
+    for name in ("tool_calls", "function_call", "audio"):
+        if getattr(message, name):
+            raise bad_request(f"'{where}.{name}' is not supported by this server.", f"{where}.{name}")
+    role = "system" if message.role == "developer" else message.role
+    if message.content is None and role != "assistant":
+        raise bad_request(f"'{where}.content' is missing.", f"{where}.content")
+    turn = {"role": role, "content": _content_text(message.content, where)}
+    if message.name is not None:
+        turn["name"] = message.name
+    return turn
+
+
+def _content_text(content: str | list[ContentPart] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for i, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            at = f"{where}.content[{i}]"
+            found = f"type {part.type[:32]!r}" if part.type != "text" else "no 'text'"
+            only = "this server computes text only, of models that see images, too"
+            raise bad_request(f"'{at}' has {found}, expected type 'text' with a 'text': {only}.", at)
+    return "\n".join(part.text or "" for part in content)
+
+
+def check_bias_size(bias: dict[str, float] | None) -> None:
+    """Raises :class:`ApiError` 400 for a ``logit_bias`` of more tokens than the engine takes."""
+    if bias is not None and len(bias) > MAX_BIASED_TOKENS:
+        raise bad_request(f"logit_bias names {len(bias)} tokens; at most {MAX_BIASED_TOKENS}.", "logit_bias")
+
+
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
+    check_bias_size(bias)
+    result = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):
+            raise bad_request(f"logit_bias key {key[:32]!r} is not a token id (0 to {vocab_size - 1}).", "logit_bias")
+        result[int(key)] = value
+    return result
+
+
+def _stop_token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
+    return check_token_ids(tuple(ids), vocab_size, "stop_token_ids")
+
+
+def _short(number: int) -> str:
+    # Printing an integer of thousands of digits is refused by Python itself.
+    return str(number) if abs(number) < 10**20 else f"of {number.bit_length()} bits"

@@ -1,0 +1,264 @@
+"""What bodies are accepted, and how the others are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.http.preparing import encode_text, encode_turns
+from engine.service.errors import ApiError
+from engine.service.protocol import IGNORED, ChatRequest, CompletionRequest, decode
+from engine.service.validation import sampling_params
+
+from ..service.fakes import MAX_LEN, VOCAB, ids, in_loop, make_tokenizer, says
+from .fakes import chat, completion, events_of, running
+
+
+def refused(body: bytes, kind: Any = ChatRequest) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        decode(body, kind)
+    assert caught.value.status == 400
+    error = json.loads(caught.value.body())["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return caught.value
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(chat(**fields)).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"x":' + b"[" * 100_000,
+        b'{"user":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"temperature": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "\xed\xa0\x80"}',
+    ],
+)
+def test_bodies_that_are_no_json_object_are_refused(data: bytes) -> None:
+    refused(data, CompletionRequest)
+
+
+def test_text_whose_ids_the_model_lacks_is_refused() -> None:
+    """Looking such an id up would read beyond the table of embeddings."""
+    state: Any = SimpleNamespace(tokenizer=make_tokenizer(), max_len=MAX_LEN, vocab_size=ord("x"))
+    assert asyncio.run(encode_text(state, "", "cde")) == ids("cde")
+    with pytest.raises(ApiError, match=r"Token id 120 is outside the vocabulary \(0 to 119\)"):
+        asyncio.run(encode_text(state, "", "x"))
+    with pytest.raises(ApiError, match="outside the vocabulary"):
+        asyncio.run(encode_turns(state, "", [{"role": "user", "content": "x"}], True))
+
+
+NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+INTEGERS = ["top_k", "seed", "max_tokens", "min_tokens", "n", "top_logprobs", "priority", "max_completion_tokens"]
+
+
+@pytest.mark.parametrize("field", NUMBERS + INTEGERS)
+@pytest.mark.parametrize("value", ["1e308", "1e999", "-1e999", "1" + "0" * 400, '"1"', "true", "[]", "{}"])
+def test_wrong_numbers_are_refused_by_field(field: str, value: str) -> None:
+    data = body()[:-1] + f', "{field}": {value}}}'.encode()
+    assert refused(data).param == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("top_p", 1.1),
+        ("n", 0),
+        ("n", 10**9),
+        ("max_tokens", 0),
+        ("presence_penalty", -2.5),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-30),
+        ("top_logprobs", 21),
+        ("stop", ""),
+        ("stop", [1]),
+        ("logit_bias", {"5": 101}),
+        ("stream", "yes"),
+        ("messages", []),
+        ("stream_options", {"nope": 1}),
+    ],
+)
+def test_values_out_of_range_are_refused_by_field(field: str, value: Any) -> None:
+    error = refused(body(**{field: value}))
+    assert error.param is not None and error.param.startswith(field)
+
+
+def test_unknown_fields_are_refused_and_harmless_ones_ignored() -> None:
+    assert refused(body(temprature=1)).param == "temprature"
+    assert refused(body(chat_template="{{ 1 }}")).param == "chat_template"
+    assert refused(body(tools=[{"type": "function"}])).param == "tools"
+    assert refused(body(response_format={"type": "json_object"})).param == "response_format"
+    decode(body(**dict.fromkeys(IGNORED, "x"), tools=[], response_format={"type": "text"}), ChatRequest)
+
+
+def test_null_means_absent() -> None:
+    names = [name for name in ChatRequest.__struct_fields__ if name != "messages"]
+    empty = decode(body(**dict.fromkeys(names), tools=None, anything_at_all=None), ChatRequest)
+    assert sampling_params(empty, 5, VOCAB) == sampling_params(decode(body(), ChatRequest), 5, VOCAB)
+
+
+def test_images_are_refused_where_they_are() -> None:
+    from engine.service.validation import template_messages
+
+    request = decode(
+        json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}).encode(),
+        ChatRequest,
+    )
+    with pytest.raises(ApiError) as caught:
+        template_messages(request.messages)
+    assert (caught.value.status, caught.value.param) == (400, "messages[0].content[0]")
+    assert caught.value.message == (
+        "'messages[0].content[0]' has type 'image_url', expected type 'text' with a 'text': this server computes text "
+        "only, of models that see images, too."
+    )
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), st.lists, max_leaves=5))
+@settings(max_examples=150, deadline=None)
+def test_any_value_of_a_field_is_taken_or_refused_but_never_a_crash(value: Any) -> None:
+    for field in ("stop", "seed", "messages", "logit_bias", "stream_options", "cache_salt", "anything"):
+        data = json.dumps(chat(**{field: value})).encode()
+        try:
+            decode(data, ChatRequest)
+        except ApiError as error:
+            assert error.status == 400
+
+
+@in_loop
+async def test_every_sampling_field_reaches_the_engine() -> None:
+    """``priority`` as far as the operator allows it."""
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "seed": 3,
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "ignore_eos": True,
+        "stop_token_ids": [7],
+        "logprobs": 3,
+    }
+    extra = {"logit_bias": {"5": -100}, "cache_salt": "tenant", "priority": -3, "echo": True}
+    async with running(least_priority=-3) as server:
+        status, _, _ = await server.post("/v1/completions", completion(**fields, **extra))
+        assert status == 200
+        (request,) = server.client.requests
+        for name, value in fields.items():
+            assert getattr(request.sampling, name) == (tuple(value) if isinstance(value, list) else value)
+        assert request.sampling.logit_bias == {5: -100} and request.sampling.prompt_logprobs == 3
+        assert (request.cache_salt, request.priority) == ("tenant", -3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [VOCAB]}, "prompt"),
+        ({"prompt": [2**40]}, "prompt"),
+        ({"prompt": [10**300]}, "prompt"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": [1.5]}, "prompt[0]"),
+        ({"prompt": "x" * MAX_LEN}, "prompt"),
+        ({"prompt": "x" * (MAX_LEN * 100)}, "prompt"),
+        ({"max_tokens": MAX_LEN}, "max_tokens"),
+        ({"min_tokens": 17}, "min_tokens"),
+        ({"best_of": 2}, "best_of"),
+        ({"n": 100, "prompt": ["a", "b"]}, "n"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {str(VOCAB): 1}}, "logit_bias"),
+        ({"stop_token_ids": [VOCAB]}, "stop_token_ids"),
+    ],
+)
+@in_loop
+async def test_requests_that_cannot_be_served_never_reach_the_engine(fields: dict[str, Any], param: str) -> None:
+    async with running() as server:
+        for stream in (False, True):
+            status, headers, data = await server.post("/v1/completions", completion() | fields | {"stream": stream})
+            assert (status, headers["content-type"].split(";")[0]) == (400, "application/json")
+            assert json.loads(data)["error"]["param"] == param
+        assert server.client.requests == [] and server.server.state.admission.in_flight == 0
+
+
+@in_loop
+async def test_a_prompt_can_be_scored_without_generating() -> None:
+    async with running(lambda request: []) as server:
+        asked = completion(prompt="abc", max_tokens=0, echo=True, logprobs=1)
+        status, _, data = await server.post("/v1/completions", asked)
+        assert status == 200 and server.client.requests[0].sampling.max_tokens == 0
+        whole = json.loads(data)
+        _, _, data = await server.post("/v1/completions", asked | {"stream": True})
+        streamed = [event["choices"][0] for event in events_of(data)]
+    choice = whole["choices"][0]
+    assert choice["text"] == "abc" == "".join(part["text"] for part in streamed)
+    assert whole["usage"]["completion_tokens"] == 0 and choice["finish_reason"] == "length"
+    assert choice["logprobs"] == streamed[0]["logprobs"] and len(choice["logprobs"]["tokens"]) == 2
+
+
+@in_loop
+async def test_offsets_of_an_echoed_prompt_count_the_special_tokens_that_it_spells() -> None:
+    async with running() as server:
+        asked = completion(prompt="a<|im_end|>é<|end|>", max_tokens=1, echo=True, logprobs=0)
+        _, _, data = await server.post("/v1/completions", asked)
+    choice = json.loads(data)["choices"][0]
+    assert choice["logprobs"]["text_offset"][:5] == [0, 1, 11, 11, 12]
+    assert choice["logprobs"]["text_offset"][5] == len(asked["prompt"])
+
+
+@in_loop
+async def test_a_stop_string_counts_once_the_output_is_long_enough() -> None:
+    async with running(says("ab.cd.ef")) as server:
+        for min_tokens, text in ((0, "ab"), (2, "ab"), (3, "ab.cd"), (6, "ab.cd.ef")):
+            asked = completion(max_tokens=20, stop=".", min_tokens=min_tokens)
+            _, _, data = await server.post("/v1/completions", asked)
+            assert json.loads(data)["choices"][0]["text"] == text
+
+
+TEXT = st.text(alphabet="abé😀\n ", min_size=1, max_size=16)
+
+
+@given(TEXT, st.lists(st.text(alphabet="abé😀", min_size=1, max_size=3), max_size=2), st.integers(1, 5))
+@settings(max_examples=25, deadline=None)
+@in_loop
+async def test_streams_equal_whole_answers_however_steps_are_cut(text: str, stop: list[str], step: int) -> None:
+    tokens = (*text.encode(), says("")(None)[0][0])  # type: ignore[arg-type]
+    steps = [tokens[i : i + step] for i in range(0, len(tokens), step)]
+    async with running(lambda request: steps) as server:
+        asked = completion(max_tokens=100, stop=stop or None, logprobs=0)
+        _, _, data = await server.post("/v1/completions", asked)
+        whole = json.loads(data)
+        _, _, data = await server.post(
+            "/v1/completions", asked | {"stream": True, "stream_options": {"include_usage": True}}
+        )
+        events = events_of(data)
+    choice = whole["choices"][0]
+    streamed = [event["choices"][0] for event in events[:-1]]
+    assert "".join(part["text"] for part in streamed) == choice["text"]
+    assert [t for part in streamed for t in part["logprobs"]["tokens"]] == choice["logprobs"]["tokens"]
+    assert [r for part in streamed if (r := part["finish_reason"])] == [choice["finish_reason"]]
+    assert events[-1]["usage"] == whole["usage"]
+    assert not any(s in choice["text"] for s in stop) and text.startswith(choice["text"])

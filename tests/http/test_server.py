@@ -1,0 +1,438 @@
+"""Connections, refusals, death and shutdown of a listening server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+from typing import Any
+
+import pytest
+import structlog
+
+from engine.contracts.events import RejectedEvent, RequestEvent
+from engine.contracts.router import Answer, Reject, ToUrl
+from engine.http import bodies
+from engine.http.server import Server
+
+from ..service.fakes import (
+    MODEL,
+    DirectRouter,
+    MemoryExporter,
+    ScriptedClient,
+    in_loop,
+    make_plan,
+    make_tokenizer,
+    says,
+)
+from .fakes import Running, chat, completion, events_of, running
+
+CHAT = "/v1/chat/completions"
+ROUTES = [
+    ("POST", CHAT),
+    ("POST", "/v1/completions"),
+    ("GET", "/v1/models"),
+    ("GET", f"/v1/models/{MODEL}"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/metrics"),
+    ("GET", "/engine/plan"),
+    ("GET", "/engine/latency"),
+    ("GET", "/engine/stats"),
+]
+
+
+async def open_stream(server: Running, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.server.port)
+    data = json.dumps(body).encode()
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    await writer.drain()
+    return reader, writer
+
+
+def error_of(data: bytes) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(data)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@in_loop
+async def test_a_stream_has_the_headers_that_proxies_need_and_no_ids() -> None:
+    async with running() as server:
+        status, headers, data = await server.post(CHAT, chat(stream=True), "X-Request-Id: my-id\tx")
+        assert status == 200
+        assert headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert (headers["x-accel-buffering"], headers["cache-control"]) == ("no", "no-cache")
+        assert headers["x-request-id"] == "my-idx"
+        assert b"\nid:" not in data and not data.startswith(b"id:")
+        events = events_of(data)
+        assert [e["choices"][0]["delta"].get("role") for e in events].count("assistant") == 1
+        assert data.count(b"[DONE]") == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@in_loop
+async def test_a_client_that_goes_away_aborts_all_its_sequences(stream: bool) -> None:
+    async with running() as server:
+        server.client.hold_before = 3
+        _, writer = await open_stream(server, chat(stream=stream, n=2))
+        await server.client.holding.wait()
+        writer.transport.abort()
+        while len(server.client.aborted) < 2:
+            server.client.abort_seen.clear()
+            await server.client.abort_seen.wait()
+        assert {name for name, _ in server.client.aborted} == {r.request_id for r in server.client.requests}
+        assert await server.server.state.admission.until_idle(5)
+        events = server.server.state.bus.settled(lambda: list(server.exporter.events))
+        assert [e.finish_reason for e in events if isinstance(e, RequestEvent)] == ["abort", "abort"]
+        assert server.router.answers == []
+
+
+@in_loop
+async def test_silence_is_filled_with_comments() -> None:
+    async with running(keepalive_s=0.01) as server:
+        server.client.hold_before = 0
+        reader, writer = await open_stream(server, chat(stream=True))
+        await reader.readuntil(b": keepalive\n")
+        await reader.readuntil(b": keepalive\n")
+        server.client.proceeding.set()
+        await reader.readuntil(b"data: [DONE]\n\n")
+        writer.close()
+
+
+@in_loop
+async def test_a_full_server_refuses_before_it_reads_and_says_when_to_come_back() -> None:
+    async with running(max_queue=1) as server:
+        server.client.hold_before = 1
+        first = asyncio.create_task(server.post(CHAT, chat()))
+        await server.client.holding.wait()
+        status, headers, data = await server.post(CHAT, b"not even json")
+        assert status == 429 and 1 <= int(headers["retry-after"]) <= 30
+        assert error_of(data)["type"] == "rate_limit_error"
+        events = server.server.state.bus.settled(lambda: list(server.exporter.events))
+        assert [(e.status, e.reason) for e in events if isinstance(e, RejectedEvent)] == [(429, "queue_full")]
+        server.client.proceeding.set()
+        assert (await first)[0] == 200
+        assert (await server.post(CHAT, chat()))[0] == 200
+
+
+@in_loop
+async def test_every_route_but_health_needs_the_key() -> None:
+    async with running(api_key="sésame") as server:
+        good = "Authorization: Bearer " + "sésame".encode().decode("latin-1")
+        wrong = [
+            "X-None: 1",
+            "Authorization: Bearer",
+            "Authorization: Bearer sesame",
+            "Authorization: Bearer s\u00ff",
+            "Authorization: bearer s",
+            good + "x",
+            good + "\r\n" + good,
+            "Host: x/health?",
+        ]
+        for method, path in [*ROUTES, ("GET", "/nowhere"), ("PUT", CHAT), ("GET", "//v1/models"), ("GET", "/health/")]:
+            for header in wrong:
+                status, _, data = await server.post(path, b"", header, method=method)
+                assert (status, error_of(data)["code"]) == (401, "invalid_api_key"), (path, header)
+            assert (await server.post(path, b"", good, method=method))[0] != 401
+        assert (await server.get("/health"))[0] == (await server.get("/ready"))[0] == 200
+
+
+@in_loop
+async def test_a_keyless_loopback_server_answers_to_local_names_only() -> None:
+    async with running() as server:
+        for host in (
+            "evil.example",
+            "localhost:80.evil.com",
+            "localhost.evil.com",
+            "127.0.0.1.evil.com",
+            "[::1].evil.com",
+        ):
+            assert (await server.get("/v1/models", f"Host: {host}"))[0] == 403, host
+        assert (await server.get("/v1/models", "Host: 127.0.0.1:1"))[0] == 200
+        for host in ("[::1]:1", "localhost:1", "a.localhost"):
+            assert (await server.get("/v1/models", f"Host: {host}"))[0] == 200, host
+
+
+@in_loop
+async def test_wrong_requests_get_json_errors() -> None:
+    async with running(max_body_bytes=1000) as server:
+        cases = [
+            (await server.get("/nowhere"), 404),
+            (await server.get(CHAT), 405),
+            (await server.post(CHAT, b"x" * 1001), 413),
+            (await server.post(CHAT, chat(), "Content-Encoding: gzip"), 415),
+            (await server.post(CHAT, chat(), "Origin: http://x", "Content-Type: text/plain"), 415),
+            (await server.post(CHAT, b"{"), 400),
+        ]
+        for (status, headers, data), expected in cases:
+            assert status == expected
+            assert headers["content-type"].startswith("application/json") and error_of(data)["message"]
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        head += b"Transfer-Encoding: chunked\r\n\r\n"
+        reply = await server.raw(head + b"800\r\n" + b"x" * 2048 + b"\r\n0\r\n\r\n")
+        assert b" 413 " in reply.split(b"\r\n")[0]
+
+
+@in_loop
+async def test_text_becomes_tokens_and_back() -> None:
+    async with running() as server:
+        _, _, data = await server.post("/tokenize", {"prompt": "hé"})
+        tokens = json.loads(data)
+        assert (tokens["count"], tokens["tokens"]) == (3, list("hé".encode()))
+        assert tokens["token_strs"] == ["h", "bytes:\\xc3", "bytes:\\xa9"]
+        _, _, data = await server.post("/detokenize", {"tokens": tokens["tokens"]})
+        assert json.loads(data) == {"prompt": "hé"}
+        assert (await server.post("/detokenize", {"tokens": [10**6]}))[0] == 400
+        assert (await server.post("/tokenize", {}))[0] == 400
+        _, _, data = await server.post("/tokenize", {"messages": chat()["messages"]})
+        assert json.loads(data)["count"] == len(make_tokenizer().encode_chat_now(chat()["messages"]))
+
+
+@in_loop
+async def test_observability_routes_answer_and_hide_the_key() -> None:
+    async with running(api_key="hush") as server:
+        key = "Authorization: Bearer hush"
+        assert (await server.post(CHAT, chat(), key))[0] == 200
+        status, headers, data = await server.get("/metrics", key)
+        # 12 tokens: one first, eleven later, one request.
+        assert (status, data) == (200, b"engine_events_total 13\n") and headers["content-type"].startswith("text/plain")
+        _, _, data = await server.get("/engine/plan", key)
+        assert b"hush" not in data and json.loads(data)["plan"]["settings"]["server"]["api_key"] == "***"
+        assert json.loads(data)["engine"]["block_size"] == 16
+        _, _, data = await server.get("/engine/latency", key)
+        assert json.loads(data)["ttft_ms"]["count"] == 1
+
+
+@in_loop
+async def test_the_engine_dies_under_a_stream_and_the_listener_stays() -> None:
+    async with running() as server:
+        server.client.hold_before = 3
+        reader, writer = await open_stream(server, chat(stream=True))
+        await server.client.holding.wait()
+        await reader.readuntil(b'"content":"e"')
+        whole = asyncio.create_task(server.post(CHAT, chat()))
+        while len(server.client.requests) < 2:
+            await asyncio.sleep(0)
+        watch = asyncio.create_task(server.server.state.supervisor.watch())
+        server.client.die()
+        rest = await reader.readuntil(b"data: [DONE]\n\n")
+        assert b'"code":"engine_dead"' in rest and b'finish_reason":"stop' not in rest
+        status, headers, data = await whole
+        assert (status, error_of(data)["code"]) == (503, "engine_dead") and "retry-after" in headers
+        assert (await server.get("/ready"))[0] == 503
+        assert (await server.get("/health"))[0] == 200
+        assert (await server.post(CHAT, chat()))[0] == 503
+        server.client.hold_before = None
+        while not server.client.alive:
+            await asyncio.sleep(0.01)
+        assert (await server.post(CHAT, chat()))[0] == 200
+        watch.cancel()
+        writer.close()
+
+
+async def signalled_server(drain_s: float) -> tuple[Running, asyncio.Task[int], list[str]]:
+    lines: list[str] = []
+    client, router, exporter = ScriptedClient(), DirectRouter(), MemoryExporter()
+    server = Server(make_plan(drain_s=drain_s), client, router, [exporter], make_tokenizer(), say=lines.append)
+    task = asyncio.create_task(server.run())
+    while not any(line.startswith("ready") for line in lines):
+        await asyncio.sleep(0.001)
+    return Running(server, client, router, exporter), task, lines
+
+
+@in_loop
+async def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones() -> None:
+    server, task, lines = await signalled_server(drain_s=10)
+    assert lines[0] == "starting: engine process" and lines[1].startswith("starting: loading weights")
+    server.client.hold_before = 2
+    running_request = asyncio.create_task(server.post(CHAT, chat()))
+    await server.client.holding.wait()
+    signal.raise_signal(signal.SIGTERM)
+    while not server.server.state.admission.draining:
+        await asyncio.sleep(0)
+    status, headers, data = await server.post(CHAT, chat())
+    assert (status, error_of(data)["code"]) == (503, "draining") and "retry-after" in headers
+    assert headers["connection"] == "close"
+    assert (await server.get("/ready"))[0] == 503
+    server.client.proceeding.set()
+    status, _, data = await running_request
+    assert status == 200 and json.loads(data)["choices"][0]["message"]["content"] == "Hello world"
+    assert await task == 0 and server.exporter.closed
+
+
+@pytest.mark.parametrize("second_signal", [True, False])
+@in_loop
+async def test_what_does_not_finish_in_time_ends_in_an_error_event(second_signal: bool) -> None:
+    server, task, _ = await signalled_server(drain_s=60 if second_signal else 0.01)
+    server.client.hold_before = 2
+    reader, writer = await open_stream(server, chat(stream=True))
+    await reader.readuntil(b'"content":"e"')
+    whole = asyncio.create_task(server.post(CHAT, chat()))
+    while len(server.client.requests) < 2:
+        await asyncio.sleep(0)
+    signal.raise_signal(signal.SIGTERM)
+    if second_signal:
+        signal.raise_signal(signal.SIGTERM)
+    rest = await reader.readuntil(b"data: [DONE]\n\n")
+    assert b'"code":"shutdown"' in rest
+    assert (await whole)[0] == 503
+    assert await task == 0
+    assert {reason for _, reason in server.client.aborted} == {"abort"}
+    writer.close()
+
+
+@in_loop
+async def test_an_engine_that_hangs_gets_no_request() -> None:
+    async with running() as server:
+        assert (await server.post(CHAT, chat()))[0] == 200
+        supervisor = server.server.state.supervisor
+        supervisor._silent_s = 60.0  # the engine process is there, and answers nothing
+        status, headers, data = await server.post(CHAT, chat())
+        assert (status, error_of(data)["code"]) == (503, "not_ready") and "retry-after" in headers
+        assert len(server.client.requests) == 1
+
+
+@in_loop
+async def test_an_engine_that_cannot_start_ends_the_server_with_its_words() -> None:
+    lines: list[str] = []
+    client = ScriptedClient()
+    client.fail_starts = 1
+    server = Server(make_plan(), client, DirectRouter(), [], make_tokenizer(), say=lines.append)
+    assert await server.run() == 1
+    assert "no memory left" in lines[-1]
+
+
+@in_loop
+async def test_a_port_in_use_is_named() -> None:
+    async with running() as other:
+        lines: list[str] = []
+        plan = make_plan(port=other.server.port)
+        assert await Server(plan, ScriptedClient(), DirectRouter(), [], make_tokenizer(), say=lines.append).run() == 1
+        assert f"server.port={other.server.port}" in lines[0] and lines[0].endswith("Choose another server.port.")
+
+
+@in_loop
+async def test_a_host_that_is_not_here_is_named() -> None:
+    lines: list[str] = []
+    plan = make_plan(host="192.0.2.1", api_key="k")
+    assert await Server(plan, ScriptedClient(), DirectRouter(), [], make_tokenizer(), say=lines.append).run() == 1
+    assert "server.host=192.0.2.1" in lines[0] and lines[0].endswith("Choose another server.host.")
+
+
+@in_loop
+async def test_a_stored_answer_is_served_like_the_generated_one() -> None:
+    async with running() as server:
+        for fields in ({}, {"stop": "wor"}, {"stream": True}):
+            body = completion(logprobs=1, n=2, **fields)
+            server.router.decision = type(server.router)().decision
+            _, _, generated = await server.post("/v1/completions", body)
+            sent = len(server.client.requests)
+            server.router.decision = server.router.answers[-1]
+            assert isinstance(server.router.decision, Answer)
+            status, _, stored = await server.post("/v1/completions", body)
+            assert status == 200 and len(server.client.requests) == sent
+            assert texts(stored) == texts(generated)
+
+
+def texts(data: bytes) -> dict[int, tuple[str, str]]:
+    bodies = events_of(data) if data.startswith(b"data:") else [json.loads(data)]
+    found: dict[int, tuple[str, str]] = {}
+    for choice in (choice for body in bodies for choice in body["choices"]):
+        text, reason = found.get(choice["index"], ("", ""))
+        found[choice["index"]] = (text + choice["text"], reason + (choice["finish_reason"] or ""))
+    return found
+
+
+@in_loop
+async def test_a_router_can_refuse_and_its_failure_is_only_this_request() -> None:
+    async with running() as server:
+        server.router.decision = Reject(429, "over quota", 300)
+        status, headers, data = await server.post(CHAT, chat())
+        assert (status, headers["retry-after"], error_of(data)["message"]) == (429, "30", "over quota")
+        server.router.decision = ValueError("/secret/path")
+        status, _, data = await server.post(CHAT, chat())
+        assert status == 500 and b"secret" not in data
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@in_loop
+async def test_a_request_routed_elsewhere_is_passed_through(stream: bool) -> None:
+    async with running(says("from afar")) as other, running() as server:
+        for base in (other.url, other.url + "/v1/"):
+            server.router.decision = ToUrl(base)
+            status, headers, data = await server.post(CHAT, chat(stream=stream))
+            assert status == 200 and (b"data: [DONE]" in data) == stream
+            assert headers["content-type"].startswith("text/event-stream" if stream else "application/json")
+        status, _, data = await server.post(CHAT, chat(temperature=1, max_tokens=200, stream=stream))
+        other.client.hold_before = 1
+        other.client.holding.clear()
+        task = asyncio.create_task(server.post(CHAT, chat(stream=stream)))
+        await other.client.holding.wait()
+        other.client.die()
+        status, _, data = await task
+        assert b"engine_dead" in data and (stream or status == 503)
+        server.router.decision = ToUrl("http://127.0.0.1:1")
+        status, _, data = await server.post(CHAT, chat(stream=stream))
+        assert (status, error_of(data)["code"]) == (502, "bad_gateway")
+
+
+@in_loop
+async def test_an_engine_that_dies_after_a_comment_ends_the_stream_with_an_error() -> None:
+    async with running(keepalive_s=0.01) as server:
+        server.client.hold_before = 0
+        reader, writer = await open_stream(server, chat(stream=True))
+        await reader.readuntil(b": keepalive\n")
+        server.client.die()
+        assert b'"code":"engine_dead"' in await reader.readuntil(b"data: [DONE]\n\n")
+        writer.close()
+
+
+@in_loop
+async def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_S", 0.02)
+    async with running() as server:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.server.port)
+        writer.write(head.encode() + b"{")
+        assert b" 408 " in await reader.readline()
+        writer.close()
+
+
+@in_loop
+async def test_logs_hold_neither_prompts_nor_what_clients_make_up() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with running() as server:
+            await server.post(CHAT, chat("SECRET"), "X-Request-Id: a\t{\xe9}SECRET2")
+            await server.post("/v1/completions", completion("SECRET", SECRET=1))
+            await server.get("/SECRET%0a")
+            server.client.fail_request = "SECRET"
+            await server.post(CHAT, chat("SECRET", stream=True))
+    assert len([line for line in logs if line["event"] == "request"]) == 4
+    assert "SECRET" not in str(logs).replace("aSECRET2", "")
+    assert logs[0]["request_id"] == "aSECRET2"
+
+
+@in_loop
+async def test_nothing_is_left_after_a_mix_of_finished_aborted_and_refused_requests() -> None:
+    dice = random.Random(0)
+
+    async def one(server: Running) -> None:
+        kind = dice.choice(["whole", "stream", "gone", "bad"])
+        if kind == "gone":
+            reader, writer = await open_stream(server, chat(stream=True, n=dice.randint(1, 3)))
+            await reader.readuntil(b"data: ")
+            writer.transport.abort()
+        else:
+            body = chat(stream=kind == "stream", n=dice.randint(1, 3), stop=dice.choice([None, "wor"]))
+            status, _, _ = await server.post(CHAT, body | ({"top_p": 7} if kind == "bad" else {}))
+            assert status == (400 if kind == "bad" else 200)
+
+    async with running() as server:
+        await asyncio.gather(*(one(server) for _ in range(60)))
+        state = server.server.state
+        assert await state.admission.until_idle(5)
+        assert state.admission.in_flight == 0
+        ended = state.bus.settled(lambda: [e for e in server.exporter.events if isinstance(e, RequestEvent)])
+        assert sorted(e.request_id for e in ended) == sorted(r.request_id for r in server.client.requests)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.service.chat_template import ChatTemplate, TemplateFailed, TemplateRefused, TemplateSource
+
+CONVERSATION = [{"role": "user", "content": "x"}]
+
+
+def render(source: str) -> str:
+    return ChatTemplate(TemplateSource(source, {})).render(CONVERSATION, True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id') }}",
+        "{{ lipsum|attr('__globals__') }}",
+        "{{ namespace|attr('__ini' ~ 't__')|attr('__globals__') }}",
+        "{{ '{0.__class__.__init__.__globals__}'.format(cycler) }}",
+        "{{ '{m.__class__.__mro__}'.format_map({'m': messages}) }}",
+        "{{ ['{0.__class__}', 'x']|map('format', cycler)|first }}",
+        "{{ raise_exception.__code__.co_consts }}",
+        "{% macro m() %}{% endmacro %}{{ m.__func__.__globals__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_reaches_nothing_of_python(source: str) -> None:
+    try:
+        shown = render(source)
+    except TemplateRefused:
+        return
+    assert shown in ("", "{0.__class__}")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refused this conversation: roles must alternate"),
+        ("{{ messages[7].content }}", "refused this conversation: list object has no element 7"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "could not handle this conversation"),
+        ("{{ 1 / 0 }}", "could not handle this conversation"),
+    ],
+)
+def test_what_a_template_raises_is_one_sentence(source: str, words: str) -> None:
+    with pytest.raises(TemplateRefused, match=words):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% if %}", "Expected an expression"),
+        ("{{ " + "(" * 6000 + "1" + ")" * 6000 + " }}", "RecursionError"),
+        ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "SyntaxError"),
+    ],
+)
+def test_what_does_not_compile_is_one_sentence(source: str, words: str) -> None:
+    with pytest.raises(TemplateFailed, match=f"chat template does not compile: {words}"):
+        render(source)
+
+
+def test_a_prompt_far_longer_than_its_messages_is_cut_off() -> None:
+    with pytest.raises(TemplateFailed, match="made too much of this conversation"):
+        render("{% for i in range(90000) %}{{ 'x' * 32 }}{% endfor %}")
+
+
+def test_templates_have_the_usual_helpers() -> None:
+    source = "{% generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}{{ strftime_now('%%') }}"
+    assert render(source) == '{"a": "<é>"}%'

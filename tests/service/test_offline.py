@@ -1,0 +1,106 @@
+"""Offline generation: what makes no sense is refused by name, and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from engine import LLM
+from engine.loop.messages import EngineStats
+from engine.service.offline import GenerationFailed
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    llm = LLM("bundled", overrides=["+preset=latency", "device=cpu", "threads=1"])
+    yield llm
+    llm.close()
+
+
+def test_calls_from_several_threads_run_one_after_another(llm: LLM) -> None:
+    prompts = [[i + 1, i + 2, i + 3] for i in range(4)]
+    alone = [llm.generate([p], max_tokens=8, temperature=0.0)[0].tokens for p in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        together = pool.map(lambda p: llm.generate([p], max_tokens=8, temperature=0.0)[0].tokens, prompts)
+    assert list(together) == alone
+
+
+def nothing_is_held(stats: EngineStats) -> bool:
+    return (stats.blocks_leased, stats.rows_used, stats.running, stats.waiting) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", -1),
+        ("max_tokens", "5"),
+        ("max_tokens", None),
+        ("min_tokens", 99),
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("seed", 1.5),
+        ("logprobs", -1),
+        ("repetition_penalty", 0.0),
+        ("logit_bias", {10**9: 1.0}),
+        ("logit_bias", {5: float("inf")}),
+        ("logit_bias", {5: float("nan")}),
+        ("stop_token_ids", [-1]),
+        ("stop", [""]),
+        ("max_tokns", 5),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_by_name(llm: LLM, name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=name):
+        llm.generate(["a"], **{"max_tokens": 4, name: value})
+    assert nothing_is_held(llm.stats())
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[10**9], [-1], [1.5], ["a"], [True], None, "\ud800"],
+    ids=["big", "neg", "float", "str", "bool", "none", "?"],
+)
+def test_one_bad_prompt_refuses_the_batch_before_anything_runs(llm: LLM, prompt: Any) -> None:
+    steps = llm.stats().step
+    with pytest.raises((TypeError, ValueError), match=r"prompts\[1\]"):
+        llm.generate(["a", prompt, "b"], max_tokens=2)
+    assert nothing_is_held(llm.stats()) and llm.stats().step == steps
+
+
+def test_one_string_is_no_list(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="prompts is one string"):
+        llm.generate("abc", max_tokens=2)
+    with pytest.raises(TypeError, match="overrides='device=cpu' is one string"):
+        LLM("bundled", overrides="device=cpu")
+
+
+def test_a_failed_batch_gives_everything_back(llm: LLM) -> None:
+    alone = llm.generate(["import os"], max_tokens=8, temperature=0.0)[0].tokens
+    with pytest.raises(GenerationFailed, match="the prompt is empty"):
+        llm.generate(["import os", "", "import json"], max_tokens=200, temperature=0.0, ignore_eos=True)
+    assert nothing_is_held(llm.stats())
+    assert llm.generate(["import os"], max_tokens=8, temperature=0.0)[0].tokens == alone
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63 + 5, 2**200])
+def test_any_integer_is_a_seed(llm: LLM, seed: int) -> None:
+    first, second = (llm.generate(["def f("], max_tokens=8, seed=seed)[0].tokens for _ in range(2))
+    assert first == second
+
+
+def test_a_prompt_is_scored_without_generating(llm: LLM) -> None:
+    (done,) = llm.generate(["import os"], max_tokens=0, prompt_logprobs=1)
+    assert done.tokens == () and done.finish_reason == "length"
+    assert len(done.prompt_logprobs) == len(llm.tokenizer.encode_now("import os"))
+
+
+def test_a_stop_may_be_one_string(llm: LLM) -> None:
+    options = {"max_tokens": 20, "temperature": 0.0}
+    whole = llm.generate(["def f():\n"], **options)[0].text
+    stop = whole[5:7]
+    assert llm.generate(["def f():\n"], stop=stop, **options)[0].text == whole[: whole.index(stop)]
