@@ -91,7 +91,10 @@ def _chunks(values: Values, rotated: tuple[bool, ...]) -> tuple[int | None, ...]
 def _sparse(values: Values, layers: int) -> tuple[int, ...]:
     """Layers with experts: ``moe_layers``, or every so many-th."""
     if values.has("moe_layers"):
-        return values.wholes("moe_layers", "MAX_LAYERS", largest="MAX_LAYERS")
+        found = values.wholes("moe_layers", "MAX_LAYERS", largest="MAX_LAYERS")
+        if beyond := [layer for layer in found if layer >= layers]:
+            raise CheckpointError(f"moe_layers with {clipped(beyond)}: expected numbers below {layers}, as many layers")
+        return found
     step = values.whole("interleave_moe_layer_step", "MAX_LAYERS", 1)
     return tuple(range(step - 1, layers, step))
 

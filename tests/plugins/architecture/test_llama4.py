@@ -110,6 +110,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "partial_rotary_factor=0.5: expected 1",
     ),
     "more experts of a token than there are": ({"num_experts_per_tok": 5}, "num_experts_per_tok=5: expected at most 4"),
+    "experts in a layer that there is not": ({"moe_layers": [1, 7]}, "moe_layers with [7]: expected numbers below 4"),
     "an unknown activation": ({"hidden_act": "tanh"}, "hidden_act 'tanh' of the checkpoint: expected one of silu"),
 }  # fmt: skip
 
