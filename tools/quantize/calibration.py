@@ -89,14 +89,8 @@ class Linear:
         return x if self.divide is None else x / self.divide
 
 
-def of_expert(name: str, number: int) -> str:
-    """An expert's layer of a tensor ``name`` that holds those of all."""
-    return f"{name}[{number}]" if number else name
-
-
 class Recorder:
-    """A quantizer that changes nothing and keeps every linear layer at hand, by the name of its first part; those of
-    experts that are stored together by :func:`of_expert`."""
+    """A quantizer that changes nothing and keeps every linear layer at hand, by the name of its first part."""
 
     lossless = True
 
@@ -109,10 +103,7 @@ class Recorder:
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         weight, bias = joined_weight(parts).to(device), joined_bias(parts)
         linear = Linear(spec, weight, None if bias is None else bias.float().to(device))
-        name, number = spec.parts[0].name, 0
-        while of_expert(name, number) in self.linears:
-            number += 1
-        self.linears[of_expert(name, number)] = linear
+        self.linears[spec.parts[0].name] = linear
         return PackedLinear({"weight": weight}, linear, linear, spec.out_features, label="recorded")
 
 

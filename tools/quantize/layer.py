@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tools.quantize.calibration import Inputs, LayerRunner, Linear, Moments, of_expert
+from tools.quantize.calibration import Inputs, LayerRunner, Linear, Moments
 from tools.quantize.folding import Site, readers, sites
 from tools.quantize.gptq import aimed, gptq_codes
 from tools.quantize.grid import Grid, levels
@@ -17,7 +17,7 @@ from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.ops import Add, Experts, LinearSpec
 from engine.contracts.ops import Linear as LinearOp
 from engine.contracts.quantizer import QuantizedWeight
-from engine.models.required_tensors import expert_linears, linears_of
+from engine.models.required_tensors import linears_of
 from engine_plugins.quantizer.rounding import to_fp8, to_int8
 
 METHODS = ("rtn", "awq", "gptq", "awq+gptq", "smoothquant", "fp8")
@@ -57,19 +57,6 @@ def expert_specs(block: Block) -> Iterator[LinearSpec]:
             yield from linears_of(node.op)
 
 
-def experts_of(block: Block, linears: Mapping[str, Linear]) -> Iterator[Linear]:
-    """Those of :func:`expert_specs`, however the checkpoint stores them."""
-    for node in block.nodes:
-        if not isinstance(node.op, Experts):
-            continue
-        for number, pair in enumerate(expert_linears(node.op)):
-            fused = ("", "") if node.op.fused is None else (node.op.fused.gate_up, node.op.fused.down)
-            for spec, name in zip(pair, fused, strict=True):
-                found = linears.get(spec.parts[0].name) or linears[of_expert(name, number)]
-                found.spec = spec
-                yield found
-
-
 def quantize_layer(
     index: int,
     graph: Graph,
@@ -96,7 +83,8 @@ def quantize_layer(
         if runner is not None:
             runner.advance(index, slice(None))
     parts = {name: part for i, whole in found.items() for name, part in split(mine[i], whole).items()}
-    for expert in experts_of(block, linears):
+    for spec in expert_specs(block):
+        expert = linears[spec.parts[0].name]
         parts |= split(expert, _nearest(expert, recipe))
     return parts
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tools.quantize.calibration import LayerRunner, Linear, Recorder
 from tools.quantize.grid import Grid, levels
-from tools.quantize.layer import WITHOUT_TEXT, Recipe, expert_specs, experts_of, linear_ops, quantize_layer
+from tools.quantize.layer import WITHOUT_TEXT, Recipe, expert_specs, linear_ops, quantize_layer
 from tools.quantize.writer import ShardWriter, new_folder, part_tensors, quantization_config, write_config
 from torch import Tensor
 
@@ -192,8 +192,8 @@ def _layer(source: Source, index: int, recipe: Recipe, runner: LayerRunner | Non
     block = source.graph.layers[index]
     norms = {name: source.checkpoint.read(name) for name in norm_names(block)}
     quantized = quantize_layer(index, source.graph, source.linears, norms, recipe, runner)
-    own = (source.linears[op.spec.parts[0].name] for _, op in linear_ops(block))
-    for linear in (*own, *experts_of(block, source.linears)):
+    for spec in (*(op.spec for _, op in linear_ops(block)), *expert_specs(block)):
+        linear = source.linears[spec.parts[0].name]
         linear.weight = linear.weight.new_empty(0)  # one layer at a time is in float32
     yield from norms.items()
     for name, weight in quantized.items():
