@@ -1,58 +1,74 @@
-"""Slot ``parallelism``: how are weights and work split over devices?
+"""Slot ``parallelism``: how are the workers of further ranks started and found?
 
-One scheduler plans; workers never decide. Collectives work on named groups: ``tp`` (tensor), ``pp`` (pipeline),
-``ep`` (expert), ``sp`` (sequence). With one rank, ``shard`` alone is called.
+The core decides who holds what (:mod:`engine.models.placement`), plans every step, and tells workers what to run. A
+launcher starts processes that run ``engine.startup.worker`` and hands over a connection to each. Tensors and plans
+never pass through it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from engine.contracts.ops import LinearSpec
-
 if TYPE_CHECKING:
-    from torch import Tensor
+    from socket import socket
+
+
+class LauncherError(RuntimeError):
+    """Workers that could not be started, or did not come: what is missing, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """One worker to start."""
+
+    rank: int
+    """From 1 on: rank 0 is the engine process itself."""
+    environment: Mapping[str, str]
+    """Variables to set beside those that are inherited: which GPU it sees, for example."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """How a worker is started."""
+
+    command: tuple[str, ...]
+    """Runs a worker in a process of its own. Behind it comes where it finds the engine process: ``--fd N --parent
+    PID`` for a socket that it inherits, or ``--join HOST:PORT`` for one that it connects to; there, the environment
+    variable ``ENGINE_JOIN_TOKEN`` holds the token that it says first."""
+    run: Callable[[socket], None]
+    """Runs a worker in the thread that calls it, to its end. Called with its end of the connection."""
 
 
 @runtime_checkable
-class Parallelism(Protocol):
-    """The plugin."""
+class StartedWorker(Protocol):
+    """A worker that was started."""
 
     rank: int
-    world_size: int
+    connection: socket
+    """To the worker. The core owns it from now on."""
+    place: str
+    """Where it runs, for messages: ``pid 4711``, ``pid 4711 on 10.0.0.2``."""
 
-    def shard(self, spec: LinearSpec) -> tuple[int, int]:
-        """``(index, count)``: which of how many equal cuts of ``spec.shard`` this rank holds."""
+    def ended(self) -> str | None:
+        """How it ended (``signal 9``, ``exit code 1``), as far as that can be known; ``None`` while it runs."""
         ...
 
-    def all_reduce(self, x: Tensor, group: str) -> Tensor:
-        """The sum of all ranks' ``x``, on every rank."""
+    def kill(self) -> None:
+        """End it at once. One that has ended is left alone."""
         ...
 
-    def all_gather(self, x: Tensor, group: str, axis: int) -> Tensor:
-        """All ranks' ``x`` joined along ``axis`` in the order of ranks, on every rank."""
-        ...
 
-    def reduce_scatter(self, x: Tensor, group: str, axis: int) -> Tensor:
-        """This rank's cut, along ``axis``, of the sum of all ranks' ``x``."""
-        ...
+@runtime_checkable
+class Launcher(Protocol):
+    """The plugin."""
 
-    def all_to_all(self, x: Tensor, group: str) -> Tensor:
-        """Along the first axis of ``x``: cut ``i`` goes to rank ``i``; what came, joined in the order of ranks."""
-        ...
-
-    def broadcast(self, data: bytes, group: str) -> bytes:
-        """Rank 0's bytes to every rank of the group."""
-        ...
-
-    def launch(self, plan_json: str) -> None:
-        """Start the workers of the further ranks (``python -m`` children) with the plan."""
-        ...
-
-    def healthy(self) -> tuple[str, ...]:
-        """Problems of workers, one line each; empty when all is well."""
+    def launch(self, jobs: Sequence[WorkerJob], start: WorkerStart, timeout_s: float) -> Sequence[StartedWorker]:
+        """Start every job and wait until all are connected. Raises :class:`LauncherError` after ``timeout_s``, or as
+        soon as it is clear that one will not come; whatever was started is ended then."""
         ...
 
     def close(self) -> None:
-        """End what was launched."""
+        """End what was started and is still there, and give everything back."""
         ...
