@@ -112,9 +112,15 @@ class ParallelismConfig(SlotConfig):
             )
 
 
+@dataclass(frozen=True)
+class CommunicatorConfig(SlotConfig):
+    """How long a call may take is ``parallelism.timeout_s``, whatever carries it."""
+
+
 SLOT_CONFIGS: dict[str, type[SlotConfig]] = {
     "architecture": SlotConfig,
     "parallelism": ParallelismConfig,
+    "communicator": CommunicatorConfig,
     "quantizer": QuantizerConfig,
     "kv_format": SlotConfig,
     "kv_allocator": KVAllocatorConfig,
