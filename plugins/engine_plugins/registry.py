@@ -334,10 +334,15 @@ def engine_exporter() -> list[Provider]:
 def engine_parallelism() -> list[Provider]:
     return [
         Provider(
-            "single",
-            "engine_plugins.parallelism.single:SingleDevice",
-            doc="One device, one process.",
-        )
+            "local",
+            "engine_plugins.parallelism.local:LocalLauncher",
+            doc="All ranks on this machine, a process each; nothing is started for one rank.",
+        ),
+        Provider(
+            "threads",
+            "engine_plugins.parallelism.threads:ThreadLauncher",
+            doc="All ranks in one process, a thread each: for tests.",
+        ),
     ]
 
 

@@ -16,6 +16,7 @@ from engine.kernels.transfer import Mark, mark, upload
 from engine.kv.cache import KVCache
 from engine.sampling.logprobs import Ranked, rank_prompt
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
+from engine.step.exchange import Exchange
 from engine.step.graphs import CapturedStep, StepGraphs
 from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
 from engine.step.running import RunningStep, Sampled, Times
@@ -47,8 +48,16 @@ class ModelRunner:
     """A model, its cache and its tables on one device."""
 
     def __init__(
-        self, model: LoweredModel, kv: KVCache, tables: DeviceTables, drafts: BehindSteps | None = None
+        self,
+        model: LoweredModel,
+        kv: KVCache,
+        tables: DeviceTables,
+        drafts: BehindSteps | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
+        """``exchange``: with other ranks, if there are any."""
+        self._exchange = exchange
+        self._chooses = exchange is None or exchange.chooses
         self.model = model
         self.kv = kv
         self.tables = tables
@@ -95,8 +104,10 @@ class ModelRunner:
 
     # Tokens -----------------------------------------------------------------------------------------------------
 
-    def _captured(self, plan: StepPlan, captured: CapturedStep) -> Sampled:
+    def _captured(self, plan: StepPlan, captured: CapturedStep) -> Sampled | None:
         """The tokens of a replayed step. Logprobs of other tokens than the chosen ones are made here, not in it."""
+        if not self._chooses:
+            return None
         num_drafts, queries = tuple(row.num_drafts for row in plan.rows), captured.bucket.queries
         tops = self._logprobs_wanted(plan.rows)
         others = [top or None for top in tops]
@@ -133,9 +144,14 @@ class ModelRunner:
         num_drafts = tuple(row.num_drafts for row in rows)
         chosen = tables.sampling.at(row_ids, positions, tables.features(rows))
         longest = max(row.max_end for row in rows)
-        tokens, logits = choose_tokens(
-            self.model.head(hidden), chosen, tables.sampling, tables.tokens, longest, self.model.on_triton
-        )
+        logits = self.model.head(hidden)
+        if self._chooses:
+            tokens, logits = choose_tokens(
+                logits, chosen, tables.sampling, tables.tokens, longest, self.model.on_triton
+            )
+        else:
+            tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+        tokens = tables.agreed(tokens)
         accepted = accepted_of(token_ids, tokens, num_drafts)
         tables.write(row_ids, positions + 1, tokens)
         if len(sampling) == len(plan.rows):
@@ -143,6 +159,8 @@ class ModelRunner:
         else:
             ends.index_add_(0, upload(sampling, torch.int64, hidden.device), accepted)
         tables.computed[inputs.row_ids] = ends
+        if not self._chooses:
+            return None
         ranked = rank_tokens(logits, tokens, num_drafts, self._logprobs_wanted(rows))
         return Sampled(tuple(sampling), Choice(num_drafts, tokens, accepted, ranked))
 
@@ -160,6 +178,8 @@ class ModelRunner:
                 for at in range(0, count, PROMPT_LOGPROB_ROWS):
                     stop = min(at + PROMPT_LOGPROB_ROWS, count)
                     logits = self.model.head(hidden[begin + at : begin + stop])
+                    if not self._chooses:
+                        continue
                     # A copy: the table may change before the host reads it.
                     parts.append(rank_prompt(logits, targets[at:stop].clone(), top))
                 results[i] = tuple(parts)

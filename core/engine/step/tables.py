@@ -7,7 +7,7 @@ plan order, so a row or block that was freed and reused is always written after 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -77,6 +77,9 @@ class DeviceTables:
         self.nobody = num_rows
         """The row no request has: padding reads and writes it, and it always holds tokens."""
         self.tokens[self.nobody] = 0
+        self.agreed: Callable[[Tensor], Tensor] = _own
+        """Tokens as the rank has them that chooses: with several ranks all must write the same. See
+        :meth:`engine.step.exchange.Exchange.agreed`."""
         self.requests: dict[int, RowRequest] = {self.nobody: RowRequest(SamplingParams(), 0, Feature.NONE)}
 
     @property
@@ -171,6 +174,7 @@ class DeviceTables:
         """Put ``drafts`` (int64 ``[R, num_draft_tokens]``) behind the newest token of each row, which is at
         ``positions [R]``. Returns a bool: whether all are tokens; others are replaced by one, for the step behind must
         be able to embed them."""
+        drafts = self.agreed(drafts)
         valid = (drafts >= 0) & (drafts < self.vocab_size)
         behind = positions[:, None] + torch.arange(1, drafts.shape[1] + 1, device=drafts.device)
         self.tokens[rows[:, None], behind] = torch.where(valid, drafts, 0)
@@ -178,6 +182,11 @@ class DeviceTables:
 
     def _upload(self, *parts: Sequence[int]) -> tuple[Tensor, ...]:
         return _upload_parts(parts, self.device)
+
+
+def _own(tokens: Tensor) -> Tensor:
+    """What is chosen here is what all write."""
+    return tokens
 
 
 def _scatter(table: Tensor, entries: list[tuple[int, int]]) -> None:

@@ -9,7 +9,7 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.errors import listing
 from engine.assembly.plan import EnginePlan
-from engine.border.calls import PluginError, broken, name_of, shown
+from engine.border.calls import broken, shown
 from engine.contracts.drafter import on_device
 from engine.contracts.graph import KVSpec
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup
@@ -67,17 +67,6 @@ def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
             f"drafter={name} does not fit {plan.model.name}: {needs} (choose another drafter or attention_kernel; "
             "drafter.max_width=0 drafts nothing)"
         )
-
-
-def check_parallelism(plan: EnginePlan, bound: BoundEngine) -> None:
-    """Raise :class:`~engine.border.calls.PluginError` when there are more or fewer ranks than were asked for."""
-    config, plugin = plan.choice("parallelism").config, bound.parallelism
-    fewest = int(config.get("tp", 1)) * int(config.get("pp", 1))  # ep and sp share these ranks, or have more
-    alone = all(int(config.get(size, 1)) == 1 for size in ("tp", "pp", "ep", "sp"))
-    size, rank = plugin.world_size, plugin.rank
-    if size % fewest or (alone and size != 1) or not 0 <= rank < size:
-        expected = "1" if alone else f"a multiple of {fewest}"
-        raise PluginError(f"{name_of(plugin)}: world_size is {size}, expected {expected}; rank is {rank}")
 
 
 def check_pool(allocator: KVAllocator, groups: Sequence[KVGroup]) -> None:
