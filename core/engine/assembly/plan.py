@@ -17,6 +17,7 @@ from engine.models.layout import Layout
 
 PLAN_VERSION = 1
 CALL_SHARE = 0.75
+STALL_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,13 @@ class EnginePlan:
     def call_timeout_s(self) -> float:
         """Of one call of a communicator, or without any progress of the ranks: what is left is for telling."""
         return CALL_SHARE * self.timeout_s
+
+    @property
+    def stall_s(self) -> float:
+        """How long an engine that serves may hang. With several ranks it finds out by itself in less, unless it is
+        the engine process that has stopped."""
+        stall_s = self.settings.server.stall_s
+        return stall_s if self.layout.size == 1 else min(stall_s, STALL_SHARE * self.timeout_s)
 
     def choice(self, slot: str) -> SlotChoice:
         """The one plugin of a slot that takes exactly one."""

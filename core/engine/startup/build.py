@@ -469,7 +469,7 @@ def make_core(
         block_size=bound.context.block_size,
         groups=tuple(groups),
         vocab_size=plan.model.vocab_size,
-        limits=Limits(scheduler.token_budget, scheduler.itl_target_ms),
+        limits=Limits(scheduler.token_budget, scheduler.itl_target_ms, plan.in_flight if plan.layout.pp > 1 else 1),
         in_flight=plan.in_flight,
         eos_token_ids=plan.model.eos_token_ids,
         key_parts=parts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import queue
 import signal
 import socket
@@ -123,4 +124,7 @@ def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | DeviceFa
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread may still be in a call that waits for a rank which is gone

@@ -24,6 +24,11 @@ class Exchange:
     behind: int | None = None
     """The rank of the next stage; ``None`` in the last one, which samples."""
 
+    @property
+    def relays(self) -> bool:
+        """The ranks of other stages learn of tokens and drafts by the plans that follow."""
+        return self.before is not None or self.behind is not None
+
     def agreed(self, x: Tensor) -> Tensor:
         """``x`` as the rank has it that chooses; all ranks of the last stage call this alike. It is overwritten on
         the others."""

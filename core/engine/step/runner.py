@@ -100,7 +100,14 @@ class ModelRunner:
             ended = mark(self.tables.device)
         times = Times(self._last, started, done, ended)
         self._last = ended
-        return RunningStep(plan, sampled, prompts, times, valid)
+        relayed = self._drafts_of(plan) if valid is not None and self._exchange and self._exchange.relays else None
+        return RunningStep(plan, sampled, prompts, times, valid, relayed)
+
+    def _drafts_of(self, plan: StepPlan) -> Tensor:
+        """What a drafter has just proposed: int64 ``[R, most wanted of a row]``."""
+        rows = upload([row.row_id for row in plan.rows], torch.int64, self.tables.device)[:, None]
+        behind = torch.arange(1, 1 + max(row.wants_drafts for row in plan.rows), device=self.tables.device)
+        return self.tables.tokens[rows, self.tables.computed[rows] + behind]
 
     # Tokens -----------------------------------------------------------------------------------------------------
 

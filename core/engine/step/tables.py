@@ -87,19 +87,25 @@ class DeviceTables:
         return self.tokens.nbytes + self.block_tables.nbytes + self.computed.nbytes + self.sampling.nbytes
 
     def apply(self, plan: StepPlan) -> None:
-        """Take over the plan's admissions, new blocks and host drafts."""
+        """Take over the plan's admissions, new blocks, host drafts, and tokens that another rank chose."""
         for admit in plan.admits:
             self._admit(admit)
         of_group, of_row, _ = self.block_tables.stride()
         blocks: list[tuple[int, int]] = []
-        drafts: list[tuple[int, int]] = []
+        tokens: list[tuple[int, int]] = []
+        starts: list[tuple[int, int]] = []
         for row in plan.rows:
             for new in row.new_blocks:
                 blocks += enumerate(new.blocks, new.group * of_group + row.row_id * of_row + new.start)
-            # A drafter on the host has seen all tokens: the start is exact.
-            drafts += enumerate(row.drafts, row.row_id * self.tokens.shape[1] + row.max_start + row.num_tokens)
+            # Who has drafts or tokens for a row has seen all before them: the start is exact.
+            begin = row.row_id * self.tokens.shape[1] + row.max_start
+            tokens += enumerate(row.drafts, begin + row.num_tokens)
+            if row.tokens:
+                tokens += enumerate(row.tokens, begin)
+                starts.append((row.row_id, row.max_start))
         _scatter(self.block_tables, blocks)
-        _scatter(self.tokens, drafts)
+        _scatter(self.tokens, tokens)
+        _scatter(self.computed, starts)
 
     def _admit(self, admit: Admit) -> None:
         row = self.tokens[admit.row_id]
