@@ -8,6 +8,7 @@ on exist whichever plugin is selected.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -76,6 +77,17 @@ class QuantizerConfig(SlotConfig):
 
 
 @dataclass(frozen=True)
+class Joining:
+    """How a process becomes the worker of a rank."""
+
+    address: str
+    """``HOST:PORT`` of the engine process."""
+    rank: int
+    environment: Mapping[str, str]
+    """Variables to set for it."""
+
+
+@dataclass(frozen=True)
 class ParallelismConfig(SlotConfig):
     tp: int = 1
     """Tensor parallelism: ranks that share out every layer."""
@@ -110,6 +122,11 @@ class ParallelismConfig(SlotConfig):
                 f"parallelism.nodes={self.nodes}: does not divide the {self.tp * self.pp} ranks of "
                 f"parallelism.tp={self.tp} parallelism.pp={self.pp}"
             )
+
+    def joins(self) -> Joining | None:
+        """Where every rank is started with the same command: how this very process joins the one that serves; ``None``:
+        it serves. Raises ``ValueError`` where that cannot be told."""
+        return None
 
 
 @dataclass(frozen=True)

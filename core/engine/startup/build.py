@@ -15,8 +15,8 @@ import torch
 from engine.assembly.bind import BoundEngine, bind, build_slots, config_of
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
-from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.communicator import Communicator
+from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.drafter import DeviceDrafter, aux_layers_of, cached_by, may_be_captured, on_device
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts, ModelFacts
@@ -114,7 +114,7 @@ class Rank:
         several = plan.layout.size > 1
         # A GPU works by itself once kernels are launched; a CPU needs a thread that computes. With several ranks the
         # loop watches while this one computes, or waits for others; a worker has nothing else to do.
-        own_thread = plan.overlap and plan.device.kind == "cpu" or several
+        own_thread = (plan.overlap and plan.device.kind == "cpu") or several
         self.worker = DeviceWorker(own_thread and rank == 0)
 
     def _progress(self, progress: Progress) -> None:
@@ -282,9 +282,7 @@ def _binding_note(infos: Sequence[RankInfo], binding: int) -> tuple[str, ...]:
     )
 
 
-def _finish(
-    rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()
-) -> Engine:
+def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()) -> Engine:
     """The core around a device, once requests of its own have gone through all ranks."""
     plan, bound = rank.plan, rank.bound
     bound.kv_allocator.start(rank.groups)

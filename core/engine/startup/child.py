@@ -19,7 +19,18 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import by_plugin, told
 from engine.checkpoint.files import CheckpointError
-from engine.loop.messages import MAX_FRAME, DeviceFailed, Failed, FromEngine, Heartbeat, Phase, Ping, Progress, Ready, ToEngine
+from engine.loop.messages import (
+    MAX_FRAME,
+    DeviceFailed,
+    Failed,
+    FromEngine,
+    Heartbeat,
+    Phase,
+    Ping,
+    Progress,
+    Ready,
+    ToEngine,
+)
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
 from engine.startup.process import HEADER

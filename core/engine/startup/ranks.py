@@ -87,10 +87,14 @@ class Ranks:
             for what in ("engine", "python", "torch"):
                 own, its = getattr(ours, what), getattr(hello.versions, what)
                 if own != its:
-                    raise AssemblyError([f"{name} has {what} {its}, and rank 0 has {what} {own}: install the same on all"])
+                    raise AssemblyError(
+                        [f"{name} has {what} {its}, and rank 0 has {what} {own}: install the same on all"]
+                    )
             if plan.device.kind == "cuda" and not hello.cuda_devices:
                 raise AssemblyError(
-                    [f"{name} sees no CUDA device, and rank 0 runs on one: set CUDA_VISIBLE_DEVICES there, or device=cpu"]
+                    [
+                        f"{name} sees no CUDA device, and rank 0 runs on one: set CUDA_VISIBLE_DEVICES there, or device=cpu"
+                    ]
                 )
         encoded = plan.to_json()
         addresses = {one.rank: addresses_of(one.connection) for one in started}

@@ -17,12 +17,14 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import by_plugin, told
 from engine.checkpoint.files import CheckpointError
+from engine.contracts.parallelism import TOKEN
 from engine.startup.fingerprint import checkpoint_hash, plan_hash, versions
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
@@ -48,13 +50,11 @@ from engine.step.plan import StepResult
 
 if TYPE_CHECKING:
     from engine.contracts.communicator import Communicator
-    from engine.startup.build import Rank
 
 JOIN_S = 60.0
 """How long an engine process is looked for."""
 NOBODY_THERE = 3
 """Exit code: no engine process was found."""
-TOKEN = "ENGINE_JOIN_TOKEN"
 LAST_S = 2.0
 """How long a worker whose engine process is gone may take to give everything back."""
 
@@ -63,7 +63,11 @@ M = TypeVar("M")
 
 
 class Gone(Exception):
-    """The engine process is gone, or has no more use for this worker."""
+    """The engine process is gone, or (``code`` 0) has no more use for this worker."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
 
 
 class Worker:
@@ -75,7 +79,7 @@ class Worker:
         self._exits = exits
         self._code = 0
         self._inbox: queue.SimpleQueue[ToWorker | None] = queue.SimpleQueue()
-        self._where = Where
+        self._where: Callable[[], Where] = Where
         self._ended = threading.Event()
         self.communicator: Communicator | None = None
 
@@ -85,8 +89,8 @@ class Worker:
         threading.Thread(target=self._beat, name="beats", daemon=True).start()
         try:
             self._work()
-        except Gone:
-            pass
+        except Gone as gone:
+            self._code = max(self._code, gone.code)
         except Exception as error:
             if not self._ended.is_set():
                 self._say_why(error)
@@ -165,7 +169,9 @@ class Worker:
         rank.allocate(self._next(Allocate).num_blocks)
         self._link.send(Built(rank.info(f"pid {os.getpid()}"), rank.notes()))
         rank.status.doing = ""
-        steps = RankSteps(rank.runner, rank.worker, rank.status, self._result if rank.chooses else _ignore, self._failed)
+        steps = RankSteps(
+            rank.runner, rank.worker, rank.status, self._result if rank.chooses else _ignore, self._failed
+        )
         while True:
             steps.run(self._next(Run).plan)
 
@@ -173,7 +179,7 @@ class Worker:
         """The next message, which must be of this kind. Raises :class:`Gone`."""
         message = self._inbox.get()
         if message is None or isinstance(message, End):
-            raise Gone
+            raise Gone(0 if isinstance(message, End) else 1)
         if not isinstance(message, kind):
             raise TypeError(f"the engine process sent {type(message).__name__}, expected {kind.__name__}")
         return message
@@ -188,20 +194,29 @@ def run(connection: socket.socket) -> None:
     Worker(to_driver(connection), exits=False).run()
 
 
+def address_of(text: str) -> tuple[str, int]:
+    """Of ``HOST:PORT``. Raises ``ValueError``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"--join {text}: expected HOST:PORT, such as 10.0.0.1:29600")
+    return host.strip("[]"), int(port)
+
+
 def join(address: str, rank: int = -1, seconds: float = JOIN_S) -> socket.socket | None:
     """Connect to an engine process that waits for workers at ``HOST:PORT``, and say who this is: a line of the token in
     the environment and the rank (-1: any). ``None``: nobody was there for so long."""
-    host, _, port = address.rpartition(":")
     ends = time.monotonic() + seconds
     while True:
         try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=5.0)
+            connection = socket.create_connection(address_of(address), timeout=5.0)
         except OSError:
             if time.monotonic() > ends:
                 return None
             time.sleep(0.2)
             continue
         connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.sendall(f"{os.environ.get(TOKEN, '')} {rank}\n".encode())
         return connection
 

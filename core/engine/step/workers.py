@@ -220,7 +220,8 @@ class Workers:
             self._first_sign_s = time.monotonic()
 
     def _watch(self) -> None:
-        looked_s, stuck_s, seen = time.monotonic(), 0.0, ()
+        looked_s, stuck_s = time.monotonic(), 0.0
+        seen: tuple[Where, ...] = ()
         while not self._closing:
             time.sleep(POLL_S)
             now = time.monotonic()
@@ -271,4 +272,3 @@ class Workers:
         else:
             others.insert(0, f"rank 0 is {local}")
         return "; ".join((*ended, *stopped, *([self._why] if self._why else []), *broken, *others))
-

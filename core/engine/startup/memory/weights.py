@@ -30,8 +30,8 @@ from engine.models.required_tensors import (
     small_tensors_of,
 )
 from engine.models.sharding import rank_of
-from engine.models.whole import WHOLE
 from engine.models.stored import is_stored, stored_of
+from engine.models.whole import WHOLE
 from engine.startup.lowering import lowering_of
 
 SCALE_BITS = 0.5
