@@ -30,8 +30,8 @@ def joining_of(plan: EnginePlan) -> Joining | None:
 
 
 def work(address: str, rank: int, environment: Mapping[str, str]) -> int:
-    """Be a rank of the engine at ``HOST:PORT`` until it is shut down, each time in a process of its own. Returns an exit
-    code. Raises :class:`AssemblyError` for what is no address."""
+    """Be a rank of the engine at ``HOST:PORT`` until it is shut down, each time in a process of its own. Returns an
+    exit code. Raises :class:`AssemblyError` for what is no address."""
     try:
         address_of(address)
     except ValueError as error:

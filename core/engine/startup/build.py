@@ -277,8 +277,8 @@ def _binding_note(infos: Sequence[RankInfo], binding: int) -> tuple[str, ...]:
         return ()
     most = counts.index(max(counts))
     return (
-        f"rank {binding} has memory for {counts[binding]} KV blocks, the fewest, so all ranks have as many; rank {most} "
-        f"has memory for {counts[most]}",
+        f"rank {binding} has memory for {counts[binding]} KV blocks, the fewest, so all ranks have as many; rank "
+        f"{most} has memory for {counts[most]}",
     )
 
 

@@ -93,7 +93,8 @@ class Ranks:
             if plan.device.kind == "cuda" and not hello.cuda_devices:
                 raise AssemblyError(
                     [
-                        f"{name} sees no CUDA device, and rank 0 runs on one: set CUDA_VISIBLE_DEVICES there, or device=cpu"
+                        f"{name} sees no CUDA device, and rank 0 runs on one: set CUDA_VISIBLE_DEVICES there, or use "
+                        "device=cpu"
                     ]
                 )
         encoded = plan.to_json()

@@ -60,8 +60,8 @@ class StepRow(msgspec.Struct, frozen=True):
     drafts: tuple[int, ...] = ()
     """By a drafter on the host."""
     tokens: tuple[int, ...] = ()
-    """With pipeline stages: those of ``num_tokens`` that the device chose, for ranks that do not know them. The start is
-    exact then."""
+    """With pipeline stages: those of ``num_tokens`` that the device chose, for ranks that do not know them. The start
+    is exact then."""
     new_blocks: tuple[NewBlocks, ...] = ()
     """At most one for each KV group."""
     wants_drafts: int = 0

@@ -47,8 +47,8 @@ class RunningStep:
         drafts: Tensor | None = None,
     ) -> None:
         """``prompts``: logprobs of prompt tokens by row of the plan; ``drafts_valid``: bool, whether all drafts that a
-        drafter proposed behind the step are tokens; ``drafts``: int64 ``[R, most]``, these drafts, where the host is to have
-        them."""
+        drafter proposed behind the step are tokens; ``drafts``: int64 ``[R, most]``, these drafts, where the host is
+        to have them."""
         self._plan = plan
         self._sampled = sampled
         self._prompts = prompts
