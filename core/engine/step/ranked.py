@@ -60,6 +60,7 @@ class RankSteps:
         self._status = status
         self._done = done
         self._failed = failed
+        self._broken = False
 
     def run(self, plan: StepPlan) -> None:
         """Queue a plan."""
@@ -77,6 +78,8 @@ class RankSteps:
         self._waiting.close()
 
     def _run(self, plan: StepPlan) -> None:
+        if self._broken:
+            return
         self._status.begin(plan.plan_id)
         try:
             result = self._queue.launch(plan)
@@ -95,6 +98,7 @@ class RankSteps:
         self._done(found)
 
     def _fail(self, error: Exception) -> None:
+        self._broken = True
         traceback.print_exception(error)
         self._failed(told(error))
 

@@ -71,7 +71,7 @@ class Workers:
         self._changed = threading.Condition()
         self._results: dict[int, StepResult] = {}
         self._in_flight: set[int] = set()
-        self._local_error = ""
+        self._local_error, self._local_where = "", Where()
         self._first_sign_s: float | None = None
         """When something was seen to be wrong."""
         self._why = ""
@@ -151,7 +151,8 @@ class Workers:
     def local_failed(self, error: str) -> None:
         """Rank 0 itself cannot go on."""
         with self._changed:
-            self._local_error = self._local_error or error
+            if not self._local_error:
+                self._local_error, self._local_where = error, self._local()
             self._sign()
 
     def explain(self, error: str) -> str:
@@ -266,9 +267,8 @@ class Workers:
                 stopped.append(f"{worker.name} has said nothing for {worker.silent_s:.0f} s, {place}")
             else:
                 others.append(f"{worker.name} is {worker.where}")
-        local = self._local()
         if self._local_error:
-            broken.insert(0, f"rank 0 failed {local}: {self._local_error}")
+            broken.insert(0, f"rank 0 failed {self._local_where}: {self._local_error}")
         else:
-            others.insert(0, f"rank 0 is {local}")
+            others.insert(0, f"rank 0 is {self._local()}")
         return "; ".join((*ended, *stopped, *([self._why] if self._why else []), *broken, *others))
