@@ -364,6 +364,12 @@ def engine_parallelism() -> list[Provider]:
 def engine_communicator() -> list[Provider]:
     return [
         Provider(
+            "shm",
+            "engine_plugins.communicator.shm.communicator:SharedMemoryCommunicator",
+            unsupported=only_compiling_cpus,
+            doc="Ranks on one machine's CPUs, through memory that they share.",
+        ),
+        Provider(
             "simulated",
             "engine_plugins.communicator.simulated:SimulatedCommunicator",
             doc="All ranks in one process, a thread each: what every other one must equal.",
