@@ -37,7 +37,6 @@ from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
 from engine.models.record import recorded
-from engine.models.whole import WHOLE
 from engine.startup.checks import check_attention, check_drafter, check_pool, try_plugins
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import plan_memory, size_pool
@@ -346,7 +345,7 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
         bound.quantizer,
         bound.attention_kernel,
         bound.kv_format,
-        WHOLE,
+        bound.parallelism,
         plan.dtype,
         plan.device.kind,
         loaded,
@@ -387,7 +386,7 @@ def start_drafter(plan: EnginePlan, bound: BoundEngine, drafter: DeviceDrafter, 
         max_len=plan.max_len,
         attention=bound.attention_kernel,
         kv_format=bound.kv_format,
-        parallelism=WHOLE,
+        parallelism=bound.parallelism,
         kernels=kernels_for(plan.execution, plan.device.kind),
         describe=partial(recorded, bound.architecture),
         quantizer=partial(_quantizer_for, plan, bound),

@@ -9,7 +9,6 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.graph import Graph
 from engine.kernels.backends import kernels_for, rotations
 from engine.kernels.settings import Lowering
-from engine.models.whole import WHOLE
 
 
 def lowering_of(plan: EnginePlan, bound: BoundEngine, graph: Graph) -> Lowering:
@@ -19,7 +18,7 @@ def lowering_of(plan: EnginePlan, bound: BoundEngine, graph: Graph) -> Lowering:
         dtype=getattr(torch, plan.dtype),
         attention=bound.attention_kernel,
         kv_format=bound.kv_format,
-        parallelism=WHOLE,
+        parallelism=bound.parallelism,
         rotations=rotations(graph),
         kernels=kernels_for(plan.execution, plan.device.kind),
     )

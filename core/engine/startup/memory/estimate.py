@@ -129,7 +129,7 @@ def _programs(plan: EnginePlan, bound: BoundEngine, graph: Graph, block_size: in
     """What programs of native calls take: the buffers of a layer of :data:`MOST_TOKENS` tokens, which all programs
     share, their inputs, and rotations of all positions. Those of a drafter's layers are estimated as if they were of
     the target's sizes."""
-    attention, ranks = bound.attention_kernel, 1
+    attention, ranks = bound.attention_kernel, bound.parallelism.world_size
     if plan.device.kind != "cpu" or plan.execution == "eager":
         return 0
     if replay_obstacle(bound.kv_format, plan.dtype, attention, ranks) is not None:

@@ -57,7 +57,7 @@ def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -
     graph = recorded(bound.architecture, plan.model)
     check_readable(checkpoint, graph, bound.quantizer, plan.model.path)
     lowering = lowering_of(plan, bound, graph)
-    sizer = _Sizer(bound.quantizer, WHOLE, checkpoint, getattr(torch, plan.dtype), plan.device.kind)
+    sizer = _Sizer(bound.quantizer, bound.parallelism, checkpoint, getattr(torch, plan.dtype), plan.device.kind)
     held = peak = 0
     for kept, passing in sizer.steps(fused_graph(graph, lowering)):
         held += kept
