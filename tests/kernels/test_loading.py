@@ -15,7 +15,7 @@ from engine.kernels.loading import load_model
 from engine.models.required_tensors import check_names
 from engine.models.sharding import cut
 from engine.testing.attention_cases import PlainFormat
-from engine.testing.plain import OneRank, PlainAttention, PlainQuantizer
+from engine.testing.plain import PlainAttention, PlainQuantizer
 from tests.families import model_facts, model_graph
 from tests.kernels import tiny
 from tests.kernels.paged_loop import PagedLoop, load
@@ -43,7 +43,7 @@ def test_tensors_of_parts_that_the_model_does_not_read_are_none_left_over(tmp_pa
         check_names(checkpoint, graph, PlainQuantizer(), "here")
     graph, seen = replace(graph, ignored=("visual.",)), [0.0]
     check_names(checkpoint, graph, PlainQuantizer(), "here")
-    plugins = PlainQuantizer(), PlainAttention(), PlainFormat(), OneRank()
+    plugins = PlainQuantizer(), PlainAttention(), PlainFormat()
     model = load_model(
         model_facts(str(tmp_path)), graph, *plugins, "float32", "cpu", lambda fraction, _: seen.append(fraction)
     )

@@ -26,7 +26,7 @@ from engine.contracts.graph import Graph
 from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelConfig, ModelFacts
-from engine.contracts.parallelism import Parallelism
+from engine.contracts.parallelism import Launcher
 from engine.contracts.provider import BuildContext
 from engine.contracts.quantizer import (
     CheckingQuantizer,
@@ -44,7 +44,7 @@ T = TypeVar("T")
 PROTOCOLS: Mapping[str, type[Any]] = MappingProxyType(
     {
         "architecture": Architecture,
-        "parallelism": Parallelism,
+        "parallelism": Launcher,
         "quantizer": Quantizer,
         "kv_format": KVFormat,
         "kv_allocator": KVAllocator,
@@ -78,7 +78,7 @@ class BoundEngine:
     plan: EnginePlan
     context: BuildContext
     architecture: Architecture
-    parallelism: Parallelism
+    parallelism: Launcher
     quantizer: Quantizer
     kv_format: KVFormat
     kv_allocator: KVAllocator
