@@ -176,6 +176,22 @@ def engine_parallelism() -> list[Provider]:  # type: ignore[empty-body]
 
 
 @hookspec
+def engine_communicator() -> list[Provider]:  # type: ignore[empty-body]
+    """Offer ways in which ranks exchange tensors. Contract: ``engine.contracts.communicator``.
+
+    .. code-block:: python
+
+        def needs_cuda(model, device):
+            return () if device.kind == "cuda" else ("needs a CUDA device",)
+
+
+        @hookimpl
+        def engine_communicator():
+            return [Provider("nvshmem", "engine_mine:Nvshmem", unsupported=needs_cuda)]
+    """
+
+
+@hookspec
 def engine_architecture() -> list[Provider]:  # type: ignore[empty-body]
     """Offer model families as typed ops. Contract: ``engine.contracts.architecture``.
 

@@ -342,6 +342,17 @@ def engine_parallelism() -> list[Provider]:
 
 
 @hookimpl
+def engine_communicator() -> list[Provider]:
+    return [
+        Provider(
+            "simulated",
+            "engine_plugins.communicator.simulated:SimulatedCommunicator",
+            doc="All ranks in one process, a thread each: what every other one must equal.",
+        ),
+    ]
+
+
+@hookimpl
 def engine_architecture() -> list[Provider]:
     return [
         Provider(

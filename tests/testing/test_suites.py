@@ -13,6 +13,8 @@ from engine.contracts.config import PluginSettings
 from engine.testing.architecture import ArchitectureConformance
 from engine.testing.attention_kernel import AttentionKernelConformance
 from engine.testing.attention_kernel import NativeConformance as NativeAttentionConformance
+from engine.testing.communicator import CommunicatorConformance
+from engine.testing.communicator import NativeConformance as NativeCommunicatorConformance
 from engine.testing.drafter import DeviceDrafterConformance, HostDrafterConformance
 from engine.testing.kv_allocator import (
     KVAllocatorConformance,
@@ -47,6 +49,7 @@ def made(word: str, *overrides: str, **settings: str) -> type:
         ("early_exit", DeviceDrafterConformance, HostDrafterConformance),
         ("draft_model", DeviceDrafterConformance, HostDrafterConformance),
         ("torch", AttentionKernelConformance, NativeAttentionConformance),
+        ("simulated", CommunicatorConformance, NativeCommunicatorConformance),
         ("single", ContractSuite, None),
         ("llama", ArchitectureConformance, ContractSuite),
     ],

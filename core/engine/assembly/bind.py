@@ -20,6 +20,7 @@ from engine.border.values import attribute_problems
 from engine.contracts import API_SLOTS, SLOTS
 from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
+from engine.contracts.communicator import Communicator, NativeCommunicator
 from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
 from engine.contracts.exporter import Exporter, ScrapedExporter
 from engine.contracts.graph import Graph
@@ -45,6 +46,7 @@ PROTOCOLS: Mapping[str, type[Any]] = MappingProxyType(
     {
         "architecture": Architecture,
         "parallelism": Launcher,
+        "communicator": Communicator,
         "quantizer": Quantizer,
         "kv_format": KVFormat,
         "kv_allocator": KVAllocator,
@@ -61,6 +63,7 @@ OPTIONAL: Mapping[str, tuple[type[Any], ...]] = MappingProxyType(
     {
         "quantizer": (SizedQuantizer, CheckingQuantizer, UnpackingQuantizer, KVScaleReader),
         "attention_kernel": (NativeAttention,),
+        "communicator": (NativeCommunicator,),
         "drafter": (HostDrafter, DeviceDrafter, CapturableDrafter),
         "exporter": (ScrapedExporter,),
         "architecture": (NestedArchitecture,),
@@ -79,6 +82,7 @@ class BoundEngine:
     context: BuildContext
     architecture: Architecture
     parallelism: Launcher
+    communicator: Communicator
     quantizer: Quantizer
     kv_format: KVFormat
     kv_allocator: KVAllocator

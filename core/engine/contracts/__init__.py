@@ -8,6 +8,7 @@ Tensors appear in annotations only (``TYPE_CHECKING``).
 SLOTS: tuple[str, ...] = (
     "architecture",
     "parallelism",
+    "communicator",
     "quantizer",
     "kv_format",
     "kv_allocator",

@@ -87,9 +87,15 @@ class ParallelismConfig(SlotConfig):
             at_least(f"parallelism.{name}", getattr(self, name), 1)
 
 
+@dataclass(frozen=True)
+class CommunicatorConfig(SlotConfig):
+    """How long a call may take is ``parallelism.timeout_s``, whatever carries it."""
+
+
 SLOT_CONFIGS: dict[str, type[SlotConfig]] = {
     "architecture": SlotConfig,
     "parallelism": ParallelismConfig,
+    "communicator": CommunicatorConfig,
     "quantizer": QuantizerConfig,
     "kv_format": SlotConfig,
     "kv_allocator": KVAllocatorConfig,

@@ -2,8 +2,8 @@
 
 Derive a test class from your slot's suite in your own test file, say how your plugin is made, and run
 pytest; every inherited test is one promise of the slot's contract. There are suites for: ``architecture``,
-``attention_kernel``, ``drafter``, ``exporter``, ``kv_allocator``, ``kv_format``, ``quantizer``, ``router`` and
-``scheduler``. For an attention kernel, for example:
+``attention_kernel``, ``communicator``, ``drafter``, ``exporter``, ``kv_allocator``, ``kv_format``, ``quantizer``,
+``router`` and ``scheduler``. For an attention kernel, for example:
 
 .. code-block:: python
 

@@ -182,6 +182,15 @@ def _drafter(subject: Subject) -> Suite:
     return _filled(subject, [DeviceDrafterConformance], overrides=subject.trial.selected_by)
 
 
+def _communicator(subject: Subject) -> Suite:
+    from engine.contracts.communicator import NativeCommunicator
+    from engine.testing.communicator import CommunicatorConformance, NativeConformance
+
+    native = isinstance(subject.tried(subject.build), NativeCommunicator)
+    suite = NativeConformance if native else CommunicatorConformance
+    return _filled(subject, [suite], make=lambda self: subject.build())
+
+
 def _attention_kernel(subject: Subject) -> Suite:
     from engine.contracts.attention_kernel import NativeAttention
     from engine.testing import attention_kernel as suites
@@ -205,6 +214,7 @@ SUITES: dict[str, Callable[[Subject], Suite]] = {
     "drafter": _drafter,
     "attention_kernel": _attention_kernel,
     "architecture": _architecture,
+    "communicator": _communicator,
     "router": _plain("router", "RouterConformance"),
     "exporter": _plain("exporter", "ExporterConformance"),
 }

@@ -11,6 +11,7 @@ from typing import Any
 from . import (
     architectures,
     attention_kernels,
+    communicators,
     drafters,
     exporters,
     kv_allocators,
@@ -24,6 +25,7 @@ from . import (
 _MODULES = {
     "architecture": architectures,
     "parallelism": parallelisms,
+    "communicator": communicators,
     "quantizer": quantizers,
     "kv_format": kv_formats,
     "kv_allocator": kv_allocators,

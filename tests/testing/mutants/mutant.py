@@ -17,8 +17,8 @@ from hypothesis import Phase, settings
 from engine.border.calls import PluginError
 
 SLOTS = (
-    "architecture", "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter", "scheduler", "router",
-    "exporter",
+    "architecture", "communicator", "quantizer", "kv_format", "kv_allocator", "attention_kernel", "drafter",
+    "scheduler", "router", "exporter",
 )  # fmt: skip
 """Slots that have mutants: modules of this package."""
 

@@ -1,0 +1,1 @@
+"""Communicators: how ranks exchange tensors."""
