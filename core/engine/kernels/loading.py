@@ -210,7 +210,7 @@ class Loader:
 
     def _normed_head(self, head: Block) -> LoweredBlock:
         """The head of rows that are normed already."""
-        nodes = head.nodes[1:] if isinstance(head.nodes[0].op, Norm) else head.nodes
+        nodes = head.nodes[1:] if head.nodes and isinstance(head.nodes[0].op, Norm) else head.nodes
         found = fused_block(Block(nodes), self.lowering)
         return LoweredBlock(tuple(_step(fused, fused.kernel.lower(self.lowering, fused, self)) for fused in found))
 
@@ -296,7 +296,7 @@ class Loader:
         name = spec.parts[0].name
         if not isinstance(self._quantizer, UnpackingQuantizer):
             raise CheckpointError(f"{name} is quantized, and {name_of(self._quantizer)} cannot unpack it")
-        found = self._quantizer.unpacked(spec.whole, stored)
+        found = self._quantizer.unpacked(spec, stored)
         shape = (spec.out_features, spec.in_features)
         if not isinstance(found, Tensor) or found.dtype != torch.float32 or tuple(found.shape) != shape:
             raise broken(self._quantizer, "unpacked", f"returned {shown(found)}, expected float32 {list(shape)}")
@@ -348,7 +348,7 @@ class Loader:
 
     def _pack_parts(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], act: str) -> PackedLinear:
         """``parts``: this rank's tensors."""
-        made = self._quantizer.pack(spec.whole, parts, self.lowering.dtype, self.lowering.device)
+        made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
         if isinstance(made, QuantizedWeight):
             made = pack_quantized(spec, made, self._target)
         packed = self._check(spec, parts, made, act)

@@ -268,7 +268,9 @@ class _OfRank:
 
 def _some_inputs(spec: LinearSpec, mine: Cut) -> LinearSpec:
     share = Share(spec, tuple(((0, part.out_features),) for part in spec.parts), (mine.start, mine.stop))
-    return replace(spec, in_features=mine.size, share=share)
+    # Summands are added up: only one brings the biases.
+    parts = spec.parts if mine.start == 0 else tuple(replace(part, bias=False) for part in spec.parts)
+    return replace(spec, parts=parts, in_features=mine.size, share=share)
 
 
 def _some_outputs(spec: LinearSpec, own: Sequence[Cut]) -> LinearSpec:

@@ -21,7 +21,7 @@ def smallest_cut(quantizer: Quantizer, spec: LinearSpec, axis: Axis) -> int | No
     features = 1
     for stored in stored_of(quantizer, spec):
         if axis in stored.shard_axes:
-            features = math.lcm(features, stored.per_entry.get(axis, 1))
+            features = math.lcm(features, stored.per_entry.get(axis, 1), stored.together.get(axis, 1))
         elif axis not in stored.replicated and not (stored.suffix == "bias" and axis == "in"):
             return None
     return features

@@ -180,8 +180,7 @@ class QuantizerConformance:
 
     @pytest.mark.parametrize("axis", CUT)
     def test_cuts_for_tensor_parallelism_are_cuts_of_the_layer(self, axis: str) -> None:
-        """The core cuts what is stored as ``StoredTensor`` says; each rank packs its own part, with the spec of the
-        whole layer. What cannot be cut says why."""
+        """The core cuts what is stored as ``StoredTensor`` says; each rank packs its own share. What cannot be cut says why."""
         spec, dtype = CUT[axis], self.dtypes[0]
         parts = self.parts(spec, getattr(torch, dtype))
         stored = {one.suffix: one for one in self.make().stored(spec)}
@@ -201,7 +200,7 @@ class QuantizerConformance:
                 }
                 for number, part in enumerate(parts)
             ]
-            packed = self.layer_of(self.make(), spec, mine, getattr(torch, dtype))
+            packed = self.layer_of(self.make(), share, mine, getattr(torch, dtype))
             outs, size = [part.out_features for part in share.parts], share.in_features
             read = torch.split(self.columns(packed, size, dtype), outs)
             for part, got, weight in zip(spec.parts, read, weights, strict=True):
@@ -470,8 +469,9 @@ def shares(spec: LinearSpec) -> tuple[LinearSpec, ...]:
     if spec.shard == "in":
         half = spec.in_features // 2
         rows = tuple(((0, part.out_features),) for part in spec.parts)
-        cuts = ((0, half), (half, spec.in_features))
-        return tuple(replace(spec, in_features=half, share=Share(spec, rows, cut)) for cut in cuts)
+        first = replace(spec, in_features=half, share=Share(spec, rows, (0, half)))
+        parts = tuple(replace(part, bias=False) for part in spec.parts)
+        return first, replace(first, parts=parts, share=Share(spec, rows, (half, spec.in_features)))
     found = []
     for rank in range(2):
         halves = [part.out_features // 2 for part in spec.parts]

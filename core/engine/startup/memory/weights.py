@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, product
 from math import prod
 
@@ -140,8 +140,7 @@ class _Sizer:
 
     def _packed(self, spec: LinearSpec, tied: bool) -> int:
         if isinstance(self._quantizer, SizedQuantizer):
-            # Of a share, as of a layer of its size.
-            size = self._quantizer.packed_bytes(replace(spec, share=None), self._dtype, self._device, tied)
+            size = self._quantizer.packed_bytes(spec, self._dtype, self._device, tied)
             if type(size) is not int or size < 0:
                 raise broken(self._quantizer, "packed_bytes", f"returned {shown(size)}, expected a number of bytes")
             return size
