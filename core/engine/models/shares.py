@@ -239,7 +239,7 @@ class _Finder:
         if isinstance(op, Attention) and keys is None and op.num_kv_heads > 1:
             parts = None  # all keys are here, and so must be all queries
         if isinstance(op, Attention) and keys is not None and not shared:
-            raise ValueError(f"attention to {keys.name}, which is shared out, with queries that are not")
+            shared = [Shared(keys.name, Fraction(1, op.num_heads))]  # of whole queries each rank takes its own
         if not shared or parts is None:
             self._read_whole(i, node)
             return
