@@ -180,7 +180,8 @@ class QuantizerConformance:
 
     @pytest.mark.parametrize("axis", CUT)
     def test_cuts_for_tensor_parallelism_are_cuts_of_the_layer(self, axis: str) -> None:
-        """The core cuts what is stored as ``StoredTensor`` says; each rank packs its own share. What cannot be cut says why."""
+        """The core cuts what is stored as ``StoredTensor`` says; each rank packs its own share. What cannot
+        be cut says why."""
         spec, dtype = CUT[axis], self.dtypes[0]
         parts = self.parts(spec, getattr(torch, dtype))
         stored = {one.suffix: one for one in self.make().stored(spec)}
