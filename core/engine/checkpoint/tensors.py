@@ -15,6 +15,9 @@ from engine.checkpoint.headers import TensorHeader, name_list
 
 __all__ = ["Checkpoint", "CheckpointError", "TensorEntry", "name_list", "open_checkpoint", "read_header"]
 
+Cut = tuple[int, tuple[tuple[int, int], ...]]
+"""An axis of a tensor, and ranges of its entries, the end not included."""
+
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -70,17 +73,28 @@ class Checkpoint:
     def entry(self, name: str) -> TensorEntry:
         return self._entries[name]
 
-    def read(self, name: str) -> Tensor:
-        """One tensor as stored, in memory of its own. Raises :class:`CheckpointError` if the file got shorter."""
+    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+        """One tensor as stored, in memory of its own. ``cut``: an axis, and what to read along it; the rest of the file
+        is not read. Raises :class:`CheckpointError` if the file got shorter."""
         entry = self._entries[name]
-        if entry.num_bytes == 0:
-            return torch.empty(entry.shape, dtype=entry.dtype)
-        buffer = bytearray(entry.num_bytes)
+        if cut is None or not entry.shape:
+            cut = 0, ((0, entry.shape[0] if entry.shape else 1),)
+        axis, ranges = cut
+        shape = entry.shape and (*entry.shape[:axis], sum(b - a for a, b in ranges), *entry.shape[axis + 1 :])
+        item = entry.dtype.itemsize * prod(entry.shape[axis + 1 :])
+        row, times = item * (entry.shape[axis] if entry.shape else 1), prod(entry.shape[:axis])
+        wanted = [(i * row + a * item, (b - a) * item) for i in range(times) for a, b in ranges if b > a]
+        if not prod(shape):
+            return torch.empty(shape, dtype=entry.dtype)
+        buffer = bytearray(entry.dtype.itemsize * prod(shape))
+        into, at = memoryview(buffer), 0
         with open_file(entry.file) as file:
-            file.seek(entry.offset)
-            if file.readinto(buffer) != entry.num_bytes:
-                raise CheckpointError(f"{entry.file}: ended inside tensor {name!r}")
-        return torch.frombuffer(buffer, dtype=entry.dtype).view(entry.shape)
+            for start, size in wanted:
+                file.seek(entry.offset + start)
+                if file.readinto(into[at : at + size]) != size:
+                    raise CheckpointError(f"{entry.file}: ended inside tensor {name!r}")
+                at += size
+        return torch.frombuffer(buffer, dtype=entry.dtype).view(shape)
 
 
 def open_checkpoint(path: str) -> Checkpoint:

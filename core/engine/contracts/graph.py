@@ -30,6 +30,7 @@ from engine.contracts.ops import (
     Activation,
     Add,
     Attention,
+    Cut,
     DeltaRule,
     Embed,
     Experts,
@@ -80,6 +81,8 @@ class Node:
     """Which of :attr:`Graph.caches` the op writes or reads, if any."""
     sinks: str | None = None
     """Of an :class:`Attention` with sinks: the tensor with the logits, ``[num_heads]``."""
+    heads: Cut | None = None
+    """Of an :class:`Attention` that ranks share out: those of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,10 @@ class Graph:
     """Most tokens of a sequence; 0: not said."""
     ignored: tuple[str, ...] = ()
     """How names of tensors begin that the checkpoint may have and the model does not read."""
+    handed_on: tuple[int, ...] = ()
+    """Of layers that others follow elsewhere: the values that those read, the residual stream first."""
+    table: Embed | None = None
+    """The embedding that a tied head shares, where the graph has none."""
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -168,6 +175,8 @@ class Graph:
     @property
     def entering(self) -> tuple[int, ...]:
         """Values before the layers that layers read: the residual stream that enters the first one, then any others."""
+        if not self.embed.nodes:
+            return self.inputs
         first = self.layers[0].residual if self.layers else None
         before = {number for node in self.embed.nodes for number in node.outputs}
         read = (number for layer in self.layers for node in layer.nodes for number in node.inputs if number in before)
@@ -176,6 +185,8 @@ class Graph:
     @property
     def hidden(self) -> int:
         """The value behind the last layer: what the head reads first, or what the last layer makes last."""
+        if self.handed_on:
+            return self.handed_on[0]
         return self.head.nodes[0].inputs[0] if self.head.nodes else self.layers[-1].nodes[-1].outputs[0]
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from engine.contracts.drafter import DrafterKV
 from engine.contracts.graph import EVERY_TOKEN, Cached, Reach
 from engine.contracts.kv_allocator import KVGroup
+from engine.models.placement import RankGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,13 @@ def one_group(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> Cac
     """All caches in one group that keeps every token, whatever queries see: for a pass over a text at hand."""
     together = cache_groups(caches, drafter).caches
     return CacheGroups(together, (0,) * len(together), (EVERY_TOKEN,))
+
+
+def of_rank(whole: CacheGroups, own: RankGraph) -> CacheGroups:
+    """The caches of one rank, in the groups of the whole model; a drafter's where the last layer is."""
+    behind = range(own.num_caches, len(whole.caches)) if own.is_last else ()
+    caches = (*own.graph.caches, *(whole.caches[cache] for cache in behind))
+    return CacheGroups(caches, tuple(whole.group_of[cache] for cache in (*own.caches, *behind)), whole.reaches)
 
 
 STATE_BLOCKS = 4

@@ -18,7 +18,7 @@ from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.testing.attention_cases import PlainFormat
-from engine.testing.plain import OneRank, PlainAttention, PlainQuantizer
+from engine.testing.plain import PlainAttention, PlainQuantizer
 
 BLOCK = 8
 """Tokens."""
@@ -30,7 +30,7 @@ def loaded(
     model: ModelFacts, graph: Graph, kernels: Kernels = "torch", quantizer: Quantizer | None = None
 ) -> LoweredModel:
     """The model with plain plugins, in float32 on a CPU. ``model.path``: where its weights are."""
-    plugins = quantizer or PlainQuantizer(), PlainAttention(), PlainFormat(), OneRank()
+    plugins = quantizer or PlainQuantizer(), PlainAttention(), PlainFormat()
     return load_model(model, graph, *plugins, "float32", "cpu", kernels=kernels)
 
 

@@ -75,7 +75,7 @@ class FromCheckpoint:
         if scheme is None:
             return self._plain.packed_bytes(spec, dtype, device, tied)
         has_bias = any(part.bias for part in spec.parts)
-        group_size = scheme.group_size(spec.in_features)
+        group_size = scheme.group_size(spec.whole.in_features)
         order = spec.in_features * ORDER_BYTES if scheme.ordered else 0
         return order + packing.packed_bytes(
             spec, scheme.bits, group_size, not scheme.symmetric, has_bias, self._context, scheme.scale_bytes
@@ -165,7 +165,7 @@ def _read(scheme: Scheme, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]
     try:
         return joined(
             [
-                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.in_features)
+                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.whole.in_features)
                 for part, tensors in zip(spec.parts, parts, strict=True)
             ]
         )

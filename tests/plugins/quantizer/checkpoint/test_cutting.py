@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from tests.plugins.quantizer.checkpoint.writers import CASES
 
 from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import QuantizedWeight
-from engine.models.sharding import cut
+from engine.contracts.quantizer import QuantizedWeight, StoredTensor
+from engine.models.sharding import smallest_cut, taken
+from engine.testing.quantizer import shares
 from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
 
@@ -31,8 +33,38 @@ def test_cuts_read_alone_are_cuts_of_the_whole(name: str, axis: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ct w4 g16 asym actorder", "gptq w4 g16 asym desc_act"])
 def test_inputs_in_activation_order_cannot_be_cut(name: str) -> None:
-    with pytest.raises(ValueError, match=r"tp=2: .* cannot be cut along its input axis: .*activation order"):
-        _whole_and_halves(name, "in")
+    """Ranks share out the layer's outputs instead."""
+    assert smallest_cut(_Layout(name), SPEC, "in") is None
+    assert smallest_cut(_Layout(name), SPEC, "out") == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "inputs"),
+    [("ct w4 g32 asym", 8, 32), ("gptq w4 g32 asym", 8, 32), ("awq g32", 8, 32), ("awq one group", 8, 1),
+     ("ct fp8 block", 32, 16), ("ct fp8 channel", 1, 1), ("gptq w8 g32 asym", 4, 32)],
+)  # fmt: skip
+def test_no_cut_goes_through_a_word_or_a_scale(name: str, out: int, inputs: int) -> None:
+    layout = _Layout(name)
+    assert (smallest_cut(layout, SPEC, "out"), smallest_cut(layout, SPEC, "in")) == (out, inputs)
+
+
+SPEC = LinearSpec((LinearPart("p", 64),), 128)
+
+
+class _Layout:
+    """A quantizer of one format, as far as it says what is stored."""
+
+    lossless = False
+
+    def __init__(self, name: str) -> None:
+        self.scheme = recipe_of(CASES[name].quantization).scheme_of("p", False)
+
+    def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
+        assert self.scheme is not None
+        return [rule.stored for rule in LAYOUTS[self.scheme.layout].rules(self.scheme, spec.parts[0], spec)]
+
+    def pack(self, *arguments: Any) -> QuantizedWeight:
+        raise NotImplementedError
 
 
 def _whole_and_halves(name: str, axis: Any) -> tuple[QuantizedWeight, list[QuantizedWeight]]:
@@ -43,21 +75,5 @@ def _whole_and_halves(name: str, axis: Any) -> tuple[QuantizedWeight, list[Quant
     assert scheme is not None
     layout = LAYOUTS[scheme.layout]
     stored = [rule.stored for rule in layout.rules(scheme, spec.parts[0], spec) if rule.stored.suffix in tensors]
-    halves = [
-        {one.suffix: cut(tensors[one.suffix], f"p.{one.suffix}", spec, one, index, 2) for one in stored}
-        for index in range(2)
-    ]
+    halves = [{one.suffix: taken(tensors[one.suffix], one, own, 0) for one in stored} for own in shares(spec)]
     return layout.read(scheme, "p", tensors, 128), [layout.read(scheme, "p", half, 128) for half in halves]
-
-
-@pytest.mark.parametrize("size", [20, 28])
-def test_a_cut_through_a_word_of_zero_points_is_refused(size: int) -> None:
-    spec = LinearSpec((LinearPart("p", size),), 64, shard="out")
-    for name, suffix in (("ct w4 g32 asym", "weight_packed"), ("gptq w4 g32 asym", "qweight")):
-        scheme = recipe_of(CASES[name].quantization).scheme_of("p", False)
-        assert scheme is not None
-        rules = LAYOUTS[scheme.layout].rules(scheme, spec.parts[0], spec)
-        (stored,) = [rule.stored for rule in rules if rule.stored.suffix == suffix]
-        tensor = torch.zeros(size, 8) if suffix == "weight_packed" else torch.zeros(8, size)
-        with pytest.raises(ValueError, match="not a multiple of 2 x 8"):
-            cut(tensor, "p", spec, stored, 0, 2)

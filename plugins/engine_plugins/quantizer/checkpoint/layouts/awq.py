@@ -24,12 +24,12 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     out, inputs, groups = part.out_features, spec.in_features, scheme.groups(spec.in_features)
     # An output size that eight does not divide fits no shape here, and is refused for it.
     words = out // scheme.codes_per_word
-    whole = scheme.group_size(inputs) if spec.shard == "in" and groups > 1 else 1
     axes, kept = ({"in": 0, "out": 1}, ()) if groups > 1 else ({"out": 1}, ("in",))
+    group, word = {"in": scheme.group_size(inputs)}, {"out": scheme.codes_per_word}
     return [
-        TensorRule(StoredTensor("qweight", {"in": 0, "out": 1}, whole), ("int32",), ((inputs, words),)),
-        TensorRule(StoredTensor("qzeros", axes, replicated=kept), ("int32",), ((groups, words),)),
-        TensorRule(StoredTensor("scales", axes, replicated=kept), FLOATS, ((groups, out),)),
+        TensorRule(StoredTensor("qweight", {"in": 0, "out": 1}, word), ("int32",), ((inputs, words),)),
+        TensorRule(StoredTensor("qzeros", axes, group | word, replicated=kept), ("int32",), ((groups, words),)),
+        TensorRule(StoredTensor("scales", axes, group, replicated=kept), FLOATS, ((groups, out),)),
         bias_rule(part),
     ]
 

@@ -4,7 +4,6 @@ the input, the first feature in the lowest bits; ``qzeros`` ``[groups, out * bit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -28,26 +27,20 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     why = ORDER if scheme.ordered else ""
     axes = {"out": 1} if scheme.ordered else {"in": 0, "out": 1}
     grouped, kept = (axes, ()) if groups > 1 else ({"out": 1}, ("in",))
-    words = StoredTensor("qweight", axes, _quantum(scheme, spec), uncuttable=why)
+    group = {"in": scheme.group_size(inputs)}
+    words = StoredTensor("qweight", axes, {"in": per_word}, uncuttable=why)
+    zeros = StoredTensor("qzeros", grouped, {**group, "out": per_word}, replicated=kept)
     index = StoredTensor(
         "g_idx", {} if scheme.ordered else {"in": 0}, optional=not scheme.ordered, replicated=("out",), uncuttable=why
     )
     return [
         TensorRule(words, ("int32",), ((-(-inputs // per_word), out),)),
-        TensorRule(StoredTensor("qzeros", grouped, replicated=kept), ("int32",), ((groups, -(-out // per_word)),)),
-        TensorRule(StoredTensor("scales", grouped, replicated=kept), FLOATS, ((groups, out),)),
+        TensorRule(zeros, ("int32",), ((groups, -(-out // per_word)),)),
+        TensorRule(StoredTensor("scales", grouped, group, replicated=kept), FLOATS, ((groups, out),)),
         TensorRule(index, ("int32", "int64"), ((inputs,),)),
         # AutoGPTQ wrote a bias of zeros for layers that have none.
         bias_rule(part, may_be_extra=True),
     ]
-
-
-def _quantum(scheme: Scheme, spec: LinearSpec) -> int:
-    if spec.shard == "out":
-        return scheme.codes_per_word
-    if scheme.groups(spec.in_features) == 1:
-        return 1
-    return math.lcm(scheme.group_size(spec.in_features), scheme.codes_per_word) // scheme.codes_per_word
 
 
 def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:

@@ -26,10 +26,10 @@ NOT_A_NUMBER = 255
 def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule]:
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     out, groups, axes = part.out_features, scheme.groups(spec.in_features), {"out": 0, "in": 1}
-    half = scheme.block[1] // 2
+    half, group = scheme.block[1] // 2, {"in": scheme.block[1]}
     return [
-        TensorRule(StoredTensor("blocks", axes), ("uint8",), ((out, groups, half),)),
-        TensorRule(StoredTensor("scales", axes), ("uint8", POWERS), ((out, groups),)),
+        TensorRule(StoredTensor("blocks", axes, group), ("uint8",), ((out, groups, half),)),
+        TensorRule(StoredTensor("scales", axes, group), ("uint8", POWERS), ((out, groups),)),
         bias_rule(part),
     ]
 

@@ -3,7 +3,6 @@ stored as unsigned numbers. Zero points lie in words along the output."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -22,7 +21,7 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     out, inputs, per_word = part.out_features, spec.in_features, scheme.codes_per_word
     axes = {"out": 0} if scheme.ordered else {"out": 0, "in": 1}
-    words = StoredTensor("weight_packed", axes, _quantum(scheme, spec), uncuttable=ORDER if scheme.ordered else "")
+    words = StoredTensor("weight_packed", axes, {"in": per_word}, uncuttable=ORDER if scheme.ordered else "")
     found = [
         TensorRule(words, ("int32",), ((out, -(-inputs // per_word)),)),
         *scale_rules(scheme, part, inputs),
@@ -31,21 +30,14 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     ]
     scale = found[1].stored
     if not scheme.symmetric:
-        zeros = StoredTensor("weight_zero_point", scale.shard_axes, replicated=scale.replicated)
+        zeros = StoredTensor(
+            "weight_zero_point", scale.shard_axes, {**scale.per_entry, "out": per_word}, replicated=scale.replicated
+        )
         found.append(TensorRule(zeros, ("int32",), ((-(-out // per_word), scheme.groups(inputs)),)))
     if scheme.ordered:
         index = StoredTensor("weight_g_idx", replicated=("out",), uncuttable=ORDER)
         found.append(TensorRule(index, ("int32", "int64"), ((inputs,),)))
     return found
-
-
-def _quantum(scheme: Scheme, spec: LinearSpec) -> int:
-    if spec.shard == "out":
-        return 1 if scheme.symmetric else scheme.codes_per_word
-    if scheme.granularity != "group":
-        return 1
-    whole = math.lcm(scheme.group_size(spec.in_features), scheme.codes_per_word)
-    return whole // scheme.codes_per_word
 
 
 def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:

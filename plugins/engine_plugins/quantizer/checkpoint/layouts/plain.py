@@ -23,13 +23,12 @@ OF_INPUTS = ("input_scale", "activation_scale", "input_zero_point")
 def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule]:
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     shape = (part.out_features, spec.in_features)
-    cut_along = scheme.block[0] if spec.shard == "out" else scheme.group_size(spec.in_features)
-    quantum = cut_along if scheme.granularity in ("group", "block") else 1
     dtype = "float8_e4m3fn" if scheme.floating else "int8"
     scales = scale_rules(scheme, part, spec.in_features)
     zeros = StoredTensor(
         ZEROS,
         scales[0].stored.shard_axes,
+        scales[0].stored.per_entry,
         optional=scheme.symmetric,
         replicated=scales[0].stored.replicated,
     )
@@ -37,7 +36,7 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
         TensorRule(StoredTensor(name, optional=True, replicated=BOTH), (*FLOATS, *INTEGERS)) for name in OF_INPUTS
     ]
     return [
-        TensorRule(StoredTensor("weight", {"out": 0, "in": 1}, quantum), (dtype,), (shape,)),
+        TensorRule(StoredTensor("weight", {"out": 0, "in": 1}), (dtype,), (shape,)),
         *scales,
         TensorRule(zeros, (*INTEGERS, *FLOATS, "float8_e4m3fn"), scales[0].shapes),
         *unused,

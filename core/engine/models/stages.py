@@ -1,0 +1,84 @@
+"""Pipeline stages: which layers each has, and which values are handed from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from engine.contracts.graph import Block, Graph
+from engine.contracts.ops import Experts, Linear, LinearSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers ``first .. last``, the last one not included."""
+
+    first: int
+    last: int
+
+
+def crossing(graph: Graph, layer: int) -> tuple[int, ...]:
+    """Values that are made before a layer and read from it on: the residual stream first."""
+    made = set(graph.inputs) | {number for node in graph.embed.nodes for number in node.outputs}
+    made |= {number for block in graph.layers[:layer] for node in block.nodes for number in node.outputs}
+    read = [number for block in (*graph.layers[layer:], graph.head) for node in block.nodes for number in node.inputs]
+    residual = graph.layers[layer].residual
+    assert residual is not None
+    return tuple(dict.fromkeys((residual, *(number for number in read if number in made))))
+
+
+def stages_of(graph: Graph, count: int, costs: Sequence[float] | None = None) -> tuple[Stage, ...]:
+    """``count`` stages whose largest costs as little as can be. ``costs``: of each layer and, last, of the head;
+    ``None``: by weights that a token reads. Raises ``ValueError`` where so many are not possible."""
+    costs = layer_costs(graph) if costs is None else costs
+    sums = [0.0, *accumulate([*costs[:-2], costs[-2] + costs[-1]])]
+    borders = [0, *_borders(graph), len(graph.layers)]
+    if len(borders) - 1 < count:
+        raise ValueError(f"parallelism.pp={count}: the model falls into at most {len(borders) - 1} stages")
+    # best[i]: the smallest largest cost of so many stages that end at borders[i], and where the last one begins.
+    best = [(sums[border], 0) for border in borders]
+    chosen = [best]
+    for _ in range(count - 1):
+        before = chosen[-1]
+        best = [
+            min(
+                ((max(before[j][0], sums[borders[i]] - sums[borders[j]]), j) for j in range(i)),
+                default=(float("inf"), 0),
+            )
+            for i in range(len(borders))
+        ]
+        chosen.append(best)
+    ends, at = [len(borders) - 1], len(borders) - 1
+    for best in reversed(chosen[1:]):
+        at = best[at][1]
+        ends.append(at)
+    edges = [0, *(borders[at] for at in reversed(ends))]
+    return tuple(Stage(*edge) for edge in pairwise(edges))
+
+
+def layer_costs(graph: Graph) -> list[float]:
+    """Weights that a token reads, of each layer and of the head."""
+    return [float(sum(_weights(node.op) for node in block.nodes)) for block in (*graph.layers, graph.head)]
+
+
+def _weights(op: object) -> int:
+    if isinstance(op, Linear):
+        return _size(op.spec)
+    if isinstance(op, Experts):
+        return op.top_k * (_size(op.gate_up) + _size(op.down))
+    return 0
+
+
+def _size(spec: LinearSpec) -> int:
+    return spec.in_features * spec.out_features
+
+
+def _borders(graph: Graph) -> list[int]:
+    """Layers before which a stage may begin: none that reads a cache of the stage before."""
+    used = [_caches(layer) for layer in graph.layers]
+    return [i for i in range(1, len(used)) if not set().union(*used[:i]) & set().union(*used[i:])]
+
+
+def _caches(layer: Block) -> set[int]:
+    return {node.cache for node in layer.nodes if node.cache is not None}
