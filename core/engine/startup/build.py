@@ -31,17 +31,19 @@ from engine.kernels.cpu.memory import give_back_freed_memory, keep_freed_memory
 from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
 from engine.kv.cache import KVCache
-from engine.kv.groups import CacheGroups, cache_groups
+from engine.kv.groups import CacheGroups, cache_groups, of_rank
 from engine.loop.core import CoreSettings, Device, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
+from engine.models.placement import RankGraph
 from engine.models.record import recorded
 from engine.startup.checks import check_attention, check_drafter, check_pool, try_plugins
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import plan_memory, size_pool
 from engine.startup.memory.ledger import make_ledger
 from engine.startup.memory.profile_run import profile_run
+from engine.startup.placing import holding, placed
 from engine.startup.probe import probe
 from engine.startup.ranks import Ranks, cores_of, world_of
 from engine.startup.warm_up import warm_up, warm_up_kernels, warm_up_sampling
@@ -137,13 +139,15 @@ class Rank:
         """Build the plugins."""
         with self.phase("bind plugins"):
             self.bound = bind(self.plan)
+            self.whole = recorded(self.bound.architecture, self.plan.model)
+            self.own = placed(self.plan, self.bound)[self.rank]
             check_attention(self.plan, self.bound)
             check_drafter(self.plan, self.bound)
 
     def plan_memory(self) -> None:
         """Refuse what does not fit."""
         with self.phase("plan memory"):
-            self.memory = plan_memory(self.plan, self.bound, free=self._free(self.plan.device))
+            self.memory = plan_memory(self.plan, self.bound, free=self._free(self.plan.device), own=self.own)
 
     def meet(self, invitation: str, host: str) -> None:
         """Meet the other ranks: every two that will exchange tensors do it once."""
@@ -167,8 +171,8 @@ class Rank:
         with self.phase("try plugins"):
             self.worker.start(partial(try_plugins, plan, bound))()
         with self.phase("load weights"):
-            self.model = self.worker.start(partial(load_plan, plan, bound, self._progress))()
-        self._in_graphs = plan.execution == "graphs" and not self.model.waits
+            self.model = self.worker.start(partial(load_plan, plan, bound, self._progress, self.own, self.communicator))()
+        self._in_graphs = plan.execution == "graphs" and not self.model.waits and plan.layout.pp == 1
         if plan.device.kind == "cuda":
             with self.phase("profile run"):
                 buckets = graph_buckets(bound) if self._in_graphs else []
@@ -183,8 +187,9 @@ class Rank:
         plan, bound = self.plan, self.bound
         with self.phase("allocate cache"):
             self.pool = self.pool.limited(num_blocks, plan.max_len, self.memory.estimate.pool.block_size)
-            found = cache_groups(self.model.graph.caches, cached_by(bound.drafter))
+            found = cache_groups(self.whole.caches, cached_by(bound.drafter))
             self.groups = self.memory.estimate.pool.groups(found, self.pool.blocks)
+            found = of_rank(found, self.own)
             make = partial(_make_runner, plan, bound, self.model, found, self.groups, self.pool.max_len, self._exchange)
             self.runner = self.worker.start(make)()
         drafts = drafts_of(self.runner)
@@ -211,12 +216,15 @@ class Rank:
             alone=layout.tp == 1,
             before=layout.before(rank),
             behind=layout.behind(rank),
+            aux_layers=tuple(aux_layers_of(self.bound.drafter)),
+            first_layer=self.own.stage.first,
+            last_layer=self.own.stage.last,
         )
 
     def info(self, place: str) -> RankInfo:
         """``place``: where it runs."""
         kv = self.runner.kv.num_bytes
-        return RankInfo(self.rank, place, "", self.model.weights_bytes, kv, self.own_pool.blocks)
+        return RankInfo(self.rank, place, holding(self.own, self.plan.layout, self.rank), self.model.weights_bytes, kv, self.own_pool.blocks)
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this rank."""
@@ -331,8 +339,14 @@ def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...]) -
     )
 
 
-def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = lambda _: None) -> LoweredModel:
-    """The model of a plan, lowered as the plan says."""
+def load_plan(
+    plan: EnginePlan,
+    bound: BoundEngine,
+    on_progress: OnProgress = lambda _: None,
+    own: RankGraph | None = None,
+    collectives: Communicator | None = None,
+) -> LoweredModel:
+    """The model of a plan, lowered as the plan says; or with several ranks the one's ``own`` share of it."""
 
     def loaded(fraction: float, detail: str) -> None:
         if plan.device.kind == "cpu":
@@ -350,6 +364,8 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
         loaded,
         kernels=kernels_for(plan.execution, plan.device.kind),
         max_len=plan.max_len,
+        own=None if own is None else own.graph,
+        collectives=collectives,
     )
 
 
@@ -370,8 +386,9 @@ def _make_runner(
             kv.set_scales(layer, *scales)
     rows, drafts, vocab_size = bound.context.max_requests, bound.drafter.max_width, plan.model.vocab_size
     tables = DeviceTables(rows, max_len, drafts, block_size, device, vocab_size, len(groups))
-    model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers_of(bound.drafter))
-    drafter = on_device(bound.drafter)
+    aux_layers = aux_layers_of(bound.drafter) if exchange is None else exchange.own_aux_layers
+    model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers)
+    drafter = on_device(bound.drafter) if exchange is None or exchange.samples else None
     if exchange is not None:
         tables.agreed = exchange.agreed
     return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables), exchange)

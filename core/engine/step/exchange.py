@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from engine.contracts.communicator import Communicator
+from engine.kernels.model import Cache, ForwardBatch, LoweredModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,23 @@ class Exchange:
     behind: int | None = None
     """The rank of the next stage; ``None`` in the last one, which samples."""
 
+    aux_layers: tuple[int, ...] = ()
+    """Hidden states that a drafter wants, of the whole model."""
+    first_layer: int = 0
+    last_layer: int = 0
+    """Of this stage; the last one not included."""
+
+    @property
+    def samples(self) -> bool:
+        """This rank is of the last stage."""
+        return self.behind is None
+
+    @property
+    def own_aux_layers(self) -> tuple[int, ...]:
+        """Those of ``aux_layers`` that are made here, counted from this stage's first layer."""
+        end = self.last_layer + self.samples
+        return tuple([layer - self.first_layer for layer in self.aux_layers if self.first_layer <= layer < end])
+
     @property
     def relays(self) -> bool:
         """The ranks of other stages learn of tokens and drafts by the plans that follow."""
@@ -33,3 +52,26 @@ class Exchange:
         """``x`` as the rank has it that chooses; all ranks of the last stage call this alike. It is overwritten on
         the others."""
         return x if self.alone else self.communicator.broadcast(x.contiguous(), "tp", self.chooser)
+
+    def forward(self, model: LoweredModel, batch: ForwardBatch, kv: Cache) -> tuple[Tensor, list[Tensor]]:
+        """This stage's part of :meth:`LoweredModel.forward`, between the one before and the one behind: what comes back
+        means something in the last stage alone."""
+        aux_layers, graph = self.own_aux_layers, model.graph
+        earlier = [layer for layer in self.aux_layers if layer < self.first_layer]
+        later = [layer for layer in self.aux_layers if layer >= self.first_layer and layer - self.first_layer in aux_layers]
+        received: list[Tensor] = []
+        if self.before is not None:
+            sizes = [graph.sizes[number] for number in graph.inputs] + [graph.hidden_size] * len(earlier)
+            received = [self._receive(model, batch, size) for size in sizes]
+        handed, passing = received[: len(graph.inputs)], received[len(graph.inputs) :]
+        hidden, made = model.forward(batch, kv, aux_layers, handed)
+        aux = dict(zip((*earlier, *later), (*passing, *made), strict=False))
+        if self.behind is not None:
+            for x in (hidden, *made[len(aux_layers) :], *(aux[layer] for layer in self.aux_layers if layer in aux)):
+                self.communicator.send(x.contiguous(), self.behind)
+        return hidden, [aux[layer] for layer in self.aux_layers if layer in aux]
+
+    def _receive(self, model: LoweredModel, batch: ForwardBatch, size: int) -> Tensor:
+        assert self.before is not None
+        x = torch.empty(len(batch.token_ids), size, dtype=model.dtype, device=batch.token_ids.device)
+        return self.communicator.recv(x, self.before)

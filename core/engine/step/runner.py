@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from engine.kernels.model import LoweredModel
+from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kernels.transfer import Mark, mark, upload
 from engine.kv.cache import KVCache
 from engine.sampling.logprobs import Ranked, rank_prompt
@@ -79,6 +79,18 @@ class ModelRunner:
             for copy in admit.copies:
                 self.kv.copy_block(copy.group, copy.source, copy.target)
 
+    @property
+    def samples(self) -> bool:
+        """Tokens are chosen behind the layers of this rank: it is in the last stage."""
+        return self._exchange is None or self._exchange.samples
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> tuple[Tensor, list[Tensor]]:
+        """As :meth:`LoweredModel.forward`; what comes back means something in the last stage alone."""
+        if self._exchange is None:
+            return self.model.forward(batch, self.kv, self.aux_layers)
+        return self._exchange.forward(self.model, batch, self.kv)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Hand one plan to the device; on a GPU this returns while the device works. ``apply`` happened before (see
@@ -88,7 +100,7 @@ class ModelRunner:
         captured = None if self.graphs is None or bucket is None else self.graphs.replay(bucket, plan.rows)
         if captured is None:
             inputs = self.tables.inputs(plan.rows)
-            hidden, aux = self.model.forward(inputs.forward, self.kv, self.aux_layers)
+            hidden, aux = self.forward(inputs.forward)
             sampled, prompts = self._sample(plan, inputs, hidden), self._prompt_logprobs(plan, hidden)
         else:
             inputs, aux = captured.step_inputs, list(captured.aux_hidden_states)
@@ -138,7 +150,7 @@ class ModelRunner:
         tables, batch = self.tables, inputs.forward
         ends = inputs.starts + inputs.num_tokens
         sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-        if not sampling:
+        if not sampling or not self.samples:
             tables.computed[inputs.row_ids] = ends
             return None
         q_ends = list(accumulate(row.num_queries for row in plan.rows))
@@ -174,6 +186,8 @@ class ModelRunner:
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, tuple[Ranked, ...]]:
         """Logprobs of prompt tokens behind those of each row that wants them, a bounded number at a time."""
         results: dict[int, tuple[Ranked, ...]] = {}
+        if not self.samples:
+            return results
         begin = 0
         for i, row in enumerate(plan.rows):
             request = self.tables.requests[row.row_id]

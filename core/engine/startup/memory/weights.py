@@ -30,7 +30,6 @@ from engine.models.required_tensors import (
 )
 from engine.models.sharding import entries, has_bias
 from engine.models.stored import is_stored, stored_of
-from engine.models.whole import WHOLE
 from engine.startup.lowering import lowering_of
 
 SCALE_BITS = 0.5
