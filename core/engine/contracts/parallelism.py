@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from socket import socket
 
+TOKEN = "ENGINE_JOIN_TOKEN"
+"""The environment variable with what a worker that connects says first: a line of this and its rank (-1: any)."""
+
 
 class LauncherError(RuntimeError):
     """Workers that could not be started, or did not come: what is missing, and what to do."""
@@ -72,3 +75,11 @@ class Launcher(Protocol):
     def close(self) -> None:
         """End what was started and is still there, and give everything back."""
         ...
+
+
+@runtime_checkable
+class Parallelism(Protocol):
+    """Until placement: what is said of cuts."""
+
+    rank: int
+    world_size: int

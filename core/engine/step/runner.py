@@ -16,6 +16,7 @@ from engine.kernels.transfer import Mark, mark, upload
 from engine.kv.cache import KVCache
 from engine.sampling.logprobs import Ranked, rank_prompt
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
+from engine.step.exchange import Exchange
 from engine.step.graphs import CapturedStep, StepGraphs
 from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
 from engine.step.running import RunningStep, Sampled, Times
@@ -47,8 +48,16 @@ class ModelRunner:
     """A model, its cache and its tables on one device."""
 
     def __init__(
-        self, model: LoweredModel, kv: KVCache, tables: DeviceTables, drafts: BehindSteps | None = None
+        self,
+        model: LoweredModel,
+        kv: KVCache,
+        tables: DeviceTables,
+        drafts: BehindSteps | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
+        """``exchange``: with other ranks, if there are any."""
+        self._exchange = exchange
+        self._chooses = exchange is None or exchange.chooses
         self.model = model
         self.kv = kv
         self.tables = tables
@@ -79,7 +88,9 @@ class ModelRunner:
         captured = None if self.graphs is None or bucket is None else self.graphs.replay(bucket, plan.rows)
         if captured is None:
             inputs = self.tables.inputs(plan.rows)
-            hidden, aux = self.model.forward(inputs.forward, self.kv, self.aux_layers)
+            hidden, aux = self._forward(inputs)
+            if self._exchange is not None and self._exchange.behind is not None:
+                return self._handed_on(plan, inputs, [hidden, *aux], started)
             sampled, prompts = self._sample(plan, inputs, hidden), self._prompt_logprobs(plan, hidden)
         else:
             inputs, aux = captured.step_inputs, list(captured.aux_hidden_states)
@@ -91,12 +102,42 @@ class ModelRunner:
             ended = mark(self.tables.device)
         times = Times(self._last, started, done, ended)
         self._last = ended
-        return RunningStep(plan, sampled, prompts, times, valid)
+        relayed = self._drafts_of(plan) if valid is not None and self._exchange and self._exchange.relays else None
+        return RunningStep(plan, sampled, prompts, times, valid, relayed)
+
+    def _forward(self, inputs: StepInputs) -> tuple[Tensor, list[Tensor]]:
+        """As :meth:`LoweredModel.forward`; of a stage with what it hands on, hidden states for a drafter last."""
+        exchange = self._exchange
+        if exchange is None or not exchange.relays:
+            return self.model.forward(inputs.forward, self.kv, self.aux_layers)
+        received, before = exchange.received(self.model, inputs.forward.positions.shape[0])
+        own = exchange.own_aux_layers
+        hidden, more = self.model.forward(inputs.forward, self.kv, own, received)
+        return hidden, [*more[len(own) :], *before, *more[: len(own)]]
+
+    def _handed_on(self, plan: StepPlan, inputs: StepInputs, values: Sequence[Tensor], started: Mark) -> RunningStep:
+        """The end of a step in a stage that others follow. How many drafts are accepted it is told by the plan in which
+        a row comes again."""
+        assert self._exchange is not None
+        self._exchange.hand_on(values)
+        self.tables.computed[inputs.row_ids] = inputs.starts + inputs.num_tokens
+        ended = mark(self.tables.device)
+        times = Times(self._last, started, ended, ended)
+        self._last = ended
+        return RunningStep(plan, None, {}, times)
+
+    def _drafts_of(self, plan: StepPlan) -> Tensor:
+        """What a drafter has just proposed: int64 ``[R, most wanted of a row]``."""
+        rows = upload([row.row_id for row in plan.rows], torch.int64, self.tables.device)[:, None]
+        behind = torch.arange(1, 1 + max(row.wants_drafts for row in plan.rows), device=self.tables.device)
+        return self.tables.tokens[rows, self.tables.computed[rows] + behind]
 
     # Tokens -----------------------------------------------------------------------------------------------------
 
-    def _captured(self, plan: StepPlan, captured: CapturedStep) -> Sampled:
+    def _captured(self, plan: StepPlan, captured: CapturedStep) -> Sampled | None:
         """The tokens of a replayed step. Logprobs of other tokens than the chosen ones are made here, not in it."""
+        if not self._chooses:
+            return None
         num_drafts, queries = tuple(row.num_drafts for row in plan.rows), captured.bucket.queries
         tops = self._logprobs_wanted(plan.rows)
         others = [top or None for top in tops]
@@ -133,9 +174,14 @@ class ModelRunner:
         num_drafts = tuple(row.num_drafts for row in rows)
         chosen = tables.sampling.at(row_ids, positions, tables.features(rows))
         longest = max(row.max_end for row in rows)
-        tokens, logits = choose_tokens(
-            self.model.head(hidden), chosen, tables.sampling, tables.tokens, longest, self.model.on_triton
-        )
+        logits = self.model.head(hidden)
+        if self._chooses:
+            tokens, logits = choose_tokens(
+                logits, chosen, tables.sampling, tables.tokens, longest, self.model.on_triton
+            )
+        else:
+            tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+        tokens = tables.agreed(tokens)
         accepted = accepted_of(token_ids, tokens, num_drafts)
         tables.write(row_ids, positions + 1, tokens)
         if len(sampling) == len(plan.rows):
@@ -143,6 +189,8 @@ class ModelRunner:
         else:
             ends.index_add_(0, upload(sampling, torch.int64, hidden.device), accepted)
         tables.computed[inputs.row_ids] = ends
+        if not self._chooses:
+            return None
         ranked = rank_tokens(logits, tokens, num_drafts, self._logprobs_wanted(rows))
         return Sampled(tuple(sampling), Choice(num_drafts, tokens, accepted, ranked))
 
@@ -160,6 +208,8 @@ class ModelRunner:
                 for at in range(0, count, PROMPT_LOGPROB_ROWS):
                     stop = min(at + PROMPT_LOGPROB_ROWS, count)
                     logits = self.model.head(hidden[begin + at : begin + stop])
+                    if not self._chooses:
+                        continue
                     # A copy: the table may change before the host reads it.
                     parts.append(rank_prompt(logits, targets[at:stop].clone(), top))
                 results[i] = tuple(parts)
