@@ -91,7 +91,8 @@ class Block:
 
     nodes: tuple[Node, ...]
     residual: int | None = None
-    """Of a layer: the value that enters it as the residual stream."""
+    """Of a layer: the value that enters it as the residual stream. Of an embedding that layers elsewhere read: what
+    enters the first of them."""
 
 
 class Reach(NamedTuple):

@@ -248,10 +248,11 @@ class LoweredModel:
 
     @torch.inference_mode()
     def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 ``[T]`` -> the residual stream ``[T, hidden_size]`` that enters the first layer."""
+        """int64 ``[T]`` -> the residual stream ``[T, hidden_size]`` that enters the model's first layer."""
         values = {self.graph.inputs[0]: token_ids}
         self.embedding.run(values, None)
-        return values[self._residual(0)]
+        first = self.embedding.residual
+        return values[self._residual(0) if first is None else first]
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

@@ -310,7 +310,7 @@ def _cut_stage(graph: Graph, stage: Stage, drafts: bool) -> RankGraph:
     embeds = is_first or (is_last and (drafts or graph.lm_head.tied))
     found = replace(
         graph,
-        embed=graph.embed if embeds else Block(()),
+        embed=replace(graph.embed, residual=graph.layers[0].residual) if embeds else Block(()),
         layers=tuple(replace(layer, nodes=tuple(_renumbered(layer.nodes, own))) for layer in layers),
         head=graph.head if is_last else Block(()),
         caches=tuple(graph.caches[cache] for cache in used),
