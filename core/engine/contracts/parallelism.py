@@ -75,11 +75,3 @@ class Launcher(Protocol):
     def close(self) -> None:
         """End what was started and is still there, and give everything back."""
         ...
-
-
-@runtime_checkable
-class Parallelism(Protocol):
-    """Until placement: what is said of cuts."""
-
-    rank: int
-    world_size: int

@@ -62,8 +62,8 @@ def place(
     costs: Sequence[float] | None = None,
 ) -> tuple[RankGraph, ...]:
     """The graph of each rank. ``drafts``: a drafter embeds tokens where the head is; ``costs``: of each layer and of
-    the head, by which stages are made equal, ``None``: of their weights. Raises ``ValueError`` for a model that cannot be
-    shared out so, naming what cannot and which sizes could be."""
+    the head, by which stages are made equal, ``None``: of their weights. Raises ``ValueError`` for a model that cannot
+    be shared out so, naming what cannot and which sizes could be."""
     if layout.size == 1:
         return (_cut_stage(graph, Stage(0, len(graph.layers)), drafts),)
     stages = stages_of(graph, layout.pp, costs)

@@ -18,7 +18,6 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.communicator import Communicator
 from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.drafter import DeviceDrafter, aux_layers_of, cached_by, may_be_captured, on_device
-from engine.contracts.graph import Graph
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.contracts.quantizer import Quantizer
@@ -37,14 +36,14 @@ from engine.loop.core import CoreSettings, Device, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
-from engine.models.placement import RankGraph, place
+from engine.models.placement import RankGraph
 from engine.models.record import recorded
-from engine.models.sharding import smallest_cut
 from engine.startup.checks import check_attention, check_drafter, check_pool, try_plugins
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import plan_memory, size_pool
 from engine.startup.memory.ledger import make_ledger
 from engine.startup.memory.profile_run import profile_run
+from engine.startup.placing import holding, placed
 from engine.startup.probe import probe
 from engine.startup.ranks import Ranks, cores_of, world_of
 from engine.startup.warm_up import warm_up, warm_up_kernels, warm_up_sampling
@@ -140,9 +139,10 @@ class Rank:
         """Build the plugins."""
         with self.phase("bind plugins"):
             self.bound = bind(self.plan)
+            self.whole = recorded(self.bound.architecture, self.plan.model)
+            self.own = placed(self.plan, self.bound)[self.rank]
             check_attention(self.plan, self.bound)
             check_drafter(self.plan, self.bound)
-            self.own = placed(self.plan, self.bound)[self.rank]
 
     def plan_memory(self) -> None:
         """Refuse what does not fit."""
@@ -171,8 +171,9 @@ class Rank:
         with self.phase("try plugins"):
             self.worker.start(partial(try_plugins, plan, bound, self.own.graph))()
         with self.phase("load weights"):
-            load = partial(load_plan, plan, bound, self._progress, self.own.graph, self.communicator)
-            self.model = self.worker.start(load)()
+            self.model = self.worker.start(
+                partial(load_plan, plan, bound, self._progress, self.own, self.communicator)
+            )()
         self._in_graphs = plan.execution == "graphs" and not self.model.waits and plan.layout.pp == 1
         if plan.device.kind == "cuda":
             with self.phase("profile run"):
@@ -188,11 +189,10 @@ class Rank:
         plan, bound = self.plan, self.bound
         with self.phase("allocate cache"):
             self.pool = self.pool.limited(num_blocks, plan.max_len, self.memory.estimate.pool.block_size)
-            whole = cache_groups(recorded(bound.architecture, plan.model).caches, cached_by(bound.drafter))
-            self.groups = self.memory.estimate.pool.groups(whole, self.pool.blocks)
-            found, max_len = of_rank(whole, self.own), self.pool.max_len
-            drafter = on_device(bound.drafter) if self.own.is_last else None
-            make = partial(_make_runner, plan, bound, self.model, found, self.groups, max_len, drafter, self._exchange)
+            found = cache_groups(self.whole.caches, cached_by(bound.drafter))
+            self.groups = self.memory.estimate.pool.groups(found, self.pool.blocks)
+            found = of_rank(found, self.own)
+            make = partial(_make_runner, plan, bound, self.model, found, self.groups, self.pool.max_len, self._exchange)
             self.runner = self.worker.start(make)()
         drafts = drafts_of(self.runner)
         if drafts is not None:
@@ -216,35 +216,28 @@ class Rank:
             chooses=self.chooses,
             chooser=layout.chooser,
             alone=layout.tp == 1,
-            stage=self.own.stage,
-            aux_layers=aux_layers_of(self.bound.drafter),
             before=layout.before(rank),
             behind=layout.behind(rank),
+            aux_layers=tuple(aux_layers_of(self.bound.drafter)),
+            first_layer=self.own.stage.first,
+            last_layer=self.own.stage.last,
         )
 
     def info(self, place: str) -> RankInfo:
         """``place``: where it runs."""
         kv = self.runner.kv.num_bytes
-        return RankInfo(self.rank, place, "", self.model.weights_bytes, kv, self.own_pool.blocks)
+        return RankInfo(
+            self.rank,
+            place,
+            holding(self.own, self.plan.layout, self.rank),
+            self.model.weights_bytes,
+            kv,
+            self.own_pool.blocks,
+        )
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this rank."""
         return (*self.pool.notes, *((self.model.unread,) if self.model.unread else ()), *_program_notes(self))
-
-
-def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
-    """What each rank holds. Raises :class:`DoesNotFit` for a model that cannot be shared out as the plan asks."""
-    drafter = on_device(bound.drafter)
-    if plan.layout.pp > 1 and drafter is not None and drafter.kv is not None and drafter.kv.shared_layers:
-        raise DoesNotFit(
-            f"drafter={plan.choice('drafter').name} runs the model's first {drafter.kv.shared_layers} layers, which "
-            f"parallelism.pp={plan.layout.pp} puts elsewhere than the head; use parallelism.pp=1 or another drafter"
-        )
-    units = partial(smallest_cut, bound.quantizer)
-    try:
-        return place(recorded(bound.architecture, plan.model), plan.layout, units, drafts=drafter is not None)
-    except ValueError as error:
-        raise DoesNotFit(str(error)) from error
 
 
 def build_engine(
@@ -359,11 +352,10 @@ def load_plan(
     plan: EnginePlan,
     bound: BoundEngine,
     on_progress: OnProgress = lambda _: None,
-    own: Graph | None = None,
+    own: RankGraph | None = None,
     collectives: Communicator | None = None,
 ) -> LoweredModel:
-    """The model of a plan, lowered as the plan says. ``own``: what of it this rank computes, ``None``: all;
-    ``collectives``: with the other ranks."""
+    """The model of a plan, lowered as the plan says; or with several ranks the one's ``own`` share of it."""
 
     def loaded(fraction: float, detail: str) -> None:
         if plan.device.kind == "cpu":
@@ -381,7 +373,7 @@ def load_plan(
         loaded,
         kernels=kernels_for(plan.execution, plan.device.kind),
         max_len=plan.max_len,
-        own=own,
+        own=None if own is None else own.graph,
         collectives=collectives,
     )
 
@@ -393,8 +385,7 @@ def _make_runner(
     found: CacheGroups,
     groups: Sequence[KVGroup],
     max_len: int,
-    drafter: DeviceDrafter | None,
-    exchange: Exchange | None,
+    exchange: Exchange | None = None,
 ) -> ModelRunner:
     block_size, device = bound.context.block_size, plan.device.kind
     num_blocks = [group.num_blocks for group in groups]
@@ -406,6 +397,7 @@ def _make_runner(
     tables = DeviceTables(rows, max_len, drafts, block_size, device, vocab_size, len(groups))
     aux_layers = aux_layers_of(bound.drafter) if exchange is None else exchange.own_aux_layers
     model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers)
+    drafter = on_device(bound.drafter) if exchange is None or exchange.samples else None
     if exchange is not None:
         tables.agreed = exchange.agreed
     return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables), exchange)

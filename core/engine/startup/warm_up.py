@@ -59,9 +59,10 @@ def batch_shapes(max_requests: int, max_len: int, token_budget: int) -> Iterator
 @torch.inference_mode()
 def _forward(runner: ModelRunner, rows: int, length: int) -> None:
     inputs = runner.tables.inputs((StepRow(runner.tables.nobody, 0, length),) * rows)
-    hidden, _ = runner.model.forward(inputs.forward, runner.kv, runner.aux_layers)
-    for count in HEAD_ROWS:
-        runner.model.head(hidden[:count])
+    hidden, _ = runner.forward(inputs.forward)
+    if runner.samples:
+        for count in HEAD_ROWS:
+            runner.model.head(hidden[:count])
 
 
 def _run_together(core: EngineCore, prompts: Sequence[int], outputs: int, settings: Mapping[str, Any]) -> None:

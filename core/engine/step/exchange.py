@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.contracts.communicator import Communicator
-from engine.kernels.model import LoweredModel
-from engine.models.stages import Stage
+from engine.kernels.model import Cache, ForwardBatch, LoweredModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +21,27 @@ class Exchange:
     chooser: int
     alone: bool
     """No other rank is in its stage."""
-    stage: Stage
-    aux_layers: tuple[int, ...] = ()
-    """Hidden states of the whole model that a drafter behind the last stage wants."""
     before: int | None = None
     """The rank of the stage before that hands it values; ``None`` in the first stage."""
     behind: int | None = None
     """The rank of the next stage; ``None`` in the last one, which samples."""
+
+    aux_layers: tuple[int, ...] = ()
+    """Hidden states that a drafter wants, of the whole model."""
+    first_layer: int = 0
+    last_layer: int = 0
+    """Of this stage; the last one not included."""
+
+    @property
+    def samples(self) -> bool:
+        """This rank is of the last stage."""
+        return self.behind is None
+
+    @property
+    def own_aux_layers(self) -> tuple[int, ...]:
+        """Those of ``aux_layers`` that are made here, counted from this stage's first layer."""
+        end = self.last_layer + self.samples
+        return tuple([layer - self.first_layer for layer in self.aux_layers if self.first_layer <= layer < end])
 
     @property
     def relays(self) -> bool:
@@ -41,29 +53,27 @@ class Exchange:
         the others."""
         return x if self.alone else self.communicator.broadcast(x.contiguous(), "tp", self.chooser)
 
-    # Stages ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def own_aux_layers(self) -> tuple[int, ...]:
-        """Of ``aux_layers`` those that this stage has, counted from its first layer."""
-        end = self.stage.last + (self.behind is None)
-        return tuple(layer - self.stage.first for layer in self.aux_layers if self.stage.first <= layer < end)
-
-    def received(self, model: LoweredModel, num_tokens: int) -> tuple[list[Tensor], list[Tensor]]:
-        """What the stage before hands on, ``[num_tokens, size]`` each: the values that layers read, and the hidden
-        states for the drafter so far. Nothing in the first stage."""
-        if self.before is None:
-            return [], []
-        sizes = [model.graph.sizes[number] for number in model.graph.received]
-        sizes += [sizes[0]] * sum(layer < self.stage.first for layer in self.aux_layers)
-        found = [
-            self.communicator.recv(torch.empty(num_tokens, size, dtype=model.dtype, device=model.device), self.before)
-            for size in sizes
+    def forward(self, model: LoweredModel, batch: ForwardBatch, kv: Cache) -> tuple[Tensor, list[Tensor]]:
+        """This stage's part of :meth:`LoweredModel.forward`, between the one before and the one behind: what comes back
+        means something in the last stage alone."""
+        aux_layers, graph = self.own_aux_layers, model.graph
+        earlier = [layer for layer in self.aux_layers if layer < self.first_layer]
+        later = [
+            layer for layer in self.aux_layers if layer >= self.first_layer and layer - self.first_layer in aux_layers
         ]
-        return found[: len(model.graph.received)], found[len(model.graph.received) :]
+        received: list[Tensor] = []
+        if self.before is not None:
+            sizes = [graph.sizes[number] for number in graph.received] + [graph.hidden_size] * len(earlier)
+            received = [self._receive(model, batch, size) for size in sizes]
+        handed, passing = received[: len(graph.received)], received[len(graph.received) :]
+        hidden, made = model.forward(batch, kv, aux_layers, handed)
+        aux = dict(zip((*earlier, *later), (*passing, *made), strict=False))
+        if self.behind is not None:
+            for x in (hidden, *made[len(aux_layers) :], *(aux[layer] for layer in self.aux_layers if layer in aux)):
+                self.communicator.send(x.contiguous(), self.behind)
+        return hidden, [aux[layer] for layer in self.aux_layers if layer in aux]
 
-    def hand_on(self, values: Sequence[Tensor]) -> None:
-        """To the next stage."""
-        assert self.behind is not None
-        for value in values:
-            self.communicator.send(value.contiguous(), self.behind)
+    def _receive(self, model: LoweredModel, batch: ForwardBatch, size: int) -> Tensor:
+        assert self.before is not None
+        x = torch.empty(len(batch.token_ids), size, dtype=model.dtype, device=batch.token_ids.device)
+        return self.communicator.recv(x, self.before)

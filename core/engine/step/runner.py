@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from engine.kernels.model import LoweredModel
+from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kernels.transfer import Mark, mark, upload
 from engine.kv.cache import KVCache
 from engine.sampling.logprobs import Ranked, rank_prompt
@@ -79,6 +79,18 @@ class ModelRunner:
             for copy in admit.copies:
                 self.kv.copy_block(copy.group, copy.source, copy.target)
 
+    @property
+    def samples(self) -> bool:
+        """Tokens are chosen behind the layers of this rank: it is in the last stage."""
+        return self._exchange is None or self._exchange.samples
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> tuple[Tensor, list[Tensor]]:
+        """As :meth:`LoweredModel.forward`; what comes back means something in the last stage alone."""
+        if self._exchange is None:
+            return self.model.forward(batch, self.kv, self.aux_layers)
+        return self._exchange.forward(self.model, batch, self.kv)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Hand one plan to the device; on a GPU this returns while the device works. ``apply`` happened before (see
@@ -88,9 +100,7 @@ class ModelRunner:
         captured = None if self.graphs is None or bucket is None else self.graphs.replay(bucket, plan.rows)
         if captured is None:
             inputs = self.tables.inputs(plan.rows)
-            hidden, aux = self._forward(inputs)
-            if self._exchange is not None and self._exchange.behind is not None:
-                return self._handed_on(plan, inputs, [hidden, *aux], started)
+            hidden, aux = self.forward(inputs.forward)
             sampled, prompts = self._sample(plan, inputs, hidden), self._prompt_logprobs(plan, hidden)
         else:
             inputs, aux = captured.step_inputs, list(captured.aux_hidden_states)
@@ -104,27 +114,6 @@ class ModelRunner:
         self._last = ended
         relayed = self._drafts_of(plan) if valid is not None and self._exchange and self._exchange.relays else None
         return RunningStep(plan, sampled, prompts, times, valid, relayed)
-
-    def _forward(self, inputs: StepInputs) -> tuple[Tensor, list[Tensor]]:
-        """As :meth:`LoweredModel.forward`; of a stage with what it hands on, hidden states for a drafter last."""
-        exchange = self._exchange
-        if exchange is None or not exchange.relays:
-            return self.model.forward(inputs.forward, self.kv, self.aux_layers)
-        received, before = exchange.received(self.model, inputs.forward.positions.shape[0])
-        own = exchange.own_aux_layers
-        hidden, more = self.model.forward(inputs.forward, self.kv, own, received)
-        return hidden, [*more[len(own) :], *before, *more[: len(own)]]
-
-    def _handed_on(self, plan: StepPlan, inputs: StepInputs, values: Sequence[Tensor], started: Mark) -> RunningStep:
-        """The end of a step in a stage that others follow. How many drafts are accepted it is told by the plan in which
-        a row comes again."""
-        assert self._exchange is not None
-        self._exchange.hand_on(values)
-        self.tables.computed[inputs.row_ids] = inputs.starts + inputs.num_tokens
-        ended = mark(self.tables.device)
-        times = Times(self._last, started, ended, ended)
-        self._last = ended
-        return RunningStep(plan, None, {}, times)
 
     def _drafts_of(self, plan: StepPlan) -> Tensor:
         """What a drafter has just proposed: int64 ``[R, most wanted of a row]``."""
@@ -161,7 +150,7 @@ class ModelRunner:
         tables, batch = self.tables, inputs.forward
         ends = inputs.starts + inputs.num_tokens
         sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-        if not sampling:
+        if not sampling or not self.samples:
             tables.computed[inputs.row_ids] = ends
             return None
         q_ends = list(accumulate(row.num_queries for row in plan.rows))
@@ -197,6 +186,8 @@ class ModelRunner:
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, tuple[Ranked, ...]]:
         """Logprobs of prompt tokens behind those of each row that wants them, a bounded number at a time."""
         results: dict[int, tuple[Ranked, ...]] = {}
+        if not self.samples:
+            return results
         begin = 0
         for i, row in enumerate(plan.rows):
             request = self.tables.requests[row.row_id]
