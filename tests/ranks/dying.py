@@ -82,7 +82,9 @@ class Served:
 
     async def _stream(self, num_tokens: int, seed: int) -> list[TokensOut]:
         self._requests += 1
-        sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0 if seed % 2 else 1.0, seed=seed)
+        sampling = SamplingParams(
+            max_tokens=num_tokens, ignore_eos=True, temperature=0.0 if seed % 2 else 1.0, seed=seed
+        )
         prompt = tuple(random.Random(seed).randrange(4000) for _ in range(20 + seed))
         stream = self.client.submit(EngineRequest(f"r{self._requests}", prompt, sampling))
         return [out async for out in stream]

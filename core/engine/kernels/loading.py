@@ -145,8 +145,6 @@ class Loader:
         lowering = self.lowering
         self._read += unread_bytes(graph, self._checkpoint)
         embedding, *layers, head = fused_graph(graph, lowering)
-        if graph.table is not None:
-            self.embedding(graph.table)
         lowered_embedding, _ = self._block(graph.embed, embedding)
         lowered_layers = []
         for index, (block, found) in enumerate(zip(graph.layers, layers, strict=True)):
@@ -166,6 +164,7 @@ class Loader:
             lowering=self.labels.lines(lowering),
             weights_bytes=sum(self._held.values()),
             dtype=lowering.dtype,
+            device=lowering.device,
             on_triton=lowering.kernels == "triton",
             find_greedy=greedy,
             capturable=lowering.native and lowering.why_uncaptured is None,

@@ -169,9 +169,11 @@ class Rank:
                 layer_ops.kernels()
                 row_ops.kernels()
         with self.phase("try plugins"):
-            self.worker.start(partial(try_plugins, plan, bound))()
+            self.worker.start(partial(try_plugins, plan, bound, self.own.graph))()
         with self.phase("load weights"):
-            self.model = self.worker.start(partial(load_plan, plan, bound, self._progress, self.own, self.communicator))()
+            self.model = self.worker.start(
+                partial(load_plan, plan, bound, self._progress, self.own, self.communicator)
+            )()
         self._in_graphs = plan.execution == "graphs" and not self.model.waits and plan.layout.pp == 1
         if plan.device.kind == "cuda":
             with self.phase("profile run"):
@@ -224,7 +226,14 @@ class Rank:
     def info(self, place: str) -> RankInfo:
         """``place``: where it runs."""
         kv = self.runner.kv.num_bytes
-        return RankInfo(self.rank, place, holding(self.own, self.plan.layout, self.rank), self.model.weights_bytes, kv, self.own_pool.blocks)
+        return RankInfo(
+            self.rank,
+            place,
+            holding(self.own, self.plan.layout, self.rank),
+            self.model.weights_bytes,
+            kv,
+            self.own_pool.blocks,
+        )
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know about this rank."""

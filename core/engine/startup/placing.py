@@ -6,6 +6,7 @@ from functools import partial
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
+from engine.contracts.drafter import on_device
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
 from engine.models.record import recorded
@@ -15,8 +16,15 @@ from engine.startup.memory.budget import DoesNotFit
 
 def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
     """By rank. Raises :class:`DoesNotFit` for a model that cannot be shared out so."""
+    drafter = on_device(bound.drafter)
+    if plan.layout.pp > 1 and drafter is not None and drafter.kv is not None and drafter.kv.shared_layers:
+        raise DoesNotFit(
+            f"drafter={plan.choice('drafter').name} runs the model's first {drafter.kv.shared_layers} layers, which "
+            f"parallelism.pp={plan.layout.pp} puts elsewhere than the head; use parallelism.pp=1 or another drafter"
+        )
+    graph, units = recorded(bound.architecture, plan.model), partial(smallest_cut, bound.quantizer)
     try:
-        return place(recorded(bound.architecture, plan.model), plan.layout, partial(smallest_cut, bound.quantizer))
+        return place(graph, plan.layout, units, drafts=drafter is not None)
     except ValueError as error:
         raise DoesNotFit(str(error)) from error
 

@@ -58,12 +58,14 @@ class Exchange:
         means something in the last stage alone."""
         aux_layers, graph = self.own_aux_layers, model.graph
         earlier = [layer for layer in self.aux_layers if layer < self.first_layer]
-        later = [layer for layer in self.aux_layers if layer >= self.first_layer and layer - self.first_layer in aux_layers]
+        later = [
+            layer for layer in self.aux_layers if layer >= self.first_layer and layer - self.first_layer in aux_layers
+        ]
         received: list[Tensor] = []
         if self.before is not None:
-            sizes = [graph.sizes[number] for number in graph.inputs] + [graph.hidden_size] * len(earlier)
+            sizes = [graph.sizes[number] for number in graph.received] + [graph.hidden_size] * len(earlier)
             received = [self._receive(model, batch, size) for size in sizes]
-        handed, passing = received[: len(graph.inputs)], received[len(graph.inputs) :]
+        handed, passing = received[: len(graph.received)], received[len(graph.received) :]
         hidden, made = model.forward(batch, kv, aux_layers, handed)
         aux = dict(zip((*earlier, *later), (*passing, *made), strict=False))
         if self.behind is not None:

@@ -11,7 +11,7 @@ from engine.assembly.errors import listing
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import broken, shown
 from engine.contracts.drafter import on_device
-from engine.contracts.graph import KVSpec
+from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup
 from engine.models.record import recorded
 from engine.startup.checks.attention import AttentionCheck
@@ -79,9 +79,10 @@ def check_pool(allocator: KVAllocator, groups: Sequence[KVGroup]) -> None:
 
 
 @torch.inference_mode()
-def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
+def try_plugins(plan: EnginePlan, bound: BoundEngine, own: Graph | None = None) -> None:
     """What can be tried without weights: the model's description, the cache's format, attention. Linear layers are
-    tried when they are loaded. Raises :class:`~engine.border.calls.PluginError`."""
+    tried when they are loaded. ``own``: what of the model this rank computes, ``None``: all. Raises
+    :class:`~engine.border.calls.PluginError`."""
     model, device = plan.model, plan.device.kind
     graph = recorded(bound.architecture, model)
     check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
@@ -89,4 +90,4 @@ def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
         bound.attention_kernel, bound.kv_format, plan.dtype, device, bound.context.block_size,
         plan.max_len, bound.context.max_requests,
     )  # fmt: skip
-    attention(graph)
+    attention(graph if own is None else own)
