@@ -46,10 +46,7 @@ ASKED: tuple[dict[str, Any], ...] = (
 
 def outputs(llm: LLM) -> list[list[Completion]]:
     """Twice, so that the second time prefixes are cached."""
-    return [
-        llm.generate(TEXTS, max_tokens=24, ignore_eos=True, **asked)
-        for asked in (*ASKED, ASKED[0])
-    ]
+    return [llm.generate(TEXTS, max_tokens=24, ignore_eos=True, **asked) for asked in (*ASKED, ASKED[0])]
 
 
 @pytest.fixture(scope="module")
