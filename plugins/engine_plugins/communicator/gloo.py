@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as distributed
 from torch import Tensor
+from torch.distributed import distributed_c10d as distributed
 
 from engine.contracts.communicator import CommunicatorError, World
 from engine.contracts.config import CommunicatorConfig
