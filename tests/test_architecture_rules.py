@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "kernels": {"kernels", "models", "border", "checkpoint", "contracts", "native"},
     "kv": {"kv", "kernels", "models", "border", "contracts"},
     "sampling": {"sampling", "kernels", "contracts", "native"},
-    "step": {"step", "sampling", "kv", "kernels", "border", "contracts"},
+    "step": {"step", "border", "sampling", "kv", "kernels", "contracts"},
     "drafting": {"drafting", "border", "step", "sampling", "kv", "kernels", "models", "checkpoint", "contracts"},
     "loop": {"loop", "border", "drafting", "step", "kv", "assembly", "contracts"},
     "startup": {
