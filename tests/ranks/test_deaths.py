@@ -13,7 +13,7 @@ import pytest
 
 from engine.service import supervisor
 
-from .dying import Served, served
+from .dying import BACK_S, Served, served
 
 TIMEOUT_S = 5.0
 HOWS = (signal.SIGKILL, signal.SIGSTOP)
@@ -66,18 +66,15 @@ async def kill_each(sizes: str) -> list[int]:
     """Returns the processes of the last engine."""
     async with served(sizes, "communicator=shm", f"parallelism.timeout_s={TIMEOUT_S}") as engine:
         await assert_every_death_is_told(engine, await engine.generate(), seed=len(sizes))
+        await assert_an_idle_rank_is_replaced(engine)
         return engine.pids
 
 
-def test_a_rank_that_dies_while_nothing_runs_is_replaced_before_anybody_asks() -> None:
-    asyncio.run(kill_an_idle_rank())
-
-
-async def kill_an_idle_rank() -> None:
-    async with served("parallelism.tp=2", "communicator=shm") as engine:
-        pids = engine.pids
-        os.kill(pids[1], signal.SIGKILL)
-        async with asyncio.timeout(60):
-            while not engine.client.alive or engine.pids == pids:
-                await asyncio.sleep(0.01)
-        assert len(await engine.generate()) == 8
+async def assert_an_idle_rank_is_replaced(engine: Served) -> None:
+    """Before anybody asks for anything."""
+    pids = engine.pids
+    os.kill(pids[1], signal.SIGKILL)
+    async with asyncio.timeout(BACK_S):
+        while not engine.client.alive or engine.pids == pids:
+            await asyncio.sleep(0.01)
+    assert len(await engine.generate()) == 8
