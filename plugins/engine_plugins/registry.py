@@ -50,6 +50,8 @@ from engine_plugins.drafter.config import (
     SuffixConfig,
 )
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
+from engine_plugins.parallelism.env import EnvConfig
+from engine_plugins.parallelism.join import JoinConfig
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import unreadable
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
@@ -334,16 +336,39 @@ def engine_exporter() -> list[Provider]:
 def engine_parallelism() -> list[Provider]:
     return [
         Provider(
-            "single",
-            "engine_plugins.parallelism.single:SingleDevice",
-            doc="One device, one process.",
-        )
+            "local",
+            "engine_plugins.parallelism.local:LocalLauncher",
+            doc="All ranks on this machine, a process each; nothing is started for one rank.",
+        ),
+        Provider(
+            "join",
+            "engine_plugins.parallelism.join:JoinLauncher",
+            config=JoinConfig,
+            doc="Workers are started by hand, here or elsewhere: engine worker --join HOST:PORT.",
+        ),
+        Provider(
+            "env",
+            "engine_plugins.parallelism.env:EnvLauncher",
+            config=EnvConfig,
+            doc="Every rank is started with the same command, by torchrun, Slurm or MPI.",
+        ),
+        Provider(
+            "threads",
+            "engine_plugins.parallelism.threads:ThreadLauncher",
+            doc="All ranks in one process, a thread each: for tests.",
+        ),
     ]
 
 
 @hookimpl
 def engine_communicator() -> list[Provider]:
     return [
+        Provider(
+            "shm",
+            "engine_plugins.communicator.shm.communicator:SharedMemoryCommunicator",
+            unsupported=only_compiling_cpus,
+            doc="Ranks on one machine's CPUs, through memory that they share.",
+        ),
         Provider(
             "simulated",
             "engine_plugins.communicator.simulated:SimulatedCommunicator",
