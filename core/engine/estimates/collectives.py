@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from engine.estimates.errors import EstimateError
+from engine.estimates.reading import read
 
 KIB, MIB = 2**10, 2**20
 RATE = 0.7
@@ -30,7 +31,14 @@ class Figure:
     device: str
     source: str
     label: str = "published"
-    """Where it is from: ``published``, or ``measured`` here."""
+    """``published`` by others, or ``measured`` here."""
+
+    def __post_init__(self) -> None:
+        if self.ranks < 0 or self.ranks == 1 or self.num_bytes < 1 or not self.us > 0:
+            raise EstimateError(
+                f"figure of {self.method}: {self.num_bytes} bytes over {self.ranks} ranks in {self.us} us, expected "
+                "positive numbers and at least 2 ranks, or 0 if that is not stated"
+            )
 
 
 PUBLISHED = (
@@ -62,12 +70,9 @@ class Collectives:
     link: float
     """Bytes/s, in one direction."""
 
-    def __post_init__(self) -> None:
-        if not self.figures:
-            raise EstimateError(f"all-reduce {self.method!r}: no figures, expected at least one")
-
     @property
     def labels(self) -> str:
+        """Where the figures are from."""
         return ", ".join(sorted({figure.label for figure in self.figures}))
 
     def all_reduce_us(self, num_bytes: int, ranks: int) -> float:
@@ -115,3 +120,10 @@ def collectives(method: str, link: float, figures: Iterable[Figure] = PUBLISHED)
         known = ", ".join(dict.fromkeys(figure.method for figure in figures))
         raise EstimateError(f"all-reduce {method!r}: no figures of it; expected one of {known}")
     return Collectives(found[0].method, found, link)
+
+
+def figures_from(values: object) -> tuple[Figure, ...]:
+    """As read from JSON: a list of objects with the fields of :class:`Figure`. Raises :class:`EstimateError`."""
+    if not isinstance(values, list):
+        raise EstimateError(f"figures: {values!r}, expected a list of objects")
+    return tuple(read(Figure, each, f"figure {number}") for number, each in enumerate(values))

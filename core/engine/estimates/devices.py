@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.estimates.errors import EstimateError
+from engine.estimates.reading import read
 
 GB, GIB, TERA = 10**9, 2**30, 10**12
 
@@ -30,20 +31,27 @@ class Device:
                 raise EstimateError(f"device {self.name}: {key} {getattr(self, key)}, expected a positive number")
 
 
+_SXM = "NVIDIA's data sheet of the SXM card; memory as drivers report it"
 DEVICES = {
     device.name: device
     for device in (
-        Device("A100-80GB", 80 * GIB, 2039 * GB, 312 * TERA, 300 * GB, "NVIDIA A100 80GB SXM data sheet, NVLink 3"),
-        Device("H100", 80 * GIB, 3350 * GB, 989 * TERA, 450 * GB, "NVIDIA H100 SXM data sheet, NVLink 4"),
-        Device("H200", 141 * GB, 4800 * GB, 989 * TERA, 450 * GB, "NVIDIA H200 SXM data sheet, NVLink 4"),
+        Device("A100-80GB", 79 * GIB, 2039 * GB, 312 * TERA, 300 * GB, _SXM),
+        Device("H100", 79 * GIB, 3350 * GB, 989 * TERA, 450 * GB, _SXM),
+        Device("H200", 139 * GIB, 4800 * GB, 989 * TERA, 450 * GB, _SXM),
     )
 }
-"""By name. Cards on an NVLink switch."""
+"""By name: cards that an NVLink switch joins."""
 
 
 def device(name: str) -> Device:
     """One of :data:`DEVICES`, in upper or lower case. Raises :class:`EstimateError` for another."""
     found = {key.lower(): known for key, known in DEVICES.items()}.get(name.lower())
     if found is None:
-        raise EstimateError(f"device {name!r} is unknown: expected one of {', '.join(DEVICES)}, or a description of it")
+        raise EstimateError(f"device {name!r} is unknown: expected one of {', '.join(DEVICES)}, or a file that says it")
     return found
+
+
+def device_from(values: object) -> Device:
+    """As read from JSON: an object with the fields of :class:`Device`, of one rank where several share a device. Raises
+    :class:`EstimateError`."""
+    return read(Device, values, "device")

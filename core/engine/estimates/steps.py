@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from engine.contracts.graph import Cached, Graph, KVSpec
 from engine.estimates.collectives import Collectives
 from engine.estimates.devices import GIB, Device
+from engine.estimates.efficiency import Efficiency
 from engine.estimates.errors import EstimateError
 from engine.kv.groups import PoolShape, cache_groups, of_rank
 from engine.models.layout import Layout
@@ -17,31 +18,6 @@ from engine.models.work import FLOAT32, OpWork, RankWork, Step, Widths, cached_n
 
 TOKEN_BYTES = 8
 """Of a token id that is sent to other ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """What no data sheet says. :mod:`engine.estimates.fit` finds those of decode steps from measured ones."""
-
-    bandwidth: float
-    """Share of the bandwidth at which weights of linear layers, keys and values are read."""
-    experts: float
-    """Share of the bandwidth at which experts are read."""
-    layer_us: float
-    """Of each layer, whatever it computes: starts and ends of its kernels, and what the host adds."""
-    collective: float = 1.0
-    """A collective in a step, in units of the figure for it alone."""
-    flops: float = 0.6
-    """Share of the peak that large products reach: an assumption."""
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        for key in ("bandwidth", "experts", "flops"):
-            if not 0.0 < getattr(self, key) <= 1.0:
-                raise EstimateError(f"efficiency.{key} {getattr(self, key)}, expected more than 0 and at most 1")
-        for key in ("layer_us", "collective"):
-            if getattr(self, key) < 0.0:
-                raise EstimateError(f"efficiency.{key} {getattr(self, key)}, expected at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +43,9 @@ class RankMemory:
     rank: int
     weights: int
     """Bytes."""
-    kv_tokens: int
-    """Tokens whose keys and values would fit beside them; 0: not one block, or not even the weights."""
+    kv_tokens: int | None
+    """Tokens whose keys and values would fit beside them; 0: not one block, or not even the weights; ``None``: as many
+    as you like, none are kept here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +56,7 @@ class StepTime:
     reading: float
     """Of it, memory and multiplication, on the slowest rank of each stage."""
     layers: float
-    """Of it, what each layer takes whatever it computes."""
+    """Of it, what layers take whatever they compute."""
     exchanging: float
     """Of it, collectives and hops between stages."""
     waiting: float
@@ -99,6 +76,8 @@ class Estimate:
     widths: Widths = field(default_factory=Widths)
     memory: Memory = field(default_factory=Memory)
     units: Units = field(default=lambda spec, axis: 1)
+    hops: Collectives | None = None
+    """Between stages, where they are linked otherwise than the ranks of one are."""
     ranks: tuple[RankGraph, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,8 +94,8 @@ class Estimate:
     # Time ------------------------------------------------------------------------------------------------------------
 
     def decode(self, batch: int, context: int) -> StepTime:
-        """From token to token of each of ``batch`` requests behind ``context`` tokens. With stages the batch is cut into
-        as many micro-batches, which follow one another through them."""
+        """From token to token of each of ``batch`` requests behind ``context`` tokens. With stages the batch is cut
+        into as many micro-batches, which follow one another through them."""
         pp = self.layout.pp
         if batch < 1:
             raise EstimateError(f"a batch of {batch} requests, expected at least 1")
@@ -130,10 +109,11 @@ class Estimate:
 
     def _through(self, step: Step, micro_batches: int) -> StepTime:
         stages = [self._stage(stage, step) for stage in range(self.layout.pp)]
-        sums = [sum(part) for part in zip(*stages, strict=True)]
-        busiest = max(sum(stage) for stage in stages)
-        waiting = max(0.0, micro_batches * busiest - sum(sums))
-        return StepTime(sum(sums) + waiting, *sums, waiting)
+        reading, layers, exchanging = (sum(part) for part in zip(*stages, strict=True))
+        once = reading + layers + exchanging
+        # The next token of a micro-batch waits until the slowest stage has served all the others.
+        waiting = max(0.0, micro_batches * max(sum(stage) for stage in stages) - once)
+        return StepTime(once + waiting, reading, layers, exchanging, waiting)
 
     def _stage(self, stage: int, step: Step) -> tuple[float, float, float]:
         """Milliseconds of reading, layers and exchanging, of the slowest rank of a stage."""
@@ -142,14 +122,15 @@ class Estimate:
         works = [work_of(rank, step, self.widths, layout.ep) for rank in distinct(own)]
         reading = max(sum(self._op_s(op) for op in work.ops) for work in works)
         exchanging = self._exchanging_us(works[0], step, is_last=stage == layout.pp - 1)
-        return reading * 1e3, works[0].num_layers * self.efficiency.layer_us / 1e3, exchanging / 1e3
+        return reading * 1e3, self._layers_us(works[0]) / 1e3, exchanging / 1e3
 
     def _op_s(self, op: OpWork) -> float:
         """Seconds: it reads and multiplies at once."""
-        efficiency = self.efficiency
-        share = efficiency.experts if op.kind == "experts" else efficiency.bandwidth
-        reading = op.num_bytes / (share * self.device.bandwidth)
-        return max(reading, op.flops / (efficiency.flops * self.device.flops))
+        reading = op.num_bytes / (self.efficiency.bandwidth * self.device.bandwidth)
+        return max(reading, op.flops / (self.efficiency.flops * self.device.flops))
+
+    def _layers_us(self, work: RankWork) -> float:
+        return work.num_layers * self.efficiency.layer_us + work.num_mixtures * self.efficiency.mixture_us
 
     def _exchanging_us(self, work: RankWork, step: Step, is_last: bool) -> float:
         tp, costs = self.layout.tp, self.collectives
@@ -160,7 +141,7 @@ class Estimate:
         if is_last:  # the tokens that the first rank has chosen
             us += costs.all_gather_us(step.requests * TOKEN_BYTES, tp)
         else:
-            us += costs.send_us(work.handed_on)
+            us += sum((self.hops or costs).send_us(num_bytes) for num_bytes in work.handed_on)
         return self.efficiency.collective * us
 
     # Memory ----------------------------------------------------------------------------------------------------------
@@ -183,8 +164,8 @@ class Estimate:
                 self.memory.step_tokens,
                 self.memory.max_requests,
             )
-            blocks = pool.fitting(budget - weights) if any(sizes) else 0
-            found.append(RankMemory(number, weights, max(0, blocks - 1) * self.memory.block_size))
+            tokens = max(0, pool.fitting(budget - weights) - 1) * self.memory.block_size if any(sizes) else None
+            found.append(RankMemory(number, weights, tokens))
         return tuple(found)
 
     def _block_bytes(self, cache: Cached) -> int:
@@ -194,7 +175,7 @@ class Estimate:
 
     def binding(self) -> RankMemory:
         """The rank with the least room: all have as many blocks as it."""
-        return min(self.rank_memory(), key=lambda rank: rank.kv_tokens)
+        return min(self.rank_memory(), key=lambda rank: float("inf") if rank.kv_tokens is None else rank.kv_tokens)
 
 
 def distinct(ranks: Sequence[RankGraph]) -> list[RankGraph]:

@@ -91,9 +91,11 @@ class RankWork:
 
     ops: tuple[OpWork, ...]
     exchanges: tuple[Exchange, ...]
+    handed_on: tuple[int, ...]
+    """Bytes of each value that goes to the next stage."""
     num_layers: int
-    handed_on: int
-    """Bytes that go to the next stage; 0 on the last one."""
+    num_mixtures: int
+    """Mixtures of experts."""
 
     @property
     def num_bytes(self) -> float:
@@ -110,7 +112,8 @@ def work_of(rank: RankGraph, step: Step, widths: Widths, ep: int = 1) -> RankWor
     graph, item = rank.graph, widths.values / 8
     ops: list[OpWork] = []
     exchanges: list[Exchange] = []
-    for block in (graph.embed, *graph.layers, graph.head):
+    # The last stage may hold an embedding that its head shares: the tokens are embedded in the first one.
+    for block in (*(() if graph.received else (graph.embed,)), *graph.layers, graph.head):
         # Behind the layers only the last token of each request is computed.
         num_tokens = step.requests if block is graph.head else step.num_tokens
         for node in block.nodes:
@@ -122,8 +125,9 @@ def work_of(rank: RankGraph, step: Step, widths: Widths, ep: int = 1) -> RankWor
             else:
                 cache = None if node.cache is None else graph.caches[node.cache]
                 ops.append(_op(node, cache, step, num_tokens, widths, ep))
-    handed_on = sum(int(step.num_tokens * graph.sizes[value] * item) for value in graph.handed_on)
-    return RankWork(tuple(ops), tuple(exchanges), len(graph.layers), handed_on)
+    handed_on = tuple(int(step.num_tokens * graph.sizes[value] * item) for value in graph.handed_on)
+    num_mixtures = sum(op.kind == "experts" for op in ops)
+    return RankWork(tuple(ops), tuple(exchanges), handed_on, len(graph.layers), num_mixtures)
 
 
 def _op(node: Node, cache: Cached | None, step: Step, num_tokens: int, widths: Widths, ep: int) -> OpWork:
@@ -206,7 +210,10 @@ def _seen(op: Attention, step: Step) -> tuple[int, int]:
     if op.window is not None:
         pairs, keys = _seen_in_window(end, op.window) - _seen_in_window(first, op.window), op.window + step.tokens - 1
     elif op.chunk is not None:
-        pairs, keys = _seen_in_chunks(end, op.chunk) - _seen_in_chunks(first, op.chunk), end - first // op.chunk * op.chunk
+        pairs, keys = (
+            _seen_in_chunks(end, op.chunk) - _seen_in_chunks(first, op.chunk),
+            end - first // op.chunk * op.chunk,
+        )
     else:
         pairs, keys = _triangle(end) - _triangle(first), end
     return step.requests * pairs, step.requests * min(keys, end)
@@ -233,10 +240,7 @@ def cached_numbers(spec: KVSpec) -> int:
 
 def held_bytes(graph: Graph, widths: Widths) -> int:
     """Weights of one rank. ``graph``: its own."""
-    tables = [node.op for node in graph.nodes if isinstance(node.op, Embed)]
-    tables += [] if graph.table is None else [graph.table]
-    rows = sum((op.vocab_size if op.rows is None else op.rows.size) * op.size for op in tables)
-    return int(rows * widths.values / 8 + sum(_held(graph, widths)))
+    return int(sum(_held(graph, widths)))
 
 
 def _held(graph: Graph, widths: Widths) -> Iterator[float]:
@@ -251,7 +255,9 @@ def _held(graph: Graph, widths: Widths) -> Iterator[float]:
             if op.name not in by_heads:  # ops may read different rows of one tensor
                 yield op.num_heads * op.rows * op.features * widths.values / 8
             by_heads.add(op.name)
-        elif not isinstance(op, Embed):
+        elif isinstance(op, Embed):
+            yield (op.vocab_size if op.rows is None else op.rows.size) * op.size * widths.values / 8
+        else:
             yield float(sum(prod(shape) for _, shape in small_tensors_of(node)) * FLOAT32)
 
 

@@ -13,6 +13,7 @@ from engine.models.record import recorded
 
 LLAMA, MIXTRAL = ("llama:LlamaArchitecture", "LlamaForCausalLM"), ("experts:MixtralArchitecture", "MixtralForCausalLM")
 QWEN, QWEN_MOE = ("llama:LlamaArchitecture", "Qwen3ForCausalLM"), ("experts:QwenMoeArchitecture", "Qwen3MoeForCausalLM")
+QWEN2 = ("llama:LlamaArchitecture", "Qwen2ForCausalLM")
 GPT_OSS = ("gpt_oss:GptOssArchitecture", "GptOssForCausalLM")
 
 
@@ -42,6 +43,7 @@ SHAPES = {
     "Llama-3.1-8B": _shape(LLAMA, 32, 4096, 32, 8, 128, 14336, 128256),
     "Llama-3.1-70B": _shape(LLAMA, 80, 8192, 64, 8, 128, 28672, 128256),
     "Qwen3-8B": _shape(QWEN, 36, 4096, 32, 8, 128, 12288, 151936),
+    "QwQ-32B": _shape(QWEN2, 64, 5120, 40, 8, 128, 27648, 152064),
     "Mixtral-8x7B": _shape(
         MIXTRAL, 32, 4096, 32, 8, 128, 14336, 32000, num_local_experts=8, num_experts_per_tok=2, sliding_window=None
     ),
