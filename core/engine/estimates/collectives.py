@@ -58,7 +58,8 @@ PUBLISHED = (
     Figure("multimem", 0, 8 * KIB, 11.4, "not named", "symm-mem-recipes PR 3"),
     Figure("multimem", 0, 64 * KIB, 11.7, "not named", "symm-mem-recipes PR 3"),
 )
-"""bfloat16, one machine, NVLink. A row of a source that gives a range for a range of sizes is its two ends."""
+"""bfloat16, one machine, NVLink. Where a source gives a range of times for a range of sizes, its two ends are figures.
+Left out: sums fused with norms, and cards of another generation (B300: vllm-project/vllm#37756)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,8 @@ class Collectives:
         return 2.0 * (ranks - 1) / ranks * num_bytes / (RATE * self.link) * 1e6
 
     def _curve(self, ranks: int) -> Sequence[tuple[int, float]]:
-        """Bytes and microseconds, rising: of as many ranks, else of the nearest number that is stated, the larger of two
-        that are as near; where none is stated, of the others."""
+        """Bytes and microseconds, rising: of as many ranks, else of the nearest number that is stated, of two that are
+        as near the larger; where none is stated, of the others."""
         stated = {figure.ranks for figure in self.figures if figure.ranks}
         nearest = min(stated, key=lambda known: (abs(math.log(known / ranks)), -known), default=0)
         return sorted((figure.num_bytes, figure.us) for figure in self.figures if figure.ranks == nearest)

@@ -37,9 +37,9 @@ SERVING = Efficiency(
     bandwidth=0.80,
     layer_us=37.0,
     mixture_us=32.0,
-    source="fitted to 13 published figures of decode steps on A100, H100 and H200 (docs/parallelism.md); flops: assumed",
+    source="fitted to 13 published figures of decode steps on A100, H100 and H200; flops: assumed",
 )
-"""What engines that serve reach on GPUs, whichever: not what this one has been measured to do."""
+"""What other serving engines have reached on GPUs (docs/parallelism.md says which): not measured of this one."""
 
 
 def efficiency_from(values: object) -> Efficiency:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from tools.benchmarks.parallel_model.anchors import Anchor
-from tools.benchmarks.parallel_model.models import graph
+from tools.parallel_model.anchors import Anchor
+from tools.parallel_model.models import graph
 
 from engine.contracts.ops import Experts
 from engine.estimates.collectives import collectives

@@ -1,8 +1,8 @@
 """What tensor, pipeline and expert parallelism would give, estimated: no device is needed, nothing is measured.
 
-    python -m tools.benchmarks.parallel_model                      # Llama-3.1-8B, 70B and Qwen3-30B-A3B on 1 to 8 cards
-    python -m tools.benchmarks.parallel_model --fit                # what it was fitted to, and how well
-    python -m tools.benchmarks.parallel_model --models Llama-3.1-8B --devices mine.json --figures mine.json --method shm
+    python -m tools.parallel_model                      # Llama-3.1-8B, 70B and Qwen3-30B-A3B on 1 to 8 cards
+    python -m tools.parallel_model --fit                # what it was fitted to, and how well
+    python -m tools.parallel_model --models Llama-3.1-8B --devices mine.json --figures mine.json --method shm
 
 Prints tables of Markdown with their inputs. ``--devices``: names, or files with an object of the fields of
 ``engine.estimates.devices.Device``; ``--figures``: a file with a list of objects of the fields of
@@ -18,8 +18,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.benchmarks.parallel_model.models import SHAPES
-from tools.benchmarks.parallel_model.tables import Question, fit_table, inputs, model_table
+from tools.parallel_model.models import SHAPES
+from tools.parallel_model.tables import Question, fit_table, inputs, model_table
 
 from engine.estimates.collectives import PUBLISHED, figures_from
 from engine.estimates.devices import DEVICES, device, device_from

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 
-from tools.benchmarks.parallel_model.anchors import COMPILED, SERVING, Anchor, anchors
-from tools.benchmarks.parallel_model.fitting import estimated_ms, fit
-from tools.benchmarks.parallel_model.models import graph
+from tools.parallel_model.anchors import COMPILED, SERVING, Anchor, anchors
+from tools.parallel_model.fitting import estimated_ms, fit
+from tools.parallel_model.models import graph
 
 from engine.contracts.ops import Experts
 from engine.estimates.collectives import RATE, Figure, collectives
@@ -43,7 +43,7 @@ class Question:
     efficiency: Efficiency
     context: int
     prompt: int
-    memory: Memory = Memory()
+    memory: Memory = field(default_factory=Memory)
 
 
 def inputs(question: Question) -> Iterator[str]:
@@ -153,8 +153,8 @@ def fit_table() -> Iterator[str]:
 
 def _coefficients(known: Sequence[Anchor], found: Efficiency) -> str:
     return (
-        f"{found.bandwidth:.1%} of the bandwidth, {found.layer_us:.1f} us a layer, {found.mixture_us:.1f} us a mixture; "
-        f"root mean square of residuals {spread(known, found):.1%}"
+        f"{found.bandwidth:.1%} of the bandwidth, {found.layer_us:.1f} us a layer, {found.mixture_us:.1f} us a mixture "
+        f"of experts; root mean square of residuals {spread(known, found):.1%}"
     )
 
 
