@@ -26,10 +26,10 @@ MAY_IMPORT = {
     "assembly": {"assembly", "models", "border", "checkpoint", "contracts", "hookspecs", "native"},
     "models": {"models", "border", "checkpoint", "contracts"},
     "kernels": {"kernels", "models", "border", "checkpoint", "contracts", "native"},
-    "kv": {"kv", "kernels", "border", "contracts"},
+    "kv": {"kv", "kernels", "models", "border", "contracts"},
     "sampling": {"sampling", "kernels", "contracts", "native"},
     "estimates": {"estimates", "kv", "models", "contracts"},
-    "step": {"step", "sampling", "kv", "kernels", "contracts"},
+    "step": {"step", "border", "sampling", "kv", "kernels", "contracts"},
     "drafting": {"drafting", "border", "step", "sampling", "kv", "kernels", "models", "checkpoint", "contracts"},
     "loop": {"loop", "border", "drafting", "step", "kv", "assembly", "contracts"},
     "startup": {

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from engine.estimates.efficiency import SERVING as OF_SERVING
+from engine.estimates.errors import EstimateError
 from engine.models.layout import Layout
 from engine.models.placement import place
 from engine.models.work import Step, Widths, held_bytes, work_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.parallel_model import tables
+from tools.benchmarks import collectives as measuring
+from tools.parallel_model import printed, tables
 from tools.parallel_model.__main__ import main
 from tools.parallel_model.anchors import COMPILED, SERVING, anchors
 from tools.parallel_model.fitting import bounded, estimated_ms, fit
@@ -99,15 +101,34 @@ def test_a_device_and_figures_of_ones_own_are_read_from_files(tmp_path, capsys):
     main(["--models", "Llama-3.2-1B", "--devices", str(tmp_path / "cpu.json"), "--method", "shm",
           "--figures", str(tmp_path / "figures.json"), "--efficiency", str(tmp_path / "efficiency.json")])  # fmt: skip
     shown = capsys.readouterr().out
-    assert "half a CPU" in shown and "shm, measured: 9, 9, 9 us" in shown and "| tp 2 |" in shown
+    assert "half a CPU" in shown and "shm, measured: 17, 20, 23 us" in shown and "| tp 2 |" in shown
+
+
+def test_what_is_measured_here_is_read_as_it_is_printed(capsys):
+    times = {("shm", count): [2e-6 + count / 1e9] * 3 for count in measuring.BYTES}
+    times |= {("gloo", count): [5e-5] * 3 for count in measuring.BYTES}
+    print("2 cores; one core copies 5.0 GB/s")
+    measuring.report(2, times, 5e9)
+    measuring.report(4, times, 5e9)
+    found = printed.figures(capsys.readouterr().out, "a test")
+    assert {(one.method, one.ranks, one.num_bytes) for one in found} == {
+        (way, ranks, count) for way in ("shm", "gloo") for ranks in (2, 4) for count in measuring.BYTES
+    }
+    assert {one.us for one in found if one.method == "gloo"} == {50.0}
+    assert {(one.device, one.label) for one in found} == {("2 cores", "measured")}
+
+
+def test_another_text_is_no_table_of_figures():
+    with pytest.raises(EstimateError, match=r"notes\.md: no table of all-reduces, expected what tools/benchmarks/coll"):
+        printed.figures("| bytes | shm |", "notes.md")
 
 
 def test_layouts_that_do_not_fit_or_cannot_be_are_shown_as_such(monkeypatch, capsys):
-    monkeypatch.setattr(tables, "LAYOUTS", (Layout(), Layout(tp=48)))
+    monkeypatch.setattr(tables, "LAYOUTS", (Layout(), Layout(tp=96)))
     main(["--models", "Llama-3.1-70B", "--devices", "H100"])
     shown = capsys.readouterr().out
     assert "| one card | 141.1 | - | - | - | - | - | estimated |" in shown
-    assert "| tp 48 | refused: parallelism.tp=48: " in shown
+    assert "| tp 96 | refused: parallelism.tp=96: " in shown
 
 
 @pytest.mark.parametrize(
@@ -116,7 +137,7 @@ def test_layouts_that_do_not_fit_or_cannot_be_are_shown_as_such(monkeypatch, cap
         (["--devices", "B9000"], "device 'B9000' is unknown: expected one of"),
         (["--method", "carrier"], "all-reduce 'carrier': no figures of it"),
         (["--figures", "/nowhere.json"], "/nowhere.json"),
-        (["--prompt", "0"], "a prompt of 0 tokens, expected at least 1"),
+        (["--prompt", "0"], "--prompt 0: expected at least 0 and at least 1 token"),
     ],
 )
 def test_wrong_arguments_end_in_one_line(arguments, message):

@@ -45,6 +45,12 @@ class Question:
     prompt: int
     memory: Memory = field(default_factory=Memory)
 
+    def __post_init__(self) -> None:
+        if self.context < 0 or self.prompt < 1:
+            raise EstimateError(
+                f"--context {self.context} --prompt {self.prompt}: expected at least 0 and at least 1 token"
+            )
+
 
 def inputs(question: Question) -> Iterator[str]:
     """A list of them."""
@@ -59,7 +65,7 @@ def inputs(question: Question) -> Iterator[str]:
         f"{found.mixture_us:.0f} us a mixture of experts ({found.source or 'as stated'})"
     )
     for method in question.methods:
-        chosen = collectives(method, 1.0, question.figures)
+        chosen = collectives(method, question.devices[0].link, question.figures)
         times = ", ".join(f"{chosen.all_reduce_us(65536, ranks):.0f}" for ranks in (2, 4, 8))
         sources = ", ".join(dict.fromkeys(figure.source for figure in chosen.figures))
         yield f"* {chosen.method}, {chosen.labels}: {times} us for 64 KiB over 2, 4, 8 ranks ({sources})"
