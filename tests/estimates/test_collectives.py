@@ -19,8 +19,11 @@ def test_a_figure_is_what_it_is():
     assert of((4, 1024, 10.0), (4, 4096, 20.0)).all_reduce_us(4096, 4) == 20.0
 
 
-def test_between_figures_the_logarithm_of_bytes_counts():
-    assert of((4, 1024, 10.0), (4, 4096, 20.0)).all_reduce_us(2048, 4) == pytest.approx(15.0)
+def test_between_figures_the_time_is_a_power_of_bytes():
+    constant, proportional, between = (of((4, 1024, 10.0), (4, 4096, end)) for end in (10.0, 40.0, 20.0))
+    assert constant.all_reduce_us(2048, 4) == 10.0
+    assert proportional.all_reduce_us(2048, 4) == pytest.approx(20.0)
+    assert between.all_reduce_us(2048, 4) == pytest.approx(10.0 * 2**0.5)
 
 
 def test_below_the_first_figure_latency_counts_alone():

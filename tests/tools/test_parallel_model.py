@@ -16,7 +16,6 @@ from engine.models.work import Step, Widths, held_bytes, work_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.benchmarks import collectives as measuring
 from tools.parallel_model import printed, tables
 from tools.parallel_model.__main__ import main
 from tools.parallel_model.anchors import COMPILED, SERVING, anchors
@@ -101,20 +100,32 @@ def test_a_device_and_figures_of_ones_own_are_read_from_files(tmp_path, capsys):
     main(["--models", "Llama-3.2-1B", "--devices", str(tmp_path / "cpu.json"), "--method", "shm",
           "--figures", str(tmp_path / "figures.json"), "--efficiency", str(tmp_path / "efficiency.json")])  # fmt: skip
     shown = capsys.readouterr().out
-    assert "half a CPU" in shown and "shm, measured: 17, 20, 23 us" in shown and "| tp 2 |" in shown
+    assert "half a CPU" in shown and "shm, measured: 17, 21, 23 us" in shown and "| tp 2 |" in shown
 
 
-def test_what_is_measured_here_is_read_as_it_is_printed(capsys):
-    times = {("shm", count): [2e-6 + count / 1e9] * 3 for count in measuring.BYTES}
-    times |= {("gloo", count): [5e-5] * 3 for count in measuring.BYTES}
-    print("2 cores; one core copies 5.0 GB/s")
-    measuring.report(2, times, 5e9)
-    measuring.report(4, times, 5e9)
-    found = printed.figures(capsys.readouterr().out, "a test")
-    assert {(one.method, one.ranks, one.num_bytes) for one in found} == {
-        (way, ranks, count) for way in ("shm", "gloo") for ranks in (2, 4) for count in measuring.BYTES
-    }
-    assert {one.us for one in found if one.method == "gloo"} == {50.0}
+MEASURED = """2 cores; one core copies 5.0 GB/s
+
+2 ranks, us: median (95th percentile)
+
+| bytes | shm | gloo | one copy |
+|---|---|---|---|
+| 8 B | 2.1 (3.0) | 50.0 (80.1) | 0.00 |
+| 4 KiB | 4.5 (5.0) | 55.0 (90.0) | 0.82 |
+
+4 ranks, us: median (95th percentile)
+
+| bytes | shm | gloo | one copy |
+|---|---|---|---|
+| 4 MiB | 900.0 (1000.0) | 5000.5 (6000.0) | 838.86 |
+"""
+
+
+def test_what_is_measured_here_is_read_as_it_is_printed():
+    found = printed.figures(MEASURED, "a test")
+    assert [(one.method, one.ranks, one.num_bytes, one.us) for one in found] == [
+        ("shm", 2, 8, 2.1), ("gloo", 2, 8, 50.0), ("shm", 2, 4096, 4.5), ("gloo", 2, 4096, 55.0),
+        ("shm", 4, 4 << 20, 900.0), ("gloo", 4, 4 << 20, 5000.5),
+    ]  # fmt: skip
     assert {(one.device, one.label) for one in found} == {("2 cores", "measured")}
 
 

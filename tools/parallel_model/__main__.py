@@ -4,10 +4,10 @@
     python -m tools.parallel_model --fit                # what it was fitted to, and how well
     python -m tools.parallel_model --models Llama-3.1-8B --devices mine.json --figures mine.md --method shm
 
-Prints tables of Markdown with their inputs. ``--devices``: names, or files with an object of the fields of
-``engine.estimates.devices.Device``; ``--figures``: a file with what ``tools/benchmarks/collectives.py``
-has printed, or with a list of objects of the fields of ``engine.estimates.collectives.Figure``, ``--efficiency``: one with an object of those of
-``engine.estimates.efficiency.Efficiency``.
+Prints tables of Markdown with their inputs. ``--devices``: names, or JSON files with an object of the fields of
+``engine.estimates.devices.Device``; ``--efficiency``: one with those of ``engine.estimates.efficiency.Efficiency``;
+``--figures``: a file with what ``tools/benchmarks/collectives.py`` has printed, or a JSON file with a list of objects
+of the fields of ``engine.estimates.collectives.Figure``.
 """
 
 from __future__ import annotations

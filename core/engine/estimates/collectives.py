@@ -1,7 +1,8 @@
 """What an all-reduce takes, by published or measured figures.
 
-Between two figures of a curve the time is interpolated, linearly over the logarithm of bytes; below the first one it
-stays as it is, since latency counts alone; beyond the last one each further byte crosses links at their rate.
+Between two figures of a curve the time is a power of bytes: nearly constant where latency counts, nearly proportional
+where bandwidth does. Below the first figure it stays as it is; beyond the last one further bytes cross links at their
+rate.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Collectives:
         for (low, low_us), (high, high_us) in pairwise(curve):
             if num_bytes <= high:
                 share = math.log(num_bytes / low) / math.log(high / low)
-                return low_us + share * (high_us - low_us)
+                return low_us * (high_us / low_us) ** share
         end, end_us = curve[-1]
         return end_us + self._crossing_us(num_bytes - end, ranks)
 
