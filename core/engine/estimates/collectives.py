@@ -89,7 +89,7 @@ class Collectives:
         for (low, low_us), (high, high_us) in pairwise(curve):
             if num_bytes <= high:
                 share = math.log(num_bytes / low) / math.log(high / low)
-                return low_us * (high_us / low_us) ** share
+                return low_us * math.pow(high_us / low_us, share)
         end, end_us = curve[-1]
         return end_us + self._crossing_us(num_bytes - end, ranks)
 
