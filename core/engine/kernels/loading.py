@@ -241,8 +241,7 @@ class Loader:
         return tuple(self._stacked(experts) for experts in together)  # type: ignore[return-value]
 
     def _stacked(self, experts: Sequence[tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]]) -> PackedLinear:
-        parts = tuple(part for spec, _ in experts for part in spec.parts)
-        spec = replace(experts[0][0], parts=parts, kind="body")
+        spec = _together([spec for spec, _ in experts])
         return self._pack_parts(spec, [tensors for _, stored in experts for tensors in stored], "silu")
 
     def _expert_parts(self, op: Experts) -> Iterator[tuple[_Stored, _Stored]]:
@@ -435,6 +434,17 @@ class Loader:
     def _report(self, what: str) -> None:
         if self._on_progress is not None:
             self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
+
+
+def _together(experts: Sequence[LinearSpec]) -> LinearSpec:
+    """One layer of all experts as one layer, their parts one after another."""
+    parts = tuple(part for spec in experts for part in spec.parts)
+    share = experts[0].share
+    if share is not None:
+        whole = _together([spec.whole for spec in experts])
+        rows = tuple(ranges for spec in experts if spec.share is not None for ranges in spec.share.rows)
+        share = replace(share, whole=whole, rows=rows)
+    return replace(experts[0], parts=parts, kind="body", share=share)
 
 
 def _shown(spec: LinearSpec, part: int) -> str:
