@@ -1,4 +1,4 @@
-"""Several ranks choose the tokens that one rank chooses: every family, however it is shared out. All ranks have the same
+"""Several ranks choose the tokens that one chooses: every family, however it is shared out. All ranks have the same
 bits."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Several ranks beside one, in float32 on this CPU.
 
-    python tools/benchmarks/ranks.py [--kernels torch] [--all] [tests/plugins/architecture/test_llama.py ...]
+    python -m tools.benchmarks.ranks [--kernels torch] [--all] [tests/plugins/architecture/test_llama.py ...]
 
 Prints a row of Markdown for each family, of the first of its models in the conformance suites (``--all``: the largest
 numbers of all of them). Each rank is a thread; sums are added in the order of ranks. Two sequences are computed
@@ -17,17 +17,12 @@ bits: whether all ranks of a layout have the same bits of logits.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
 import torch
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
 from tools.benchmarks.families import PIECE, TESTS, suites
 
 from engine.contracts.config import CommunicatorConfig
@@ -113,8 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for suite in suites(given.files or sorted(TESTS.glob("test_*.py"))):
-        for _, names in groupby(suite.models(), key=lambda name: suite.config(name).architecture):
-            print(row(suite, list(names) if given.all else [next(names)], given.kernels), flush=True)
+        for _, group in groupby(suite.models(), key=lambda name: suite.config(name).architecture):
+            names = list(group)
+            print(row(suite, names if given.all else names[:1], given.kernels), flush=True)
 
 
 if __name__ == "__main__":

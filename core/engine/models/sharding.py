@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from engine.contracts.ops import LinearSpec, Range
@@ -43,6 +43,12 @@ def entries(stored: StoredTensor, spec: LinearSpec, part: int) -> tuple[int, tup
     ranges = share.rows[part] if share.columns is None else (share.columns,)
     per = stored.per_entry.get(axis, 1)
     return stored.shard_axes[axis], tuple((start // per, -(-stop // per)) for start, stop in ranges)
+
+
+def cuts_of(stored: StoredTensor, spec: LinearSpec, part: int) -> tuple[tuple[int, tuple[Range, ...]], ...]:
+    """What this rank reads of a part's tensor: :meth:`engine.checkpoint.tensors.Checkpoint.read`."""
+    found = entries(stored, spec, part)
+    return () if found is None else (found,)
 
 
 def has_bias(spec: LinearSpec) -> bool:
