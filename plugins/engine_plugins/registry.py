@@ -50,6 +50,8 @@ from engine_plugins.drafter.config import (
     SuffixConfig,
 )
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
+from engine_plugins.parallelism.env import EnvConfig
+from engine_plugins.parallelism.join import JoinConfig
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import unreadable
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
@@ -104,6 +106,14 @@ def only_compiling_cpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ..
     if "cxx" not in device.features:
         return (f"it needs a C++ compiler: {device.no_cxx}",)
     return ()
+
+
+def only_cpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    return () if device.kind == "cpu" else (f"it moves tensors of CPUs, not {device.kind}",)
+
+
+def only_gpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    return () if device.kind == "cuda" else (f"it moves tensors of GPUs, not {device.kind}",)
 
 
 @hookimpl
@@ -334,16 +344,52 @@ def engine_exporter() -> list[Provider]:
 def engine_parallelism() -> list[Provider]:
     return [
         Provider(
-            "single",
-            "engine_plugins.parallelism.single:SingleDevice",
-            doc="One device, one process.",
-        )
+            "local",
+            "engine_plugins.parallelism.local:LocalLauncher",
+            doc="All ranks on this machine, a process each; nothing is started for one rank.",
+        ),
+        Provider(
+            "join",
+            "engine_plugins.parallelism.join:JoinLauncher",
+            config=JoinConfig,
+            doc="Workers are started by hand, here or elsewhere: engine worker --join HOST:PORT.",
+        ),
+        Provider(
+            "env",
+            "engine_plugins.parallelism.env:EnvLauncher",
+            config=EnvConfig,
+            doc="Every rank is started with the same command, by torchrun, Slurm or MPI.",
+        ),
+        Provider(
+            "threads",
+            "engine_plugins.parallelism.threads:ThreadLauncher",
+            doc="All ranks in one process, a thread each: for tests.",
+        ),
     ]
 
 
 @hookimpl
 def engine_communicator() -> list[Provider]:
     return [
+        Provider(
+            "nccl",
+            "engine_plugins.communicator.nccl:NcclCommunicator",
+            provides=("capturable",),
+            unsupported=only_gpus,
+            doc="A GPU for each rank, by NCCL.",
+        ),
+        Provider(
+            "shm",
+            "engine_plugins.communicator.shm.communicator:SharedMemoryCommunicator",
+            unsupported=only_compiling_cpus,
+            doc="Ranks on one machine's CPUs, through memory that they share.",
+        ),
+        Provider(
+            "gloo",
+            "engine_plugins.communicator.gloo:GlooCommunicator",
+            unsupported=only_cpus,
+            doc="Ranks on CPUs of any machines, over TCP.",
+        ),
         Provider(
             "simulated",
             "engine_plugins.communicator.simulated:SimulatedCommunicator",

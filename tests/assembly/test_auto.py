@@ -246,7 +246,7 @@ def test_a_presets_candidates_for_a_plugin_that_is_named_are_an_error_that_says_
 def test_every_shipped_auto_asks_third_parties_last(with_builtins):
     found = with_builtins()
     autos = [slot for slot, names in options(found).items() if "auto" in names]
-    assert autos == ["architecture", "attention_kernel", "communicator", "drafter"]
+    assert autos == ["architecture", "communicator", "attention_kernel", "drafter"]
     for slot in autos:
         (pick,) = compose([f"{slot}=auto"], found).selections[slot]
         assert pick.candidates[-1] == "third_party" and len(pick.candidates) > 1

@@ -21,9 +21,6 @@ from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 HOST_DRAFTER = "host_drafter"
 """Capability of drafters that read tokens on the CPU."""
 
-PARALLEL_SIZES = ("tp", "pp", "ep", "sp")
-"""Sizes of the ``parallelism`` config, and the capabilities a plugin must provide for more than one rank."""
-
 
 def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, device: DeviceFacts) -> EnginePlan:
     """The plan, or :class:`AssemblyError` with every reason why there is none."""
@@ -36,7 +33,7 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
         raise AssemblyError([*problems, *plugin_problems(composed, discovered)])
     chosen = [architecture, *choose(composed, discovered, model, device, problems)]
     problems += _capability_problems(chosen, discovered)
-    problems += _parallel_problems(chosen, discovered)
+    problems += _parallel_problems(chosen, device)
     settings = composed.settings
     problems += _setting_problems(settings, model)
     problems += _pool_problems(chosen, settings)
@@ -92,18 +89,20 @@ def _capability_problems(chosen: list[Chosen], discovered: Discovered) -> list[s
     return problems
 
 
-def _parallel_problems(chosen: list[Chosen], discovered: Discovered) -> list[str]:
+def _parallel_problems(chosen: list[Chosen], device: DeviceFacts) -> list[str]:
+    """On GPUs every rank has one of its own."""
     problems = []
-    for one in chosen:
-        if one.slot != "parallelism":
+    for config in (one.config for one in chosen if one.slot == "parallelism"):
+        tp, pp, nodes = int(config["tp"]), int(config["pp"]), int(config["nodes"])
+        here = tp * pp // nodes
+        if device.kind != "cuda" or here <= device.count or config["share_devices"]:
             continue
-        for size in PARALLEL_SIZES:
-            if one.config.get(size, 1) > 1 and size not in one.offer.provider.provides:
-                have = [o.name for o in discovered.of_slot(one.slot) if size in o.provider.provides]
-                problems.append(
-                    f"parallelism.{size}={one.config[size]}: {one.label} does not split work that way; "
-                    f"parallelism plugins that do: {listing(have)}. Use parallelism.{size}=1"
-                )
+        fit = [f"parallelism.tp={n}" for n in range(1, device.count * nodes + 1) if n * pp <= device.count * nodes]
+        problems.append(
+            f"parallelism.tp={tp} parallelism.pp={pp}: {here} ranks on this machine need {here} GPUs, and "
+            f"{device.count} can be seen (CUDA_VISIBLE_DEVICES?); use {listing(fit) or 'parallelism.pp=1'}, or "
+            "parallelism.nodes for GPUs of several machines"
+        )
     return problems
 
 

@@ -91,7 +91,8 @@ class Block:
 
     nodes: tuple[Node, ...]
     residual: int | None = None
-    """Of a layer: the value that enters it as the residual stream."""
+    """Of a layer: the value that enters it as the residual stream. Of an embedding that layers elsewhere read: what
+    enters the first of them."""
 
 
 class Reach(NamedTuple):
@@ -153,8 +154,8 @@ class Graph:
     """How names of tensors begin that the checkpoint may have and the model does not read."""
     handed_on: tuple[int, ...] = ()
     """Of layers that others follow elsewhere: the values that those read, the residual stream first."""
-    table: Embed | None = None
-    """The embedding that a tied head shares, where the graph has none."""
+    received: tuple[int, ...] = ()
+    """Of layers that follow others elsewhere: the values that those hand on; then the tokens are not embedded."""
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -175,8 +176,8 @@ class Graph:
     @property
     def entering(self) -> tuple[int, ...]:
         """Values before the layers that layers read: the residual stream that enters the first one, then any others."""
-        if not self.embed.nodes:
-            return self.inputs
+        if self.received or not self.embed.nodes:
+            return self.received or self.inputs
         first = self.layers[0].residual if self.layers else None
         before = {number for node in self.embed.nodes for number in node.outputs}
         read = (number for layer in self.layers for node in layer.nodes for number in node.inputs if number in before)

@@ -19,6 +19,7 @@ from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import (
+    AllGather,
     Cut,
     DeltaRule,
     Embed,
@@ -145,8 +146,6 @@ class Loader:
         lowering = self.lowering
         self._read += unread_bytes(graph, self._checkpoint)
         embedding, *layers, head = fused_graph(graph, lowering)
-        if graph.table is not None:
-            self.embedding(graph.table)
         lowered_embedding, _ = self._block(graph.embed, embedding)
         lowered_layers = []
         for index, (block, found) in enumerate(zip(graph.layers, layers, strict=True)):
@@ -154,6 +153,7 @@ class Loader:
             self._report(f"layer {index + 1}/{len(graph.layers)}")
         lowered_head, greedy = self._block(graph.head, head)
         normed_head = self._normed_head(graph.head)
+        own_head, first_token = _own_head(graph, lowered_head)
         self._report("head")
         return LoweredModel(
             graph=graph,
@@ -165,7 +165,10 @@ class Loader:
             attention=lowering.attention,
             lowering=self.labels.lines(lowering),
             weights_bytes=sum(self._held.values()),
+            own_head=own_head,
+            first_token=first_token,
             dtype=lowering.dtype,
+            device=lowering.device,
             on_triton=lowering.kernels == "triton",
             find_greedy=greedy,
             capturable=lowering.native and lowering.why_uncaptured is None,
@@ -444,6 +447,15 @@ def _together(experts: Sequence[LinearSpec]) -> LinearSpec:
         rows = tuple(ranges for spec in experts if spec.share is not None for ranges in spec.share.rows)
         share = replace(share, whole=whole, rows=rows)
     return replace(experts[0], parts=parts, kind="body", share=share)
+
+
+def _own_head(graph: Graph, head: LoweredBlock) -> tuple[LoweredBlock | None, int]:
+    """Of a head that ends by gathering logits: what comes before that, and the first token of this rank."""
+    if not graph.head.nodes or not isinstance(graph.head.nodes[-1].op, AllGather):
+        return None, 0
+    share = graph.lm_head.spec.share
+    assert share is not None
+    return replace(head, steps=head.steps[:-1]), share.rows[0][0][0]
 
 
 def _shown(spec: LinearSpec, part: int) -> str:

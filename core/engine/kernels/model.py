@@ -171,8 +171,13 @@ class LoweredModel:
     lowering: tuple[str, ...]
     """What runs for each sequence of ops, one line each, for the plan."""
     weights_bytes: int
+    own_head: LoweredBlock | None = None
+    """Where ranks share out the vocabulary: :attr:`head_block` up to the logits of this rank's tokens."""
+    first_token: int = 0
+    """Of these tokens."""
     dtype: torch.dtype = torch.float32
     """Of the residual stream."""
+    device: str = "cpu"
     on_triton: bool = False
     """Lowered to Triton kernels: tokens are chosen by such kernels too."""
     find_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
@@ -221,8 +226,11 @@ class LoweredModel:
         captured, or written as a program, of values."""
         rotations = self.rotate(batch.positions)
         context = StepContext(rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention)
-        values = dict(zip(self.graph.inputs, received or (batch.token_ids,), strict=True))
-        self.embedding.run(values, None)
+        if self.graph.received:
+            values = dict(zip(self.graph.received, received, strict=True))
+        else:
+            values = {self.graph.inputs[0]: batch.token_ids}
+            self.embedding.run(values, None)
         aux: dict[int, Tensor] = {}
         for index, (layer, entering) in enumerate(zip(self.layers, self._residuals, strict=True)):
             if index in aux_layers:
@@ -244,10 +252,11 @@ class LoweredModel:
 
     @torch.inference_mode()
     def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 ``[T]`` -> the residual stream ``[T, hidden_size]`` that enters the first layer."""
+        """int64 ``[T]`` -> the residual stream ``[T, hidden_size]`` that enters the model's first layer."""
         values = {self.graph.inputs[0]: token_ids}
         self.embedding.run(values, None)
-        return values[self._residual(0)]
+        first = self.embedding.residual
+        return values[self._residual(0) if first is None else first]
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

@@ -53,18 +53,25 @@ class RankGraph:
         return not self.graph.handed_on
 
 
-def place(graph: Graph, layout: Layout, units: Units, costs: Sequence[float] | None = None) -> tuple[RankGraph, ...]:
-    """The graph of each rank. ``costs``: of each layer and of the head, by which stages are made equal; ``None``: of
-    their weights. Raises ``ValueError`` for a model that cannot be shared out so, naming what cannot and which sizes
-    could be."""
+def place(
+    graph: Graph,
+    layout: Layout,
+    units: Units,
+    *,
+    drafts: bool = False,
+    costs: Sequence[float] | None = None,
+) -> tuple[RankGraph, ...]:
+    """The graph of each rank. ``drafts``: a drafter embeds tokens where the head is; ``costs``: of each layer and of
+    the head, by which stages are made equal, ``None``: of their weights. Raises ``ValueError`` for a model that cannot
+    be shared out so, naming what cannot and which sizes could be."""
     if layout.size == 1:
-        return (_cut_stage(graph, Stage(0, len(graph.layers))),)
+        return (_cut_stage(graph, Stage(0, len(graph.layers)), drafts),)
     stages = stages_of(graph, layout.pp, costs)
     shares = _shares(graph, layout, units)
     found = []
     for rank in range(layout.size):
         mine = graph if shares is None else _OfRank(graph, shares, layout, layout.index(rank)).graph()
-        found.append(_cut_stage(mine, stages[layout.stage(rank)]))
+        found.append(_cut_stage(mine, stages[layout.stage(rank)], drafts))
     return tuple(found)
 
 
@@ -292,7 +299,7 @@ def _whole(number: Fraction) -> int:
     return number.numerator
 
 
-def _cut_stage(graph: Graph, stage: Stage) -> RankGraph:
+def _cut_stage(graph: Graph, stage: Stage, drafts: bool) -> RankGraph:
     """The layers of one stage, with what is before or behind them on the first or last one."""
     if stage.first == 0 and stage.last == len(graph.layers):
         return RankGraph(graph, stage, tuple(range(len(graph.caches))), len(graph.caches))
@@ -300,16 +307,15 @@ def _cut_stage(graph: Graph, stage: Stage) -> RankGraph:
     layers = graph.layers[stage.first : stage.last]
     used = sorted({node.cache for layer in layers for node in layer.nodes if node.cache is not None})
     own = {cache: number for number, cache in enumerate(used)}
-    tied = graph.lm_head.tied and is_last and not is_first
+    embeds = is_first or (is_last and (drafts or graph.lm_head.tied))
     found = replace(
         graph,
-        inputs=graph.inputs if is_first else crossing(graph, stage.first),
-        embed=graph.embed if is_first else Block(()),
+        embed=replace(graph.embed, residual=graph.layers[0].residual) if embeds else Block(()),
         layers=tuple(replace(layer, nodes=tuple(_renumbered(layer.nodes, own))) for layer in layers),
         head=graph.head if is_last else Block(()),
         caches=tuple(graph.caches[cache] for cache in used),
         handed_on=() if is_last else crossing(graph, stage.last),
-        table=graph.embedding if tied else None,
+        received=() if is_first else crossing(graph, stage.first),
     )
     return RankGraph(found, stage, tuple(used), len(graph.caches))
 

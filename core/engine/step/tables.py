@@ -7,7 +7,7 @@ plan order, so a row or block that was freed and reused is always written after 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -77,6 +77,9 @@ class DeviceTables:
         self.nobody = num_rows
         """The row no request has: padding reads and writes it, and it always holds tokens."""
         self.tokens[self.nobody] = 0
+        self.agreed: Callable[[Tensor], Tensor] = _own
+        """Tokens as the rank has them that chooses: with several ranks all must write the same. See
+        :meth:`engine.step.exchange.Exchange.agreed`."""
         self.requests: dict[int, RowRequest] = {self.nobody: RowRequest(SamplingParams(), 0, Feature.NONE)}
 
     @property
@@ -84,19 +87,25 @@ class DeviceTables:
         return self.tokens.nbytes + self.block_tables.nbytes + self.computed.nbytes + self.sampling.nbytes
 
     def apply(self, plan: StepPlan) -> None:
-        """Take over the plan's admissions, new blocks and host drafts."""
+        """Take over the plan's admissions, new blocks, host drafts, and tokens that another rank chose."""
         for admit in plan.admits:
             self._admit(admit)
         of_group, of_row, _ = self.block_tables.stride()
         blocks: list[tuple[int, int]] = []
-        drafts: list[tuple[int, int]] = []
+        tokens: list[tuple[int, int]] = []
+        starts: list[tuple[int, int]] = []
         for row in plan.rows:
             for new in row.new_blocks:
                 blocks += enumerate(new.blocks, new.group * of_group + row.row_id * of_row + new.start)
-            # A drafter on the host has seen all tokens: the start is exact.
-            drafts += enumerate(row.drafts, row.row_id * self.tokens.shape[1] + row.max_start + row.num_tokens)
+            # Who has drafts or tokens for a row has seen all before them: the start is exact.
+            begin = row.row_id * self.tokens.shape[1] + row.max_start
+            tokens += enumerate(row.drafts, begin + row.num_tokens)
+            if row.tokens:
+                tokens += enumerate(row.tokens, begin)
+                starts.append((row.row_id, row.max_start))
         _scatter(self.block_tables, blocks)
-        _scatter(self.tokens, drafts)
+        _scatter(self.tokens, tokens)
+        _scatter(self.computed, starts)
 
     def _admit(self, admit: Admit) -> None:
         row = self.tokens[admit.row_id]
@@ -171,6 +180,7 @@ class DeviceTables:
         """Put ``drafts`` (int64 ``[R, num_draft_tokens]``) behind the newest token of each row, which is at
         ``positions [R]``. Returns a bool: whether all are tokens; others are replaced by one, for the step behind must
         be able to embed them."""
+        drafts = self.agreed(drafts)
         valid = (drafts >= 0) & (drafts < self.vocab_size)
         behind = positions[:, None] + torch.arange(1, drafts.shape[1] + 1, device=drafts.device)
         self.tokens[rows[:, None], behind] = torch.where(valid, drafts, 0)
@@ -178,6 +188,11 @@ class DeviceTables:
 
     def _upload(self, *parts: Sequence[int]) -> tuple[Tensor, ...]:
         return _upload_parts(parts, self.device)
+
+
+def _own(tokens: Tensor) -> Tensor:
+    """What is chosen here is what all write."""
+    return tokens
 
 
 def _scatter(table: Tensor, entries: list[tuple[int, int]]) -> None:

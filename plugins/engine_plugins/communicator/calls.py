@@ -46,6 +46,12 @@ def check_source(source: int, ranks: Sequence[int], group: str) -> None:
         raise ValueError(f"broadcast from rank {source}: group {group} has the ranks {', '.join(map(str, ranks))}")
 
 
+def check_peer(world: World, rank: int, call: str) -> None:
+    """Raises ``ValueError`` for a rank that there is not, and for this one."""
+    if not 0 <= rank < world.size or rank == world.rank:
+        raise ValueError(f"rank {world.rank}: {call} rank {rank} of {world.size}")
+
+
 def in_rank_order(parts: Sequence[Tensor]) -> Tensor:
     """The sum of one part a rank, in float32: ``((first + second) + third) + ...``"""
     total = parts[0].float()

@@ -21,6 +21,7 @@ from engine.contracts.provider import BuildContext
 from engine_plugins.communicator.calls import (
     check_counts,
     check_parts,
+    check_peer,
     check_source,
     check_sum,
     in_rank_order,
@@ -148,14 +149,16 @@ class SimulatedCommunicator:
         return x
 
     def send(self, x: Tensor, to: int) -> None:
-        meeting = self._begin(f"send to rank {to}", to)
+        check_peer(self._here, to, "send to")
+        meeting = self._begin(f"send to rank {to}")
         with meeting.changed:
             self._check_failure(meeting)
             meeting.sent[self._here.rank, to].append(x.clone())
             meeting.changed.notify_all()
 
     def recv(self, x: Tensor, source: int) -> Tensor:
-        meeting = self._begin(f"recv from rank {source}", source)
+        check_peer(self._here, source, "recv from")
+        meeting = self._begin(f"recv from rank {source}")
         with meeting.changed:
             queue = meeting.sent[source, self._here.rank]
             self._wait(meeting, lambda: bool(queue), lambda: [source])
@@ -184,13 +187,10 @@ class SimulatedCommunicator:
             raise CommunicatorError("this communicator was not started, or is closed")
         return self._world
 
-    def _begin(self, call: str, *others: int) -> Meeting:
-        """Count a call. ``others``: ranks that it names."""
+    def _begin(self, call: str) -> Meeting:
+        """Count a call."""
         world, meeting = self._here, self._meeting
         assert meeting is not None
-        for rank in others:
-            if not 0 <= rank < world.size or rank == world.rank:
-                raise ValueError(f"rank {world.rank}: {call} of {world.size} ranks")
         self._begun += 1
         self._deadline = time.monotonic() + world.timeout_s
         self._entered = f"rank {world.rank} entered {call} (call {self._begun})"

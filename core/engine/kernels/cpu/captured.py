@@ -172,10 +172,8 @@ class CapturedSteps:
         self.programs = Programs(model.attention, kv.block_size, max_len, num_groups)
         self._model, self._kv, self._aux_layers = model, kv, tuple(aux_layers)
         self._step = Captured("a step", self._run, self.programs)
-        self._first = bool(model.embedding.steps)
-        sizes = [model.graph.sizes[number] for number in model.graph.inputs]
-        received = [torch.empty(0, size, dtype=model.dtype) for size in sizes]
-        self._step.write([torch.empty(0, dtype=torch.int64)] if self._first else received)
+        received = [torch.empty(0, model.graph.sizes[number], dtype=model.dtype) for number in model.graph.received]
+        self._step.write(received or [torch.empty(0, dtype=torch.int64)])
 
     def __call__(
         self, batch: ForwardBatch, kv: Cache, aux_layers: Sequence[int], received: Sequence[Tensor] = ()

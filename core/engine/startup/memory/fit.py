@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.errors import AssemblyError
@@ -39,6 +39,11 @@ class KVPoolSize:
     """Most tokens of one request that it holds, at most ``model.max_len``."""
     notes: tuple[str, ...]
     """What the user should know about it."""
+
+    def limited(self, blocks: int, max_len: int, block_size: int) -> KVPoolSize:
+        """With no more ``blocks`` than these: another rank has memory for no more."""
+        blocks = min(self.blocks, blocks)
+        return replace(self, blocks=blocks, max_len=min(max_len, (blocks - 1) * block_size))
 
 
 def plan_memory(

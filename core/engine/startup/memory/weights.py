@@ -60,8 +60,7 @@ def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint, o
     sizer = _Sizer(bound.quantizer, checkpoint, getattr(torch, plan.dtype), plan.device.kind)
     held = peak = 0
     blocks = fused_graph(own, lowering)
-    table = () if own.table is None else sizer.table(own.table)
-    for kept, passing in (*table, *sizer.steps(blocks)):
+    for kept, passing in sizer.steps(blocks):
         held += kept
         peak = max(peak, held + passing)
     return WeightSizes(held, peak - held)
