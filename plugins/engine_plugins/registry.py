@@ -108,6 +108,10 @@ def only_compiling_cpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ..
     return ()
 
 
+def only_cpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    return () if device.kind == "cpu" else (f"it moves tensors of CPUs, not {device.kind}",)
+
+
 @hookimpl
 def engine_scheduler() -> list[Provider]:
     return [
@@ -368,6 +372,12 @@ def engine_communicator() -> list[Provider]:
             "engine_plugins.communicator.shm.communicator:SharedMemoryCommunicator",
             unsupported=only_compiling_cpus,
             doc="Ranks on one machine's CPUs, through memory that they share.",
+        ),
+        Provider(
+            "gloo",
+            "engine_plugins.communicator.gloo:GlooCommunicator",
+            unsupported=only_cpus,
+            doc="Ranks on CPUs of any machines, over TCP.",
         ),
         Provider(
             "simulated",
