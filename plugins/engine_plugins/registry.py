@@ -113,6 +113,10 @@ def only_cpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
     return () if device.kind == "cpu" else (f"it moves tensors of CPUs, not {device.kind}",)
 
 
+def only_gpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    return () if device.kind == "cuda" else (f"it moves tensors of GPUs, not {device.kind}",)
+
+
 @hookimpl
 def engine_scheduler() -> list[Provider]:
     return [
@@ -375,6 +379,13 @@ def engine_parallelism() -> list[Provider]:
 @hookimpl
 def engine_communicator() -> list[Provider]:
     return [
+        Provider(
+            "nccl",
+            "engine_plugins.communicator.nccl:NcclCommunicator",
+            provides=("capturable", "several_machines"),
+            unsupported=only_gpus,
+            doc="A GPU for each rank, by NCCL.",
+        ),
         Provider(
             "shm",
             "engine_plugins.communicator.shm.communicator:SharedMemoryCommunicator",
