@@ -44,9 +44,10 @@ ASKED: tuple[dict[str, Any], ...] = (
 )
 
 
-def outputs(llm: LLM) -> list[list[Completion]]:
-    """Twice, so that the second time prefixes are cached."""
-    return [llm.generate(TEXTS, max_tokens=24, ignore_eos=True, **asked) for asked in (*ASKED, ASKED[0])]
+def outputs(llm: LLM, *asked: dict[str, Any]) -> list[list[Completion]]:
+    """The first is asked twice, so that the second time prefixes are cached."""
+    asked = asked or ASKED
+    return [llm.generate(TEXTS, max_tokens=16, ignore_eos=True, **each) for each in (*asked, asked[0])]
 
 
 @pytest.fixture(scope="module")

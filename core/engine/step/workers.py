@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from engine.contracts.parallelism import StartedWorker
 from engine.step.link import Link, to_workers
-from engine.step.messages import Beat, Broken, End, FromWorker, Result, Run, ToWorker, Where
+from engine.step.messages import Beat, Broken, Built, End, FromWorker, Result, Run, ToWorker, Where
 from engine.step.plan import DeviceBroken, StepPlan, StepResult
 
 M = TypeVar("M")
@@ -206,6 +206,10 @@ class Workers:
                     self._sign()
                 case Result():
                     pass
+                case Built():
+                    worker.where = Where()
+                    worker.replies.append(message)
+                    self._changed.notify_all()
                 case _:
                     worker.replies.append(message)
                     self._changed.notify_all()

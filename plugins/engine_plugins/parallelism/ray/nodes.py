@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CPU, GPU = "CPU", "GPU"
-UNITS = {CPU: "CPUs", GPU: "GPUs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def devices(own: str, given: Sequence[str]) -> list[str]:
 
 
 def amounts(resources: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {UNITS.get(name, name)}" for name, amount in resources.items())
+    return " and ".join(f"{amount:g} {name}{'s' * (amount != 1)}" for name, amount in resources.items())
 
 
 def _fits(nodes: Sequence[Node], here: str, wanted: Wanted) -> bool:
