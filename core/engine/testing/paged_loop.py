@@ -16,7 +16,7 @@ from engine.kernels.loading import load_model
 from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
-from engine.kv.groups import cache_groups
+from engine.kv.groups import CacheGroups, cache_groups
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.plain import PlainAttention, PlainQuantizer
 
@@ -43,9 +43,11 @@ class PagedLoop:
         dtype: str = "float32",
         num_blocks: int = 64,
         kv_format: KVFormat | None = None,
+        groups: CacheGroups | None = None,
     ) -> None:
+        """``groups``: of the model's caches, where those are not all of a model."""
         self.model = model
-        self._groups = cache_groups(model.graph.caches)
+        self._groups = groups or cache_groups(model.graph.caches)
         counts = (num_blocks,) * self._groups.num_groups
         self.kv = KVCache(self._groups, kv_format or PlainFormat(), counts, BLOCK, dtype, "cpu")
         self._free: list[int] = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
