@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine import __version__
 from engine.assembly import values
 from engine.assembly.bind import facts_by
-from engine.assembly.choosing import Chosen, choose, choose_architecture, others_that_can, plugin_problems
+from engine.assembly.choosing import Chosen, choose, choose_architecture, needs_of, others_that_can, plugin_problems
 from engine.assembly.compose.selection import Composed
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import AssemblyError, listing
@@ -76,8 +76,9 @@ def _capability_problems(chosen: list[Chosen], discovered: Discovered) -> list[s
         provided[one.slot] |= set(one.offer.provider.provides)
     present = {one.slot: one for one in chosen}
     for one in chosen:
-        for slot, needs in one.offer.provider.requires.items():
-            lacking = [need for need in needs if need not in provided[slot]]
+        needs = needs_of(one)
+        for slot in dict.fromkeys(need.slot for need in needs):
+            lacking = [need.capability for need in needs if need.slot == slot and need.capability not in provided[slot]]
             if not lacking or (slot not in present and slot not in MULTI_SLOTS):
                 continue  # nothing chosen there: reported where it was chosen
             have = [o.name for o in discovered.of_slot(slot) if set(lacking) <= set(o.provider.provides)]

@@ -25,6 +25,11 @@ class SlotConfig:
         ``unsupported``. It must not import torch."""
         return ()
 
+    def requires(self) -> Mapping[str, tuple[str, ...]]:
+        """Capabilities that these values need of the plugins of other slots, by slot, beside the provider's own
+        ``requires``."""
+        return {}
+
 
 @dataclass(frozen=True)
 class SchedulerConfig(SlotConfig):
@@ -122,6 +127,9 @@ class ParallelismConfig(SlotConfig):
                 f"parallelism.nodes={self.nodes}: does not divide the {self.tp * self.pp} ranks of "
                 f"parallelism.tp={self.tp} parallelism.pp={self.pp}"
             )
+
+    def requires(self) -> Mapping[str, tuple[str, ...]]:
+        return {"communicator": ("several_machines",)} if self.nodes > 1 else {}
 
     def joins(self) -> Joining | None:
         """Where every rank is started with the same command: how this very process joins the one that serves; ``None``:
