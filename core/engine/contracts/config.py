@@ -41,13 +41,17 @@ class SchedulerConfig(SlotConfig):
         at_least("scheduler.itl_target_ms", self.itl_target_ms, 0)
 
 
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+"""That a KV block may have, in tokens."""
+
+
 @dataclass(frozen=True)
 class KVAllocatorConfig(SlotConfig):
     block_size: int = 16
-    """Tokens per KV block: a power of two, 8 to 256."""
+    """Tokens per KV block, of each rank that caches other ones (``parallelism.dcp``): a power of two, 8 to 256."""
 
     def __post_init__(self) -> None:
-        if self.block_size not in (8, 16, 32, 64, 128, 256):
+        if self.block_size not in BLOCK_SIZES:
             raise ValueError(f"kv_allocator.block_size={self.block_size}: expected a power of two from 8 to 256")
 
 

@@ -5,7 +5,7 @@ A pure function of the model's graph: no process, no tensor, no file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, groupby
@@ -127,9 +127,9 @@ def _check_tokens(graph: Graph, shares: Shares, layout: Layout) -> None:
         return
     heads = min(node.op.num_kv_heads for _, node in nodes if isinstance(node.op, Attention))
     raise ValueError(
-        f"{asked}: ranks that share out tokens hold the same key-value heads, and of {heads} key-value "
-        f"{'head' if heads == 1 else 'heads'} parallelism.tp={layout.tp} gives "
-        f"{max(_run(h) for h in held)} ranks the same; parallelism.dcp={', '.join(map(str, fit))} would fit"
+        f"{asked}: ranks that cache different tokens hold the same key-value heads, and with parallelism.tp="
+        f"{layout.tp} each of the model's {heads} key-value heads is on {_most_alike(held)}; parallelism.dcp="
+        f"{', '.join(map(str, fit))} would fit"
     )
 
 
@@ -151,9 +151,10 @@ def _alike(held: Bounds, size: int) -> bool:
     return all(len(set(held[first : first + size])) == 1 for first in range(0, len(held), size))
 
 
-def _run(held: Bounds) -> int:
-    """How many ranks hold the same, at least."""
-    return min(len(list(group)) for _, group in groupby(held))
+def _most_alike(held: Collection[Bounds]) -> str:
+    """On how many ranks a head is: ``1 rank``, or ``1 or 2 ranks``."""
+    counts = sorted({len(list(group)) for bounds in held for _, group in groupby(bounds)})
+    return f"{' or '.join(map(str, counts))} {'rank' if counts == [1] else 'ranks'}"
 
 
 class _OfRank:
