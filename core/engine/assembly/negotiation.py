@@ -125,8 +125,8 @@ def _token_problems(chosen: list[Chosen], discovered: Discovered) -> list[str]:
         fit = [n for n in BLOCK_SIZES if n * dcp in BLOCK_SIZES]
         sizes = f"kv_allocator.block_size={listing(map(str, fit))}" if fit else "a power of two as parallelism.dcp"
         problems.append(
-            f"kv_allocator.block_size={size} parallelism.dcp={dcp}: blocks of {size * dcp} tokens, {size} on each rank; "
-            f"expected a power of two up to {BLOCK_SIZES[-1]}: use {sizes}"
+            f"kv_allocator.block_size={size} parallelism.dcp={dcp}: blocks of {size * dcp} tokens, {size} on each "
+            f"rank; expected a power of two up to {BLOCK_SIZES[-1]}: use {sizes}"
         )
     return problems
 

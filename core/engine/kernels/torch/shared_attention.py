@@ -22,9 +22,7 @@ GROUP = "dcp"
 NOT_NATIVE = "ranks merge what each attended to"
 
 
-def lower_shared_attention(
-    lowering: Lowering, op: SharedAttention, fused: Fused[Kernel], weights: Weights
-) -> Lowered:
+def lower_shared_attention(lowering: Lowering, op: SharedAttention, fused: Fused[Kernel], weights: Weights) -> Lowered:
     """By the plan's attention kernel."""
     kernel, collectives, (node,) = lowering.attention, lowering.collectives, fused.nodes
     assert isinstance(kernel, LogSumExpAttention), "negotiation asks for it"
