@@ -26,9 +26,9 @@ MAY_IMPORT = {
     "assembly": {"assembly", "models", "border", "checkpoint", "contracts", "hookspecs", "native"},
     "models": {"models", "border", "checkpoint", "contracts"},
     "kernels": {"kernels", "models", "border", "checkpoint", "contracts", "native"},
-    "kv": {"kv", "kernels", "border", "contracts"},
+    "kv": {"kv", "kernels", "models", "border", "contracts"},
     "sampling": {"sampling", "kernels", "contracts", "native"},
-    "step": {"step", "sampling", "kv", "kernels", "contracts"},
+    "step": {"step", "border", "sampling", "kv", "kernels", "contracts"},
     "drafting": {"drafting", "border", "step", "sampling", "kv", "kernels", "models", "checkpoint", "contracts"},
     "loop": {"loop", "border", "drafting", "step", "kv", "assembly", "contracts"},
     "startup": {

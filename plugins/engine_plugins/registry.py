@@ -108,6 +108,14 @@ def only_compiling_cpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ..
     return ()
 
 
+def only_cpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    return () if device.kind == "cpu" else (f"it moves tensors of CPUs, not {device.kind}",)
+
+
+def only_gpus(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
+    return () if device.kind == "cuda" else (f"it moves tensors of GPUs, not {device.kind}",)
+
+
 @hookimpl
 def engine_scheduler() -> list[Provider]:
     return [
@@ -366,10 +374,23 @@ def engine_parallelism() -> list[Provider]:
 def engine_communicator() -> list[Provider]:
     return [
         Provider(
+            "nccl",
+            "engine_plugins.communicator.nccl:NcclCommunicator",
+            provides=("capturable",),
+            unsupported=only_gpus,
+            doc="A GPU for each rank, by NCCL.",
+        ),
+        Provider(
             "shm",
             "engine_plugins.communicator.shm.communicator:SharedMemoryCommunicator",
             unsupported=only_compiling_cpus,
             doc="Ranks on one machine's CPUs, through memory that they share.",
+        ),
+        Provider(
+            "gloo",
+            "engine_plugins.communicator.gloo:GlooCommunicator",
+            unsupported=only_cpus,
+            doc="Ranks on CPUs of any machines, over TCP.",
         ),
         Provider(
             "simulated",

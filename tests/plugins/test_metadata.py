@@ -11,6 +11,7 @@ from engine.contracts.config import PluginSettings
 
 OFFERS = discover(PluginSettings(third_party=False)).offers
 CLAIMS = {
+    ("communicator", "capturable"): lambda cls: cls.capturable,
     ("drafter", "host_drafter"): lambda cls: cls.placement == "host",
     ("drafter", "drafts"): lambda cls: getattr(cls, "max_width", None) != 0,
     ("kv_allocator", "prefix_cache"): lambda cls: cls.caches_prefixes,

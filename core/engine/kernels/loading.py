@@ -18,6 +18,7 @@ from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import (
+    AllGather,
     Cut,
     DeltaRule,
     Embed,
@@ -152,6 +153,7 @@ class Loader:
             self._report(f"layer {index + 1}/{len(graph.layers)}")
         lowered_head, greedy = self._block(graph.head, head)
         normed_head = self._normed_head(graph.head)
+        own_head, first_token = _own_head(graph, lowered_head)
         self._report("head")
         return LoweredModel(
             graph=graph,
@@ -163,6 +165,8 @@ class Loader:
             attention=lowering.attention,
             lowering=self.labels.lines(lowering),
             weights_bytes=sum(self._held.values()),
+            own_head=own_head,
+            first_token=first_token,
             dtype=lowering.dtype,
             device=lowering.device,
             on_triton=lowering.kernels == "triton",
@@ -434,6 +438,15 @@ class Loader:
     def _report(self, what: str) -> None:
         if self._on_progress is not None:
             self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
+
+
+def _own_head(graph: Graph, head: LoweredBlock) -> tuple[LoweredBlock | None, int]:
+    """Of a head that ends by gathering logits: what comes before that, and the first token of this rank."""
+    if not graph.head.nodes or not isinstance(graph.head.nodes[-1].op, AllGather):
+        return None, 0
+    share = graph.lm_head.spec.share
+    assert share is not None
+    return replace(head, steps=head.steps[:-1]), share.rows[0][0][0]
 
 
 def _shown(spec: LinearSpec, part: int) -> str:

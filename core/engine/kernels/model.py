@@ -171,6 +171,10 @@ class LoweredModel:
     lowering: tuple[str, ...]
     """What runs for each sequence of ops, one line each, for the plan."""
     weights_bytes: int
+    own_head: LoweredBlock | None = None
+    """Where ranks share out the vocabulary: :attr:`head_block` up to the logits of this rank's tokens."""
+    first_token: int = 0
+    """Of these tokens."""
     dtype: torch.dtype = torch.float32
     """Of the residual stream."""
     device: str = "cpu"

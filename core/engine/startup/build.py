@@ -215,7 +215,7 @@ class Rank:
             self.bound.communicator,
             chooses=self.chooses,
             chooser=layout.chooser,
-            alone=layout.tp == 1,
+            num_ranks=layout.tp,
             before=layout.before(rank),
             behind=layout.behind(rank),
             aux_layers=tuple(aux_layers_of(self.bound.drafter)),

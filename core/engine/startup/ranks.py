@@ -19,7 +19,19 @@ from engine.loop.environment import with_defaults
 from engine.loop.messages import Progress
 from engine.startup import worker
 from engine.startup.fingerprint import checkpoint_hash, plan_hash, versions
-from engine.step.messages import Allocate, Assignment, Begin, Built, Hello, Loaded, Present, RankInfo, Where
+from engine.step.messages import (
+    Allocate,
+    Assignment,
+    Begin,
+    Bound,
+    Built,
+    Hello,
+    Loaded,
+    Meet,
+    Present,
+    RankInfo,
+    Where,
+)
 from engine.step.plan import DeviceBroken
 from engine.step.workers import Workers
 
@@ -114,8 +126,10 @@ class Ranks:
                     [f"{self._name(rank)} finds checkpoint {present.checkpoint_hash or 'no files'} in model.path="
                      f"{plan.model.path}, and rank 0 finds {own_files}: put the same files there on all machines"]
                 )  # fmt: skip
+        self.workers.send(Begin())
+        self._wait(Bound)
         self.invitation = self._communicator.invite(world_of(plan, 0, self.host))
-        self.workers.send(Begin(self.invitation))
+        self.workers.send(Meet(self.invitation))
 
     def together(self, function: Callable[[], T]) -> T:
         """Rank 0's part of what all ranks do; what makes it fail may have happened on another one."""

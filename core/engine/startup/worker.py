@@ -35,11 +35,13 @@ from engine.step.messages import (
     Assignment,
     Beat,
     Begin,
+    Bound,
     Broken,
     Built,
     End,
     Hello,
     Loaded,
+    Meet,
     Present,
     Result,
     Run,
@@ -154,7 +156,7 @@ class Worker:
         self._where = lambda: Where("reading the plan")
         plan = EnginePlan.from_json(assignment.plan)
         self._link.send(Present(plan_hash(plan), checkpoint_hash(plan.model.path)))
-        begin = self._next(Begin)
+        self._next(Begin)
         self._where = lambda: Where("import torch")
         from engine.startup.build import Rank
         from engine.step.ranked import RankSteps
@@ -164,7 +166,8 @@ class Worker:
         rank.bind()
         self.communicator = rank.communicator
         rank.plan_memory()
-        rank.meet(begin.invitation, assignment.host)
+        self._link.send(Bound())
+        rank.meet(self._next(Meet).invitation, assignment.host)
         self._link.send(Loaded(rank.load()))
         rank.allocate(self._next(Allocate).num_blocks)
         self._link.send(Built(rank.info(f"pid {os.getpid()}"), rank.notes()))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.contracts.communicator import Communicator
 from engine.kernels.model import Cache, ForwardBatch, LoweredModel
+from engine.kernels.torch.reference import NOT_FINITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class Exchange:
     chooses: bool
     """This rank chooses tokens; the others of its stage are told."""
     chooser: int
-    alone: bool
-    """No other rank is in its stage."""
+    num_ranks: int
+    """Of its stage."""
     before: int | None = None
     """The rank of the stage before that hands it values; ``None`` in the first stage."""
     behind: int | None = None
@@ -51,7 +52,20 @@ class Exchange:
     def agreed(self, x: Tensor) -> Tensor:
         """``x`` as the rank has it that chooses; all ranks of the last stage call this alike. It is overwritten on
         the others."""
-        return x if self.alone else self.communicator.broadcast(x.contiguous(), "tp", self.chooser)
+        return x if self.num_ranks == 1 else self.communicator.broadcast(x.contiguous(), "tp", self.chooser)
+
+    def most_likely(self, logits: Tensor, first: int) -> Tensor:
+        """The greedy token of each row, int64 ``[N]``, of a vocabulary that the ranks of the stage share out: as
+        :func:`engine.kernels.torch.reference.most_likely`, the same on all ranks. ``logits``: float32 ``[N, own]``,
+        from token ``first`` on."""
+        largest, tokens = logits.max(dim=-1)
+        own = torch.stack((largest.double(), (tokens + first).double()))  # ids are exact in float64
+        parts = [torch.empty_like(own) for _ in range(self.num_ranks)]
+        self.communicator.all_gather(own, "tp", parts)
+        best, ids = torch.stack(parts, dim=1)
+        largest_of_all, rank = best.max(dim=0)  # the first of equals, and the lowest tokens are on the first rank
+        found = ids.gather(0, rank[None])[0].to(torch.int64)
+        return torch.where(largest_of_all.isfinite(), found, NOT_FINITE)
 
     def forward(self, model: LoweredModel, batch: ForwardBatch, kv: Cache) -> tuple[Tensor, list[Tensor]]:
         """This stage's part of :meth:`LoweredModel.forward`, between the one before and the one behind: what comes back

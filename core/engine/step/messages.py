@@ -57,7 +57,15 @@ class Present(msgspec.Struct, frozen=True, tag="present"):
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """Everything fits together: meet the other ranks and load."""
+    """Everything fits together: build the plugins."""
+
+
+class Bound(msgspec.Struct, frozen=True, tag="bound"):
+    """The plugins are built, and there is memory: from here on ranks wait for each other."""
+
+
+class Meet(msgspec.Struct, frozen=True, tag="meet"):
+    """All ranks are bound: meet them, and load."""
 
     invitation: str
 
@@ -143,5 +151,5 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """Give everything back and end."""
 
 
-ToWorker = Assignment | Begin | Allocate | Run | End
-FromWorker = Hello | Present | Loaded | Built | Result | Beat | Broken
+ToWorker = Assignment | Begin | Meet | Allocate | Run | End
+FromWorker = Hello | Present | Bound | Loaded | Built | Result | Beat | Broken

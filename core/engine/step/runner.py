@@ -15,6 +15,7 @@ from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kernels.transfer import Mark, mark, upload
 from engine.kv.cache import KVCache
 from engine.sampling.logprobs import Ranked, rank_prompt
+from engine.sampling.state import Feature
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
 from engine.step.exchange import Exchange
 from engine.step.graphs import CapturedStep, StepGraphs
@@ -161,16 +162,19 @@ class ModelRunner:
             hidden, token_ids, row_ids, positions = (t[index] for t in (hidden, token_ids, row_ids, positions))
         rows = [plan.rows[i] for i in sampling]
         num_drafts = tuple(row.num_drafts for row in rows)
-        chosen = tables.sampling.at(row_ids, positions, tables.features(rows))
-        longest = max(row.max_end for row in rows)
-        logits = self.model.head(hidden)
-        if self._chooses:
-            tokens, logits = choose_tokens(
-                logits, chosen, tables.sampling, tables.tokens, longest, self.model.on_triton
-            )
+        features, longest = tables.features(rows), max(row.max_end for row in rows)
+        if features is Feature.NONE and self._exchange is not None and self.model.own_head is not None:
+            # The best of each rank's best: no rank needs all logits, and all find the same.
+            logits = self.model.own_head.of_rows(hidden)
+            tokens = self._exchange.most_likely(logits, self.model.first_token)
         else:
+            chosen, logits = tables.sampling.at(row_ids, positions, features), self.model.head(hidden)
             tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
-        tokens = tables.agreed(tokens)
+            if self._chooses:
+                tokens, logits = choose_tokens(
+                    logits, chosen, tables.sampling, tables.tokens, longest, self.model.on_triton
+                )
+            tokens = tables.agreed(tokens)
         accepted = accepted_of(token_ids, tokens, num_drafts)
         tables.write(row_ids, positions + 1, tokens)
         if len(sampling) == len(plan.rows):

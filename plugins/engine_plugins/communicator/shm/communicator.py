@@ -48,8 +48,8 @@ INSTEAD = (
 
 
 @cache
-def kernels() -> ctypes.CDLL:
-    """Raises :class:`engine.native.NativeError`."""
+def kernels() -> Any:
+    """The functions of ``shm.cpp``. Raises :class:`engine.native.NativeError`."""
     functions: dict[str, tuple[Any, ...]] = {
         "shm_create": (INT64, INT64, POINTER),
         "shm_add_group": (POINTER, ctypes.c_uint64, ctypes.c_char_p, POINTER, INT64),

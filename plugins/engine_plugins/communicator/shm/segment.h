@@ -14,6 +14,7 @@ constexpr int64_t LINE = 64;  // bytes that processors hand to each other at onc
 constexpr int MOST_RANKS = 64, MOST_GROUPS = 16, MOST_CPUS = 1024;
 constexpr int64_t PIECE = 512 << 10;     // bytes of a tensor that a rank shows at once
 constexpr uint32_t RING_LINES = 8192;    // of messages on their way from one rank to another: 512 KiB
+constexpr uint32_t FIRST = 0u - 1000;    // where rounds and lines are counted from: every longer run goes through 0
 constexpr int WHY = 640, NAME = 40;
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);

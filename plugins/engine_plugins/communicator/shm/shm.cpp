@@ -302,6 +302,15 @@ void shm_start(Communicator* self, int64_t file, int64_t size, const unsigned ch
     own.num_groups = self->num_groups;
     for (int i = 0; i < self->num_groups; i++) own.groups[i] = self->groups[i].key;
     self->header = header;
+    for (int i = 0; i < self->num_groups; i++) {
+        self->groups[i].round = FIRST;
+        lane(header, self->rank, i)->rounds.value.store(FIRST);
+    }
+    for (int64_t other = 0; other < size; other++) {
+        self->sent[other] = self->received[other] = FIRST;
+        ring(header, self->rank, other)->written.value.store(FIRST);
+        ring(header, other, self->rank)->read.value.store(FIRST);
+    }
     own.state.store(HERE);
     header->come.value.fetch_add(1);
     wake(header->come);
