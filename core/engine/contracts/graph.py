@@ -107,7 +107,8 @@ class Reach(NamedTuple):
 EVERY_TOKEN = Reach()
 
 
-class TokenShare(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TokenShare:
     """Which tokens one of several ranks caches: the ``index``-th of ``ranks`` equal stretches of every KV block."""
 
     ranks: int
