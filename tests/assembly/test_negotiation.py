@@ -175,6 +175,19 @@ def test_a_missing_capability_names_who_has_it(plan, entry):
     )
 
 
+def test_auto_passes_over_what_lacks_a_capability_that_settings_of_another_slot_need(plan):
+    nodes = ("parallelism=join", "parallelism.tp=2", "parallelism.nodes=2")
+    assert plan("parallelism=join", "parallelism.tp=2", device=COMPILING_CPU).choice("communicator").name == "shm"
+    choice = plan(*nodes, device=COMPILING_CPU).choice("communicator")
+    assert choice.name == "gloo"
+    assert "shm: lacks several_machines, which parallelism=join needs" in choice.passed_over
+    (problem,) = refused(plan, *nodes, "communicator=shm", device=COMPILING_CPU)
+    assert problem == (
+        "parallelism=join needs communicator with several_machines, but communicator=shm lacks that; "
+        "communicator plugins that have it: nccl, gloo"
+    )
+
+
 def test_an_ambiguous_name_is_an_error_only_when_selected(plan, entry):
     two = [entry(dist, engine_drafter=[Provider("mine", f"{dist[-1]}:D")]) for dist in ("engine-a", "engine-b")]
     assert plan(entries=two).choice("drafter").name == "none"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from engine.checkpoint.headers import TensorHeader, name_list
 
 __all__ = ["Checkpoint", "CheckpointError", "TensorEntry", "name_list", "open_checkpoint", "read_header"]
 
-Cut = tuple[int, tuple[tuple[int, int], ...]]
+Ranges = tuple[tuple[int, int], ...]
+Cut = tuple[int, Ranges]
 """An axis of a tensor, and ranges of its entries, the end not included."""
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -73,28 +76,47 @@ class Checkpoint:
     def entry(self, name: str) -> TensorEntry:
         return self._entries[name]
 
-    def read(self, name: str, cut: Cut | None = None) -> Tensor:
-        """One tensor as stored, in memory of its own. ``cut``: an axis, and what to read along it; the rest of the file
-        is not read. Raises :class:`CheckpointError` if the file got shorter."""
+    def read(self, name: str, cuts: Sequence[Cut] = ()) -> Tensor:
+        """One tensor as stored, in memory of its own. ``cuts``: of different axes, what to read along each; the rest of
+        the file is not read; a single number is read as it is. Raises :class:`CheckpointError` if the file got shorter,
+        and for a tensor that has not what is to be read."""
         entry = self._entries[name]
-        if cut is None or not entry.shape:
-            cut = 0, ((0, entry.shape[0] if entry.shape else 1),)
-        axis, ranges = cut
-        shape = entry.shape and (*entry.shape[:axis], sum(b - a for a, b in ranges), *entry.shape[axis + 1 :])
-        item = entry.dtype.itemsize * prod(entry.shape[axis + 1 :])
-        row, times = item * (entry.shape[axis] if entry.shape else 1), prod(entry.shape[:axis])
-        wanted = [(i * row + a * item, (b - a) * item) for i in range(times) for a, b in ranges if b > a]
+        taken: list[Ranges] = [((0, size),) for size in entry.shape]
+        for axis, ranges in cuts if entry.shape else ():
+            if axis >= len(taken) or any(not 0 <= start <= stop <= entry.shape[axis] for start, stop in ranges):
+                raise CheckpointError(
+                    f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, and {list(ranges)} of axis {axis} "
+                    "are to be read"
+                )
+            taken[axis] = tuple(ranges)
+        shape = tuple(sum(stop - start for start, stop in ranges) for ranges in taken)
         if not prod(shape):
             return torch.empty(shape, dtype=entry.dtype)
         buffer = bytearray(entry.dtype.itemsize * prod(shape))
         into, at = memoryview(buffer), 0
         with open_file(entry.file) as file:
-            for start, size in wanted:
+            for start, size in _stretches(entry, taken):
                 file.seek(entry.offset + start)
                 if file.readinto(into[at : at + size]) != size:
                     raise CheckpointError(f"{entry.file}: ended inside tensor {name!r}")
                 at += size
         return torch.frombuffer(buffer, dtype=entry.dtype).view(shape)
+
+
+def _stretches(entry: TensorEntry, taken: Sequence[Ranges]) -> Iterator[tuple[int, int]]:
+    """Where the bytes of some ranges of each axis are, in order: first ones, counted from the tensor's, and how
+    many."""
+    last = max((axis for axis, size in enumerate(entry.shape) if taken[axis] != ((0, size),)), default=None)
+    if last is None:
+        yield 0, entry.num_bytes
+        return
+    strides = [entry.dtype.itemsize * prod(entry.shape[axis + 1 :]) for axis in range(last + 1)]
+    before = ([i for start, stop in ranges for i in range(start, stop)] for ranges in taken[:last])
+    for indices in product(*before):
+        begin = sum(i * stride for i, stride in zip(indices, strides, strict=False))
+        for start, stop in taken[last]:
+            if stop > start:
+                yield begin + start * strides[last], (stop - start) * strides[last]
 
 
 def open_checkpoint(path: str) -> Checkpoint:

@@ -250,7 +250,8 @@ class StoredTensor:
 
     ``shard_axes`` maps ``"out"`` or ``"in"`` to the tensor's axis along which the layer's output or input features lie;
     ``per_entry``: how many of them one entry of that axis stands for, where it is not one (codes of a word, a group
-    that shares a scale); the last entry may stand for fewer. No cut goes through an entry, nor through ``together``
+    that shares a scale); the last entry may stand for fewer. No cut goes through an entry, but along an axis in
+    ``overlapping``: there several ranks read an entry that each has a part of. Nor does one go through ``together``
     features, where more than an entry's are rounded together. ``replicated``: of ``"out"``
     and ``"in"``, those along which every rank keeps the whole tensor (a scale per output channel, when inputs are cut).
     What is in neither cannot be cut, for the reason in ``uncuttable``.
@@ -267,6 +268,7 @@ class StoredTensor:
     uncuttable: str = ""
     extra: bool = False
     together: Mapping[str, int] = field(default_factory=dict)
+    overlapping: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.border.calls import broken, name_of, shown
 from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
 from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
+from engine.checkpoint.tensors import Cut as StoredCut
 from engine.contracts.attention_kernel import AttentionKernel
 from engine.contracts.communicator import Communicator
 from engine.contracts.graph import Block, Graph, Node
@@ -28,7 +29,6 @@ from engine.contracts.ops import (
     Linear,
     LinearSpec,
     Norm,
-    Range,
     Router,
     ShortConv,
 )
@@ -42,7 +42,7 @@ from engine.kernels.packing import pack_quantized, target_for
 from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.models.fuse import Fused
-from engine.models.fused_experts import fused_layers, fused_stored, is_fused, is_pair
+from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, is_fused, is_pair
 from engine.models.required_tensors import (
     check_checkpoint,
     check_shape,
@@ -55,7 +55,7 @@ from engine.models.required_tensors import (
     unread_bytes,
     unread_note,
 )
-from engine.models.sharding import entries, has_bias, taken
+from engine.models.sharding import cuts_of, has_bias
 from engine.models.stored import is_stored, plain_shape, stored_of
 
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
@@ -244,8 +244,7 @@ class Loader:
         return tuple(self._stacked(experts) for experts in together)  # type: ignore[return-value]
 
     def _stacked(self, experts: Sequence[tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]]) -> PackedLinear:
-        parts = tuple(part for spec, _ in experts for part in spec.parts)
-        spec = replace(experts[0][0], parts=parts, kind="body")
+        spec = _together([spec for spec, _ in experts])
         return self._pack_parts(spec, [tensors for _, stored in experts for tensors in stored], "silu")
 
     def _expert_parts(self, op: Experts) -> Iterator[tuple[_Stored, _Stored]]:
@@ -267,24 +266,21 @@ class Loader:
             shape = plain_shape(layer.whole.parts[0], layer.whole, stored)
             turned = op.fused.transposed and stored.suffix == "weight"
             count = op.num_experts if op.held is None else op.held.whole
-            whole = self.tensor(name, shape and (count, *(reversed(shape) if turned else shape)), self._held_of(op))
-            for mine, of_expert in zip(found, whole, strict=True):
+            if stored.suffix == "bias" and not has_bias(layer):
+                self._claim(name, shape and (count, *shape))
+                continue
+            cuts = fused_cuts(op, layer, stored)
+            here = self.tensor(name, shape and (count, *(reversed(shape) if turned else shape)), cuts)
+            for mine, of_expert in zip(found, here, strict=True):
                 one = of_expert.T if turned else of_expert
                 in_turns = op.fused.interleaved and is_pair(layer)
-                one = _halves(one, stored) if in_turns else one
-                if stored.suffix != "bias" or has_bias(layer):
-                    mine[stored.suffix] = taken(one, stored, layer, 0).contiguous()
+                mine[stored.suffix] = (_halves(one, stored) if in_turns else one).contiguous()
         if not all(set(mine) <= {"weight", "bias"} for mine in found):
             return [(layer, [mine]) for mine in found]
         return [(spec, _by_part(spec, mine)) for spec, mine in zip(single, found, strict=True)]
 
     def _stored(self, spec: LinearSpec) -> _Stored:
         return spec, [self._part(spec, number) for number in range(len(spec.parts))]
-
-    @staticmethod
-    def _held_of(op: Experts) -> tuple[int, tuple[Range, ...]] | None:
-        """Of tensors that hold all experts, this rank's."""
-        return None if op.held is None else (0, ((op.held.start, op.held.stop),))
 
     def head_weights(self, op: HeadLinear) -> Tensor:
         if op.name not in self._small:
@@ -316,8 +312,8 @@ class Loader:
         return self._small[name]
 
     def embedding(self, op: Embed) -> Tensor:
-        name, rows = f"{op.name}.weight", None if op.rows is None else (0, ((op.rows.start, op.rows.stop),))
-        stored = self.tensor(name, (op.vocab_size, op.size), rows)
+        name = f"{op.name}.weight"
+        stored = self.tensor(name, (op.vocab_size, op.size), _rows(op.rows))
         table = stored.to(device=self.lowering.device, dtype=self.lowering.dtype)
         self.hold(table)
         if self.table is None:
@@ -326,10 +322,9 @@ class Loader:
 
     def _norm_tensors(self, op: Norm) -> dict[str, Tensor]:
         found = {}
-        rows = None if op.heads is None else (0, ((op.heads.start, op.heads.stop),))
         for name, shape in norm_tensors(op):
             if name not in self._norms:
-                self._norms[name] = self.tensor(name, shape, rows).float().to(self.lowering.device)
+                self._norms[name] = self.tensor(name, shape, _rows(op.heads)).float().to(self.lowering.device)
                 self.hold(self._norms[name])
             found[name] = self._norms[name]
         return found
@@ -410,16 +405,14 @@ class Loader:
             entry = self._claim(name, plain_shape(part, spec.whole, stored))
             if stored.suffix == "bias" and not has_bias(spec):
                 continue
-            readers[stored.suffix] = partial(self._checkpoint.read, name, entries(stored, spec, number))
+            readers[stored.suffix] = partial(self._checkpoint.read, name, cuts_of(stored, spec, number))
             origins.append(origin_of_tensor(name, entry, _shown(spec, number)))
         return StoredPart(readers, joined_origins(origins))
 
-    def tensor(
-        self, name: str, shape: tuple[int, ...] | None, cut: tuple[int, tuple[Range, ...]] | None = None
-    ) -> Tensor:
-        """``shape``: of the whole tensor; ``cut``: as for :meth:`Checkpoint.read`."""
+    def tensor(self, name: str, shape: tuple[int, ...] | None, cuts: Sequence[StoredCut] = ()) -> Tensor:
+        """``shape``: of the whole tensor; ``cuts``: as for :meth:`Checkpoint.read`."""
         self._claim(name, shape)
-        return self._checkpoint.read(name, cut)
+        return self._checkpoint.read(name, cuts)
 
     def _claim(self, name: str, shape: tuple[int, ...] | None) -> TensorEntry:
         """Count a tensor as used and check its shape."""
@@ -438,6 +431,22 @@ class Loader:
     def _report(self, what: str) -> None:
         if self._on_progress is not None:
             self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
+
+
+def _rows(cut: Cut | None) -> tuple[StoredCut, ...]:
+    """Of a tensor whose first axis ranks share out; ``None``: they do not."""
+    return () if cut is None else ((0, ((cut.start, cut.stop),)),)
+
+
+def _together(experts: Sequence[LinearSpec]) -> LinearSpec:
+    """One layer of all experts as one layer, their parts one after another."""
+    parts = tuple(part for spec in experts for part in spec.parts)
+    share = experts[0].share
+    if share is not None:
+        whole = _together([spec.whole for spec in experts])
+        rows = tuple(ranges for spec in experts if spec.share is not None for ranges in spec.share.rows)
+        share = replace(share, whole=whole, rows=rows)
+    return replace(experts[0], parts=parts, kind="body", share=share)
 
 
 def _own_head(graph: Graph, head: LoweredBlock) -> tuple[LoweredBlock | None, int]:

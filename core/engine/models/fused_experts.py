@@ -11,8 +11,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
-from engine.contracts.ops import Experts, LinearPart, LinearSpec, Share
+from engine.contracts.ops import Experts, LinearPart, LinearSpec, Range, Share
 from engine.contracts.quantizer import CheckingQuantizer, Quantizer, StoredHeader, StoredTensor
+from engine.models.sharding import cuts_of
 from engine.models.stored import is_stored, quantizer_problems, stored_of
 
 
@@ -41,6 +42,20 @@ def fused_stored(layer: LinearSpec, quantizer: Quantizer) -> Iterator[tuple[str,
     for stored in stored_of(quantizer, layer.whole):
         if is_stored(stored, layer.parts[0]):
             yield fused_name(layer.parts[0].name, stored.suffix), stored
+
+
+def fused_cuts(op: Experts, layer: LinearSpec, stored: StoredTensor) -> list[tuple[int, tuple[Range, ...]]]:
+    """What this rank reads of a tensor that holds all experts': :meth:`engine.checkpoint.tensors.Checkpoint.read`."""
+    assert op.fused is not None
+    found: list[tuple[int, tuple[Range, ...]]] = [] if op.held is None else [(0, ((op.held.start, op.held.stop),))]
+    for axis, ranges in cuts_of(stored, layer, 0):
+        if op.fused.interleaved and is_pair(layer) and axis == stored.shard_axes.get("out"):
+            # Of gates and of ups the same ones, which lie side by side.
+            (start, stop), _ = ranges
+            ranges = ((2 * start, 2 * stop),)
+        turned = op.fused.transposed and stored.suffix == "weight"
+        found.append((2 - axis if turned else 1 + axis, ranges))
+    return found
 
 
 def fused_name(layer: str, suffix: str) -> str:

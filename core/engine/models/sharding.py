@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from engine.contracts.ops import LinearSpec, Range
@@ -17,13 +18,17 @@ Axis = Literal["out", "in"]
 
 
 def smallest_cut(quantizer: Quantizer, spec: LinearSpec, axis: Axis) -> int | None:
-    """Features of a layer that no cut separates, counted from the first; ``None``: it cannot be cut along this axis."""
+    """Features of a layer that no cut separates, counted from the first of each value that it makes; ``None``: it
+    cannot be cut along this axis."""
     features = 1
     for stored in stored_of(quantizer, spec):
         if axis in stored.shard_axes:
-            features = math.lcm(features, stored.per_entry.get(axis, 1), stored.together.get(axis, 1))
+            entry = 1 if axis in stored.overlapping else stored.per_entry.get(axis, 1)
+            features = math.lcm(features, entry, stored.together.get(axis, 1))
         elif axis not in stored.replicated and not (stored.suffix == "bias" and axis == "in"):
             return None
+    if axis == "out" and any(begin % features for part in spec.parts for begin in accumulate(part.slices)):
+        return None  # one value begins inside of an entry of another
     return features
 
 
@@ -38,6 +43,12 @@ def entries(stored: StoredTensor, spec: LinearSpec, part: int) -> tuple[int, tup
     ranges = share.rows[part] if share.columns is None else (share.columns,)
     per = stored.per_entry.get(axis, 1)
     return stored.shard_axes[axis], tuple((start // per, -(-stop // per)) for start, stop in ranges)
+
+
+def cuts_of(stored: StoredTensor, spec: LinearSpec, part: int) -> tuple[tuple[int, tuple[Range, ...]], ...]:
+    """What this rank reads of a part's tensor: :meth:`engine.checkpoint.tensors.Checkpoint.read`."""
+    found = entries(stored, spec, part)
+    return () if found is None else (found,)
 
 
 def has_bias(spec: LinearSpec) -> bool:

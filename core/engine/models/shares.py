@@ -39,6 +39,7 @@ from engine.contracts.ops import (
     SoftCap,
     TorchFunction,
 )
+from engine.models.fused_experts import fused_layers
 from engine.models.required_tensors import head_projection
 from engine.models.sharding import Axis
 
@@ -158,8 +159,9 @@ def _divide_heads(keys: Shared, queries: Sequence[Shared], tp: int) -> None:
     for one in queries:
         if (head / one.step).denominator != 1:
             raise ValueError(f"{one.name}: queries of different key heads share a scale")
+        of_a_head = Shared(f"{one.name}, of one key head,", one.step)
         one.bounds = tuple(
-            share for i, count in enumerate(counts) for share in cut_evenly(one, i * head, (i + 1) * head, count)
+            share for i, count in enumerate(counts) for share in cut_evenly(of_a_head, i * head, (i + 1) * head, count)
         )
 
 
@@ -215,11 +217,15 @@ class _Finder:
         self._read_whole(i, node)
         features = op.down.in_features
         shared = Shared(op.down.parts[0].name, Fraction(1, features))
-        out, inside = self._units(op.gate_up, "out"), self._units(op.down, "in")
-        if cuts and (out is None or inside is None):
-            raise ValueError(f"{shared.name}: experts that are stored so cannot be cut; parallelism.ep spreads them")
-        for unit in (out, inside):
-            shared.may_cut(Fraction(unit or 1, features))
+        # Whether a checkpoint has them one by one or together shows when it is read.
+        forms = [(op.gate_up, op.down), *(() if op.fused is None else (fused_layers(op),))]
+        for gate_up, down in forms:
+            out, inside = self._units(gate_up, "out"), self._units(down, "in")
+            if cuts and (out is None or inside is None):
+                said = "experts that are stored so cannot be cut; parallelism.ep spreads them"
+                raise ValueError(f"{shared.name}: {said}")
+            for unit in (out, inside):
+                shared.may_cut(Fraction(unit or 1, features))
         self._shares.of_op[i] = shared
 
     def _rope(self, i: int, node: Node, op: Rope) -> None:

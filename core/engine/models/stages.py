@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import inf
 
 from engine.contracts.graph import Block, Graph
 from engine.contracts.ops import Experts, Linear, LinearSpec
@@ -29,32 +30,40 @@ def crossing(graph: Graph, layer: int) -> tuple[int, ...]:
 
 
 def stages_of(graph: Graph, count: int, costs: Sequence[float] | None = None) -> tuple[Stage, ...]:
-    """``count`` stages whose largest costs as little as can be. ``costs``: of each layer and, last, of the head;
-    ``None``: by weights that a token reads. Raises ``ValueError`` where so many are not possible."""
+    """``count`` stages whose largest costs as little as can be, and of which, then, all cost as nearly the same as can
+    be. ``costs``: of each layer and, last, of the head; ``None``: by weights that a token reads. Raises ``ValueError``
+    where so many are not possible."""
     costs = layer_costs(graph) if costs is None else costs
     sums = [0.0, *accumulate([*costs[:-2], costs[-2] + costs[-1]])]
     borders = [0, *_borders(graph), len(graph.layers)]
     if len(borders) - 1 < count:
         raise ValueError(f"parallelism.pp={count}: the model falls into at most {len(borders) - 1} stages")
-    # best[i]: the smallest largest cost of so many stages that end at borders[i], and where the last one begins.
-    best = [(sums[border], 0) for border in borders]
-    chosen = [best]
-    for _ in range(count - 1):
-        before = chosen[-1]
+    marks = [sums[border] for border in borders]
+    largest, _ = _cheapest(marks, count, max)
+    _, ends = _cheapest(marks, count, lambda before, cost: before + cost * cost, largest)
+    return tuple(Stage(*edge) for edge in pairwise([0, *(borders[end] for end in ends)]))
+
+
+def _cheapest(
+    marks: Sequence[float], count: int, total: Callable[[float, float], float], most: float = inf
+) -> tuple[float, tuple[int, ...]]:
+    """The smallest total of ``count`` stages that cost at most ``most`` each, and where these end. ``marks``: costs up
+    to each place where a stage may end, the beginning first; ``total``: of stages so far and one more."""
+    nothing: tuple[float, tuple[int, ...]] = inf, ()
+    best = [(0.0, ()), *[nothing] * (len(marks) - 1)]
+    for _ in range(count):
         best = [
             min(
-                ((max(before[j][0], sums[borders[i]] - sums[borders[j]]), j) for j in range(i)),
-                default=(float("inf"), 0),
+                (
+                    (total(best[j][0], marks[i] - marks[j]), (*best[j][1], i))
+                    for j in range(i)
+                    if best[j][0] < inf and marks[i] - marks[j] <= most
+                ),
+                default=nothing,
             )
-            for i in range(len(borders))
+            for i in range(len(marks))
         ]
-        chosen.append(best)
-    ends, at = [len(borders) - 1], len(borders) - 1
-    for best in reversed(chosen[1:]):
-        at = best[at][1]
-        ends.append(at)
-    edges = [0, *(borders[at] for at in reversed(ends))]
-    return tuple(Stage(*edge) for edge in pairwise(edges))
+    return best[-1]
 
 
 def layer_costs(graph: Graph) -> list[float]:

@@ -12,14 +12,14 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import broken, shown
-from engine.checkpoint.tensors import Checkpoint, TensorEntry
+from engine.checkpoint.tensors import Checkpoint, Cut, TensorEntry
 from engine.contracts.graph import Graph
 from engine.contracts.ops import Embed, Experts, HeadLinear, Linear, LinearSpec
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
 from engine.kernels.backends import fused_graph
 from engine.kernels.settings import Kernel
 from engine.models.fuse import Fused
-from engine.models.fused_experts import fused_layers, fused_stored, is_fused
+from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, is_fused
 from engine.models.record import recorded
 from engine.models.required_tensors import (
     check_readable,
@@ -28,7 +28,7 @@ from engine.models.required_tensors import (
     linears,
     small_tensors_of,
 )
-from engine.models.sharding import entries, has_bias
+from engine.models.sharding import cuts_of, has_bias
 from engine.models.stored import is_stored, stored_of
 from engine.startup.lowering import lowering_of
 
@@ -117,13 +117,11 @@ class _Sizer:
             return
         layers = fused_layers(op)
         stored = sum(
-            self._checkpoint.entry(name).num_bytes
+            _of(self._checkpoint.entry(name), fused_cuts(op, layer, one))
             for layer in layers
-            for name, _ in fused_stored(layer, self._quantizer)
+            for name, one in fused_stored(layer, self._quantizer)
             if name in self._checkpoint.names
         )
-        if op.held is not None:
-            stored = stored * op.held.size // op.held.whole
         for layer in layers:
             held, passing = self._linear(layer)
             yield op.num_experts * held, self._on_host(2 * stored) + passing
@@ -162,12 +160,9 @@ class _Sizer:
             name = f"{part.name}.{stored.suffix}"
             if not is_stored(stored, part) or name not in self._checkpoint.names:
                 continue
-            entry, cut = self._checkpoint.entry(name), entries(stored, spec, number)
-            if cut is not None and entry.shape:
-                axis, ranges = cut
-                yield entry, entry.num_bytes * sum(stop - start for start, stop in ranges) // entry.shape[axis]
-            elif stored.suffix != "bias" or has_bias(spec):
-                yield entry, entry.num_bytes
+            if stored.suffix != "bias" or has_bias(spec):
+                entry = self._checkpoint.entry(name)
+                yield entry, _of(entry, cuts_of(stored, spec, number))
 
     def _converted(self, name: str) -> int:
         """Bytes of a stored tensor that is not used as it is."""
@@ -179,3 +174,12 @@ class _Sizer:
     def _on_host(self, num_bytes: int) -> int:
         """Stored tensors pass through host memory: on another device they take nothing."""
         return num_bytes if self._device == "cpu" else 0
+
+
+def _of(entry: TensorEntry, cuts: Sequence[Cut]) -> int:
+    """Bytes that are read of a tensor; of one that is not as large as it should be, none more than it has."""
+    taken = entry.num_bytes
+    for axis, ranges in cuts:
+        if axis < len(entry.shape) and entry.shape[axis]:
+            taken = taken * sum(stop - start for start, stop in ranges) // entry.shape[axis]
+    return taken

@@ -161,12 +161,13 @@ class FromCheckpoint:
 
 def _read(scheme: Scheme, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]]) -> QuantizedWeight:
     """All parts of a layer as one weight."""
-    layout = LAYOUTS[scheme.layout]
+    layout, share = LAYOUTS[scheme.layout], spec.share
+    rows = [None] * len(spec.parts) if share is None or share.columns is not None else share.rows
     try:
         return joined(
             [
-                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.whole.in_features)
-                for part, tensors in zip(spec.parts, parts, strict=True)
+                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.whole.in_features, here)
+                for part, tensors, here in zip(spec.parts, parts, rows, strict=True)
             ]
         )
     except CheckpointError:

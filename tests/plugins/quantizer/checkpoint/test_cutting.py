@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.plugins.quantizer.checkpoint.writers import CASES
 
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec, Range, Share
 from engine.contracts.quantizer import QuantizedWeight, StoredTensor
 from engine.models.sharding import smallest_cut, taken
 from engine.testing.quantizer import shares
@@ -41,11 +42,34 @@ def test_inputs_in_activation_order_cannot_be_cut(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "out", "inputs"),
     [("ct w4 g32 asym", 8, 32), ("gptq w4 g32 asym", 8, 32), ("awq g32", 8, 32), ("awq one group", 8, 1),
-     ("ct fp8 block", 32, 16), ("ct fp8 channel", 1, 1), ("gptq w8 g32 asym", 4, 32)],
+     ("ct fp8 block", 1, 16), ("ct fp8 channel", 1, 1), ("gptq w8 g32 asym", 4, 32)],
 )  # fmt: skip
-def test_no_cut_goes_through_a_word_or_a_scale(name: str, out: int, inputs: int) -> None:
+def test_no_cut_goes_through_a_word_or_a_group(name: str, out: int, inputs: int) -> None:
+    """Blocks of FP8 may be cut along the output: each rank reads the scales of all blocks that it has a part of."""
     layout = _Layout(name)
     assert (smallest_cut(layout, SPEC, "out"), smallest_cut(layout, SPEC, "in")) == (out, inputs)
+
+
+@pytest.mark.parametrize("ranges", [((0, 40),), ((40, 64),), ((5, 6), (31, 33), (34, 64)), ((0, 32), (32, 64))])
+@pytest.mark.parametrize("name", ["ct fp8 block", "fp8 block"])
+def test_rows_are_read_with_the_scales_of_their_blocks(name: str, ranges: tuple[Range, ...]) -> None:
+    """Wherever the cuts lie: several values of one tensor are several ranges of it."""
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(2))
+    scheme, (tensors, dense) = recipe_of(CASES[name].quantization).scheme_of("p", False), CASES[name].write(weight)
+    assert scheme is not None
+    layout = LAYOUTS[scheme.layout]
+    own = replace(SPEC, share=Share(SPEC, (ranges,)))
+    stored = [rule.stored for rule in layout.rules(scheme, SPEC.parts[0], SPEC) if rule.stored.suffix in tensors]
+    mine = {one.suffix: taken(tensors[one.suffix], one, own, 0) for one in stored}
+    found = layout.read(scheme, "p", mine, 128, ranges)
+    assert torch.equal(found.dense(), torch.cat([dense[start:stop] for start, stop in ranges]))
+
+
+def test_values_of_one_tensor_that_share_a_word_cannot_be_cut_apart() -> None:
+    layout = _Layout("awq g32")
+    spec = LinearSpec((LinearPart("p", 64, slices=(24, 20, 20)),), 128)
+    assert smallest_cut(layout, spec, "out") is None
+    assert smallest_cut(layout, LinearSpec((LinearPart("p", 64, slices=(24, 24, 16)),), 128), "out") == 8
 
 
 SPEC = LinearSpec((LinearPart("p", 64),), 128)
@@ -75,5 +99,9 @@ def _whole_and_halves(name: str, axis: Any) -> tuple[QuantizedWeight, list[Quant
     assert scheme is not None
     layout = LAYOUTS[scheme.layout]
     stored = [rule.stored for rule in layout.rules(scheme, spec.parts[0], spec) if rule.stored.suffix in tensors]
-    halves = [{one.suffix: taken(tensors[one.suffix], one, own, 0) for one in stored} for own in shares(spec)]
-    return layout.read(scheme, "p", tensors, 128), [layout.read(scheme, "p", half, 128) for half in halves]
+    halves = []
+    for own in shares(spec):
+        assert own.share is not None
+        half = {one.suffix: taken(tensors[one.suffix], one, own, 0) for one in stored}
+        halves.append(layout.read(scheme, "p", half, 128, own.share.rows[0] if axis == "out" else None))
+    return layout.read(scheme, "p", tensors, 128), halves

@@ -3,12 +3,12 @@ stored as unsigned numbers. Zero points lie in words along the output."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec, Range
 from engine.contracts.quantizer import QuantizedWeight, StoredTensor
 from engine_plugins.quantizer.checkpoint.layouts.rule import BOTH, TensorRule, bias_rule, scale_rules
 from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, fitted_scale, order_of, signed, unpacked
@@ -40,11 +40,13 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     return found
 
 
-def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:
+def read(
+    scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int, rows: Sequence[Range] | None = None
+) -> QuantizedWeight:
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     words = tensors["weight_packed"]
     out, inputs = words.shape[0], min(words.shape[1] * scheme.codes_per_word, in_features)
-    _check_shape(name, tensors.get("weight_shape"), out, in_features)
+    _check_shape(name, tensors.get("weight_shape"), rows or ((0, out),), in_features, rows is None)
     codes = signed(unpacked(words, scheme.bits), scheme.bits)[:, :inputs]
     group_size = min(scheme.group_size(in_features), inputs)
     scale = fitted_scale(f"{name}.weight_scale", tensors["weight_scale"])
@@ -63,14 +65,16 @@ def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: 
     )
 
 
-def _check_shape(name: str, stated: Tensor | None, out: int, in_features: int) -> None:
-    """``out``: rows that are here, which may be one cut of all."""
+def _check_shape(name: str, stated: Tensor | None, rows: Sequence[Range], in_features: int, all_rows: bool) -> None:
+    """``rows``: those that are here."""
     if stated is None:
         return
-    rows, inputs = stated.tolist()
-    if inputs != in_features or rows < out or rows % out:
+    out, inputs = stated.tolist()
+    last = rows[-1][1]
+    if inputs != in_features or out < last or (all_rows and out != last):
         raise CheckpointError(
-            f"{name}.weight_shape is [{rows}, {inputs}], the layer has {in_features} input features and {out} outputs"
+            f"{name}.weight_shape is [{out}, {inputs}], the layer has {in_features} input features and "
+            f"{last if all_rows else f'at least {last}'} outputs"
         )
 
 

@@ -65,4 +65,6 @@ def _scale(scheme: Scheme, suffix: str, in_features: int, optional: bool) -> Sto
     if scheme.granularity == "channel":
         return StoredTensor(suffix, {"out": 0}, optional=optional, replicated=("in",))
     per_entry = {"in": scheme.group_size(in_features), "out": scheme.block[0] if scheme.granularity == "block" else 1}
-    return StoredTensor(suffix, {"out": 0, "in": 2 if scheme.spaced else 1}, per_entry, optional=optional)
+    # Each rank that has a part of the output features of a block reads its scale.
+    axes = {"out": 0, "in": 2 if scheme.spaced else 1}
+    return StoredTensor(suffix, axes, per_entry, optional=optional, overlapping=("out",))
