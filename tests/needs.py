@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -59,10 +60,15 @@ def _amx() -> str:
     return "" if not _compiler() and kernels().can_use_amx() else "no AMX for bfloat16 in processor, compiler or system"
 
 
+def _ray() -> str:
+    return "" if find_spec("ray") else "Ray is not installed: pip install 'engine[ray]'"
+
+
 needs_compiler = needs(_compiler)
 needs_x86 = needs(_x86)
 needs_no_gpu = needs(_no_gpu)
 needs_amx = needs(_amx)
+needs_ray = needs(_ray)
 
 
 def needs_integer_instructions(name: str) -> pytest.MarkDecorator:

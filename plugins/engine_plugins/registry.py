@@ -50,6 +50,9 @@ from engine_plugins.drafter.config import (
     SuffixConfig,
 )
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
+from engine_plugins.parallelism.env import EnvConfig
+from engine_plugins.parallelism.join import JoinConfig
+from engine_plugins.parallelism.ray.config import RayConfig, needs_ray
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import unreadable
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
@@ -283,11 +286,13 @@ def engine_attention_kernel() -> list[Provider]:
         Provider(
             "torch",
             "engine_plugins.attention_kernel.torch_paged:TorchAttention",
+            provides=("log_sum_exp",),
             doc="Plain torch on any device; the reference.",
         ),
         Provider(
             "cpu",
             "engine_plugins.attention_kernel.cpu.kernel:CpuAttention",
+            provides=("log_sum_exp",),
             unsupported=only_compiling_cpus,
             doc="C++ kernels for CPUs, with AMX where there is; built at start-up.",
         ),
@@ -342,10 +347,34 @@ def engine_exporter() -> list[Provider]:
 def engine_parallelism() -> list[Provider]:
     return [
         Provider(
-            "single",
-            "engine_plugins.parallelism.single:SingleDevice",
-            doc="One device, one process.",
-        )
+            "local",
+            "engine_plugins.parallelism.local:LocalLauncher",
+            doc="All ranks on this machine, a process each; nothing is started for one rank.",
+        ),
+        Provider(
+            "join",
+            "engine_plugins.parallelism.join:JoinLauncher",
+            config=JoinConfig,
+            doc="Workers are started by hand, here or elsewhere: engine worker --join HOST:PORT.",
+        ),
+        Provider(
+            "env",
+            "engine_plugins.parallelism.env:EnvLauncher",
+            config=EnvConfig,
+            doc="Every rank is started with the same command, by torchrun, Slurm or MPI.",
+        ),
+        Provider(
+            "ray",
+            "engine_plugins.parallelism.ray.launcher:RayLauncher",
+            config=RayConfig,
+            unsupported=needs_ray,
+            doc="Workers on the machines of a Ray cluster, which are found and started by Ray.",
+        ),
+        Provider(
+            "threads",
+            "engine_plugins.parallelism.threads:ThreadLauncher",
+            doc="All ranks in one process, a thread each: for tests.",
+        ),
     ]
 
 
@@ -355,7 +384,7 @@ def engine_communicator() -> list[Provider]:
         Provider(
             "nccl",
             "engine_plugins.communicator.nccl:NcclCommunicator",
-            provides=("capturable",),
+            provides=("capturable", "several_machines"),
             unsupported=only_gpus,
             doc="A GPU for each rank, by NCCL.",
         ),
@@ -368,6 +397,7 @@ def engine_communicator() -> list[Provider]:
         Provider(
             "gloo",
             "engine_plugins.communicator.gloo:GlooCommunicator",
+            provides=("several_machines",),
             unsupported=only_cpus,
             doc="Ranks on CPUs of any machines, over TCP.",
         ),

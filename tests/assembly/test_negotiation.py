@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -141,17 +141,15 @@ def test_all_problems_are_told_at_once(plan):
         "attention_kernel=triton",
         "execution=graphs",
         "model.max_len=100000",
-        "parallelism.tp=2",
         "drafter.plugin=nope",
         quantization_config={"quant_method": "awq", "version": "gemv"},
     )
-    assert len(told) == 6
+    assert len(told) == 5
     text = "\n".join(told)
     for words in (
         "needs a CUDA device",
         "execution=graphs",
         "512 positions",
-        "parallelism.tp=2",
         "drafter=nope",
         "awq",
     ):
@@ -174,6 +172,19 @@ def test_a_missing_capability_names_who_has_it(plan, entry):
         "router=needy needs kv_allocator with prefix_cache, but kv_allocator=paged lacks that; "
         "kv_allocator plugins that have it: prefix_cache",
         "router=needy needs drafter with magic, but drafter=none lacks that; drafter plugins that have it: (none)",
+    )
+
+
+def test_auto_passes_over_what_lacks_a_capability_that_settings_of_another_slot_need(plan):
+    nodes = ("parallelism=join", "parallelism.tp=2", "parallelism.nodes=2")
+    assert plan("parallelism=join", "parallelism.tp=2", device=COMPILING_CPU).choice("communicator").name == "shm"
+    choice = plan(*nodes, device=COMPILING_CPU).choice("communicator")
+    assert choice.name == "gloo"
+    assert "shm: lacks several_machines, which parallelism=join needs" in choice.passed_over
+    (problem,) = refused(plan, *nodes, "communicator=shm", device=COMPILING_CPU)
+    assert problem == (
+        "parallelism=join needs communicator with several_machines, but communicator=shm lacks that; "
+        "communicator plugins that have it: nccl, gloo"
     )
 
 
@@ -304,11 +315,30 @@ def test_an_open_door_is_noted(plan):
     assert plan("server.host=0.0.0.0", "server.api_key=x", device=COMPILING_CPU).notes == ()
 
 
-def test_a_plugin_that_splits_work_may_have_sizes(plan, entry):
-    wide = entry("engine-tp", engine_parallelism=[Provider("wide", "x:Y", provides=("tp",))])
-    assert plan("parallelism=wide", "parallelism.tp=2", entries=[wide]).choice("parallelism").config["tp"] == 2
-    (problem,) = refused(plan, "parallelism.tp=2", entries=[wide])
-    assert "plugins that do: wide" in problem
+def test_every_rank_has_a_gpu_of_its_own(plan):
+    two = replace(HOPPER, count=2)
+    assert plan("parallelism.tp=2", device=two).layout.size == 2
+    (problem,) = refused(plan, "parallelism.tp=4", device=two)
+    assert "4 ranks on this machine need 4 GPUs, and 2 can be seen" in problem
+    assert "parallelism.tp=1, parallelism.tp=2" in problem
+    assert plan("parallelism.tp=4", "parallelism=join", "parallelism.nodes=2", device=two)
+    assert plan("parallelism.tp=4", "parallelism.share_devices=true", device=two)
+    assert plan("parallelism.tp=4", "parallelism.pp=2").layout.size == 8, "a CPU has as many as are wanted"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("parallelism.dp=2", "parallelism.dp=2: only 1 is supported"),
+        ("parallelism.dcp=2", "parallelism.dcp=2: only 1 is supported"),
+        ("parallelism.ep=2", "parallelism.ep=2: does not divide parallelism.tp=1"),
+        ("parallelism.nodes=2", "parallelism.nodes=2: does not divide the 1 ranks"),
+        ("parallelism.timeout_s=0.5", "parallelism.timeout_s=0.5: expected at least 2"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(plan, override, says):
+    (problem,) = refused(plan, override)
+    assert says in problem
 
 
 def test_names_nobody_offers_show_without_a_model(with_builtins):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine.checkpoint import tensors
 from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 
 
@@ -134,3 +136,59 @@ def test_a_file_cut_short_after_opening_is_noticed(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(CheckpointError, match="ended inside tensor 'a'"):
         checkpoint.read("a")
+
+
+CUTS: dict[str, tuple[tuple[int, tuple[tuple[int, int], ...]], ...]] = {
+    "the first axis": ((0, ((2, 5),)),),
+    "the last axis": ((2, ((1, 3),)),),
+    "several ranges of one": ((1, ((0, 2), (3, 6))),),
+    "several axes": ((0, ((1, 2), (4, 6))), (2, ((0, 1), (2, 4)))),
+    "all of them": ((0, ((5, 6),)), (1, ((1, 2),)), (2, ((3, 4),))),
+    "everything": ((0, ((0, 6),)), (2, ((0, 4),))),
+    "nothing": ((1, ((3, 3),)),),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_cut_is_read_and_nothing_else_of_the_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = torch.arange(6 * 7 * 4).view(6, 7, 4).to(torch.int16)
+    save_file({"before": torch.zeros(3), "a": saved, "behind": torch.zeros(3)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(str(tmp_path))
+    want, read = saved, 0
+    for axis, ranges in CUTS[name]:
+        want = torch.cat([want.narrow(axis, start, stop - start) for start, stop in ranges], dim=axis)
+
+    class Counting(io.BufferedReader):
+        def readinto(self, into: Any) -> int:
+            nonlocal read
+            read += len(into)
+            return super().readinto(into)
+
+    monkeypatch.setattr(tensors, "open_file", lambda file: Counting(io.FileIO(file)))
+    found = checkpoint.read("a", CUTS[name])
+    assert torch.equal(found, want) and found.is_contiguous()
+    assert read == want.nbytes
+
+
+def test_of_a_single_number_nothing_is_cut(tmp_path: Path) -> None:
+    save_file({"a": torch.tensor(3.0)}, tmp_path / "model.safetensors")
+    assert open_checkpoint(str(tmp_path)).read("a", ((0, ((4, 8),)),)) == 3.0
+
+
+def test_a_file_cut_short_inside_of_a_share_is_noticed_by_who_reads_it(tmp_path: Path) -> None:
+    """The other ranks' shares are still whole."""
+    save_file({"a": torch.arange(100.0).view(10, 10)}, tmp_path / "model.safetensors")
+    checkpoint, file = open_checkpoint(str(tmp_path)), tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    assert torch.equal(checkpoint.read("a", ((0, ((0, 9),)),)), torch.arange(90.0).view(9, 10))
+    assert checkpoint.read("a", ((1, ((0, 9),)),)).shape == (10, 9)
+    for cut in ((0, ((9, 10),)), (1, ((9, 10),))):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: ended inside tensor 'a'"):
+            checkpoint.read("a", (cut,))
+
+
+@pytest.mark.parametrize("cut", [(0, ((8, 11),)), (2, ((0, 1),)), (1, ((3, 2),))])
+def test_a_cut_that_a_tensor_does_not_have_is_no_part_of_another_tensor(cut: Any, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(10, 10), "b": torch.zeros(10, 10)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"tensor 'a' has shape \[10, 10\], and .* of axis . are to be read"):
+        open_checkpoint(str(tmp_path)).read("a", (cut,))

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.assembly.device_facts import device_facts
-from engine.contracts.config import ParallelismConfig, SlotConfig
+from engine.contracts.config import SlotConfig
 from engine.contracts.model import ModelFacts
 from engine.kernels.loading import Progress, load_model
 from engine.kernels.model import LoweredModel
@@ -21,7 +21,6 @@ from engine.testing.context import build_context
 from engine_plugins.attention_kernel.cpu.kernel import CpuAttention
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.kv_format.native import NativeFormat
-from engine_plugins.parallelism.single import SingleDevice
 from engine_plugins.quantizer.config import UnquantizedConfig
 from engine_plugins.quantizer.unquantized import Unquantized
 from tests.families import LLAMA, model_facts
@@ -48,7 +47,6 @@ def load(
         quantizer or Unquantized(UnquantizedConfig(), context),
         (CpuAttention if kernels == "native" else TorchAttention)(SlotConfig(), context),
         kv_format(SlotConfig(), context),
-        SingleDevice(ParallelismConfig(), context),
         dtype,
         "cpu",
         on_progress,

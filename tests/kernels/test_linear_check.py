@@ -23,4 +23,4 @@ def test_gates_of_other_activations_than_a_layer_has_are_not_asked_for(act: str)
     parts = [{"weight": torch.randn(32, 16)} for _ in spec.parts]
     packed = quantizer.pack(spec, parts, torch.float32, "cpu")
     assert packed.native is not None
-    LinearCheck(quantizer, torch.float32, "cpu")(spec, parts, packed, 16, 64, act)
+    LinearCheck(quantizer, torch.float32, "cpu")(spec, parts, packed, act)

@@ -9,13 +9,10 @@ import pytest
 import torch
 
 from engine.checkpoint.tensors import CheckpointError, open_checkpoint
-from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import StoredTensor
 from engine.kernels.loading import load_model
 from engine.models.required_tensors import check_names
-from engine.models.sharding import cut
 from engine.testing.attention_cases import PlainFormat
-from engine.testing.plain import OneRank, PlainAttention, PlainQuantizer
+from engine.testing.plain import PlainAttention, PlainQuantizer
 from tests.families import model_facts, model_graph
 from tests.kernels import tiny
 from tests.kernels.paged_loop import PagedLoop, load
@@ -43,7 +40,7 @@ def test_tensors_of_parts_that_the_model_does_not_read_are_none_left_over(tmp_pa
         check_names(checkpoint, graph, PlainQuantizer(), "here")
     graph, seen = replace(graph, ignored=("visual.",)), [0.0]
     check_names(checkpoint, graph, PlainQuantizer(), "here")
-    plugins = PlainQuantizer(), PlainAttention(), PlainFormat(), OneRank()
+    plugins = PlainQuantizer(), PlainAttention(), PlainFormat()
     model = load_model(
         model_facts(str(tmp_path)), graph, *plugins, "float32", "cpu", lambda fraction, _: seen.append(fraction)
     )
@@ -99,20 +96,3 @@ def test_weights_bytes_counts_what_is_held(tmp_path: Path) -> None:
     tensors = tiny.weights()
     _, model = load(tiny.write(tmp_path, tensors))
     assert model.weights_bytes == sum(t.numel() * 4 for t in tensors.values())
-
-
-@pytest.mark.parametrize("axis", ["out", "in"])
-def test_cuts_of_a_weight_put_together_give_the_weight(axis: str) -> None:
-    spec = LinearSpec((LinearPart("q", 8),), 12, shard=axis)  # type: ignore[arg-type]
-    stored = StoredTensor("weight", {"out": 0, "in": 1})
-    weight = torch.randn(8, 12)
-    parts = [cut(weight, "q.weight", spec, stored, index, 2) for index in range(2)]
-    assert torch.equal(torch.cat(parts, dim=stored.shard_axes[axis]), weight)
-
-
-def test_an_axis_that_cannot_be_cut_is_refused() -> None:
-    spec = LinearSpec((LinearPart("q", 8),), 12, shard="in")
-    with pytest.raises(ValueError, match="cannot be cut along its input axis"):
-        cut(torch.zeros(8, 12), "q.weight", spec, StoredTensor("weight", {"out": 0}), 0, 2)
-    with pytest.raises(ValueError, match="not a multiple of 2 x 5"):
-        cut(torch.zeros(8, 12), "q.weight", spec, StoredTensor("weight", {"in": 1}, quantum=5), 0, 2)

@@ -23,7 +23,7 @@ from engine.testing import paged_loop
 from engine.testing.architecture import ArchitectureConformance, tensors_of
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.paged_loop import PagedLoop
-from engine.testing.plain import OneRank, PlainAttention
+from engine.testing.plain import PlainAttention
 
 TOKENS = list(range(20))
 Between = Callable[[Builder, Value], Value]
@@ -107,7 +107,7 @@ def test_its_own_results_are_counted_as_memory_of_a_step() -> None:
     found = []
     for suite in (AS_OP, AS_FUNCTION):
         _, graph = suite.described("tiny")
-        lowering = Lowering("cpu", torch.float32, PlainAttention(), PlainFormat(), OneRank(), rotations(graph))
+        lowering = Lowering("cpu", torch.float32, PlainAttention(), PlainFormat(), rotations(graph))
         embed, *layers, _ = fused_graph(graph, lowering)
         found.append(alive_in_a_layer(graph, embed, layers))
     assert found[1] >= max(found[0], FUNCTION_RESULTS * 24)

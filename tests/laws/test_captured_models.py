@@ -58,7 +58,6 @@ def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEn
         bound.quantizer,
         TritonAttention(SlotConfig(), bound.context, num_sms=4),
         bound.kv_format,
-        bound.parallelism,
         "float32",
         "cpu",
         kernels="triton",

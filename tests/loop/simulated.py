@@ -152,10 +152,13 @@ def simulate(
     kv_tokens: int = 4096,
     max_len: int = 256,
     reaches: tuple[Reach, ...] = (EVERY_TOKEN,),
+    micro_batches: int = 1,
+    kind: type[SimulatedDevice] = SimulatedDevice,
     **device: Any,
 ) -> Simulation:
     """A loop with the plugins of a plan. ``drafts``: by a drafter on the device, of each request; ``reaches``: of the
-    KV groups, for which the pool is what an engine makes of ``kv_tokens`` tokens."""
+    KV groups, for which the pool is what an engine makes of ``kv_tokens`` tokens; ``kind``: of device, which is built
+    with ``device``."""
     plan = _plan(("drafter=none", *overrides) if drafts else overrides)
     bound = bind(plan)
     if drafts:
@@ -166,10 +169,10 @@ def simulate(
     groups = shape.groups(caches, kv_tokens // BLOCK + 1)
     bound.kv_allocator.start(groups)
     clock = VirtualClock()
-    simulated = SimulatedDevice(clock, **device)
+    simulated = kind(clock, **device)
     settings = CoreSettings(
         max_len=max_len, max_requests=bound.context.max_requests, block_size=BLOCK, groups=groups, vocab_size=VOCAB,
-        limits=Limits(budget, 0.0), in_flight=in_flight, eos_token_ids=(), key_parts=("model",), seed=0,
+        limits=Limits(budget, 0.0, micro_batches), in_flight=in_flight, eos_token_ids=(), key_parts=("model",), seed=0,
         max_width=max(drafts, bound.drafter.max_width), adaptive_drafts=adaptive,
     )  # fmt: skip
     return Simulation(EngineCore(bound, simulated, settings, clock), simulated, bound.kv_allocator)

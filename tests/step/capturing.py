@@ -62,7 +62,7 @@ def capturing_engine(
     bound = bound if drafter is None else replace(bound, drafter=drafter)
     model = load_model(
         plan.model, recorded(bound.architecture, plan.model), bound.quantizer, bound.attention_kernel, bound.kv_format,
-        bound.parallelism, plan.dtype, "cpu", kernels=kernels,
+        plan.dtype, "cpu", kernels=kernels,
     )  # fmt: skip
     drafter, drafts, capture = on_device(bound.drafter), bound.drafter.max_width, capture or FrozenGraphs()
     found = cache_groups(model.graph.caches, None if drafter is None else drafter.kv)

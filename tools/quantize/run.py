@@ -108,7 +108,6 @@ def load_source(path: str, device: str) -> Source:
         recorder,
         bound.attention_kernel,
         bound.kv_format,
-        bound.parallelism,
         plan.dtype,
         plan.device.kind,
         kernels="reference",

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from engine.assembly.errors import AssemblyError
@@ -97,7 +98,19 @@ def cuda_facts(index: int = 0) -> tuple[DeviceFacts | None, str]:
         return None, "the NVIDIA driver does not start"
     if count.value <= index:
         return None, "no CUDA device is visible (CUDA_VISIBLE_DEVICES?)"
-    return _describe(driver, index), ""
+    return replace(_describe(driver, index), count=count.value), ""
+
+
+def num_cuda_devices() -> int:
+    """That this process sees, by the driver; 0 without one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
 
 
 def _describe(driver: ctypes.CDLL, index: int) -> DeviceFacts:

@@ -13,8 +13,11 @@ import msgspec
 
 from engine.contracts.config import Settings
 from engine.contracts.model import DeviceFacts, ModelFacts
+from engine.models.layout import Layout
 
 PLAN_VERSION = 1
+CALL_SHARE = 0.75
+STALL_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,47 @@ class EnginePlan:
     """What the user should know, one line each (for example: a host drafter makes steps wait)."""
 
     @property
+    def layout(self) -> Layout:
+        """Who works with whom."""
+        config = self.choice("parallelism").config
+        return Layout(int(config["tp"]), int(config["pp"]), int(config["ep"]), int(config["dcp"]))
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block that the allocator hands out: ``kv_allocator.block_size`` of them on each rank that caches
+        other tokens of it."""
+        return int(self.choice("kv_allocator").config["block_size"]) * self.layout.dcp
+
+    @property
     def in_flight(self) -> int:
-        """Steps in flight at once."""
-        return 2 if self.overlap else 1
+        """Steps in flight at once: one for each pipeline stage, and with overlap one that is planned meanwhile."""
+        return self.layout.pp + int(self.overlap)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.layout.size // int(self.choice("parallelism").config["nodes"])
+
+    @property
+    def ranks_per_device(self) -> int:
+        """That share the memory of one: on CPUs all of a machine, on GPUs one, unless they are to share."""
+        return -(-self.ranks_per_node // (1 if self.device.kind == "cpu" else self.device.count))
+
+    @property
+    def timeout_s(self) -> float:
+        """See ``parallelism.timeout_s``."""
+        return float(self.choice("parallelism").config["timeout_s"])
+
+    @property
+    def call_timeout_s(self) -> float:
+        """Of one call of a communicator, or without any progress of the ranks: what is left is for telling."""
+        return CALL_SHARE * self.timeout_s
+
+    @property
+    def stall_s(self) -> float:
+        """How long an engine that serves may hang. With several ranks it finds out by itself in less, unless it is
+        the engine process that has stopped."""
+        stall_s = self.settings.server.stall_s
+        return stall_s if self.layout.size == 1 else min(stall_s, STALL_SHARE * self.timeout_s)
 
     def choice(self, slot: str) -> SlotChoice:
         """The one plugin of a slot that takes exactly one."""

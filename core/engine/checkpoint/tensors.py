@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from engine.checkpoint.files import CheckpointError, open_file
 from engine.checkpoint.headers import TensorHeader, name_list
 
 __all__ = ["Checkpoint", "CheckpointError", "TensorEntry", "name_list", "open_checkpoint", "read_header"]
+
+Ranges = tuple[tuple[int, int], ...]
+Cut = tuple[int, Ranges]
+"""An axis of a tensor, and ranges of its entries, the end not included."""
 
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -70,17 +76,47 @@ class Checkpoint:
     def entry(self, name: str) -> TensorEntry:
         return self._entries[name]
 
-    def read(self, name: str) -> Tensor:
-        """One tensor as stored, in memory of its own. Raises :class:`CheckpointError` if the file got shorter."""
+    def read(self, name: str, cuts: Sequence[Cut] = ()) -> Tensor:
+        """One tensor as stored, in memory of its own. ``cuts``: of different axes, what to read along each; the rest of
+        the file is not read; a single number is read as it is. Raises :class:`CheckpointError` if the file got shorter,
+        and for a tensor that has not what is to be read."""
         entry = self._entries[name]
-        if entry.num_bytes == 0:
-            return torch.empty(entry.shape, dtype=entry.dtype)
-        buffer = bytearray(entry.num_bytes)
+        taken: list[Ranges] = [((0, size),) for size in entry.shape]
+        for axis, ranges in cuts if entry.shape else ():
+            if axis >= len(taken) or any(not 0 <= start <= stop <= entry.shape[axis] for start, stop in ranges):
+                raise CheckpointError(
+                    f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, and {list(ranges)} of axis {axis} "
+                    "are to be read"
+                )
+            taken[axis] = tuple(ranges)
+        shape = tuple(sum(stop - start for start, stop in ranges) for ranges in taken)
+        if not prod(shape):
+            return torch.empty(shape, dtype=entry.dtype)
+        buffer = bytearray(entry.dtype.itemsize * prod(shape))
+        into, at = memoryview(buffer), 0
         with open_file(entry.file) as file:
-            file.seek(entry.offset)
-            if file.readinto(buffer) != entry.num_bytes:
-                raise CheckpointError(f"{entry.file}: ended inside tensor {name!r}")
-        return torch.frombuffer(buffer, dtype=entry.dtype).view(entry.shape)
+            for start, size in _stretches(entry, taken):
+                file.seek(entry.offset + start)
+                if file.readinto(into[at : at + size]) != size:
+                    raise CheckpointError(f"{entry.file}: ended inside tensor {name!r}")
+                at += size
+        return torch.frombuffer(buffer, dtype=entry.dtype).view(shape)
+
+
+def _stretches(entry: TensorEntry, taken: Sequence[Ranges]) -> Iterator[tuple[int, int]]:
+    """Where the bytes of some ranges of each axis are, in order: first ones, counted from the tensor's, and how
+    many."""
+    last = max((axis for axis, size in enumerate(entry.shape) if taken[axis] != ((0, size),)), default=None)
+    if last is None:
+        yield 0, entry.num_bytes
+        return
+    strides = [entry.dtype.itemsize * prod(entry.shape[axis + 1 :]) for axis in range(last + 1)]
+    before = ([i for start, stop in ranges for i in range(start, stop)] for ranges in taken[:last])
+    for indices in product(*before):
+        begin = sum(i * stride for i, stride in zip(indices, strides, strict=False))
+        for start, stop in taken[last]:
+            if stop > start:
+                yield begin + start * strides[last], (stop - start) * strides[last]
 
 
 def open_checkpoint(path: str) -> Checkpoint:

@@ -29,12 +29,15 @@ def overrides_of(flags: argparse.Namespace, overrides: list[str]) -> list[str]:
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
     from engine.assembly.assemble import configure, plan_for
     from engine.assembly.describe import describe
+    from engine.service.joining import joining_of, work
     from engine.service.logs import keep_output
 
     keep_output()
     configured = configure(overrides_of(flags, overrides), flags.config_dir)
     report_failures(configured.discovered.failures)
     plan = plan_for(configured, download=True)
+    if joining := joining_of(plan):
+        return work(joining.address, joining.rank, joining.environment)
     print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), flush=True)
     from engine.http.server import serve
 

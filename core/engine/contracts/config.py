@@ -8,6 +8,7 @@ on exist whichever plugin is selected.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +24,11 @@ class SlotConfig:
         """Why these values do not go with this model or device (empty: they do); asked after the provider's own
         ``unsupported``. It must not import torch."""
         return ()
+
+    def requires(self) -> Mapping[str, tuple[str, ...]]:
+        """Capabilities that these values need of the plugins of other slots, by slot, beside the provider's own
+        ``requires``."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,17 @@ class SchedulerConfig(SlotConfig):
         at_least("scheduler.itl_target_ms", self.itl_target_ms, 0)
 
 
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+"""That a KV block may have, in tokens."""
+
+
 @dataclass(frozen=True)
 class KVAllocatorConfig(SlotConfig):
     block_size: int = 16
-    """Tokens per KV block: a power of two, 8 to 256."""
+    """Tokens per KV block, of each rank that caches other ones (``parallelism.dcp``): a power of two, 8 to 256."""
 
     def __post_init__(self) -> None:
-        if self.block_size not in (8, 16, 32, 64, 128, 256):
+        if self.block_size not in BLOCK_SIZES:
             raise ValueError(f"kv_allocator.block_size={self.block_size}: expected a power of two from 8 to 256")
 
 
@@ -76,15 +86,61 @@ class QuantizerConfig(SlotConfig):
 
 
 @dataclass(frozen=True)
+class Joining:
+    """How a process becomes the worker of a rank."""
+
+    address: str
+    """``HOST:PORT`` of the engine process."""
+    rank: int
+    environment: Mapping[str, str]
+    """Variables to set for it."""
+
+
+@dataclass(frozen=True)
 class ParallelismConfig(SlotConfig):
     tp: int = 1
+    """Tensor parallelism: ranks that share out every layer."""
     pp: int = 1
+    """Pipeline parallelism: stages that hold some layers each."""
     ep: int = 1
+    """Expert parallelism: over how many of a stage's ``tp`` ranks whole experts are spread; divides ``tp``."""
+    dp: int = 1
+    """Data-parallel attention; only 1 so far."""
     sp: int = 1
+    """Sequence parallelism; only 1 so far."""
+    dcp: int = 1
+    """Decode context parallelism: how many of a stage's ``tp`` ranks that hold the same key-value heads cache different
+    tokens; divides ``tp``."""
+    nodes: int = 1
+    """Machines, with as many ranks each."""
+    share_devices: bool = False
+    """Several ranks may use one GPU, for tests: it is no faster."""
+    timeout_s: float = 20.0
+    """When a rank has died, or has not got on for so long, every stream has ended in an error event."""
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "ep", "sp"):
+        for name in ("tp", "pp", "ep", "dp", "sp", "dcp", "nodes"):
             at_least(f"parallelism.{name}", getattr(self, name), 1)
+        at_least("parallelism.timeout_s", self.timeout_s, 2)
+        for name in ("dp", "sp"):
+            if (size := getattr(self, name)) > 1:
+                raise ValueError(f"parallelism.{name}={size}: only 1 is supported; use parallelism.tp, pp and ep")
+        for name in ("ep", "dcp"):
+            if self.tp % (size := getattr(self, name)):
+                raise ValueError(f"parallelism.{name}={size}: does not divide parallelism.tp={self.tp}")
+        if self.tp * self.pp % self.nodes:
+            raise ValueError(
+                f"parallelism.nodes={self.nodes}: does not divide the {self.tp * self.pp} ranks of "
+                f"parallelism.tp={self.tp} parallelism.pp={self.pp}"
+            )
+
+    def requires(self) -> Mapping[str, tuple[str, ...]]:
+        return {"communicator": ("several_machines",)} if self.nodes > 1 else {}
+
+    def joins(self) -> Joining | None:
+        """Where every rank is started with the same command: how this very process joins the one that serves; ``None``:
+        it serves. Raises ``ValueError`` where that cannot be told."""
+        return None
 
 
 @dataclass(frozen=True)

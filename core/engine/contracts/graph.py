@@ -30,6 +30,7 @@ from engine.contracts.ops import (
     Activation,
     Add,
     Attention,
+    Cut,
     DeltaRule,
     Embed,
     Experts,
@@ -79,7 +80,9 @@ class Node:
     cache: int | None = None
     """Which of :attr:`Graph.caches` the op writes or reads, if any."""
     sinks: str | None = None
-    """Of an :class:`Attention` with sinks: the tensor with the logits, ``[num_heads]``."""
+    """Of attention with sinks: the tensor with the logits, ``[num_heads]``."""
+    heads: Cut | None = None
+    """Of attention that ranks share out: those of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ class Block:
 
     nodes: tuple[Node, ...]
     residual: int | None = None
-    """Of a layer: the value that enters it as the residual stream."""
+    """Of a layer: the value that enters it as the residual stream. Of an embedding that layers elsewhere read: what
+    enters the first of them."""
 
 
 class Reach(NamedTuple):
@@ -104,6 +108,14 @@ EVERY_TOKEN = Reach()
 
 
 @dataclass(frozen=True, slots=True)
+class TokenShare:
+    """Which tokens one of several ranks caches: the ``index``-th of ``ranks`` equal stretches of every KV block."""
+
+    ranks: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class KVSpec:
     """What one layer caches of a token: a key and a value for each head."""
 
@@ -112,6 +124,8 @@ class KVSpec:
     reach: Reach = EVERY_TOKEN
     value_dim: int | None = None
     """Values are the first ``value_dim`` numbers of keys, and not stored again (latent attention)."""
+    tokens: TokenShare | None = None
+    """Of one rank; ``None``: all. All caches of a KV group have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +162,10 @@ class Graph:
     """Most tokens of a sequence; 0: not said."""
     ignored: tuple[str, ...] = ()
     """How names of tensors begin that the checkpoint may have and the model does not read."""
+    handed_on: tuple[int, ...] = ()
+    """Of layers that others follow elsewhere: the values that those read, the residual stream first."""
+    received: tuple[int, ...] = ()
+    """Of layers that follow others elsewhere: the values that those hand on; then the tokens are not embedded."""
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -168,6 +186,8 @@ class Graph:
     @property
     def entering(self) -> tuple[int, ...]:
         """Values before the layers that layers read: the residual stream that enters the first one, then any others."""
+        if self.received or not self.embed.nodes:
+            return self.received or self.inputs
         first = self.layers[0].residual if self.layers else None
         before = {number for node in self.embed.nodes for number in node.outputs}
         read = (number for layer in self.layers for node in layer.nodes for number in node.inputs if number in before)
@@ -176,6 +196,8 @@ class Graph:
     @property
     def hidden(self) -> int:
         """The value behind the last layer: what the head reads first, or what the last layer makes last."""
+        if self.handed_on:
+            return self.handed_on[0]
         return self.head.nodes[0].inputs[0] if self.head.nodes else self.layers[-1].nodes[-1].outputs[0]
 
     @property

@@ -69,5 +69,7 @@ class DeviceFacts:
     features: frozenset[str] = frozenset()
     """CPU flags that matter to kernels: ``avx2``, ``avx512f``, ``avx512_bf16``, ``amx_bf16``, ``amx_int8`` ..., and
     ``cxx``: there is a C++ compiler to build kernels with (:mod:`engine.native`)."""
+    count: int = 1
+    """How many such devices this process sees."""
     no_cxx: str = ""
     """Why there is no ``cxx``, where it was looked for."""

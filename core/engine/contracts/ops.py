@@ -8,12 +8,28 @@ them. Architectures call :class:`engine.contracts.graph.Builder`, which makes th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 Act = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """``gelu``: with the error function; ``gelu_tanh``: its approximation (both arXiv 1606.08415); ``relu2``: the square of
 relu (arXiv 2109.08668)."""
+
+
+Range = tuple[int, int]
+"""The first, and the one behind the last."""
+
+
+class Cut(NamedTuple):
+    """What one rank has of something that ranks share out: ``start .. stop`` of ``whole``."""
+
+    start: int
+    stop: int
+    whole: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,13 @@ class LinearSpec:
     kind: Literal["body", "gate_up", "head"] = "body"
     """``gate_up``: two outputs of equal size, gate and up, of which ``act(gate) * up`` is computed: set by the core
     where it has a kernel for that."""
+    share: Share | None = None
+    """Set by the core for a layer that ranks share out: sizes are then those of one rank's share."""
+
+    @property
+    def whole(self) -> LinearSpec:
+        """The layer as the checkpoint has it."""
+        return self if self.share is None else replace(self.share.whole, kind=self.kind)
 
     @property
     def out_features(self) -> int:
@@ -56,12 +79,25 @@ class LinearSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank has of a linear layer."""
+
+    whole: LinearSpec
+    rows: tuple[tuple[Range, ...], ...]
+    """By part, its output features, in order: several ranges of a part that the checkpoint has fused."""
+    columns: Range | None = None
+    """Its input features; ``None``: all. Outputs are then summands, and only who has the first feature adds biases."""
+
+
+@dataclass(frozen=True, slots=True)
 class Embed:
     """``tokens -> [num_tokens, size]``: rows of ``{name}.weight [vocab_size, size]``."""
 
     name: str
     vocab_size: int
     size: int
+    rows: Cut | None = None
+    """Of one rank; other tokens' rows are 0. ``None``: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +118,8 @@ class Norm:
     bias: bool = False
     by_head: int = 0
     """Heads with a weight each; 0: all share one."""
+    heads: Cut | None = None
+    """With ``by_head``: of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +195,8 @@ class HeadLinear:
     start: int
     stop: int
     transposed: bool = False
+    heads: Cut | None = None
+    """Of one rank; ``num_heads`` is then how many it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +205,8 @@ class KVWrite:
 
     num_kv_heads: int
     head_dim: int
+    heads: Cut | None = None
+    """Of one rank; ``num_kv_heads`` is then how many it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +400,8 @@ class Experts:
     fused: FusedExperts | None = None
     weighs_inputs: bool = False
     """Weights multiply what experts read, not what they make: the sum of ``expert(weight * x)``."""
+    held: Cut | None = None
+    """The experts of one rank; ``num_experts`` is then how many it has, and ids are counted from its first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +436,46 @@ class TorchFunction:
     """Each feature of the output follows from the same feature of the inputs: ranks may compute some of them each."""
 
 
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """``x -> `` the sum of all ranks' ``x``, on every rank: of summands. Placed by the core alone, like all that ranks
+    exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """``x -> [num_tokens, size]``: all ranks' features, on every rank."""
+
+    size: int
+    shares: tuple[Range, ...]
+    """By rank, the features that it has: some may be on several ranks."""
+    group: str = "tp"
+    """Of ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAttention:
+    """``queries -> [num_tokens, own heads * out_dim]``: attention where each rank of the group ``dcp`` caches other
+    tokens. Queries are those of all its ranks, and what comes out is that of a rank's own heads, of all keys."""
+
+    attention: Attention
+    """Of the queries of all ranks of the group, without sinks."""
+    shares: tuple[Range, ...]
+    """By rank of the group, the heads among these that are its own."""
+    index: int
+    """Which of them this rank is."""
+    sinks: bool = False
+    """As of :class:`Attention`: counted once, of all keys together."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnExperts:
+    """``(ids, weights) ->`` the same for a rank with experts ``held`` alone: ids are counted from its first one, and -1
+    stands for an expert of another rank."""
+
+    held: Cut
+
+
 Op = (
     Embed
     | Norm
@@ -417,4 +501,8 @@ Op = (
     | Route
     | Experts
     | TorchFunction
+    | AllReduce
+    | AllGather
+    | SharedAttention
+    | OwnExperts
 )

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from socket import socket
 
+TOKEN = "ENGINE_JOIN_TOKEN"
+"""The environment variable with what a worker that connects says first: a line of this and its rank (-1: any)."""
+
 
 class LauncherError(RuntimeError):
     """Workers that could not be started, or did not come: what is missing, and what to do."""

@@ -246,12 +246,15 @@ class QuantizedWeight:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One checkpoint tensor of a linear part, and how it may be cut for tensor parallelism.
+    """One checkpoint tensor of a linear part, and how ranks share it out.
 
-    ``shard_axes`` maps ``"out"`` or ``"in"`` to the tensor's axis; ``quantum`` is the smallest cut along the axis that
-    is cut, in elements of it. ``replicated``: of ``"out"`` and ``"in"``, those along which every rank keeps the whole
-    tensor (a scale per output channel, when inputs are cut). What is in neither cannot be cut, for the reason in
-    ``uncuttable``.
+    ``shard_axes`` maps ``"out"`` or ``"in"`` to the tensor's axis along which the layer's output or input features lie;
+    ``per_entry``: how many of them one entry of that axis stands for, where it is not one (codes of a word, a group
+    that shares a scale); the last entry may stand for fewer. No cut goes through an entry, but along an axis in
+    ``overlapping``: there several ranks read an entry that each has a part of. Nor does one go through ``together``
+    features, where more than an entry's are rounded together. ``replicated``: of ``"out"``
+    and ``"in"``, those along which every rank keeps the whole tensor (a scale per output channel, when inputs are cut).
+    What is in neither cannot be cut, for the reason in ``uncuttable``.
 
     ``optional``: may be missing. ``extra``: for a ``bias``, may also be there where the architecture has none; it is
     handed over, and its quantizer checks that it adds nothing.
@@ -259,11 +262,13 @@ class StoredTensor:
 
     suffix: str
     shard_axes: Mapping[str, int] = field(default_factory=dict)
-    quantum: int = 1
+    per_entry: Mapping[str, int] = field(default_factory=dict)
     optional: bool = False
     replicated: tuple[str, ...] = ()
     uncuttable: str = ""
     extra: bool = False
+    together: Mapping[str, int] = field(default_factory=dict)
+    overlapping: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +314,9 @@ class Quantizer(Protocol):
         kernels of its own, packed already.
 
         ``parts[i]``: tensors by suffix of ``spec.parts[i]``, on the CPU in the checkpoint's dtype.
-        ``dtype`` is the torch compute dtype, ``device`` a torch device string. ``spec`` is the whole layer's; under
-        tensor parallelism the tensors are this rank's cut.
+        ``dtype`` is the torch compute dtype, ``device`` a torch device string. Where ranks share a layer out,
+        ``spec`` and the tensors are this rank's share, which need not be as large as others'; ``spec.whole`` is the
+        layer as the checkpoint has it.
 
         Beside the result it may take, for a moment, memory for the parts as stored, once more joined, and one copy of
         the weight in the compute dtype (two for kind ``gate_up``): the memory plan sets so much aside, and no more."""

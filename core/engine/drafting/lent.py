@@ -20,7 +20,6 @@ from engine.contracts.graph import Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import Attention, Experts, HeadLinear, Linear, LinearSpec, Norm, Rope
-from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import Quantizer
 from engine.drafting.chains import CapturedChain, name_of
 from engine.drafting.layers import Layers
@@ -51,7 +50,6 @@ class DraftLoading:
     """Most tokens of a sequence that the plan serves."""
     attention: AttentionKernel
     kv_format: KVFormat
-    parallelism: Parallelism
     kernels: Kernels
     describe: Callable[[ModelFacts], Graph]
     quantizer: Callable[[ModelFacts], Quantizer]
@@ -296,7 +294,6 @@ class Weights:
             dtype=getattr(torch, loading.dtype),
             attention=loading.attention,
             kv_format=loading.kv_format,
-            parallelism=loading.parallelism,
             rotations=() if graph is None else rotations(graph),
             kernels=loading.kernels,
             first_cache=self._first_cache + first,

@@ -56,7 +56,7 @@ class ServerState:
     """For proxied requests; opened with the application."""
 
     def __post_init__(self) -> None:
-        self.supervisor = Supervisor(self.client, self.settings.stall_s)
+        self.supervisor = Supervisor(self.client, self.settings.stall_s, serving_s=self.plan.stall_s)
 
     @property
     def settings(self) -> ServerSettings:

@@ -12,24 +12,26 @@ from torch import Tensor
 from engine.border.calls import broken, name_of, shown
 from engine.checkpoint.parts import StoredPart, joined_origins, origin_of_tensor
 from engine.checkpoint.tensors import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
+from engine.checkpoint.tensors import Cut as StoredCut
 from engine.contracts.attention_kernel import AttentionKernel
+from engine.contracts.communicator import Communicator
 from engine.contracts.graph import Block, Graph, Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import (
+    AllGather,
+    Cut,
     DeltaRule,
     Embed,
     Experts,
     HeadLinear,
     KVWrite,
     Linear,
-    LinearPart,
     LinearSpec,
     Norm,
     Router,
     ShortConv,
 )
-from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear, QuantizedWeight, Quantizer, StoredTensor, UnpackingQuantizer
 from engine.kernels.backends import fused_block, fused_graph, rotations
 from engine.kernels.checks.linear import LinearCheck
@@ -40,7 +42,7 @@ from engine.kernels.packing import pack_quantized, target_for
 from engine.kernels.settings import Kernel, Kernels, Lowered, Lowering
 from engine.kernels.torch.sequences import lower_rotations
 from engine.models.fuse import Fused
-from engine.models.fused_experts import fused_layers, fused_stored, is_fused, is_pair
+from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, is_fused, is_pair
 from engine.models.required_tensors import (
     check_checkpoint,
     check_shape,
@@ -53,7 +55,7 @@ from engine.models.required_tensors import (
     unread_bytes,
     unread_note,
 )
-from engine.models.sharding import check_cuts, cut, rank_of
+from engine.models.sharding import cuts_of, has_bias
 from engine.models.stored import is_stored, plain_shape, stored_of
 
 _WITHOUT_SCALES = "kv_format=NAME of a format without scales of the checkpoint needs none"
@@ -69,38 +71,40 @@ def load_model(
     quantizer: Quantizer,
     attention_kernel: AttentionKernel,
     kv_format: KVFormat,
-    parallelism: Parallelism,
     dtype: str,
     device: str,
     on_progress: Progress | None = None,
     *,
     kernels: Kernels = "torch",
     max_len: int | None = None,
+    own: Graph | None = None,
+    collectives: Communicator | None = None,
 ) -> LoweredModel:
-    """Read, check, shard and pack the checkpoint at ``model.path`` and lower ``graph`` on it.
+    """Read, check and pack the checkpoint at ``model.path`` and lower ``graph`` on it.
 
     ``dtype``: ``float32``, ``bfloat16`` or ``float16``; ``on_progress(fraction, what)`` is called after every layer.
     ``kernels`` as in :class:`~engine.kernels.settings.Lowering`; ``max_len``: most tokens of a sequence that is served,
-    ``None`` for all that the model has positions for. Raises :class:`CheckpointError` for a checkpoint that
-    is damaged or does not fit ``graph``, ``ValueError`` for a model that cannot be split as ``parallelism`` asks.
+    ``None`` for all that the model has positions for. ``own``: what of ``graph`` this rank computes
+    (:func:`engine.models.placement.place`), ``None`` for all; then only its share of the checkpoint is read. Raises
+    :class:`CheckpointError` for a checkpoint that is damaged or does not fit ``graph``.
     """
+    own = graph if own is None else own
     lowering = Lowering(
         device=device,
         dtype=getattr(torch, dtype),
         attention=attention_kernel,
         kv_format=kv_format,
-        parallelism=parallelism,
-        rotations=rotations(graph),
+        rotations=rotations(own),
         kernels=kernels,
+        collectives=collectives,
     )
     if lowering.on_cpu:
         keep_freed_memory()
-    check_cuts(graph, lowering.tp)
     checkpoint = open_checkpoint(model.path)
     check_checkpoint(checkpoint, graph, quantizer, model.path)
     loader = Loader(checkpoint, quantizer, lowering, on_progress)
     with torch.inference_mode():
-        return loader.load(graph, max_len or graph.max_position)
+        return loader.load(own, max_len or graph.max_position)
 
 
 class Loader:
@@ -149,6 +153,7 @@ class Loader:
             self._report(f"layer {index + 1}/{len(graph.layers)}")
         lowered_head, greedy = self._block(graph.head, head)
         normed_head = self._normed_head(graph.head)
+        own_head, first_token = _own_head(graph, lowered_head)
         self._report("head")
         return LoweredModel(
             graph=graph,
@@ -160,6 +165,10 @@ class Loader:
             attention=lowering.attention,
             lowering=self.labels.lines(lowering),
             weights_bytes=sum(self._held.values()),
+            own_head=own_head,
+            first_token=first_token,
+            dtype=lowering.dtype,
+            device=lowering.device,
             on_triton=lowering.kernels == "triton",
             find_greedy=greedy,
             capturable=lowering.native and lowering.why_uncaptured is None,
@@ -204,7 +213,7 @@ class Loader:
 
     def _normed_head(self, head: Block) -> LoweredBlock:
         """The head of rows that are normed already."""
-        nodes = head.nodes[1:] if isinstance(head.nodes[0].op, Norm) else head.nodes
+        nodes = head.nodes[1:] if head.nodes and isinstance(head.nodes[0].op, Norm) else head.nodes
         found = fused_block(Block(nodes), self.lowering)
         return LoweredBlock(tuple(_step(fused, fused.kernel.lower(self.lowering, fused, self)) for fused in found))
 
@@ -235,8 +244,7 @@ class Loader:
         return tuple(self._stacked(experts) for experts in together)  # type: ignore[return-value]
 
     def _stacked(self, experts: Sequence[tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]]) -> PackedLinear:
-        parts = tuple(part for spec, _ in experts for part in spec.parts)
-        spec = replace(experts[0][0], parts=parts, kind="body")
+        spec = _together([spec for spec, _ in experts])
         return self._pack_parts(spec, [tensors for _, stored in experts for tensors in stored], "silu")
 
     def _expert_parts(self, op: Experts) -> Iterator[tuple[_Stored, _Stored]]:
@@ -255,10 +263,15 @@ class Loader:
         for name, stored in fused_stored(layer, self._quantizer):
             if name not in self._checkpoint.names:
                 continue
-            shape = plain_shape(layer.parts[0], layer, stored)
+            shape = plain_shape(layer.whole.parts[0], layer.whole, stored)
             turned = op.fused.transposed and stored.suffix == "weight"
-            whole = self.tensor(name, shape and (op.num_experts, *(reversed(shape) if turned else shape)))
-            for mine, of_expert in zip(found, whole, strict=True):
+            count = op.num_experts if op.held is None else op.held.whole
+            if stored.suffix == "bias" and not has_bias(layer):
+                self._claim(name, shape and (count, *shape))
+                continue
+            cuts = fused_cuts(op, layer, stored)
+            here = self.tensor(name, shape and (count, *(reversed(shape) if turned else shape)), cuts)
+            for mine, of_expert in zip(found, here, strict=True):
                 one = of_expert.T if turned else of_expert
                 in_turns = op.fused.interleaved and is_pair(layer)
                 mine[stored.suffix] = (_halves(one, stored) if in_turns else one).contiguous()
@@ -267,12 +280,12 @@ class Loader:
         return [(spec, _by_part(spec, mine)) for spec, mine in zip(single, found, strict=True)]
 
     def _stored(self, spec: LinearSpec) -> _Stored:
-        return spec, [self._part(spec, part) for part in spec.parts]
+        return spec, [self._part(spec, number) for number in range(len(spec.parts))]
 
     def head_weights(self, op: HeadLinear) -> Tensor:
         if op.name not in self._small:
             spec = head_projection(op)
-            stored = self._part(spec, spec.parts[0])
+            stored = self._part(spec, 0)
             weight = stored["weight"] if set(stored) == {"weight"} else self._unpacked(spec, stored)
             self._small[op.name] = weight.to(device=self.lowering.device, dtype=self.lowering.dtype)
             self.hold(self._small[op.name])
@@ -300,7 +313,8 @@ class Loader:
 
     def embedding(self, op: Embed) -> Tensor:
         name = f"{op.name}.weight"
-        table = self.tensor(name, (op.vocab_size, op.size)).to(device=self.lowering.device, dtype=self.lowering.dtype)
+        stored = self.tensor(name, (op.vocab_size, op.size), _rows(op.rows))
+        table = stored.to(device=self.lowering.device, dtype=self.lowering.dtype)
         self.hold(table)
         if self.table is None:
             self.table = (name, table)
@@ -310,7 +324,7 @@ class Loader:
         found = {}
         for name, shape in norm_tensors(op):
             if name not in self._norms:
-                self._norms[name] = self.tensor(name, shape).float().to(self.lowering.device)
+                self._norms[name] = self.tensor(name, shape, _rows(op.heads)).float().to(self.lowering.device)
                 self.hold(self._norms[name])
             found[name] = self._norms[name]
         return found
@@ -319,27 +333,23 @@ class Loader:
     def _pack(self, spec: LinearSpec, tied: bool, act: str) -> PackedLinear:
         """``tied``: the weight is the embedding's; ``act``: of a ``gate_up``."""
         parts: list[Mapping[str, Tensor]]
-        index, count = rank_of(self.lowering.parallelism, spec)
         if tied:
             assert self.table is not None, "a tied head behind an embedding"
-            name, table = self.table
-            mine = cut(table, "the embedding", spec, StoredTensor("weight", {"out": 0, "in": 1}), index, count)
-            cut_of = f"as {self.lowering.dtype}, {index}/{count}"
+            name, mine = self.table
+            mine = mine[: spec.out_features]  # there may be more embeddings than logits
+            cut_of = f"as {self.lowering.dtype}, {_shown(spec, 0)}"
             origin = origin_of_tensor(name, self._checkpoint.entry(name), cut_of)
             parts = [StoredPart({"weight": lambda: mine}, origin)]
         else:
-            parts = [self._part(spec, part) for part in spec.parts]
+            parts = [self._part(spec, number) for number in range(len(spec.parts))]
         return self._pack_parts(spec, parts, act)
 
     def _pack_parts(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], act: str) -> PackedLinear:
         """``parts``: this rank's tensors."""
-        _, count = rank_of(self.lowering.parallelism, spec)
-        in_features = spec.in_features // count if spec.shard == "in" else spec.in_features
-        out_features = spec.out_features // count if spec.shard == "out" else spec.out_features
         made = self._quantizer.pack(spec, parts, self.lowering.dtype, self.lowering.device)
         if isinstance(made, QuantizedWeight):
             made = pack_quantized(spec, made, self._target)
-        packed = self._check(spec, parts, made, in_features, out_features, act)
+        packed = self._check(spec, parts, made, act)
         for tensor in packed.tensors.values():
             self.hold(tensor)
         return packed
@@ -353,7 +363,7 @@ class Loader:
         if self.lowering.kv_format.scale != "per_layer_head" or qkv is None:
             return None
         names = kv_scale_names(self._quantizer, qkv)
-        key, value = (self._kv_scale(among, op, qkv) for among in (names.key, names.value))
+        key, value = (self._kv_scale(among, op) for among in (names.key, names.value))
         if key is None or value is None:
             if key is not value:
                 found, lacking = ("keys", names.value) if value is None else ("values", names.key)
@@ -364,47 +374,45 @@ class Loader:
             return None
         return key, value
 
-    def _kv_scale(self, names: Sequence[str], op: KVWrite, qkv: LinearSpec) -> Tensor | None:
+    def _kv_scale(self, names: Sequence[str], op: KVWrite) -> Tensor | None:
         name = next((name for name in names if name in self._checkpoint.names), None)
         if name is None:
             return None
         stored = self.tensor(name, None)
         scale = stored.flatten().float()
-        if scale.numel() not in (1, op.num_kv_heads):
-            raise CheckpointError(f"{name} has shape {list(stored.shape)}, expected one scale or {op.num_kv_heads}")
+        heads = op.heads or Cut(0, op.num_kv_heads, op.num_kv_heads)
+        if scale.numel() not in (1, heads.whole):
+            raise CheckpointError(f"{name} has shape {list(stored.shape)}, expected one scale or {heads.whole}")
         if not stored.is_floating_point():
             raise CheckpointError(f"{name} is {stored.dtype}, expected a floating-point number; {_WITHOUT_SCALES}")
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
             raise CheckpointError(f"{name} holds {scale.tolist()}: a scale is a positive number; {_WITHOUT_SCALES}")
-        index, count = rank_of(self.lowering.parallelism, qkv)
-        mine = scale.expand(op.num_kv_heads).chunk(count)[index].contiguous().to(self.lowering.device)
+        mine = scale.expand(heads.whole)[heads.start : heads.stop].contiguous().to(self.lowering.device)
         self.hold(mine)
         return mine
 
-    def _part(self, spec: LinearSpec, part: LinearPart) -> StoredPart:
-        """This rank's cut of one part's tensors, by suffix."""
-        index, count = rank_of(self.lowering.parallelism, spec)
+    def _part(self, spec: LinearSpec, number: int) -> StoredPart:
+        """This rank's share of one part's tensors, by suffix."""
         readers: dict[str, Callable[[], Tensor]] = {}
         origins = []
-        for stored in stored_of(self._quantizer, spec):
+        part = spec.whole.parts[number]
+        for stored in stored_of(self._quantizer, spec.whole):
             name = f"{part.name}.{stored.suffix}"
             if not is_stored(stored, part):
                 continue
             if name not in self._checkpoint.names:
                 continue
-            entry = self._claim(name, plain_shape(part, spec, stored))
-            if stored.suffix == "bias" and spec.shard == "in" and index > 0:
-                continue  # partial sums are added up: only one rank may bring the bias
-            readers[stored.suffix] = partial(self._read_cut, name, spec, stored, index, count)
-            origins.append(origin_of_tensor(name, entry, f"{spec.shard} {index}/{count}"))
+            entry = self._claim(name, plain_shape(part, spec.whole, stored))
+            if stored.suffix == "bias" and not has_bias(spec):
+                continue
+            readers[stored.suffix] = partial(self._checkpoint.read, name, cuts_of(stored, spec, number))
+            origins.append(origin_of_tensor(name, entry, _shown(spec, number)))
         return StoredPart(readers, joined_origins(origins))
 
-    def _read_cut(self, name: str, spec: LinearSpec, stored: StoredTensor, index: int, count: int) -> Tensor:
-        return cut(self._checkpoint.read(name), name, spec, stored, index, count)
-
-    def tensor(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...] | None, cuts: Sequence[StoredCut] = ()) -> Tensor:
+        """``shape``: of the whole tensor; ``cuts``: as for :meth:`Checkpoint.read`."""
         self._claim(name, shape)
-        return self._checkpoint.read(name)
+        return self._checkpoint.read(name, cuts)
 
     def _claim(self, name: str, shape: tuple[int, ...] | None) -> TensorEntry:
         """Count a tensor as used and check its shape."""
@@ -423,6 +431,39 @@ class Loader:
     def _report(self, what: str) -> None:
         if self._on_progress is not None:
             self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
+
+
+def _rows(cut: Cut | None) -> tuple[StoredCut, ...]:
+    """Of a tensor whose first axis ranks share out; ``None``: they do not."""
+    return () if cut is None else ((0, ((cut.start, cut.stop),)),)
+
+
+def _together(experts: Sequence[LinearSpec]) -> LinearSpec:
+    """One layer of all experts as one layer, their parts one after another."""
+    parts = tuple(part for spec in experts for part in spec.parts)
+    share = experts[0].share
+    if share is not None:
+        whole = _together([spec.whole for spec in experts])
+        rows = tuple(ranges for spec in experts if spec.share is not None for ranges in spec.share.rows)
+        share = replace(share, whole=whole, rows=rows)
+    return replace(experts[0], parts=parts, kind="body", share=share)
+
+
+def _own_head(graph: Graph, head: LoweredBlock) -> tuple[LoweredBlock | None, int]:
+    """Of a head that ends by gathering logits: what comes before that, and the first token of this rank."""
+    if not graph.head.nodes or not isinstance(graph.head.nodes[-1].op, AllGather):
+        return None, 0
+    share = graph.lm_head.spec.share
+    assert share is not None
+    return replace(head, steps=head.steps[:-1]), share.rows[0][0][0]
+
+
+def _shown(spec: LinearSpec, part: int) -> str:
+    """What this rank has of a part."""
+    share = spec.share
+    if share is None:
+        return "all"
+    return f"out {share.rows[part]}" if share.columns is None else f"in {share.columns}"
 
 
 def _halves(in_turns: Tensor, stored: StoredTensor) -> Tensor:

@@ -171,6 +171,13 @@ class LoweredModel:
     lowering: tuple[str, ...]
     """What runs for each sequence of ops, one line each, for the plan."""
     weights_bytes: int
+    own_head: LoweredBlock | None = None
+    """Where ranks share out the vocabulary: :attr:`head_block` up to the logits of this rank's tokens."""
+    first_token: int = 0
+    """Of these tokens."""
+    dtype: torch.dtype = torch.float32
+    """Of the residual stream."""
+    device: str = "cpu"
     on_triton: bool = False
     """Lowered to Triton kernels: tokens are chosen by such kernels too."""
     find_greedy: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
@@ -190,35 +197,48 @@ class LoweredModel:
     """What of the checkpoint the model does not read, for the plan."""
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: Cache, aux_layers: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        self, batch: ForwardBatch, kv: Cache, aux_layers: Sequence[int] = (), received: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
         """Run all layers and write the batch's keys and values.
 
         Returns the residual stream ``[T, hidden_size]`` before the final norm, and for each of
-        ``aux_layers`` the residual entering that layer (``num_layers``: the one returned), ``[T, hidden_size]``.
+        ``aux_layers`` the residual entering that layer (``num_layers``: the one returned), ``[T, hidden_size]``; of a
+        stage that hands on more than its residual stream (:attr:`Graph.handed_on`), then the rest of that.
+        ``received``: what the stage before handed on, ``[T, size]`` each; it may be overwritten.
         """
         if self.small_steps is not None:
-            done = self.small_steps(batch, kv, aux_layers)
+            done = self.small_steps(batch, kv, aux_layers, received)
             if done is not None:
                 return done
-        return self.run(batch, kv, prepared_of(self.attention, batch.attention), aux_layers)
+        return self.run(batch, kv, prepared_of(self.attention, batch.attention), aux_layers, received)
 
     @torch.inference_mode()
     def run(
-        self, batch: ForwardBatch, kv: Cache, prepared: tuple[Any, ...], aux_layers: Sequence[int] = ()
+        self,
+        batch: ForwardBatch,
+        kv: Cache,
+        prepared: tuple[Any, ...],
+        aux_layers: Sequence[int] = (),
+        received: Sequence[Tensor] = (),
     ) -> tuple[Tensor, list[Tensor]]:
         """:meth:`forward` with what the attention kernel prepared for this batch, by KV group: the part that can be
         captured, or written as a program, of values."""
         rotations = self.rotate(batch.positions)
         context = StepContext(rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention)
-        values = {self.graph.inputs[0]: batch.token_ids}
-        self.embedding.run(values, None)
+        if self.graph.received:
+            values = dict(zip(self.graph.received, received, strict=True))
+        else:
+            values = {self.graph.inputs[0]: batch.token_ids}
+            self.embedding.run(values, None)
         aux: dict[int, Tensor] = {}
         for index, (layer, entering) in enumerate(zip(self.layers, self._residuals, strict=True)):
             if index in aux_layers:
                 aux[index] = cloned(values[entering])  # layers add to the residual in place
             run_layer(layer, values, context, self._residual(index + 1))
         residual = aux[len(self.layers)] = values[self.graph.hidden]
-        return residual, [aux[aux_layer] for aux_layer in aux_layers]
+        beside = [values[number] for number in self.graph.handed_on[1:]]
+        return residual, [*(aux[aux_layer] for aux_layer in aux_layers), *beside]
 
     @property
     def _residuals(self) -> list[int]:
@@ -232,10 +252,11 @@ class LoweredModel:
 
     @torch.inference_mode()
     def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 ``[T]`` -> the residual stream ``[T, hidden_size]`` that enters the first layer."""
+        """int64 ``[T]`` -> the residual stream ``[T, hidden_size]`` that enters the model's first layer."""
         values = {self.graph.inputs[0]: token_ids}
         self.embedding.run(values, None)
-        return values[self._residual(0)]
+        first = self.embedding.residual
+        return values[self._residual(0) if first is None else first]
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:

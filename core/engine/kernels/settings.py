@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
+from engine.contracts.communicator import Communicator
 from engine.contracts.graph import Node
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Embed, Experts, HeadLinear, LinearSpec, Norm, Rope, Router
-from engine.contracts.parallelism import Parallelism
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.model import Call
 from engine.models.fuse import Fused, Matcher
 
 Kernels = Literal["reference", "torch", "native", "triton"]
-Linear = Callable[[Tensor], Tensor]
 
 MOST_TOKENS = 16
 """Of a step that runs as a program: with more, what Python adds is lost in what the kernels take."""
@@ -30,11 +29,9 @@ def stores_as_is(kv_format: KVFormat, dtype: str) -> bool:
     return kv_format.scale == "none" and kv_format.storage_dtype(dtype) == dtype
 
 
-def replay_obstacle(kv_format: KVFormat, dtype: str, attention: AttentionKernel, ranks: int) -> str | None:
+def replay_obstacle(kv_format: KVFormat, dtype: str, attention: AttentionKernel) -> str | None:
     """What layers of C++ kernels do besides calling these, so that no step can be a program; ``None``: nothing, as far
-    as the plan tells. ``ranks``: over which their weights are split."""
-    if ranks > 1:
-        return "ranks exchange their sums"
+    as the plan tells."""
     if not stores_as_is(kv_format, dtype):
         return f"keys are stored as {kv_format.storage_dtype(dtype)}"
     return None if isinstance(attention, NativeAttention) else "the attention kernel has no native calls"
@@ -48,7 +45,6 @@ class Lowering:
     dtype: torch.dtype
     attention: AttentionKernel
     kv_format: KVFormat
-    parallelism: Parallelism
     rotations: tuple[Rope, ...]
     """The distinct rotations of the model; their order is that of ``StepContext.rotations``."""
     kernels: Kernels = "torch"
@@ -57,6 +53,8 @@ class Lowering:
     for judging a fast path."""
     first_cache: int = 0
     """Where in the engine's cache the caches of the graph begin."""
+    collectives: Communicator | None = None
+    """By which ranks exchange what they make; ``None``: there is one rank."""
 
     @property
     def on_cpu(self) -> bool:
@@ -73,7 +71,7 @@ class Lowering:
     @property
     def why_uncaptured(self) -> str | None:
         """See :func:`replay_obstacle`. ``None``: steps of few tokens may run as programs."""
-        return replay_obstacle(self.kv_format, self.dtype_name, self.attention, self.tp)
+        return replay_obstacle(self.kv_format, self.dtype_name, self.attention)
 
     @property
     def stores_kv_as_is(self) -> bool:
@@ -83,16 +81,6 @@ class Lowering:
     @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def tp(self) -> int:
-        return self.parallelism.world_size
-
-    def reduced(self, linear: Linear) -> Linear:
-        """A linear cut along its input: each rank holds a partial sum."""
-        if self.tp == 1:
-            return linear
-        return lambda x: self.parallelism.all_reduce(linear(x), "tp")
 
 
 class Weights(Protocol):

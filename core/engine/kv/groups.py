@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.graph import EVERY_TOKEN, Cached, Reach
+from engine.contracts.graph import EVERY_TOKEN, Cached, KVSpec, Reach, TokenShare
 from engine.contracts.kv_allocator import KVGroup
+from engine.models.placement import RankGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,19 @@ class CacheGroups:
     group_of: tuple[int, ...]
     reaches: tuple[Reach, ...]
     """By group: which tokens its queries see."""
+
+    @property
+    def token_shares(self) -> tuple[TokenShare | None, ...]:
+        """By group: which tokens of its blocks this rank caches; ``None``: all."""
+        found: list[set[TokenShare | None]] = [set() for _ in self.reaches]
+        for spec, group in zip(self.caches, self.group_of, strict=True):
+            found[group].add(spec.tokens if isinstance(spec, KVSpec) else None)
+        assert all(len(shares) < 2 for shares in found), "caches of a KV group hold the same tokens"
+        return tuple(next(iter(shares), None) for shares in found)
+
+    def block_sizes(self, block_size: int) -> tuple[int, ...]:
+        """By group: tokens of a block that this rank caches, of ``block_size`` that an allocator hands out."""
+        return tuple(block_size // (1 if share is None else share.ranks) for share in self.token_shares)
 
     @property
     def num_groups(self) -> int:
@@ -44,6 +58,13 @@ def one_group(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> Cac
     """All caches in one group that keeps every token, whatever queries see: for a pass over a text at hand."""
     together = cache_groups(caches, drafter).caches
     return CacheGroups(together, (0,) * len(together), (EVERY_TOKEN,))
+
+
+def of_rank(whole: CacheGroups, own: RankGraph) -> CacheGroups:
+    """The caches of one rank, in the groups of the whole model; a drafter's where the last layer is."""
+    behind = range(own.num_caches, len(whole.caches)) if own.is_last else ()
+    caches = (*own.graph.caches, *(whole.caches[cache] for cache in behind))
+    return CacheGroups(caches, tuple(whole.group_of[cache] for cache in (*own.caches, *behind)), whole.reaches)
 
 
 STATE_BLOCKS = 4

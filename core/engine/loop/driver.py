@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Callable
 
 from engine.border.calls import told
-from engine.loop.core import EngineCore
+from engine.loop.core import EngineBroken, EngineCore
 from engine.loop.messages import (
     Abort,
+    DeviceFailed,
     Failed,
     FromEngine,
     ResetPrefixCache,
@@ -19,10 +20,12 @@ from engine.loop.messages import (
     ToEngine,
 )
 
-Inbox = queue.SimpleQueue  # of ToEngine; None ends the loop like Shutdown
+Inbox = queue.SimpleQueue
+"""Of messages to the engine, and its own; ``None`` ends the loop like ``Shutdown``."""
+ToLoop = ToEngine | DeviceFailed | None
 
 
-def drive(core: EngineCore, inbox: Inbox[ToEngine | None], send: Callable[[FromEngine], None]) -> bool:
+def drive(core: EngineCore, inbox: Inbox[ToLoop], send: Callable[[FromEngine], None]) -> bool:
     """Run until asked to stop (True) or until the engine broke (False; the reason was sent as ``Failed``)."""
     send(StepOutputs((), (), core.stats()))  # the pool's size is known before the first step
     try:
@@ -38,7 +41,7 @@ def drive(core: EngineCore, inbox: Inbox[ToEngine | None], send: Callable[[FromE
     return True
 
 
-def _receive(core: EngineCore, inbox: Inbox[ToEngine | None]) -> bool:
+def _receive(core: EngineCore, inbox: Inbox[ToLoop]) -> bool:
     """Take in all messages, waiting for one if there is nothing to do. False: stop."""
     wait = not core.has_work
     while True:
@@ -54,5 +57,7 @@ def _receive(core: EngineCore, inbox: Inbox[ToEngine | None]) -> bool:
                 core.abort(request_ids, reason)
             case ResetPrefixCache():
                 core.reset_prefix_cache()
+            case DeviceFailed(error):
+                raise EngineBroken(error)
             case Shutdown() | None:
                 return False

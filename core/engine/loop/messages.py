@@ -9,6 +9,7 @@ import msgspec
 
 from engine.contracts.events import Event
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
+from engine.step.messages import RankInfo
 
 MAX_FRAME = 256 * 1024 * 1024
 """Bytes; a longer frame means a broken peer and ends the connection."""
@@ -97,6 +98,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     ledger: MemoryLedger | None = None
     notes: tuple[str, ...] = ()
     """What start-up found that the user should know, one line each."""
+    ranks: tuple[RankInfo, ...] = ()
+    """Where there are several. What is said above is then of rank 0."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -164,6 +167,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     phase: str = ""
     refused: bool = False
     """The configuration cannot run here, and the error says what to change: trying again is no use."""
+
+
+class DeviceFailed(msgspec.Struct, frozen=True):
+    """Of the engine process to itself: a rank has failed, whether or not a step waits for it."""
+
+    error: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

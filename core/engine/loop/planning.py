@@ -33,6 +33,8 @@ class Limits:
 
     token_budget: int
     itl_target_ms: float
+    micro_batches: int = 1
+    """With pipeline stages: the steps in flight that rows which decode are spread over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +140,8 @@ class Planner:
         return broken(self._scheduler, "plan", problem)
 
     def _view(self, asked: int, admitting: bool) -> SchedulerView:
-        running = tuple(
-            self._describe(s)
-            for s in self._queues.running
-            if s.can_run and not self._drafting.waits_for_tokens(s, asked)
-        )
+        ready = [s for s in self._queues.running if s.can_run and not self._drafting.waits_for_tokens(s, asked)]
+        running = tuple(self._describe(s) for s in (self._micro_batch(ready) if self._pipelined else ready))
         self._hits.clear()
         waiting: tuple[RequestView, ...] = ()
         if admitting and self._pool.free_rows:
@@ -160,6 +159,19 @@ class Planner:
             blocks_needed=self._blocks_needed,
             blocks_held=lambda request_id: self._pool.held(self._queues.by_id[request_id]),
         )
+
+    @property
+    def _pipelined(self) -> bool:
+        return self._limits.micro_batches > 1
+
+    def _micro_batch(self, ready: list[Sequence]) -> list[Sequence]:
+        """Of these, what the next of several steps in flight is for: no row whose tokens are in flight, which the
+        first stage does not know, and of those that decode this step's share, the longest idle first."""
+        decoding = sum(s.known > s.prompt_len for s in self._queues.running)
+        known = [s for s in ready if s.pending == 0]
+        share = -(-decoding // self._limits.micro_batches)
+        mine = set(sorted((s for s in known if s.decodes), key=lambda s: s.last_plan)[:share])
+        return [s for s in known if s in mine or not s.decodes]
 
     def _num_drafts(self, s: Sequence) -> int:
         """Drafts that will be verified behind the last token; they never break the token budget alone."""
@@ -314,7 +326,8 @@ class Planner:
             if not s.is_on_device:
                 admits.append(s.admission())
             asked_of.append(self._drafting.asked_of(s, asked))
-            rows.append(s.schedule(self._next_id, placed.num_tokens, placed.num_drafts, placed.wants_drafts, syncs))
+            parts = placed.num_tokens, placed.num_drafts, placed.wants_drafts
+            rows.append(s.schedule(self._next_id, *parts, syncs, self._pipelined))
         plan = StepPlan(self._next_id, tuple(admits), tuple(rows), syncs)
         owners = tuple((sequence, sequence.epoch) for sequence in sketch.placed)
         self._next_id += 1

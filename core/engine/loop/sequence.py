@@ -46,12 +46,14 @@ class Sequence:
     """By KV group: blocks of the lease that the device's block table already has."""
     is_on_device: bool = False
     """The device tables hold this sequence's state, up to the steps in flight."""
+    tokens_sent: int = 0
+    """Tokens that the device was told with the admission."""
     computed: int = 0
     scheduled: int = 0
     pending: int = 0
     """Bound of the tokens that steps in flight sample."""
     host_drafts: tuple[int, ...] = ()
-    """By a drafter on the host, for the next step."""
+    """For the next step: by a drafter on the host, or relayed by one on the device."""
     device_drafts: int = 0
     """How many drafts a drafter on the device will have left for the next step."""
     turn: int = 0
@@ -128,6 +130,7 @@ class Sequence:
         """
         assert self.lease is not None
         self.is_on_device, self.blocks_sent = True, [0] * len(self.lease.blocks)
+        self.tokens_sent = len(self.tokens)
         copies, self.copies = self.copies, ()
         return Admit(
             row_id=self.row_id,
@@ -141,17 +144,26 @@ class Sequence:
         )
 
     def schedule(
-        self, plan_id: int, num_tokens: int, num_drafts: int, wants_drafts: int, syncs_drafter: bool = True
+        self,
+        plan_id: int,
+        num_tokens: int,
+        num_drafts: int,
+        wants_drafts: int,
+        syncs_drafter: bool = True,
+        relays: bool = False,
     ) -> StepRow:
-        """Its part of a step; from here on these tokens count as scheduled."""
+        """Its part of a step; from here on these tokens count as scheduled. ``relays``: with the tokens that the device
+        chose."""
         assert self.lease is not None and self.is_on_device
+        end = self.scheduled + num_tokens
         row = StepRow(
             row_id=self.row_id,
             max_start=self.scheduled,
             num_tokens=num_tokens,
-            samples=self.scheduled + num_tokens == self.known,
+            samples=end == self.known,
             num_drafts=num_drafts,
             drafts=self.host_drafts[:num_drafts],
+            tokens=tuple(self.tokens[self.scheduled : end]) if relays and end > self.tokens_sent else (),
             new_blocks=self._new_blocks(self.lease),
             wants_drafts=wants_drafts,
         )
@@ -179,6 +191,8 @@ class Sequence:
         self.scheduled = max(self.computed, self.scheduled - missed)
         self.pending -= row.samples + row.num_drafts
         self.tokens.extend(result.tokens[:taken])
+        if result.drafts:
+            self.host_drafts, self.device_drafts = result.drafts, len(result.drafts)
         self._check()
 
     def roll_back(self) -> None:

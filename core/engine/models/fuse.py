@@ -48,7 +48,8 @@ class Fused(Generic[K]):
 
 _NAMES = {
     "KVWrite": "kv_write", "ScaleBy": "scale_by", "SoftCap": "soft_cap", "ShortConv": "short_conv",
-    "DeltaRule": "delta_rule", "TorchFunction": "torch_function",
+    "DeltaRule": "delta_rule", "TorchFunction": "torch_function", "AllReduce": "all_reduce", "AllGather": "all_gather",
+    "OwnExperts": "own_experts", "SharedAttention": "shared_attention",
 }  # fmt: skip
 
 Matcher = Callable[[Sequence[Node]], "Match | None"]
@@ -82,7 +83,7 @@ def reads(graph: Graph) -> list[Counter[int]]:
     """For each block of a graph, from its embedding to its head: how often values are read by the blocks behind it."""
     blocks = (graph.embed, *graph.layers, graph.head)
     behind: list[Counter[int]] = []
-    total: Counter[int] = Counter()
+    total = Counter(graph.handed_on)
     for block in reversed(blocks):
         behind.append(Counter(total))
         total.update(number for node in block.nodes for number in node.inputs)

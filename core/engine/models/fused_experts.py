@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 
-from engine.contracts.ops import Experts, LinearPart, LinearSpec
+from engine.contracts.ops import Experts, LinearPart, LinearSpec, Range, Share
 from engine.contracts.quantizer import CheckingQuantizer, Quantizer, StoredHeader, StoredTensor
+from engine.models.sharding import cuts_of
 from engine.models.stored import is_stored, quantizer_problems, stored_of
 
 
@@ -22,8 +24,12 @@ def fused_layers(op: Experts) -> tuple[LinearSpec, LinearSpec]:
 
 
 def _in_one_part(spec: LinearSpec, name: str) -> LinearSpec:
-    slices = spec.outputs if len(spec.parts) > 1 else ()
-    return replace(spec, parts=(LinearPart(name, spec.out_features, spec.parts[0].bias, slices),))
+    slices, share = spec.outputs if len(spec.parts) > 1 else (), spec.share
+    if share is not None:
+        starts = accumulate((part.out_features for part in share.whole.parts), initial=0)
+        rows = [(start + a, start + b) for start, part in zip(starts, share.rows, strict=False) for a, b in part]
+        share = Share(_in_one_part(share.whole, name), (tuple(rows),), share.columns)
+    return replace(spec, parts=(LinearPart(name, spec.out_features, spec.parts[0].bias, slices),), share=share)
 
 
 def is_pair(layer: LinearSpec) -> bool:
@@ -33,9 +39,23 @@ def is_pair(layer: LinearSpec) -> bool:
 
 def fused_stored(layer: LinearSpec, quantizer: Quantizer) -> Iterator[tuple[str, StoredTensor]]:
     """Names of tensors, and what the quantizer asks for of one expert. ``layer``: one of :func:`fused_layers`."""
-    for stored in stored_of(quantizer, layer):
+    for stored in stored_of(quantizer, layer.whole):
         if is_stored(stored, layer.parts[0]):
             yield fused_name(layer.parts[0].name, stored.suffix), stored
+
+
+def fused_cuts(op: Experts, layer: LinearSpec, stored: StoredTensor) -> list[tuple[int, tuple[Range, ...]]]:
+    """What this rank reads of a tensor that holds all experts': :meth:`engine.checkpoint.tensors.Checkpoint.read`."""
+    assert op.fused is not None
+    found: list[tuple[int, tuple[Range, ...]]] = [] if op.held is None else [(0, ((op.held.start, op.held.stop),))]
+    for axis, ranges in cuts_of(stored, layer, 0):
+        if op.fused.interleaved and is_pair(layer) and axis == stored.shard_axes.get("out"):
+            # Of gates and of ups the same ones, which lie side by side.
+            (start, stop), _ = ranges
+            ranges = ((2 * start, 2 * stop),)
+        turned = op.fused.transposed and stored.suffix == "weight"
+        found.append((2 - axis if turned else 1 + axis, ranges))
+    return found
 
 
 def fused_name(layer: str, suffix: str) -> str:

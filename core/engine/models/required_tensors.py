@@ -25,6 +25,8 @@ from engine.contracts.ops import (
     Route,
     Router,
     ScaleBy,
+    Share,
+    SharedAttention,
     ShortConv,
     TorchFunction,
 )
@@ -170,18 +172,22 @@ def linears_of(op: Op) -> tuple[LinearSpec, ...]:
 
 
 def expert_linears(op: Experts) -> list[tuple[LinearSpec, LinearSpec]]:
-    """Gate and up, and down, of each expert."""
-    return [(_numbered(op.gate_up, i), _numbered(op.down, i)) for i in range(op.num_experts)]
+    """Gate and up, and down, of each expert that is here."""
+    first = 0 if op.held is None else op.held.start
+    numbers = range(first, first + op.num_experts)
+    return [(_numbered(op.gate_up, i), _numbered(op.down, i)) for i in numbers]
 
 
 def _numbered(spec: LinearSpec, number: int) -> LinearSpec:
     parts = tuple(replace(part, name=part.name.replace("{}", str(number))) for part in spec.parts)
-    return replace(spec, parts=parts)
+    share = spec.share and replace(spec.share, whole=_numbered(spec.share.whole, number))
+    return replace(spec, parts=parts, share=share)
 
 
 def norm_tensors(op: Norm) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of what a norm reads."""
     shape = (op.by_head, op.size) if op.by_head else (op.size,)
+    shape = shape if op.heads is None else (op.heads.whole, op.size)
     if op.name is not None:
         yield f"{op.name}.weight", shape
         if op.bias:
@@ -200,8 +206,9 @@ def small_tensors_of(node: Node) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
     elif isinstance(node.op, Norm):
         yield from norm_tensors(node.op)
-    elif isinstance(node.op, Attention) and node.sinks is not None:
-        yield node.sinks, (node.op.num_heads,)
+    elif isinstance(node.op, Attention | SharedAttention) and node.sinks is not None:
+        heads = node.op.num_heads if isinstance(node.op, Attention) else node.op.attention.num_heads
+        yield node.sinks, (heads if node.heads is None else node.heads.whole,)
     elif isinstance(node.op, Router):
         yield from router_tensors(node.op)
     elif isinstance(node.op, Route):
@@ -224,7 +231,12 @@ def head_projections(graph: Graph) -> list[LinearSpec]:
 
 def head_projection(op: HeadLinear) -> LinearSpec:
     """What all heads' rows are together: their weights are read as they are, whatever form they are stored in."""
-    return LinearSpec((LinearPart(op.name, op.num_heads * op.rows),), op.features)
+    spec = LinearSpec((LinearPart(op.name, op.num_heads * op.rows),), op.features)
+    if op.heads is None:
+        return spec
+    whole = LinearSpec((LinearPart(op.name, op.heads.whole * op.rows),), op.features)
+    rows = op.heads.start * op.rows, op.heads.stop * op.rows
+    return replace(spec, share=Share(whole, ((rows,),)))
 
 
 def router_tensors(op: Router) -> Iterator[tuple[str, tuple[int, ...]]]:

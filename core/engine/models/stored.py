@@ -38,7 +38,7 @@ def plain_shape(part: LinearPart, spec: LinearSpec, stored: StoredTensor) -> tup
     """The shape an unquantized tensor must have; quantizers judge their own."""
     if stored.suffix == "bias":
         return (part.out_features,)
-    is_plain = stored.suffix == "weight" and stored.quantum == 1
+    is_plain = stored.suffix == "weight" and all(count == 1 for count in stored.per_entry.values())
     return (part.out_features, spec.in_features) if is_plain else None
 
 

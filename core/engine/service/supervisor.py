@@ -28,19 +28,21 @@ log = structlog.get_logger("engine.supervisor")
 
 class Supervisor:
     """An engine hangs while it answers no ping, and while a step takes far longer than such steps do. ``stall_s``: for
-    how long, until it is killed and started again."""
+    how long, until it is killed and started again; ``serving_s``: the same of one that has started."""
 
     def __init__(
         self,
         client: EngineClient,
         stall_s: float,
         *,
+        serving_s: float | None = None,
         poll_s: float = 0.1,
         ping_s: float = PING_S,
         backoff_s: float = 0.5,
     ) -> None:
         self._client = client
         self._stall_s = stall_s
+        self._serving_s = stall_s if serving_s is None else serving_s
         self._poll_s = poll_s
         self._ping_s = ping_s
         self._backoff_s = backoff_s
@@ -107,7 +109,8 @@ class Supervisor:
         if self._since_ping_s >= self._ping_s:
             self._since_ping_s = 0.0
             self._client.ping()
-        if self._hangs_s() > self._stall_s and not self._killed:
+        limit_s = self._serving_s if self.state == "serving" else self._stall_s
+        if self._hangs_s() > limit_s and not self._killed:
             why, self._killed = self._why(), True
             log.error("engine is killed", cause=why)
             self._client.kill(why)

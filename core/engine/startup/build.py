@@ -15,6 +15,7 @@ import torch
 from engine.assembly.bind import BoundEngine, bind, build_slots, config_of
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.contracts.communicator import Communicator
 from engine.contracts.config import DrafterConfig, SchedulerConfig
 from engine.contracts.drafter import DeviceDrafter, aux_layers_of, cached_by, may_be_captured, on_device
 from engine.contracts.kv_allocator import KVGroup
@@ -30,19 +31,27 @@ from engine.kernels.cpu.memory import give_back_freed_memory, keep_freed_memory
 from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
 from engine.kv.cache import KVCache
-from engine.kv.groups import CacheGroups, cache_groups
-from engine.loop.core import CoreSettings, EngineCore
+from engine.kv.groups import CacheGroups, cache_groups, of_rank
+from engine.loop.core import CoreSettings, Device, EngineCore
 from engine.loop.messages import EngineInfo, Phase, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
+from engine.models.placement import RankGraph
 from engine.models.record import recorded
-from engine.startup.checks import check_attention, check_drafter, check_parallelism, check_pool, try_plugins
+from engine.startup.checks import check_attention, check_drafter, check_pool, try_plugins
 from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
-from engine.startup.memory.fit import KVPoolSize, MemoryPlan, plan_memory, size_pool
+from engine.startup.memory.fit import plan_memory, size_pool
 from engine.startup.memory.ledger import make_ledger
 from engine.startup.memory.profile_run import profile_run
-from engine.startup.warm_up import warm_up, warm_up_launches
+from engine.startup.placing import holding, placed
+from engine.startup.probe import probe
+from engine.startup.ranks import Ranks, cores_of, world_of
+from engine.startup.warm_up import warm_up, warm_up_kernels, warm_up_sampling
+from engine.step.exchange import Exchange
 from engine.step.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
+from engine.step.messages import RankInfo
+from engine.step.plan import StepResult
+from engine.step.ranked import RankedDevice, RankStatus, RankSteps
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
 
@@ -58,7 +67,9 @@ class Engine:
     bound: BoundEngine
 
 
-class _Phases:
+class Phases:
+    """Times the phases of start-up and says which one has begun."""
+
     def __init__(self, on_progress: OnProgress, meter: Meter) -> None:
         self.done: list[Phase] = []
         self._on_progress = on_progress
@@ -75,74 +86,244 @@ class _Phases:
         self._on_progress(Progress(name, 1.0))
 
 
+class Rank:
+    """One rank of an engine in the making. The engine process and workers call the same methods in the same order:
+    :meth:`bind`, :meth:`plan_memory`, with several ranks :meth:`meet`, then :meth:`load` and :meth:`allocate`.
+
+    Raises :class:`DoesNotFit`, before any weight is read where that can be known, and what plugins raise.
+    """
+
+    def __init__(
+        self,
+        plan: EnginePlan,
+        rank: int = 0,
+        on_progress: OnProgress = lambda progress: None,
+        free: Callable[[DeviceFacts], int] = free_memory,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        """``free`` says how many bytes are free on a device; ``threads``: of torch, otherwise as the plan says."""
+        torch.set_num_threads(threads or cores_of(plan))
+        if plan.device.kind == "cpu":
+            keep_freed_memory()  # before the device's thread is started
+        self.plan = plan
+        self.rank = rank
+        self.status = RankStatus()
+        self._on_progress = on_progress
+        self._device_free = free
+        self.phase = Phases(self._progress, Meter(plan.device.kind))
+        several = plan.layout.size > 1
+        # A GPU works by itself once kernels are launched; a CPU needs a thread that computes. With several ranks the
+        # loop watches while this one computes, or waits for others; a worker has nothing else to do.
+        own_thread = (plan.overlap and plan.device.kind == "cpu") or several
+        self.worker = DeviceWorker(own_thread and rank == 0)
+
+    def _progress(self, progress: Progress) -> None:
+        self.status.doing = progress.phase
+        self._on_progress(progress)
+
+    def _free(self, device: DeviceFacts) -> int:
+        """Bytes free for this rank."""
+        return self._device_free(device) // self.plan.ranks_per_device
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """With several ranks."""
+        return self.bound.communicator if self.plan.layout.size > 1 else None
+
+    @property
+    def chooses(self) -> bool:
+        return self.rank == self.plan.layout.chooser
+
+    def bind(self) -> None:
+        """Build the plugins."""
+        with self.phase("bind plugins"):
+            self.bound = bind(self.plan)
+            self.whole = recorded(self.bound.architecture, self.plan.model)
+            self.own = placed(self.plan, self.bound)[self.rank]
+            check_attention(self.plan, self.bound)
+            check_drafter(self.plan, self.bound)
+
+    def plan_memory(self) -> None:
+        """Refuse what does not fit."""
+        with self.phase("plan memory"):
+            self.memory = plan_memory(self.plan, self.bound, free=self._free(self.plan.device), own=self.own)
+
+    def meet(self, invitation: str, host: str) -> None:
+        """Meet the other ranks: every two that will exchange tensors do it once."""
+        plan, communicator = self.plan, self.bound.communicator
+
+        def started() -> None:
+            communicator.start(world_of(plan, self.rank, host), invitation)
+            self.status.begun = lambda: communicator.begun
+            probe(communicator, plan.layout, self.rank, plan.device.kind, self.status)
+
+        with self.phase("meet ranks"):
+            self.worker.start(started)()
+
+    def load(self) -> int:
+        """Load the weights. Returns how many KV blocks there is memory for."""
+        plan, bound = self.plan, self.bound
+        if plan.execution == "compile" and plan.device.kind == "cpu":
+            with self.phase("build kernels"):
+                layer_ops.kernels()
+                row_ops.kernels()
+        with self.phase("try plugins"):
+            self.worker.start(partial(try_plugins, plan, bound, self.own.graph))()
+        with self.phase("load weights"):
+            self.model = self.worker.start(
+                partial(load_plan, plan, bound, self._progress, self.own, self.communicator)
+            )()
+        self._in_graphs = plan.execution == "graphs" and not self.model.waits and plan.layout.pp == 1
+        if plan.device.kind == "cuda":
+            with self.phase("profile run"):
+                buckets = graph_buckets(bound) if self._in_graphs else []
+                self.memory = profile_run(
+                    self.memory, bound, self.model, buckets, cuda_capture(), self._free, self.phase.meter
+                )
+        self.own_pool = self.pool = size_pool(self.memory, self.model.weights_bytes, self._free(plan.device))
+        return self.pool.blocks
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make cache and tables for so many KV blocks, and all that runs on them."""
+        plan, bound = self.plan, self.bound
+        with self.phase("allocate cache"):
+            self.pool = self.pool.limited(num_blocks, plan.max_len, self.memory.estimate.pool.block_size)
+            found = cache_groups(self.whole.caches, cached_by(bound.drafter))
+            self.groups = self.memory.estimate.pool.groups(found, self.pool.blocks)
+            found = of_rank(found, self.own)
+            make = partial(_make_runner, plan, bound, self.model, found, self.groups, self.pool.max_len, self._exchange)
+            self.runner = self.worker.start(make)()
+        drafts = drafts_of(self.runner)
+        if drafts is not None:
+            with self.phase("load drafter"):
+                self.worker.start(partial(start_drafter, plan, bound, drafts.drafter, self.runner))()
+        if self._in_graphs:
+            with self.phase("capture graphs"):
+                capture_graphs(self.runner, bound, cuda_capture(), self._progress)
+        if plan.device.kind == "cuda":
+            budget = int(plan.choice("scheduler").config["token_budget"])
+            with self.phase("warm up kernels"):
+                warm_up_kernels(self.runner, self.pool.max_len, budget)
+
+    @property
+    def _exchange(self) -> Exchange | None:
+        layout, rank = self.plan.layout, self.rank
+        if layout.size == 1:
+            return None
+        return Exchange(
+            self.bound.communicator,
+            chooses=self.chooses,
+            chooser=layout.chooser,
+            num_ranks=layout.tp,
+            before=layout.before(rank),
+            behind=layout.behind(rank),
+            aux_layers=tuple(aux_layers_of(self.bound.drafter)),
+            first_layer=self.own.stage.first,
+            last_layer=self.own.stage.last,
+        )
+
+    def info(self, place: str) -> RankInfo:
+        """``place``: where it runs."""
+        kv = self.runner.kv.num_bytes
+        return RankInfo(
+            self.rank,
+            place,
+            holding(self.own, self.plan.layout, self.rank),
+            self.model.weights_bytes,
+            kv,
+            self.own_pool.blocks,
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about this rank."""
+        return (*self.pool.notes, *((self.model.unread,) if self.model.unread else ()), *_program_notes(self))
+
+
 def build_engine(
     plan: EnginePlan,
     on_progress: OnProgress = lambda progress: None,
     free: Callable[[DeviceFacts], int] = free_memory,
+    on_failure: Callable[[str], None] = lambda why: None,
 ) -> Engine:
-    """Build everything the plan names, in this process. ``free`` says how many bytes are free on a device.
+    """Build everything the plan names: rank 0 in this process, further ranks where its launcher starts them.
 
-    Raises :class:`DoesNotFit`, before any weight is read where that can be known, and what plugins raise.
+    ``free`` says how many bytes are free on a device; ``on_failure`` is called, by a thread of its own, if a rank fails
+    later on. Raises :class:`DoesNotFit`, before any weight is read where that can be known, and what plugins raise.
     """
-    torch.set_num_threads(plan.settings.threads or len(os.sched_getaffinity(0)))
-    if plan.device.kind == "cpu":
-        keep_freed_memory()  # before the device's thread is started
-    phase = _Phases(on_progress, Meter(plan.device.kind))
-    with phase("bind plugins"):
-        bound = bind(plan)
-        check_parallelism(plan, bound)
-        check_attention(plan, bound)
-        check_drafter(plan, bound)
-    with phase("plan memory"):
-        memory = plan_memory(plan, bound, free=free(plan.device))
-    if plan.execution == "compile" and plan.device.kind == "cpu":
-        with phase("build kernels"):
-            layer_ops.kernels()
-            row_ops.kernels()
-    # A GPU works by itself once kernels are launched; a CPU needs a thread that computes.
-    worker = DeviceWorker(own_thread=plan.overlap and plan.device.kind == "cpu")
-    with phase("try plugins"):
-        worker.start(partial(try_plugins, plan, bound))()
-    with phase("load weights"):
-        model = worker.start(partial(load_plan, plan, bound, on_progress))()
-    in_graphs = plan.execution == "graphs" and not model.waits
-    if plan.device.kind == "cuda":
-        with phase("profile run"):
-            buckets = graph_buckets(bound) if in_graphs else []
-            memory = profile_run(memory, bound, model, buckets, cuda_capture(), free, phase.meter)
-    with phase("allocate cache"):
-        found = cache_groups(model.graph.caches, cached_by(bound.drafter))
-        pool = size_pool(memory, model.weights_bytes, free(plan.device))
-        groups, max_len = memory.estimate.pool.groups(found, pool.blocks), pool.max_len
-        bound.kv_allocator.start(groups)
-        check_pool(bound.kv_allocator, groups)
-        runner = worker.start(partial(_make_runner, plan, bound, model, found, groups, max_len))()
-    drafts = drafts_of(runner)
-    if drafts is not None:
-        with phase("load drafter"):
-            worker.start(partial(start_drafter, plan, bound, drafts.drafter, runner))()
-    if in_graphs:
-        with phase("capture graphs"):
-            capture_graphs(runner, bound, cuda_capture(), on_progress)
-    core = make_core(plan, bound, DeviceQueue(runner, worker), groups, max_len)
-    with phase("warm up"):
+    rank = Rank(plan, 0, on_progress, free)
+    rank.bind()
+    if plan.layout.size > 1:
+        return _build_ranks(rank, on_progress, on_failure)
+    rank.plan_memory()
+    rank.allocate(rank.load())
+    return _finish(rank, DeviceQueue(rank.runner, rank.worker))
+
+
+def _build_ranks(rank: Rank, on_progress: OnProgress, on_failure: Callable[[str], None]) -> Engine:
+    rank.plan_memory()
+    with rank.phase("start ranks"):
+        ranks = Ranks(rank.plan, rank.bound, rank.status.where, on_progress, on_failure)
+    try:
+        ranks.together(partial(rank.meet, ranks.invitation, ranks.host))
+        num_blocks, binding = ranks.fewest_blocks(ranks.together(rank.load))
+        ranks.together(partial(rank.allocate, num_blocks))
+        infos, notes = ranks.built()
+        rank.status.doing = ""
+        workers = ranks.workers
+        done = workers.deliver if rank.chooses else _told_elsewhere
+        steps = RankSteps(rank.runner, rank.worker, rank.status, done, workers.local_failed)
+        device = RankedDevice(steps, workers, rank.bound.parallelism, rank.bound.communicator)
+        infos = (rank.info(f"pid {os.getpid()}"), *infos)
+        notes += _binding_note(infos, binding)
+        return _finish(rank, device, infos, notes)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _told_elsewhere(result: StepResult) -> None:
+    """Another rank chooses tokens, and sends its result."""
+
+
+def _binding_note(infos: Sequence[RankInfo], binding: int) -> tuple[str, ...]:
+    """Where ranks have memory for different numbers of blocks."""
+    counts = [info.num_blocks for info in infos]
+    if min(counts) == max(counts):
+        return ()
+    most = counts.index(max(counts))
+    return (
+        f"rank {binding} has memory for {counts[binding]} KV blocks, the fewest, so all ranks have as many; rank "
+        f"{most} has memory for {counts[most]}",
+    )
+
+
+def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes: tuple[str, ...] = ()) -> Engine:
+    """The core around a device, once requests of its own have gone through all ranks."""
+    plan, bound = rank.plan, rank.bound
+    bound.kv_allocator.start(rank.groups)
+    check_pool(bound.kv_allocator, rank.groups)
+    core = make_core(plan, bound, device, rank.groups, rank.pool.max_len)
+    with rank.phase("warm up"):
         if plan.device.kind == "cuda":
-            warm_up_launches(core, runner, max_len, int(plan.choice("scheduler").config["token_budget"]))
-        warm_up(core, max_len)
+            warm_up_sampling(core, rank.pool.max_len, int(plan.choice("scheduler").config["token_budget"]))
+        warm_up(core, rank.pool.max_len)
         core.check_idle()
-    info = _describe(model, runner, memory, pool, phase.done)
-    return Engine(core, info, bound)
+    rank.status.doing = ""
+    return Engine(core, _describe(rank, ranks, notes), bound)
 
 
-def _describe(
-    model: LoweredModel, runner: ModelRunner, memory: MemoryPlan, pool: KVPoolSize, phases: Sequence[Phase]
-) -> EngineInfo:
-    kv, tables = runner.kv, runner.tables
-    steps = runner.model.small_steps
-    programs = None if steps is None else steps.programs
-    why = model.why_uncaptured or (model.waits if memory.plan.execution == "graphs" else "")
-    uncaptured = f"a step runs uncaptured (slower): {why}"
-    notes = (uncaptured,) if why else () if programs is None else programs.notes()
+def _program_notes(rank: Rank) -> tuple[str, ...]:
+    model, steps = rank.model, rank.runner.model.small_steps
+    why = model.why_uncaptured or (model.waits if rank.plan.execution == "graphs" else "")
+    if why:
+        return (f"a step runs uncaptured (slower): {why}",)
+    return () if steps is None else steps.programs.notes()
+
+
+def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...]) -> EngineInfo:
+    model, runner, memory, pool = rank.model, rank.runner, rank.memory, rank.pool
+    kv, steps, phases = runner.kv, runner.model.small_steps, rank.phase.done
     return EngineInfo(
         pid=os.getpid(),
         num_blocks=kv.num_blocks,
@@ -158,16 +339,23 @@ def _describe(
             pool,
             weights=model.weights_bytes,
             kv=kv.num_bytes,
-            tables=tables.nbytes,
-            programs=0 if programs is None else programs.num_bytes,
+            tables=runner.tables.nbytes,
+            programs=0 if steps is None else steps.programs.num_bytes,
             phases=phases,
         ),
-        notes=(*pool.notes, *((model.unread,) if model.unread else ()), *notes),
+        notes=(*rank.notes(), *notes),
+        ranks=ranks,
     )
 
 
-def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = lambda _: None) -> LoweredModel:
-    """The model of a plan, lowered as the plan says."""
+def load_plan(
+    plan: EnginePlan,
+    bound: BoundEngine,
+    on_progress: OnProgress = lambda _: None,
+    own: RankGraph | None = None,
+    collectives: Communicator | None = None,
+) -> LoweredModel:
+    """The model of a plan, lowered as the plan says; or with several ranks the one's ``own`` share of it."""
 
     def loaded(fraction: float, detail: str) -> None:
         if plan.device.kind == "cpu":
@@ -180,12 +368,13 @@ def load_plan(plan: EnginePlan, bound: BoundEngine, on_progress: OnProgress = la
         bound.quantizer,
         bound.attention_kernel,
         bound.kv_format,
-        bound.parallelism,
         plan.dtype,
         plan.device.kind,
         loaded,
         kernels=kernels_for(plan.execution, plan.device.kind),
         max_len=plan.max_len,
+        own=None if own is None else own.graph,
+        collectives=collectives,
     )
 
 
@@ -196,6 +385,7 @@ def _make_runner(
     found: CacheGroups,
     groups: Sequence[KVGroup],
     max_len: int,
+    exchange: Exchange | None = None,
 ) -> ModelRunner:
     block_size, device = bound.context.block_size, plan.device.kind
     num_blocks = [group.num_blocks for group in groups]
@@ -204,10 +394,13 @@ def _make_runner(
         if scales is not None:
             kv.set_scales(layer, *scales)
     rows, drafts, vocab_size = bound.context.max_requests, bound.drafter.max_width, plan.model.vocab_size
-    tables = DeviceTables(rows, max_len, drafts, block_size, device, vocab_size, len(groups))
-    model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers_of(bound.drafter))
-    drafter = on_device(bound.drafter)
-    return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
+    tables = DeviceTables(rows, max_len, drafts, block_size, device, vocab_size, len(groups), found.token_shares)
+    aux_layers = aux_layers_of(bound.drafter) if exchange is None else exchange.own_aux_layers
+    model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers)
+    drafter = on_device(bound.drafter) if exchange is None or exchange.samples else None
+    if exchange is not None:
+        tables.agreed = exchange.agreed
+    return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables), exchange)
 
 
 @torch.inference_mode()
@@ -218,7 +411,6 @@ def start_drafter(plan: EnginePlan, bound: BoundEngine, drafter: DeviceDrafter, 
         max_len=plan.max_len,
         attention=bound.attention_kernel,
         kv_format=bound.kv_format,
-        parallelism=bound.parallelism,
         kernels=kernels_for(plan.execution, plan.device.kind),
         describe=partial(recorded, bound.architecture),
         quantizer=partial(_quantizer_for, plan, bound),
@@ -285,7 +477,7 @@ def graph_buckets(bound: BoundEngine) -> list[Bucket]:
 
 
 def make_core(
-    plan: EnginePlan, bound: BoundEngine, device: DeviceQueue, groups: Sequence[KVGroup], max_len: int
+    plan: EnginePlan, bound: BoundEngine, device: Device, groups: Sequence[KVGroup], max_len: int
 ) -> EngineCore:
     """An engine core around a device. ``groups``: as the allocator was started with."""
     scheduler, drafter = config_of(plan.choice("scheduler")), config_of(plan.choice("drafter"))
@@ -298,7 +490,7 @@ def make_core(
         block_size=bound.context.block_size,
         groups=tuple(groups),
         vocab_size=plan.model.vocab_size,
-        limits=Limits(scheduler.token_budget, scheduler.itl_target_ms),
+        limits=Limits(scheduler.token_budget, scheduler.itl_target_ms, plan.in_flight if plan.layout.pp > 1 else 1),
         in_flight=plan.in_flight,
         eos_token_ids=plan.model.eos_token_ids,
         key_parts=parts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import queue
 import signal
 import socket
@@ -18,7 +19,18 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import by_plugin, told
 from engine.checkpoint.files import CheckpointError
-from engine.loop.messages import MAX_FRAME, Failed, FromEngine, Heartbeat, Phase, Ping, Progress, Ready, ToEngine
+from engine.loop.messages import (
+    MAX_FRAME,
+    DeviceFailed,
+    Failed,
+    FromEngine,
+    Heartbeat,
+    Phase,
+    Ping,
+    Progress,
+    Ready,
+    ToEngine,
+)
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
 from engine.startup.process import HEADER
@@ -68,7 +80,7 @@ def main(fd: int, parent: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent drains, then says so
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(fd)
-    inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[ToEngine | DeviceFailed | None] = queue.SimpleQueue()
     beats = Beats()
     try:
         plan_json = connection.receive()
@@ -82,7 +94,7 @@ def main(fd: int, parent: int) -> int:
         from engine.startup.build import build_engine
 
         imported = Phase(IMPORTS, round(time.monotonic() - started, 3))
-        engine = build_engine(plan, connection.send)
+        engine = build_engine(plan, connection.send, on_failure=lambda why: inbox.put(DeviceFailed(why)))
         beats.of = engine.core.heartbeat
         connection.send(Ready(msgspec.structs.replace(engine.info, phases=(imported, *engine.info.phases))))
         return 0 if drive(engine.core, inbox, connection.send) else 1
@@ -104,7 +116,7 @@ def failure(error: Exception) -> Failed:
     return Failed(told(error), refused=by_plugin(error), phase="starting")
 
 
-def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | None], beats: Beats) -> None:
+def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | DeviceFailed | None], beats: Beats) -> None:
     """Decode what the API process sends; ``None`` when it is gone or not making sense. Pings are answered here, while
     the engine builds and steps."""
     decode = msgspec.msgpack.Decoder(ToEngine).decode
@@ -123,4 +135,7 @@ def _listen(connection: Connection, inbox: queue.SimpleQueue[ToEngine | None], b
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread may still be in a call that waits for a rank which is gone

@@ -11,6 +11,7 @@ from engine.assembly.plan import EnginePlan
 from engine.loop.core import EngineCore
 from engine.loop.driver import drive
 from engine.loop.messages import (
+    DeviceFailed,
     EngineInfo,
     FromEngine,
     Heartbeat,
@@ -29,7 +30,7 @@ class InprocessEngineClient(ClientBase):
     def __init__(self, plan: EnginePlan) -> None:
         super().__init__()
         self._plan = plan
-        self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToEngine | DeviceFailed | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._core: EngineCore | None = None
 
@@ -45,7 +46,7 @@ class InprocessEngineClient(ClientBase):
             from engine.startup.child import failure
 
             try:
-                engine = build_engine(self._plan, send)
+                engine = build_engine(self._plan, send, on_failure=lambda why: self._inbox.put(DeviceFailed(why)))
             except Exception as error:
                 send(failure(error))
                 return

@@ -18,7 +18,6 @@ def lowering_of(plan: EnginePlan, bound: BoundEngine, graph: Graph) -> Lowering:
         dtype=getattr(torch, plan.dtype),
         attention=bound.attention_kernel,
         kv_format=bound.kv_format,
-        parallelism=bound.parallelism,
         rotations=rotations(graph),
         kernels=kernels_for(plan.execution, plan.device.kind),
     )

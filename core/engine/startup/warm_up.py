@@ -27,13 +27,17 @@ def warm_up(core: EngineCore, max_len: int) -> None:
             _run_together(core, [1], max(1, min(outputs, max_len - 2)), greedy)
 
 
-def warm_up_launches(core: EngineCore, runner: ModelRunner, max_len: int, token_budget: int) -> None:
+def warm_up_kernels(runner: ModelRunner, max_len: int, token_budget: int) -> None:
     """On a GPU every kind of launch must have been made before readiness: a kernel is compiled when it is first used.
 
-    Batches of every shape, on the row that is nobody's; then requests, for all that follows the model.
+    Batches of every shape, on the row that is nobody's. All ranks do this at the same time.
     """
     for rows, length in batch_shapes(runner.tables.nobody, max_len, token_budget):
         _forward(runner, rows, length)
+
+
+def warm_up_sampling(core: EngineCore, max_len: int, token_budget: int) -> None:
+    """The same for all that follows the model."""
     longest = max(min(max_len - 8, token_budget), 1)
     filtered = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
     asking = {"logprobs": 2, "seed": 1, "repetition_penalty": 1.1}
@@ -55,9 +59,10 @@ def batch_shapes(max_requests: int, max_len: int, token_budget: int) -> Iterator
 @torch.inference_mode()
 def _forward(runner: ModelRunner, rows: int, length: int) -> None:
     inputs = runner.tables.inputs((StepRow(runner.tables.nobody, 0, length),) * rows)
-    hidden, _ = runner.model.forward(inputs.forward, runner.kv, runner.aux_layers)
-    for count in HEAD_ROWS:
-        runner.model.head(hidden[:count])
+    hidden, _ = runner.forward(inputs.forward)
+    if runner.samples:
+        for count in HEAD_ROWS:
+            runner.model.head(hidden[:count])
 
 
 def _run_together(core: EngineCore, prompts: Sequence[int], outputs: int, settings: Mapping[str, Any]) -> None:

@@ -194,7 +194,7 @@ class StepGraphs:
             hidden, aux = self._model.run(batch, self._kv, prepared, self._aux_layers)
             logits, tokens = self._model.greedy(hidden)
             captured = self._keep(bucket, inputs, batch, prepared, logits, aux)
-            self._settle(captured, tokens)
+            self._settle(captured, self.tables.agreed(tokens))
             found[:] = [captured]
 
         def sample(features: Feature) -> None:
@@ -210,6 +210,7 @@ class StepGraphs:
                 self.tables.tokens.shape[1],
                 on_triton=self._model.on_triton,
             )
+            tokens = self.tables.agreed(tokens)
             own = logits.gather(1, tokens.clamp(min=0)[:, None]).squeeze(1) - logits.logsumexp(dim=1)
             captured.logprobs.copy_(own)
             self._settle(captured, tokens)

@@ -59,6 +59,9 @@ class StepRow(msgspec.Struct, frozen=True):
     """To be verified: those a drafter on the device left in the tables, or ``drafts``."""
     drafts: tuple[int, ...] = ()
     """By a drafter on the host."""
+    tokens: tuple[int, ...] = ()
+    """With pipeline stages: those of ``num_tokens`` that the device chose, for ranks that do not know them. The start
+    is exact then."""
     new_blocks: tuple[NewBlocks, ...] = ()
     """At most one for each KV group."""
     wants_drafts: int = 0
@@ -99,6 +102,8 @@ class RowResult(msgspec.Struct, frozen=True):
     """For the positions behind the row's tokens that lie in the prompt."""
     error: str = ""
     """This row's own failure (for example logits that are not finite); the other rows are fine."""
+    drafts: tuple[int, ...] = ()
+    """With pipeline stages: what a drafter on the device proposed behind ``tokens``."""
 
 
 class StepResult(msgspec.Struct, frozen=True):

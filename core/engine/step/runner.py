@@ -11,11 +11,13 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from engine.kernels.model import LoweredModel
+from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kernels.transfer import Mark, mark, upload
 from engine.kv.cache import KVCache
 from engine.sampling.logprobs import Ranked, rank_prompt
+from engine.sampling.state import Feature
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
+from engine.step.exchange import Exchange
 from engine.step.graphs import CapturedStep, StepGraphs
 from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
 from engine.step.running import RunningStep, Sampled, Times
@@ -47,8 +49,16 @@ class ModelRunner:
     """A model, its cache and its tables on one device."""
 
     def __init__(
-        self, model: LoweredModel, kv: KVCache, tables: DeviceTables, drafts: BehindSteps | None = None
+        self,
+        model: LoweredModel,
+        kv: KVCache,
+        tables: DeviceTables,
+        drafts: BehindSteps | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
+        """``exchange``: with other ranks, if there are any."""
+        self._exchange = exchange
+        self._chooses = exchange is None or exchange.chooses
         self.model = model
         self.kv = kv
         self.tables = tables
@@ -70,6 +80,18 @@ class ModelRunner:
             for copy in admit.copies:
                 self.kv.copy_block(copy.group, copy.source, copy.target)
 
+    @property
+    def samples(self) -> bool:
+        """Tokens are chosen behind the layers of this rank: it is in the last stage."""
+        return self._exchange is None or self._exchange.samples
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> tuple[Tensor, list[Tensor]]:
+        """As :meth:`LoweredModel.forward`; what comes back means something in the last stage alone."""
+        if self._exchange is None:
+            return self.model.forward(batch, self.kv, self.aux_layers)
+        return self._exchange.forward(self.model, batch, self.kv)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Hand one plan to the device; on a GPU this returns while the device works. ``apply`` happened before (see
@@ -79,7 +101,7 @@ class ModelRunner:
         captured = None if self.graphs is None or bucket is None else self.graphs.replay(bucket, plan.rows)
         if captured is None:
             inputs = self.tables.inputs(plan.rows)
-            hidden, aux = self.model.forward(inputs.forward, self.kv, self.aux_layers)
+            hidden, aux = self.forward(inputs.forward)
             sampled, prompts = self._sample(plan, inputs, hidden), self._prompt_logprobs(plan, hidden)
         else:
             inputs, aux = captured.step_inputs, list(captured.aux_hidden_states)
@@ -91,12 +113,21 @@ class ModelRunner:
             ended = mark(self.tables.device)
         times = Times(self._last, started, done, ended)
         self._last = ended
-        return RunningStep(plan, sampled, prompts, times, valid)
+        relayed = self._drafts_of(plan) if valid is not None and self._exchange and self._exchange.relays else None
+        return RunningStep(plan, sampled, prompts, times, valid, relayed)
+
+    def _drafts_of(self, plan: StepPlan) -> Tensor:
+        """What a drafter has just proposed: int64 ``[R, most wanted of a row]``."""
+        rows = upload([row.row_id for row in plan.rows], torch.int64, self.tables.device)[:, None]
+        behind = torch.arange(1, 1 + max(row.wants_drafts for row in plan.rows), device=self.tables.device)
+        return self.tables.tokens[rows, self.tables.computed[rows] + behind]
 
     # Tokens -----------------------------------------------------------------------------------------------------
 
-    def _captured(self, plan: StepPlan, captured: CapturedStep) -> Sampled:
+    def _captured(self, plan: StepPlan, captured: CapturedStep) -> Sampled | None:
         """The tokens of a replayed step. Logprobs of other tokens than the chosen ones are made here, not in it."""
+        if not self._chooses:
+            return None
         num_drafts, queries = tuple(row.num_drafts for row in plan.rows), captured.bucket.queries
         tops = self._logprobs_wanted(plan.rows)
         others = [top or None for top in tops]
@@ -120,7 +151,7 @@ class ModelRunner:
         tables, batch = self.tables, inputs.forward
         ends = inputs.starts + inputs.num_tokens
         sampling = [i for i, row in enumerate(plan.rows) if row.samples]
-        if not sampling:
+        if not sampling or not self.samples:
             tables.computed[inputs.row_ids] = ends
             return None
         q_ends = list(accumulate(row.num_queries for row in plan.rows))
@@ -131,11 +162,19 @@ class ModelRunner:
             hidden, token_ids, row_ids, positions = (t[index] for t in (hidden, token_ids, row_ids, positions))
         rows = [plan.rows[i] for i in sampling]
         num_drafts = tuple(row.num_drafts for row in rows)
-        chosen = tables.sampling.at(row_ids, positions, tables.features(rows))
-        longest = max(row.max_end for row in rows)
-        tokens, logits = choose_tokens(
-            self.model.head(hidden), chosen, tables.sampling, tables.tokens, longest, self.model.on_triton
-        )
+        features, longest = tables.features(rows), max(row.max_end for row in rows)
+        if features is Feature.NONE and self._exchange is not None and self.model.own_head is not None:
+            # The best of each rank's best: no rank needs all logits, and all find the same.
+            logits = self.model.own_head.of_rows(hidden)
+            tokens = self._exchange.most_likely(logits, self.model.first_token)
+        else:
+            chosen, logits = tables.sampling.at(row_ids, positions, features), self.model.head(hidden)
+            tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+            if self._chooses:
+                tokens, logits = choose_tokens(
+                    logits, chosen, tables.sampling, tables.tokens, longest, self.model.on_triton
+                )
+            tokens = tables.agreed(tokens)
         accepted = accepted_of(token_ids, tokens, num_drafts)
         tables.write(row_ids, positions + 1, tokens)
         if len(sampling) == len(plan.rows):
@@ -143,12 +182,16 @@ class ModelRunner:
         else:
             ends.index_add_(0, upload(sampling, torch.int64, hidden.device), accepted)
         tables.computed[inputs.row_ids] = ends
+        if not self._chooses:
+            return None
         ranked = rank_tokens(logits, tokens, num_drafts, self._logprobs_wanted(rows))
         return Sampled(tuple(sampling), Choice(num_drafts, tokens, accepted, ranked))
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, tuple[Ranked, ...]]:
         """Logprobs of prompt tokens behind those of each row that wants them, a bounded number at a time."""
         results: dict[int, tuple[Ranked, ...]] = {}
+        if not self.samples:
+            return results
         begin = 0
         for i, row in enumerate(plan.rows):
             request = self.tables.requests[row.row_id]
@@ -160,6 +203,8 @@ class ModelRunner:
                 for at in range(0, count, PROMPT_LOGPROB_ROWS):
                     stop = min(at + PROMPT_LOGPROB_ROWS, count)
                     logits = self.model.head(hidden[begin + at : begin + stop])
+                    if not self._chooses:
+                        continue
                     # A copy: the table may change before the host reads it.
                     parts.append(rank_prompt(logits, targets[at:stop].clone(), top))
                 results[i] = tuple(parts)

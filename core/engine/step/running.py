@@ -44,17 +44,21 @@ class RunningStep:
         prompts: Mapping[int, tuple[Ranked, ...]],
         times: Times,
         drafts_valid: Tensor | None = None,
+        drafts: Tensor | None = None,
     ) -> None:
         """``prompts``: logprobs of prompt tokens by row of the plan; ``drafts_valid``: bool, whether all drafts that a
-        drafter proposed behind the step are tokens."""
+        drafter proposed behind the step are tokens; ``drafts``: int64 ``[R, most]``, these drafts, where the host is
+        to have them."""
         self._plan = plan
         self._sampled = sampled
         self._prompts = prompts
         self._times = times
         choice = () if sampled is None else sampled.choice.tensors
         ranked = [tensor for parts in prompts.values() for part in parts for tensor in part]
+        self._relays_drafts = drafts is not None
+        proposed = () if drafts is None else (drafts,)
         flags = () if drafts_valid is None else (drafts_valid,)
-        self._arriving = download((*choice, *ranked, *flags))
+        self._arriving = download((*choice, *ranked, *proposed, *flags))
         self._num_choice = len(choice)
         self._checks_drafts = drafts_valid is not None
 
@@ -73,9 +77,17 @@ class RunningStep:
             i: tuple(entry for _ in parts for entry in listed(*(next(rest) for _ in range(4))))
             for i, parts in self._prompts.items()
         }
+        drafts: list[list[int]] = next(rest).tolist() if self._relays_drafts else [[]] * len(found)
         rows = tuple(
-            RowResult(verdict.tokens, verdict.num_accepted, verdict.logprobs, prompts.get(i, ()), verdict.error)
-            for i, verdict in enumerate(found)
+            RowResult(
+                verdict.tokens,
+                verdict.num_accepted,
+                verdict.logprobs,
+                prompts.get(i, ()),
+                verdict.error,
+                tuple(drafts[i][: row.wants_drafts]),
+            )
+            for i, (verdict, row) in enumerate(zip(found, self._plan.rows, strict=True))
         )
         times = self._times
         return StepResult(

@@ -39,9 +39,11 @@ from engine.checkpoint.tensors import open_checkpoint
 from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.graph import Graph
 from engine.contracts.model import ModelConfig, ModelFacts
-from engine.contracts.ops import Experts
+from engine.contracts.ops import AllGather, AllReduce, Experts, Norm, ScaleBy, Slice, TorchFunction
 from engine.kernels.settings import Kernels
 from engine.models.fused_experts import fused_tensors, is_fused
+from engine.models.layout import Layout
+from engine.models.placement import place
 from engine.models.record import facts, recorded
 from engine.models.required_tensors import (
     IGNORED_SUFFIXES,
@@ -51,7 +53,6 @@ from engine.models.required_tensors import (
     small_tensors,
     unread_names,
 )
-from engine.models.sharding import cut_problems
 from engine.testing.paged_loop import BLOCK, PagedLoop, loaded
 from engine.testing.plain import PlainQuantizer, RoundedQuantizer, to_fp8, to_int4, to_int8
 
@@ -59,6 +60,8 @@ TOKENS = 40
 """Of a sequence."""
 CHUNKS = (21, 1, 1, 6, 1, 10)
 """Of them, by step: a prompt, decode steps, and chunks in between."""
+NEED_ALL = (Norm, ScaleBy, Slice, TorchFunction)
+"""Ops that may need all features of what ranks have a part of."""
 OUTPUT = 32
 """Greedy tokens behind a prompt of the others."""
 ROUNDED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
@@ -150,8 +153,14 @@ class ArchitectureConformance:
 
     def test_cuts_for_tensor_parallelism_fit_together(self, model_name: str) -> None:
         """What a linear layer with ``shard="out"`` makes is shared out over ranks, and one with ``shard="in"`` takes it
-        so."""
-        assert list(cut_problems(self.described(model_name)[1])) == []
+        so: each layer ends in sums, and what ranks have a part of is gathered only for ops that need all of it."""
+        for rank in place(self.described(model_name)[1], Layout(tp=2), lambda spec, axis: 1):
+            for layer in rank.graph.layers:
+                ops = {node.outputs[0]: node.op for node in layer.nodes if node.outputs}
+                assert any(isinstance(op, AllReduce) for op in ops.values())
+                for node in layer.nodes:
+                    gathered = any(isinstance(ops.get(value), AllGather) for value in node.inputs)
+                    assert not gathered or isinstance(node.op, NEED_ALL), f"{type(node.op).__name__} of gathered values"
 
     # Against the reference -------------------------------------------------------------------------------------------
 

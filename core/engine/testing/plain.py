@@ -13,7 +13,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilit
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention, LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine.kernels.torch.reference import paged_attention
+from engine.kernels.torch.reference import paged_attention, paged_attention_lse
 
 GROUP = 32
 
@@ -96,36 +96,5 @@ class PlainAttention:
     ) -> Tensor:
         return paged_attention(prepared, op, q, cache, sinks)
 
-
-class OneRank:
-    """Nothing is cut and nothing is sent."""
-
-    rank = 0
-    world_size = 1
-
-    def shard(self, spec: LinearSpec) -> tuple[int, int]:
-        return 0, 1
-
-    def all_reduce(self, x: Tensor, group: str) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor, group: str, axis: int) -> Tensor:
-        return x
-
-    def reduce_scatter(self, x: Tensor, group: str, axis: int) -> Tensor:
-        return x
-
-    def all_to_all(self, x: Tensor, group: str) -> Tensor:
-        return x
-
-    def broadcast(self, data: bytes, group: str) -> bytes:
-        return data
-
-    def launch(self, plan_json: str) -> None:
-        """There are no further ranks."""
-
-    def healthy(self) -> tuple[str, ...]:
-        return ()
-
-    def close(self) -> None:
-        """Nothing was started."""
+    def forward_lse(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        return paged_attention_lse(prepared, op, q, cache)

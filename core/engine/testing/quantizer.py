@@ -19,12 +19,13 @@ The first test fails until the suites of all that is offered are inherited.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec, Share
 from engine.contracts.quantizer import (
     CheckingQuantizer,
     PackedLinear,
@@ -37,7 +38,7 @@ from engine.contracts.quantizer import (
 from engine.kernels.packing import Target, pack_quantized
 from engine.kernels.torch.reference import gated_activation
 from engine.kernels.triton.device import runs_triton
-from engine.models.sharding import cut
+from engine.models.sharding import has_bias, taken
 
 SPECS: dict[str, LinearSpec] = {
     "one_part": LinearSpec((LinearPart("o", 96),), 64),
@@ -179,8 +180,8 @@ class QuantizerConformance:
 
     @pytest.mark.parametrize("axis", CUT)
     def test_cuts_for_tensor_parallelism_are_cuts_of_the_layer(self, axis: str) -> None:
-        """The core cuts what is stored as ``StoredTensor`` says; each rank packs its own part, with the spec of the
-        whole layer. What cannot be cut says why."""
+        """The core cuts what is stored as ``StoredTensor`` says; each rank packs its own share. What cannot
+        be cut says why."""
         spec, dtype = CUT[axis], self.dtypes[0]
         parts = self.parts(spec, getattr(torch, dtype))
         stored = {one.suffix: one for one in self.make().stored(spec)}
@@ -189,19 +190,19 @@ class QuantizerConformance:
                 f"{whole[0].suffix}: no reason why it cannot be cut along {axis}"
             )
             return
-        outs, size = [part.out_features for part in spec.parts], spec.in_features
-        outs, size = ([out // 2 for out in outs], size) if axis == "out" else (outs, size // 2)
         weights = self.weights(parts)
         for rank in range(2):
+            share = shares(spec)[rank]
             mine = [
                 {
-                    suffix: cut(tensor, suffix, spec, stored[suffix], rank, 2)
+                    suffix: taken(tensor, stored[suffix], share, number)
                     for suffix, tensor in part.items()
-                    if not (suffix == "bias" and axis == "in" and rank)  # sums are added up: one brings the bias
+                    if suffix != "bias" or has_bias(share)
                 }
-                for part in parts
+                for number, part in enumerate(parts)
             ]
-            packed = self.layer_of(self.make(), spec, mine, getattr(torch, dtype))
+            packed = self.layer_of(self.make(), share, mine, getattr(torch, dtype))
+            outs, size = [part.out_features for part in share.parts], share.in_features
             read = torch.split(self.columns(packed, size, dtype), outs)
             for part, got, weight in zip(spec.parts, read, weights, strict=True):
                 want = weight.chunk(2, 0 if axis == "out" else 1)[rank]
@@ -462,6 +463,23 @@ def bits_of(tensor: Tensor) -> Tensor:
 def about(said: int, kept: int) -> bool:
     """A model that is said to fit must; one that fits should not be refused for what a format takes at worst."""
     return kept <= said <= 1.25 * kept
+
+
+def shares(spec: LinearSpec) -> tuple[LinearSpec, ...]:
+    """Two ranks' of it, equal ones."""
+    if spec.shard == "in":
+        half = spec.in_features // 2
+        rows = tuple(((0, part.out_features),) for part in spec.parts)
+        first = replace(spec, in_features=half, share=Share(spec, rows, (0, half)))
+        parts = tuple(replace(part, bias=False) for part in spec.parts)
+        return first, replace(first, parts=parts, share=Share(spec, rows, (half, spec.in_features)))
+    found = []
+    for rank in range(2):
+        halves = [part.out_features // 2 for part in spec.parts]
+        parts = tuple(replace(part, out_features=half) for part, half in zip(spec.parts, halves, strict=True))
+        own = tuple(((rank * half, (1 + rank) * half),) for half in halves)
+        found.append(replace(spec, parts=parts, share=Share(spec, own)))
+    return tuple(found)
 
 
 def may_be_cut(stored: StoredTensor, axis: str) -> bool:

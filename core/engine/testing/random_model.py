@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.assembly.model_config import read_config
-from engine.checkpoint.tensors import Checkpoint, TensorEntry
+from engine.checkpoint.tensors import Checkpoint, Cut, TensorEntry
 from engine.contracts.architecture import Architecture
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel
 from engine.contracts.graph import Graph, KVSpec
@@ -32,7 +32,6 @@ from engine.kv.groups import cache_groups
 from engine.models.record import facts, recorded
 from engine.models.required_tensors import head_projections, linears_of, small_tensors
 from engine.testing.context import build_context
-from engine.testing.plain import OneRank
 
 BLOCK = 16
 """Tokens."""
@@ -51,8 +50,9 @@ class RandomCheckpoint(Checkpoint):
         self._device, self._dtype = device, dtype
         self._generator = torch.Generator(device)
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, cuts: Sequence[Cut] = ()) -> Tensor:
         """Weights of norms are ones, all others normal: activations keep their size through the layers."""
+        assert not cuts, "a random model is of one rank"
         shape = self.entry(name).shape
         if len(shape) == 1 and name.endswith(".weight"):
             return torch.ones(shape, dtype=self._dtype, device=self._device)
@@ -143,7 +143,7 @@ def random_model(
     place = DeviceFacts("cuda" if device.startswith("cuda") else "cpu")
     context = replace(build_context(block_size=BLOCK), model=known, device=place, dtype=dtype)
     compute, kernel = getattr(torch, dtype), attention(context)
-    lowering = Lowering(device, compute, kernel, kv_format, OneRank(), rotations(graph), kernels)
+    lowering = Lowering(device, compute, kernel, kv_format, rotations(graph), kernels)
     loader = CountingLoader(RandomCheckpoint(graph, compute, device), quantizer(context), lowering)
     with torch.inference_mode():
         model = loader.load(graph, tokens)

@@ -36,7 +36,11 @@ class OnLoad(ABC):
         self._kept = KeptWeights(config, context)
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
-        return STORED
+        group_size = self._form_of(spec).group_size
+        if self._is_plain(spec) or group_size >= spec.in_features:
+            return STORED
+        weight, bias = STORED
+        return replace(weight, together={"in": group_size}), bias
 
     def pack(self, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]], dtype: Any, device: str) -> PackedLinear:
         if self._is_plain(spec):

@@ -169,7 +169,7 @@ def test_a_plugin_without_native_calls_runs_op_by_op_and_the_plan_says_so(models
     plan = assemble([f"model.path={models.path('Llama')}", "device=cpu", "threads=1", "model.dtype=float32"])
     bound = bind(plan)
     torch_paged = TorchAttention(None, bound.context)  # type: ignore[arg-type]
-    parts = (bound.quantizer, torch_paged, bound.kv_format, bound.parallelism)
+    parts = (bound.quantizer, torch_paged, bound.kv_format)
     other = load_model(facts, recorded(bound.architecture, facts), *parts, dtype, "cpu", kernels="native")
     assert other.lowering[-1] == "steps: run uncaptured (slower): the attention kernel has no native calls"
     assert capture_steps(other, PagedLoop(facts, other, dtype).kv, MAX_LEN) is other
@@ -200,7 +200,7 @@ def test_a_value_that_outlives_its_layer_runs_op_by_op_and_stays_as_it_is(models
     plan = assemble([f"model.path={models.path('Llama')}", "device=cpu", "threads=1", "model.dtype=float32"])
     bound = bind(plan)
     graph = recorded(FromTheFirst(None), plan.model)  # type: ignore[arg-type]
-    parts = (bound.quantizer, bound.attention_kernel, bound.kv_format, bound.parallelism, plan.dtype, "cpu")
+    parts = (bound.quantizer, bound.attention_kernel, bound.kv_format, plan.dtype, "cpu")
     native, reference = (load_model(plan.model, graph, *parts, kernels=kind) for kind in ("native", "reference"))
     loop, want = PagedLoop(plan.model, native, plan.dtype), PagedLoop(plan.model, reference, plan.dtype).logits(TOKENS)
     steps = captured(loop, ())

@@ -62,16 +62,6 @@ def experts(dtype, gated=PLAIN, bias=False, **options):
     return op, [(layer(up), layer(down)) for up, down in expert_linears(op)]
 
 
-class _OneRank:
-    """Of a lowering, what experts ask for."""
-
-    tp = 1
-
-    @staticmethod
-    def reduced(linear):
-        return linear
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 2, 7, 16, 1000])
 @pytest.mark.parametrize("adds", ["nothing", "a residual", "in place"])
@@ -96,7 +86,7 @@ def check_mixture(dtype, rows, adds, gated, bias, **options):
     x, residual = (torch.randn(rows, 64, generator=generator).to(dtype) for _ in range(2))
     ids = torch.stack([torch.randperm(6, generator=generator)[:2] for _ in range(rows)])
     weights = torch.rand(rows, 2, generator=generator)
-    mixed = mixed_by_torch(_OneRank, op, pairs)(x, ids, weights)
+    mixed = mixed_by_torch(op, pairs)(x, ids, weights)
     want = mixed if adds == "nothing" else residual + mixed
     given = (None, None) if adds == "nothing" else (residual, residual if adds == "in place" else None)
     got = expert_ops.MixExperts(op, pairs, dtype)(x, ids, weights, *given)
@@ -120,7 +110,7 @@ def test_experts_in_torch_do_what_the_op_says(act, weighs_inputs):
         gate, up = gate_up.reference(read[None]).chunk(2, dim=-1)
         made = down.reference(activated(gate, act) * up)[0]
         want[row] += made if weighs_inputs else made * weights[row, k]
-    torch.testing.assert_close(mixed_by_torch(_OneRank, op, pairs)(x, ids, weights), want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mixed_by_torch(op, pairs)(x, ids, weights), want, rtol=1e-4, atol=1e-4)
 
 
 def test_sigmoids_that_are_alike_do_not_hide_the_largest_logits():

@@ -17,7 +17,7 @@ from engine.kernels.settings import Kernels, Lowering
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.testing.attention_cases import PlainFormat
-from engine.testing.plain import OneRank, PlainAttention
+from engine.testing.plain import PlainAttention
 from tests.needs import needs_compiler
 
 pytestmark = needs_compiler
@@ -49,7 +49,7 @@ def network(rule: DeltaRule) -> Graph:
 def computed(rule: DeltaRule, kernels: Kernels, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     """What comes out of each step, and what is left in the cache."""
     graph, weights = network(rule), RandomWeights()
-    lowering = Lowering("cpu", dtype, PlainAttention(), PlainFormat(), OneRank(), (), kernels)
+    lowering = Lowering("cpu", dtype, PlainAttention(), PlainFormat(), (), kernels)
     kv = KVCache(cache_groups(graph.caches), PlainFormat(), [16], BLOCK, "float32", "cpu")
     left = [tensor for state in kv.states.values() for tensor in (state.tokens, state.states)]
     for tensor in left:

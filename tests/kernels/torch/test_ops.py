@@ -11,9 +11,9 @@ from engine.contracts.ops import Scale
 from engine.kernels.settings import Lowering
 from engine.kernels.torch.ops import scale_factor
 from engine.testing.attention_cases import PlainFormat
-from engine.testing.plain import OneRank, PlainAttention
+from engine.testing.plain import PlainAttention
 
-LOWERING = Lowering("cpu", torch.float32, PlainAttention(), PlainFormat(), OneRank(), ())
+LOWERING = Lowering("cpu", torch.float32, PlainAttention(), PlainFormat(), ())
 
 
 @pytest.mark.parametrize(("dtype", "rounded"), [(torch.float32, 55.42562484741211), (torch.bfloat16, 55.5)])

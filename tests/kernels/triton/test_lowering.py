@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.contracts.config import ParallelismConfig, SlotConfig
+from engine.contracts.config import SlotConfig
 from engine.contracts.graph import Builder, Graph
 from engine.contracts.ops import LinearPart, LinearSpec, Norm, RopeFacts
 from engine.contracts.quantizer import PackedLinear
@@ -21,7 +21,6 @@ from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
 from engine.testing.context import build_context
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
-from engine_plugins.parallelism.single import SingleDevice
 from engine_plugins.quantizer.unquantized import pack_plain
 from tests.kernels.triton.test_heads import Int8Format
 from tests.launches import count_launches
@@ -69,7 +68,7 @@ def run(kernels: Kernels, kv_format: Any, rows: int, device: str) -> tuple[Tenso
     context, graph = build_context(), until_attention()
     lowering = Lowering(
         device, torch.float32, TorchAttention(SlotConfig(), context), kv_format,
-        SingleDevice(ParallelismConfig(), context), rotations(graph), kernels,
+        rotations(graph), kernels,
     )  # fmt: skip
     weights: Any = RandomWeights(device, seed=rows)
     residual = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows)).to(device)

@@ -47,12 +47,11 @@ class LinearCheck:
         spec: LinearSpec,
         parts: Sequence[Mapping[str, Tensor]],
         packed: object,
-        in_features: int,
-        out_features: int,
         act: str,
     ) -> PackedLinear:
-        """``packed``, made of ``parts``, whose calls carry the quantizer's name from now on. Sizes are those of this
-        rank; ``act``: what gates are put through."""
+        """``packed``, made of ``parts``, whose calls carry the quantizer's name from now on. ``act``: what gates are
+        put through."""
+        in_features, out_features = spec.in_features, spec.out_features
         if not isinstance(packed, PackedLinear):
             expected = "a PackedLinear or a QuantizedWeight"
             raise broken(self._quantizer, "pack", f"returned {shown(packed)}, expected {expected}")

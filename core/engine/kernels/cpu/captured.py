@@ -172,21 +172,24 @@ class CapturedSteps:
         self.programs = Programs(model.attention, kv.block_size, max_len, num_groups)
         self._model, self._kv, self._aux_layers = model, kv, tuple(aux_layers)
         self._step = Captured("a step", self._run, self.programs)
-        self._step.write([torch.empty(0, dtype=torch.int64)])
+        received = [torch.empty(0, model.graph.sizes[number], dtype=model.dtype) for number in model.graph.received]
+        self._step.write(received or [torch.empty(0, dtype=torch.int64)])
 
-    def __call__(self, batch: ForwardBatch, kv: Cache, aux_layers: Sequence[int]) -> tuple[Tensor, list[Tensor]] | None:
+    def __call__(
+        self, batch: ForwardBatch, kv: Cache, aux_layers: Sequence[int], received: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, list[Tensor]] | None:
         """As :meth:`LoweredModel.forward`, or ``None`` for a step that has to run op by op."""
         if kv is not self._kv or tuple(aux_layers) != self._aux_layers:
             return None
         metadata = ForwardMetadata(batch.positions, batch.slot_mappings, batch.attention)
-        found = self._step(batch.token_ids, metadata=metadata)
-        return (found[0], list(found[1:])) if aux_layers else (found, [])
+        found = self._step(*(received or (batch.token_ids,)), metadata=metadata)
+        return (found[0], list(found[1:])) if isinstance(found, tuple) else (found, [])
 
-    def _run(self, token_ids: Tensor, metadata: ForwardMetadata) -> Any:
+    def _run(self, *entering: Tensor, metadata: ForwardMetadata) -> Any:
         prepared = metadata.prepared or prepared_of(self._model.attention, metadata.attention)
         slots = metadata.slot_mappings
-        batch = ForwardBatch(token_ids, metadata.positions, slots, metadata.attention, slots[0])
-        residual, aux = self._model.run(batch, self._kv, prepared, self._aux_layers)
+        batch = ForwardBatch(entering[0], metadata.positions, slots, metadata.attention, slots[0])
+        residual, aux = self._model.run(batch, self._kv, prepared, self._aux_layers, entering)
         return (residual, *aux) if aux else residual
 
 

@@ -194,12 +194,14 @@ struct Share {
     int64_t expert, begin, end;
 };
 
-// order: pairs by expert, of one expert by token. Returns how many shares there are.
+// order: pairs by expert, of one expert by token; those of expert -1, which is not here, are left out. Returns how many
+// shares there are.
 int64_t divide(const Experts& m, int64_t pairs, const int64_t* ids, int32_t* order, Share* shares) {
     int64_t count = 0, place = 0;
     int64_t* starts = static_cast<int64_t*>(std::calloc(m.num_experts + 1, sizeof(int64_t)));
     if (starts == nullptr) std::abort();
-    for (int64_t pair = 0; pair < pairs; pair++) starts[ids[pair] + 1]++;
+    for (int64_t pair = 0; pair < pairs; pair++)
+        if (ids[pair] >= 0) starts[ids[pair] + 1]++;
     for (int64_t expert = 0; expert < m.num_experts; expert++) {
         for (int64_t left = starts[expert + 1]; left > 0; left -= std::min(left, MOST_ROWS)) {
             const int64_t end = place + std::min(left, MOST_ROWS);
@@ -208,7 +210,8 @@ int64_t divide(const Experts& m, int64_t pairs, const int64_t* ids, int32_t* ord
         }
         starts[expert + 1] = place;
     }
-    for (int64_t pair = 0; pair < pairs; pair++) order[starts[ids[pair]]++] = pair;
+    for (int64_t pair = 0; pair < pairs; pair++)
+        if (ids[pair] >= 0) order[starts[ids[pair]]++] = pair;
     std::free(starts);
     return count;
 }
@@ -248,6 +251,7 @@ public:
         static thread_local Scratch memory;
         auto* shares = static_cast<Share*>(memory.take(sizeof(Share) * (m_.num_experts + pairs_ / MOST_ROWS + 1)));
         const int64_t count = divide(m_, pairs_, ids, order_, shares);
+        placed_ = count > 0 ? shares[count - 1].end : 0;
         const int64_t threads = omp_get_max_threads(), alone = count - count % threads;
         if (threads > 1 && alone > 0) {
 #pragma omp parallel for schedule(dynamic, 1)
@@ -259,10 +263,8 @@ public:
     // A token's experts are added up in the order of their numbers, whoever else is there.
     void add_up(int64_t rows, const T* residual, T* y) {
         int32_t* places = order_ + pairs_;
-        for (int64_t place = 0, next; place < pairs_; place++) {
-            next = order_[place];
-            places[next] = static_cast<int32_t>(place);
-        }
+        std::fill_n(places, pairs_, -1);
+        for (int64_t place = 0; place < placed_; place++) places[order_[place]] = static_cast<int32_t>(place);
 #pragma omp parallel for schedule(static) if (pairs_ * m_.out_features >= PARALLEL_ELEMENTS)
         for (int64_t row = 0; row < rows; row++) {
             int32_t* mine = places + row * m_.top_k;
@@ -302,6 +304,7 @@ private:
     void add_columns(int64_t row, const int32_t* places, int64_t begin, int64_t count, const T* residual, T* y) const {
         float sums[COLUMNS] = {};
         for (int64_t k = 0; k < m_.top_k; k++) {
+            if (places[k] < 0) continue;
             const float weight = m_.weighs_inputs ? 1.0f : weights_[order_[places[k]]];
             const T* made = made_ + places[k] * m_.out_features + begin;
 #pragma omp simd
@@ -320,6 +323,7 @@ private:
     int32_t* order_;
     T* made_;
     const float* weights_ = nullptr;
+    int64_t placed_ = 0;  // pairs of experts that are here
 };
 
 }  // namespace

@@ -33,13 +33,11 @@ from engine.contracts.quantizer import NativeLinear, PackedLinear
 from engine.kernels.cpu.elementwise import Combine, head_norms, rotated_heads, scaled_by_position, write_kv
 from engine.kernels.cpu.head_ops import joined_heads, multiplied_heads, sliced_heads
 from engine.kernels.cpu.program import NotNative, Value, empty, run
-from engine.kernels.cpu.row_ops import lookup
 from engine.kernels.model import StepContext
 from engine.kernels.settings import MOST_TOKENS, Kernel, Lowered, Lowering, Weights, cache_of
-from engine.kernels.torch.ops import head_call, part_columns, scale_factor
+from engine.kernels.torch.ops import head_call, lower_embed, part_columns, scale_factor
 from engine.models.fuse import Fused, Match
 from engine.models.required_tensors import linears_of
-from engine.models.sharding import check_heads
 
 LowerOp = Callable[[Lowering, Any, Fused[Kernel], Weights], Lowered]
 
@@ -91,17 +89,15 @@ def obstacle(packed: PackedLinear) -> str | None:
 
 
 def _embed(lowering: Lowering, op: Embed, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    table = weights.embedding(op)
-    return Lowered(lambda context, tokens: lookup(table, tokens, name="embedded"), "table lookup", None)
+    return lower_embed(op, weights, not_native=None)
 
 
 def _linear(lowering: Lowering, op: Linear, fused: Fused[Kernel], weights: Weights) -> Lowered:
     packed = weights.linear(op.spec, tied=op.tied)
     linear = native_linear(packed)
     if op.spec.kind == "head":
-        return Lowered(head_call(lowering, linear), packed.label, obstacle(packed))
-    linear = lowering.reduced(linear) if op.spec.shard == "in" else linear
-    columns = part_columns(lowering, op.spec)
+        return Lowered(head_call(linear), packed.label, obstacle(packed))
+    columns = part_columns(op.spec)
 
     def several(context: StepContext | None, x: Tensor) -> tuple[Tensor, ...]:
         y = linear(x)
@@ -132,7 +128,6 @@ def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) 
 
 
 def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    check_heads(op.num_kv_heads, op.num_kv_heads, lowering.tp)
     cache = cache_of(lowering, fused.nodes[0])
 
     def write(context: StepContext, k: Tensor, v: Tensor | None = None) -> None:

@@ -29,6 +29,17 @@ extern "C" void gather_rows(const char* table, int64_t table_rows, int64_t row_b
     }
 }
 
+// to[i] = table[index[i] - start]; a row outside of the table is 0.
+extern "C" void gather_own_rows(const char* table, int64_t start, int64_t table_rows, int64_t row_bytes,
+                                const int64_t* index, int64_t count, char* to) {
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t at = index[i] - start;
+        const bool is_there = 0 <= at && at < table_rows;
+        if (is_there) std::memcpy(to + i * row_bytes, table + at * row_bytes, row_bytes);
+        else std::memset(to + i * row_bytes, 0, row_bytes);
+    }
+}
+
 // Where a program's tokens are; mirrored by a ctypes structure.
 struct Metadata {
     int64_t *positions, *slots;    // [tokens], [groups, most]; slots: where keys and values go

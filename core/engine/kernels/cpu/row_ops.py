@@ -46,6 +46,7 @@ _FUNCTIONS = {
     "widen_bfloat16": (INT64, POINTER, POINTER),
     "copy_rows": (INT64, INT64, POINTER, INT64, POINTER, INT64),
     "gather_rows": (POINTER, INT64, INT64, POINTER, INT64, POINTER),
+    "gather_own_rows": (POINTER, INT64, INT64, INT64, POINTER, INT64, POINTER),
     "fill_metadata": (POINTER, INT64, INT64, INT64, POINTER, POINTER, POINTER, POINTER, POINTER, INT64, INT64),
     "place_chains": (POINTER,),
     "grow_chains": (POINTER, POINTER, INT64),
@@ -66,6 +67,18 @@ def lookup(table: Tensor, index: Tensor, name: str = "found") -> Tensor:
     rows = empty(index, name, (index.shape[0], *table.shape[1:]), table.dtype)
     run(gathered, table, index, rows)
     return rows
+
+
+def lookup_own(table: Tensor, start: int, index: Tensor, name: str = "found") -> Tensor:
+    """Of a table of which ``table`` is the rows from ``start`` on: other rows are 0. ``index``: int64 ``[count]``;
+    ``name``: of the result in a program."""
+    if isinstance(index, Value):
+        rows = empty(index, name, (index.shape[0], *table.shape[1:]), table.dtype)
+        run(lambda table, index, rows: _own_rows(table, start, index, rows), table, index, rows)
+        return rows
+    at = index - start
+    here = (at >= 0) & (at < table.shape[0])
+    return table.index_select(0, torch.where(here, at, 0)) * here[:, None]
 
 
 def cat(parts: Sequence[Tensor]) -> Tensor:
@@ -113,6 +126,15 @@ def gathered(table: Tensor, index: Tensor, out: Tensor) -> NativeCall:
     row_bytes, count = table.stride(0) * table.element_size(), index.shape[0]
     call: NativeCall = kernels().gather_rows.at(
         table.data_ptr(), table.shape[0], row_bytes, index.data_ptr(), count, out.data_ptr()
+    )
+    return call
+
+
+def _own_rows(table: Tensor, start: int, index: Tensor, out: Tensor) -> NativeCall:
+    assert table.is_contiguous() and index.is_contiguous() and out.is_contiguous() and index.dtype == torch.int64
+    row_bytes, count = table.stride(0) * table.element_size(), index.shape[0]
+    call: NativeCall = kernels().gather_own_rows.at(
+        table.data_ptr(), start, table.shape[0], row_bytes, index.data_ptr(), count, out.data_ptr()
     )
     return call
 

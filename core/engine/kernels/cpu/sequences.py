@@ -38,7 +38,6 @@ from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.ops import head_call, lower_attention, sinks_of
 from engine.kernels.torch.sequences import lower_linear_add
 from engine.models.fuse import Fused
-from engine.models.sharding import check_heads
 from engine.native import ACTIVATIONS, NativeCall
 
 NORM = "compiled RMSNorm"
@@ -69,8 +68,7 @@ def native_norm(lowering: Lowering, op: Norm, weights: Weights) -> NormCall:
 
 def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: QKVWrite = fused.what
-    check_heads(what.num_heads, what.num_kv_heads, lowering.tp)
-    num_heads, num_kv_heads, head_dim = what.num_heads // lowering.tp, what.num_kv_heads // lowering.tp, what.head_dim
+    num_heads, num_kv_heads, head_dim = what.num_heads, what.num_kv_heads, what.head_dim
     norm = (lambda x: x) if what.norm is None else native_norm(lowering, what.norm, weights)
     packed = weights.linear(what.qkv)
     linear = native_linear(packed)
@@ -102,7 +100,7 @@ def lower_native_attention(lowering: Lowering, fused: Fused[Kernel], weights: We
     op: Attention = fused.nodes[0].op  # type: ignore[assignment]
     kernel, index = lowering.attention, cache_of(lowering, fused.nodes[0])
     of_tensors = lower_attention(lowering, op, fused, weights)
-    more = () if not op.sinks else (sinks_of(lowering, fused, weights),)
+    more = () if not op.sinks else (sinks_of(fused, weights),)
 
     def attend(context: StepContext, q: Tensor) -> Tensor:
         if not isinstance(q, Value):
@@ -161,7 +159,7 @@ def lower_add(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Low
 def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: NormHead = fused.what
     norm, packed = native_norm(lowering, what.norm, weights), weights.linear(what.head.spec, tied=what.head.tied)
-    project = head_call(lowering, native_linear(packed))
+    project = head_call(native_linear(packed))
     return Lowered(lambda context, x: project(context, norm(x)), f"{NORM}, {packed.label}", obstacle(packed))
 
 
@@ -190,18 +188,16 @@ def lower_delta_network(lowering: Lowering, fused: Fused[Kernel], weights: Weigh
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    """By native calls on the experts that were chosen, each with all of its rows; in torch where ranks have a part of
-    each."""
+    """By native calls on the experts that were chosen, each with all of its rows."""
     what: MixExperts = fused.what
     pairs = weights.experts(what.experts)
-    of_tensors = mixed_by_torch(lowering, what.experts, pairs)
+    of_tensors = mixed_by_torch(what.experts, pairs)
     overwrites = what.adds and fused.inputs[3] in fused.last_use
-    native, why = None, "ranks exchange their sums"
-    if lowering.tp == 1:
-        try:
-            native, why = expert_ops.MixExperts(what.experts, pairs, lowering.dtype), ""
-        except NotNative as error:
-            why = str(error)
+    native, why = None, ""
+    try:
+        native = expert_ops.MixExperts(what.experts, pairs, lowering.dtype)
+    except NotNative as error:
+        why = str(error)
 
     def mix(context: StepContext, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None = None) -> Tensor:
         if native is not None:

@@ -65,7 +65,7 @@ def _outside(op: Route, choice: Tensor) -> Tensor:
 
 def lower_experts(lowering: Lowering, op: Experts, fused: Fused[Kernel], weights: Weights) -> Lowered:
     pairs = weights.experts(op)
-    mixed = mixed_by_torch(lowering, op, pairs)
+    mixed = mixed_by_torch(op, pairs)
     labels = " and ".join(dict.fromkeys(packed.label for packed in pairs[0]))
     label = f"{op.num_experts} experts, {op.top_k} a token, one after another: {labels}"
     waits = "its experts are computed one after another, as many as were chosen"
@@ -73,21 +73,21 @@ def lower_experts(lowering: Lowering, op: Experts, fused: Fused[Kernel], weights
 
 
 def mixed_by_torch(
-    lowering: Lowering, op: Experts, pairs: Sequence[tuple[PackedLinear, PackedLinear]]
+    op: Experts, pairs: Sequence[tuple[PackedLinear, PackedLinear]]
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """One expert after another, each with all rows that go to it. A token's experts are added up in the order of their
     numbers, whoever else is in the batch."""
 
     def experts(x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
         out = torch.zeros(x.shape[0], op.down.out_features, dtype=torch.float32, device=x.device)
-        for number in sorted(set(ids.flatten().tolist())):
+        for number in sorted(set(ids.flatten().tolist()) - {-1}):  # -1: an expert of another rank
             rows, places = (ids == number).nonzero(as_tuple=True)
             gate_up, down = pairs[number]
             read, weight = x.index_select(0, rows), shares[rows, places][:, None]
             if op.weighs_inputs:
                 read, weight = (read * weight).to(x.dtype), torch.ones_like(weight)
             out.index_add_(0, rows, expert(op, gate_up, down, read).float() * weight)
-        return lowering.reduced(lambda partial: partial)(out).to(x.dtype)
+        return out.to(x.dtype)
 
     return experts
 

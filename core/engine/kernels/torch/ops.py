@@ -13,6 +13,8 @@ from engine.contracts.graph import Node
 from engine.contracts.ops import (
     Activation,
     Add,
+    AllGather,
+    AllReduce,
     Attention,
     DeltaRule,
     Embed,
@@ -27,12 +29,14 @@ from engine.contracts.ops import (
     LinearSpec,
     Norm,
     Op,
+    OwnExperts,
     PositionScale,
     Rope,
     Route,
     Router,
     Scale,
     ScaleBy,
+    SharedAttention,
     ShortConv,
     Slice,
     SoftCap,
@@ -40,18 +44,19 @@ from engine.contracts.ops import (
 )
 from engine.kernels.checks.function import tried
 from engine.kernels.cpu.program import NotNative, Value
-from engine.kernels.cpu.row_ops import lookup, widen
+from engine.kernels.cpu.row_ops import lookup, lookup_own, widen
 from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
+from engine.kernels.torch.collectives import lower_all_gather, lower_all_reduce, lower_own_experts
 from engine.kernels.torch.experts import lower_experts, lower_route, lower_router
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
 from engine.kernels.torch.recurrent import lower_delta_rule, lower_short_conv
 from engine.kernels.torch.reference import activated, gated, soft_capped
 from engine.kernels.torch.rope import rotate, rotate_interleaved, rotate_paired
+from engine.kernels.torch.shared_attention import lower_shared_attention
 from engine.models.fuse import Fused, Match
 from engine.models.required_tensors import linears_of
-from engine.models.sharding import check_heads, local_attention
 
 LowerOp = Callable[[Lowering, Any, Fused[Kernel], Weights], Lowered]
 
@@ -86,8 +91,15 @@ def norm_label(lowering: Lowering) -> str:
 
 
 def _embed(lowering: Lowering, op: Embed, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    table = weights.embedding(op)
-    return Lowered(lambda context, tokens: lookup(table, tokens, name="embedded"), "table lookup")
+    return lower_embed(op, weights, not_native="torch computes it")
+
+
+def lower_embed(op: Embed, weights: Weights, not_native: str | None) -> Lowered:
+    table, rows = weights.embedding(op), op.rows
+    if rows is None:
+        return Lowered(lambda context, tokens: lookup(table, tokens, name="embedded"), "table lookup", not_native)
+    own, start = "lookup of own rows", rows.start
+    return Lowered(lambda context, tokens: lookup_own(table, start, tokens, name="embedded"), own, not_native)
 
 
 def _norm(lowering: Lowering, op: Norm, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -108,10 +120,8 @@ def _linear(lowering: Lowering, op: Linear, fused: Fused[Kernel], weights: Weigh
     packed = weights.linear(spec, tied=op.tied)
     linear = packed.apply if lowering.fused else packed.reference
     if spec.kind == "head":
-        return Lowered(head_call(lowering, linear), packed.label)
-    if spec.shard == "in":
-        linear = lowering.reduced(linear)
-    columns = part_columns(lowering, spec)
+        return Lowered(head_call(linear), packed.label)
+    columns = part_columns(spec)
 
     def several(context: StepContext | None, x: Tensor) -> tuple[Tensor, ...]:
         y = linear(x)
@@ -120,23 +130,15 @@ def _linear(lowering: Lowering, op: Linear, fused: Fused[Kernel], weights: Weigh
     return Lowered(several if len(columns) > 1 else lambda context, x: linear(x), packed.label)
 
 
-def part_columns(lowering: Lowering, spec: LinearSpec) -> tuple[slice, ...]:
-    """Where each part of a linear layer is in its output, on this rank."""
-    sizes = [size // (lowering.tp if spec.shard == "out" else 1) for size in spec.outputs]
-    ends = list(accumulate(sizes))
-    return tuple(slice(end - size, end) for end, size in zip(ends, sizes, strict=True))
+def part_columns(spec: LinearSpec) -> tuple[slice, ...]:
+    """Where each part of a linear layer is in its output."""
+    ends = list(accumulate(spec.outputs))
+    return tuple(slice(end - size, end) for end, size in zip(ends, spec.outputs, strict=True))
 
 
-def head_call(lowering: Lowering, linear: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """float32 logits of the whole vocabulary."""
-
-    def lm_head(context: StepContext | None, normed: Tensor) -> Tensor:
-        logits = linear(normed)
-        if lowering.tp > 1:
-            logits = lowering.parallelism.all_gather(logits, "tp", axis=-1)
-        return widen(logits)
-
-    return lm_head
+def head_call(linear: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """float32 logits."""
+    return lambda context, normed: widen(linear(normed))
 
 
 def _rope(lowering: Lowering, op: Rope, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -200,7 +202,6 @@ def _head_linear(lowering: Lowering, op: HeadLinear, fused: Fused[Kernel], weigh
 
 
 def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    check_heads(op.num_kv_heads, op.num_kv_heads, lowering.tp)
     cache = cache_of(lowering, fused.nodes[0])
 
     def write(context: StepContext, k: Tensor, v: Tensor | None = None) -> None:
@@ -213,24 +214,24 @@ def _kv_write(lowering: Lowering, op: KVWrite, fused: Fused[Kernel], weights: We
 
 def lower_attention(lowering: Lowering, op: Attention, fused: Fused[Kernel], weights: Weights) -> Lowered:
     """By the plan's attention kernel."""
-    check_heads(op.num_heads, op.num_kv_heads, lowering.tp)
-    kernel, local, index = lowering.attention, local_attention(op, lowering.tp), cache_of(lowering, fused.nodes[0])
-    more = () if not op.sinks else (sinks_of(lowering, fused, weights),)
+    kernel, index = lowering.attention, cache_of(lowering, fused.nodes[0])
+    more = () if not op.sinks else (sinks_of(fused, weights),)
     forward: Callable[..., Tensor] = kernel.forward
 
     def attention(context: StepContext, q: Tensor) -> Tensor:
-        heads, cache = q.view(-1, local.num_heads, op.head_dim), context.kv.layers[index]
-        return forward(context.prepared[cache.group], local, heads, cache, *more)
+        heads, cache = q.view(-1, op.num_heads, op.head_dim), context.kv.layers[index]
+        return forward(context.prepared[cache.group], op, heads, cache, *more)
 
     return Lowered(attention, kernel.label(op, lowering.dtype_name, lowering.kv_format))
 
 
-def sinks_of(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Tensor:
-    """This rank's, float32 ``[num_heads]``."""
+def sinks_of(fused: Fused[Kernel], weights: Weights) -> Tensor:
+    """float32 ``[num_heads]``"""
     (node,) = fused.nodes
     assert isinstance(node.op, Attention) and node.sinks is not None
-    whole = weights.small(node.sinks, (node.op.num_heads,))
-    return whole.chunk(lowering.tp)[lowering.parallelism.rank % lowering.tp].contiguous()
+    if node.heads is None:
+        return weights.small(node.sinks, (node.op.num_heads,))
+    return weights.small(node.sinks, (node.heads.whole,))[node.heads.start : node.heads.stop].contiguous()
 
 
 def _gated(lowering: Lowering, op: Gated, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -316,4 +317,8 @@ _LOWER: dict[type[Op], LowerOp] = {
     Route: lower_route,
     Experts: lower_experts,
     TorchFunction: _torch_function,
+    AllReduce: lower_all_reduce,
+    AllGather: lower_all_gather,
+    SharedAttention: lower_shared_attention,
+    OwnExperts: lower_own_experts,
 }

@@ -16,7 +16,6 @@ from engine.kernels.torch.ops import norm_label, rotates_whole, rotation, torch_
 from engine.kernels.torch.reference import gated_activation
 from engine.kernels.torch.rope import Rotary, paired
 from engine.models.fuse import Fused
-from engine.models.sharding import check_heads
 
 
 def torch_sequences() -> tuple[Kernel, ...]:
@@ -59,12 +58,11 @@ def input_norm(lowering: Lowering, op: Norm | None, weights: Weights) -> NormCal
 
 def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: QKVWrite = fused.what
-    check_heads(what.num_heads, what.num_kv_heads, lowering.tp)
     norm, packed = input_norm(lowering, what.norm, weights), weights.linear(what.qkv)
     head_norm = _head_norm(lowering, what, weights)
     index = None if what.rope is None else lowering.rotations.index(what.rope)
     turn, turned = (None, "") if index is None else rotation(lowering, index)
-    num_heads, num_kv_heads = what.num_heads // lowering.tp, what.num_kv_heads // lowering.tp
+    num_heads, num_kv_heads = what.num_heads, what.num_kv_heads
     head_dim, rotated_heads, linear = what.head_dim, num_heads + num_kv_heads, packed.apply
     rotated_size, cache = rotated_heads * head_dim, lowering.first_cache + what.cache
 
@@ -89,7 +87,7 @@ def _head_norm(lowering: Lowering, what: QKVWrite, weights: Weights) -> NormCall
     if what.q_norm is None or what.k_norm is None:
         return None
     heads = ((what.q_norm, what.num_heads), (what.k_norm, what.num_kv_heads))
-    weight = torch.cat([weights.norm(op).expand(count // lowering.tp, what.head_dim) for op, count in heads])
+    weight = torch.cat([weights.norm(op).expand(count, what.head_dim) for op, count in heads])
     eps = what.q_norm.eps
     return cpu_norm(weight, eps) if lowering.on_cpu else lambda x: rms_norm(x, weight, eps)
 
@@ -105,8 +103,7 @@ def lower_gate_up(lowering: Lowering, fused: Fused[Kernel], weights: Weights) ->
 def lower_linear_add(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: LinearAdd = fused.what
     packed = weights.linear(what.linear)
-    linear = packed.apply if what.linear.shard != "in" else lowering.reduced(packed.apply)
-    apply_add = packed.apply_add if lowering.tp == 1 else None
+    linear, apply_add = packed.apply, packed.apply_add
     overwrites = fused.inputs[1] in fused.last_use
 
     def add(context: StepContext, x: Tensor, residual: Tensor) -> Tensor:

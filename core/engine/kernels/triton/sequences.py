@@ -45,7 +45,6 @@ from engine.kernels.triton.mixture import Mixture
 from engine.kernels.triton.routing import MOST_EXPERTS, ExpertChoice
 from engine.kernels.triton.tiles import MAX_ROWS
 from engine.models.fuse import Fused
-from engine.models.sharding import check_heads
 
 ACTS = ("silu", "gelu_tanh")
 
@@ -59,7 +58,7 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel(norm_head, lower_head, lambda lowering, what: what.norm.kind == "rms"),
         Kernel(norm_mixture, lower_norm_mixture, _norms_and_mixes),
         Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.num_experts <= MOST_EXPERTS),
-        Kernel(mix_experts, lower_mix, lambda lowering, what: lowering.tp == 1),
+        Kernel(mix_experts, lower_mix, lambda lowering, what: what.experts.held is None),
     )
 
 
@@ -97,11 +96,10 @@ def needs_whole_heads(lowering: Lowering, what: QKVWrite) -> bool:
 def lower_qkv_write(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
     what: QKVWrite = fused.what
     assert what.norm is not None
-    check_heads(what.num_heads, what.num_kv_heads, lowering.tp)
     packed = weights.linear(what.qkv)
     few = _few_rows(lowering, what.qkv, packed, _norm_weight(lowering, what.norm, weights))
     normed_linear = _many_rows(lowering, what.norm, packed, weights)
-    heads = HeadShape(what.num_heads // lowering.tp, what.num_kv_heads // lowering.tp, what.head_dim, what.rotary_dim)
+    heads = HeadShape(what.num_heads, what.num_kv_heads, what.head_dim, what.rotary_dim)
     of_heads = (None if op is None else _norm_weight(lowering, op, weights) for op in (what.q_norm, what.k_norm))
     write = HeadWriter(Launch.on(lowering.device), heads, *of_heads)
     rotation = None if what.rope is None else lowering.rotations.index(what.rope)
@@ -145,20 +143,14 @@ def lower_add(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Low
     few, overwrites = _few_rows(lowering, what.linear, packed, None), fused.inputs[1] in fused.last_use
     if few is None:
         return Lowered(many.call, _by_rows("", packed, many.label))
-    partial = lowering.reduced(few.linear.store) if what.linear.shard == "in" else few.linear.store
 
     def add(context: StepContext, x: Tensor, residual: Tensor) -> Tensor:
         if not few.serves(x):
             made: Tensor = many.call(context, x, residual)
             return made
-        if not overwrites:
-            return residual + partial(x)
-        if lowering.tp > 1:
-            return residual.add_(partial(x))
-        return few.linear.add(x, residual)
+        return few.linear.add(x, residual) if overwrites else residual + few.linear.store(x)
 
-    in_one = overwrites and lowering.tp == 1
-    kernel = "one Triton kernel: product, add" if in_one else "Triton product, add"
+    kernel = "one Triton kernel: product, add" if overwrites else "Triton product, add"
     return Lowered(add, _by_rows(kernel, packed, many.label))
 
 
@@ -172,13 +164,11 @@ def lower_head(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lo
 
     def project(context: StepContext | None, hidden: Tensor) -> Tensor:
         if few is not None and few.serves(hidden):
-            logits = few.linear.logits(hidden)[0]
-        else:
-            logits = linear(norm(hidden)).float()
-        return logits if lowering.tp == 1 else lowering.parallelism.all_gather(logits, "tp", axis=-1)
+            return few.linear.logits(hidden)[0]
+        return linear(norm(hidden)).float()
 
     def greedy(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        if few is not None and lowering.tp == 1 and few.serves(hidden):
+        if few is not None and few.serves(hidden):
             logits, tokens = few.linear.logits(hidden, greedy=True)
             assert tokens is not None
             return logits, tokens
@@ -206,7 +196,7 @@ def _choice(lowering: Lowering, what: ChooseExperts, weights: Weights) -> Expert
 def _norms_and_mixes(lowering: Lowering, what: NormMixture) -> bool:
     # Weights multiply what is normed: experts that read weighted inputs cannot norm them.
     few = what.choose.route.num_experts <= MOST_EXPERTS and not what.experts.weighs_inputs
-    return few and what.norm.kind == "rms" and not what.norm.by_head and lowering.tp == 1
+    return few and what.norm.kind == "rms" and not what.norm.by_head
 
 
 def lower_mix(lowering: Lowering, fused: Fused[Kernel], weights: Weights) -> Lowered:
@@ -261,9 +251,8 @@ def _few_rows(lowering: Lowering, spec: LinearSpec, packed: PackedLinear, norm: 
     rows = served_rows(packed)
     if rows is None or packed.tile_loader is None:
         return None
-    in_features = spec.in_features // (lowering.tp if spec.shard == "in" else 1)
-    out_features = spec.out_features // (lowering.tp if spec.shard == "out" else 1)
-    return FewRows(SkinnyLinear(Launch.on(lowering.device), packed.tile_loader, in_features, out_features, norm), rows)
+    launch = Launch.on(lowering.device)
+    return FewRows(SkinnyLinear(launch, packed.tile_loader, spec.in_features, spec.out_features, norm), rows)
 
 
 def _many_rows(lowering: Lowering, op: Norm, packed: PackedLinear, weights: Weights) -> Callable[[Tensor], Tensor]:

@@ -9,9 +9,9 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.errors import listing
 from engine.assembly.plan import EnginePlan
-from engine.border.calls import PluginError, broken, name_of, shown
+from engine.border.calls import broken, shown
 from engine.contracts.drafter import on_device
-from engine.contracts.graph import KVSpec
+from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_allocator import BlockUsage, KVAllocator, KVGroup
 from engine.models.record import recorded
 from engine.startup.checks.attention import AttentionCheck
@@ -69,17 +69,6 @@ def check_drafter(plan: EnginePlan, bound: BoundEngine) -> None:
         )
 
 
-def check_parallelism(plan: EnginePlan, bound: BoundEngine) -> None:
-    """Raise :class:`~engine.border.calls.PluginError` when there are more or fewer ranks than were asked for."""
-    config, plugin = plan.choice("parallelism").config, bound.parallelism
-    fewest = int(config.get("tp", 1)) * int(config.get("pp", 1))  # ep and sp share these ranks, or have more
-    alone = all(int(config.get(size, 1)) == 1 for size in ("tp", "pp", "ep", "sp"))
-    size, rank = plugin.world_size, plugin.rank
-    if size % fewest or (alone and size != 1) or not 0 <= rank < size:
-        expected = "1" if alone else f"a multiple of {fewest}"
-        raise PluginError(f"{name_of(plugin)}: world_size is {size}, expected {expected}; rank is {rank}")
-
-
 def check_pool(allocator: KVAllocator, groups: Sequence[KVGroup]) -> None:
     """Raise :class:`~engine.border.calls.PluginError` when an allocator that has just been started does not have all
     blocks of each group but the padding block."""
@@ -90,9 +79,10 @@ def check_pool(allocator: KVAllocator, groups: Sequence[KVGroup]) -> None:
 
 
 @torch.inference_mode()
-def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
+def try_plugins(plan: EnginePlan, bound: BoundEngine, own: Graph | None = None) -> None:
     """What can be tried without weights: the model's description, the cache's format, attention. Linear layers are
-    tried when they are loaded. Raises :class:`~engine.border.calls.PluginError`."""
+    tried when they are loaded. ``own``: what of the model this rank computes, ``None``: all. Raises
+    :class:`~engine.border.calls.PluginError`."""
     model, device = plan.model, plan.device.kind
     graph = recorded(bound.architecture, model)
     check_kv_format(bound.kv_format, model.num_kv_heads, model.head_dim, getattr(torch, plan.dtype), device)
@@ -100,4 +90,4 @@ def try_plugins(plan: EnginePlan, bound: BoundEngine) -> None:
         bound.attention_kernel, bound.kv_format, plan.dtype, device, bound.context.block_size,
         plan.max_len, bound.context.max_requests,
     )  # fmt: skip
-    attention(graph)
+    attention(graph if own is None else own)

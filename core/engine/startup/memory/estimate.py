@@ -16,8 +16,9 @@ from engine.kernels.backends import fused_graph, rotations
 from engine.kernels.cpu.rotation_tables import PAGE
 from engine.kernels.settings import MOST_TOKENS, replay_obstacle
 from engine.kv.cache import KVCache
-from engine.kv.groups import PoolShape, cache_groups
+from engine.kv.groups import PoolShape, cache_groups, of_rank
 from engine.models.footprint import alive_in_a_layer, made_in_a_layer
+from engine.models.placement import RankGraph
 from engine.models.record import recorded
 from engine.sampling.state import STATE_BYTES_PER_ROW
 from engine.startup.lowering import lowering_of
@@ -84,18 +85,23 @@ class MemoryEstimate:
         return self.total(self.smallest_blocks)
 
 
-def estimate_memory(plan: EnginePlan, weights: WeightSizes, bound: BoundEngine) -> MemoryEstimate:
-    """What ``plan`` takes. ``bound``: its plugins. Arithmetic alone: nothing is built or read."""
+def estimate_memory(
+    plan: EnginePlan, weights: WeightSizes, bound: BoundEngine, own: RankGraph | None = None
+) -> MemoryEstimate:
+    """What ``plan`` takes. ``bound``: its plugins; ``own``: what of the model this rank computes, ``None``: all.
+    Arithmetic alone: nothing is built or read."""
     drafter = bound.drafter
     max_width, on_its_device = drafter.max_width, on_device(drafter)
     scheduler = plan.choice("scheduler").config
     max_requests, token_budget = int(scheduler["max_requests"]), int(scheduler["token_budget"])
-    block_size = int(plan.choice("kv_allocator").config["block_size"])
+    block_size = plan.block_size
     per_request = -(-plan.max_len // block_size)
     wanted = plan.settings.memory.kv_tokens
     asked = -(-wanted // block_size) if wanted is not None else per_request
     graph = recorded(bound.architecture, plan.model)
     groups = cache_groups(graph.caches, cached_by(drafter))
+    if own is not None:
+        graph, groups = own.graph, of_rank(groups, own)
     most_tokens, most_rows = min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)
     return MemoryEstimate(
         weights=weights.held,
@@ -129,10 +135,10 @@ def _programs(plan: EnginePlan, bound: BoundEngine, graph: Graph, block_size: in
     """What programs of native calls take: the buffers of a layer of :data:`MOST_TOKENS` tokens, which all programs
     share, their inputs, and rotations of all positions. Those of a drafter's layers are estimated as if they were of
     the target's sizes."""
-    attention, ranks = bound.attention_kernel, bound.parallelism.world_size
+    attention = bound.attention_kernel
     if plan.device.kind != "cpu" or plan.execution == "eager":
         return 0
-    if replay_obstacle(bound.kv_format, plan.dtype, attention, ranks) is not None:
+    if replay_obstacle(bound.kv_format, plan.dtype, attention) is not None:
         return 0
     model, drafter = plan.model, on_device(bound.drafter)
     item: int = getattr(torch, plan.dtype).itemsize

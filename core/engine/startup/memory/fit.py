@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.assembly.bind import BoundEngine, bind
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.checkpoint.tensors import CheckpointError, open_checkpoint
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
+from engine.models.placement import RankGraph
 from engine.models.record import recorded
 from engine.models.required_tensors import check_checkpoint
 from engine.startup.memory.budget import Budget, DoesNotFit, free_memory
@@ -39,9 +40,17 @@ class KVPoolSize:
     notes: tuple[str, ...]
     """What the user should know about it."""
 
+    def limited(self, blocks: int, max_len: int, block_size: int) -> KVPoolSize:
+        """With no more ``blocks`` than these: another rank has memory for no more."""
+        blocks = min(self.blocks, blocks)
+        return replace(self, blocks=blocks, max_len=min(max_len, (blocks - 1) * block_size))
 
-def plan_memory(plan: EnginePlan, bound: BoundEngine, *, free: int | None = None) -> MemoryPlan:
-    """Estimate before anything is loaded; takes milliseconds. ``free``: bytes, instead of what the device says.
+
+def plan_memory(
+    plan: EnginePlan, bound: BoundEngine, *, free: int | None = None, own: RankGraph | None = None
+) -> MemoryPlan:
+    """Estimate before anything is loaded; takes milliseconds. ``free``: bytes, instead of what the device says;
+    ``own``: what of the model this rank computes, ``None``: all.
 
     Raises :class:`DoesNotFit` with what is missing and what to set, and
     :class:`engine.checkpoint.tensors.CheckpointError` for a checkpoint that headers show not to be the model's.
@@ -49,7 +58,8 @@ def plan_memory(plan: EnginePlan, bound: BoundEngine, *, free: int | None = None
     checkpoint = open_checkpoint(plan.model.path)
     check_checkpoint(checkpoint, recorded(bound.architecture, plan.model), bound.quantizer, plan.model.path)
     budget = Budget(free_memory(plan.device) if free is None else free, plan.settings.memory.fraction)
-    estimate = estimate_memory(plan, weight_sizes(plan, bound, checkpoint), bound)
+    weights = weight_sizes(plan, bound, checkpoint, None if own is None else own.graph)
+    estimate = estimate_memory(plan, weights, bound, own)
     if estimate.smallest > budget.usable:
         raise DoesNotFit(refusal(plan, bound, estimate, budget))
     return MemoryPlan(plan, estimate, budget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from math import prod
 
 import torch
@@ -12,15 +12,14 @@ import torch
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import broken, shown
-from engine.checkpoint.tensors import Checkpoint, TensorEntry
+from engine.checkpoint.tensors import Checkpoint, Cut, TensorEntry
 from engine.contracts.graph import Graph
-from engine.contracts.ops import Embed, Experts, HeadLinear, Linear, LinearPart, LinearSpec
-from engine.contracts.parallelism import Parallelism
+from engine.contracts.ops import Embed, Experts, HeadLinear, Linear, LinearSpec
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
 from engine.kernels.backends import fused_graph
 from engine.kernels.settings import Kernel
 from engine.models.fuse import Fused
-from engine.models.fused_experts import fused_layers, fused_stored, is_fused
+from engine.models.fused_experts import fused_cuts, fused_layers, fused_stored, is_fused
 from engine.models.record import recorded
 from engine.models.required_tensors import (
     check_readable,
@@ -29,7 +28,7 @@ from engine.models.required_tensors import (
     linears,
     small_tensors_of,
 )
-from engine.models.sharding import rank_of
+from engine.models.sharding import cuts_of, has_bias
 from engine.models.stored import is_stored, stored_of
 from engine.startup.lowering import lowering_of
 
@@ -47,18 +46,21 @@ class WeightSizes:
     """On top of ``held``, at the worst moment of loading: tensors as stored, beside their packed form."""
 
 
-def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint) -> WeightSizes:
-    """Follows the loader step by step; reads no tensor. ``bound``: the plugins of ``plan``.
+def weight_sizes(plan: EnginePlan, bound: BoundEngine, checkpoint: Checkpoint, own: Graph | None = None) -> WeightSizes:
+    """Follows the loader step by step; reads no tensor. ``bound``: the plugins of ``plan``; ``own``: what of the model
+    this rank computes, ``None``: all.
 
     A tensor that is missing from the checkpoint counts as empty: saying so is the loader's job. Raises
     :class:`engine.checkpoint.tensors.CheckpointError` where headers show that the quantizer cannot read them.
     """
     graph = recorded(bound.architecture, plan.model)
     check_readable(checkpoint, graph, bound.quantizer, plan.model.path)
-    lowering = lowering_of(plan, bound, graph)
-    sizer = _Sizer(bound.quantizer, bound.parallelism, checkpoint, getattr(torch, plan.dtype), plan.device.kind)
+    own = graph if own is None else own
+    lowering = lowering_of(plan, bound, own)
+    sizer = _Sizer(bound.quantizer, checkpoint, getattr(torch, plan.dtype), plan.device.kind)
     held = peak = 0
-    for kept, passing in sizer.steps(fused_graph(graph, lowering)):
+    blocks = fused_graph(own, lowering)
+    for kept, passing in sizer.steps(blocks):
         held += kept
         peak = max(peak, held + passing)
     return WeightSizes(held, peak - held)
@@ -78,7 +80,6 @@ def quantized_bytes(graph: Graph, dtype: torch.dtype, bits: int) -> int:
 @dataclass(frozen=True, slots=True)
 class _Sizer:
     _quantizer: Quantizer
-    _parallelism: Parallelism
     _checkpoint: Checkpoint
     _dtype: torch.dtype
     _device: str
@@ -90,8 +91,7 @@ class _Sizer:
             linear = iter(fused.linears)
             for node in fused.nodes:
                 if isinstance(node.op, Embed):
-                    table = node.op.vocab_size * node.op.size * self._dtype.itemsize
-                    yield table, self._on_host(self._converted(f"{node.op.name}.weight"))
+                    yield from self.table(node.op)
                 elif isinstance(node.op, Linear):
                     yield self._linear(next(linear), tied=node.op.tied)
                 elif isinstance(node.op, Experts):
@@ -103,6 +103,11 @@ class _Sizer:
                 else:
                     yield sum(prod(shape) for _, shape in small_tensors_of(node)) * torch.float32.itemsize, 0
 
+    def table(self, op: Embed) -> Iterator[tuple[int, int]]:
+        rows = op.vocab_size if op.rows is None else op.rows.size
+        passing = self._on_host(self._converted(f"{op.name}.weight")) * rows // op.vocab_size
+        yield rows * op.size * self._dtype.itemsize, passing
+
     def _experts(self, op: Experts) -> Iterator[tuple[int, int]]:
         """Those that are stored together are read together, and put in order at worst."""
         if not is_fused(op, self._checkpoint.names, self._quantizer):
@@ -112,9 +117,9 @@ class _Sizer:
             return
         layers = fused_layers(op)
         stored = sum(
-            self._checkpoint.entry(name).num_bytes
+            _of(self._checkpoint.entry(name), fused_cuts(op, layer, one))
             for layer in layers
-            for name, _ in fused_stored(layer, self._quantizer)
+            for name, one in fused_stored(layer, self._quantizer)
             if name in self._checkpoint.names
         )
         for layer in layers:
@@ -122,13 +127,12 @@ class _Sizer:
             yield op.num_experts * held, self._on_host(2 * stored) + passing
 
     def _linear(self, spec: LinearSpec, tied: bool = False) -> tuple[int, int]:
-        _, count = rank_of(self._parallelism, spec)
-        packed = self._packed(spec, tied) // count
-        stored = 0 if tied else self._stored(spec)
-        joined = stored // count if len(spec.parts) > 1 else 0
+        packed = self._packed(spec, tied)
+        stored = 0 if tied else sum(size for _, size in self._stored(spec))
+        joined = stored if len(spec.parts) > 1 else 0
         # Packing rearranges the weight in at most one further copy, in two where gates and ups take turns.
         copies = 2 if spec.kind == "gate_up" else 1
-        copy = copies * spec.out_features * spec.in_features * self._dtype.itemsize // count
+        copy = copies * spec.out_features * spec.in_features * self._dtype.itemsize
         return packed, self._on_host(stored + joined + copy)
 
     def _packed(self, spec: LinearSpec, tied: bool) -> int:
@@ -143,26 +147,22 @@ class _Sizer:
 
     def _as_stored(self, spec: LinearSpec) -> int:
         """For a quantizer that does not say: packed tensors as they are, float tensors in the compute dtype."""
-        return sum(self._in_compute_dtype(self._checkpoint.entry(name)) for name in self._names(spec))
+        return sum(self._in_compute_dtype(entry, size) for entry, size in self._stored(spec))
 
-    def _in_compute_dtype(self, entry: TensorEntry) -> int:
+    def _in_compute_dtype(self, entry: TensorEntry, size: int) -> int:
         if not entry.dtype.is_floating_point or entry.dtype.itemsize == 1:
-            return entry.num_bytes
-        return entry.num_bytes // entry.dtype.itemsize * self._dtype.itemsize
+            return size
+        return size // entry.dtype.itemsize * self._dtype.itemsize
 
-    def _stored(self, spec: LinearSpec) -> int:
-        return sum(self._checkpoint.entry(name).num_bytes for name in self._names(spec))
-
-    def _names(self, spec: LinearSpec) -> Iterator[str]:
-        for part in spec.parts:
-            for name in self._part_names(spec, part):
-                if name in self._checkpoint.names:
-                    yield name
-
-    def _part_names(self, spec: LinearSpec, part: LinearPart) -> Iterator[str]:
-        for stored in stored_of(self._quantizer, spec):
-            if is_stored(stored, part):
-                yield f"{part.name}.{stored.suffix}"
+    def _stored(self, spec: LinearSpec) -> Iterator[tuple[TensorEntry, int]]:
+        """Tensors of a layer, and how many bytes of each this rank reads."""
+        for stored, (number, part) in product(stored_of(self._quantizer, spec.whole), enumerate(spec.whole.parts)):
+            name = f"{part.name}.{stored.suffix}"
+            if not is_stored(stored, part) or name not in self._checkpoint.names:
+                continue
+            if stored.suffix != "bias" or has_bias(spec):
+                entry = self._checkpoint.entry(name)
+                yield entry, _of(entry, cuts_of(stored, spec, number))
 
     def _converted(self, name: str) -> int:
         """Bytes of a stored tensor that is not used as it is."""
@@ -174,3 +174,12 @@ class _Sizer:
     def _on_host(self, num_bytes: int) -> int:
         """Stored tensors pass through host memory: on another device they take nothing."""
         return num_bytes if self._device == "cpu" else 0
+
+
+def _of(entry: TensorEntry, cuts: Sequence[Cut]) -> int:
+    """Bytes that are read of a tensor; of one that is not as large as it should be, none more than it has."""
+    taken = entry.num_bytes
+    for axis, ranges in cuts:
+        if axis < len(entry.shape) and entry.shape[axis]:
+            taken = taken * sum(stop - start for start, stop in ranges) // entry.shape[axis]
+    return taken

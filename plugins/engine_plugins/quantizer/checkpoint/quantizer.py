@@ -75,7 +75,7 @@ class FromCheckpoint:
         if scheme is None:
             return self._plain.packed_bytes(spec, dtype, device, tied)
         has_bias = any(part.bias for part in spec.parts)
-        group_size = scheme.group_size(spec.in_features)
+        group_size = scheme.group_size(spec.whole.in_features)
         order = spec.in_features * ORDER_BYTES if scheme.ordered else 0
         return order + packing.packed_bytes(
             spec, scheme.bits, group_size, not scheme.symmetric, has_bias, self._context, scheme.scale_bytes
@@ -161,12 +161,13 @@ class FromCheckpoint:
 
 def _read(scheme: Scheme, spec: LinearSpec, parts: Sequence[Mapping[str, Tensor]]) -> QuantizedWeight:
     """All parts of a layer as one weight."""
-    layout = LAYOUTS[scheme.layout]
+    layout, share = LAYOUTS[scheme.layout], spec.share
+    rows = [None] * len(spec.parts) if share is None or share.columns is not None else share.rows
     try:
         return joined(
             [
-                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.in_features)
-                for part, tensors in zip(spec.parts, parts, strict=True)
+                layout.read(scheme, part.name, _checked(part.name, part.bias, tensors), spec.whole.in_features, here)
+                for part, tensors, here in zip(spec.parts, parts, rows, strict=True)
             ]
         )
     except CheckpointError:

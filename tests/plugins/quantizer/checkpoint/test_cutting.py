@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.plugins.quantizer.checkpoint.writers import CASES
 
-from engine.contracts.ops import LinearPart, LinearSpec
-from engine.contracts.quantizer import QuantizedWeight
-from engine.models.sharding import cut
+from engine.contracts.ops import LinearPart, LinearSpec, Range, Share
+from engine.contracts.quantizer import QuantizedWeight, StoredTensor
+from engine.models.sharding import smallest_cut, taken
+from engine.testing.quantizer import shares
 from engine_plugins.quantizer.checkpoint.layouts import LAYOUTS
 from engine_plugins.quantizer.checkpoint.methods import recipe_of
 
@@ -31,8 +34,61 @@ def test_cuts_read_alone_are_cuts_of_the_whole(name: str, axis: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ct w4 g16 asym actorder", "gptq w4 g16 asym desc_act"])
 def test_inputs_in_activation_order_cannot_be_cut(name: str) -> None:
-    with pytest.raises(ValueError, match=r"tp=2: .* cannot be cut along its input axis: .*activation order"):
-        _whole_and_halves(name, "in")
+    """Ranks share out the layer's outputs instead."""
+    assert smallest_cut(_Layout(name), SPEC, "in") is None
+    assert smallest_cut(_Layout(name), SPEC, "out") == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "inputs"),
+    [("ct w4 g32 asym", 8, 32), ("gptq w4 g32 asym", 8, 32), ("awq g32", 8, 32), ("awq one group", 8, 1),
+     ("ct fp8 block", 1, 16), ("ct fp8 channel", 1, 1), ("gptq w8 g32 asym", 4, 32)],
+)  # fmt: skip
+def test_no_cut_goes_through_a_word_or_a_group(name: str, out: int, inputs: int) -> None:
+    """Blocks of FP8 may be cut along the output: each rank reads the scales of all blocks that it has a part of."""
+    layout = _Layout(name)
+    assert (smallest_cut(layout, SPEC, "out"), smallest_cut(layout, SPEC, "in")) == (out, inputs)
+
+
+@pytest.mark.parametrize("ranges", [((0, 40),), ((40, 64),), ((5, 6), (31, 33), (34, 64)), ((0, 32), (32, 64))])
+@pytest.mark.parametrize("name", ["ct fp8 block", "fp8 block"])
+def test_rows_are_read_with_the_scales_of_their_blocks(name: str, ranges: tuple[Range, ...]) -> None:
+    """Wherever the cuts lie: several values of one tensor are several ranges of it."""
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(2))
+    scheme, (tensors, dense) = recipe_of(CASES[name].quantization).scheme_of("p", False), CASES[name].write(weight)
+    assert scheme is not None
+    layout = LAYOUTS[scheme.layout]
+    own = replace(SPEC, share=Share(SPEC, (ranges,)))
+    stored = [rule.stored for rule in layout.rules(scheme, SPEC.parts[0], SPEC) if rule.stored.suffix in tensors]
+    mine = {one.suffix: taken(tensors[one.suffix], one, own, 0) for one in stored}
+    found = layout.read(scheme, "p", mine, 128, ranges)
+    assert torch.equal(found.dense(), torch.cat([dense[start:stop] for start, stop in ranges]))
+
+
+def test_values_of_one_tensor_that_share_a_word_cannot_be_cut_apart() -> None:
+    layout = _Layout("awq g32")
+    spec = LinearSpec((LinearPart("p", 64, slices=(24, 20, 20)),), 128)
+    assert smallest_cut(layout, spec, "out") is None
+    assert smallest_cut(layout, LinearSpec((LinearPart("p", 64, slices=(24, 24, 16)),), 128), "out") == 8
+
+
+SPEC = LinearSpec((LinearPart("p", 64),), 128)
+
+
+class _Layout:
+    """A quantizer of one format, as far as it says what is stored."""
+
+    lossless = False
+
+    def __init__(self, name: str) -> None:
+        self.scheme = recipe_of(CASES[name].quantization).scheme_of("p", False)
+
+    def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
+        assert self.scheme is not None
+        return [rule.stored for rule in LAYOUTS[self.scheme.layout].rules(self.scheme, spec.parts[0], spec)]
+
+    def pack(self, *arguments: Any) -> QuantizedWeight:
+        raise NotImplementedError
 
 
 def _whole_and_halves(name: str, axis: Any) -> tuple[QuantizedWeight, list[QuantizedWeight]]:
@@ -43,21 +99,9 @@ def _whole_and_halves(name: str, axis: Any) -> tuple[QuantizedWeight, list[Quant
     assert scheme is not None
     layout = LAYOUTS[scheme.layout]
     stored = [rule.stored for rule in layout.rules(scheme, spec.parts[0], spec) if rule.stored.suffix in tensors]
-    halves = [
-        {one.suffix: cut(tensors[one.suffix], f"p.{one.suffix}", spec, one, index, 2) for one in stored}
-        for index in range(2)
-    ]
-    return layout.read(scheme, "p", tensors, 128), [layout.read(scheme, "p", half, 128) for half in halves]
-
-
-@pytest.mark.parametrize("size", [20, 28])
-def test_a_cut_through_a_word_of_zero_points_is_refused(size: int) -> None:
-    spec = LinearSpec((LinearPart("p", size),), 64, shard="out")
-    for name, suffix in (("ct w4 g32 asym", "weight_packed"), ("gptq w4 g32 asym", "qweight")):
-        scheme = recipe_of(CASES[name].quantization).scheme_of("p", False)
-        assert scheme is not None
-        rules = LAYOUTS[scheme.layout].rules(scheme, spec.parts[0], spec)
-        (stored,) = [rule.stored for rule in rules if rule.stored.suffix == suffix]
-        tensor = torch.zeros(size, 8) if suffix == "weight_packed" else torch.zeros(8, size)
-        with pytest.raises(ValueError, match="not a multiple of 2 x 8"):
-            cut(tensor, "p", spec, stored, 0, 2)
+    halves = []
+    for own in shares(spec):
+        assert own.share is not None
+        half = {one.suffix: taken(tensors[one.suffix], one, own, 0) for one in stored}
+        halves.append(layout.read(scheme, "p", half, 128, own.share.rows[0] if axis == "out" else None))
+    return layout.read(scheme, "p", tensors, 128), halves

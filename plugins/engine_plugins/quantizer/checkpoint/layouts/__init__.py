@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec, Range
 from engine.contracts.quantizer import QuantizedWeight
 from engine_plugins.quantizer.checkpoint.layouts import awq, gptq, mxfp4, packed, plain
 from engine_plugins.quantizer.checkpoint.layouts.rule import TensorRule
@@ -21,8 +21,16 @@ class Layout(Protocol):
         """The tensors that ``part`` has, with the shapes and dtypes they must have."""
         ...
 
-    def read(self, scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:
-        """``tensors``: by suffix, perhaps a cut of them. ``in_features``: of the whole layer. Raises
+    def read(
+        self,
+        scheme: Scheme,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        in_features: int,
+        rows: Sequence[Range] | None = None,
+    ) -> QuantizedWeight:
+        """``tensors``: by suffix, perhaps a cut of them. ``in_features``: of the whole layer; ``rows``: which of its
+        output features are here, in order, ``None``: all. Raises
         :class:`engine.checkpoint.tensors.CheckpointError` naming the tensor whose values cannot be."""
         ...
 

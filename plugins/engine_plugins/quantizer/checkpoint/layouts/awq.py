@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec, Range
 from engine.contracts.quantizer import QuantizedWeight, StoredTensor
 from engine_plugins.quantizer.checkpoint.layouts.rule import FLOATS, TensorRule, bias_rule
 from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, fitted_scale, signed, unpacked
@@ -24,17 +24,19 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     out, inputs, groups = part.out_features, spec.in_features, scheme.groups(spec.in_features)
     # An output size that eight does not divide fits no shape here, and is refused for it.
     words = out // scheme.codes_per_word
-    whole = scheme.group_size(inputs) if spec.shard == "in" and groups > 1 else 1
     axes, kept = ({"in": 0, "out": 1}, ()) if groups > 1 else ({"out": 1}, ("in",))
+    group, word = {"in": scheme.group_size(inputs)}, {"out": scheme.codes_per_word}
     return [
-        TensorRule(StoredTensor("qweight", {"in": 0, "out": 1}, whole), ("int32",), ((inputs, words),)),
-        TensorRule(StoredTensor("qzeros", axes, replicated=kept), ("int32",), ((groups, words),)),
-        TensorRule(StoredTensor("scales", axes, replicated=kept), FLOATS, ((groups, out),)),
+        TensorRule(StoredTensor("qweight", {"in": 0, "out": 1}, word), ("int32",), ((inputs, words),)),
+        TensorRule(StoredTensor("qzeros", axes, group | word, replicated=kept), ("int32",), ((groups, words),)),
+        TensorRule(StoredTensor("scales", axes, group, replicated=kept), FLOATS, ((groups, out),)),
         bias_rule(part),
     ]
 
 
-def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:
+def read(
+    scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int, rows: Sequence[Range] | None = None
+) -> QuantizedWeight:
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     codes = _in_order(tensors["qweight"], scheme.bits)
     return QuantizedWeight(

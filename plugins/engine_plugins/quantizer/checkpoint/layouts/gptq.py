@@ -4,13 +4,12 @@ the input, the first feature in the lowest bits; ``qzeros`` ``[groups, out * bit
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec, Range
 from engine.contracts.quantizer import QuantizedWeight, StoredTensor
 from engine_plugins.quantizer.checkpoint.layouts.rule import FLOATS, TensorRule, bias_rule
 from engine_plugins.quantizer.checkpoint.layouts.values import fitted_scale, order_of, signed, unpacked
@@ -28,29 +27,25 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     why = ORDER if scheme.ordered else ""
     axes = {"out": 1} if scheme.ordered else {"in": 0, "out": 1}
     grouped, kept = (axes, ()) if groups > 1 else ({"out": 1}, ("in",))
-    words = StoredTensor("qweight", axes, _quantum(scheme, spec), uncuttable=why)
+    group = {"in": scheme.group_size(inputs)}
+    words = StoredTensor("qweight", axes, {"in": per_word}, uncuttable=why)
+    zeros = StoredTensor("qzeros", grouped, {**group, "out": per_word}, replicated=kept)
     index = StoredTensor(
         "g_idx", {} if scheme.ordered else {"in": 0}, optional=not scheme.ordered, replicated=("out",), uncuttable=why
     )
     return [
         TensorRule(words, ("int32",), ((-(-inputs // per_word), out),)),
-        TensorRule(StoredTensor("qzeros", grouped, replicated=kept), ("int32",), ((groups, -(-out // per_word)),)),
-        TensorRule(StoredTensor("scales", grouped, replicated=kept), FLOATS, ((groups, out),)),
+        TensorRule(zeros, ("int32",), ((groups, -(-out // per_word)),)),
+        TensorRule(StoredTensor("scales", grouped, group, replicated=kept), FLOATS, ((groups, out),)),
         TensorRule(index, ("int32", "int64"), ((inputs,),)),
         # AutoGPTQ wrote a bias of zeros for layers that have none.
         bias_rule(part, may_be_extra=True),
     ]
 
 
-def _quantum(scheme: Scheme, spec: LinearSpec) -> int:
-    if spec.shard == "out":
-        return scheme.codes_per_word
-    if scheme.groups(spec.in_features) == 1:
-        return 1
-    return math.lcm(scheme.group_size(spec.in_features), scheme.codes_per_word) // scheme.codes_per_word
-
-
-def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:
+def read(
+    scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int, rows: Sequence[Range] | None = None
+) -> QuantizedWeight:
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     words = tensors["qweight"]
     out, inputs = words.shape[1], min(words.shape[0] * scheme.codes_per_word, in_features)

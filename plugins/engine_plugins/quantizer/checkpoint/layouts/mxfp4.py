@@ -6,13 +6,13 @@ exponents plus 127.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec, Range
 from engine.contracts.quantizer import QuantizedWeight, StoredTensor
 from engine.kernels.quantized import from_e2m1
 from engine_plugins.quantizer.checkpoint.layouts.rule import POWERS, TensorRule, bias_rule
@@ -26,15 +26,17 @@ NOT_A_NUMBER = 255
 def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule]:
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     out, groups, axes = part.out_features, scheme.groups(spec.in_features), {"out": 0, "in": 1}
-    half = scheme.block[1] // 2
+    half, group = scheme.block[1] // 2, {"in": scheme.block[1]}
     return [
-        TensorRule(StoredTensor("blocks", axes), ("uint8",), ((out, groups, half),)),
-        TensorRule(StoredTensor("scales", axes), ("uint8", POWERS), ((out, groups),)),
+        TensorRule(StoredTensor("blocks", axes, group), ("uint8",), ((out, groups, half),)),
+        TensorRule(StoredTensor("scales", axes, group), ("uint8", POWERS), ((out, groups),)),
         bias_rule(part),
     ]
 
 
-def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:
+def read(
+    scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int, rows: Sequence[Range] | None = None
+) -> QuantizedWeight:
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     blocks, exponents = tensors["blocks"], tensors["scales"].view(torch.uint8)
     if bool((exponents == NOT_A_NUMBER).any()):

@@ -3,13 +3,12 @@ stored as unsigned numbers. Zero points lie in words along the output."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec, Range
 from engine.contracts.quantizer import QuantizedWeight, StoredTensor
 from engine_plugins.quantizer.checkpoint.layouts.rule import BOTH, TensorRule, bias_rule, scale_rules
 from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, fitted_scale, order_of, signed, unpacked
@@ -22,7 +21,7 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     out, inputs, per_word = part.out_features, spec.in_features, scheme.codes_per_word
     axes = {"out": 0} if scheme.ordered else {"out": 0, "in": 1}
-    words = StoredTensor("weight_packed", axes, _quantum(scheme, spec), uncuttable=ORDER if scheme.ordered else "")
+    words = StoredTensor("weight_packed", axes, {"in": per_word}, uncuttable=ORDER if scheme.ordered else "")
     found = [
         TensorRule(words, ("int32",), ((out, -(-inputs // per_word)),)),
         *scale_rules(scheme, part, inputs),
@@ -31,7 +30,9 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     ]
     scale = found[1].stored
     if not scheme.symmetric:
-        zeros = StoredTensor("weight_zero_point", scale.shard_axes, replicated=scale.replicated)
+        zeros = StoredTensor(
+            "weight_zero_point", scale.shard_axes, {**scale.per_entry, "out": per_word}, replicated=scale.replicated
+        )
         found.append(TensorRule(zeros, ("int32",), ((-(-out // per_word), scheme.groups(inputs)),)))
     if scheme.ordered:
         index = StoredTensor("weight_g_idx", replicated=("out",), uncuttable=ORDER)
@@ -39,20 +40,13 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     return found
 
 
-def _quantum(scheme: Scheme, spec: LinearSpec) -> int:
-    if spec.shard == "out":
-        return 1 if scheme.symmetric else scheme.codes_per_word
-    if scheme.granularity != "group":
-        return 1
-    whole = math.lcm(scheme.group_size(spec.in_features), scheme.codes_per_word)
-    return whole // scheme.codes_per_word
-
-
-def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:
+def read(
+    scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int, rows: Sequence[Range] | None = None
+) -> QuantizedWeight:
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     words = tensors["weight_packed"]
     out, inputs = words.shape[0], min(words.shape[1] * scheme.codes_per_word, in_features)
-    _check_shape(name, tensors.get("weight_shape"), out, in_features)
+    _check_shape(name, tensors.get("weight_shape"), rows or ((0, out),), in_features, rows is None)
     codes = signed(unpacked(words, scheme.bits), scheme.bits)[:, :inputs]
     group_size = min(scheme.group_size(in_features), inputs)
     scale = fitted_scale(f"{name}.weight_scale", tensors["weight_scale"])
@@ -71,14 +65,16 @@ def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: 
     )
 
 
-def _check_shape(name: str, stated: Tensor | None, out: int, in_features: int) -> None:
-    """``out``: rows that are here, which may be one cut of all."""
+def _check_shape(name: str, stated: Tensor | None, rows: Sequence[Range], in_features: int, all_rows: bool) -> None:
+    """``rows``: those that are here."""
     if stated is None:
         return
-    rows, inputs = stated.tolist()
-    if inputs != in_features or rows < out or rows % out:
+    out, inputs = stated.tolist()
+    last = rows[-1][1]
+    if inputs != in_features or out < last or (all_rows and out != last):
         raise CheckpointError(
-            f"{name}.weight_shape is [{rows}, {inputs}], the layer has {in_features} input features and {out} outputs"
+            f"{name}.weight_shape is [{out}, {inputs}], the layer has {in_features} input features and "
+            f"{last if all_rows else f'at least {last}'} outputs"
         )
 
 

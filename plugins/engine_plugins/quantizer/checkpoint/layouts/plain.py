@@ -3,16 +3,23 @@ for groups or for blocks. compressed-tensors, ``fp8`` and ModelOpt."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
-from engine.contracts.ops import LinearPart, LinearSpec
+from engine.contracts.ops import LinearPart, LinearSpec, Range
 from engine.contracts.quantizer import QuantizedWeight, StoredTensor
 from engine_plugins.quantizer.checkpoint.layouts.rule import BOTH, FLOATS, INTEGERS, TensorRule, bias_rule, scale_rules
-from engine_plugins.quantizer.checkpoint.layouts.values import bias_of, first_of, fixed_scale, no_zeros, whole
+from engine_plugins.quantizer.checkpoint.layouts.values import (
+    bias_of,
+    entry_of_each,
+    first_of,
+    fixed_scale,
+    no_zeros,
+    whole,
+)
 from engine_plugins.quantizer.checkpoint.scheme import Scheme
 
 ZEROS = "weight_zero_point"
@@ -23,21 +30,21 @@ OF_INPUTS = ("input_scale", "activation_scale", "input_zero_point")
 def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule]:
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     shape = (part.out_features, spec.in_features)
-    cut_along = scheme.block[0] if spec.shard == "out" else scheme.group_size(spec.in_features)
-    quantum = cut_along if scheme.granularity in ("group", "block") else 1
     dtype = "float8_e4m3fn" if scheme.floating else "int8"
     scales = scale_rules(scheme, part, spec.in_features)
     zeros = StoredTensor(
         ZEROS,
         scales[0].stored.shard_axes,
+        scales[0].stored.per_entry,
         optional=scheme.symmetric,
         replicated=scales[0].stored.replicated,
+        overlapping=scales[0].stored.overlapping,
     )
     unused = [
         TensorRule(StoredTensor(name, optional=True, replicated=BOTH), (*FLOATS, *INTEGERS)) for name in OF_INPUTS
     ]
     return [
-        TensorRule(StoredTensor("weight", {"out": 0, "in": 1}, quantum), (dtype,), (shape,)),
+        TensorRule(StoredTensor("weight", {"out": 0, "in": 1}), (dtype,), (shape,)),
         *scales,
         TensorRule(zeros, (*INTEGERS, *FLOATS, "float8_e4m3fn"), scales[0].shapes),
         *unused,
@@ -45,7 +52,9 @@ def rules(scheme: Scheme, part: LinearPart, spec: LinearSpec) -> list[TensorRule
     ]
 
 
-def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int) -> QuantizedWeight:
+def read(
+    scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: int, rows: Sequence[Range] | None = None
+) -> QuantizedWeight:
     """See :class:`~engine_plugins.quantizer.checkpoint.layouts.Layout`."""
     codes = tensors["weight"]
     _check_codes(scheme, f"{name}.weight", codes)
@@ -53,13 +62,13 @@ def read(scheme: Scheme, name: str, tensors: Mapping[str, Tensor], in_features: 
     out, inputs = codes.shape
     group_size = min(scheme.group_size(in_features), inputs)
     groups = -(-inputs // group_size)
-    scale = _spread(scheme, fixed_scale(scale_name, stored), out, groups)
+    scale = _spread(scheme, fixed_scale(scale_name, stored), rows or ((0, out),), groups)
     zero = tensors.get(ZEROS)
     if scheme.symmetric:
         no_zeros(f"{name}.{ZEROS}", zero)
         zero = None
     elif zero is not None:
-        zero = _spread(scheme, whole(f"{name}.{ZEROS}", zero, scheme.bits), out, groups).contiguous()
+        zero = _spread(scheme, whole(f"{name}.{ZEROS}", zero, scheme.bits), rows or ((0, out),), groups).contiguous()
     return QuantizedWeight(
         codes.contiguous(), scale.contiguous(), group_size, scheme.bits, zero=zero, bias=bias_of(tensors)
     )
@@ -76,11 +85,11 @@ def _check_codes(scheme: Scheme, name: str, codes: Tensor) -> None:
             raise CheckpointError(f"{name} has codes {low} to {high}, {scheme.bits} bits hold {-half} to {half - 1}")
 
 
-def _spread(scheme: Scheme, values: Tensor, out: int, groups: int) -> Tensor:
-    """``[out, groups]`` from what the scheme stores."""
+def _spread(scheme: Scheme, values: Tensor, rows: Sequence[Range], groups: int) -> Tensor:
+    """``[out, groups]`` from what the scheme stores of ``rows``."""
+    out = sum(stop - start for start, stop in rows)
     if scheme.granularity == "tensor":
         return values.reshape(1, 1).expand(out, groups)
     if scheme.granularity == "block":
-        rows = values.reshape(-1, groups)
-        return rows.repeat_interleave(scheme.block[0], dim=0)[:out]
+        return values.reshape(-1, groups)[entry_of_each(rows, scheme.block[0])]
     return values.reshape(out, groups)

@@ -54,14 +54,17 @@ def scale_rules(scheme: Scheme, part: LinearPart, in_features: int) -> list[Tens
     dtypes = (*FLOATS, POWERS) if scheme.granularity == "block" else FLOATS
     one_of_several = len(scheme.scale_names) > 1
     return [
-        TensorRule(_scale(scheme, name, optional=one_of_several), dtypes, shapes[scheme.granularity])
+        TensorRule(_scale(scheme, name, in_features, optional=one_of_several), dtypes, shapes[scheme.granularity])
         for name in scheme.scale_names
     ]
 
 
-def _scale(scheme: Scheme, suffix: str, optional: bool) -> StoredTensor:
+def _scale(scheme: Scheme, suffix: str, in_features: int, optional: bool) -> StoredTensor:
     if scheme.granularity == "tensor":
         return StoredTensor(suffix, optional=optional, replicated=BOTH)
     if scheme.granularity == "channel":
         return StoredTensor(suffix, {"out": 0}, optional=optional, replicated=("in",))
-    return StoredTensor(suffix, {"out": 0, "in": 2 if scheme.spaced else 1}, optional=optional)
+    per_entry = {"in": scheme.group_size(in_features), "out": scheme.block[0] if scheme.granularity == "block" else 1}
+    # Each rank that has a part of the output features of a block reads its scale.
+    axes = {"out": 0, "in": 2 if scheme.spaced else 1}
+    return StoredTensor(suffix, axes, per_entry, optional=optional, overlapping=("out",))

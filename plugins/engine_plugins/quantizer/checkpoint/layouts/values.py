@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.tensors import CheckpointError
+from engine.contracts.ops import Range
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
@@ -18,6 +19,17 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return octets
     return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
+
+
+def entry_of_each(rows: Sequence[Range], per_entry: int) -> Tensor:
+    """int64 ``[rows]``: where the entry of each row is, of those that were read of ``rows``, range by range; one stands
+    for ``per_entry`` rows."""
+    found, before = [], 0
+    for start, stop in rows:
+        first = start // per_entry
+        found.append(torch.arange(start, stop) // per_entry - first + before)
+        before += -(-stop // per_entry) - first
+    return torch.cat(found)
 
 
 def signed(codes: Tensor, bits: int) -> Tensor:

@@ -1,24 +1,25 @@
-"""Parallelism ``mine``: one rank, which has all of the work and nobody to exchange it with."""
+"""Launcher ``mine``: a process on this machine for each further rank."""
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.contracts.config import ParallelismConfig
-from engine.contracts.ops import LinearSpec
+from engine.contracts.parallelism import LauncherError, StartedWorker, WorkerJob, WorkerStart
 from engine.contracts.provider import BuildContext, Provider
 from engine.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-GROUPS = ("tp", "pp", "ep", "sp")
 
 
 @dataclass(frozen=True)
 class MineParallelismConfig(ParallelismConfig):
-    """The keys ``parallelism.<field>``; those of the base are the sizes of the groups."""
+    """The keys ``parallelism.<field>``; those of the base say how many ranks there are."""
+
+    nice: int = 0
+    """Added to the niceness of workers."""
 
 
 @hookimpl
@@ -28,61 +29,61 @@ def engine_parallelism() -> list[Provider]:
             "mine",
             "engine.cli.plugins.templates.parallelism.plugin:MineParallelism",
             config=MineParallelismConfig,
-            # provides=("tp",) says that it can split tensors; without it parallelism.tp=2 is refused
-            doc="One rank.",
+            doc="A process for each rank.",
         )
     ]
 
 
-class MineParallelism:
-    """Collectives work on groups of ranks; over one rank each gives back what went in."""
+@dataclass(slots=True)
+class MineWorker:
+    """A worker that was started, and the connection to it."""
 
-    rank = 0
-    world_size = 1
+    rank: int
+    connection: socket.socket
+    place: str
+    process: subprocess.Popen[bytes]
+
+    def ended(self) -> str | None:
+        """How it ended; ``None`` while it runs."""
+        code = self.process.poll()
+        return None if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class MineParallelism:
+    """Starts workers and hands over a connection to each. What they compute, and that they live, is the core's care."""
 
     def __init__(self, config: MineParallelismConfig, context: BuildContext) -> None:
-        pass
+        self._nice = config.nice
+        self._workers: list[MineWorker] = []
 
-    def shard(self, spec: LinearSpec) -> tuple[int, int]:
-        """``(index, count)``: which of how many equal cuts of a layer this rank holds."""
-        return 0, 1
+    def launch(self, jobs: Sequence[WorkerJob], start: WorkerStart, timeout_s: float) -> Sequence[StartedWorker]:
+        """A worker for every job, connected; none at all where one cannot be started."""
+        try:
+            for job in jobs:
+                self._workers.append(self._worker(job, start))
+        except OSError as error:
+            self.close()
+            raise LauncherError(f"rank {len(self._workers) + 1} could not be started: {error}") from error
+        return tuple(self._workers)
 
-    def all_reduce(self, x: Tensor, group: str) -> Tensor:
-        """The sum over all ranks of the group, on each of them."""
-        return self._of_one_rank(x, group)
-
-    def all_gather(self, x: Tensor, group: str, axis: int) -> Tensor:
-        """What all ranks have, one after another along ``axis``."""
-        return self._of_one_rank(x, group)
-
-    def reduce_scatter(self, x: Tensor, group: str, axis: int) -> Tensor:
-        """This rank's cut along ``axis`` of the sum over all ranks."""
-        return self._of_one_rank(x, group)
-
-    def all_to_all(self, x: Tensor, group: str) -> Tensor:
-        """Cut ``i`` of every rank's tensor to rank ``i``."""
-        return self._of_one_rank(x, group)
-
-    def broadcast(self, data: bytes, group: str) -> bytes:
-        """Rank 0's bytes, on every rank."""
-        self._check(group)
-        return data
-
-    def launch(self, plan_json: str) -> None:
-        """Start the processes of the further ranks; there are none."""
-
-    def healthy(self) -> tuple[str, ...]:
-        """Problems of workers, one line each."""
-        return ()
+    def _worker(self, job: WorkerJob, start: WorkerStart) -> MineWorker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # The worker inherits its end, and ends when the process does that it is told about.
+            where = ("--fd", str(theirs.fileno()), "--parent", str(os.getpid()))
+            process = subprocess.Popen(
+                ["nice", "-n", str(self._nice), *start.command, *where],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **job.environment},
+            )
+        return MineWorker(job.rank, ours, f"pid {process.pid}", process)
 
     def close(self) -> None:
-        """End what :meth:`launch` has started."""
-
-    def _of_one_rank(self, x: Tensor, group: str) -> Tensor:
-        self._check(group)
-        return x
-
-    @staticmethod
-    def _check(group: str) -> None:
-        if group not in GROUPS:
-            raise ValueError(f"unknown process group {group!r}: expected one of {', '.join(GROUPS)}")
+        """End what is still there."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.kill()

@@ -1,0 +1,68 @@
+"""What ranks exchange, by the plan's communicator: of tensors, or of the values of a program."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.contracts.communicator import Communicator, NativeCommunicator
+from engine.contracts.ops import AllGather, AllReduce, OwnExperts
+from engine.kernels.cpu.program import NotNative, Value, run
+from engine.kernels.model import StepContext
+from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
+from engine.models.fuse import Fused
+
+GROUP = "tp"
+
+
+def lower_all_reduce(lowering: Lowering, op: AllReduce, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    """In place: a summand is read by nobody else."""
+    collectives = _collectives(lowering)
+    why = None if isinstance(collectives, NativeCommunicator) else "the communicator has no native calls"
+
+    def reduce(context: StepContext | None, x: Tensor) -> Tensor:
+        if not isinstance(x, Value):
+            return collectives.all_reduce(x.contiguous(), GROUP)
+        if not isinstance(collectives, NativeCommunicator):
+            raise NotNative(why or "")
+        run(lambda x: collectives.all_reduce_call(x, GROUP), x)
+        return x
+
+    return Lowered(reduce, "sum over ranks", why)
+
+
+def lower_all_gather(lowering: Lowering, op: AllGather, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    collectives = _collectives(lowering)
+    ends = [stop for _, stop in op.shares]
+    apart = [start for start, _ in op.shares] == [0, *ends[:-1]]
+
+    def gather(context: StepContext | None, x: Tensor) -> Tensor:
+        if isinstance(x, Value):
+            raise NotNative("ranks gather what each has a part of")
+        parts = [x.new_empty(x.shape[0], stop - start) for start, stop in op.shares]
+        collectives.all_gather(x.contiguous(), op.group, parts)
+        if apart:
+            return torch.cat(parts, dim=1)
+        whole = x.new_empty(x.shape[0], op.size)
+        for (start, stop), part in zip(op.shares, parts, strict=True):
+            whole[:, start:stop] = part
+        return whole
+
+    return Lowered(gather, "gathered from ranks", "ranks gather what each has a part of")
+
+
+def lower_own_experts(lowering: Lowering, op: OwnExperts, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    start, size = op.held.start, op.held.size
+
+    def own(context: StepContext | None, ids: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(ids, Value):
+            raise NotNative("torch finds a rank's own experts")
+        here = ids - start
+        return torch.where((here >= 0) & (here < size), here, -1), shares
+
+    return Lowered(own, "torch", "torch finds a rank's own experts")
+
+
+def _collectives(lowering: Lowering) -> Communicator:
+    assert lowering.collectives is not None, "a graph of one rank exchanges nothing"
+    return lowering.collectives

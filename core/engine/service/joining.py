@@ -1,0 +1,67 @@
+"""A process that is a further rank's: it starts a worker for every time the engine starts, and ends with the engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from types import FrameType
+
+from engine.assembly.bind import config_of
+from engine.assembly.errors import AssemblyError
+from engine.assembly.plan import EnginePlan
+from engine.contracts.config import Joining, ParallelismConfig
+from engine.startup.worker import NOBODY_THERE, address_of
+
+PAUSE_S = 0.5
+
+
+def joining_of(plan: EnginePlan) -> Joining | None:
+    """How this process joins another one that serves; ``None``: it serves. Raises :class:`AssemblyError`."""
+    config = config_of(plan.choice("parallelism"))
+    assert isinstance(config, ParallelismConfig)
+    try:
+        return config.joins()
+    except ValueError as error:
+        raise AssemblyError([str(error)]) from error
+
+
+def work(address: str, rank: int, environment: Mapping[str, str]) -> int:
+    """Be a rank of the engine at ``HOST:PORT`` until it is shut down, each time in a process of its own. Returns an
+    exit code. Raises :class:`AssemblyError` for what is no address."""
+    try:
+        address_of(address)
+    except ValueError as error:
+        raise AssemblyError([str(error)]) from error
+    command = [sys.executable, "-m", "engine.startup.worker", "--join", address, "--rank", str(rank)]
+    process: subprocess.Popen[bytes] | None = None
+    ending = False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal ending
+        ending = True
+        if process is not None:
+            process.kill()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    joined = False
+    while not ending:
+        process = subprocess.Popen(
+            [*command, "--parent", str(os.getpid())], env={**os.environ, **environment}, stdin=subprocess.DEVNULL
+        )
+        code = process.wait()
+        if ending:
+            break
+        if code == 0:
+            print("engine worker: the engine was shut down", file=sys.stderr)
+            return 0
+        if code == NOBODY_THERE:
+            return 0 if joined else 1
+        joined = True
+        print("engine worker: the engine failed; joining it again", file=sys.stderr)
+        time.sleep(PAUSE_S)
+    return 0

@@ -1,0 +1,45 @@
+"""Which rank holds what of a plan's model."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from engine.assembly.bind import BoundEngine
+from engine.assembly.plan import EnginePlan
+from engine.contracts.drafter import on_device
+from engine.models.layout import Layout
+from engine.models.placement import RankGraph, place
+from engine.models.record import recorded
+from engine.models.sharding import smallest_cut
+from engine.startup.memory.budget import DoesNotFit
+
+
+def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
+    """By rank. Raises :class:`DoesNotFit` for a model that cannot be shared out so."""
+    drafter = on_device(bound.drafter)
+    if plan.layout.pp > 1 and drafter is not None and drafter.kv is not None and drafter.kv.shared_layers:
+        raise DoesNotFit(
+            f"drafter={plan.choice('drafter').name} runs the model's first {drafter.kv.shared_layers} layers, which "
+            f"parallelism.pp={plan.layout.pp} puts elsewhere than the head; use parallelism.pp=1 or another drafter"
+        )
+    if plan.layout.dcp > 1 and drafter is not None and drafter.kv is not None:
+        raise DoesNotFit(
+            f"drafter={plan.choice('drafter').name} caches keys and values of every token, and "
+            f"parallelism.dcp={plan.layout.dcp} has each rank cache some tokens; use parallelism.dcp=1 or a drafter "
+            "without a cache (drafter=ngram)"
+        )
+    graph, units = recorded(bound.architecture, plan.model), partial(smallest_cut, bound.quantizer)
+    try:
+        return place(graph, plan.layout, units, drafts=drafter is not None)
+    except ValueError as error:
+        raise DoesNotFit(str(error)) from error
+
+
+def holding(own: RankGraph, layout: Layout, rank: int) -> str:
+    """``layers 0-15, embedding; share 1 of 2``"""
+    first, last = own.stage.first, own.stage.last
+    what = [f"layers {first}-{last - 1}" if last - first > 1 else f"layer {first}"]
+    what += ["embedding"] * bool(own.graph.embed.nodes) + ["head"] * bool(own.graph.head.nodes)
+    share = f"; share {layout.index(rank) + 1} of {layout.tp}" if layout.tp > 1 else ""
+    tokens = f"; stretch {layout.index(rank) % layout.dcp + 1} of {layout.dcp} of every KV block"
+    return ", ".join(what) + share + (tokens if layout.dcp > 1 else "")

@@ -1,0 +1,207 @@
+"""Starting an engine's further ranks: launch workers, see that they go with this process, and keep step with them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from engine.assembly.bind import BoundEngine
+from engine.assembly.errors import AssemblyError
+from engine.assembly.plan import EnginePlan
+from engine.border.calls import told
+from engine.contracts.communicator import World
+from engine.contracts.parallelism import LauncherError, StartedWorker, WorkerJob, WorkerStart
+from engine.loop.environment import with_defaults
+from engine.loop.messages import Progress
+from engine.startup import worker
+from engine.startup.fingerprint import checkpoint_hash, plan_hash, versions
+from engine.step.messages import (
+    Allocate,
+    Assignment,
+    Begin,
+    Bound,
+    Built,
+    Hello,
+    Loaded,
+    Meet,
+    Present,
+    RankInfo,
+    Where,
+)
+from engine.step.plan import DeviceBroken
+from engine.step.workers import Workers
+
+T = TypeVar("T")
+LOOPBACK = "127.0.0.1"
+START_S = 120.0
+"""How long workers may take to come."""
+
+
+def cores_of(plan: EnginePlan) -> int:
+    """CPU threads for one rank: ``threads``, or its share of the cores."""
+    return plan.settings.threads or max(1, len(os.sched_getaffinity(0)) // plan.ranks_per_node)
+
+
+def world_of(plan: EnginePlan, rank: int, host: str = LOOPBACK) -> World:
+    """The ranks as one of them sees them."""
+    layout = plan.layout
+    return World(rank, layout.size, layout.groups(rank), plan.device.kind, plan.call_timeout_s, host)
+
+
+class Ranks:
+    """The further ranks of an engine that is being built, from their launch until plans may come.
+
+    Every method raises :class:`AssemblyError` where the configuration cannot run on some rank, and
+    :class:`~engine.step.plan.DeviceBroken` where one fails.
+    """
+
+    def __init__(
+        self,
+        plan: EnginePlan,
+        bound: BoundEngine,
+        local: Callable[[], Where],
+        on_progress: Callable[[Progress], None],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        """``local``: where rank 0 is; ``on_failure``: called once if a rank fails, from another thread."""
+        self._plan = plan
+        self._launcher = bound.parallelism
+        self._communicator = bound.communicator
+        self._on_progress = on_progress
+        self._told = on_failure
+        self.invitation = ""
+        self.host = LOOPBACK
+        """An address of this machine that the other ranks reach."""
+        start = WorkerStart((sys.executable, "-m", "engine.startup.worker"), worker.run)
+        try:
+            started = bound.parallelism.launch(jobs(plan), start, START_S)
+        except LauncherError as error:
+            raise AssemblyError([str(error)]) from error
+        self.workers = Workers(started, plan.call_timeout_s, local, self._failed)
+        try:
+            self._shake_hands(started)
+        except BaseException:
+            self.close()
+            raise
+
+    def _failed(self, why: str) -> None:
+        self._communicator.abort(why)
+        self._told(why)
+
+    def _shake_hands(self, started: Sequence[StartedWorker]) -> None:
+        plan, ours = self._plan, versions()
+        for rank, hello in self._wait(Hello).items():
+            name = self._name(rank)
+            for what in ("engine", "python", "torch"):
+                own, its = getattr(ours, what), getattr(hello.versions, what)
+                if own != its:
+                    raise AssemblyError(
+                        [f"{name} has {what} {its}, and rank 0 has {what} {own}: install the same on all"]
+                    )
+            if plan.device.kind == "cuda" and not hello.cuda_devices:
+                raise AssemblyError(
+                    [
+                        f"{name} sees no CUDA device, and rank 0 runs on one: set CUDA_VISIBLE_DEVICES there, or use "
+                        "device=cpu"
+                    ]
+                )
+        encoded = plan.to_json()
+        addresses = {one.rank: addresses_of(one.connection) for one in started}
+        self.host = next((here for here, _ in addresses.values() if here != LOOPBACK), LOOPBACK)
+        for rank, (_, there) in addresses.items():
+            self.workers.send(Assignment(rank, encoded, cores_of(plan), there), rank)
+        own_plan, own_files = plan_hash(plan), checkpoint_hash(plan.model.path)
+        for rank, present in self._wait(Present).items():
+            if present.plan_hash != own_plan:
+                raise AssemblyError(
+                    [f"{self._name(rank)} reads plan {present.plan_hash}, and rank 0 has plan {own_plan}: install the "
+                     "same engine and plugins on all"]
+                )  # fmt: skip
+            if present.checkpoint_hash != own_files:
+                raise AssemblyError(
+                    [f"{self._name(rank)} finds checkpoint {present.checkpoint_hash or 'no files'} in model.path="
+                     f"{plan.model.path}, and rank 0 finds {own_files}: put the same files there on all machines"]
+                )  # fmt: skip
+        self.workers.send(Begin())
+        self._wait(Bound)
+        self.invitation = self._communicator.invite(world_of(plan, 0, self.host))
+        self.workers.send(Meet(self.invitation))
+
+    def together(self, function: Callable[[], T]) -> T:
+        """Rank 0's part of what all ranks do; what makes it fail may have happened on another one."""
+        try:
+            return function()
+        except AssemblyError:
+            raise
+        except Exception as error:
+            raise self._failure(self.workers.explain(told(error))) from error
+
+    def fewest_blocks(self, own: int) -> tuple[int, int]:
+        """How many KV blocks every rank has memory for, and the rank with the fewest. ``own``: rank 0's."""
+        found = {0: own} | {rank: loaded.num_blocks for rank, loaded in self._wait(Loaded).items()}
+        binding = min(found, key=lambda rank: (found[rank], rank))
+        self.workers.send(Allocate(found[binding]))
+        return found[binding], binding
+
+    def built(self) -> tuple[tuple[RankInfo, ...], tuple[str, ...]]:
+        """Wait until plans may come."""
+        places = self.workers.places()
+        infos, notes = [], []
+        for rank, built in sorted(self._wait(Built).items()):
+            infos.append(RankInfo(rank, places[rank], *_rest(built.info)))
+            notes += [f"rank {rank}: {note}" for note in built.notes]
+        return tuple(infos), tuple(notes)
+
+    def close(self) -> None:
+        """Give up: nothing was handed out."""
+        self.workers.close()
+        self._launcher.close()
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} ({self.workers.places()[rank]})"
+
+    def _wait(self, kind: type[T]) -> dict[int, T]:
+        try:
+            return self.workers.replies(kind, partial(self._waits))
+        except DeviceBroken as error:
+            raise self._failure(str(error)) from error
+
+    def _waits(self, for_what: str) -> None:
+        self._on_progress(Progress("start ranks", 0.0, for_what))
+
+    def _failure(self, why: str) -> Exception:
+        return AssemblyError([why]) if self.workers.refused else DeviceBroken(why)
+
+
+def _rest(info: RankInfo) -> tuple[str, int, int, int]:
+    return info.holds, info.weights_bytes, info.kv_bytes, info.num_blocks
+
+
+def jobs(plan: EnginePlan) -> list[WorkerJob]:
+    """A worker for every rank but 0."""
+    threads = str(cores_of(plan))
+    common = with_defaults({}, plan.device.kind) | {"OMP_NUM_THREADS": threads}
+    return [
+        WorkerJob(rank, common | visible_device(plan, rank % plan.ranks_per_node))
+        for rank in range(1, plan.layout.size)
+    ]
+
+
+def visible_device(plan: EnginePlan, index: int) -> dict[str, str]:
+    """The environment in which the ``index``-th rank of a machine sees its own GPU alone, as its first."""
+    if plan.device.kind != "cuda":
+        return {}
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    visible = [name.strip() for name in listed.split(",") if name.strip()] or [str(i) for i in range(plan.device.count)]
+    return {"CUDA_VISIBLE_DEVICES": visible[index % len(visible)]}
+
+
+def addresses_of(connection: socket.socket) -> tuple[str, str]:
+    """Of this end and of the other one, as each is reached from the other."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return LOOPBACK, LOOPBACK
+    return str(connection.getsockname()[0]), str(connection.getpeername()[0])

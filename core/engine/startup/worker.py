@@ -1,0 +1,251 @@
+"""The process of a further rank: ``python -m engine.startup.worker``, started by a launcher.
+
+It says what it is, is told which rank of which plan it is, loads that rank's share, and executes the plans that come.
+It decides nothing, and ends when the engine process does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.assembly.errors import AssemblyError
+from engine.assembly.plan import EnginePlan
+from engine.border.calls import by_plugin, told
+from engine.checkpoint.files import CheckpointError
+from engine.contracts.parallelism import TOKEN
+from engine.startup.fingerprint import checkpoint_hash, plan_hash, versions
+from engine.startup.lifetime import end_with
+from engine.startup.output import keep_output
+from engine.step.link import Link, to_driver
+from engine.step.messages import (
+    BEAT_S,
+    Allocate,
+    Assignment,
+    Beat,
+    Begin,
+    Bound,
+    Broken,
+    Built,
+    End,
+    Hello,
+    Loaded,
+    Meet,
+    Present,
+    Result,
+    Run,
+    ToWorker,
+    Where,
+)
+from engine.step.plan import StepResult
+
+if TYPE_CHECKING:
+    from engine.contracts.communicator import Communicator
+
+JOIN_S = 60.0
+"""How long an engine process is looked for."""
+NOBODY_THERE = 3
+"""Exit code: no engine process was found."""
+LAST_S = 2.0
+"""How long a worker whose engine process is gone may take to give everything back."""
+
+
+M = TypeVar("M")
+
+
+class Gone(Exception):
+    """The engine process is gone, or (``code`` 0) has no more use for this worker."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+
+class Worker:
+    """One rank, behind its connection to the engine process."""
+
+    def __init__(self, link: Link[ToWorker], exits: bool) -> None:
+        """``exits``: a process of its own, which ends with the connection even in the middle of a call."""
+        self._link = link
+        self._exits = exits
+        self._code = 0
+        self._inbox: queue.SimpleQueue[ToWorker | None] = queue.SimpleQueue()
+        self._where: Callable[[], Where] = Where
+        self._ended = threading.Event()
+        self.communicator: Communicator | None = None
+
+    def run(self) -> int:
+        """Returns an exit code."""
+        threading.Thread(target=self._listen, name="inbox", daemon=True).start()
+        threading.Thread(target=self._beat, name="beats", daemon=True).start()
+        try:
+            self._work()
+        except Gone as gone:
+            self._code = max(self._code, gone.code)
+        except Exception as error:
+            if not self._ended.is_set():
+                self._say_why(error)
+                self._code = 1
+        finally:
+            self._ended.set()
+            if self.communicator is not None:
+                self.communicator.close()
+            self._link.close()
+        return self._code
+
+    def _say_why(self, error: Exception) -> None:
+        refused = isinstance(error, AssemblyError | CheckpointError)
+        text = error.text().removeprefix("engine: ") if isinstance(error, AssemblyError) else told(error)
+        if not refused:
+            traceback.print_exception(error)
+        with contextlib.suppress(OSError):
+            self._link.send(Broken(text, self._where(), refused or by_plugin(error)))
+
+    def _listen(self) -> None:
+        """Take in messages; the connection's end is this worker's."""
+        try:
+            while (message := self._link.receive()) is not None:
+                self._inbox.put(message)
+        except (ValueError, OSError):
+            if not self._ended.is_set():
+                traceback.print_exc()
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._inbox.put(None)
+        if self.communicator is not None:
+            self.communicator.abort("the engine process is gone")
+        if self._exits:
+            time.sleep(LAST_S)
+            os._exit(1)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):
+            while not self._ended.is_set():
+                self._link.send(Beat(self._where()))
+                self._ended.wait(BEAT_S)
+
+    def _result(self, result: StepResult) -> None:
+        self._link.send(Result(result))
+
+    def _failed(self, error: str) -> None:
+        """A step raised; the engine process ends all ranks."""
+        self._code = 1
+        with contextlib.suppress(OSError):
+            self._link.send(Broken(error, self._where()))
+        self._inbox.put(None)
+
+    def _work(self) -> None:
+        from engine.assembly.device_facts import cuda_facts, num_cuda_devices
+
+        cuda, _ = cuda_facts()
+        cores = len(os.sched_getaffinity(0))
+        self._link.send(Hello(versions(), socket.gethostname(), os.getpid(), num_cuda_devices() if cuda else 0, cores))
+        assignment = self._next(Assignment)
+        self._where = lambda: Where("reading the plan")
+        plan = EnginePlan.from_json(assignment.plan)
+        self._link.send(Present(plan_hash(plan), checkpoint_hash(plan.model.path)))
+        self._next(Begin)
+        self._where = lambda: Where("import torch")
+        from engine.startup.build import Rank
+        from engine.step.ranked import RankSteps
+
+        rank = Rank(plan, assignment.rank, threads=assignment.threads)
+        self._where = rank.status.where
+        rank.bind()
+        self.communicator = rank.communicator
+        rank.plan_memory()
+        self._link.send(Bound())
+        rank.meet(self._next(Meet).invitation, assignment.host)
+        self._link.send(Loaded(rank.load()))
+        rank.allocate(self._next(Allocate).num_blocks)
+        self._link.send(Built(rank.info(f"pid {os.getpid()}"), rank.notes()))
+        rank.status.doing = ""
+        steps = RankSteps(
+            rank.runner, rank.worker, rank.status, self._result if rank.chooses else _ignore, self._failed
+        )
+        while True:
+            steps.run(self._next(Run).plan)
+
+    def _next(self, kind: type[M]) -> M:
+        """The next message, which must be of this kind. Raises :class:`Gone`."""
+        message = self._inbox.get()
+        if message is None or isinstance(message, End):
+            raise Gone(0 if isinstance(message, End) else 1)
+        if not isinstance(message, kind):
+            raise TypeError(f"the engine process sent {type(message).__name__}, expected {kind.__name__}")
+        return message
+
+
+def _ignore(result: StepResult) -> None:
+    """Another rank has chosen the same tokens."""
+
+
+def run(connection: socket.socket) -> None:
+    """A worker in the thread that calls this: see :attr:`engine.contracts.parallelism.WorkerStart.run`."""
+    Worker(to_driver(connection), exits=False).run()
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Of ``HOST:PORT``. Raises ``ValueError``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"--join {text}: expected HOST:PORT, such as 10.0.0.1:29600")
+    return host.strip("[]"), int(port)
+
+
+def join(address: str, rank: int = -1, seconds: float = JOIN_S) -> socket.socket | None:
+    """Connect to an engine process that waits for workers at ``HOST:PORT``, and say who this is: a line of the token in
+    the environment and the rank (-1: any). ``None``: nobody was there for so long."""
+    ends = time.monotonic() + seconds
+    while True:
+        try:
+            connection = socket.create_connection(address_of(address), timeout=5.0)
+        except OSError:
+            if time.monotonic() > ends:
+                return None
+            time.sleep(0.2)
+            continue
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.sendall(f"{os.environ.get(TOKEN, '')} {rank}\n".encode())
+        return connection
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="engine.startup.worker")
+    parser.add_argument("--fd", type=int)
+    parser.add_argument("--parent", type=int)
+    parser.add_argument("--join")
+    parser.add_argument("--rank", type=int, default=-1)
+    given = parser.parse_args(arguments)
+    if given.parent is not None:
+        end_with(given.parent)
+    keep_output()
+    faulthandler.enable()
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the engine process says when to end
+        signal.signal(number, signal.SIG_IGN)
+    connection = socket.socket(fileno=given.fd) if given.fd is not None else join(given.join, given.rank)
+    if connection is None:
+        print(f"engine worker: nobody waits for workers at {given.join}", file=sys.stderr)
+        return NOBODY_THERE
+    return Worker(to_driver(connection), exits=True).run()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread may still be in a call that never ends

@@ -1,0 +1,155 @@
+"""Messages between the engine process, which drives, and the workers of further ranks.
+
+In order: :class:`Hello`, :class:`Assignment`, :class:`Present`, :class:`Begin`, :class:`Loaded`, :class:`Allocate`,
+:class:`Built`; then :class:`Run` and, of the rank that chooses tokens, :class:`Result`. From its beginning a worker
+sends a :class:`Beat` twice a second.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.step.plan import StepPlan, StepResult
+
+MAX_FRAME = 256 * 1024 * 1024
+"""Bytes."""
+BEAT_S = 0.5
+"""Between two beats."""
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """What must be the same on all ranks."""
+
+    engine: str
+    python: str
+    torch: str
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A worker is there; it knows nothing yet."""
+
+    versions: Versions
+    host: str
+    pid: int
+    cuda_devices: int
+    """That it sees."""
+    cores: int
+    """That it may run on."""
+
+
+class Assignment(msgspec.Struct, frozen=True, tag="assignment"):
+    """Which rank of which plan the worker is."""
+
+    rank: int
+    plan: bytes
+    """JSON."""
+    threads: int
+    host: str
+    """An address of the worker's machine that other ranks reach."""
+
+
+class Present(msgspec.Struct, frozen=True, tag="present"):
+    """What the worker made of it."""
+
+    plan_hash: str
+    checkpoint_hash: str
+    """Of the files in ``model.path``: see :func:`engine.startup.fingerprint.checkpoint_hash`."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """Everything fits together: build the plugins."""
+
+
+class Bound(msgspec.Struct, frozen=True, tag="bound"):
+    """The plugins are built, and there is memory: from here on ranks wait for each other."""
+
+
+class Meet(msgspec.Struct, frozen=True, tag="meet"):
+    """All ranks are bound: meet them, and load."""
+
+    invitation: str
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """The weights are in place."""
+
+    num_blocks: int
+    """KV blocks that this rank has memory for."""
+
+
+class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
+    """So many blocks, as many as on every other rank."""
+
+    num_blocks: int
+
+
+class RankInfo(msgspec.Struct, frozen=True):
+    """A rank of an engine that is ready."""
+
+    rank: int
+    place: str
+    """Where it runs: ``pid 4711``"""
+    holds: str
+    """Of the model."""
+    weights_bytes: int
+    kv_bytes: int
+    num_blocks: int
+    """KV blocks that there is memory for."""
+
+
+class Built(msgspec.Struct, frozen=True, tag="built"):
+    """Plans may come."""
+
+    info: RankInfo
+    notes: tuple[str, ...]
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    plan: StepPlan
+
+
+class Result(msgspec.Struct, frozen=True, tag="result"):
+    result: StepResult
+
+
+class Where(msgspec.Struct, frozen=True):
+    """How far a rank is."""
+
+    doing: str = ""
+    """During start-up."""
+    plan: int = -1
+    """The newest one it has begun."""
+    call: int = 0
+    """The last call of its communicator in this plan, from 1 on; 0: none yet."""
+    working: bool = False
+    """The plan is not done."""
+
+    def __str__(self) -> str:
+        if self.doing:
+            return f"starting ({self.doing})"
+        if self.plan < 0:
+            return "waiting for the first plan"
+        if not self.working:
+            return f"done with plan {self.plan}"
+        return f"in call {self.call} of plan {self.plan}" if self.call else f"in plan {self.plan}"
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    where: Where
+
+
+class Broken(msgspec.Struct, frozen=True, tag="broken"):
+    """The worker cannot go on, and ends."""
+
+    error: str
+    where: Where
+    refused: bool = False
+    """The configuration cannot run there."""
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """Give everything back and end."""
+
+
+ToWorker = Assignment | Begin | Meet | Allocate | Run | End
+FromWorker = Hello | Present | Bound | Loaded | Built | Result | Beat | Broken

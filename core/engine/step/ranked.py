@@ -1,0 +1,133 @@
+"""Steps over several ranks: every plan goes to all of them, and the one that chooses tokens has the result."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+
+from engine.border.calls import told
+from engine.contracts.communicator import Communicator
+from engine.contracts.parallelism import Launcher
+from engine.step.messages import Where
+from engine.step.plan import StepPlan, StepResult
+from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
+from engine.step.workers import Workers
+
+
+class RankStatus:
+    """How far this rank is: written by its device's thread, read by others."""
+
+    def __init__(self, doing: str = "starting") -> None:
+        self.doing = doing
+        """During start-up; empty once plans come."""
+        self.begun: Callable[[], int] = int
+        """See :attr:`engine.contracts.communicator.Communicator.begun`."""
+        self._plan = -1
+        self._before = 0
+        """Calls that were begun before this plan."""
+        self._working = False
+
+    def begin(self, plan_id: int) -> None:
+        self._plan, self._before, self._working = plan_id, self.begun(), True
+
+    def end(self) -> None:
+        self._working = False
+
+    def where(self) -> Where:
+        if self.doing:
+            return Where(self.doing)
+        return Where("", self._plan, self.begun() - self._before if self._working else 0, self._working)
+
+
+class RankSteps:
+    """This rank's part of every step, in order."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        worker: DeviceWorker,
+        status: RankStatus,
+        done: Callable[[StepResult], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """``done`` and ``failed`` are called by the thread that computes, or on a GPU by one that waits for it."""
+        self._queue = DeviceQueue(runner, DeviceWorker(own_thread=False))
+        self._worker = worker
+        # A GPU is still at a step when its launch returns; the next one must not wait for it.
+        self._waiting = DeviceWorker(own_thread=runner.tables.device != "cpu")
+        self._status = status
+        self._done = done
+        self._failed = failed
+        self._broken = False
+
+    def run(self, plan: StepPlan) -> None:
+        """Queue a plan."""
+        self._worker.start(partial(self._run, plan))
+
+    def close(self, seconds: float = 2.0) -> bool:
+        """Wait for what is queued, for so long; whether that has ended."""
+        closing = threading.Thread(target=self._close, daemon=True)
+        closing.start()
+        closing.join(seconds)
+        return not closing.is_alive()
+
+    def _close(self) -> None:
+        self._worker.close()
+        self._waiting.close()
+
+    def _run(self, plan: StepPlan) -> None:
+        if self._broken:
+            return
+        self._status.begin(plan.plan_id)
+        try:
+            result = self._queue.launch(plan)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._waiting.start(partial(self._finish, result))
+
+    def _finish(self, result: Callable[[], StepResult]) -> None:
+        try:
+            found = result()
+        except Exception as error:
+            self._fail(error)
+            return
+        self._status.end()
+        self._done(found)
+
+    def _fail(self, error: Exception) -> None:
+        self._broken = True
+        traceback.print_exception(error)
+        self._failed(told(error))
+
+
+class RankedDevice:
+    """Fulfils :class:`engine.loop.core.Device`: rank 0's part runs here, the others' on their workers.
+
+    Any error on any rank is a :class:`~engine.step.plan.DeviceBroken`: what the others have computed does not go
+    together with it any more.
+    """
+
+    def __init__(self, steps: RankSteps, workers: Workers, launcher: Launcher, communicator: Communicator) -> None:
+        self._steps = steps
+        self._workers = workers
+        self._launcher = launcher
+        self._communicator = communicator
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        self._workers.run(plan)
+        self._steps.run(plan)
+        return partial(self._workers.result, plan.plan_id)
+
+    def resume(self) -> None:
+        raise AssertionError("an engine of several ranks does not go on after a failure")
+
+    def close(self) -> None:
+        self._workers.close()
+        self._launcher.close()
+        if self._workers.failure is not None:
+            self._communicator.abort(self._workers.failure)
+        if self._steps.close():
+            self._communicator.close()

@@ -1,0 +1,278 @@
+"""The workers of an engine with several ranks, as the engine process sees them: what they say, and whether they live.
+
+Whatever goes wrong on one rank is the end of all: :attr:`Workers.failure` says which rank was where.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from engine.contracts.parallelism import StartedWorker
+from engine.step.link import Link, to_workers
+from engine.step.messages import Beat, Broken, Built, End, FromWorker, Result, Run, ToWorker, Where
+from engine.step.plan import DeviceBroken, StepPlan, StepResult
+
+M = TypeVar("M")
+
+POLL_S = 0.1
+"""How often the ranks are looked at."""
+GRACE_S = 0.3
+"""After the first sign of a failure: what else happened comes to light."""
+STARTING_SILENCE_S = 60.0
+"""How long a worker that starts may say nothing: libraries are loaded, and nothing else runs meanwhile."""
+ENDING_S = 3.0
+"""How long a worker may take to end by itself."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    started: StartedWorker
+    link: Link[FromWorker]
+    replies: deque[FromWorker] = field(default_factory=deque)
+    where: Where = field(default_factory=Where)
+    silent_s: float = 0.0
+    ended: str = ""
+    """How, once the connection has ended."""
+    error: str = ""
+    """Its own words."""
+    refused: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.started.rank} ({self.started.place})"
+
+
+class Workers:
+    """Sends to all workers, and gathers what they send. Any thread may call.
+
+    A rank that says nothing for ``limit_s`` is taken for stopped; so are all when a plan is in hand and no rank gets on
+    for as long. Time is counted in looks, not by a clock: what this process missed while it was stopped is nobody
+    else's silence.
+    """
+
+    def __init__(
+        self,
+        started: Sequence[StartedWorker],
+        limit_s: float,
+        local: Callable[[], Where],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        """``local``: where rank 0 is; ``on_failure``: called once, by a thread of its own."""
+        self._workers = {one.rank: _Worker(one, to_workers(one.connection)) for one in started}
+        self._limit_s = limit_s
+        self._local = local
+        self._on_failure = on_failure
+        self._changed = threading.Condition()
+        self._results: dict[int, StepResult] = {}
+        self._in_flight: set[int] = set()
+        self._local_error, self._local_where = "", Where()
+        self._first_sign_s: float | None = None
+        """When something was seen to be wrong."""
+        self._why = ""
+        self._starting = True
+        self._closing = False
+        self.failure: str | None = None
+        self.refused = False
+        """The configuration cannot run on some rank, which is the failure."""
+        threads = [threading.Thread(target=self._watch, name="ranks", daemon=True)]
+        for rank, worker in self._workers.items():
+            worker.link.limit_sending(limit_s)
+            reading = partial(self._read, worker)
+            threads.append(threading.Thread(target=reading, name=f"rank {rank}", daemon=True))
+        for thread in threads:
+            thread.start()
+
+    # To workers -----------------------------------------------------------------------------------------------------
+
+    def send(self, message: ToWorker, rank: int | None = None) -> None:
+        """To one worker, or to all. One that is gone is noticed where an answer is waited for."""
+        workers = self._workers.values() if rank is None else (self._workers[rank],)
+        frame = b""
+        for worker in workers:
+            frame = frame or worker.link.frame(message)
+            try:
+                worker.link.send_frame(frame)
+            except OSError as error:
+                self._wrong(worker, f"takes no messages: {error}")
+
+    def run(self, plan: StepPlan) -> None:
+        """Have all workers execute a plan; its result is waited for with :meth:`result`."""
+        with self._changed:
+            self._starting = False
+            self._in_flight.add(plan.plan_id)
+        self.send(Run(plan))
+
+    # From workers ---------------------------------------------------------------------------------------------------
+
+    def replies(self, kind: type[M], seen: Callable[[str], None] = lambda text: None) -> dict[int, M]:
+        """The next message of each worker, which must be of this kind, by rank. ``seen``: what is waited for. Raises
+        :class:`DeviceBroken`."""
+        found: dict[int, M] = {}
+        with self._changed:
+            while True:
+                for rank, worker in self._workers.items():
+                    if rank not in found and worker.replies:
+                        reply = worker.replies.popleft()
+                        if not isinstance(reply, kind):
+                            raise DeviceBroken(f"{worker.name} sent {reply!r}, expected {kind.__name__}")
+                        found[rank] = reply
+                missing = [worker for rank, worker in self._workers.items() if rank not in found]
+                if not missing:
+                    return found
+                if self.failure is not None:
+                    raise DeviceBroken(self.failure)
+                seen("; ".join(f"rank {worker.started.rank} is {worker.where}" for worker in missing))
+                self._changed.wait(1.0)
+
+    def result(self, plan_id: int) -> StepResult:
+        """Wait for a plan's result. Raises :class:`DeviceBroken`."""
+        with self._changed:
+            while plan_id not in self._results:
+                if self.failure is not None:
+                    raise DeviceBroken(self.failure)
+                self._changed.wait()
+            return self._results.pop(plan_id)
+
+    def deliver(self, result: StepResult) -> None:
+        """A plan's result, of whoever chooses tokens."""
+        with self._changed:
+            self._in_flight.discard(result.plan_id)
+            self._results[result.plan_id] = result
+            self._changed.notify_all()
+
+    # Failure --------------------------------------------------------------------------------------------------------
+
+    def local_failed(self, error: str) -> None:
+        """Rank 0 itself cannot go on."""
+        with self._changed:
+            if not self._local_error:
+                self._local_error, self._local_where = error, self._local()
+            self._sign()
+
+    def explain(self, error: str) -> str:
+        """What is known behind an error that rank 0 met, which another rank may have caused."""
+        self.local_failed(error)
+        with self._changed:
+            while self.failure is None:
+                self._changed.wait()
+            return self.failure
+
+    def places(self) -> dict[int, str]:
+        return {rank: worker.started.place for rank, worker in self._workers.items()}
+
+    def close(self) -> None:
+        """Have all workers end, and wait a moment for that."""
+        with self._changed:
+            self._closing = True
+        if self.failure is None:
+            self.send(End())
+            ends = time.monotonic() + ENDING_S
+            while time.monotonic() < ends and any(w.started.ended() is None for w in self._workers.values()):
+                time.sleep(0.01)
+        for worker in self._workers.values():
+            worker.link.close()
+
+    def _read(self, worker: _Worker) -> None:
+        try:
+            while (message := worker.link.receive()) is not None:
+                self._take(worker, message)
+            why = ""
+        except (ValueError, OSError) as error:
+            why = f"sent what is no message: {error}"
+        ends, how = time.monotonic() + GRACE_S, None
+        while how is None and time.monotonic() < ends and not self._closing:
+            how = worker.started.ended()
+            time.sleep(0.01)
+        with self._changed:
+            worker.ended = why or f"ended with {how}" if how else why or "closed its connection"
+            self._sign()
+
+    def _take(self, worker: _Worker, message: FromWorker) -> None:
+        if isinstance(message, Result):
+            self.deliver(message.result)
+        with self._changed:
+            worker.silent_s = 0.0
+            match message:
+                case Beat(where):
+                    worker.where = where
+                case Broken(error, where, refused):
+                    worker.where, worker.error, worker.refused = where, error, refused
+                    self._sign()
+                case Result():
+                    pass
+                case Built():
+                    worker.where = Where()
+                    worker.replies.append(message)
+                    self._changed.notify_all()
+                case _:
+                    worker.replies.append(message)
+                    self._changed.notify_all()
+
+    def _wrong(self, worker: _Worker, why: str) -> None:
+        with self._changed:
+            worker.error = worker.error or why
+            self._sign()
+
+    def _sign(self) -> None:
+        """Something went wrong: it is told in a moment, when all is known."""
+        if self._first_sign_s is None:
+            self._first_sign_s = time.monotonic()
+
+    def _watch(self) -> None:
+        looked_s, stuck_s = time.monotonic(), 0.0
+        seen: tuple[Where, ...] = ()
+        while not self._closing:
+            time.sleep(POLL_S)
+            now = time.monotonic()
+            passed_s, looked_s = min(now - looked_s, 2 * POLL_S), now
+            with self._changed:
+                wheres = (self._local(), *(worker.where for worker in self._workers.values()))
+                stuck_s = stuck_s + passed_s if self._in_flight and wheres == seen else 0.0
+                seen = wheres
+                self._look(passed_s, stuck_s)
+                if self.failure is None and self._first_sign_s is not None and now - self._first_sign_s >= GRACE_S:
+                    self.refused = any(worker.refused for worker in self._workers.values())
+                    self.failure = self._told()
+                    self._changed.notify_all()
+                failure = self.failure
+            if failure is not None:
+                if not self._closing:
+                    self._on_failure(failure)
+                return
+
+    def _look(self, passed_s: float, stuck_s: float) -> None:
+        limit = STARTING_SILENCE_S if self._starting else self._limit_s
+        for worker in self._workers.values():
+            worker.silent_s += passed_s
+            if worker.silent_s > limit:
+                self._sign()
+        if stuck_s > self._limit_s:
+            self._why = f"no rank got on for {self._limit_s:g} s"
+            self._sign()
+
+    def _told(self) -> str:
+        """Which rank was where; who is to blame comes first."""
+        ended, broken, stopped, others = [], [], [], []
+        for worker in self._workers.values():
+            place = f"last seen {worker.where}"
+            if worker.refused:
+                return f"rank {worker.started.rank}: {worker.error}"
+            if worker.ended and not worker.error:
+                ended.append(f"{worker.name} {worker.ended}, {place}")
+            elif worker.error:
+                broken.append(f"{worker.name} failed {worker.where}: {worker.error}")
+            elif worker.silent_s > min(self._limit_s, 4.0):
+                stopped.append(f"{worker.name} has said nothing for {worker.silent_s:.0f} s, {place}")
+            else:
+                others.append(f"{worker.name} is {worker.where}")
+        if self._local_error:
+            broken.insert(0, f"rank 0 failed {self._local_where}: {self._local_error}")
+        else:
+            others.insert(0, f"rank 0 is {self._local()}")
+        return "; ".join((*ended, *stopped, *([self._why] if self._why else []), *broken, *others))
