@@ -286,11 +286,13 @@ def engine_attention_kernel() -> list[Provider]:
         Provider(
             "torch",
             "engine_plugins.attention_kernel.torch_paged:TorchAttention",
+            provides=("log_sum_exp",),
             doc="Plain torch on any device; the reference.",
         ),
         Provider(
             "cpu",
             "engine_plugins.attention_kernel.cpu.kernel:CpuAttention",
+            provides=("log_sum_exp",),
             unsupported=only_compiling_cpus,
             doc="C++ kernels for CPUs, with AMX where there is; built at start-up.",
         ),

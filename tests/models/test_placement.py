@@ -564,7 +564,7 @@ REFUSED: dict[str, tuple[Graph, int, dict[str, int], str]] = {
         "parallelism.tp=1, 2 would fit",
     ),
     "a small vocabulary": (
-        model(vocab=3), 4, {}, "parallelism.tp=4: (embed|head) has 3 parts that cannot be cut further; parallelism.tp=1, 2",
+        model(vocab=3), 4, {}, "parallelism.tp=4: (embed|head) has 3 parts that cannot be cut further; parallelism.tp",
     ),
 }  # fmt: skip
 
@@ -706,9 +706,9 @@ def test_what_later_layers_read_is_handed_on_by_every_stage() -> None:
     b.lm_head(x, "head", 60)
     graph = b.graph()
     first, second, third = place(graph, Layout(1, 3), unit, costs=[1.0, 1.0, 1.0, 0.0])
-    assert first.graph.handed_on == second.graph.inputs == crossing(graph, 1)
-    assert [graph.sizes[number] for number in second.graph.inputs] == [HIDDEN, 8]
-    assert second.graph.handed_on == third.graph.inputs and not third.graph.handed_on
+    assert first.graph.handed_on == second.graph.received == crossing(graph, 1)
+    assert [graph.sizes[number] for number in second.graph.received] == [HIDDEN, 8]
+    assert second.graph.handed_on == third.graph.received and not third.graph.handed_on
     assert third.is_last and not first.is_last and not second.is_last
     assert first.graph.hidden == crossing(graph, 1)[0]
 
@@ -719,15 +719,19 @@ def test_what_no_later_layer_reads_is_not_handed_on() -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_the_last_stage_has_the_embedding_that_its_head_shares(tp: int) -> None:
+def test_the_last_stage_has_the_embedding_that_its_head_shares_or_a_drafter_reads(tp: int) -> None:
+    """It is not computed there, but for drafts."""
     first, last = (place(model(layers=2, tied=True), Layout(tp, 2), unit)[rank] for rank in (0, 2 * tp - 1))
-    assert first.graph.table is None
-    assert last.graph.table is not None and last.graph.table.name == "embed"
-    share = last.graph.lm_head.spec.share
+    assert first.graph.received == () and last.graph.received == crossing(model(layers=2), 1)
+    assert last.graph.embedding.name == "embed"
     if tp > 1:
-        assert share is not None and last.graph.table.rows is not None
-        assert share.rows == (((last.graph.table.rows.start, last.graph.table.rows.stop),),)
-    assert place(model(layers=2), Layout(tp, 2), unit)[-1].graph.table is None
+        rows, share = last.graph.embedding.rows, last.graph.lm_head.spec.share
+        assert share is not None and rows is not None and share.rows == (((rows.start, rows.stop),),)
+    graph = model(layers=2)
+    assert not place(graph, Layout(tp, 2), unit)[-1].graph.embed.nodes
+    drafting = place(graph, Layout(tp, 2), unit, drafts=True)[-1].graph
+    assert drafting.embed.nodes and drafting.embed.residual == graph.layers[0].residual
+    assert not drafting.handed_on and "head.weight" in held(drafting)
 
 
 def test_one_rank_has_the_graph_as_it_is() -> None:

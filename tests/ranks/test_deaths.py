@@ -1,4 +1,4 @@
-"""A rank that dies or stops ends every stream in an error, within ``parallelism.timeout_s``, and a new engine serves."""
+"""A rank that dies or stops ends every stream in an error, within ``parallelism.timeout_s``; a new engine serves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.benchmarks.dying_ranks import BACK_S, Served, served
 
 from engine.service import supervisor
-
-from .dying import BACK_S, Served, served
 
 TIMEOUT_S = 5.0
 HOWS = (signal.SIGKILL, signal.SIGSTOP)

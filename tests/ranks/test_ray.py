@@ -174,9 +174,7 @@ def test_a_worker_that_ends_before_it_connects_is_not_waited_for(machines: Machi
 def test_machines_that_others_use_are_waited_for_so_long(machines: Machines) -> None:
     with (
         launched(RayConfig(tp=2, nodes=2, cpus=2), "cpu"),
-        pytest.raises(
-            LauncherError, match="Ray did not have 2 machines with 1 CPU free each, this one among"
-        ),
+        pytest.raises(LauncherError, match="Ray did not have 2 machines with 1 CPU free each, this one among"),
         launched(RayConfig(tp=2, nodes=2, wait_s=2.0), "cpu"),
     ):
         pass

@@ -433,15 +433,6 @@ class Loader:
             self._on_progress(min(1.0, self._read / max(1, self._checkpoint.num_bytes)), what)
 
 
-def _own_head(graph: Graph, head: LoweredBlock) -> tuple[LoweredBlock | None, int]:
-    """Of a head that ends by gathering logits: what comes before that, and the first token of this rank."""
-    if not graph.head.nodes or not isinstance(graph.head.nodes[-1].op, AllGather):
-        return None, 0
-    share = graph.lm_head.spec.share
-    assert share is not None
-    return replace(head, steps=head.steps[:-1]), share.rows[0][0][0]
-
-
 def _rows(cut: Cut | None) -> tuple[StoredCut, ...]:
     """Of a tensor whose first axis ranks share out; ``None``: they do not."""
     return () if cut is None else ((0, ((cut.start, cut.stop),)),)
@@ -456,6 +447,15 @@ def _together(experts: Sequence[LinearSpec]) -> LinearSpec:
         rows = tuple(ranges for spec in experts if spec.share is not None for ranges in spec.share.rows)
         share = replace(share, whole=whole, rows=rows)
     return replace(experts[0], parts=parts, kind="body", share=share)
+
+
+def _own_head(graph: Graph, head: LoweredBlock) -> tuple[LoweredBlock | None, int]:
+    """Of a head that ends by gathering logits: what comes before that, and the first token of this rank."""
+    if not graph.head.nodes or not isinstance(graph.head.nodes[-1].op, AllGather):
+        return None, 0
+    share = graph.lm_head.spec.share
+    assert share is not None
+    return replace(head, steps=head.steps[:-1]), share.rows[0][0][0]
 
 
 def _shown(spec: LinearSpec, part: int) -> str:

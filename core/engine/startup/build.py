@@ -394,7 +394,7 @@ def _make_runner(
         if scales is not None:
             kv.set_scales(layer, *scales)
     rows, drafts, vocab_size = bound.context.max_requests, bound.drafter.max_width, plan.model.vocab_size
-    tables = DeviceTables(rows, max_len, drafts, block_size, device, vocab_size, len(groups))
+    tables = DeviceTables(rows, max_len, drafts, block_size, device, vocab_size, len(groups), found.token_shares)
     aux_layers = aux_layers_of(bound.drafter) if exchange is None else exchange.own_aux_layers
     model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers)
     drafter = on_device(bound.drafter) if exchange is None or exchange.samples else None

@@ -22,6 +22,12 @@ def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
             f"drafter={plan.choice('drafter').name} runs the model's first {drafter.kv.shared_layers} layers, which "
             f"parallelism.pp={plan.layout.pp} puts elsewhere than the head; use parallelism.pp=1 or another drafter"
         )
+    if plan.layout.dcp > 1 and drafter is not None and drafter.kv is not None:
+        raise DoesNotFit(
+            f"drafter={plan.choice('drafter').name} caches keys and values of every token, and "
+            f"parallelism.dcp={plan.layout.dcp} has each rank cache some tokens; use parallelism.dcp=1 or a drafter "
+            "without a cache (drafter=ngram)"
+        )
     graph, units = recorded(bound.architecture, plan.model), partial(smallest_cut, bound.quantizer)
     try:
         return place(graph, plan.layout, units, drafts=drafter is not None)
@@ -35,4 +41,5 @@ def holding(own: RankGraph, layout: Layout, rank: int) -> str:
     what = [f"layers {first}-{last - 1}" if last - first > 1 else f"layer {first}"]
     what += ["embedding"] * bool(own.graph.embed.nodes) + ["head"] * bool(own.graph.head.nodes)
     share = f"; share {layout.index(rank) + 1} of {layout.tp}" if layout.tp > 1 else ""
-    return ", ".join(what) + share
+    tokens = f"; stretch {layout.index(rank) % layout.dcp + 1} of {layout.dcp} of every KV block"
+    return ", ".join(what) + share + (tokens if layout.dcp > 1 else "")

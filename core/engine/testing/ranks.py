@@ -53,7 +53,7 @@ class RankLoop(PagedLoop):
         before, behind = self._layout.before(self._rank), self._layout.behind(self._rank)
         tokens, graph, received = sum(len(new) for _, new in rows), self.model.graph, []
         if before is not None:
-            shapes = [(tokens, graph.sizes[number]) for number in graph.inputs]
+            shapes = [(tokens, graph.sizes[number]) for number in graph.received]
             received = [self._communicator.recv(torch.empty(shape), before) for shape in shapes]
         hidden, beside = self.model.forward(self._batch(rows), self.kv, aux_layers, received)
         if behind is not None:
