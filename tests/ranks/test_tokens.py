@@ -21,6 +21,7 @@ LAYOUTS = {
     "pp=2": ("parallelism.pp=2",),
     "pp=3": ("parallelism.pp=3",),
     "tp=2 pp=2": ("parallelism.tp=2", "parallelism.pp=2"),
+    "tp=4 dcp=2": ("parallelism.tp=4", "parallelism.dcp=2"),
 }
 SETS = {
     "overlap": (),
@@ -32,6 +33,7 @@ SETS = {
     "eager": ("execution=eager", "drafter=eagle3", "drafter.adaptive=false"),
 }
 PAIRS = [("tp=2", name) for name in SETS] + [("pp=2", name) for name in SETS]
+PAIRS += [("tp=4 dcp=2", name) for name in ("small chunks", "preempted", "ngram")]
 PAIRS += [("pp=3", "overlap"), ("tp=2 pp=2", "overlap"), ("tp=2 pp=2", "eagle3")]
 TIE = 1e-3
 """Nats between two tokens that are all but equally likely."""
