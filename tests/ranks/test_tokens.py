@@ -22,6 +22,7 @@ LAYOUTS = {
     "pp=2": ("parallelism.pp=2",),
     "pp=3": ("parallelism.pp=3",),
     "tp=2 pp=2": ("parallelism.tp=2", "parallelism.pp=2"),
+    "tp=4 dcp=2": ("parallelism.tp=4", "parallelism.dcp=2"),
 }
 SETS = {
     "overlap": (),
@@ -35,6 +36,7 @@ SETS = {
 QUICK = [
     ("tp=2", "overlap"), ("tp=2", "small chunks"), ("tp=2", "preempted"), ("tp=2", "eagle3"),
     ("pp=2", "overlap"), ("pp=2", "ngram"), ("pp=2", "eagle3"), ("pp=2", "preempted"), ("tp=2 pp=2", "overlap"),
+    ("tp=4 dcp=2", "small chunks"), ("tp=4 dcp=2", "ngram"),
 ]  # fmt: skip
 SLOW = [pair for pair in product(LAYOUTS, SETS) if pair not in QUICK]
 PAIRS = [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]

@@ -32,7 +32,7 @@ def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
         raise DoesNotFit(
             f"drafter={plan.choice('drafter').name} caches keys and values of every token, and "
             f"parallelism.dcp={plan.layout.dcp} has each rank cache some tokens; use parallelism.dcp=1 or a drafter "
-            "without a cache (drafter=ngram)"
+            "without a cache"
         )
     graph, units = recorded(bound.architecture, plan.model), partial(smallest_cut, bound.quantizer)
     try:

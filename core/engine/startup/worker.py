@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 JOIN_S = 60.0
 """How long an engine process is looked for."""
+UNREACHED_S = 30.0
+"""How long the engine process's machine may leave beats unconfirmed: it is gone, and no end of the connection came."""
 NOBODY_THERE = 3
 """Exit code: no engine process was found."""
 LAST_S = 2.0
@@ -227,6 +229,7 @@ def join(address: str, rank: int = -1, seconds: float = JOIN_S) -> socket.socket
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(connection)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREACHED_S))
         connection.sendall(f"{os.environ.get(TOKEN, '')} {rank}\n".encode())
         return connection
 

@@ -29,8 +29,8 @@ def test_a_cluster_that_holds_the_ranks_lacks_nothing(nodes, wanted):
 @pytest.mark.parametrize("nodes, wanted, lacks", [
     (TWO_CPU_NODES, Wanted(3, 3, {"CPU": 8}),
      "parallelism.nodes=3 with 1 rank each needs 3 Ray nodes with 8 CPUs each, this machine among them; Ray has "
-     "10.0.0.1 (this machine) with 8 CPUs, 10.0.0.2 with 8 CPUs. Use fewer ranks, or start Ray on more machines with `ray start "
-     "--address=HOST:PORT`"),
+     "10.0.0.1 (this machine) with 8 CPUs, 10.0.0.2 with 8 CPUs. Use fewer ranks, or start Ray on more machines with "
+     "`ray start --address=HOST:PORT`"),
     (TWO_CPU_NODES, Wanted(4, 4, {"CPU": 2}), "Use parallelism.nodes=1 or parallelism.nodes=2, or start Ray on more"),
     (TWO_CPU_NODES, Wanted(2, 2, {"CPU": 16}), "Use parallelism.cpus=8, or start Ray on more machines"),
     ((node("1", CPU=8, GPU=1), node("2", CPU=8)), Wanted(2, 2, {"CPU": 1, "GPU": 1}),
