@@ -79,6 +79,9 @@ class Written(dict[str, tuple[ModelFacts, Graph]]):
 def check(found: dict[str, Difference | str]) -> None:
     assert found
     for layout, one in found.items():
+        if layout == "pp 3" and isinstance(one, str):
+            assert "the model falls into at most 2 stages" in one
+            continue
         assert isinstance(one, Difference), f"{layout}: {one}"
         assert one.is_one, f"{layout}: ranks have different bits"
         assert one.drift <= DRIFT and one.typical <= TYPICAL and one.equal_but_for_ties, f"{layout}: {one}"

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from tools.benchmarks.dying_ranks import BACK_S, Served, served
 from engine.service import supervisor
 
 TIMEOUT_S = 5.0
-HOWS = (signal.SIGKILL, signal.SIGSTOP)
+ALL = list(product((0, 1), (signal.SIGKILL, signal.SIGSTOP)))
+BEHIND = list(product((2, 3), (signal.SIGKILL, signal.SIGSTOP)))
 
 
 @pytest.fixture(autouse=True)
@@ -25,21 +27,19 @@ def any_number_of_crashes() -> Iterator[None]:
         yield
 
 
-async def assert_every_death_is_told(engine: Served, expected: list[int], seed: int) -> None:
-    rng, sockets = random.Random(seed), num_sockets()
-    for how in HOWS:
-        for rank in range(len(engine.pids)):
-            death = await engine.die(rank, how, rng, requests=4)
-            assert death.errors == 4, death
-            assert death.seconds < TIMEOUT_S + 1.0, death
-            assert death.left == (), death
-            if rank:
-                said = "ended with signal 9" if how is signal.SIGKILL else "has said nothing for"
-                assert f"rank {rank} (pid " in death.cause and said in death.cause, death
-            assert await engine.generate() == expected, death
-            stats = engine.client.stats
-            assert (stats.running, stats.blocks_leased, stats.rows_used) == (0, 0, 0), stats
-            assert num_sockets() == sockets, death
+async def assert_a_death_is_told(engine: Served, rank: int, how: signal.Signals, rng: random.Random) -> None:
+    expected, sockets = await engine.generate(), num_sockets()
+    death = await engine.die(rank, how, rng, requests=4)
+    assert death.errors == 4, death
+    assert death.seconds < 2 * TIMEOUT_S, death  # how near to it depends on who else runs
+    assert death.left == (), death
+    if rank:
+        said = "ended with signal 9" if how is signal.SIGKILL else "has said nothing for"
+        assert f"rank {rank} (pid " in death.cause and said in death.cause, death
+    assert await engine.generate() == expected, death
+    stats = engine.client.stats
+    assert (stats.running, stats.blocks_leased, stats.rows_used) == (0, 0, 0), stats
+    assert num_sockets() == sockets, death
 
 
 def num_sockets() -> int:
@@ -53,18 +53,29 @@ def num_sockets() -> int:
     return found
 
 
-@pytest.mark.parametrize("sizes", ["parallelism.tp=2", pytest.param("parallelism.pp=2", marks=pytest.mark.slow)])
-def test_whichever_rank_dies_or_stops_every_stream_ends_in_an_error(sizes: str) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "deaths"),
+    [
+        ("parallelism.tp=2", [(0, signal.SIGSTOP), (1, signal.SIGSTOP), (1, signal.SIGKILL)]),
+        pytest.param("parallelism.pp=2", ALL, marks=pytest.mark.slow),
+        pytest.param("parallelism.tp=2 parallelism.pp=2", [*ALL, *BEHIND], marks=pytest.mark.slow),
+    ],
+)
+def test_whichever_rank_dies_or_stops_every_stream_ends_in_an_error(
+    sizes: str, deaths: list[tuple[int, signal.Signals]]
+) -> None:
     segments = sorted(Path("/dev/shm").iterdir())
-    pids = asyncio.run(kill_each(sizes))
+    pids = asyncio.run(kill_each(sizes, deaths))
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
     assert sorted(Path("/dev/shm").iterdir()) == segments
 
 
-async def kill_each(sizes: str) -> list[int]:
+async def kill_each(sizes: str, deaths: list[tuple[int, signal.Signals]]) -> list[int]:
     """Returns the processes of the last engine."""
-    async with served(sizes, "communicator=shm", f"parallelism.timeout_s={TIMEOUT_S}") as engine:
-        await assert_every_death_is_told(engine, await engine.generate(), seed=len(sizes))
+    rng = random.Random(len(sizes))
+    async with served(*sizes.split(), "communicator=shm", f"parallelism.timeout_s={TIMEOUT_S}") as engine:
+        for rank, how in deaths:
+            await assert_a_death_is_told(engine, rank, how, rng)
         await assert_an_idle_rank_is_replaced(engine)
         return engine.pids
 

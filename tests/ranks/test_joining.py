@@ -34,13 +34,15 @@ def start(*words: str, **environment: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*ENGINE, *words], env={**os.environ, **environment}, stderr=subprocess.PIPE)
 
 
-async def assert_served_and_joined_again(*overrides: str, pid: int) -> list[int]:
-    """Two ranks serve; when rank 0 dies, the process of rank 1 joins the next one. Returns the workers."""
+async def assert_served(*overrides: str, pid: int, again: bool) -> list[int]:
+    """Two ranks serve; ``again``: when rank 0 dies, the process of rank 1 joins the next one. Returns its children."""
     async with served(*COMMON, *overrides) as engine:
         first = await engine.generate()
         workers = children(pid)
         assert engine.client.info is not None and len(engine.client.info.ranks) == 2
         assert engine.client.info.ranks[1].place == "at 127.0.0.1"
+        if not again:
+            return workers
         os.kill(engine.client.info.pid, signal.SIGKILL)
         before = engine.client.info
         async with asyncio.timeout(BACK_S):
@@ -66,7 +68,7 @@ def test_a_worker_that_was_started_by_hand_serves_and_joins_again(monkeypatch: p
     monkeypatch.setenv(TOKEN, "secret")
     worker = start("worker", "--join", f"127.0.0.1:{port}")
     launcher = ("parallelism=join", f"parallelism.port={port}")
-    left = asyncio.run(assert_served_and_joined_again(*launcher, pid=worker.pid))
+    left = asyncio.run(assert_served(*launcher, pid=worker.pid, again=True))
     assert_ended(worker, "the engine failed; joining it again")
     assert not any(os.path.exists(f"/proc/{pid}") for pid in left)
 
@@ -76,7 +78,7 @@ def test_the_same_command_with_another_rank_in_its_environment_is_a_worker(monke
     worker = start("serve", "device=cpu", "parallelism=env", *COMMON, RANK="1", **shared)
     for name, value in {**shared, "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    left = asyncio.run(assert_served_and_joined_again("parallelism=env", pid=worker.pid))
+    left = asyncio.run(assert_served("parallelism=env", pid=worker.pid, again=False))
     assert_ended(worker, "the engine was shut down")
     assert not any(os.path.exists(f"/proc/{pid}") for pid in left)
 

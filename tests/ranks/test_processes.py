@@ -18,10 +18,11 @@ from .test_tokens import ASKED, COMMON, LAYOUTS, SETS, TOGETHER, outputs
 APART = ("parallelism=local", "communicator=shm")
 
 
-SLOW = pytest.param("tp=2 pp=2", "overlap", marks=pytest.mark.slow)
+SLOW = [("pp=2", "ngram"), ("pp=3", "eagle3"), ("tp=2 pp=2", "overlap")]
+PAIRS = [("tp=2", "eagle3"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]
 
 
-@pytest.mark.parametrize(("layout", "name"), [("tp=2", "eagle3"), ("pp=2", "ngram"), SLOW])
+@pytest.mark.parametrize(("layout", "name"), PAIRS)
 def test_processes_say_what_threads_say_to_the_bit(layout: str, name: str) -> None:
     found = []
     for where in (TOGETHER, APART):

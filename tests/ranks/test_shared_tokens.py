@@ -170,7 +170,7 @@ def test_a_model_of_windows_alone_has_no_tokens_to_share_out(tmp_path: Path) -> 
 
 def test_a_drafter_with_a_cache_is_refused() -> None:
     plan = plan_of("bundled", "parallelism.tp=4", "parallelism.dcp=2", "drafter=eagle3")
-    with pytest.raises(DoesNotFit, match="drafter=eagle3 .* use parallelism.dcp=1 or a drafter without a cache"):
+    with pytest.raises(DoesNotFit, match=r"drafter=eagle3 .* use parallelism.dcp=1 or a drafter without a cache"):
         placed(plan, bind(plan))
 
 

@@ -61,6 +61,8 @@ def check(folder: str | Path, layouts: dict[str, Layout], *overrides: str) -> No
     for name, layout in layouts.items():
         if layout.ep > 1 and not has_experts:
             continue
+        if layout.pp > len(graph.layers):
+            continue
         kernels = kernels_for(plan.execution, "cpu")
         with Ranks(plan.model, graph, layout, communicator, kernels=kernels, quantizer=bound.quantizer) as ranks:
             for rank, (own, loop) in enumerate(zip(ranks.placed, ranks.loops, strict=True)):

@@ -16,8 +16,8 @@ from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.models.layout import Layout
 
 PLAN_VERSION = 1
-CALL_SHARE = 0.75
-STALL_SHARE = 0.9
+CALL_SHARE = 0.7
+STALL_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ class PagedLoop:
         """``groups``: of the model's caches, where those are not all of a model."""
         self.model = model
         self._groups = groups or cache_groups(model.graph.caches)
-        self._stretches = [share and Stretch.of(share, BLOCK) for share in self._groups.token_shares]
+        shares = self._groups.token_shares
+        self._stretches = [None if share is None else Stretch.of(share, BLOCK) for share in shares]
         counts = (num_blocks,) * self._groups.num_groups
         self.kv = KVCache(self._groups, kv_format or PlainFormat(), counts, BLOCK, dtype, "cpu")
         self._free: list[int] = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
