@@ -82,7 +82,7 @@ class Estimate:
 
     def __post_init__(self) -> None:
         layout = self.layout
-        if min(layout.tp, layout.pp, layout.ep) < 1:
+        if min(layout.tp, layout.pp, layout.ep, layout.dcp) < 1:
             raise EstimateError(
                 f"parallelism.tp={layout.tp} parallelism.pp={layout.pp} parallelism.ep={layout.ep}: expected at least 1"
             )
@@ -137,7 +137,7 @@ class Estimate:
         us = 0.0
         for exchange in work.exchanges:
             of_kind = costs.all_reduce_us if exchange.kind == "all_reduce" else costs.all_gather_us
-            us += of_kind(exchange.num_bytes, tp)
+            us += of_kind(exchange.num_bytes, exchange.ranks or tp)
         if is_last:  # the tokens that the first rank has chosen
             us += costs.all_gather_us(step.requests * TOKEN_BYTES, tp)
         else:

@@ -24,6 +24,7 @@ from engine.contracts.ops import (
     Linear,
     LinearSpec,
     Router,
+    SharedAttention,
 )
 from engine.models.placement import RankGraph
 from engine.models.required_tensors import small_tensors_of
@@ -80,9 +81,11 @@ class OpWork:
 class Exchange:
     """A collective."""
 
-    kind: Literal["all_reduce", "all_gather"]
+    kind: Literal["all_reduce", "all_gather", "all_to_all"]
     num_bytes: int
-    """Of the sum, or of everything gathered."""
+    """Of the sum, of everything gathered, or of everything that a rank receives."""
+    ranks: int | None = None
+    """That take part; ``None``: all of a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,11 @@ def work_of(rank: RankGraph, step: Step, widths: Widths, ep: int = 1) -> RankWor
             if isinstance(op, AllReduce):
                 exchanges.append(Exchange("all_reduce", int(num_tokens * graph.sizes[node.inputs[0]] * item)))
             elif isinstance(op, AllGather):
-                exchanges.append(Exchange("all_gather", int(num_tokens * op.size * item)))
+                ranks = len(op.shares) if op.group != "tp" else None
+                exchanges.append(Exchange("all_gather", int(num_tokens * op.size * item), ranks))
             else:
+                if isinstance(op, SharedAttention):
+                    exchanges.append(_merge(op, num_tokens))
                 cache = None if node.cache is None else graph.caches[node.cache]
                 ops.append(_op(node, cache, step, num_tokens, widths, ep))
     handed_on = tuple(int(step.num_tokens * graph.sizes[value] * item) for value in graph.handed_on)
@@ -142,9 +148,10 @@ def _op(node: Node, cache: Cached | None, step: Step, num_tokens: int, widths: W
         return OpWork("linear", size * widths.values / 8, 2.0 * num_tokens * size)
     if isinstance(op, Router):
         return OpWork("linear", FLOAT32 * op.in_features * op.num_experts, 2.0 * num_tokens * _router_size(op))
-    if isinstance(op, Attention) and isinstance(cache, KVSpec):
-        pairs, keys = _seen(op, step)
-        flops = 2.0 * pairs * op.num_heads * (op.head_dim + op.out_dim)
+    if isinstance(op, Attention | SharedAttention) and isinstance(cache, KVSpec):
+        each = op if isinstance(op, Attention) else op.attention
+        pairs, keys = _seen(each, step)
+        flops = 2.0 * pairs / _token_ranks(cache) * each.num_heads * (each.head_dim + each.out_dim)
         return OpWork("attention", keys * cached_numbers(cache) * widths.kv / 8, flops)
     if isinstance(op, KVWrite) and isinstance(cache, KVSpec):
         return OpWork("attention", num_tokens * cached_numbers(cache) * widths.kv / 8, 0.0)
@@ -154,6 +161,13 @@ def _op(node: Node, cache: Cached | None, step: Step, num_tokens: int, widths: W
     if isinstance(op, Embed):
         return OpWork("other", num_tokens * op.size * widths.values / 8, 0.0)
     return OpWork("other", float(sum(prod(shape) for _, shape in small_tensors_of(node)) * FLOAT32), 0.0)
+
+
+def _merge(op: SharedAttention, num_tokens: int) -> Exchange:
+    """Outputs of a rank's own heads and their log-sum-exp, float32, of all ranks that share out tokens."""
+    ranks, (first, last) = len(op.shares), op.shares[op.index]
+    received = ranks * num_tokens * (last - first) * (op.attention.out_dim + 1) * FLOAT32
+    return Exchange("all_to_all", received, ranks)
 
 
 def _experts(op: Experts, num_tokens: int, widths: Widths, ep: int) -> OpWork:
@@ -233,9 +247,14 @@ def _seen_in_chunks(count: int, chunk: int) -> int:
     return whole * _triangle(chunk) + _triangle(rest)
 
 
-def cached_numbers(spec: KVSpec) -> int:
-    """Of one token: its key and, unless it is part of that, its value, of all heads."""
-    return spec.num_kv_heads * spec.head_dim * (1 if spec.value_dim is not None else 2)
+def cached_numbers(spec: KVSpec) -> float:
+    """Of one token: its key and, unless it is part of that, its value, of all heads; on average where ranks share out
+    tokens."""
+    return spec.num_kv_heads * spec.head_dim * (1 if spec.value_dim is not None else 2) / _token_ranks(spec)
+
+
+def _token_ranks(spec: KVSpec) -> int:
+    return 1 if spec.tokens is None else spec.tokens.ranks
 
 
 def held_bytes(graph: Graph, widths: Widths) -> int:
