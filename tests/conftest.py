@@ -43,6 +43,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
+    "ranks/test_deaths.py", "ranks/test_tokens.py", "ranks/test_joining.py", "ranks/test_processes.py",
     "tools/test_gpu_check.py", "kernels/triton/test_aot.py", "laws/test_inside_a_draft.py",
     "tools/test_quantize.py", "cpu/test_integer_linear.py", "step/test_draft_graphs.py",
     "laws/test_drafted_models.py", "checkpoint/test_serving.py", "laws/test_drafted_sampling.py",

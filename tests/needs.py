@@ -7,8 +7,11 @@ end of a run. Reasons are found when the test starts: to know the processor's in
 from __future__ import annotations
 
 import platform
+import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -59,10 +62,25 @@ def _amx() -> str:
     return "" if not _compiler() and kernels().can_use_amx() else "no AMX for bfloat16 in processor, compiler or system"
 
 
+def _ray() -> str:
+    found = find_spec("ray")
+    return "" if found is not None and found.origin is not None else "Ray is not installed: pip install 'engine[ray]'"
+
+
+def _network_namespaces() -> str:
+    """Also ``ip``, which makes them."""
+    if shutil.which("ip") is None or shutil.which("unshare") is None:
+        return "there is no command ip"
+    tried = subprocess.run(["unshare", "-n", "true"], capture_output=True)
+    return "" if tried.returncode == 0 else "network namespaces may not be made here"
+
+
 needs_compiler = needs(_compiler)
 needs_x86 = needs(_x86)
 needs_no_gpu = needs(_no_gpu)
 needs_amx = needs(_amx)
+needs_ray = needs(_ray)
+needs_network_namespaces = needs(_network_namespaces)
 
 
 def needs_integer_instructions(name: str) -> pytest.MarkDecorator:

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "kernels": {"kernels", "models", "border", "checkpoint", "contracts", "native"},
     "kv": {"kv", "kernels", "models", "border", "contracts"},
     "sampling": {"sampling", "kernels", "contracts", "native"},
+    "estimates": {"estimates", "kv", "models", "contracts"},
     "step": {"step", "border", "sampling", "kv", "kernels", "contracts"},
     "drafting": {"drafting", "border", "step", "sampling", "kv", "kernels", "models", "checkpoint", "contracts"},
     "loop": {"loop", "border", "drafting", "step", "kv", "assembly", "contracts"},
@@ -70,6 +71,7 @@ AIOHTTP_ONLY_IN = "http/"
 PLUGGY_ONLY_IN = ("assembly/discovery.py", "hookspecs.py")
 TORCH_FREE = (
     "border", "checkpoint", "contracts", "native", "models", "assembly", "cli", "http", "service", "loop", "kv",
+    "estimates",
 )  # fmt: skip
 WITH_TENSORS = ("checkpoint/tensors.py", "kv/cache.py")
 

@@ -12,7 +12,7 @@ The examples below are parts of such a file, which begins with
     from dataclasses import dataclass
 
     from engine.contracts.command import CommandProvider
-    from engine.contracts.config import DrafterConfig, QuantizerConfig, SlotConfig
+    from engine.contracts.config import DrafterConfig, ParallelismConfig, QuantizerConfig, SlotConfig
     from engine.contracts.provider import Provider
     from engine.hookspecs import hookimpl
 
@@ -161,17 +161,18 @@ def engine_exporter() -> list[Provider]:  # type: ignore[empty-body]
 
 @hookspec
 def engine_parallelism() -> list[Provider]:  # type: ignore[empty-body]
-    """Offer ways to split work over devices. Contract: ``engine.contracts.parallelism``.
+    """Offer launchers: how are the workers of further ranks started? Contract: ``engine.contracts.parallelism``.
 
     .. code-block:: python
 
-        def needs_cuda(model, device):
-            return () if device.kind == "cuda" else ("needs a CUDA device",)
+        @dataclass(frozen=True)
+        class PodConfig(ParallelismConfig):
+            namespace: str = "default"
 
 
         @hookimpl
         def engine_parallelism():
-            return [Provider("nccl", "engine_mine:Nccl", provides=("tp",), unsupported=needs_cuda)]
+            return [Provider("pods", "engine_mine:Pods", config=PodConfig, doc="A pod for each rank.")]
     """
 
 

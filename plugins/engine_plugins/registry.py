@@ -52,6 +52,7 @@ from engine_plugins.drafter.config import (
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
 from engine_plugins.parallelism.env import EnvConfig
 from engine_plugins.parallelism.join import JoinConfig
+from engine_plugins.parallelism.ray.config import RayConfig, needs_ray
 from engine_plugins.quantizer.checkpoint.config import CheckpointConfig
 from engine_plugins.quantizer.checkpoint.methods import unreadable
 from engine_plugins.quantizer.config import FP8Config, Int4Config, Int8Config, UnquantizedConfig
@@ -285,11 +286,13 @@ def engine_attention_kernel() -> list[Provider]:
         Provider(
             "torch",
             "engine_plugins.attention_kernel.torch_paged:TorchAttention",
+            provides=("log_sum_exp",),
             doc="Plain torch on any device; the reference.",
         ),
         Provider(
             "cpu",
             "engine_plugins.attention_kernel.cpu.kernel:CpuAttention",
+            provides=("log_sum_exp",),
             unsupported=only_compiling_cpus,
             doc="C++ kernels for CPUs, with AMX where there is; built at start-up.",
         ),
@@ -361,6 +364,13 @@ def engine_parallelism() -> list[Provider]:
             doc="Every rank is started with the same command, by torchrun, Slurm or MPI.",
         ),
         Provider(
+            "ray",
+            "engine_plugins.parallelism.ray.launcher:RayLauncher",
+            config=RayConfig,
+            unsupported=needs_ray,
+            doc="Workers on the machines of a Ray cluster, which are found and started by Ray.",
+        ),
+        Provider(
             "threads",
             "engine_plugins.parallelism.threads:ThreadLauncher",
             doc="All ranks in one process, a thread each: for tests.",
@@ -374,7 +384,7 @@ def engine_communicator() -> list[Provider]:
         Provider(
             "nccl",
             "engine_plugins.communicator.nccl:NcclCommunicator",
-            provides=("capturable",),
+            provides=("capturable", "several_machines"),
             unsupported=only_gpus,
             doc="A GPU for each rank, by NCCL.",
         ),
@@ -387,6 +397,7 @@ def engine_communicator() -> list[Provider]:
         Provider(
             "gloo",
             "engine_plugins.communicator.gloo:GlooCommunicator",
+            provides=("several_machines",),
             unsupported=only_cpus,
             doc="Ranks on CPUs of any machines, over TCP.",
         ),

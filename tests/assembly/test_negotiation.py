@@ -175,6 +175,19 @@ def test_a_missing_capability_names_who_has_it(plan, entry):
     )
 
 
+def test_auto_passes_over_what_lacks_a_capability_that_settings_of_another_slot_need(plan):
+    nodes = ("parallelism=join", "parallelism.tp=2", "parallelism.nodes=2")
+    assert plan("parallelism=join", "parallelism.tp=2", device=COMPILING_CPU).choice("communicator").name == "shm"
+    choice = plan(*nodes, device=COMPILING_CPU).choice("communicator")
+    assert choice.name == "gloo"
+    assert "shm: lacks several_machines, which parallelism=join needs" in choice.passed_over
+    (problem,) = refused(plan, *nodes, "communicator=shm", device=COMPILING_CPU)
+    assert problem == (
+        "parallelism=join needs communicator with several_machines, but communicator=shm lacks that; "
+        "communicator plugins that have it: nccl, gloo"
+    )
+
+
 def test_an_ambiguous_name_is_an_error_only_when_selected(plan, entry):
     two = [entry(dist, engine_drafter=[Provider("mine", f"{dist[-1]}:D")]) for dist in ("engine-a", "engine-b")]
     assert plan(entries=two).choice("drafter").name == "none"
@@ -317,7 +330,7 @@ def test_every_rank_has_a_gpu_of_its_own(plan):
     ("override", "says"),
     [
         ("parallelism.dp=2", "parallelism.dp=2: only 1 is supported"),
-        ("parallelism.dcp=2", "parallelism.dcp=2: only 1 is supported"),
+        ("parallelism.dcp=2", "parallelism.dcp=2: does not divide parallelism.tp=1"),
         ("parallelism.ep=2", "parallelism.ep=2: does not divide parallelism.tp=1"),
         ("parallelism.nodes=2", "parallelism.nodes=2: does not divide the 1 ranks"),
         ("parallelism.timeout_s=0.5", "parallelism.timeout_s=0.5: expected at least 2"),
@@ -326,6 +339,23 @@ def test_every_rank_has_a_gpu_of_its_own(plan):
 def test_sizes_that_cannot_be_are_refused(plan, override, says):
     (problem,) = refused(plan, override)
     assert says in problem
+
+
+def test_ranks_that_share_out_tokens_need_a_kernel_that_says_the_log_sum_exp(plan):
+    wanted = ("parallelism.tp=4", "parallelism.dcp=2")
+    assert plan(*wanted, "kv_allocator.block_size=32").block_size == 64
+    (problem,) = refused(plan, *wanted, "attention_kernel=triton", "parallelism.share_devices=true", device=HOPPER)
+    assert problem == (
+        "parallelism.dcp=2 needs attention_kernel with log_sum_exp, but attention_kernel=triton lacks that; "
+        "attention_kernel plugins that have it: torch, cpu"
+    )
+
+
+def test_a_block_of_all_ranks_is_no_larger_than_one_may_be(plan):
+    (problem,) = refused(plan, "parallelism.tp=4", "parallelism.dcp=4", "kv_allocator.block_size=128")
+    assert "blocks of 512 tokens, 128 on each rank" in problem and "kv_allocator.block_size=8, 16, 32, 64" in problem
+    (problem,) = refused(plan, "parallelism.tp=3", "parallelism.dcp=3")
+    assert "expected a power of two up to 256: use a power of two as parallelism.dcp" in problem
 
 
 def test_names_nobody_offers_show_without_a_model(with_builtins):

@@ -6,6 +6,7 @@ Sums over ranks are rounded otherwise than one rank's: a token may differ where 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ LAYOUTS = {
     "pp=2": ("parallelism.pp=2",),
     "pp=3": ("parallelism.pp=3",),
     "tp=2 pp=2": ("parallelism.tp=2", "parallelism.pp=2"),
+    "tp=4 dcp=2": ("parallelism.tp=4", "parallelism.dcp=2"),
 }
 SETS = {
     "overlap": (),
@@ -31,12 +33,17 @@ SETS = {
     "eagle3": ("drafter=eagle3", "drafter.adaptive=false", "drafter.max_width=3"),
     "eager": ("execution=eager", "drafter=eagle3", "drafter.adaptive=false"),
 }
-PAIRS = [("tp=2", name) for name in SETS] + [("pp=2", name) for name in SETS]
-PAIRS += [("pp=3", "overlap"), ("tp=2 pp=2", "overlap"), ("tp=2 pp=2", "eagle3")]
+QUICK = [
+    ("tp=2", "overlap"), ("tp=2", "small chunks"), ("tp=2", "preempted"), ("tp=2", "eagle3"),
+    ("pp=2", "overlap"), ("pp=2", "ngram"), ("pp=2", "eagle3"), ("pp=2", "preempted"), ("tp=2 pp=2", "overlap"),
+    ("tp=4 dcp=2", "small chunks"), ("tp=4 dcp=2", "ngram"),
+]  # fmt: skip
+SLOW = [pair for pair in product(LAYOUTS, SETS) if pair not in QUICK]
+PAIRS = [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]
 TIE = 1e-3
 """Nats between two tokens that are all but equally likely."""
 
-TEXTS = ("What does json.dumps do?", "import os\n\ndef walk(", "The unittest module provides " * 12, "x")
+TEXTS = ("What does json.dumps do?", "The unittest module provides " * 12, "x")
 ASKED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
     {"temperature": 0.8, "top_p": 0.9, "seed": 5, "logprobs": 2},
@@ -44,9 +51,10 @@ ASKED: tuple[dict[str, Any], ...] = (
 )
 
 
-def outputs(llm: LLM) -> list[list[Completion]]:
-    """Twice, so that the second time prefixes are cached."""
-    return [llm.generate(TEXTS, max_tokens=24, ignore_eos=True, **asked) for asked in (*ASKED, ASKED[0])]
+def outputs(llm: LLM, *asked: dict[str, Any]) -> list[list[Completion]]:
+    """The first is asked twice, so that the second time prefixes are cached."""
+    asked = asked or ASKED
+    return [llm.generate(TEXTS, max_tokens=12, ignore_eos=True, **each) for each in (*asked, asked[0])]
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import asyncio
 import functools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import tokenizers
 
-from engine.assembly.plan import PLAN_VERSION, EnginePlan
-from engine.contracts.config import ModelSettings, ServerSettings, Settings
+from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
+from engine.contracts.config import ModelSettings, ParallelismConfig, ServerSettings, Settings
 from engine.contracts.events import Event
 from engine.contracts.model import DeviceFacts
 from engine.contracts.request import EngineRequest, FinishReason, Timings, TokenLogprobs, TokensOut
@@ -121,7 +121,7 @@ def make_plan(**server: Any) -> EnginePlan:
         execution="eager",
         overlap=False,
         settings=settings,
-        slots={},
+        slots={"parallelism": (SlotChoice("parallelism", "one", "", "", asdict(ParallelismConfig()), "", ""),)},
     )
 
 

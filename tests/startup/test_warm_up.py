@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from engine.startup.warm_up import batch_shapes, warm_up_launches
+from engine.startup.warm_up import batch_shapes, warm_up_kernels, warm_up_sampling
 from engine_plugins.attention_kernel.triton.planning import merge_shape, num_splits, plan_work, tile_shape
 
 from ..laws.harness import assert_nothing_held, exact_engine, expected, random_requests, run
@@ -45,7 +45,8 @@ def test_no_batch_needs_a_kernel_that_the_shapes_did_not() -> None:
 
 def test_warming_up_leaves_nothing_behind() -> None:
     engine = exact_engine("drafter=none", "scheduler.max_requests=3", "scheduler.token_budget=40", max_len=64)
-    warm_up_launches(engine.core, engine.runner, 64, 40)
+    warm_up_kernels(engine.runner, 64, 40)
+    warm_up_sampling(engine.core, 64, 40)
     assert_nothing_held(engine)
     requests = random_requests(4, 6, longest=20)
     assert run(engine.core, requests) == {r.request_id: expected(r) for r in requests}

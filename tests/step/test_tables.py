@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from engine.contracts.graph import TokenShare
 from engine.step.graphs import Bucket, fill, static_batch
 from engine.step.plan import NewBlocks, StepPlan, StepRow
-from engine.step.tables import UNWRITTEN, DeviceTables
+from engine.step.tables import UNWRITTEN, DeviceTables, Stretch
 
 from .toy import BLOCK, MAX_DRAFTS, MAX_LEN, VOCAB, blocks_of, prompt_plan
 
@@ -45,6 +47,44 @@ def test_a_row_starts_where_the_tables_say_whatever_the_plan_bounds() -> None:
     (attention,) = found.forward.attention
     assert attention.kv_lens_device.tolist() == [3, 6]
     assert attention.kv_lens == (6, 8), "bounds"
+
+
+@pytest.mark.parametrize(("ranks", "block_size"), [(2, 8), (2, 64), (4, 32), (3, 24)])
+def test_ranks_share_out_the_tokens_of_every_block(ranks: int, block_size: int) -> None:
+    """Each token is on one rank, where those before it on that rank are its first ones."""
+    size = block_size // ranks
+    counts = [0] * ranks
+    for position in range(3 * block_size + 5):
+        owner = position % block_size // size
+        for index in range(ranks):
+            stretch = Stretch.of(TokenShare(ranks, index), block_size)
+            lengths = stretch.length(torch.tensor([position, position + 1]))
+            assert lengths.tolist() == [counts[index], counts[index] + (index == owner)]
+            assert stretch.most(position + 1) >= int(lengths[1])
+            block, offset = torch.tensor([position // block_size + 1]), torch.tensor([position % block_size])
+            (slot,) = stretch.slots(block, offset).tolist()
+            here = (position // block_size + 1) * size + counts[index] % size
+            assert slot == here if index == owner else slot < size, "of another rank: in the padding block"
+        counts[owner] += 1
+
+
+def test_every_query_ends_at_its_own_key_of_a_rank() -> None:
+    """As the device has lengths: what the plan counts as accepted does not matter."""
+    shares = (TokenShare(2, 1), None)
+    tables = DeviceTables(4, MAX_LEN, MAX_DRAFTS, BLOCK, "cpu", VOCAB, 2, shares)
+    admit = prompt_plan({0: tuple(range(1, 9))}).admits
+    new = tuple(NewBlocks(group, 0, (5, 7, 2)) for group in range(2))
+    tables.apply(StepPlan(1, admit, (StepRow(0, 0, 8, new_blocks=new),)))
+    tables.computed[0] = 1
+    found = tables.inputs((StepRow(0, 4, 5),)).forward
+    own, whole = found.attention
+    half, positions = BLOCK // 2, range(1, 6)
+    assert own.block_size == half and own.key_ends is not None and whole.key_ends is None
+    stretch = Stretch.of(TokenShare(2, 1), BLOCK)
+    assert own.key_ends.tolist() == [int(stretch.length(torch.tensor(at + 1))) for at in positions]
+    assert own.kv_lens_device.tolist() == own.key_ends[-1:].tolist() and whole.kv_lens_device.tolist() == [6]
+    assert own.kv_lens[0] >= int(own.kv_lens_device[0])
+    assert found.slot_mappings[1].tolist() == [(5, 7, 2)[at // BLOCK] * BLOCK + at % BLOCK for at in positions]
 
 
 def test_drafts_outside_of_the_vocabulary_are_reported_and_replaced() -> None:

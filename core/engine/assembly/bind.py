@@ -6,7 +6,7 @@ The engine process calls :func:`bind`, the API process :func:`bind_api`; each im
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -19,7 +19,7 @@ from engine.border.calls import broken, error_line, named, shown, told, where
 from engine.border.values import attribute_problems
 from engine.contracts import API_SLOTS, SLOTS
 from engine.contracts.architecture import Architecture, NestedArchitecture
-from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
+from engine.contracts.attention_kernel import AttentionKernel, LogSumExpAttention, NativeAttention
 from engine.contracts.communicator import Communicator, NativeCommunicator
 from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
 from engine.contracts.exporter import Exporter, ScrapedExporter
@@ -62,7 +62,7 @@ PROTOCOLS: Mapping[str, type[Any]] = MappingProxyType(
 OPTIONAL: Mapping[str, tuple[type[Any], ...]] = MappingProxyType(
     {
         "quantizer": (SizedQuantizer, CheckingQuantizer, UnpackingQuantizer, KVScaleReader),
-        "attention_kernel": (NativeAttention,),
+        "attention_kernel": (NativeAttention, LogSumExpAttention),
         "communicator": (NativeCommunicator,),
         "drafter": (HostDrafter, DeviceDrafter, CapturableDrafter),
         "exporter": (ScrapedExporter,),
@@ -121,7 +121,7 @@ def build_context(plan: EnginePlan) -> BuildContext:
         execution=plan.execution,
         max_len=plan.max_len,
         max_requests=int(plan.choice("scheduler").config["max_requests"]),
-        block_size=int(plan.choice("kv_allocator").config["block_size"]),
+        block_size=plan.block_size,
         max_draft_tokens=int(plan.choice("drafter").config["max_width"]),
         settings=plan.settings,
         find_model=partial(_other, locate),
@@ -184,10 +184,18 @@ def _other(read: Callable[[str], T], path: str) -> T:
 def build_slots(plan: EnginePlan, slots: tuple[str, ...], context: BuildContext | None) -> dict[str, tuple[Any, ...]]:
     """The built plugins of some slots. Raises :class:`AssemblyError` with every plugin that could not be built."""
     problems: list[str] = []
-    parts = {slot: tuple(_build(choice, context, problems) for choice in plan.slots[slot]) for slot in slots}
+    parts = {slot: tuple(_build(choice, context, problems) for choice in _choices(plan, slot)) for slot in slots}
     if problems:
         raise AssemblyError(problems)
     return parts
+
+
+def _choices(plan: EnginePlan, slot: str) -> tuple[SlotChoice, ...]:
+    """As they are built: an allocator's blocks are those of all ranks that share out tokens."""
+    if slot != "kv_allocator":
+        return plan.slots[slot]
+    own = {"block_size": plan.block_size}
+    return tuple(replace(choice, config={**choice.config, **own}) for choice in plan.slots[slot])
 
 
 def config_of(choice: SlotChoice) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -39,12 +39,37 @@ class Chosen:
         return f"{self.slot}={self.offer.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Of one chosen plugin for another one."""
+
+    who: str
+    slot: str
+    capability: str
+
+
+def needs_of(chosen: Chosen) -> list[Need]:
+    """What a plugin needs of others: always, and with the values that its config has."""
+    provider, label = chosen.offer.provider, chosen.label
+    found = [Need(label, slot, name) for slot, names in provider.requires.items() for name in names]
+    try:
+        config: SlotConfig = values.build(chosen.offer.config_class, chosen.config)
+        by_config = config.requires()
+    except Exception:
+        return found  # reported where the configuration was composed
+    return found + [Need(label, slot, name) for slot, names in by_config.items() for name in names]
+
+
 def choose(
     composed: Composed, discovered: Discovered, model: ModelFacts, device: DeviceFacts, problems: list[str]
 ) -> list[Chosen]:
     """One plugin for each selection but the architecture's, as far as there is one."""
-    slots = (slot for slot in SLOTS if slot != ARCHITECTURE)
-    return [one for slot in slots for one in _choose_for(slot, composed, discovered, model, device, problems)]
+    chosen: list[Chosen] = []
+    for slot in SLOTS:
+        if slot != ARCHITECTURE:
+            needed = [need for one in chosen for need in needs_of(one) if need.slot == slot]
+            chosen += _choose_for(slot, composed, discovered, model, device, problems, needed)
+    return chosen
 
 
 def choose_architecture(
@@ -61,13 +86,14 @@ def _choose_for(
     model: ModelConfig,
     device: DeviceFacts,
     problems: list[str],
+    needed: Sequence[Need] = (),
 ) -> Iterator[Chosen]:
     picks = composed.selections.get(slot, ())
     if slot not in MULTI_SLOTS and len(picks) != 1:
         problems.append(f"{slot}: exactly one plugin is needed, {len(picks)} selected")
     for pick in picks:
         if pick.plugin == AUTO:
-            one = _Auto(slot, pick, discovered, model, device).choose(problems)
+            one = _Auto(slot, pick, discovered, model, device, tuple(needed)).choose(problems)
         else:
             one = _choose_named(slot, pick, discovered, model, device, problems)
         if one is not None:
@@ -158,6 +184,8 @@ class _Auto:
     discovered: Discovered
     model: ModelConfig
     device: DeviceFacts
+    needed: tuple[Need, ...] = ()
+    """By the plugins of the slots before this one."""
 
     def choose(self, problems: list[str]) -> Chosen | None:
         """The first candidate with no reason against it. Those behind it are not asked."""
@@ -206,7 +234,9 @@ class _Auto:
 
     def _ask(self, offer: Offer, label: str) -> _Candidate:
         """What speaks against a plugin with its defaults and, on top, what was set for the slot."""
+        lacking = [need for need in self.needed if need.capability not in offer.provider.provides]
         reasons = _reasons(offer, self.model, self.device)
+        reasons += tuple(f"lacks {need.capability}, which {need.who} needs" for need in lacking)
         if reasons:
             return _Candidate(label, reasons)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine import __version__
 from engine.assembly import values
 from engine.assembly.bind import facts_by
-from engine.assembly.choosing import Chosen, choose, choose_architecture, others_that_can, plugin_problems
+from engine.assembly.choosing import Chosen, choose, choose_architecture, needs_of, others_that_can, plugin_problems
 from engine.assembly.compose.selection import Composed
 from engine.assembly.discovery import Discovered
 from engine.assembly.errors import AssemblyError, listing
@@ -14,7 +14,8 @@ from engine.assembly.model_config import BUNDLED
 from engine.assembly.plan import PLAN_VERSION, EnginePlan, SlotChoice
 from engine.assembly.records import AUTO
 from engine.contracts import MULTI_SLOTS, SLOTS
-from engine.contracts.config import Settings
+from engine.contracts.attention_kernel import LOG_SUM_EXP
+from engine.contracts.config import BLOCK_SIZES, Settings
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.model import DeviceFacts, ModelConfig, ModelFacts
 
@@ -34,6 +35,7 @@ def resolve(composed: Composed, discovered: Discovered, config: ModelConfig, dev
     chosen = [architecture, *choose(composed, discovered, model, device, problems)]
     problems += _capability_problems(chosen, discovered)
     problems += _parallel_problems(chosen, device)
+    problems += _token_problems(chosen, discovered)
     settings = composed.settings
     problems += _setting_problems(settings, model)
     problems += _pool_problems(chosen, settings)
@@ -76,8 +78,9 @@ def _capability_problems(chosen: list[Chosen], discovered: Discovered) -> list[s
         provided[one.slot] |= set(one.offer.provider.provides)
     present = {one.slot: one for one in chosen}
     for one in chosen:
-        for slot, needs in one.offer.provider.requires.items():
-            lacking = [need for need in needs if need not in provided[slot]]
+        needs = needs_of(one)
+        for slot in dict.fromkeys(need.slot for need in needs):
+            lacking = [need.capability for need in needs if need.slot == slot and need.capability not in provided[slot]]
             if not lacking or (slot not in present and slot not in MULTI_SLOTS):
                 continue  # nothing chosen there: reported where it was chosen
             have = [o.name for o in discovered.of_slot(slot) if set(lacking) <= set(o.provider.provides)]
@@ -102,6 +105,29 @@ def _parallel_problems(chosen: list[Chosen], device: DeviceFacts) -> list[str]:
             f"parallelism.tp={tp} parallelism.pp={pp}: {here} ranks on this machine need {here} GPUs, and "
             f"{device.count} can be seen (CUDA_VISIBLE_DEVICES?); use {listing(fit) or 'parallelism.pp=1'}, or "
             "parallelism.nodes for GPUs of several machines"
+        )
+    return problems
+
+
+def _token_problems(chosen: list[Chosen], discovered: Discovered) -> list[str]:
+    """Where ranks share out tokens: of attention that can be merged, and of blocks that are those of all ranks."""
+    present, problems = {one.slot: one for one in chosen}, []
+    dcp = int(present["parallelism"].config["dcp"]) if "parallelism" in present else 1
+    if dcp == 1:
+        return []
+    kernel, allocator = present.get("attention_kernel"), present.get("kv_allocator")
+    if kernel is not None and LOG_SUM_EXP not in kernel.offer.provider.provides:
+        can = [o.name for o in discovered.of_slot(kernel.slot) if LOG_SUM_EXP in o.provider.provides]
+        problems.append(
+            f"parallelism.dcp={dcp} needs attention_kernel with {LOG_SUM_EXP}, but {kernel.label} lacks that; "
+            f"attention_kernel plugins that have it: {listing(can)}"
+        )
+    if allocator is not None and (size := int(allocator.config["block_size"])) * dcp not in BLOCK_SIZES:
+        fit = [n for n in BLOCK_SIZES if n * dcp in BLOCK_SIZES]
+        sizes = f"kv_allocator.block_size={listing(map(str, fit))}" if fit else "a power of two as parallelism.dcp"
+        problems.append(
+            f"kv_allocator.block_size={size} parallelism.dcp={dcp}: blocks of {size * dcp} tokens, {size} on each "
+            f"rank; expected a power of two up to {BLOCK_SIZES[-1]}: use {sizes}"
         )
     return problems
 

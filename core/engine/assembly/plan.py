@@ -16,8 +16,8 @@ from engine.contracts.model import DeviceFacts, ModelFacts
 from engine.models.layout import Layout
 
 PLAN_VERSION = 1
-CALL_SHARE = 0.75
-STALL_SHARE = 0.9
+CALL_SHARE = 0.7
+STALL_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,13 @@ class EnginePlan:
     def layout(self) -> Layout:
         """Who works with whom."""
         config = self.choice("parallelism").config
-        return Layout(int(config["tp"]), int(config["pp"]), int(config["ep"]))
+        return Layout(int(config["tp"]), int(config["pp"]), int(config["ep"]), int(config["dcp"]))
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block that the allocator hands out: ``kv_allocator.block_size`` of them on each rank that caches
+        other tokens of it."""
+        return int(self.choice("kv_allocator").config["block_size"]) * self.layout.dcp
 
     @property
     def in_flight(self) -> int:

@@ -36,6 +36,10 @@ def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
         from engine.assembly.describe import describe
 
         print(describe(plan, width=shutil.get_terminal_size((110, 24)).columns, color=sys.stdout.isatty()), end="")
+        if plan.layout.size > 1:
+            from engine.service.trial import describe_placement
+
+            print(describe_placement(plan))
     if flags.build:
         print(try_plan(plan), file=sys.stderr)
     return OK

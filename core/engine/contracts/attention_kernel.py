@@ -44,6 +44,10 @@ class AttentionCapabilities:
     """:attr:`~engine.contracts.ops.Attention.chunk`"""
 
 
+LOG_SUM_EXP = "log_sum_exp"
+"""Capability of kernels that are a :class:`LogSumExpAttention`: decode context parallelism needs one."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """One step's rows in one KV group. Query tokens of all rows are laid out one after another.
@@ -65,6 +69,10 @@ class AttentionBatch:
     """int32 ``[num_rows]``: keys each row attends to, the new tokens included. Query ``j`` of a row sees keys
     ``0 .. kv_len - q_len + j``."""
     block_size: int
+    key_ends: Tensor | None = None
+    """int32 ``[num_tokens]``, where ranks share out the tokens of a group: query ``j`` sees the keys ``0 ..
+    key_ends[j]`` that this rank has, the last one not included, or none at all; and ``kv_lens_device`` says how many
+    the last query of a row sees. They do not fall along a row. Only for :class:`LogSumExpAttention`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,22 @@ class SinkAttention(AttentionKernel, Protocol):
         self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
     ) -> Tensor:
         """``sinks``: float32 ``[num_heads]``, where ``op.sinks`` says so."""
+        ...
+
+
+@runtime_checkable
+class LogSumExpAttention(Protocol):
+    """An :class:`AttentionKernel` that can attend to a part of the keys, so that ranks may share them out (decode
+    context parallelism); its provider provides :data:`LOG_SUM_EXP`."""
+
+    def forward_lse(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """As :meth:`AttentionKernel.forward`, of a batch with :attr:`AttentionBatch.key_ends`; ``op`` has no window, no
+        chunk and no sinks.
+
+        Returns the output ``[num_tokens, num_heads * out_dim]`` in the dtype of ``q``, and float32 ``[num_tokens,
+        num_heads]``: the natural logarithm of the sum of ``exp(score)`` over the keys seen, scores scaled and capped.
+        Of a query that sees no key that is ``-inf``, and what is in the output means nothing, NaN included.
+        """
         ...
 
 

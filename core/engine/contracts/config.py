@@ -25,6 +25,11 @@ class SlotConfig:
         ``unsupported``. It must not import torch."""
         return ()
 
+    def requires(self) -> Mapping[str, tuple[str, ...]]:
+        """Capabilities that these values need of the plugins of other slots, by slot, beside the provider's own
+        ``requires``."""
+        return {}
+
 
 @dataclass(frozen=True)
 class SchedulerConfig(SlotConfig):
@@ -41,13 +46,17 @@ class SchedulerConfig(SlotConfig):
         at_least("scheduler.itl_target_ms", self.itl_target_ms, 0)
 
 
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+"""That a KV block may have, in tokens."""
+
+
 @dataclass(frozen=True)
 class KVAllocatorConfig(SlotConfig):
     block_size: int = 16
-    """Tokens per KV block: a power of two, 8 to 256."""
+    """Tokens per KV block, of each rank that caches other ones (``parallelism.dcp``): a power of two, 8 to 256."""
 
     def __post_init__(self) -> None:
-        if self.block_size not in (8, 16, 32, 64, 128, 256):
+        if self.block_size not in BLOCK_SIZES:
             raise ValueError(f"kv_allocator.block_size={self.block_size}: expected a power of two from 8 to 256")
 
 
@@ -100,7 +109,8 @@ class ParallelismConfig(SlotConfig):
     sp: int = 1
     """Sequence parallelism; only 1 so far."""
     dcp: int = 1
-    """Decode context parallelism; only 1 so far."""
+    """Decode context parallelism: how many of a stage's ``tp`` ranks that hold the same key-value heads cache different
+    tokens; divides ``tp``."""
     nodes: int = 1
     """Machines, with as many ranks each."""
     share_devices: bool = False
@@ -112,16 +122,20 @@ class ParallelismConfig(SlotConfig):
         for name in ("tp", "pp", "ep", "dp", "sp", "dcp", "nodes"):
             at_least(f"parallelism.{name}", getattr(self, name), 1)
         at_least("parallelism.timeout_s", self.timeout_s, 2)
-        for name in ("dp", "sp", "dcp"):
+        for name in ("dp", "sp"):
             if (size := getattr(self, name)) > 1:
                 raise ValueError(f"parallelism.{name}={size}: only 1 is supported; use parallelism.tp, pp and ep")
-        if self.tp % self.ep:
-            raise ValueError(f"parallelism.ep={self.ep}: does not divide parallelism.tp={self.tp}")
+        for name in ("ep", "dcp"):
+            if self.tp % (size := getattr(self, name)):
+                raise ValueError(f"parallelism.{name}={size}: does not divide parallelism.tp={self.tp}")
         if self.tp * self.pp % self.nodes:
             raise ValueError(
                 f"parallelism.nodes={self.nodes}: does not divide the {self.tp * self.pp} ranks of "
                 f"parallelism.tp={self.tp} parallelism.pp={self.pp}"
             )
+
+    def requires(self) -> Mapping[str, tuple[str, ...]]:
+        return {"communicator": ("several_machines",)} if self.nodes > 1 else {}
 
     def joins(self) -> Joining | None:
         """Where every rank is started with the same command: how this very process joins the one that serves; ``None``:

@@ -80,9 +80,9 @@ class Node:
     cache: int | None = None
     """Which of :attr:`Graph.caches` the op writes or reads, if any."""
     sinks: str | None = None
-    """Of an :class:`Attention` with sinks: the tensor with the logits, ``[num_heads]``."""
+    """Of attention with sinks: the tensor with the logits, ``[num_heads]``."""
     heads: Cut | None = None
-    """Of an :class:`Attention` that ranks share out: those of one rank."""
+    """Of attention that ranks share out: those of one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,14 @@ EVERY_TOKEN = Reach()
 
 
 @dataclass(frozen=True, slots=True)
+class TokenShare:
+    """Which tokens one of several ranks caches: the ``index``-th of ``ranks`` equal stretches of every KV block."""
+
+    ranks: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class KVSpec:
     """What one layer caches of a token: a key and a value for each head."""
 
@@ -116,6 +124,8 @@ class KVSpec:
     reach: Reach = EVERY_TOKEN
     value_dim: int | None = None
     """Values are the first ``value_dim`` numbers of keys, and not stored again (latent attention)."""
+    tokens: TokenShare | None = None
+    """Of one rank; ``None``: all. All caches of a KV group have the same."""
 
 
 @dataclass(frozen=True, slots=True)

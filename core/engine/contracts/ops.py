@@ -449,6 +449,23 @@ class AllGather:
     size: int
     shares: tuple[Range, ...]
     """By rank, the features that it has: some may be on several ranks."""
+    group: str = "tp"
+    """Of ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAttention:
+    """``queries -> [num_tokens, own heads * out_dim]``: attention where each rank of the group ``dcp`` caches other
+    tokens. Queries are those of all its ranks, and what comes out is that of a rank's own heads, of all keys."""
+
+    attention: Attention
+    """Of the queries of all ranks of the group, without sinks."""
+    shares: tuple[Range, ...]
+    """By rank of the group, the heads among these that are its own."""
+    index: int
+    """Which of them this rank is."""
+    sinks: bool = False
+    """As of :class:`Attention`: counted once, of all keys together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,5 +503,6 @@ Op = (
     | TorchFunction
     | AllReduce
     | AllGather
+    | SharedAttention
     | OwnExperts
 )

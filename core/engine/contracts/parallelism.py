@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 TOKEN = "ENGINE_JOIN_TOKEN"
 """The environment variable with what a worker that connects says first: a line of this and its rank (-1: any)."""
+SECRET = "ENGINE_SECRET"
+"""The environment variable of an engine process with what a launcher may use as that token: a server starts all its
+engines with the same, so workers that were started by hand find the next one, too."""
 
 
 class LauncherError(RuntimeError):

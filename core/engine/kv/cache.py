@@ -22,7 +22,8 @@ class KVCache:
     """The caches of the graph, then the drafter's own, by number: keys and values in :attr:`layers`, what recurrent ops
     left in :attr:`states`.
 
-    A slot is ``block * block_size + offset``, of the cache's KV group.
+    A slot is ``block * block_size + offset``, of the cache's KV group. Where ranks share out the tokens of a group,
+    each has a part of every block: its own block size is less than :attr:`block_size`.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class KVCache:
         dtype: str,
         device: str,
     ) -> None:
-        """``num_blocks``: of each group."""
+        """``num_blocks``: of each group; ``block_size``: tokens of a block that an allocator hands out."""
         self.groups = groups
         self.num_blocks = tuple(num_blocks)
         self.block_size = block_size
@@ -45,8 +46,9 @@ class KVCache:
         self.group_of = groups.group_of
         layers: dict[int, LayerCache] = {}
         states: dict[int, StateCache] = {}
+        own_sizes = groups.block_sizes(block_size)
         for cache, (spec, group) in enumerate(zip(groups.caches, groups.group_of, strict=True)):
-            shape = num_blocks[group], block_size
+            shape = num_blocks[group], own_sizes[group]
             if isinstance(spec, StateSpec):
                 states[cache] = _empty_state(spec, shape, device)
             else:
@@ -59,16 +61,17 @@ class KVCache:
 
     @staticmethod
     def block_bytes(groups: CacheGroups, kv_format: KVFormat, block_size: int, dtype: str) -> tuple[int, ...]:
-        """By group: bytes one block takes over all its caches: keys, values and per-token scales, or states."""
+        """By group: bytes one block takes over all its caches on this rank: keys, values and per-token scales, or
+        states. ``block_size``: tokens of a block that an allocator hands out."""
         item = storage_of(kv_format, dtype).itemsize
         scale = torch.float32.itemsize if kv_format.scale == "per_token_head" else 0
-        taken = [0] * groups.num_groups
+        taken, own_sizes = [0] * groups.num_groups, groups.block_sizes(block_size)
         for spec, group in zip(groups.caches, groups.group_of, strict=True):
             if isinstance(spec, StateSpec):
                 taken[group] += (block_size * spec.token_size + spec.state_size) * torch.float32.itemsize
             else:
                 tensors = 2 if spec.value_dim is None else 1
-                taken[group] += tensors * block_size * spec.num_kv_heads * (spec.head_dim * item + scale)
+                taken[group] += tensors * own_sizes[group] * spec.num_kv_heads * (spec.head_dim * item + scale)
         return tuple(taken)
 
     @property

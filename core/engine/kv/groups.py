@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.graph import EVERY_TOKEN, Cached, Reach
+from engine.contracts.graph import EVERY_TOKEN, Cached, KVSpec, Reach, TokenShare
 from engine.contracts.kv_allocator import KVGroup
 from engine.models.placement import RankGraph
 
@@ -23,6 +23,19 @@ class CacheGroups:
     group_of: tuple[int, ...]
     reaches: tuple[Reach, ...]
     """By group: which tokens its queries see."""
+
+    @property
+    def token_shares(self) -> tuple[TokenShare | None, ...]:
+        """By group: which tokens of its blocks this rank caches; ``None``: all."""
+        found: list[set[TokenShare | None]] = [set() for _ in self.reaches]
+        for spec, group in zip(self.caches, self.group_of, strict=True):
+            found[group].add(spec.tokens if isinstance(spec, KVSpec) else None)
+        assert all(len(shares) < 2 for shares in found), "caches of a KV group hold the same tokens"
+        return tuple(next(iter(shares), None) for shares in found)
+
+    def block_sizes(self, block_size: int) -> tuple[int, ...]:
+        """By group: tokens of a block that this rank caches, of ``block_size`` that an allocator hands out."""
+        return tuple(block_size // (1 if share is None else share.ranks) for share in self.token_shares)
 
     @property
     def num_groups(self) -> int:

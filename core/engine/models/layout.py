@@ -11,16 +11,19 @@ class Layout:
     """``tp`` ranks share out every layer, ``pp`` stages hold some layers each: rank ``stage * tp + index``.
 
     ``ep``: over how many ranks of a stage whole experts are spread; inside of such a share ``tp / ep`` ranks cut
-    experts like everything else. ``ep`` divides ``tp``.
+    experts like everything else. ``dcp``: how many ranks of a stage that follow one another cache different tokens of
+    the same key-value heads. Both divide ``tp``.
     """
 
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    dcp: int = 1
 
     def __post_init__(self) -> None:
-        if self.tp % self.ep:
-            raise ValueError(f"parallelism.ep={self.ep}: does not divide parallelism.tp={self.tp}")
+        for name in ("ep", "dcp"):
+            if self.tp % (size := getattr(self, name)):
+                raise ValueError(f"parallelism.{name}={size}: does not divide parallelism.tp={self.tp}")
 
     @property
     def size(self) -> int:
@@ -39,9 +42,14 @@ class Layout:
         return (self.pp - 1) * self.tp
 
     def groups(self, rank: int) -> Mapping[str, tuple[int, ...]]:
-        """As :attr:`engine.contracts.communicator.World.groups`: ``world`` and ``tp``, the ranks of its stage."""
+        """As :attr:`engine.contracts.communicator.World.groups`: ``world``, ``tp``, the ranks of its stage, and where
+        ranks share out tokens ``dcp``, those that share them with it."""
         first = self.stage(rank) * self.tp
-        return {"world": tuple(range(self.size)), "tp": tuple(range(first, first + self.tp))}
+        found = {"world": tuple(range(self.size)), "tp": tuple(range(first, first + self.tp))}
+        if self.dcp > 1:
+            first += self.index(rank) // self.dcp * self.dcp
+            found["dcp"] = tuple(range(first, first + self.dcp))
+        return found
 
     def before(self, rank: int) -> int | None:
         """The rank of the stage before that hands it the residual stream."""

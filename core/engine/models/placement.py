@@ -5,12 +5,12 @@ A pure function of the model's graph: no process, no tensor, no file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, groupby
 
-from engine.contracts.graph import Block, Cached, Graph, KVSpec, Node
+from engine.contracts.graph import EVERY_TOKEN, Block, Cached, Graph, KVSpec, Node, TokenShare
 from engine.contracts.ops import (
     AllGather,
     AllReduce,
@@ -28,11 +28,12 @@ from engine.contracts.ops import (
     OwnExperts,
     Range,
     Share,
+    SharedAttention,
     Slice,
     TorchFunction,
 )
 from engine.models.layout import Layout
-from engine.models.shares import Shared, Shares, Units, shares_of
+from engine.models.shares import Bounds, Shared, Shares, Units, shares_of
 from engine.models.stages import Stage, crossing, stages_of
 
 
@@ -80,10 +81,13 @@ def _shares(graph: Graph, layout: Layout, units: Units) -> Shares | None:
         return None
     try:
         _check_experts(graph, layout.ep)
-        return shares_of(graph, units, layout.tp, layout.ep)
+        found = shares_of(graph, units, layout.tp, layout.ep)
     except ValueError as error:
         fit = ", ".join(map(str, _fitting(graph, units)))
         raise ValueError(f"parallelism.tp={layout.tp}: {error}; parallelism.tp={fit} would fit") from error
+    if layout.dcp > 1:
+        _check_tokens(graph, found, layout)
+    return found
 
 
 MOST_RANKS = 16
@@ -107,6 +111,52 @@ def _check_experts(graph: Graph, ep: int) -> None:
         raise ValueError(f"parallelism.ep={ep}: the model {have}")
 
 
+def _check_tokens(graph: Graph, shares: Shares, layout: Layout) -> None:
+    """Ranks that share out tokens hold the same key-value heads, and each has some of the queries."""
+    asked = f"parallelism.dcp={layout.dcp}"
+    nodes = [(i, node) for i, node in enumerate(graph.nodes) if _shares_tokens(graph, node)]
+    if not nodes:
+        raise ValueError(f"{asked}: no layer of the model attends to every token; use parallelism.dcp=1")
+    if any(isinstance(node.op, Attention) and (node.op.window or node.op.chunk) for _, node in nodes):
+        raise ValueError(f"{asked}: layers with and without a window read the same keys; use parallelism.dcp=1")
+    if any(shares.reads[i][0] is None for i, _ in nodes):
+        raise ValueError(f"{asked}: the heads of the model cannot be shared out; use parallelism.dcp=1")
+    held = {_keys_held(shares, i, layout.tp) for i, _ in nodes}
+    fit = [size for size in range(1, layout.tp + 1) if layout.tp % size == 0 and all(_alike(h, size) for h in held)]
+    if layout.dcp in fit:
+        return
+    heads = min(node.op.num_kv_heads for _, node in nodes if isinstance(node.op, Attention))
+    raise ValueError(
+        f"{asked}: ranks that cache different tokens hold the same key-value heads, and with parallelism.tp="
+        f"{layout.tp} each of the model's {heads} key-value heads is on {_most_alike(held)}; parallelism.dcp="
+        f"{', '.join(map(str, fit))} would fit"
+    )
+
+
+def _shares_tokens(graph: Graph, node: Node) -> bool:
+    """Attention to every token: ranks may cache different ones. Windows and chunks hold few tokens anyway."""
+    if not isinstance(node.op, Attention) or node.cache is None:
+        return False
+    return graph.caches[node.cache].reach == EVERY_TOKEN
+
+
+def _keys_held(shares: Shares, i: int, tp: int) -> Bounds:
+    """By rank, which of the keys that a node reads it holds."""
+    (queries,) = (shared for shared in shares.reads[i] if shared is not None)
+    keys = queries.found.heads_of
+    return ((Fraction(0), Fraction(1)),) * tp if keys is None else keys.found.bounds
+
+
+def _alike(held: Bounds, size: int) -> bool:
+    return all(len(set(held[first : first + size])) == 1 for first in range(0, len(held), size))
+
+
+def _most_alike(held: Collection[Bounds]) -> str:
+    """On how many ranks a head is: ``1 rank``, or ``1 or 2 ranks``."""
+    counts = sorted({len(list(group)) for bounds in held for _, group in groupby(bounds)})
+    return f"{' or '.join(map(str, counts))} {'rank' if counts == [1] else 'ranks'}"
+
+
 class _OfRank:
     """Writes down the graph of one rank of a stage, of all layers."""
 
@@ -116,7 +166,7 @@ class _OfRank:
         self._layout = layout
         self._index = index
         self._sizes = list(graph.sizes)
-        self._caches: list[Cached] = list(graph.caches)
+        self._caches: list[Cached] = [self._tokens(spec) for spec in graph.caches]
         self._nodes: list[Node] = []
         self._converted: dict[tuple[int, int | None], int] = {}
         """Values in the other form than they were made: gathered (``None``), or cut as a share says (its id)."""
@@ -139,6 +189,13 @@ class _OfRank:
             sizes=tuple(self._sizes),
             caches=tuple(self._caches),
         )
+
+    def _tokens(self, spec: Cached) -> Cached:
+        """Where ranks share out tokens, which of them this one caches."""
+        ranks = self._layout.dcp
+        if ranks == 1 or not isinstance(spec, KVSpec) or spec.reach != EVERY_TOKEN:
+            return spec
+        return replace(spec, tokens=TokenShare(ranks, self._index % ranks))
 
     def _block(self, block: Block, numbers: Iterator[int]) -> Block:
         self._nodes = []
@@ -202,6 +259,8 @@ class _OfRank:
             made = [each for value in node.outputs if (each := self._shares[value]) is not None]
             own = [self._own(each, size) for each, size in zip(made, op.spec.outputs, strict=False)]
             self._nodes.append(replace(node, op=replace(op, spec=_some_outputs(op.spec, own))) if own else node)
+        elif isinstance(op, Attention) and shared is not None and self._spreads(node):
+            self._shared_attention(node, op, shared)
         else:
             self._nodes.append(node if shared is None else self._of_parts(node, shared))
 
@@ -266,6 +325,28 @@ class _OfRank:
             size = self._own(shared, op.out_features).size
             return replace(node, op=replace(op, in_features=(size,) * len(op.in_features), out_features=size))
         return node
+
+    def _spreads(self, node: Node) -> bool:
+        """Whether ranks share out the tokens that it attends to."""
+        return self._layout.dcp > 1 and _shares_tokens(self._graph, node)
+
+    def _shared_attention(self, node: Node, op: Attention, shared: Shared) -> None:
+        """Queries of all ranks that share out tokens, to the keys that this one has."""
+        size, ranks = self._layout.dcp, shared.found.bounds
+        first, index = self._index // size * size, self._index % size
+        heads = [(_whole(b * op.num_heads), _whole(e * op.num_heads)) for b, e in ranks[first : first + size]]
+        begin, count = heads[0][0], heads[-1][1] - heads[0][0]
+        shares = tuple((start - begin, stop - begin) for start, stop in heads)
+        gathered = self._value(count * op.head_dim)
+        features = tuple((start * op.head_dim, stop * op.head_dim) for start, stop in shares)
+        (queries,) = node.inputs
+        self._nodes.append(Node(AllGather(count * op.head_dim, features, "dcp"), (queries,), (gathered,)))
+        keys = shared.found.heads_of
+        kv_heads = op.num_kv_heads if keys is None else self._own(keys, op.num_kv_heads).size
+        together = replace(op, num_heads=count, num_kv_heads=kv_heads, sinks=False)
+        own = Cut(*heads[index], op.num_heads)
+        spread = SharedAttention(together, shares, index, op.sinks)
+        self._nodes.append(replace(node, op=spread, inputs=(gathered,), heads=own))
 
     def _attention(self, node: Node, op: Attention, shared: Shared) -> Node:
         heads, keys = self._own(shared, op.num_heads), shared.found.heads_of

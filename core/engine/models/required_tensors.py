@@ -26,6 +26,7 @@ from engine.contracts.ops import (
     Router,
     ScaleBy,
     Share,
+    SharedAttention,
     ShortConv,
     TorchFunction,
 )
@@ -205,8 +206,9 @@ def small_tensors_of(node: Node) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{node.op.name}.weight", (node.op.vocab_size, node.op.size)
     elif isinstance(node.op, Norm):
         yield from norm_tensors(node.op)
-    elif isinstance(node.op, Attention) and node.sinks is not None:
-        yield node.sinks, (node.op.num_heads if node.heads is None else node.heads.whole,)
+    elif isinstance(node.op, Attention | SharedAttention) and node.sinks is not None:
+        heads = node.op.num_heads if isinstance(node.op, Attention) else node.op.attention.num_heads
+        yield node.sinks, (heads if node.heads is None else node.heads.whole,)
     elif isinstance(node.op, Router):
         yield from router_tensors(node.op)
     elif isinstance(node.op, Route):

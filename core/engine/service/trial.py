@@ -12,7 +12,7 @@ from engine.assembly.plan import EnginePlan
 from engine.checkpoint.files import CheckpointError
 from engine.checkpoint.headers import TensorHeader, has_weights, read_headers
 from engine.service.tokenizer import Tokenizer, TokenizerError
-from engine.startup.memory.report import size
+from engine.startup.memory.report import describe_ranks, size
 
 
 def check_files(plan: EnginePlan) -> None:
@@ -52,6 +52,17 @@ def _check_vocabulary(headers: Mapping[str, TensorHeader], vocab_size: int) -> N
         )
 
 
+def describe_placement(plan: EnginePlan) -> str:
+    """Which rank would hold what: a table. Builds the engine's plugins, as far as they are needed for that.
+
+    Raises :class:`engine.assembly.errors.AssemblyError` for a model that cannot be shared out so, or does not fit.
+    """
+    from engine.startup.memory.fit import check_memory  # imports torch, as the engine's plugins do
+    from engine.startup.placing import rank_infos
+
+    return describe_ranks(rank_infos(plan, check_memory(plan)))
+
+
 def try_plan(plan: EnginePlan) -> str:
     """Build every selected plugin and estimate the memory; what came of it, for people.
 
@@ -59,11 +70,12 @@ def try_plan(plan: EnginePlan) -> str:
     """
     from engine.startup.memory.fit import check_memory  # imports torch, as the engine's plugins do
 
-    memory = check_memory(plan)
+    memory = max(check_memory(plan), key=lambda rank: rank.estimate.smallest)
     bind_api(plan)
     estimate = memory.estimate
     tokens = (estimate.smallest_blocks - 1) * estimate.pool.block_size
+    who = "the engine" if plan.layout.size == 1 else "the largest rank"
     return (
-        f"every selected plugin is built; weights take {size(estimate.weights)}, with a KV pool of {tokens} tokens the "
-        f"engine needs {size(estimate.smallest)} of the {size(memory.budget.usable)} it may use"
+        f"every selected plugin is built; weights take {size(estimate.weights)}, with a KV pool of {tokens} tokens "
+        f"{who} needs {size(estimate.smallest)} of the {size(memory.budget.usable)} it may use"
     )

@@ -174,7 +174,7 @@ class Rank:
             self.model = self.worker.start(
                 partial(load_plan, plan, bound, self._progress, self.own, self.communicator)
             )()
-        self._in_graphs = plan.execution == "graphs" and not self.model.waits and plan.layout.pp == 1
+        self._in_graphs = plan.execution == "graphs" and not self.why_not_captured
         if plan.device.kind == "cuda":
             with self.phase("profile run"):
                 buckets = graph_buckets(bound) if self._in_graphs else []
@@ -183,6 +183,16 @@ class Rank:
                 )
         self.own_pool = self.pool = size_pool(self.memory, self.model.weights_bytes, self._free(plan.device))
         return self.pool.blocks
+
+    @property
+    def why_not_captured(self) -> str:
+        """Why no CUDA graph can hold a step; empty: one can."""
+        communicator = self.communicator
+        if self.plan.layout.pp > 1:
+            return "pipeline stages hand tensors on between layers"
+        if communicator is not None and not communicator.capturable:
+            return f"communicator={self.plan.choice('communicator').name} cannot be captured"
+        return self.model.waits
 
     def allocate(self, num_blocks: int) -> None:
         """Make cache and tables for so many KV blocks, and all that runs on them."""
@@ -315,7 +325,7 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
 
 def _program_notes(rank: Rank) -> tuple[str, ...]:
     model, steps = rank.model, rank.runner.model.small_steps
-    why = model.why_uncaptured or (model.waits if rank.plan.execution == "graphs" else "")
+    why = model.why_uncaptured or (rank.why_not_captured if rank.plan.execution == "graphs" else "")
     if why:
         return (f"a step runs uncaptured (slower): {why}",)
     return () if steps is None else steps.programs.notes()
@@ -394,7 +404,7 @@ def _make_runner(
         if scales is not None:
             kv.set_scales(layer, *scales)
     rows, drafts, vocab_size = bound.context.max_requests, bound.drafter.max_width, plan.model.vocab_size
-    tables = DeviceTables(rows, max_len, drafts, block_size, device, vocab_size, len(groups))
+    tables = DeviceTables(rows, max_len, drafts, block_size, device, vocab_size, len(groups), found.token_shares)
     aux_layers = aux_layers_of(bound.drafter) if exchange is None else exchange.own_aux_layers
     model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers)
     drafter = on_device(bound.drafter) if exchange is None or exchange.samples else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
@@ -12,6 +14,10 @@ from engine.models.placement import RankGraph, place
 from engine.models.record import recorded
 from engine.models.sharding import smallest_cut
 from engine.startup.memory.budget import DoesNotFit
+from engine.step.messages import RankInfo
+
+if TYPE_CHECKING:
+    from engine.startup.memory.fit import MemoryPlan
 
 
 def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
@@ -21,6 +27,12 @@ def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
         raise DoesNotFit(
             f"drafter={plan.choice('drafter').name} runs the model's first {drafter.kv.shared_layers} layers, which "
             f"parallelism.pp={plan.layout.pp} puts elsewhere than the head; use parallelism.pp=1 or another drafter"
+        )
+    if plan.layout.dcp > 1 and drafter is not None and drafter.kv is not None:
+        raise DoesNotFit(
+            f"drafter={plan.choice('drafter').name} caches keys and values of every token, and "
+            f"parallelism.dcp={plan.layout.dcp} has each rank cache some tokens; use parallelism.dcp=1 or a drafter "
+            "without a cache"
         )
     graph, units = recorded(bound.architecture, plan.model), partial(smallest_cut, bound.quantizer)
     try:
@@ -35,4 +47,17 @@ def holding(own: RankGraph, layout: Layout, rank: int) -> str:
     what = [f"layers {first}-{last - 1}" if last - first > 1 else f"layer {first}"]
     what += ["embedding"] * bool(own.graph.embed.nodes) + ["head"] * bool(own.graph.head.nodes)
     share = f"; share {layout.index(rank) + 1} of {layout.tp}" if layout.tp > 1 else ""
-    return ", ".join(what) + share
+    tokens = f"; stretch {layout.index(rank) % layout.dcp + 1} of {layout.dcp} of every KV block"
+    return ", ".join(what) + share + (tokens if layout.dcp > 1 else "")
+
+
+def rank_infos(plan: EnginePlan, memory: Sequence[MemoryPlan]) -> tuple[RankInfo, ...]:
+    """What is known of every rank before it starts. ``memory``: by rank."""
+    found = []
+    for rank, each in enumerate(memory):
+        assert each.own is not None
+        estimate, blocks = each.estimate, each.estimate.pool.fitting(each.budget.usable - each.estimate.fixed)
+        blocks = min(blocks, estimate.largest_blocks)
+        holds, kv = holding(each.own, plan.layout, rank), estimate.pool.num_bytes(blocks)
+        found.append(RankInfo(rank, "", holds, estimate.weights, kv, blocks))
+    return tuple(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import struct
@@ -18,6 +19,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.assembly.plan import EnginePlan
+from engine.contracts.parallelism import SECRET
 from engine.loop.client import EngineDead
 from engine.loop.environment import with_defaults
 from engine.loop.messages import (
@@ -53,6 +55,7 @@ class ProcessEngineClient(ClientBase):
         self._reading: asyncio.Task[None] | None = None
         self._killed = ""
         """Why this process was killed from here."""
+        self._secret = secrets.token_urlsafe(16)
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
         await self._reap()
@@ -61,7 +64,7 @@ class ProcessEngineClient(ClientBase):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "engine.startup.child", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
-                env=with_defaults(os.environ, self._plan.device.kind),
+                env=with_defaults({**os.environ, SECRET: self._secret}, self._plan.device.kind),
                 stdin=subprocess.DEVNULL,
             )
         self._killed = ""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch
+from engine.contracts.graph import TokenShare
 from engine.contracts.request import SamplingParams
 from engine.kernels.model import ForwardBatch
 from engine.kernels.transfer import upload
@@ -49,6 +50,33 @@ class StepInputs:
     """int64 ``[R]``: drafts apart"""
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one of several ranks caches of every block: ``size`` tokens from ``first`` on, of ``block_size``."""
+
+    first: int
+    size: int
+    block_size: int
+
+    @classmethod
+    def of(cls, share: TokenShare, block_size: int) -> Stretch:
+        size = block_size // share.ranks
+        return cls(share.index * size, size, block_size)
+
+    def length(self, tokens: Tensor) -> Tensor:
+        """How many of a sequence's first ``tokens`` (int64) are here."""
+        return tokens // self.block_size * self.size + (tokens % self.block_size - self.first).clamp(0, self.size)
+
+    def most(self, tokens: int) -> int:
+        """A bound of :meth:`length` for up to so many tokens."""
+        return -(-tokens // self.block_size) * self.size
+
+    def slots(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """Of tokens at ``offsets`` in blocks; those of other ranks go to the padding block."""
+        here = offsets - self.first
+        return torch.where((here >= 0) & (here < self.size), blocks * self.size + here, offsets % self.size)
+
+
 class DeviceTables:
     """``tokens``: int64 ``[num_rows + 1, max_len + max_draft_tokens + 2]``, the text of each row, drafts behind it;
     ``block_tables``: int32 ``[num_groups, num_rows + 1, max_blocks]``, by KV group; ``computed``: int64 ``[num_rows +
@@ -64,9 +92,13 @@ class DeviceTables:
         device: str,
         vocab_size: int,
         num_groups: int = 1,
+        token_shares: Sequence[TokenShare | None] = (),
     ) -> None:
+        """``token_shares``: by group, as :attr:`engine.kv.groups.CacheGroups.token_shares`; empty: none."""
         width = max_len + max_draft_tokens + 2
         self.block_size = block_size
+        shares = tuple(token_shares) or (None,) * num_groups
+        self._token_shares = tuple([None if one is None else Stretch.of(one, block_size) for one in shares])
         self.device = device
         self.vocab_size = vocab_size
         self.tokens = torch.full((num_rows + 1, width), UNWRITTEN, dtype=torch.int64, device=device)
@@ -136,7 +168,7 @@ class DeviceTables:
             offsets = [j for n in q_lens for j in range(n)]
             row_ids, lengths, starts_of, flat_rows, steps = self._upload(ids, num_tokens, q_starts, flat, offsets)
             starts, positions = self.computed[row_ids], self.computed[flat_rows] + steps
-        attention = self.attention(row_ids, starts, q_lens, [row.max_end for row in rows], starts_of)
+        attention = self.attention(row_ids, starts, q_lens, [row.max_end for row in rows], starts_of, positions)
         forward = ForwardBatch(
             token_ids=self.tokens[flat_rows, positions],
             positions=positions,
@@ -147,15 +179,30 @@ class DeviceTables:
         return StepInputs(forward, row_ids, starts, lengths)
 
     def attention(
-        self, row_ids: Tensor, starts: Tensor, q_lens: tuple[int, ...], max_ends: Sequence[int], q_starts: Tensor
+        self,
+        row_ids: Tensor,
+        starts: Tensor,
+        q_lens: tuple[int, ...],
+        max_ends: Sequence[int],
+        q_starts: Tensor,
+        positions: Tensor,
     ) -> tuple[AttentionBatch, ...]:
         """Attention metadata, by KV group, of ``q_lens[i]`` tokens of each row from position ``starts[i]`` on.
 
-        ``max_ends``: bounds of the positions behind these; ``q_starts``: int64 ``[R + 1]``.
+        ``max_ends``: bounds of the positions behind these; ``q_starts``: int64 ``[R + 1]``; ``positions``: int64
+        ``[num_tokens]``.
         """
-        lengths = q_starts.to(torch.int32), (starts + q_starts.diff()).to(torch.int32)
-        tables = self.blocks_of(row_ids, max(max_ends))
-        return tuple([AttentionBatch(q_lens, tuple(max_ends), own, *lengths, self.block_size) for own in tables])
+        ends, begins = starts + q_starts.diff(), q_starts.to(torch.int32)
+        whole, tables, lengths = tuple(max_ends), self.blocks_of(row_ids, max(max_ends)), ends.to(torch.int32)
+        batches = []
+        for stretch, own in zip(self._token_shares, tables, strict=True):
+            if stretch is None:
+                batches.append(AttentionBatch(q_lens, whole, own, begins, lengths, self.block_size))
+                continue
+            bounds, here = tuple([stretch.most(end) for end in max_ends]), stretch.length(ends).to(torch.int32)
+            key_ends = stretch.length(positions + 1).to(torch.int32)
+            batches.append(AttentionBatch(q_lens, bounds, own, begins, here, stretch.size, key_ends))
+        return tuple(batches)
 
     def blocks_of(self, row_ids: Tensor, longest: int) -> list[Tensor]:
         """By KV group, int32 ``[R, blocks of longest tokens]``: the block tables of some rows."""
@@ -166,7 +213,11 @@ class DeviceTables:
     def slot_mappings(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         """By KV group, where the keys and values of tokens go: int64, of the shape of ``rows`` and ``positions``."""
         blocks, offsets = positions // self.block_size, positions % self.block_size
-        return tuple([tables[rows, blocks].to(torch.int64) * self.block_size + offsets for tables in self.block_tables])
+        found = []
+        for stretch, tables in zip(self._token_shares, self.block_tables, strict=True):
+            own = tables[rows, blocks].to(torch.int64)
+            found.append(own * self.block_size + offsets if stretch is None else stretch.slots(own, offsets))
+        return tuple(found)
 
     def write(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Tokens the device chose become inputs of later steps; all int64 and of one shape.

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, LayerCache
+from engine.contracts.graph import TokenShare
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import DeviceFacts
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
+from engine.step.tables import Stretch
 from engine.testing.context import build_context
 
 TOLERANCE: dict[str, float] = {"float32": 1e-5, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -323,6 +325,38 @@ def reference(case: AttentionCase, inputs: AttentionInputs) -> Tensor:
         outs.append(torch.einsum("hqk,khd->qhd", weights, v).reshape(q_len, -1))
         first += q_len
     return torch.cat(outs)
+
+
+def of_rank(case: AttentionCase, inputs: AttentionInputs, ranks: int, index: int) -> AttentionInputs:
+    """The same queries where ``ranks`` share out the tokens of every row: how many keys the ``index``-th has. Which
+    keys these are does not matter: they are the first ones of each row."""
+    stretch, batch = Stretch.of(TokenShare(ranks, index), ranks * case.block_size), inputs.batch
+    ends = [kv_len - q_len + j + 1 for q_len, kv_len in case.rows for j in range(q_len)]
+    own = stretch.length(batch.kv_lens_device.long()).int()
+    shared = replace(
+        batch,
+        kv_lens=tuple(stretch.most(kv_len) for kv_len in batch.kv_lens),
+        kv_lens_device=own,
+        key_ends=stretch.length(torch.tensor(ends)).to(own),
+    )
+    return replace(inputs, batch=shared)
+
+
+def reference_lse(case: AttentionCase, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """:meth:`engine.contracts.attention_kernel.LogSumExpAttention.forward_lse` in float64, one query at a time."""
+    op, group, key_ends = case.op, case.num_heads // case.num_kv_heads, inputs.batch.key_ends
+    assert key_ends is not None
+    out = torch.zeros(len(key_ends), op.num_heads, op.out_dim, dtype=torch.float64)
+    lse = torch.full(out.shape[:2], float("-inf"), dtype=torch.float64)
+    rows = [row for row, (q_len, _) in enumerate(case.rows) for _ in range(q_len)]
+    for query, (row, end) in enumerate(zip(rows, key_ends.tolist(), strict=True)):
+        keys, values = (x[row][:end].double().cpu().repeat_interleave(group, 1) for x in (inputs.keys, inputs.values))
+        scores = torch.einsum("hd,khd->hk", inputs.q[query].double().cpu(), keys) * op.scale
+        if op.soft_cap is not None:
+            scores = op.soft_cap * torch.tanh(scores / op.soft_cap)
+        if end:
+            lse[query], out[query] = scores.logsumexp(1), torch.einsum("hk,khd->hd", scores.softmax(1), values)
+    return out.flatten(1), lse
 
 
 def make_context(case: AttentionCase, dtype: str, device: str) -> BuildContext:

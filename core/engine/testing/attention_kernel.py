@@ -9,7 +9,8 @@
         def make(self, context):
             return Mine(MineConfig(), context)
 
-A capturable kernel inherits :class:`CapturableConformance` instead.
+A capturable kernel inherits :class:`CapturableConformance` instead, one with native calls :class:`NativeConformance`,
+one that can attend to the keys of one rank :class:`LogSumExpConformance`; several of them where it is several.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from engine.contracts.attention_kernel import (
     AttentionBatch,
     AttentionCapabilities,
     AttentionKernel,
+    LogSumExpAttention,
     NativeAttention,
     SinkAttention,
 )
@@ -43,7 +45,9 @@ from engine.testing.attention_cases import (
     make_context,
     make_inputs,
     measure,
+    of_rank,
     reference,
+    reference_lse,
     run,
 )
 from engine.testing.no_sync import NoSync
@@ -55,6 +59,11 @@ SIXTEEN_BIT_CASES = (
 """Every case runs in float32, these in the 16-bit dtypes, too."""
 STORED_CASES = ("verify", "prefill_decode_verify", "group_3")
 """These run with keys and values that are stored in fewer bits."""
+SHARED_CASES = (
+    "one_token", "decode_at_block_borders", "decode_of_very_unequal_lengths", "verify", "verify_wide", "whole_prompt",
+    "prefill_decode_verify", "chunk_with_history", "chunk_soft_cap", "group_7", "scale", "latent", "latent_chunk",
+)  # fmt: skip
+"""These run on ranks that share out tokens."""
 
 
 class AttentionKernelConformance:
@@ -78,8 +87,11 @@ class AttentionKernelConformance:
             ]
             metafunc.parametrize(("case", "dtype"), cases)
         if "stored_case" in metafunc.fixturenames:
-            names = (*STORED_CASES, *(["latent"] if self.capabilities.latent else []))
+            names: tuple[str, ...] = (*STORED_CASES, *(["latent"] if self.capabilities.latent else []))
             metafunc.parametrize("stored_case", list(map(self.fitted, names)), ids=names)
+        if "shared_case" in metafunc.fixturenames:
+            found = [case for name in SHARED_CASES if self.claims(case := self.fitted(name))]
+            metafunc.parametrize("shared_case", found, ids=[case.name for case in found])
 
     def claims(self, case: AttentionCase) -> bool:
         able = self.capabilities
@@ -126,6 +138,7 @@ class AttentionKernelConformance:
         assert not able.sinks or isinstance(kernel, SinkAttention)
         assert able.capturable == isinstance(self, CapturableConformance)
         assert isinstance(kernel, NativeAttention) == isinstance(self, NativeConformance)
+        assert isinstance(kernel, LogSumExpAttention) == isinstance(self, LogSumExpConformance)
 
     def test_the_plan_can_say_what_computes_it(self) -> None:
         case = self.fitted("verify")
@@ -268,3 +281,51 @@ class NativeConformance(AttentionKernelConformance):
             later.copy_(value)
         call()
         assert torch.equal(out, run(kernel, case, real))
+
+
+class LogSumExpConformance(AttentionKernelConformance):
+    """For kernels that can attend to the keys of one rank (:class:`LogSumExpAttention`)."""
+
+    @pytest.mark.parametrize(("ranks", "index"), [(2, 0), (2, 1), (3, 1)])
+    def test_attends_to_the_keys_of_one_rank(self, shared_case: AttentionCase, ranks: int, index: int) -> None:
+        self.check_lse(shared_case, self.dtype, ranks, index)
+
+    def test_attends_to_the_keys_of_one_rank_in_every_dtype(self) -> None:
+        for dtype in self.capabilities.dtypes:
+            self.check_lse(self.fitted("prefill_decode_verify"), dtype, 2, 1)
+
+    @pytest.mark.parametrize("stored", FORMATS)
+    def test_attends_to_what_a_format_stores_on_one_rank(self, stored: str) -> None:
+        self.check_lse(self.fitted("prefill_decode_verify"), self.dtype, 2, 1, stored)
+
+    def test_the_keys_of_one_rank_are_attended_to_in_every_layer(self) -> None:
+        """Layers share what was prepared, and batches may be prepared before others ran."""
+        cases = [self.fitted("verify"), self.fitted("prefill_decode_verify")]
+        kernel = self.built(cases[0])
+        assert isinstance(kernel, LogSumExpAttention)
+        inputs = [of_rank(case, make_inputs(case, self.dtype, self.device), 2, 1) for case in cases]
+        prepared = [kernel.prepare(one.batch) for one in inputs]
+        for _ in range(2):
+            for case, one, what in zip(cases, inputs, prepared, strict=True):
+                self.same_lse(case, one, *kernel.forward_lse(what, case.op, one.q, one.cache), self.dtype)
+
+    def check_lse(self, case: AttentionCase, dtype: str, ranks: int, index: int, stored: str | None = None) -> None:
+        kernel = self.make(make_context(case, dtype, self.device))
+        assert isinstance(kernel, LogSumExpAttention)
+        kv_format = None if stored is None else FORMATS[stored]
+        inputs = of_rank(case, make_inputs(case, dtype, self.device, kv_format), ranks, index)
+        got = kernel.forward_lse(kernel.prepare(inputs.batch), case.op, inputs.q, inputs.cache)
+        self.same_lse(case, inputs, *got, dtype)
+
+    def same_lse(self, case: AttentionCase, inputs: AttentionInputs, out: Tensor, lse: Tensor, dtype: str) -> None:
+        want, sums = reference_lse(case, inputs)
+        assert out.shape == want.shape and out.dtype == inputs.q.dtype and out.is_contiguous()
+        assert lse.shape == sums.shape and lse.dtype == torch.float32
+        none = sums == float("-inf")
+        assert torch.equal(lse.cpu() == float("-inf"), none), "of a query that sees no key, and of no other, it is -inf"
+        if none.all():
+            return
+        worst = error(lse.cpu()[~none], sums[~none])
+        assert worst <= TOLERANCE[dtype], f"natural log-sum-exp: error {worst:.2e}"
+        each = out.cpu().view(*sums.shape, -1)[~none], want.view(*sums.shape, -1)[~none]
+        assert error(*each) <= TOLERANCE[dtype], f"output: error {error(*each):.2e}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from engine.kernels.model import ForwardBatch, LoweredModel
 from engine.kernels.settings import Kernels
 from engine.kv.cache import KVCache
 from engine.kv.groups import CacheGroups, cache_groups
+from engine.step.tables import Stretch
 from engine.testing.attention_cases import PlainFormat
 from engine.testing.plain import PlainAttention, PlainQuantizer
 
@@ -48,6 +50,8 @@ class PagedLoop:
         """``groups``: of the model's caches, where those are not all of a model."""
         self.model = model
         self._groups = groups or cache_groups(model.graph.caches)
+        shares = self._groups.token_shares
+        self._stretches = [None if share is None else Stretch.of(share, BLOCK) for share in shares]
         counts = (num_blocks,) * self._groups.num_groups
         self.kv = KVCache(self._groups, kv_format or PlainFormat(), counts, BLOCK, dtype, "cpu")
         self._free: list[int] = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
@@ -94,20 +98,24 @@ class PagedLoop:
 
     def _batch(self, rows: Sequence[Row]) -> ForwardBatch:
         columns: tuple[list[int], ...] = ([], [], [], [])
-        tokens, positions, slots, owners = columns
+        tokens, positions, blocks, owners = columns
         for sequence, new in rows:
             table, start = self.tables[sequence], self.lengths[sequence]
             end = self.lengths[sequence] = start + len(new)
             while len(table) * BLOCK < end:
                 table.append(self._free.pop())
-            slots += [table[position // BLOCK] * BLOCK + position % BLOCK for position in range(start, end)]
+            blocks += [table[position // BLOCK] for position in range(start, end)]
             positions += range(start, end)
             tokens += new
             owners += [sequence] * len(new)
-        token_ids, *where, row_ids = map(torch.tensor, columns)
+        token_ids, at, held_in, row_ids = map(torch.tensor, columns)
         # Each group has as many blocks as the others: a table is the same in all of them.
-        groups = self._groups.num_groups
-        return ForwardBatch(token_ids, where[0], (where[1],) * groups, (self._attention(rows),) * groups, row_ids)
+        slots = [
+            held_in * BLOCK + at % BLOCK if one is None else one.slots(held_in, at % BLOCK) for one in self._stretches
+        ]
+        whole = self._attention(rows)
+        batches = [whole if one is None else _shared(whole, one, at) for one in self._stretches]
+        return ForwardBatch(token_ids, at, tuple(slots), tuple(batches), row_ids)
 
     def _attention(self, rows: Sequence[Row]) -> AttentionBatch:
         tables = [self.tables[sequence] for sequence, _ in rows]
@@ -122,3 +130,14 @@ class PagedLoop:
             kv_lens_device=torch.tensor(kv_lens).int(),
             block_size=BLOCK,
         )
+
+
+def _shared(whole: AttentionBatch, stretch: Stretch, positions: Tensor) -> AttentionBatch:
+    """What a rank sees of a batch that caches a stretch of every block."""
+    return replace(
+        whole,
+        kv_lens=tuple(stretch.most(length) for length in whole.kv_lens),
+        kv_lens_device=stretch.length(whole.kv_lens_device).int(),
+        block_size=stretch.size,
+        key_ends=stretch.length(positions + 1).int(),
+    )

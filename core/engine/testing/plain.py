@@ -13,7 +13,7 @@ from engine.contracts.attention_kernel import AttentionBatch, AttentionCapabilit
 from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention, LinearSpec
 from engine.contracts.quantizer import PackedLinear, StoredTensor
-from engine.kernels.torch.reference import paged_attention
+from engine.kernels.torch.reference import paged_attention, paged_attention_lse
 
 GROUP = 32
 
@@ -95,3 +95,6 @@ class PlainAttention:
         self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
     ) -> Tensor:
         return paged_attention(prepared, op, q, cache, sinks)
+
+    def forward_lse(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        return paged_attention_lse(prepared, op, q, cache)

@@ -192,7 +192,7 @@ def _communicator(subject: Subject) -> Suite:
 
 
 def _attention_kernel(subject: Subject) -> Suite:
-    from engine.contracts.attention_kernel import NativeAttention
+    from engine.contracts.attention_kernel import LogSumExpAttention, NativeAttention
     from engine.testing import attention_kernel as suites
     from engine.testing.attention_cases import case_named, make_context
 
@@ -200,6 +200,7 @@ def _attention_kernel(subject: Subject) -> Suite:
     offered = {
         suites.CapturableConformance: kernel.capabilities.capturable,
         suites.NativeConformance: isinstance(kernel, NativeAttention),
+        suites.LogSumExpConformance: isinstance(kernel, LogSumExpAttention),
     }
     chosen = [suite for suite, offers in offered.items() if offers] or [suites.AttentionKernelConformance]
     make: Callable[[Any, BuildContext], Any] = lambda self, context: subject.build(context)  # noqa: E731

@@ -68,6 +68,8 @@ class Prepared:
     """A step's rows, and the pieces of the windows and chunks met so far."""
 
     batch: AttentionBatch
+    key_ends: list[int] | None = None
+    """By query, where ranks share out tokens."""
     pieces: dict[tuple[int | None, int | None, bool, torch.dtype], tuple[Piece, ...]] = field(default_factory=dict)
 
 
@@ -94,7 +96,8 @@ class TorchAttention:
 
     def prepare(self, batch: AttentionBatch) -> Prepared:
         # What is known on the host are bounds while drafts are verified. A GPU is waited for, once per step.
-        return Prepared(replace(batch, kv_lens=tuple(batch.kv_lens_device.tolist())))
+        key_ends = None if batch.key_ends is None else batch.key_ends.tolist()
+        return Prepared(replace(batch, kv_lens=tuple(batch.kv_lens_device.tolist())), key_ends)
 
     def forward(
         self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
@@ -115,6 +118,24 @@ class TorchAttention:
             else:
                 out.index_copy_(0, piece.query, _attend(piece, op, q[piece.query], cache, sinks))
         return out
+
+    def forward_lse(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """See :class:`engine.contracts.attention_kernel.LogSumExpAttention`."""
+        key = (None, None, True, q.dtype)
+        pieces = prepared.pieces.get(key)
+        if pieces is None:
+            ends = prepared.key_ends
+            pieces = prepared.pieces[key] = make_pieces(prepared.batch, op, q.dtype, False, ends)
+        out = q.new_zeros(q.shape[0], op.num_heads * op.out_dim)
+        lse = torch.full((q.shape[0], op.num_heads), float("-inf"), device=q.device)
+        for piece in pieces:
+            index = piece.query
+            if isinstance(index, int):
+                index = torch.arange(index, index + piece.rows * piece.num_queries, device=q.device)
+            found, sums = _attend_lse(piece, op, q[index], cache)
+            out.index_copy_(0, index, found.to(q.dtype))
+            lse.index_copy_(0, index, sums)
+        return out, lse
 
 
 def _read(piece: Piece, stored: Tensor, scale: Tensor | None, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
@@ -192,13 +213,37 @@ def _attention_by_scores(
     return torch.matmul(probs if sinks is None else probs[..., :-1], v.float()).to(q.dtype)
 
 
-def make_pieces(batch: AttentionBatch, op: Attention, dtype: torch.dtype, may_be_causal: bool) -> tuple[Piece, ...]:
+def _attend_lse(piece: Piece, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
+    """``q [rows * num_queries, heads, dim]`` -> ``[rows * num_queries, heads * dim]``, and the log-sum-exp of scores,
+    float32 ``[rows * num_queries, heads]``."""
+    k = _read(piece, cache.k, cache.k_scale, cache.format, q.dtype).float()
+    v = _read(piece, cache.v, cache.v_scale, cache.format, q.dtype).float()
+    rows, n, kv_heads, group = piece.rows, piece.num_queries, op.num_kv_heads, op.num_heads // op.num_kv_heads
+    # [rows, n, kv_heads, group, dim] -> [rows, kv_heads, n * group, dim]
+    q = q.float().view(rows, n, kv_heads, group, op.head_dim).transpose(1, 2).flatten(2, 3)
+    scores = soft_capped(torch.matmul(q, k.transpose(-1, -2)) * op.scale, op.soft_cap)
+    if piece.mask is not None:
+        scores += piece.mask.repeat_interleave(group, dim=2)
+    sums = scores.logsumexp(dim=-1)
+    out = torch.matmul(scores.sub_(sums[..., None]).exp_(), v).view(rows, kv_heads, n, group, op.out_dim)
+    lse = sums.view(rows, kv_heads, n, group).transpose(1, 2).reshape(rows * n, op.num_heads)
+    return out.transpose(1, 2).reshape(rows * n, -1), lse
+
+
+def make_pieces(
+    batch: AttentionBatch,
+    op: Attention,
+    dtype: torch.dtype,
+    may_be_causal: bool,
+    key_ends: Sequence[int] | None = None,
+) -> tuple[Piece, ...]:
     """Cut a step into calls: long rows by themselves, short ones batched with rows of about their length. Of ``op``
     matters which keys its queries see.
 
-    ``may_be_causal=False``: every mask is spelled out, for a caller that computes the scores itself.
+    ``may_be_causal=False``: every mask is spelled out, for a caller that computes the scores itself. ``key_ends``: as
+    :attr:`AttentionBatch.key_ends`.
     """
-    planner = _Planner(batch, op, dtype)
+    planner = _Planner(batch, op, dtype, key_ends)
     pieces: list[Piece] = []
     short: dict[int, list[Row]] = {}
     for row in planner.rows():
@@ -229,8 +274,11 @@ def _by_length(rows: Sequence[Row]) -> list[list[Row]]:
 class _Planner:
     """Slots and masks of one step and one window or chunk."""
 
-    def __init__(self, batch: AttentionBatch, op: Attention, dtype: torch.dtype) -> None:
+    def __init__(
+        self, batch: AttentionBatch, op: Attention, dtype: torch.dtype, key_ends: Sequence[int] | None = None
+    ) -> None:
         self._batch = batch
+        self._key_ends = key_ends
         self._op = op
         self._dtype = dtype
         self._device = batch.block_tables.device
@@ -245,7 +293,8 @@ class _Planner:
             if q_len == 0:
                 continue  # padding of a captured batch
             first = self._first_key(kv_len - q_len)
-            rows.append(Row(index, query, q_len, first, kv_len - first))
+            if kv_len > first:  # there may be no key on this rank
+                rows.append(Row(index, query, q_len, first, kv_len - first))
             query += q_len
         return rows
 
@@ -259,8 +308,12 @@ class _Planner:
         for start in range(0, row.num_queries, QUERY_CHUNK):
             count = min(QUERY_CHUNK, row.num_queries - start)
             first_query = end - row.num_queries + start
-            first = self._first_key(first_query)
-            chunk = Row(row.index, row.query + start, count, first, first_query + count - first)
+            first, last = self._first_key(first_query), first_query + count
+            if self._key_ends is not None:
+                last = self._key_ends[row.query + start + count - 1]
+                if last == first:
+                    continue
+            chunk = Row(row.index, row.query + start, count, first, last - first)
             pieces.append(self._piece(chunk, self._mask([chunk], chunk.num_keys), causal=False))
         return pieces
 
@@ -320,7 +373,11 @@ class _Planner:
         first, end = torch.tensor(spans, device=self._device)[:, :, None, None, None].unbind(1)
         n = rows[0].num_queries
         key = first + torch.arange(num_keys, device=self._device)
-        query = end - n + torch.arange(n, device=self._device)[:, None]  # the last query is the last key
-        hidden = (key > query) | (key < self._op.first_key(query))
+        if self._key_ends is None:
+            query = end - n + torch.arange(n, device=self._device)[:, None]  # the last query is the last key
+            hidden = (key > query) | (key < self._op.first_key(query))
+        else:
+            ends = [self._key_ends[row.query : row.query + n] for row in rows]
+            hidden = key >= torch.tensor(ends, device=self._device)[:, None, :, None]
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(hidden, float("-inf"))

@@ -102,7 +102,7 @@ class GlooCommunicator(Gathering):
         return until(self._deadline)
 
     def _gather(self, pg: Any, given: Tensor, mine: Tensor) -> None:
-        options = c10d.AllgatherOptions()
+        options = c10d.distributed_c10d.AllgatherOptions()
         options.timeout = self._left()
         pg._allgather_base(given, mine, options).wait()
 

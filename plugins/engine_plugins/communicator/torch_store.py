@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import distributed_c10d
+import torch.distributed
 
 from engine.contracts.communicator import CommunicatorError, World
 from engine_plugins.communicator.calls import not_come
 
-c10d: Any = distributed_c10d
+c10d: Any = torch.distributed
 """Whose process groups and stores are there without being listed for type checkers."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.contracts.config import ParallelismConfig, at_least, between
-from engine.contracts.parallelism import TOKEN, StartedWorker, WorkerJob, WorkerStart
+from engine.contracts.parallelism import SECRET, TOKEN, StartedWorker, WorkerJob, WorkerStart
 from engine.contracts.provider import BuildContext
 from engine_plugins.parallelism.listening import Listener
 
@@ -38,7 +38,7 @@ class JoinLauncher:
         self._said = False
 
     def launch(self, jobs: Sequence[WorkerJob], start: WorkerStart, timeout_s: float) -> Sequence[StartedWorker]:
-        token = os.environ.get(TOKEN) or secrets.token_urlsafe(16)
+        token = os.environ.get(TOKEN) or os.environ.get(SECRET) or secrets.token_urlsafe(16)
         self._listener = Listener(self._config.host, self._config.port, token)
         command = f"{TOKEN}={token} engine worker --join {self._listener.host}:{self._listener.port}"
 

@@ -10,12 +10,8 @@ from engine_plugins.parallelism.local import LocalLauncher
 class NoLaunch(LocalLauncher):
     """Lacks a call."""
 
-    says = r"built a NoLaunch, which is not a Launcher: it lacks launch"
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "launch":
-            raise AttributeError(name)
-        return super().__getattribute__(name)
+    says = r"built a NoLaunch, which is not a Launcher: it lacks part of the protocol"
+    launch: Any = None
 
 
 class LaunchCoroutine(LocalLauncher):

@@ -23,6 +23,7 @@ from engine.testing.attention_cases import SMALL_CASES, PlainFormat, case_named
 from engine.testing.attention_kernel import (
     TOLERANCE,
     AttentionCase,
+    LogSumExpConformance,
     NativeConformance,
     error,
     make_context,
@@ -62,7 +63,7 @@ def check(case: AttentionCase, dtype: str, use_amx: bool) -> None:
 
 
 @needs_compiler
-class TestCpuAttention(NativeConformance):
+class TestCpuAttention(NativeConformance, LogSumExpConformance):
     capabilities = CpuAttention.capabilities
 
     def make(self, context: BuildContext) -> AttentionKernel:
@@ -70,7 +71,7 @@ class TestCpuAttention(NativeConformance):
 
 
 @needs_compiler
-class TestCpuAttentionOnVectors(NativeConformance):
+class TestCpuAttentionOnVectors(NativeConformance, LogSumExpConformance):
     capabilities = CpuAttention.capabilities
 
     def make(self, context: BuildContext) -> AttentionKernel:

@@ -16,7 +16,7 @@ from engine.testing.attention_kernel import (
     SMALL_CASES,
     TOLERANCE,
     AttentionCase,
-    AttentionKernelConformance,
+    LogSumExpConformance,
     error,
     make_context,
     make_inputs,
@@ -33,7 +33,7 @@ FULL = Attention(4, 2, 32, 1.0)
 NATIVE = NativeFormat(SlotConfig(), build_context())
 
 
-class TestTorchAttention(AttentionKernelConformance):
+class TestTorchAttention(LogSumExpConformance):
     capabilities = TorchAttention.capabilities
 
     def make(self, context: BuildContext) -> AttentionKernel:

@@ -51,7 +51,7 @@ def test_the_death_of_a_rank_ends_the_calls_of_all_others(make: Any, victim: int
     for rank, result in said.items():
         assert isinstance(result, dict), f"rank {rank} raised {result!r}"
         assert f"rank {victim}" in result["said"], f"rank {rank}: {result['said']}"
-        assert set(result["ranks"]) == {victim}, f"rank {rank}: {result['said']}"
+        assert victim in result["ranks"], f"rank {rank}: {result['said']}"  # and whoever waits for it elsewhere
         assert result["waited_s"] < TIMEOUT_S + 1.0, f"rank {rank} raised after {result['waited_s']:.1f} s"
         assert result["again_s"] < TIMEOUT_S / 2 and "end" not in result["again"][:20], result["again"]
 

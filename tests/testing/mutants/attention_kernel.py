@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.ops import Attention
 from engine.contracts.provider import BuildContext
 from engine.kernels.storage import as_bits
-from engine.testing.attention_kernel import AttentionKernelConformance, CapturableConformance
+from engine.testing.attention_kernel import AttentionKernelConformance, CapturableConformance, LogSumExpConformance
 from tests.testing.mutants.mutant import OnPlugin, correct, mutant
 
 EQUALS = "test_equals_the_reference"
@@ -22,6 +23,7 @@ STORED = "test_reads_what_a_format_stores"
 CAPTURED = "test_a_captured_call_takes_its_lengths_from_the_device"
 READS = "test_it_only_reads"
 LAYERS = "test_layers_share_what_was_prepared"
+SHARED = "test_attends_to_the_keys_of_one_rank"
 BATCHES = "test_batches_are_prepared_before_others_ran"
 
 
@@ -133,6 +135,38 @@ class Captured(Plain):
         return batch.kv_lens_device.long()
 
 
+class SharedKeys(Plain):
+    """Attends to the keys of one rank, by the definition: a correct kernel."""
+
+    def forward_lse(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        batch: AttentionBatch = prepared
+        out = torch.full((q.shape[0], op.num_heads, op.out_dim), float("nan"))
+        lse = torch.full((q.shape[0], op.num_heads), float("-inf"))
+        rows = [row for row, q_len in enumerate(batch.q_lens) for _ in range(q_len)]
+        for query, (row, end) in enumerate(zip(rows, self.ends(batch), strict=True)):
+            k, v = self.read(cache, self.slots(batch, row, end))
+            k, v = (self.spread(x, op.num_heads // op.num_kv_heads) for x in (k, v))
+            scores = self.scores(op, self.queries(q, query, 1), k)[:, 0]
+            out[query] = torch.einsum("hk,khd->hd", scores.softmax(-1), v)
+            lse[query] = self.sums(scores)
+        return out.flatten(1).to(q.dtype), lse
+
+    def ends(self, batch: AttentionBatch) -> Sequence[int]:
+        assert batch.key_ends is not None
+        ends: list[int] = batch.key_ends.tolist()
+        return ends
+
+    def sums(self, scores: Tensor) -> Tensor:
+        return scores.logsumexp(-1)
+
+
+class SharedSuite(OnPlugin, LogSumExpConformance):
+    capabilities = SharedKeys.capabilities
+
+    def make(self, context: BuildContext) -> Any:
+        return self.plugin(context)
+
+
 class Suite(OnPlugin, AttentionKernelConformance):
     capabilities = Plain.capabilities
 
@@ -149,6 +183,32 @@ class CapturedSuite(OnPlugin, CapturableConformance):
 
 correct(Suite, Plain)
 correct(CapturedSuite, Captured)
+correct(SharedSuite, SharedKeys)
+
+
+@mutant(SharedSuite, SHARED)
+class LogarithmOfBaseTwo(SharedKeys):
+    """Says the logarithm of base 2, as its exponents are."""
+
+    def sums(self, scores: Tensor) -> Tensor:
+        return super().sums(scores) / math.log(2.0)
+
+
+@mutant(SharedSuite, SHARED)
+class EndsOfRows(SharedKeys):
+    """Has all queries of a row see what its last one sees."""
+
+    def ends(self, batch: AttentionBatch) -> Sequence[int]:
+        counts = zip(batch.q_lens, self.key_counts(batch), strict=True)
+        return [count for q_len, count in counts for _ in range(q_len)]
+
+
+@mutant(SharedSuite, SHARED)
+class NoKeysAreNone(SharedKeys):
+    """Says 0 of a query that sees no key."""
+
+    def sums(self, scores: Tensor) -> Tensor:
+        return super().sums(scores).nan_to_num(neginf=0.0)
 
 
 @mutant(Suite, EQUALS)

@@ -40,7 +40,7 @@ def lower_all_gather(lowering: Lowering, op: AllGather, fused: Fused[Kernel], we
         if isinstance(x, Value):
             raise NotNative("ranks gather what each has a part of")
         parts = [x.new_empty(x.shape[0], stop - start) for start, stop in op.shares]
-        collectives.all_gather(x.contiguous(), GROUP, parts)
+        collectives.all_gather(x.contiguous(), op.group, parts)
         if apart:
             return torch.cat(parts, dim=1)
         whole = x.new_empty(x.shape[0], op.size)

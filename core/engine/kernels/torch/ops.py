@@ -36,6 +36,7 @@ from engine.contracts.ops import (
     Router,
     Scale,
     ScaleBy,
+    SharedAttention,
     ShortConv,
     Slice,
     SoftCap,
@@ -53,6 +54,7 @@ from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
 from engine.kernels.torch.recurrent import lower_delta_rule, lower_short_conv
 from engine.kernels.torch.reference import activated, gated, soft_capped
 from engine.kernels.torch.rope import rotate, rotate_interleaved, rotate_paired
+from engine.kernels.torch.shared_attention import lower_shared_attention
 from engine.models.fuse import Fused, Match
 from engine.models.required_tensors import linears_of
 
@@ -317,5 +319,6 @@ _LOWER: dict[type[Op], LowerOp] = {
     TorchFunction: _torch_function,
     AllReduce: lower_all_reduce,
     AllGather: lower_all_gather,
+    SharedAttention: lower_shared_attention,
     OwnExperts: lower_own_experts,
 }

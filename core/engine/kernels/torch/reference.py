@@ -92,6 +92,28 @@ def paged_attention(
     return torch.cat(outputs).flatten(1).to(q.dtype)
 
 
+def paged_attention_lse(batch: AttentionBatch, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
+    """As :meth:`engine.contracts.attention_kernel.LogSumExpAttention.forward_lse`, each query by itself."""
+    assert batch.key_ends is not None
+    tokens, group = q.shape[0], op.num_heads // op.num_kv_heads
+    out = torch.zeros(tokens, op.num_heads, op.out_dim, device=q.device)
+    lse = torch.full((tokens, op.num_heads), float("-inf"), device=q.device)
+    rows = [row for row, q_len in enumerate(batch.q_lens) for _ in range(q_len)]
+    for query, (row, end) in enumerate(zip(rows, batch.key_ends.tolist(), strict=True)):
+        if not end:
+            continue
+        positions = torch.arange(end, device=q.device)
+        slots = batch.block_tables[row, positions // batch.block_size].long() * batch.block_size
+        slots += positions % batch.block_size
+        keys = cache.format.unpack(*gather_sequence(cache.k, cache.k_scale, slots), torch.float32)
+        values = cache.format.unpack(*gather_sequence(cache.v, cache.v_scale, slots), torch.float32)
+        keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+        scores = soft_capped(torch.einsum("hd,khd->hk", q[query].float(), keys) * op.scale, op.soft_cap)
+        lse[query] = scores.logsumexp(dim=-1)
+        out[query] = torch.einsum("hk,khd->hd", scores.softmax(dim=-1), values)
+    return out.flatten(1).to(q.dtype), lse
+
+
 def _attend(op: Attention, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
     """``q [q_len, heads, dim]`` on ``keys``, ``values [kv_len, kv_heads, dim]``, all float32."""
     q_len, kv_len = q.shape[0], keys.shape[0]

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from engine.border.calls import PluginError, broken, name_of, shown
-from engine.contracts.attention_kernel import AttentionBatch, AttentionKernel, LayerCache, NativeAttention
-from engine.contracts.graph import Graph, KVSpec
+from engine.contracts.attention_kernel import (
+    AttentionBatch,
+    AttentionKernel,
+    LayerCache,
+    LogSumExpAttention,
+    NativeAttention,
+)
+from engine.contracts.graph import Graph, KVSpec, TokenShare
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.ops import Attention
+from engine.contracts.ops import Attention, SharedAttention
 from engine.kernels.checks.tensors import Bounded, random, tensor_problem, value_problem
 from engine.kernels.storage import as_bits
-from engine.kernels.torch.reference import paged_attention
+from engine.kernels.torch.reference import paged_attention, paged_attention_lse
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
+from engine.step.tables import Stretch
 
 MORE_ROWS = ((1, 3), (1, 17), (1, 40), (1, 65))
 """Decodes enough that rows are not few."""
@@ -43,7 +50,9 @@ class AttentionCheck:
 
     def __call__(self, graph: Graph) -> None:
         """Every kind of attention in the model. Raises :class:`~engine.border.calls.PluginError`."""
-        for op in {node.op for node in graph.nodes if isinstance(node.op, Attention)}:
+        ops = {node.op for node in graph.nodes if isinstance(node.op, Attention | SharedAttention)}
+        for one in ops:
+            op = one if isinstance(one, Attention) else one.attention
             label: object = self.kernel.label(op, self.dtype, self.kv_format)
             if not isinstance(label, str):
                 raise broken(self.kernel, "label", f"returned {shown(label)}, expected a text")
@@ -55,7 +64,11 @@ class AttentionCheck:
                 raise PluginError(f"{name_of(self.kernel)} cannot run this model: its softmax has sinks")
             rows = [row for row in self._rows(op) if row[1] <= self.max_len]
             for first in range(0, len(rows), self.max_requests):
-                self._try(op, tuple(rows[first : first + self.max_requests]))
+                some = tuple(rows[first : first + self.max_requests])
+                if isinstance(one, Attention):
+                    self._try(op, some)
+                else:
+                    self._try_shared(op, some, len(one.shares), one.index)
 
     def _rows(self, op: Attention) -> tuple[tuple[int, int], ...]:
         """Queries and keys of each row to try."""
@@ -91,6 +104,36 @@ class AttentionCheck:
         if isinstance(self.kernel, NativeAttention) and q.device.type == "cpu":
             self._try_native(self.kernel, op, q, cache, batch, want, more)
 
+    def _try_shared(self, op: Attention, rows: tuple[tuple[int, int], ...], ranks: int, index: int) -> None:
+        """Attention to the tokens that one of several ranks has: which those are does not matter."""
+        stretch = Stretch.of(TokenShare(ranks, index), self.block_size)
+        here = [(q_len, int(stretch.length(torch.tensor(kv_len)))) for q_len, kv_len in rows]
+        ends = torch.tensor([kv_len - q_len + j + 1 for q_len, kv_len in rows for j in range(q_len)])
+        batch, slots = _batch(tuple(here), stretch.size, self.device)
+        batch = replace(batch, key_ends=stretch.length(ends).to(batch.kv_lens_device))
+        compute, tokens = getattr(torch, self.dtype), len(ends)
+        q = random((tokens, op.num_heads, op.head_dim), compute, torch.device(self.device), 3)
+        kernel, prepared = self.kernel, self.kernel.prepare(batch)
+        assert isinstance(kernel, LogSumExpAttention), "negotiation asks for it"
+        cache = self._cache(op, slots or [0], 0, stretch.size)
+        want, want_lse = paged_attention_lse(batch, op, q, cache)
+        made: object = kernel.forward_lse(prepared, op, q, cache)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise broken(kernel, "forward_lse", f"returned {shown(made)}, expected the output and its log-sum-exp")
+        out, lse = made
+        wrong = tensor_problem(out, want.shape, compute, q.device)
+        wrong = wrong or tensor_problem(lse, want_lse.shape, torch.float32, q.device)
+        none = want_lse == float("-inf")
+        if not wrong and not torch.equal(lse == float("-inf"), none):
+            wrong = "returned a log-sum-exp that is not -inf where a query sees no key, or is where it sees one"
+        seen = (~none).repeat_interleave(op.out_dim, dim=1)
+        if not wrong:
+            wrong = value_problem(torch.where(seen, out, 0), torch.where(seen, want, 0), self._tolerance)
+        if not wrong:
+            wrong = value_problem(lse[~none], want_lse[~none], self._tolerance)
+        if wrong:
+            raise broken(kernel, "forward_lse", wrong)
+
     @property
     def _tolerance(self) -> float:
         return TOLERANCE[self.dtype]
@@ -116,12 +159,13 @@ class AttentionCheck:
         if wrong:
             raise broken(kernel, "call", wrong)
 
-    def _cache(self, op: Attention, slots: list[int], layer: int) -> LayerCache:
+    def _cache(self, op: Attention, slots: list[int], layer: int, block_size: int | None = None) -> LayerCache:
+        block_size = block_size or self.block_size
         blocks, one = (
-            1 + max(slots) // self.block_size,
+            1 + max(slots) // block_size,
             cache_groups([KVSpec(op.num_kv_heads, op.head_dim, value_dim=op.value_dim)]),
         )
-        kv = KVCache(one, self.kv_format, [blocks], self.block_size, self.dtype, self.device)
+        kv = KVCache(one, self.kv_format, [blocks], block_size, self.dtype, self.device)
         heads, dtype, device = op.num_kv_heads, getattr(torch, self.dtype), torch.device(self.device)
         for_keys, for_values = (torch.linspace(low, low + 0.01, heads) for low in (0.02, 0.03))
         kv.set_scales(0, for_keys, for_values)

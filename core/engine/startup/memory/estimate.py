@@ -94,7 +94,7 @@ def estimate_memory(
     max_width, on_its_device = drafter.max_width, on_device(drafter)
     scheduler = plan.choice("scheduler").config
     max_requests, token_budget = int(scheduler["max_requests"]), int(scheduler["token_budget"])
-    block_size = int(plan.choice("kv_allocator").config["block_size"])
+    block_size = plan.block_size
     per_request = -(-plan.max_len // block_size)
     wanted = plan.settings.memory.kv_tokens
     asked = -(-wanted // block_size) if wanted is not None else per_request

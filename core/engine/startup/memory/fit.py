@@ -17,6 +17,7 @@ from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.refusal import refusal
 from engine.startup.memory.report import size
 from engine.startup.memory.weights import weight_sizes
+from engine.startup.placing import placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class MemoryPlan:
     """An estimate that fits."""
 
     plan: EnginePlan
+    own: RankGraph | None
+    """What of the model this rank computes; ``None``: all."""
     estimate: MemoryEstimate
     budget: Budget
 
@@ -62,16 +65,18 @@ def plan_memory(
     estimate = estimate_memory(plan, weights, bound, own)
     if estimate.smallest > budget.usable:
         raise DoesNotFit(refusal(plan, bound, estimate, budget))
-    return MemoryPlan(plan, estimate, budget)
+    return MemoryPlan(plan, own, estimate, budget)
 
 
-def check_memory(plan: EnginePlan) -> MemoryPlan:
-    """Would the plan start here? Builds the engine's plugins and reads the checkpoint's headers, but no weight.
+def check_memory(plan: EnginePlan) -> tuple[MemoryPlan, ...]:
+    """Would the plan start here, as far as memory goes? By rank. Builds the engine's plugins and reads the checkpoint's
+    headers, but no weight.
 
     Raises :class:`AssemblyError` with the reasons why not.
     """
+    bound, free = bind(plan), free_memory(plan.device) // plan.ranks_per_device
     try:
-        return plan_memory(plan, bind(plan))
+        return tuple([plan_memory(plan, bound, free=free, own=own) for own in placed(plan, bound)])
     except CheckpointError as error:
         raise AssemblyError([str(error)]) from error
 

@@ -53,7 +53,8 @@ def profile_run(
     kv = KVCache(groups, bound.kv_format, [2] * groups.num_groups, block_size, plan.dtype, device)
     vocab_size = plan.model.vocab_size
     requests, drafts = bound.context.max_requests, bound.drafter.max_width
-    tables = DeviceTables(requests, plan.max_len, drafts, block_size, device, vocab_size, groups.num_groups)
+    shares = groups.token_shares
+    tables = DeviceTables(requests, plan.max_len, drafts, block_size, device, vocab_size, len(shares), shares)
     try:
         give_back()
         meter.reset_peak()

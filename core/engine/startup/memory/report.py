@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.loop.messages import EngineInfo, MemoryLedger, Phase
+from engine.step.messages import RankInfo
 
 
 def size(num_bytes: int) -> str:
@@ -20,9 +21,22 @@ def describe_start(info: EngineInfo) -> str:
     parts = [f"note: {note}" for note in info.notes]
     if info.lowering:
         parts.append(describe_kernels(info.lowering))
+    if info.ranks:
+        parts.append(describe_ranks(info.ranks))
     if info.ledger is not None:
         parts.append(describe_ledger(info.ledger))
     return "\n".join((*parts, describe_phases(info.phases)))
+
+
+def describe_ranks(ranks: Sequence[RankInfo]) -> str:
+    """A table: who holds what, and how much memory that takes; the engine has as many KV blocks as the rank with the
+    fewest."""
+    width = max(len(rank.holds) for rank in ranks)
+    lines = [f"ranks{'':<{width + 4}}{'weights':>12}{'KV pool':>12}{'KV blocks':>12}"]
+    for rank in ranks:
+        sizes = f"{size(rank.weights_bytes):>12}{size(rank.kv_bytes):>12}{rank.num_blocks:>12}"
+        lines.append(f"  {rank.rank:>3}  {rank.holds:<{width}}  {sizes}  {rank.place}".rstrip())
+    return "\n".join(lines)
 
 
 def describe_kernels(lowering: Sequence[str]) -> str:

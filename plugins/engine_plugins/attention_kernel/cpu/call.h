@@ -14,6 +14,7 @@ struct Step {
     const int32_t* q_starts;  // [num_rows + 1]
     const int32_t* kv_lens;
     const int32_t* block_tables;  // [num_rows][table_stride]
+    const int32_t* key_ends;      // [num_tokens], of keys that each query sees; null: the last query is the last key
     int64_t num_rows, table_stride, block_size;
 
     int64_t q_len(int64_t row) const { return q_starts[row + 1] - q_starts[row]; }
@@ -61,8 +62,9 @@ struct Shape {
     int64_t dims() const { return round_up(op.head_dim, DIM_GROUP); }
     int64_t out_dims() const { return round_up(op.out_dim, DIM_GROUP); }
 
-    // Last key that a column of a row sees.
+    // Last key that a column of a row sees; -1: none, which only key_ends may say.
     int32_t last_key(int64_t row, int64_t column) const {
+        if (step.key_ends != nullptr) return step.key_ends[step.q_starts[row] + column / group()] - 1;
         return static_cast<int32_t>(step.kv_lens[row] - step.q_len(row) + column / group());
     }
 };
@@ -72,6 +74,7 @@ struct Call : Shape {
     const T* q;  // [num_tokens][num_heads][head_dim], tokens q_stride apart
     int64_t q_stride;
     T* out;  // [num_tokens][num_heads][out_dim]
+    float* lse;  // [num_tokens][num_heads], the natural log-sum-exp of scores; null: not asked for
 };
 
 // A call with its cache, whose elements are T or narrower ones with scales.

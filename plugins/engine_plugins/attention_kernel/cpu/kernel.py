@@ -43,6 +43,7 @@ class _Step(ctypes.Structure):
         ("q_starts", POINTER),
         ("kv_lens", POINTER),
         ("block_tables", POINTER),
+        ("key_ends", POINTER),
         ("num_rows", INT64),
         ("table_stride", INT64),
         ("block_size", INT64),
@@ -74,7 +75,7 @@ class _Scales(ctypes.Structure):
 UNSCALED = _Scales(None, None, 0)
 
 
-ARGUMENTS = (POINTER, POINTER, POINTER, POINTER, INT64, POINTER, POINTER, POINTER, INT32)
+ARGUMENTS = (POINTER, POINTER, POINTER, POINTER, INT64, POINTER, POINTER, POINTER, INT32, POINTER)
 
 
 @cache
@@ -142,11 +143,14 @@ class CpuAttention:
         return f"CpuAttention, {instructions}{scaled}"
 
     def prepare(self, batch: AttentionBatch) -> Prepared:
-        assert all(q <= kv for q, kv in zip(batch.q_lens, batch.kv_lens, strict=True)), "new tokens are keys, too"
-        tables, lengths = batch.block_tables, (batch.q_starts, batch.kv_lens_device)
+        tables, lengths, key_ends = batch.block_tables, (batch.q_starts, batch.kv_lens_device), batch.key_ends
+        assert key_ends is not None or all(q <= kv for q, kv in zip(batch.q_lens, batch.kv_lens, strict=True)), (
+            "new tokens are keys, too"
+        )
         assert tables.dtype == torch.int32 and tables.stride(1) == 1, "block tables are rows of int32"
-        assert all(t.dtype == torch.int32 and t.is_contiguous() for t in lengths), "lengths are vectors of int32"
-        pointers = (tensor.data_ptr() for tensor in (*lengths, tables))
+        vectors = lengths if key_ends is None else (*lengths, key_ends)
+        assert all(t.dtype == torch.int32 and t.is_contiguous() for t in vectors), "lengths are vectors of int32"
+        pointers = (*(tensor.data_ptr() for tensor in (*lengths, tables)), native.pointer(key_ends))
         return Prepared(batch, _Step(*pointers, len(batch.q_lens), tables.stride(0), batch.block_size))
 
     def forward(
@@ -158,9 +162,21 @@ class CpuAttention:
         out = q.new_empty(q.shape[0], op.num_heads * op.out_dim)
         call = self.call(prepared, op, q, cache, out, sinks)
         if call is None:
-            return self._by_torch(prepared, op, q, cache, sinks)
+            return self._torch.forward(self._for_torch(prepared), op, q, cache, sinks)
         call()
         return out
+
+    def forward_lse(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """See :class:`engine.contracts.attention_kernel.LogSumExpAttention`; ``q`` as for :meth:`forward`."""
+        if q.stride(2) != 1 or q.stride(1) != op.head_dim:
+            q = q.contiguous()
+        out = q.new_empty(q.shape[0], op.num_heads * op.out_dim)
+        lse = torch.full((q.shape[0], op.num_heads), float("-inf"))
+        call = self._call(prepared, op, q, cache, out, None, lse)
+        if call is None:
+            return self._torch.forward_lse(self._for_torch(prepared), op, q, cache)
+        call()
+        return out, lse
 
     def call(
         self,
@@ -172,6 +188,18 @@ class CpuAttention:
         sinks: Tensor | None = None,
     ) -> NativeCall | None:
         """See :class:`engine.contracts.attention_kernel.NativeAttention`."""
+        return self._call(prepared, op, q, cache, out, sinks)
+
+    def _call(
+        self,
+        prepared: Prepared,
+        op: Attention,
+        q: Tensor,
+        cache: LayerCache,
+        out: Tensor,
+        sinks: Tensor | None,
+        lse: Tensor | None = None,
+    ) -> NativeCall | None:
         if self._why_torch(op, q.dtype, cache.k.dtype, cache.format) is not None:
             return None
         assert q.stride(2) == 1 and q.stride(1) == op.head_dim
@@ -180,7 +208,7 @@ class CpuAttention:
         return function.at(
             ctypes.addressof(prepared.step), ctypes.addressof(self._op(op, sinks)),
             ctypes.addressof(self._scales(cache)), q.data_ptr(), q.stride(0), cache.k.data_ptr(), cache.v.data_ptr(),
-            out.data_ptr(), self.use_amx,
+            out.data_ptr(), self.use_amx, native.pointer(lse),
         )  # fmt: skip
 
     def most_splits(self, prepared: Prepared, op: Attention) -> int:
@@ -218,9 +246,7 @@ class CpuAttention:
         key = cache.k_scale.data_ptr(), cache.v_scale.data_ptr(), cache.k_scale.dim() > 1
         return self._known_scales.setdefault(key, _Scales(*key))
 
-    def _by_torch(
-        self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None
-    ) -> Tensor:
+    def _for_torch(self, prepared: Prepared) -> Any:
         if prepared.for_torch is None:
             prepared.for_torch = self._torch.prepare(prepared.batch)
-        return self._torch.forward(prepared.for_torch, op, q, cache, sinks)
+        return prepared.for_torch

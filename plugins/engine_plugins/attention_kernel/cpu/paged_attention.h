@@ -118,6 +118,16 @@ void add_sinks(const Shape& shape, const Task& task, int64_t strip, StripState s
     }
 }
 
+// Where a column sees no key, what is there already is left.
+template <typename T>
+void store_lse(const Call<T>& call, const Task& task, int64_t strip, StripState state) {
+    const Columns columns = find_columns(call, task, strip, call.op.num_heads, 1);
+    for (int64_t lane = 0; lane < columns.count; lane++)
+        if (call.last_key(task.row, task.first_column + strip * LANES + lane) >= 0)
+            call.lse[columns.offset[lane]] =
+                (state.column_max()[lane] + std::log2(state.column_sum()[lane])) / LOG2_E;
+}
+
 // Divide by the sums and store.
 template <typename T>
 void finish(const Call<T>& call, const Task& task, float* states) {
@@ -125,6 +135,7 @@ void finish(const Call<T>& call, const Task& task, float* states) {
     for (int64_t strip = 0; strip < task.strips(); strip++) {
         const StripState state = state_of(call, states, strip);
         if (call.op.sinks != nullptr) add_sinks(call, task, strip, state);
+        if (call.lse != nullptr) store_lse(call, task, strip, state);
         state.divide(call.out_dims());
         const Columns columns = find_columns(call, task, strip, call.op.num_heads * out_dim, out_dim);
         for (int64_t dim = 0; dim < out_dim; dim += LANES) {
@@ -195,6 +206,6 @@ void attention(const CachedCall<bfloat16, S>& call, [[maybe_unused]] bool use_am
 // Nothing may be thrown through ctypes: an exception (no memory for a plan) ends the process.
 #define ATTENTION(NAME, T, S)                                                                                      \
     extern "C" void NAME(const Step* step, const Op* op, const Scales* scales, const T* q, int64_t q_stride,       \
-                         const S* keys, const S* values, T* out, int use_amx) noexcept {                           \
-        attention(CachedCall<T, S>{{{*step, *op}, q, q_stride, out}, keys, values, *scales}, use_amx);             \
+                         const S* keys, const S* values, T* out, int use_amx, float* lse) noexcept {               \
+        attention(CachedCall<T, S>{{{*step, *op}, q, q_stride, out, lse}, keys, values, *scales}, use_amx);        \
     }

@@ -45,7 +45,7 @@ std::vector<Task> cut_columns(const Shape& shape, int64_t task_columns) {
             task.num_columns = end - task.first_column;
             task.end_key = shape.last_key(row, end - 1) + 1;
             task.first_key = std::max<int64_t>(0, shape.op.first_key(shape.last_key(row, task.first_column)));
-            parts.push_back(task);
+            if (task.end_key > 0) parts.push_back(task);
             end = task.first_column;
         }
     }

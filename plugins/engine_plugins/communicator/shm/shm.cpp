@@ -9,6 +9,7 @@
 
 #include <cerrno>
 
+#include "streaming.h"
 #include "sums.h"
 #include "waiting.h"
 
@@ -101,26 +102,33 @@ void parts_of(const Group& group, const T* own, int64_t shown_from, const T** pa
         parts[i] = i == group.index ? own : reinterpret_cast<const T*>(shown_by(group, i)) + shown_from;
 }
 
+// Elements of x at their places in what this rank shows next.
+template <typename T>
+void show(Group& group, const T* x, Range range) {
+    put(to_show(group) + range.first * sizeof(T), reinterpret_cast<const char*>(x + range.first),
+        range.length() * sizeof(T));
+}
+
 template <typename T>
 bool all_reduce(Communicator& self, Group& group, uint64_t call, T* x, int64_t length) {
     constexpr int64_t STEP = PIECE / sizeof(T);
     const T* parts[MOST_RANKS];
     if (length * static_cast<int64_t>(sizeof(T)) <= ONE_SHOT) {
-        std::memcpy(to_show(group), x, length * sizeof(T));
+        put(to_show(group), reinterpret_cast<const char*>(x), length * sizeof(T));
         if (!enter_round(self, group, call)) return false;
         parts_of(group, static_cast<const T*>(x), 0, parts);
-        add_up<T>(parts, group.count, length, x, nullptr);
+        add_up<T>(parts, group.count, length, x);
         return true;
     }
     for (int64_t done = 0; done < length; done += STEP, x += STEP) {
         const int64_t now = std::min(STEP, length - done);
         const Range own = share<T>(now, group.index, group.count);
-        T* show = reinterpret_cast<T*>(to_show(group));
-        std::memcpy(show, x, own.first * sizeof(T));
-        std::memcpy(show + own.end, x + own.end, (now - own.end) * sizeof(T));
+        show<T>(group, x, {0, own.first});
+        show<T>(group, x, {own.end, now});
         if (!enter_round(self, group, call)) return false;
         parts_of(group, static_cast<const T*>(x + own.first), own.first, parts);
-        add_up<T>(parts, group.count, own.length(), x + own.first, reinterpret_cast<T*>(to_show(group)) + own.first);
+        add_up<T>(parts, group.count, own.length(), x + own.first);
+        show<T>(group, x, own);
         if (!enter_round(self, group, call)) return false;
         for (int i = 0; i < group.count; i++) {
             const Range theirs = share<T>(now, i, group.count);
@@ -137,11 +145,11 @@ bool reduce_scatter(Communicator& self, Group& group, uint64_t call, const T* x,
     const T* parts[MOST_RANKS];
     for (int64_t done = 0; done == 0 || done < length; done += STEP) {
         const Range now{done, std::min(done + STEP, length)}, mine = overlap(now, own);
-        std::memcpy(to_show(group), x + done, now.length() * sizeof(T));
+        put(to_show(group), reinterpret_cast<const char*>(x + done), now.length() * sizeof(T));
         if (!enter_round(self, group, call)) return false;
         if (mine.length() == 0) continue;
         parts_of(group, x + mine.first, mine.first - done, parts);
-        add_up<T>(parts, group.count, mine.length(), out + (mine.first - own.first), nullptr);
+        add_up<T>(parts, group.count, mine.length(), out + (mine.first - own.first));
     }
     return true;
 }
@@ -166,7 +174,7 @@ struct Stream {
             const char* from = i < 0 ? reinterpret_cast<const char*>(sizes) : parts[i];
             const Range found = overlap(piece, {first, first + size});
             if (found.length() == 0) continue;
-            std::memcpy(to + (found.first - piece.first), from + (found.first - first), found.length());
+            put(to + (found.first - piece.first), from + (found.first - first), found.length());
         }
     }
 };
@@ -395,7 +403,7 @@ void shm_all_gather(Communicator* self, int64_t group, const char* x, char* cons
     if (parts[in.index] != x) std::memmove(parts[in.index], x, sizes[in.index]);
     for (int64_t done = 0; done == 0 || done < longest; done += PIECE) {
         const auto now = [&](int i) { return std::clamp<int64_t>(sizes[i] - done, 0, PIECE); };
-        std::memcpy(to_show(in), x + done, now(in.index));
+        put(to_show(in), x + done, now(in.index));
         if (!enter_round(*self, in, call)) return;
         for (int i = 0; i < in.count; i++)
             if (i != in.index) std::memcpy(parts[i] + done, shown_by(in, i), now(i));
@@ -424,7 +432,7 @@ void shm_broadcast(Communicator* self, int64_t group, char* x, int64_t bytes, in
     const uint64_t call = signature(BROADCAST, ANY, bytes, static_cast<uint64_t>(source));
     for (int64_t done = 0; done == 0 || done < bytes; done += PIECE) {
         const int64_t now = std::min(PIECE, bytes - done);
-        if (source == in.index) std::memcpy(to_show(in), x + done, now);
+        if (source == in.index) put(to_show(in), x + done, now);
         if (!enter_round(*self, in, call)) return;
         if (source != in.index) std::memcpy(x + done, shown_by(in, static_cast<int>(source)), now);
     }
@@ -438,7 +446,7 @@ void shm_send(Communicator* self, const char* x, int64_t bytes, int64_t to) {
     const Head head{static_cast<uint64_t>(bytes)};
     const auto write = [&](const char* from) {
         return [&messages, from](uint32_t slot, int64_t done, int64_t now) {
-            std::memcpy(messages.lines[slot], from + done, now);
+            put(messages.lines[slot], from + done, now);
         };
     };
     constexpr uint32_t FREE = 0u - RING_LINES;  // what was read that long ago may be overwritten

@@ -19,21 +19,19 @@ inline void round_part(bfloat16* to, part value) {
     std::memcpy(to, &result, sizeof result);
 }
 
-// `to` may be one of the parts. `also`: where the sum is written as well, or null.
+// `to` may be one of the parts.
 template <typename T>
-void add_up(const T* const* parts, int count, int64_t length, T* to, T* also) {
+void add_up(const T* const* parts, int count, int64_t length, T* to) {
     int64_t i = 0;
     for (; i + PART_LANES <= length; i += PART_LANES) {
         part sum = widen_part(parts[0] + i);
         for (int rank = 1; rank < count; rank++) sum += widen_part(parts[rank] + i);
         round_part(to + i, sum);
-        if (also != nullptr) round_part(also + i, sum);
     }
     for (; i < length; i++) {
         float sum = widen(parts[0][i]);
         for (int rank = 1; rank < count; rank++) sum += widen(parts[rank][i]);
         to[i] = narrow<T>(sum);
-        if (also != nullptr) also[i] = to[i];
     }
 }
 

@@ -1,4 +1,7 @@
-"""A server's engine with several ranks, of which one dies or stops while requests run."""
+"""A server's engine with several ranks, of which one dies or stops at some moment while requests run; again and again.
+
+python tools/benchmarks/dying_ranks.py 60 parallelism.tp=2 parallelism.timeout_s=6
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import contextlib
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 from engine.assembly.assemble import assemble
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.loop.client import EngineDead
+from engine.service import supervisor as supervising
 from engine.service.supervisor import Supervisor
 from engine.startup.process import ProcessEngineClient
 
@@ -44,8 +49,11 @@ class Death:
 class Served:
     """An engine under its supervisor."""
 
-    def __init__(self, client: ProcessEngineClient, supervisor: Supervisor, watching: asyncio.Task[None]) -> None:
+    def __init__(
+        self, client: ProcessEngineClient, supervisor: Supervisor, watching: asyncio.Task[None], timeout_s: float
+    ) -> None:
         self.client = client
+        self.timeout_s = timeout_s
         self.supervisor = supervisor
         self.watching = watching
         self._requests = 0
@@ -105,8 +113,36 @@ async def served(*overrides: str) -> AsyncIterator[Served]:
     await supervisor.start()
     watching = asyncio.create_task(supervisor.watch())
     try:
-        yield Served(client, supervisor, watching)
+        yield Served(client, supervisor, watching, plan.timeout_s)
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         await client.close()
+
+
+async def main(count: int, overrides: list[str]) -> int:
+    """How many deaths went otherwise than they should."""
+    supervising.CRASH_WINDOW_S = 0.0  # no number of crashes is too many here
+    rng, bad = random.Random(7), 0
+    seconds: dict[str, list[float]] = {}
+    async with served(*overrides) as engine:
+        expected, timeout_s = await engine.generate(), engine.timeout_s
+        for i in range(count):
+            rank, how = rng.randrange(len(engine.pids)), rng.choice((signal.SIGKILL, signal.SIGSTOP))
+            death = await engine.die(rank, how, rng)
+            same, leased = await engine.generate() == expected, engine.client.stats.blocks_leased
+            fine = death.errors == 6 and death.seconds <= timeout_s and not death.left and same and not leased
+            bad += not fine
+            seconds.setdefault(f"{how.name} of rank {rank}", []).append(death.seconds)
+            print(f"{i + 1:3} {'ok ' if fine else 'BAD'} {death}", flush=True)
+    for name, found in sorted(seconds.items()):
+        found.sort()
+        print(
+            f"{name}: {len(found)} times, streams ended after {found[len(found) // 2]:.2f} s, at most {found[-1]:.2f} s"
+        )
+    print(f"{count - bad} of {count} as they should be; parallelism.timeout_s={timeout_s:g}")
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(bool(asyncio.run(main(int(sys.argv[1]), sys.argv[2:]))))

@@ -1,0 +1,144 @@
+"""Workers that come by themselves: started by hand, or with the same command for every rank."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tools.benchmarks.dying_ranks import BACK_S, served
+
+from engine.assembly.assemble import assemble
+from engine.contracts.config import Joining
+from engine.contracts.parallelism import TOKEN, LauncherError, WorkerJob
+from engine_plugins.parallelism.env import EnvConfig
+from engine_plugins.parallelism.listening import Listener
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINE = (sys.executable, "-m", "engine.cli.main")
+COMMON = ("parallelism.tp=2", "communicator=shm", "parallelism.timeout_s=5")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(*words: str, **environment: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*ENGINE, *words], env={**os.environ, **environment}, stderr=subprocess.PIPE)
+
+
+async def assert_served(*overrides: str, pid: int, again: bool) -> list[int]:
+    """Two ranks serve; ``again``: when rank 0 dies, the process of rank 1 joins the next one. Returns its children."""
+    async with served(*COMMON, *overrides) as engine:
+        first = await engine.generate()
+        workers = children(pid)
+        assert engine.client.info is not None and len(engine.client.info.ranks) == 2
+        assert engine.client.info.ranks[1].place == "at 127.0.0.1"
+        if not again:
+            return workers
+        os.kill(engine.client.info.pid, signal.SIGKILL)
+        before = engine.client.info
+        async with asyncio.timeout(BACK_S):
+            while not engine.client.alive or engine.client.info is before:
+                await asyncio.sleep(0.01)
+        assert await engine.generate() == first
+        assert children(pid) != workers, "each engine has workers of its own"
+        return children(pid)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def assert_ended(process: subprocess.Popen[bytes], said: str) -> None:
+    assert process.stderr is not None
+    text = process.stderr.read().decode()
+    assert process.wait(20) == 0 and said in text, text
+
+
+def test_a_worker_that_was_started_by_hand_serves_and_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv(TOKEN, "secret")
+    worker = start("worker", "--join", f"127.0.0.1:{port}")
+    launcher = ("parallelism=join", f"parallelism.port={port}")
+    left = asyncio.run(assert_served(*launcher, pid=worker.pid, again=True))
+    assert_ended(worker, "the engine failed; joining it again")
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in left)
+
+
+def test_the_same_command_with_another_rank_in_its_environment_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    worker = start("serve", "device=cpu", "parallelism=env", *COMMON, RANK="1", **shared)
+    for name, value in {**shared, "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    left = asyncio.run(assert_served("parallelism=env", pid=worker.pid, again=False))
+    assert_ended(worker, "the engine was shut down")
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in left)
+
+
+@pytest.mark.parametrize("greeting", [b"wrong -1\n", b"secret 7\n", b"secret x\n", b"\xff\xff\n", b"x" * 600])
+def test_who_does_not_know_the_token_or_has_no_place_is_no_worker(greeting: bytes) -> None:
+    listener = Listener("127.0.0.1", 0, "secret")
+    strangers = []
+
+    def knock(missing: object) -> None:
+        strangers.append(socket.create_connection((listener.host, listener.port)))
+        strangers[-1].sendall(greeting)
+
+    with pytest.raises(LauncherError, match=r"no worker came for rank 1 within 1 s at 127.0.0.1:\d+: start it"):
+        listener.wait([WorkerJob(1, {})], 1.0, knock, "start it")
+    listener.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_the_environment_says_which_rank_a_process_is() -> None:
+    config = EnvConfig(tp=2, pp=2)
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    slurm = {
+        "SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "gpu[03-06,09],login",
+        TOKEN: "secret", "CUDA_VISIBLE_DEVICES": "4,5",
+    }  # fmt: skip
+    expected = {"CUDA_VISIBLE_DEVICES": "1"}
+    assert joining(config, torchrun) == Joining("127.0.0.1:29501", 3, expected)
+    assert joining(config, slurm) == Joining("gpu03:29600", 2, {"CUDA_VISIBLE_DEVICES": "4"})
+    assert joining(config, torchrun | {"RANK": "0"}) is None
+    assert joining(EnvConfig(), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"WORLD_SIZE": "2"}, "2 processes were started, and parallelism.tp=4 parallelism.pp=1 makes 4 ranks"),
+        ({"RANK": ""}, "the environment has none of RANK, SLURM_PROCID"),
+        ({"MASTER_ADDR": ""}, "set parallelism.host"),
+        ({"MASTER_ADDR": "10.0.0.1"}, f"set the environment variable {TOKEN} to the same secret"),
+    ],
+)
+def test_an_environment_that_does_not_go_with_the_settings_is_refused(changed: dict[str, str], says: str) -> None:
+    fits = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
+    with pytest.raises(ValueError, match=says):
+        joining(EnvConfig(tp=4), fits | changed)
+
+
+def joining(config: EnvConfig, environment: dict[str, str]) -> Joining | None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("SLURM", "MASTER", "CUDA"))]:
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return config.joins()
+
+
+def test_a_worker_that_finds_nobody_says_so() -> None:
+    plan = assemble(["model.path=bundled", "device=cpu", *COMMON])
+    assert plan.layout.size == 2
+    done = subprocess.run([*ENGINE, "worker", "--join", "nowhere"], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and "--join nowhere: expected HOST:PORT" in done.stderr

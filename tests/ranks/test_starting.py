@@ -1,0 +1,123 @@
+"""Ranks that do not go together are refused before anything is loaded, with both values and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.assembly.assemble import assemble
+from engine.assembly.errors import AssemblyError
+from engine.contracts.communicator import CommunicatorError
+from engine.startup import build, worker
+from engine.startup.build import Engine, Rank, build_engine
+from engine.startup.fingerprint import versions
+from engine.startup.memory.budget import DoesNotFit
+from engine.step.messages import Versions
+from engine.step.plan import DeviceBroken
+from engine_plugins.communicator.simulated import SimulatedCommunicator
+
+COMMON = ("model.path=bundled", "device=cpu", "threads=1", "exporter=[]", "model.max_len=256", "parallelism=threads")
+OURS = versions()
+
+
+def started(*overrides: str) -> Engine:
+    return build_engine(assemble([*COMMON, "communicator=simulated", *(overrides or ("parallelism.tp=2",))]))
+
+
+def nothing_is_loaded(rank: Rank) -> int:
+    raise AssertionError("weights are read")
+
+
+def refused(patch: pytest.MonkeyPatch, *overrides: str) -> str:
+    patch.setattr(Rank, "load", nothing_is_loaded)
+    with pytest.raises(AssemblyError) as raised:
+        started(*overrides)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("what", ["engine", "python", "torch"])
+def test_versions_that_differ_are_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "versions", lambda: Versions(**{**_fields(OURS), what: "0.0.1"}))
+    said = refused(monkeypatch)
+    ours = _fields(OURS)[what]
+    assert f"rank 1 (thread worker 1) has {what} 0.0.1, and rank 0 has {what} {ours}: install the same" in said
+
+
+def _fields(versions: Versions) -> dict[str, str]:
+    return {name: getattr(versions, name) for name in ("engine", "python", "torch")}
+
+
+def test_plans_that_are_read_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "plan_hash", lambda plan: "0123")
+    assert "rank 1 (thread worker 1) reads plan 0123, and rank 0 has plan " in refused(monkeypatch)
+
+
+@pytest.mark.parametrize(("found", "says"), [("abcd", "finds checkpoint abcd"), ("", "finds checkpoint no files")])
+def test_other_files_on_another_machine_are_refused(found: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "checkpoint_hash", lambda path: found)
+    said = refused(monkeypatch)
+    assert says in said and "put the same files there on all machines" in said
+
+
+def test_a_cut_that_cannot_be_is_refused_with_those_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = refused(monkeypatch, "parallelism.pp=7")
+    assert "parallelism.pp=7: the model falls into at most 6 stages" in said
+
+
+def test_a_rank_without_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_memory = Rank.plan_memory
+
+    def tight(rank: Rank) -> None:
+        if rank.rank == 1:
+            raise DoesNotFit("bundled does not fit on this cpu device")
+        plan_memory(rank)
+
+    monkeypatch.setattr(Rank, "plan_memory", tight)
+    assert "rank 1: bundled does not fit on this cpu device" in refused(monkeypatch)
+
+
+def test_the_pair_that_does_not_reach_each_other_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    recv: Callable[..., Any] = SimulatedCommunicator.recv
+
+    def deaf(communicator: SimulatedCommunicator, x: Any, source: int) -> Any:
+        if source == 1 and communicator._here.rank == 2:
+            raise CommunicatorError("no route to host")
+        return recv(communicator, x, source)
+
+    monkeypatch.setattr(SimulatedCommunicator, "recv", deaf)
+    monkeypatch.setattr(Rank, "load", nothing_is_loaded)
+    with pytest.raises(DeviceBroken, match=r"ranks 1 and 2 do not reach each other: .*no route to host"):
+        started("parallelism.tp=3")
+
+
+def test_all_ranks_have_as_many_blocks_as_the_one_with_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Rank.load
+
+    def with_less(rank: Rank) -> int:
+        load(rank)
+        if rank.rank == 1:
+            rank.own_pool = replace(rank.own_pool, blocks=rank.own_pool.blocks - 100)
+        return rank.own_pool.blocks
+
+    monkeypatch.setattr(Rank, "load", with_less)
+    engine = started()
+    ranks = engine.info.ranks
+    assert engine.info.num_blocks == (ranks[0].num_blocks - 100,)
+    assert any("rank 1 has memory for" in note and "the fewest" in note for note in engine.info.notes)
+    engine.core.close()
+
+
+def test_a_rank_that_fails_while_it_loads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = build.load_plan
+
+    def failing(*args: Any) -> Any:
+        if not args[3].is_last:
+            return load(*args)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(build, "load_plan", failing)
+    with pytest.raises(DeviceBroken, match=r"rank 1 \(thread worker 1\) failed .*load weights.*: OSError: the disk is"):
+        started("parallelism.pp=2")
