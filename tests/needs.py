@@ -63,7 +63,8 @@ def _amx() -> str:
 
 
 def _ray() -> str:
-    return "" if find_spec("ray") else "Ray is not installed: pip install 'engine[ray]'"
+    found = find_spec("ray")
+    return "" if found is not None and found.origin is not None else "Ray is not installed: pip install 'engine[ray]'"
 
 
 def _network_namespaces() -> str:

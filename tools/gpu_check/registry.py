@@ -27,6 +27,7 @@ SECTIONS: tuple[Section, ...] = (
             argument="float32"),
     Section("laws_bfloat16", "laws", "the same in bfloat16: differences counted, with margins", 120,
             argument="bfloat16", gpu_only=True),
+    Section("ranks", "ranks", "float32 tokens of several ranks equal those of one", 90),
     Section("mixed", "mixed", "mixed load with aborts: nothing leaks, nothing is compiled or captured", 120),
     Section("attention_speed", "attention_speed", "attention per layer against the card's rates", 20, alone=True,
             needs=("rates",), gpu_only=True),

@@ -26,6 +26,9 @@ GRACE_S = 0.3
 """After the first sign of a failure: what else happened comes to light."""
 STARTING_SILENCE_S = 60.0
 """How long a worker that starts may say nothing: libraries are loaded, and nothing else runs meanwhile."""
+SILENT_S = 4.0
+"""Who has said nothing for so long when something fails is to blame."""
+TOO_LONG = " (a step that takes longer needs a larger parallelism.timeout_s or a smaller scheduler.token_budget)"
 ENDING_S = 3.0
 """How long a worker may take to end by itself."""
 
@@ -254,6 +257,8 @@ class Workers:
                 self._sign()
         if stuck_s > self._limit_s:
             self._why = f"no rank got on for {self._limit_s:g} s"
+            if all(worker.silent_s < SILENT_S for worker in self._workers.values()):
+                self._why += TOO_LONG
             self._sign()
 
     def _told(self) -> str:
@@ -267,7 +272,7 @@ class Workers:
                 ended.append(f"{worker.name} {worker.ended}, {place}")
             elif worker.error:
                 broken.append(f"{worker.name} failed {worker.where}: {worker.error}")
-            elif worker.silent_s > min(self._limit_s, 4.0):
+            elif worker.silent_s > min(self._limit_s, SILENT_S):
                 stopped.append(f"{worker.name} has said nothing for {worker.silent_s:.0f} s, {place}")
             else:
                 others.append(f"{worker.name} is {worker.where}")

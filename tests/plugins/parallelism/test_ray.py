@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from engine_plugins.parallelism.ray.config import RayConfig
+from engine.testing.context import build_context
+from engine_plugins.parallelism.ray.config import RayConfig, needs_ray
 from engine_plugins.parallelism.ray.launcher import _why_not_connected
 from engine_plugins.parallelism.ray.nodes import Node, Wanted, devices, lacking
 
@@ -75,3 +78,12 @@ def test_settings_that_cannot_be_are_refused_by_name(values, why):
 ])  # fmt: skip
 def test_why_ray_lets_nobody_in_is_said_with_the_command_that_helps(address, error, said):
     assert said in _why_not_connected(address, error)
+
+
+def test_a_folder_of_that_name_is_not_ray(tmp_path, monkeypatch):
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    context = build_context()
+    assert needs_ray(context.model, context.device) == (
+        "Ray is not installed; run `pip install 'engine[ray]'` on every machine",
+    )

@@ -36,4 +36,6 @@ class RayConfig(ParallelismConfig):
 
 
 def needs_ray(model: ModelFacts, device: DeviceFacts) -> tuple[str, ...]:
-    return () if find_spec("ray") is not None else (INSTALL,)
+    found = find_spec("ray")
+    # Ray's own files are in /tmp/ray: whoever starts a server in /tmp sees that folder as a package without code.
+    return () if found is not None and found.origin is not None else (INSTALL,)
