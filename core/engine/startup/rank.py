@@ -183,7 +183,7 @@ class Rank:
         plan, bound = self.plan, self.bound
         with self.phase("allocate cache"):
             self.pool = self.pool.limited(num_blocks, plan.max_len, self.memory.estimate.pool.block_size)
-            found = cache_groups(self.whole.caches, cached_by(bound.drafter))
+            found = cache_groups(self.whole.caches, cached_by(bound.drafter), plan.layout.dcp)
             self.groups = self.memory.estimate.pool.groups(found, self.pool.blocks)
             found = of_rank(found, self.own)
             make = partial(_make_runner, plan, bound, self.model, found, self.groups, self.pool.max_len, self._exchange)
