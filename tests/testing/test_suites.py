@@ -50,7 +50,7 @@ def made(word: str, *overrides: str, **settings: str) -> type:
         ("draft_model", DeviceDrafterConformance, HostDrafterConformance),
         ("torch", AttentionKernelConformance, NativeAttentionConformance),
         ("simulated", CommunicatorConformance, NativeCommunicatorConformance),
-        ("single", ContractSuite, None),
+        ("local", ContractSuite, None),
         ("llama", ArchitectureConformance, ContractSuite),
     ],
 )
@@ -64,7 +64,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     other = tiny.write(tmp_path, architectures=["OtherForCausalLM"])
     suite = made("llama", f"model.path={other}")
     assert issubclass(suite, ContractSuite) and "set model.path=DIR" in suite._note
-    assert "no suite" in made("single")._note and "_note" not in settable(suite)
+    assert "no suite" in made("local")._note and "_note" not in settable(suite)
 
 
 @needs_compiler
