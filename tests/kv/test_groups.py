@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.contracts.drafter import DrafterKV
-from engine.contracts.graph import KVSpec, Reach
+from engine.contracts.graph import KVSpec, Reach, TokenShare
 from engine.contracts.kv_allocator import KVGroup
 from engine.kv.groups import PoolShape, cache_groups, one_group
 
@@ -29,6 +31,16 @@ def test_a_drafters_own_caches_are_in_the_groups_that_they_fit() -> None:
     assert (only_windows.group_of, only_windows.reaches) == ((0, 0, 1, 1), (Reach("window", 100), Reach()))
     assert cache_groups([FULL, WINDOW], DrafterKV((WINDOW,))).group_of == (0, 1, 1)
     assert cache_groups([FULL], DrafterKV(shared_layers=2)).group_of == (0,)
+
+
+def test_a_drafter_keeps_tokens_that_ranks_share_out_in_a_group_of_its_own() -> None:
+    found = cache_groups([FULL, WINDOW, FULL], DrafterKV((FULL, WINDOW)), dcp=2)
+    assert found.group_of == (0, 1, 0, 2, 1)
+    assert [reach.kind for reach in found.reaches] == ["full", "window", "full"]
+    own = [replace(FULL, tokens=TokenShare(2, 1)), WINDOW, replace(FULL, tokens=TokenShare(2, 1))]
+    placed = cache_groups(own, DrafterKV((FULL, WINDOW)))
+    assert placed.group_of == found.group_of and placed.token_shares == (TokenShare(2, 1), None, None)
+    assert placed.block_sizes(32) == (16, 32, 32)
 
 
 def test_for_a_text_at_hand_all_caches_may_share_blocks() -> None:

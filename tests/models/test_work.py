@@ -118,6 +118,17 @@ def test_ranks_that_hold_the_same_key_head_read_it_each():
     assert sum(bytes_of(work, "attention") for work in works) == 2 * bytes_of(whole, "attention")
 
 
+def test_ranks_that_share_out_tokens_read_each_key_once_and_merge_what_they_attended_to():
+    step = Step(3, 1, 99)
+    whole = work_of(placed(dense())[0], step, Widths())
+    works = [work_of(rank, step, Widths()) for rank in placed(dense(), tp=8, dcp=2)]
+    assert sum(bytes_of(work, "attention") for work in works) == bytes_of(whole, "attention")
+    flops = [sum(op.flops for op in work.ops if op.kind == "attention") for work in (whole, *works)]
+    assert sum(flops[1:]) == flops[0]
+    queries, results = Exchange("all_gather", 3 * 2 * HEAD * 2, 2), Exchange("all_to_all", 2 * 3 * (HEAD + 1) * 4, 2)
+    assert [one for one in works[0].exchanges if one.ranks] == [queries, results] * 2
+
+
 def test_shares_may_be_uneven():
     works = [work_of(rank, Step(1), Widths()) for rank in placed(dense(), tp=3)]
     held = [held_bytes(rank.graph, Widths()) for rank in placed(dense(), tp=3)]

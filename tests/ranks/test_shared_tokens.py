@@ -168,9 +168,9 @@ def test_a_model_of_windows_alone_has_no_tokens_to_share_out(tmp_path: Path) -> 
         graphs(bound_graph(plan_of(tiny.write(tmp_path, **options))), Layout(tp=4, dcp=2))
 
 
-def test_a_drafter_with_a_cache_is_refused() -> None:
-    plan = plan_of("bundled", "parallelism.tp=4", "parallelism.dcp=2", "drafter=eagle3")
-    with pytest.raises(DoesNotFit, match=r"drafter=eagle3 .* use parallelism.dcp=1 or a drafter without a cache"):
+def test_a_drafter_that_reads_what_the_model_caches_is_refused() -> None:
+    plan = plan_of("bundled", "parallelism.tp=4", "parallelism.dcp=2", "drafter=early_exit")
+    with pytest.raises(DoesNotFit, match=r"drafter=early_exit .* use parallelism.dcp=1 or another drafter"):
         placed(plan, bind(plan))
 
 

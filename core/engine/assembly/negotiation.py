@@ -145,13 +145,14 @@ def _setting_problems(settings: Settings, model: ModelFacts) -> list[str]:
 
 def _pool_problems(chosen: list[Chosen], settings: Settings) -> list[str]:
     wanted = settings.memory.kv_tokens
-    sizes = [one.config["block_size"] for one in chosen if one.slot == "kv_allocator"]
+    ranks = max((int(one.config["dcp"]) for one in chosen if one.slot == "parallelism"), default=1)
+    sizes = [one.config["block_size"] * ranks for one in chosen if one.slot == "kv_allocator"]
     if wanted is None or not sizes or wanted > sizes[0]:
         return []
     fewest = (FEWEST_BLOCKS - 1) * sizes[0]  # one more is padding
     return [
         f"memory.kv_tokens={wanted}: the smallest KV pool has {FEWEST_BLOCKS - 1} blocks of kv_allocator.block_size="
-        f"{sizes[0]} tokens; use memory.kv_tokens={fewest}"
+        f"{sizes[0] // ranks} tokens{f' on each of {ranks} ranks' if ranks > 1 else ''}; use memory.kv_tokens={fewest}"
     ]
 
 

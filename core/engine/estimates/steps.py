@@ -149,7 +149,7 @@ class Estimate:
     def rank_memory(self) -> tuple[RankMemory, ...]:
         """Of every rank."""
         budget = int(self.memory.fraction * self.device.memory) - self.memory.set_aside
-        groups = cache_groups(self.graph.caches)
+        groups = cache_groups(self.graph.caches, dcp=self.layout.dcp)
         found = []
         for number, rank in enumerate(self.ranks):
             weights, own = held_bytes(rank.graph, self.widths), of_rank(groups, rank)

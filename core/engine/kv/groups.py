@@ -46,12 +46,20 @@ class CacheGroups:
         return tuple(cache for cache, its in enumerate(self.group_of) if its == group)
 
 
-def cache_groups(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> CacheGroups:
+def cache_groups(caches: Sequence[Cached], drafter: DrafterKV | None = None, dcp: int = 1) -> CacheGroups:
     """``caches``: the model's (:attr:`engine.contracts.graph.Graph.caches`); ``drafter``: what a drafter keeps beside
-    them."""
+    them; ``dcp``: how many ranks share out the tokens of the model's caches that keep every token. A drafter keeps all
+    on each, in a group of its own."""
     together = (*caches, *(() if drafter is None else drafter.caches))
-    reaches = tuple(dict.fromkeys(spec.reach for spec in together))
-    return CacheGroups(together, tuple(reaches.index(spec.reach) for spec in together), reaches)
+    kinds = [(spec.reach, _is_shared(spec, number < len(caches), dcp)) for number, spec in enumerate(together)]
+    distinct = tuple(dict.fromkeys(kinds))
+    return CacheGroups(together, tuple(map(distinct.index, kinds)), tuple(reach for reach, _ in distinct))
+
+
+def _is_shared(spec: Cached, of_model: bool, dcp: int) -> bool:
+    if not isinstance(spec, KVSpec):
+        return False
+    return spec.tokens is not None or (of_model and dcp > 1 and spec.reach == EVERY_TOKEN)
 
 
 def one_group(caches: Sequence[Cached], drafter: DrafterKV | None = None) -> CacheGroups:

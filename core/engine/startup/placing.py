@@ -28,11 +28,11 @@ def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
             f"drafter={plan.choice('drafter').name} runs the model's first {drafter.kv.shared_layers} layers, which "
             f"parallelism.pp={plan.layout.pp} puts elsewhere than the head; use parallelism.pp=1 or another drafter"
         )
-    if plan.layout.dcp > 1 and drafter is not None and drafter.kv is not None:
+    if plan.layout.dcp > 1 and drafter is not None and drafter.kv is not None and drafter.kv.shared_layers:
         raise DoesNotFit(
-            f"drafter={plan.choice('drafter').name} caches keys and values of every token, and "
-            f"parallelism.dcp={plan.layout.dcp} has each rank cache some tokens; use parallelism.dcp=1 or a drafter "
-            "without a cache"
+            f"drafter={plan.choice('drafter').name} reads what the model's first {drafter.kv.shared_layers} layers "
+            f"cache, and parallelism.dcp={plan.layout.dcp} has each rank cache some tokens; use parallelism.dcp=1 or "
+            "another drafter"
         )
     graph, units = recorded(bound.architecture, plan.model), partial(smallest_cut, bound.quantizer)
     try:

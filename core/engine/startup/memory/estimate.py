@@ -99,7 +99,7 @@ def estimate_memory(
     wanted = plan.settings.memory.kv_tokens
     asked = -(-wanted // block_size) if wanted is not None else per_request
     graph = recorded(bound.architecture, plan.model)
-    groups = cache_groups(graph.caches, cached_by(drafter))
+    groups = cache_groups(graph.caches, cached_by(drafter), plan.layout.dcp)
     if own is not None:
         graph, groups = own.graph, of_rank(groups, own)
     most_tokens, most_rows = min(token_budget, max_requests * plan.max_len), max_requests * (1 + max_width)
