@@ -116,6 +116,10 @@ def test_an_engine_that_cannot_start_says_why_in_one_message(capfd: pytest.Captu
         client = ProcessEngineClient(broken)
         with pytest.raises(EngineRefused, match=r"does not fit .* GiB(?s:.*)memory\.kv_tokens="):
             await client.start()
+        words = client.cause_of_death
+        assert client._reading is not None
+        await client._reading
+        assert client.cause_of_death == words  # which the end of its process adds nothing to
         await client.close()
 
     asyncio.run(scenario())

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,13 @@ def pss_mib(pids: list[int]) -> float:
             continue
         found += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
     return found / 1024
+
+
+def is_soon(claim: Callable[[], object], seconds: float) -> bool:
+    ends = time.monotonic() + seconds
+    while not claim() and time.monotonic() < ends:
+        time.sleep(0.1)  # polling other processes, bounded
+    return bool(claim())
 
 
 class Server:

@@ -19,7 +19,7 @@ from engine.testing.context import build_context
 from engine_plugins.parallelism.ray.config import RayConfig
 from engine_plugins.parallelism.ray.launcher import RayLauncher
 from tests.needs import needs_ray
-from tests.ranks.processes import ANSWER, Server, children, command_of, pss_mib
+from tests.ranks.processes import ANSWER, Server, children, command_of, is_soon, pss_mib
 
 pytestmark = [pytest.mark.slow, needs_ray]
 
@@ -108,13 +108,6 @@ def served(machines: Machines, log: Path, *overrides: str) -> Iterator[Server]:
 def ranks_anywhere(machines: Machines) -> list[int]:
     """Processes of ranks that Ray's actors started, and these actors."""
     return [pid for pid in machines.own() if "RankActor" in (found := command_of(pid)) or "engine.startup" in found]
-
-
-def is_soon(claim: Any, seconds: float) -> bool:
-    ends = time.monotonic() + seconds
-    while not claim() and time.monotonic() < ends:
-        time.sleep(0.1)  # polling other processes, bounded
-    return bool(claim())
 
 
 SAYS_ITS_GPU = """

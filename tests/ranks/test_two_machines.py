@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs_network_namespaces
-from tests.ranks.processes import ANSWER, Server
+from tests.ranks.processes import ANSWER, Server, is_soon
 
 pytestmark = needs_network_namespaces
 
@@ -33,23 +33,27 @@ class Cable:
 
     def __init__(self) -> None:
         number = os.getpid() % 10000
-        self.namespace, self._end, other = f"engine-{number}", f"engine{number}a", f"engine{number}b"
+        self.namespace, end, self._other = f"engine-{number}", f"engine{number}a", f"engine{number}b"
         self._ip("netns", "add", self.namespace)
-        self._ip("link", "add", self._end, "type", "veth", "peer", "name", other, "netns", self.namespace)
-        self._ip("addr", "add", f"{self.here}/30", "dev", self._end)
-        self._ip("-n", self.namespace, "addr", "add", "10.201.77.2/30", "dev", other)
-        self._ip("-n", self.namespace, "link", "set", other, "up")
-        self._ip("-n", self.namespace, "link", "set", "lo", "up")
+        self._ip("link", "add", end, "type", "veth", "peer", "name", self._other, "netns", self.namespace)
+        self._ip("addr", "add", f"{self.here}/30", "dev", end)
+        self._there("addr", "add", "10.201.77.2/30", "dev", self._other)
+        self._there("link", "set", "lo", "up")
+        self._ip("link", "set", end, "up")
         self.plug()
 
     def plug(self) -> None:
-        self._ip("link", "set", self._end, "up")
+        self._there("link", "set", self._other, "up")
 
     def pull(self) -> None:
-        self._ip("link", "set", self._end, "down")
+        """At the other machine's end: without an interface of its own, this one would send elsewhere."""
+        self._there("link", "set", self._other, "down")
 
     def remove(self) -> None:
         self._ip("netns", "del", self.namespace)
+
+    def _there(self, *arguments: str) -> None:
+        self._ip("-n", self.namespace, *arguments)
 
     def _ip(self, *arguments: str) -> None:
         subprocess.run(["ip", *arguments], check=True)
@@ -100,10 +104,12 @@ def test_a_pulled_cable_ends_streams_in_errors_and_the_worker_joins_again(cable:
             cable.pull()
             ended = [stream.result(TIMEOUT_S + 1.0) for stream in streams]
             assert all('"error"' in events[-1] or '"error"' in events[-2] for events in ended), [e[-2:] for e in ended]
+            assert is_soon(lambda: "engine died" in server.log, 5.0), server.log
+            cause = next(line for line in server.log.splitlines() if "engine died" in line)
+            # Nothing came from there: no end of a connection, no error.
+            assert "rank 1 (at 10.201.77.2)" in cause, cause
             cable.plug()
             server.wait_until_ready(READY_S)
-            cause = next(line for line in server.log.splitlines() if "engine died" in line)
-            assert "rank 1 (at 10.201.77.2)" in cause  # nothing came from there: no end of a connection, no error
             assert server.answer().startswith(ANSWER)
             assert server.stop() == 0
             assert joined.wait(10.0) == 0

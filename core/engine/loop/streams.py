@@ -58,6 +58,8 @@ class ClientBase:
 
     def __init__(self) -> None:
         self.alive = False
+        self.own_words = ""
+        """Of an engine that failed: why."""
         self.stats = EngineStats()
         self.info: EngineInfo | None = None
         self.heartbeat = Heartbeat()
@@ -109,7 +111,8 @@ class ClientBase:
                     self._ready.set_result(info)
             case Failed(error, phase, refused):
                 kind = EngineRefused if refused else EngineDead
-                self.died(f"{error} (while {phase})" if phase else error, kind)
+                self.own_words = f"{error} (while {phase})" if phase else error
+                self.died(self.own_words, kind)
 
     def _deliver_output(self, output: TokensOut) -> None:
         stream = self._streams.get(output.request_id)

@@ -67,7 +67,7 @@ class ProcessEngineClient(ClientBase):
                 env=with_defaults({**os.environ, SECRET: self._secret}, self._plan.device.kind),
                 stdin=subprocess.DEVNULL,
             )
-        self._killed = ""
+        self._killed = self.own_words = ""
         ours.setblocking(False)
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**20)
         self._ready, self._on_progress = asyncio.get_running_loop().create_future(), on_progress
@@ -116,7 +116,7 @@ class ProcessEngineClient(ClientBase):
                 self.deliver(self._decode(await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await asyncio.to_thread(process.wait)
-            self.died(self._killed or f"the engine process ended with {describe_exit(code)}")
+            self.died(self._killed or self.own_words or f"the engine process ended with {describe_exit(code)}")
         except Exception as error:
             # Unreadable frames, or a callback that raised: nothing can be delivered any more, so the engine is given
             # up rather than left looking alive.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import socket
@@ -34,6 +35,8 @@ NODE_ID = "ray.io/node-id"
 ANSWER_S = 0.05
 """How long an actor that lives may take to answer: one whose machine is gone never does."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ANSI = re.compile(r"\x1b\[\d*m")
+RAISED = re.compile(r"^\w+Error: .+", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -319,6 +322,7 @@ def _place(actor: Actor, rank: int) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """Of what Ray says, which may be a whole remote traceback: its last line then."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if "Traceback" in str(error) else lines[0]) if lines else type(error).__name__
+    """Of what Ray says; of an error that was raised elsewhere, which it wraps in a traceback, that error."""
+    said = ANSI.sub("", str(error)).strip()
+    raised = RAISED.findall(said)
+    return str(raised[-1]) if raised else said.partition("\n")[0] or type(error).__name__
