@@ -634,7 +634,7 @@ def test_costs_are_weights_that_a_token_reads() -> None:
     assert layer_costs(mixture())[0] == 2 * 3 * 12 * HIDDEN, "two of five experts"
 
 
-@given(costs=st.lists(st.floats(0.1, 10.0), min_size=2, max_size=9), count=st.integers(1, 4))
+@given(costs=st.lists(st.integers(1, 9).map(float), min_size=2, max_size=9), count=st.integers(1, 4))
 def test_no_other_cut_has_a_cheaper_largest_stage_or_more_equal_ones(costs: list[float], count: int) -> None:
     graph = model(layers=len(costs) - 1)
     layers = [*costs[:-2], costs[-2] + costs[-1]]
@@ -645,10 +645,10 @@ def test_no_other_cut_has_a_cheaper_largest_stage_or_more_equal_ones(costs: list
     found = stages_of(graph, count, costs)
     assert [stage.first for stage in found] == [0, *(stage.last for stage in found[:-1])]
     assert found[-1].last == len(layers) and all(stage.last > stage.first for stage in found)
-    cheapest = min(cuts(layers, count), key=lambda stages: (round(max(stages), 6), sum(cost**2 for cost in stages)))
+    cheapest = min(cuts(layers, count), key=lambda stages: (max(stages), sum(cost**2 for cost in stages)))
     mine = [sum(layers[stage.first : stage.last]) for stage in found]
-    assert max(mine) == pytest.approx(max(cheapest))
-    assert sum(cost**2 for cost in mine) == pytest.approx(sum(cost**2 for cost in cheapest))
+    assert max(mine) == max(cheapest)
+    assert sum(cost**2 for cost in mine) == sum(cost**2 for cost in cheapest)
 
 
 def cuts(layers: Sequence[float], count: int) -> Iterator[list[float]]:

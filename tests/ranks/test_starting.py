@@ -11,10 +11,11 @@ import pytest
 from engine.assembly.assemble import assemble
 from engine.assembly.errors import AssemblyError
 from engine.contracts.communicator import CommunicatorError
-from engine.startup import build, worker
-from engine.startup.build import Engine, Rank, build_engine
+from engine.startup import rank, worker
+from engine.startup.build import Engine, build_engine
 from engine.startup.fingerprint import versions
 from engine.startup.memory.budget import DoesNotFit
+from engine.startup.rank import Rank
 from engine.step.messages import Versions
 from engine.step.plan import DeviceBroken
 from engine_plugins.communicator.simulated import SimulatedCommunicator
@@ -111,13 +112,13 @@ def test_all_ranks_have_as_many_blocks_as_the_one_with_the_fewest(monkeypatch: p
 
 
 def test_a_rank_that_fails_while_it_loads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = build.load_plan
+    load = rank.load_plan
 
     def failing(*args: Any) -> Any:
         if not args[3].is_last:
             return load(*args)
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(build, "load_plan", failing)
+    monkeypatch.setattr(rank, "load_plan", failing)
     with pytest.raises(DeviceBroken, match=r"rank 1 \(thread worker 1\) failed .*load weights.*: OSError: the disk is"):
         started("parallelism.pp=2")

@@ -11,8 +11,9 @@ from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.drafter import DrafterKV
 from engine.contracts.graph import KVSpec
-from engine.startup.build import DoesNotFit, build_engine
+from engine.startup.build import build_engine
 from engine.startup.checks import check_attention, check_drafter
+from engine.startup.memory.budget import DoesNotFit
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from engine_plugins.drafter.early_exit import EarlyExitDrafter
 

@@ -21,10 +21,11 @@ from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.kernels.cpu.memory import give_back_freed_memory
 from engine.loop.messages import EngineInfo
-from engine.startup.build import build_engine, load_plan
+from engine.startup.build import build_engine
 from engine.startup.memory.budget import Budget, DoesNotFit, Meter, free_memory
 from engine.startup.memory.fit import MemoryPlan, plan_memory, size_pool
 from engine.startup.memory.report import describe_ledger, describe_start, size
+from engine.startup.rank import load_plan
 from tests.kernels import tiny
 from tests.native import needs_compiler
 from tests.plugins.architecture.test_recurrent_families import DENSE, TestQwenNext

@@ -15,7 +15,8 @@ from tools.benchmarks.ranks import LAYOUTS, communicator
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.checkpoint.tensors import Checkpoint, open_checkpoint
-from engine.contracts.ops import Experts
+from engine.contracts.graph import Graph
+from engine.contracts.ops import Attention, Experts
 from engine.kernels.backends import kernels_for
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups, of_rank
@@ -61,7 +62,8 @@ def check(folder: str | Path, layouts: dict[str, Layout], *overrides: str) -> No
     for name, layout in layouts.items():
         if layout.ep > 1 and not has_experts:
             continue
-        if layout.pp > len(graph.layers):
+        heads = min(node.op.num_heads for node in graph.nodes if isinstance(node.op, Attention))
+        if layout.tp > heads or (name == "pp 3" and len(stages(graph)) < 3):
             continue
         kernels = kernels_for(plan.execution, "cpu")
         with Ranks(plan.model, graph, layout, communicator, kernels=kernels, quantizer=bound.quantizer) as ranks:
@@ -73,6 +75,12 @@ def check(folder: str | Path, layouts: dict[str, Layout], *overrides: str) -> No
                 blocks = estimate.pool.blocks(9)
                 kv = KVCache(groups, bound.kv_format, blocks, estimate.pool.block_size, "float32", "cpu")
                 assert kv.num_bytes == estimate.pool.num_bytes(9), f"{name}, rank {rank}"
+
+
+def stages(graph: Graph) -> list[int]:
+    """Where one may begin: no layer of it reads a cache of an earlier one."""
+    used = [{node.cache for node in layer.nodes if node.cache is not None} for layer in graph.layers]
+    return [i for i in range(len(used)) if not set().union(*used[:i]) & set().union(*used[i:])]
 
 
 MODELS = list(models())

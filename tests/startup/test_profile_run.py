@@ -11,9 +11,9 @@ import torch
 from engine.assembly.bind import bind
 from engine.contracts.graph import Graph
 from engine.kernels.model import LoweredModel
-from engine.startup.build import load_plan
 from engine.startup.memory.budget import Meter
 from engine.startup.memory.profile_run import profile_run
+from engine.startup.rank import load_plan
 from engine.step.graphs import Bucket
 from tests.exact_model import ExactModel
 from tests.kernels import tiny

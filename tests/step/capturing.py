@@ -19,8 +19,9 @@ from engine.kv.cache import KVCache
 from engine.kv.groups import PoolShape, cache_groups
 from engine.loop.core import EngineCore
 from engine.models.record import recorded
-from engine.startup import build
-from engine.startup.build import capture_graphs, make_core, start_drafter
+from engine.startup import rank
+from engine.startup.build import make_core
+from engine.startup.rank import capture_graphs, start_drafter
 from engine.step.graphs import Capture
 from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
 from engine.step.tables import DeviceTables
@@ -78,9 +79,9 @@ def capturing_engine(
     bound.kv_allocator.start(groups)
     runner = ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "kernels_for", lambda execution, device: kernels)
-        patch.setattr(build, "row_buckets", lambda most: row_shapes)
-        for module in (build, draft_graphs) if query_shapes else ():
+        patch.setattr(rank, "kernels_for", lambda execution, device: kernels)
+        patch.setattr(rank, "row_buckets", lambda most: row_shapes)
+        for module in (rank, draft_graphs) if query_shapes else ():
             patch.setattr(module, "query_buckets", lambda widest: query_shapes)
         if drafter is not None:
             start_drafter(plan, bound, drafter, runner)

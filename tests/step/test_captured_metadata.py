@@ -15,7 +15,7 @@ from engine.assembly.errors import AssemblyError
 from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_rows
 from engine.drafting.metadata import CapturedMetadata
-from engine.startup.build import drafts_of
+from engine.startup.rank import drafts_of
 from engine.step.graphs import Bucket
 
 from .capturing import Capturing

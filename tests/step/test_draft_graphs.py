@@ -22,8 +22,8 @@ from engine.drafting.graphs import DraftBucket, DraftGraphs, draft_buckets, draf
 from engine.kernels.transfer import Arriving, refill
 from engine.loop.messages import Progress
 from engine.service.tokenizer import Tokenizer
-from engine.startup.build import capture_graphs, describe_drafting, drafts_of
 from engine.startup.memory.budget import DoesNotFit
+from engine.startup.rank import capture_graphs, describe_drafting, drafts_of
 from engine.step import graphs
 from engine.step.graphs import Bucket
 from engine.step.plan import StepPlan

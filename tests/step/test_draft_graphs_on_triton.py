@@ -10,7 +10,7 @@ import pytest
 from engine.contracts.config import SlotConfig
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.kernels.triton.device import runs_triton
-from engine.startup.build import drafts_of
+from engine.startup.rank import drafts_of
 from tests.interpreted import run_interpreted, starts_interpreter
 
 from ..laws.drafted import DRAFTERS, Answer, Models, answers

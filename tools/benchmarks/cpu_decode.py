@@ -40,7 +40,7 @@ from engine.kernels.cpu.linear import float_linear, integer_linear, onednn
 from engine.kernels.model import Call, ForwardBatch, LoweredModel, Step
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
-from engine.startup.build import load_plan
+from engine.startup.rank import load_plan
 from engine_plugins.command.bench_machine.machine import READ_BYTES, reader
 from engine_plugins.quantizer.rounding import to_int8
 

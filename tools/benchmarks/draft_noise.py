@@ -17,7 +17,7 @@ from typing import Any
 
 from engine import LLM
 from engine.contracts.request import Timings
-from engine.startup.build import drafts_of
+from engine.startup.rank import drafts_of
 from engine.step.runner import ModelRunner
 
 

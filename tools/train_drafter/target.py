@@ -18,8 +18,8 @@ from engine.contracts.model import ModelFacts
 from engine.kernels.model import ForwardBatch
 from engine.kv.cache import KVCache
 from engine.kv.groups import one_group
-from engine.startup.build import load_plan
 from engine.startup.checks import check_attention
+from engine.startup.rank import load_plan
 
 HEAD_ROWS = 256
 """Rows of logits at a time."""

@@ -1,59 +1,33 @@
-"""From a plan to a running engine core: bind, load, size the cache, warm up. Every phase is timed and reported."""
+"""From a plan to a running engine core: build rank 0, start the others, warm up."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
-import torch
-
-from engine.assembly.bind import BoundEngine, bind, build_slots, config_of
-from engine.assembly.errors import AssemblyError
+from engine.assembly.bind import BoundEngine, config_of
 from engine.assembly.plan import EnginePlan
-from engine.contracts.communicator import Communicator
 from engine.contracts.config import DrafterConfig, SchedulerConfig
-from engine.contracts.drafter import DeviceDrafter, aux_layers_of, cached_by, may_be_captured, on_device
+from engine.contracts.drafter import cached_by
 from engine.contracts.kv_allocator import KVGroup
-from engine.contracts.model import DeviceFacts, ModelFacts
-from engine.contracts.quantizer import Quantizer
-from engine.drafting.behind import Drafts
-from engine.drafting.graphs import DraftGraphs, NotCapturable, draft_buckets
-from engine.drafting.lent import DraftEngine, DraftLoading
-from engine.kernels.backends import kernels_for
-from engine.kernels.cpu import layer_ops, row_ops
-from engine.kernels.cpu.captured import capture_steps
-from engine.kernels.cpu.memory import give_back_freed_memory, keep_freed_memory
-from engine.kernels.loading import load_model
-from engine.kernels.model import LoweredModel
-from engine.kv.cache import KVCache
-from engine.kv.groups import CacheGroups, cache_groups, of_rank
+from engine.contracts.model import DeviceFacts
 from engine.loop.core import CoreSettings, Device, EngineCore
-from engine.loop.messages import EngineInfo, Phase, Progress
+from engine.loop.messages import EngineInfo, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
-from engine.models.placement import RankGraph
 from engine.models.record import recorded
-from engine.startup.checks import check_attention, check_drafter, check_pool, try_plugins
-from engine.startup.memory.budget import DoesNotFit, Meter, free_memory
-from engine.startup.memory.fit import plan_memory, size_pool
+from engine.startup.checks import check_pool
+from engine.startup.memory.budget import free_memory
 from engine.startup.memory.ledger import make_ledger
-from engine.startup.memory.profile_run import profile_run
-from engine.startup.placing import holding, placed
-from engine.startup.probe import probe
-from engine.startup.ranks import Ranks, cores_of, world_of
-from engine.startup.warm_up import warm_up, warm_up_kernels, warm_up_sampling
-from engine.step.exchange import Exchange
-from engine.step.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
+from engine.startup.rank import Rank, describe_drafting
+from engine.startup.ranks import Ranks
+from engine.startup.warm_up import warm_up, warm_up_sampling
 from engine.step.messages import RankInfo
 from engine.step.plan import StepResult
-from engine.step.ranked import RankedDevice, RankStatus, RankSteps
-from engine.step.runner import DeviceQueue, DeviceWorker, ModelRunner
-from engine.step.tables import DeviceTables
+from engine.step.ranked import RankedDevice, RankSteps
+from engine.step.runner import DeviceQueue
 
 OnProgress = Callable[[Progress], None]
 
@@ -67,189 +41,6 @@ class Engine:
     bound: BoundEngine
 
 
-class Phases:
-    """Times the phases of start-up and says which one has begun."""
-
-    def __init__(self, on_progress: OnProgress, meter: Meter) -> None:
-        self.done: list[Phase] = []
-        self._on_progress = on_progress
-        self.meter = meter
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        self._on_progress(Progress(name, 0.0))
-        self.meter.reset_peak()
-        started = time.monotonic()
-        yield
-        seconds, start = round(time.monotonic() - started, 3), self.meter.start
-        self.done.append(Phase(name, seconds, self.meter.used() - start, self.meter.peak() - start))
-        self._on_progress(Progress(name, 1.0))
-
-
-class Rank:
-    """One rank of an engine in the making. The engine process and workers call the same methods in the same order:
-    :meth:`bind`, :meth:`plan_memory`, with several ranks :meth:`meet`, then :meth:`load` and :meth:`allocate`.
-
-    Raises :class:`DoesNotFit`, before any weight is read where that can be known, and what plugins raise.
-    """
-
-    def __init__(
-        self,
-        plan: EnginePlan,
-        rank: int = 0,
-        on_progress: OnProgress = lambda progress: None,
-        free: Callable[[DeviceFacts], int] = free_memory,
-        *,
-        threads: int | None = None,
-    ) -> None:
-        """``free`` says how many bytes are free on a device; ``threads``: of torch, otherwise as the plan says."""
-        torch.set_num_threads(threads or cores_of(plan))
-        if plan.device.kind == "cpu":
-            keep_freed_memory()  # before the device's thread is started
-        self.plan = plan
-        self.rank = rank
-        self.status = RankStatus()
-        self._on_progress = on_progress
-        self._device_free = free
-        self.phase = Phases(self._progress, Meter(plan.device.kind))
-        several = plan.layout.size > 1
-        # A GPU works by itself once kernels are launched; a CPU needs a thread that computes. With several ranks the
-        # loop watches while this one computes, or waits for others; a worker has nothing else to do.
-        own_thread = (plan.overlap and plan.device.kind == "cpu") or several
-        self.worker = DeviceWorker(own_thread and rank == 0)
-
-    def _progress(self, progress: Progress) -> None:
-        self.status.doing = progress.phase
-        self._on_progress(progress)
-
-    def _free(self, device: DeviceFacts) -> int:
-        """Bytes free for this rank."""
-        return self._device_free(device) // self.plan.ranks_per_device
-
-    @property
-    def communicator(self) -> Communicator | None:
-        """With several ranks."""
-        return self.bound.communicator if self.plan.layout.size > 1 else None
-
-    @property
-    def chooses(self) -> bool:
-        return self.rank == self.plan.layout.chooser
-
-    def bind(self) -> None:
-        """Build the plugins."""
-        with self.phase("bind plugins"):
-            self.bound = bind(self.plan)
-            self.whole = recorded(self.bound.architecture, self.plan.model)
-            self.own = placed(self.plan, self.bound)[self.rank]
-            check_attention(self.plan, self.bound)
-            check_drafter(self.plan, self.bound)
-
-    def plan_memory(self) -> None:
-        """Refuse what does not fit."""
-        with self.phase("plan memory"):
-            self.memory = plan_memory(self.plan, self.bound, free=self._free(self.plan.device), own=self.own)
-
-    def meet(self, invitation: str, host: str) -> None:
-        """Meet the other ranks: every two that will exchange tensors do it once."""
-        plan, communicator = self.plan, self.bound.communicator
-
-        def started() -> None:
-            communicator.start(world_of(plan, self.rank, host), invitation)
-            self.status.begun = lambda: communicator.begun
-            probe(communicator, plan.layout, self.rank, plan.device.kind, self.status)
-
-        with self.phase("meet ranks"):
-            self.worker.start(started)()
-
-    def load(self) -> int:
-        """Load the weights. Returns how many KV blocks there is memory for."""
-        plan, bound = self.plan, self.bound
-        if plan.execution == "compile" and plan.device.kind == "cpu":
-            with self.phase("build kernels"):
-                layer_ops.kernels()
-                row_ops.kernels()
-        with self.phase("try plugins"):
-            self.worker.start(partial(try_plugins, plan, bound, self.own.graph))()
-        with self.phase("load weights"):
-            self.model = self.worker.start(
-                partial(load_plan, plan, bound, self._progress, self.own, self.communicator)
-            )()
-        self._in_graphs = plan.execution == "graphs" and not self.why_not_captured
-        if plan.device.kind == "cuda":
-            with self.phase("profile run"):
-                buckets = graph_buckets(bound) if self._in_graphs else []
-                self.memory = profile_run(
-                    self.memory, bound, self.model, buckets, cuda_capture(), self._free, self.phase.meter
-                )
-        self.own_pool = self.pool = size_pool(self.memory, self.model.weights_bytes, self._free(plan.device))
-        return self.pool.blocks
-
-    @property
-    def why_not_captured(self) -> str:
-        """Why no CUDA graph can hold a step; empty: one can."""
-        communicator = self.communicator
-        if self.plan.layout.pp > 1:
-            return "pipeline stages hand tensors on between layers"
-        if communicator is not None and not communicator.capturable:
-            return f"communicator={self.plan.choice('communicator').name} cannot be captured"
-        return self.model.waits
-
-    def allocate(self, num_blocks: int) -> None:
-        """Make cache and tables for so many KV blocks, and all that runs on them."""
-        plan, bound = self.plan, self.bound
-        with self.phase("allocate cache"):
-            self.pool = self.pool.limited(num_blocks, plan.max_len, self.memory.estimate.pool.block_size)
-            found = cache_groups(self.whole.caches, cached_by(bound.drafter), plan.layout.dcp)
-            self.groups = self.memory.estimate.pool.groups(found, self.pool.blocks)
-            found = of_rank(found, self.own)
-            make = partial(_make_runner, plan, bound, self.model, found, self.groups, self.pool.max_len, self._exchange)
-            self.runner = self.worker.start(make)()
-        drafts = drafts_of(self.runner)
-        if drafts is not None:
-            with self.phase("load drafter"):
-                self.worker.start(partial(start_drafter, plan, bound, drafts.drafter, self.runner))()
-        if self._in_graphs:
-            with self.phase("capture graphs"):
-                capture_graphs(self.runner, bound, cuda_capture(), self._progress)
-        if plan.device.kind == "cuda":
-            budget = int(plan.choice("scheduler").config["token_budget"])
-            with self.phase("warm up kernels"):
-                warm_up_kernels(self.runner, self.pool.max_len, budget)
-
-    @property
-    def _exchange(self) -> Exchange | None:
-        layout, rank = self.plan.layout, self.rank
-        if layout.size == 1:
-            return None
-        return Exchange(
-            self.bound.communicator,
-            chooses=self.chooses,
-            chooser=layout.chooser,
-            num_ranks=layout.tp,
-            before=layout.before(rank),
-            behind=layout.behind(rank),
-            aux_layers=tuple(aux_layers_of(self.bound.drafter)),
-            first_layer=self.own.stage.first,
-            last_layer=self.own.stage.last,
-        )
-
-    def info(self, place: str) -> RankInfo:
-        """``place``: where it runs."""
-        kv = self.runner.kv.num_bytes
-        return RankInfo(
-            self.rank,
-            place,
-            holding(self.own, self.plan.layout, self.rank),
-            self.model.weights_bytes,
-            kv,
-            self.own_pool.blocks,
-        )
-
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know about this rank."""
-        return (*self.pool.notes, *((self.model.unread,) if self.model.unread else ()), *_program_notes(self))
-
-
 def build_engine(
     plan: EnginePlan,
     on_progress: OnProgress = lambda progress: None,
@@ -259,7 +50,8 @@ def build_engine(
     """Build everything the plan names: rank 0 in this process, further ranks where its launcher starts them.
 
     ``free`` says how many bytes are free on a device; ``on_failure`` is called, by a thread of its own, if a rank fails
-    later on. Raises :class:`DoesNotFit`, before any weight is read where that can be known, and what plugins raise.
+    later on. Raises :class:`~engine.startup.memory.budget.DoesNotFit`, before any weight is read where that can be
+    known, and what plugins raise.
     """
     rank = Rank(plan, 0, on_progress, free)
     rank.bind()
@@ -323,14 +115,6 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
     return Engine(core, _describe(rank, ranks, notes), bound)
 
 
-def _program_notes(rank: Rank) -> tuple[str, ...]:
-    model, steps = rank.model, rank.runner.model.small_steps
-    why = model.why_uncaptured or (rank.why_not_captured if rank.plan.execution == "graphs" else "")
-    if why:
-        return (f"a step runs uncaptured (slower): {why}",)
-    return () if steps is None else steps.programs.notes()
-
-
 def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...]) -> EngineInfo:
     model, runner, memory, pool = rank.model, rank.runner, rank.memory, rank.pool
     kv, steps, phases = runner.kv, runner.model.small_steps, rank.phase.done
@@ -356,134 +140,6 @@ def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...]) -
         notes=(*rank.notes(), *notes),
         ranks=ranks,
     )
-
-
-def load_plan(
-    plan: EnginePlan,
-    bound: BoundEngine,
-    on_progress: OnProgress = lambda _: None,
-    own: RankGraph | None = None,
-    collectives: Communicator | None = None,
-) -> LoweredModel:
-    """The model of a plan, lowered as the plan says; or with several ranks the one's ``own`` share of it."""
-
-    def loaded(fraction: float, detail: str) -> None:
-        if plan.device.kind == "cpu":
-            give_back_freed_memory()  # what one layer needed for a moment must not add up over all of them
-        on_progress(Progress("load weights", fraction, detail))
-
-    return load_model(
-        plan.model,
-        recorded(bound.architecture, plan.model),
-        bound.quantizer,
-        bound.attention_kernel,
-        bound.kv_format,
-        plan.dtype,
-        plan.device.kind,
-        loaded,
-        kernels=kernels_for(plan.execution, plan.device.kind),
-        max_len=plan.max_len,
-        own=None if own is None else own.graph,
-        collectives=collectives,
-    )
-
-
-def _make_runner(
-    plan: EnginePlan,
-    bound: BoundEngine,
-    model: LoweredModel,
-    found: CacheGroups,
-    groups: Sequence[KVGroup],
-    max_len: int,
-    exchange: Exchange | None = None,
-) -> ModelRunner:
-    block_size, device = bound.context.block_size, plan.device.kind
-    num_blocks = [group.num_blocks for group in groups]
-    kv = KVCache(found, bound.kv_format, num_blocks, block_size, plan.dtype, device)
-    for layer, scales in enumerate(model.kv_scales):
-        if scales is not None:
-            kv.set_scales(layer, *scales)
-    rows, drafts, vocab_size = bound.context.max_requests, bound.drafter.max_width, plan.model.vocab_size
-    tables = DeviceTables(rows, max_len, drafts, block_size, device, vocab_size, len(groups), found.token_shares)
-    aux_layers = aux_layers_of(bound.drafter) if exchange is None else exchange.own_aux_layers
-    model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers)
-    drafter = on_device(bound.drafter) if exchange is None or exchange.samples else None
-    if exchange is not None:
-        tables.agreed = exchange.agreed
-    return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables), exchange)
-
-
-@torch.inference_mode()
-def start_drafter(plan: EnginePlan, bound: BoundEngine, drafter: DeviceDrafter, runner: ModelRunner) -> None:
-    """Hand a drafter what it works with. Raises :class:`DoesNotFit` for weights that do not fit it or the target."""
-    loading = DraftLoading(
-        dtype=plan.dtype,
-        max_len=plan.max_len,
-        attention=bound.attention_kernel,
-        kv_format=bound.kv_format,
-        kernels=kernels_for(plan.execution, plan.device.kind),
-        describe=partial(recorded, bound.architecture),
-        quantizer=partial(_quantizer_for, plan, bound),
-    )
-    try:
-        drafter.start(DraftEngine(runner.model, runner.kv, runner.tables, loading))
-    except (ValueError, AssemblyError) as error:
-        raise DoesNotFit(f"drafter={plan.choice('drafter').name}: {error}") from error
-
-
-def _quantizer_for(plan: EnginePlan, bound: BoundEngine, model: ModelFacts) -> Quantizer:
-    """The plan's quantizer for another checkpoint."""
-    (quantizer,) = build_slots(plan, ("quantizer",), replace(bound.context, model=model))["quantizer"]
-    assert isinstance(quantizer, Quantizer)
-    return quantizer
-
-
-def capture_graphs(
-    runner: ModelRunner, bound: BoundEngine, capture: Capture, on_progress: OnProgress = lambda progress: None
-) -> None:
-    """Capture decode steps, and behind them what a drafter on the device does that may be captured. Raises
-    :class:`AssemblyError` for a drafter that says so and cannot be."""
-    aux_layers, buckets, drafts = aux_layers_of(bound.drafter), graph_buckets(bound), drafts_of(runner)
-    drafter = None if drafts is None else drafts.drafter
-    graphs = len(buckets) + len(draft_buckets(drafter, buckets))
-
-    def captured(done: int, count: int, fraction: float, what: str) -> None:
-        """``fraction`` of the ``count`` graphs that follow ``done`` others."""
-        on_progress(Progress("capture graphs", (done + fraction * count) / graphs, what))
-
-    runner.graphs = StepGraphs(runner.model, runner.kv, runner.tables, aux_layers, buckets, capture)
-    runner.graphs.capture(partial(captured, 0, len(buckets)))
-    if drafts is None or not may_be_captured(drafts.drafter):
-        return
-    behind = DraftGraphs(drafts.drafter, runner.graphs, capture)
-    try:
-        behind.capture(partial(captured, len(buckets), graphs - len(buckets)))
-    except NotCapturable as error:
-        name = bound.plan.choice("drafter").name
-        raise AssemblyError([f"drafter={name} {error}; execution=compile captures nothing"]) from error
-    drafts.graphs = behind
-
-
-def drafts_of(runner: ModelRunner) -> Drafts | None:
-    """What a drafter on the device does behind a runner's steps."""
-    assert runner.drafts is None or isinstance(runner.drafts, Drafts)
-    return runner.drafts
-
-
-def describe_drafting(runner: ModelRunner) -> tuple[str, ...]:
-    """How a drafter on the device runs behind captured steps, for the plan."""
-    drafts = drafts_of(runner)
-    if runner.graphs is None or drafts is None:
-        return ()
-    if drafts.graphs is None:
-        return ("Drafts: eager behind every step: the drafter cannot be captured",)
-    return (f"Drafts: captured, {len(drafts.graphs.buckets)} graphs; eager behind prompts",)
-
-
-def graph_buckets(bound: BoundEngine) -> list[Bucket]:
-    """Every decode shape worth a graph."""
-    shapes = product(row_buckets(bound.context.max_requests), query_buckets(bound.drafter.max_width))
-    return [Bucket(rows, queries) for rows, queries in shapes]
 
 
 def make_core(

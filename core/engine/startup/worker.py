@@ -160,7 +160,7 @@ class Worker:
         self._link.send(Present(plan_hash(plan), checkpoint_hash(plan.model.path)))
         self._next(Begin)
         self._where = lambda: Where("import torch")
-        from engine.startup.build import Rank
+        from engine.startup.rank import Rank
         from engine.step.ranked import RankSteps
 
         rank = Rank(plan, assignment.rank, threads=assignment.threads)
@@ -207,13 +207,6 @@ def address_of(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """A machine at the other end that is gone is noticed after some ten seconds."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
 def join(address: str, rank: int = -1, seconds: float = JOIN_S) -> socket.socket | None:
     """Connect to an engine process that waits for workers at ``HOST:PORT``, and say who this is: a line of the token in
     the environment and the rank (-1: any). ``None``: nobody was there for so long."""
@@ -228,7 +221,6 @@ def join(address: str, rank: int = -1, seconds: float = JOIN_S) -> socket.socket
             continue
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_alive(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREACHED_S))
         connection.sendall(f"{os.environ.get(TOKEN, '')} {rank}\n".encode())
         return connection

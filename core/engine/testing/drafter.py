@@ -26,7 +26,7 @@ from engine.contracts.drafter import DeviceDrafter, Draft, DraftRow, HostDrafter
 from engine.drafting.behind import Drafts
 from engine.kv.cache import KVCache
 from engine.kv.groups import cache_groups
-from engine.startup.build import capture_graphs, load_plan, start_drafter
+from engine.startup.rank import capture_graphs, load_plan, start_drafter
 from engine.step.runner import ModelRunner
 from engine.step.tables import DeviceTables
 from engine.testing.no_sync import NoSync, as_on_a_gpu

@@ -19,7 +19,7 @@ class JoinConfig(ParallelismConfig):
     host: str = "127.0.0.1"
     """An address of this machine that the workers reach."""
     port: int = 29600
-    """Where workers join; 0: a free one."""
+    """Where workers join; 0: a free one, which is another one whenever the engine starts again."""
     wait_s: float = 300.0
     """How long workers are waited for."""
 

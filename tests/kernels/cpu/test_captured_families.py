@@ -18,7 +18,7 @@ from engine.contracts.model import ModelFacts
 from engine.kernels.model import LoweredModel
 from engine.kernels.settings import MOST_TOKENS
 from engine.models.record import recorded
-from engine.startup.build import load_plan
+from engine.startup.rank import load_plan
 from engine.testing.architecture import tensors_of
 from tests.kernels.cpu.test_captured_steps import TOKENS, compare
 from tests.kernels.paged_loop import BLOCK_SIZE, PagedLoop

@@ -17,7 +17,7 @@ from engine.kernels.metadata import ForwardMetadata
 from engine.kernels.model import LoweredModel
 from engine.kernels.settings import MOST_TOKENS
 from engine.models.record import recorded
-from engine.startup.build import load_plan
+from engine.startup.rank import load_plan
 from engine_plugins.architecture.llama import LlamaArchitecture
 from engine_plugins.attention_kernel.torch_paged import TorchAttention
 from tests.kernels.paged_loop import BLOCK_SIZE, PagedLoop

@@ -18,7 +18,8 @@ from engine.assembly.assemble import assemble
 from engine.contracts.drafter import DraftRows, DraftTokens
 from engine.contracts.model import ModelFacts
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.startup.build import DoesNotFit, build_engine
+from engine.startup.build import build_engine
+from engine.startup.memory.budget import DoesNotFit
 from engine.testing.context import build_context
 from engine_plugins.drafter.config import Eagle3Config
 from engine_plugins.drafter.eagle3.checkpoint import read_facts

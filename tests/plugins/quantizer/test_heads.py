@@ -10,7 +10,7 @@ from tests.kernels import tiny
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
-from engine.startup.build import load_plan
+from engine.startup.rank import load_plan
 from engine_plugins.quantizer.rounding import to_int4, to_int8
 
 GROUP = 32

@@ -79,10 +79,9 @@ class Grouped:
     lossless = True
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
-        quantum = GROUP if spec.shard == "in" else 1
         axes = {"out": 0, "in": 1}
         bias = StoredTensor("bias", {"out": 0}, optional=True)
-        return (StoredTensor("codes", axes, quantum), StoredTensor("scales", axes), bias)
+        return (StoredTensor("codes", axes), StoredTensor("scales", axes, {"in": GROUP}), bias)
 
     def dense(self, part: Mapping[str, Tensor]) -> Tensor:
         return part["codes"].float() * part["scales"].repeat_interleave(GROUP, dim=1)
@@ -159,13 +158,13 @@ class ScalesStayWhole(Grouped):
         return (codes, replace(scales, shard_axes={"out": 0}, replicated=("in",)), bias)
 
 
-@mutant(GroupedSuite, CUTS, raises=ValueError)
-class QuantumInFeatures(Grouped):
-    """Gives the quantum of its scales in input features, where entries of the tensor are meant."""
+@mutant(GroupedSuite, CUTS, raises=RuntimeError)
+class ScalesOfOneInput(Grouped):
+    """Does not say that an entry of its scales is of a group of inputs."""
 
     def stored(self, spec: LinearSpec) -> Sequence[StoredTensor]:
         codes, scales, bias = super().stored(spec)
-        return (codes, replace(scales, quantum=GROUP), bias)
+        return (codes, replace(scales, per_entry={}), bias)
 
 
 @mutant(GroupedSuite, CUTS)

@@ -13,8 +13,8 @@ from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import broken, shown
 from engine.checkpoint.tensors import Checkpoint, Cut, TensorEntry
-from engine.contracts.graph import Graph
-from engine.contracts.ops import Embed, Experts, HeadLinear, Linear, LinearSpec
+from engine.contracts.graph import Graph, Node
+from engine.contracts.ops import Embed, Experts, HeadLinear, Linear, LinearSpec, Norm
 from engine.contracts.quantizer import Quantizer, SizedQuantizer
 from engine.kernels.backends import fused_graph
 from engine.kernels.settings import Kernel
@@ -101,7 +101,7 @@ class _Sizer:
                         yield node.op.num_heads * node.op.rows * node.op.features * self._dtype.itemsize, 0
                     by_heads.add(node.op.name)
                 else:
-                    yield sum(prod(shape) for _, shape in small_tensors_of(node)) * torch.float32.itemsize, 0
+                    yield sum(_numbers(node, shape) for _, shape in small_tensors_of(node)) * torch.float32.itemsize, 0
 
     def table(self, op: Embed) -> Iterator[tuple[int, int]]:
         rows = op.vocab_size if op.rows is None else op.rows.size
@@ -174,6 +174,12 @@ class _Sizer:
     def _on_host(self, num_bytes: int) -> int:
         """Stored tensors pass through host memory: on another device they take nothing."""
         return num_bytes if self._device == "cpu" else 0
+
+
+def _numbers(node: Node, shape: tuple[int, ...]) -> int:
+    """What this rank has of a tensor that is held as it is."""
+    own = node.op.heads if isinstance(node.op, Norm) else None
+    return prod(shape) if own is None else prod(shape) * own.size // own.whole
 
 
 def _of(entry: TensorEntry, cuts: Sequence[Cut]) -> int:
