@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pytest
@@ -142,6 +142,13 @@ def test_an_unknown_storage_dtype_is_named() -> None:
     kv_format.storage_dtype = lambda compute_dtype: "int9"  # type: ignore[method-assign]
     with pytest.raises(PluginError, match="'int9'"):
         KVCache(LAYERS, kv_format, [1], 8, "float32", "cpu")
+
+
+def test_a_stage_without_a_layer_of_a_group_has_nothing_to_copy() -> None:
+    window = KVSpec(MODEL.num_kv_heads, MODEL.head_dim, Reach("window", 8))
+    stage = replace(cache_groups([SPEC, window]), caches=(SPEC,), group_of=(0,))
+    cache = KVCache(stage, NativeFormat(SlotConfig(), CONTEXT), [4, 4], 8, "float32", "cpu")
+    cache.copy_block(1, 3, 2)
 
 
 def test_a_copied_block_of_a_group_changes_its_caches_alone() -> None:

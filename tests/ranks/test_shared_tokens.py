@@ -190,7 +190,7 @@ def test_the_same_memory_is_for_as_many_times_more_tokens(tmp_path: Path) -> Non
 SETS = {
     "overlap": (),
     "no overlap, small chunks": ("overlap=false", "scheduler=chunked_prefill", "scheduler.token_budget=24"),
-    "preempted": ("scheduler=continuous", "kv_allocator=paged", "memory.kv_tokens=144"),
+    "preempted": ("scheduler=continuous", "kv_allocator=paged", "memory.kv_tokens=128"),
     "ngram": ("drafter=ngram", "drafter.adaptive=false"),
 }
 
@@ -200,9 +200,10 @@ def test_an_engine_whose_ranks_share_latent_keys_says_what_one_rank_says(name: s
     """Prefixes that are cached included: every text is asked for twice."""
     with checkpoints(experts.TestDeepSeek, "deepseek_v2") as (model, _, _):
         common = ("model.max_len=128", *SETS[name])
-        alone = answers(plan_of(model.path, *common))
+        preempted = name == "preempted"
+        alone = answers(plan_of(model.path, *common), preempted)
         layout = ("parallelism=threads", "communicator=simulated", "parallelism.tp=2", "parallelism.dcp=2")
-        assert_same_but_for_ties(answers(plan_of(model.path, *common, *layout)), alone)
+        assert_same_but_for_ties(answers(plan_of(model.path, *common, *layout), preempted), alone)
 
 
 def test_processes_that_share_tokens_say_what_one_process_says() -> None:
@@ -227,32 +228,35 @@ Said = dict[str, tuple[list[int], list[Any]]]
 """By request: tokens, and the logprobs of each."""
 
 
-def answers(plan: Any) -> Said:
+def answers(plan: Any, preempted: bool = False) -> Said:
+    """``preempted``: requests must have been."""
     engine = build_engine(plan)
     try:
-        found: Said = {}
+        found, preemptions = Said(), 0
         for again in ("", " again"):
-            found |= asked(engine, again)
+            preemptions += asked(engine, again, found)
             engine.core.check_idle()
+        assert bool(preemptions) == preempted
         return found
     finally:
         engine.core.close()
 
 
-def asked(engine: Engine, suffix: str) -> Said:
-    for i, temperature in enumerate((0.0, 0.8, 0.0)):
-        length = (5, 40, 77)[i]
+def asked(engine: Engine, suffix: str, found: Said) -> int:
+    """How often requests were preempted."""
+    preemptions = 0
+    for i, length in enumerate((5, 21, 37, 12, 77, 40)):
         tokens = tuple(TOKENS[j % 11 + i] for j in range(length))
-        sampling = SamplingParams(max_tokens=24, temperature=temperature, seed=i, ignore_eos=True, logprobs=2)
+        sampling = SamplingParams(max_tokens=24, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=2)
         engine.core.submit(EngineRequest(f"{i}{suffix}", tokens, sampling))
-    found: Said = {}
     while engine.core.has_work:
         for out in engine.core.step().outputs:
             assert not out.error, out.error
             tokens, logprobs = found.setdefault(out.request_id, ([], []))
             tokens.extend(out.tokens)
             logprobs.extend(out.logprobs or ())
-    return found
+            preemptions += out.timings.preemptions if out.timings is not None else 0
+    return preemptions
 
 
 def assert_same_but_for_ties(ours: Said, theirs: Said) -> None:

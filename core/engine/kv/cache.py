@@ -110,6 +110,8 @@ class KVCache:
         """Make the tokens of a block those of another one, in all caches of a group, drafters' as well. The state
         behind the block is not copied: it is written when the last token is computed, and not read before."""
         blocks = self._blocks[group]
+        if not blocks:  # a stage may have no layer of the group
+            return
         torch._foreach_copy_([stored[target] for stored in blocks], [stored[source] for stored in blocks])
 
     def _in_blocks(self, caches: Sequence[int]) -> list[Tensor]:
