@@ -17,7 +17,7 @@ import pytest
 from tests.needs import needs_network_namespaces
 from tests.ranks.processes import ANSWER, Server, is_soon
 
-pytestmark = needs_network_namespaces
+pytestmark = [needs_network_namespaces, pytest.mark.slow]
 
 READY_S = 120.0
 TIMEOUT_S = 5.0
