@@ -34,7 +34,7 @@ LONG = 6000
 @given(view=views())
 def test_an_idle_engine_starts_with_the_most_important_request(scheduler: Scheduler, view: SchedulerView) -> None:
     """The contract leaves the order to the policy; these three promise (priority, turn, arrival)."""
-    if view.running or not view.waiting or not view.free_rows:
+    if view.num_running or not view.waiting or not view.free_rows:
         return
     first = view.waiting[0]
     if fit(view.blocks_needed(first.request_id, first.remaining), view.free_blocks):
