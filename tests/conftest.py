@@ -2,12 +2,15 @@
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+# Tests of tools, and with them, import ``tools`` from the repository.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 # Tests run tiny models: threads would only wait for each other. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

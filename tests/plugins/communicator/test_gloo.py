@@ -20,6 +20,7 @@ class Gloo(CommunicatorConformance):
         return makes.gloo()
 
 
+@pytest.mark.slow
 class TestInThreads(Gloo):
     sizes = (3,)
 

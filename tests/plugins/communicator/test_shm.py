@@ -27,6 +27,7 @@ class TestInProcesses(InProcesses, NativeConformance):
     maker = staticmethod(makes.shm)
 
 
+@pytest.mark.slow
 class TestEightRanks(InProcesses, NativeConformance):
     """More than there are processors, mostly: whoever waits must let the others run."""
 
