@@ -54,10 +54,9 @@ def needs_of(chosen: Chosen) -> list[Need]:
     found = [Need(label, slot, name) for slot, names in provider.requires.items() for name in names]
     try:
         config: SlotConfig = values.build(chosen.offer.config_class, chosen.config)
-        by_config = config.requires()
     except Exception:
         return found  # reported where the configuration was composed
-    return found + [Need(label, slot, name) for slot, names in by_config.items() for name in names]
+    return found + [Need(label, slot, name) for slot, names in config.requires().items() for name in names]
 
 
 def choose(

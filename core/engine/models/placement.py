@@ -79,8 +79,8 @@ def place(
 def _shares(graph: Graph, layout: Layout, units: Units) -> Shares | None:
     if layout.tp == 1:
         return None
+    _check_experts(graph, layout.ep)
     try:
-        _check_experts(graph, layout.ep)
         found = shares_of(graph, units, layout.tp, layout.ep)
     except ValueError as error:
         fit = ", ".join(map(str, _fitting(graph, units)))
@@ -108,7 +108,7 @@ def _check_experts(graph: Graph, ep: int) -> None:
     counts = {node.op.num_experts for node in graph.nodes if isinstance(node.op, Experts)}
     if ep > 1 and (not counts or min(counts) < ep):
         have = f"has {min(counts)} experts" if counts else "has no experts"
-        raise ValueError(f"parallelism.ep={ep}: the model {have}")
+        raise ValueError(f"parallelism.ep={ep}: the model {have}; use parallelism.ep={min(counts, default=1)} or less")
 
 
 def _check_tokens(graph: Graph, shares: Shares, layout: Layout) -> None:
