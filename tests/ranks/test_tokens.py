@@ -23,6 +23,9 @@ LAYOUTS = {
     "pp=3": ("parallelism.pp=3",),
     "tp=2 pp=2": ("parallelism.tp=2", "parallelism.pp=2"),
     "tp=4 dcp=2": ("parallelism.tp=4", "parallelism.dcp=2"),
+    "pcp=2": ("parallelism.pcp=2", "parallelism.pcp_min_tokens=4"),
+    "tp=2 pcp=3": ("parallelism.tp=2", "parallelism.pcp=3", "parallelism.pcp_min_tokens=4"),
+    "pp=2 pcp=2": ("parallelism.pp=2", "parallelism.pcp=2", "parallelism.pcp_min_tokens=4"),
 }
 SETS = {
     "overlap": (),
@@ -36,7 +39,8 @@ SETS = {
 QUICK = [
     ("tp=2", "overlap"), ("tp=2", "small chunks"), ("tp=2", "preempted"), ("tp=2", "eagle3"),
     ("pp=2", "overlap"), ("pp=2", "ngram"), ("pp=2", "eagle3"), ("pp=2", "preempted"), ("tp=2 pp=2", "overlap"),
-    ("tp=4 dcp=2", "small chunks"), ("tp=4 dcp=2", "ngram"),
+    ("tp=4 dcp=2", "small chunks"), ("tp=4 dcp=2", "ngram"), ("pcp=2", "small chunks"), ("pcp=2", "eagle3"),
+    ("tp=2 pcp=3", "ngram"), ("pp=2 pcp=2", "overlap"),
 ]  # fmt: skip
 SLOW = [pair for pair in product(LAYOUTS, SETS) if pair not in QUICK]
 PAIRS = [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)]

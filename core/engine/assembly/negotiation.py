@@ -96,13 +96,15 @@ def _parallel_problems(chosen: list[Chosen], device: DeviceFacts) -> list[str]:
     """On GPUs every rank has one of its own."""
     problems = []
     for config in (one.config for one in chosen if one.slot == "parallelism"):
-        tp, pp, nodes = int(config["tp"]), int(config["pp"]), int(config["nodes"])
-        here = tp * pp // nodes
+        tp, pp, pcp, nodes = (int(config[name]) for name in ("tp", "pp", "pcp", "nodes"))
+        here = tp * pp * pcp // nodes
         if device.kind != "cuda" or here <= device.count or config["share_devices"]:
             continue
-        fit = [f"parallelism.tp={n}" for n in range(1, device.count * nodes + 1) if n * pp <= device.count * nodes]
+        devices = device.count * nodes
+        fit = [f"parallelism.tp={n}" for n in range(1, devices + 1) if n * pp * pcp <= devices]
+        sizes = f"parallelism.tp={tp} parallelism.pp={pp}" + (f" parallelism.pcp={pcp}" if pcp > 1 else "")
         problems.append(
-            f"parallelism.tp={tp} parallelism.pp={pp}: {here} ranks on this machine need {here} GPUs, and "
+            f"{sizes}: {here} ranks on this machine need {here} GPUs, and "
             f"{device.count} can be seen (CUDA_VISIBLE_DEVICES?); use {listing(fit) or 'parallelism.pp=1'}, or "
             "parallelism.nodes for GPUs of several machines"
         )

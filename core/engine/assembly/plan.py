@@ -67,7 +67,7 @@ class EnginePlan:
     def layout(self) -> Layout:
         """Who works with whom."""
         config = self.choice("parallelism").config
-        return Layout(int(config["tp"]), int(config["pp"]), int(config["ep"]), int(config["dcp"]))
+        return Layout(*(int(config[name]) for name in ("tp", "pp", "ep", "dcp", "pcp")))
 
     @property
     def block_size(self) -> int:

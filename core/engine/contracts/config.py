@@ -104,13 +104,14 @@ class ParallelismConfig(SlotConfig):
     """Pipeline parallelism: stages that hold some layers each."""
     ep: int = 1
     """Expert parallelism: over how many of a stage's ``tp`` ranks whole experts are spread; divides ``tp``."""
-    dp: int = 1
-    """Data-parallel attention; only 1 so far."""
-    sp: int = 1
-    """Sequence parallelism; only 1 so far."""
     dcp: int = 1
     """Decode context parallelism: how many of a stage's ``tp`` ranks that hold the same key-value heads cache different
     tokens; divides ``tp``."""
+    pcp: int = 1
+    """Prefill context parallelism: how many times the ``tp`` ranks of a stage are there, to share out the tokens of
+    large steps."""
+    pcp_min_tokens: int = 256
+    """Tokens of the smallest step that is shared out so; each rank computes smaller ones alone."""
     nodes: int = 1
     """Machines, with as many ranks each."""
     share_devices: bool = False
@@ -119,20 +120,30 @@ class ParallelismConfig(SlotConfig):
     """When a rank has died, or has not got on for so long, every stream has ended in an error event."""
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "ep", "dp", "sp", "dcp", "nodes"):
+        for name in ("tp", "pp", "ep", "dcp", "pcp", "pcp_min_tokens", "nodes"):
             at_least(f"parallelism.{name}", getattr(self, name), 1)
         at_least("parallelism.timeout_s", self.timeout_s, 2)
-        for name in ("dp", "sp"):
-            if (size := getattr(self, name)) > 1:
-                raise ValueError(f"parallelism.{name}={size}: only 1 is supported; use parallelism.tp, pp and ep")
         for name in ("ep", "dcp"):
             if self.tp % (size := getattr(self, name)):
                 raise ValueError(f"parallelism.{name}={size}: does not divide parallelism.tp={self.tp}")
-        if self.tp * self.pp % self.nodes:
+        if self.dcp > 1 and self.pcp > 1:
             raise ValueError(
-                f"parallelism.nodes={self.nodes}: does not divide the {self.tp * self.pp} ranks of "
-                f"parallelism.tp={self.tp} parallelism.pp={self.pp}"
+                f"parallelism.pcp={self.pcp} parallelism.dcp={self.dcp}: ranks that share out the tokens of a step "
+                "have the whole cache; use one of them"
             )
+        if self.num_ranks % self.nodes:
+            ranks = f"{self.num_ranks} ranks of {self.sizes}"
+            raise ValueError(f"parallelism.nodes={self.nodes}: does not divide the {ranks}")
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp * self.pcp * self.pp
+
+    @property
+    def sizes(self) -> str:
+        """What the ranks are for, for messages."""
+        pcp = f" parallelism.pcp={self.pcp}" if self.pcp > 1 else ""
+        return f"parallelism.tp={self.tp} parallelism.pp={self.pp}{pcp}"
 
     def requires(self) -> Mapping[str, tuple[str, ...]]:
         return {"communicator": ("several_machines",)} if self.nodes > 1 else {}

@@ -44,5 +44,5 @@ class Layers:
     def write(self, x: Tensor, metadata: ForwardMetadata) -> None:
         context = metadata.context(self._rotate, self._attention, self._kv)
         steps = self._layers[0].steps
-        last = next(index for index, step in enumerate(steps) if step.writes_kv)
+        last = next(index for index, step in enumerate(steps) if step.writes is not None)
         LoweredBlock(steps[: last + 1]).run(dict.fromkeys(self._inputs, x), context)

@@ -82,6 +82,8 @@ class Estimate:
 
     def __post_init__(self) -> None:
         layout = self.layout
+        if layout.pcp > 1:
+            raise EstimateError(f"parallelism.pcp={layout.pcp}: no estimate is made of it; use parallelism.pcp=1")
         if min(layout.tp, layout.pp, layout.ep, layout.dcp) < 1:
             raise EstimateError(
                 f"parallelism.tp={layout.tp} parallelism.pp={layout.pp} parallelism.ep={layout.ep}: expected at least 1"

@@ -484,5 +484,5 @@ def _by_part(spec: LinearSpec, whole: Mapping[str, Tensor]) -> list[Mapping[str,
 
 
 def _step(fused: Fused[Kernel], lowered: Lowered) -> Step:
-    writes_kv = any(isinstance(node.op, KVWrite) for node in fused.nodes)
-    return Step(lowered.call, fused.inputs, fused.outputs, tuple(fused.last_use), writes_kv)
+    written = next((node.cache for node in fused.nodes if isinstance(node.op, KVWrite)), None)
+    return Step(lowered.call, fused.inputs, fused.outputs, tuple(fused.last_use), written)

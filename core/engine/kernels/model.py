@@ -33,6 +33,9 @@ class ForwardBatch:
     """By KV group: they differ in block tables alone."""
     row_ids: Tensor
     """int64 ``[num_tokens]``: the row of the device tables each token belongs to."""
+    written: Callable[[Cache, int], None] | None = None
+    """Where ranks share out the tokens of a step: called with the number of a cache that has the keys and values of
+    this rank's tokens, to bring in those of all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,10 @@ class Cache(Protocol):
 
     def write(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor | None = None) -> None: ...
 
+    def stored(self, cache: int, slots: Tensor) -> Tensor: ...
+
+    def store(self, cache: int, slots: Tensor, stored: Tensor) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
@@ -74,6 +81,8 @@ class StepContext:
     """int64 ``[num_tokens]``"""
     batches: tuple[AttentionBatch, ...]
     """By KV group."""
+    written: Callable[[Cache, int], None] | None = None
+    """See :attr:`ForwardBatch.written`."""
 
     def slots(self, cache: int) -> Tensor:
         """Where the keys and values of a cache go."""
@@ -95,7 +104,8 @@ class Step:
     outputs: tuple[int, ...]
     last_use: tuple[int, ...]
     """Values that nobody reads behind it."""
-    writes_kv: bool = False
+    writes: int | None = None
+    """The cache that keys and values go into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +127,8 @@ class LoweredBlock:
                 values[step.outputs[0]] = made
             elif step.outputs:
                 values.update(zip(step.outputs, made, strict=True))
+            if step.writes is not None and context is not None and context.written is not None:
+                context.written(context.kv, step.writes)
 
     def of_rows(self, rows: Tensor) -> Tensor:
         """What the block's last call makes of the one value that its first reads."""
@@ -207,7 +219,7 @@ class LoweredModel:
         stage that hands on more than its residual stream (:attr:`Graph.handed_on`), then the rest of that.
         ``received``: what the stage before handed on, ``[T, size]`` each; it may be overwritten.
         """
-        if self.small_steps is not None:
+        if self.small_steps is not None and batch.written is None:
             done = self.small_steps(batch, kv, aux_layers, received)
             if done is not None:
                 return done
@@ -225,7 +237,9 @@ class LoweredModel:
         """:meth:`forward` with what the attention kernel prepared for this batch, by KV group: the part that can be
         captured, or written as a program, of values."""
         rotations = self.rotate(batch.positions)
-        context = StepContext(rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention)
+        context = StepContext(
+            rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention, batch.written
+        )
         if self.graph.received:
             values = dict(zip(self.graph.received, received, strict=True))
         else:

@@ -57,6 +57,9 @@ class KVCache:
         self.states: Mapping[int, StateCache] = states
         self._key_slots = {cache: as_bits(layer.k.flatten(0, 1)) for cache, layer in self.layers.items()}
         self._value_slots = {cache: as_bits(layer.v.flatten(0, 1)) for cache, layer in self.layers.items()}
+        self._slots = {
+            cache: [as_bits(own.flatten(0, 1)) for own in self._own_tensors(cache) if own.dim() > 2] for cache in layers
+        }
         self._blocks = [self._in_blocks(groups.members(group)) for group in range(groups.num_groups)]
 
     @staticmethod
@@ -105,6 +108,17 @@ class KVCache:
         self._store(self._key_slots[layer], cache.k_scale, slot_mapping, k)
         if v is not None:
             self._store(self._value_slots[layer], cache.v_scale, slot_mapping, v)
+
+    def stored(self, cache: int, slots: Tensor) -> Tensor:
+        """What a cache of keys and values has at int64 ``slots [n]``: uint8 ``[n, bytes of a token]``."""
+        return torch.cat([own[slots].flatten(1).view(torch.uint8) for own in self._slots[cache]], dim=1)
+
+    def store(self, cache: int, slots: Tensor, stored: Tensor) -> None:
+        """Put there what :meth:`stored` found, perhaps on another rank. No slot may occur twice."""
+        tensors = self._slots[cache]
+        sizes = [own[0].numel() * own.itemsize for own in tensors]
+        for own, part in zip(tensors, torch.split(stored, sizes, dim=1), strict=True):
+            own.index_copy_(0, slots, part.contiguous().view(own.dtype).view(-1, *own.shape[1:]))
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Make the tokens of a block those of another one, in all caches of a group, drafters' as well. The state

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``tp`` ranks share out every layer, ``pp`` stages hold some layers each: rank ``stage * tp + index``.
+    """``tp`` ranks share out every layer, ``pcp`` times so many share out the tokens of large steps, and ``pp`` stages
+    hold some layers each: rank ``(stage * pcp + part) * tp + index``.
 
     ``ep``: over how many ranks of a stage whole experts are spread; inside of such a share ``tp / ep`` ranks cut
     experts like everything else. ``dcp``: how many ranks of a stage that follow one another cache different tokens of
@@ -19,6 +20,7 @@ class Layout:
     pp: int = 1
     ep: int = 1
     dcp: int = 1
+    pcp: int = 1
 
     def __post_init__(self) -> None:
         for name in ("ep", "dcp"):
@@ -27,34 +29,45 @@ class Layout:
 
     @property
     def size(self) -> int:
-        return self.tp * self.pp
+        return self.stage_size * self.pp
+
+    @property
+    def stage_size(self) -> int:
+        return self.tp * self.pcp
 
     def stage(self, rank: int) -> int:
-        return rank // self.tp
+        return rank // self.stage_size
 
     def index(self, rank: int) -> int:
-        """In its stage."""
+        """Which share of every layer it has."""
         return rank % self.tp
+
+    def part(self, rank: int) -> int:
+        """Which part of a step's tokens it computes."""
+        return rank % self.stage_size // self.tp
 
     @property
     def chooser(self) -> int:
         """The rank that chooses tokens: the first of the last stage."""
-        return (self.pp - 1) * self.tp
+        return (self.pp - 1) * self.stage_size
 
     def groups(self, rank: int) -> Mapping[str, tuple[int, ...]]:
-        """As :attr:`engine.contracts.communicator.World.groups`: ``world``, ``tp``, the ranks of its stage, and where
-        ranks share out tokens ``dcp``, those that share them with it."""
-        first = self.stage(rank) * self.tp
-        found = {"world": tuple(range(self.size)), "tp": tuple(range(first, first + self.tp))}
+        """As :attr:`engine.contracts.communicator.World.groups`: ``world``, ``stage``, ``tp``, the ranks that
+        share out layers with it, and where ranks share out tokens ``pcp`` or ``dcp``, those that share them with it."""
+        stage, first = self.stage(rank) * self.stage_size, rank // self.tp * self.tp
+        ranks = {"world": range(self.size), "stage": range(stage, stage + self.stage_size)}
+        ranks["tp"] = range(first, first + self.tp)
+        if self.pcp > 1:
+            ranks["pcp"] = range(stage + self.index(rank), stage + self.stage_size, self.tp)
         if self.dcp > 1:
             first += self.index(rank) // self.dcp * self.dcp
-            found["dcp"] = tuple(range(first, first + self.dcp))
-        return found
+            ranks["dcp"] = range(first, first + self.dcp)
+        return {name: tuple(members) for name, members in ranks.items()}
 
     def before(self, rank: int) -> int | None:
         """The rank of the stage before that hands it the residual stream."""
-        return rank - self.tp if rank >= self.tp else None
+        return rank - self.stage_size if rank >= self.stage_size else None
 
     def behind(self, rank: int) -> int | None:
         """The rank of the next stage that it hands the residual stream to."""
-        return rank + self.tp if rank + self.tp < self.size else None
+        return rank + self.stage_size if rank + self.stage_size < self.size else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, groupby
 
-from engine.contracts.graph import EVERY_TOKEN, Block, Cached, Graph, KVSpec, Node, TokenShare
+from engine.contracts.graph import EVERY_TOKEN, Block, Cached, Graph, KVSpec, Node, StateSpec, TokenShare
 from engine.contracts.ops import (
     AllGather,
     AllReduce,
@@ -67,6 +67,10 @@ def place(
     be shared out so, naming what cannot and which sizes could be."""
     if layout.size == 1:
         return (_cut_stage(graph, Stage(0, len(graph.layers)), drafts),)
+    if layout.pcp > 1 and any(isinstance(spec, StateSpec) for spec in graph.caches):
+        raise ValueError(
+            f"parallelism.pcp={layout.pcp}: recurrent layers compute tokens one after another; use parallelism.pcp=1"
+        )
     stages = stages_of(graph, layout.pp, costs)
     shares = _shares(graph, layout, units)
     found = []

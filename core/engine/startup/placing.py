@@ -48,7 +48,8 @@ def holding(own: RankGraph, layout: Layout, rank: int) -> str:
     what += ["embedding"] * bool(own.graph.embed.nodes) + ["head"] * bool(own.graph.head.nodes)
     share = f"; share {layout.index(rank) + 1} of {layout.tp}" if layout.tp > 1 else ""
     tokens = f"; stretch {layout.index(rank) % layout.dcp + 1} of {layout.dcp} of every KV block"
-    return ", ".join(what) + share + (tokens if layout.dcp > 1 else "")
+    part = f"; part {layout.part(rank) + 1} of {layout.pcp} of large steps"
+    return ", ".join(what) + share + (tokens if layout.dcp > 1 else "") + (part if layout.pcp > 1 else "")
 
 
 def rank_infos(plan: EnginePlan, memory: Sequence[MemoryPlan]) -> tuple[RankInfo, ...]:

@@ -15,7 +15,7 @@ from engine.step.ranked import RankStatus
 def pairs(layout: Layout) -> Iterator[tuple[int, int]]:
     """Ranks of one stage, and those that hand over from stage to stage, in an order that is the same on all ranks."""
     for stage in range(layout.pp):
-        yield from combinations(range(stage * layout.tp, (stage + 1) * layout.tp), 2)
+        yield from combinations(range(stage * layout.stage_size, (stage + 1) * layout.stage_size), 2)
     for rank in range(layout.size):
         behind = layout.behind(rank)
         if behind is not None:

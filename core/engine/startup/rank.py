@@ -41,6 +41,7 @@ from engine.startup.placing import holding, placed
 from engine.startup.probe import probe
 from engine.startup.ranks import cores_of, world_of
 from engine.startup.warm_up import warm_up_kernels
+from engine.step.dealing import Dealing
 from engine.step.exchange import Exchange
 from engine.step.graphs import Bucket, Capture, StepGraphs, cuda_capture, query_buckets, row_buckets
 from engine.step.messages import RankInfo
@@ -186,7 +187,9 @@ class Rank:
             found = cache_groups(self.whole.caches, cached_by(bound.drafter), plan.layout.dcp)
             self.groups = self.memory.estimate.pool.groups(found, self.pool.blocks)
             found = of_rank(found, self.own)
-            make = partial(_make_runner, plan, bound, self.model, found, self.groups, self.pool.max_len, self._exchange)
+            make = partial(
+                _make_runner, plan, bound, self.model, found, self.groups, self.pool.max_len, self._exchange, self.rank
+            )
             self.runner = self.worker.start(make)()
         drafts = drafts_of(self.runner)
         if drafts is not None:
@@ -209,7 +212,8 @@ class Rank:
             self.bound.communicator,
             chooses=self.chooses,
             chooser=layout.chooser,
-            num_ranks=layout.tp,
+            tp=layout.tp,
+            num_ranks=layout.stage_size,
             before=layout.before(rank),
             behind=layout.behind(rank),
             aux_layers=tuple(aux_layers_of(self.bound.drafter)),
@@ -280,6 +284,7 @@ def _make_runner(
     groups: Sequence[KVGroup],
     max_len: int,
     exchange: Exchange | None = None,
+    rank: int = 0,
 ) -> ModelRunner:
     block_size, device = bound.context.block_size, plan.device.kind
     num_blocks = [group.num_blocks for group in groups]
@@ -292,9 +297,13 @@ def _make_runner(
     aux_layers = aux_layers_of(bound.drafter) if exchange is None else exchange.own_aux_layers
     model = capture_steps(model, kv, tables.tokens.shape[1], aux_layers)
     drafter = on_device(bound.drafter) if exchange is None or exchange.samples else None
+    dealing = None
     if exchange is not None:
         tables.agreed = exchange.agreed
-    return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables), exchange)
+        if plan.layout.pcp > 1:
+            fewest = int(plan.choice("parallelism").config["pcp_min_tokens"])
+            dealing = Dealing(plan.layout.pcp, plan.layout.part(rank), fewest, tables, exchange.communicator)
+    return ModelRunner(model, kv, tables, None if drafter is None else Drafts(drafter, tables), exchange, dealing)
 
 
 @torch.inference_mode()

@@ -20,6 +20,8 @@ class Exchange:
     chooses: bool
     """This rank chooses tokens; the others of its stage are told."""
     chooser: int
+    tp: int
+    """Ranks that share out the vocabulary."""
     num_ranks: int
     """Of its stage."""
     before: int | None = None
@@ -52,7 +54,7 @@ class Exchange:
     def agreed(self, x: Tensor) -> Tensor:
         """``x`` as the rank has it that chooses; all ranks of the last stage call this alike. It is overwritten on
         the others."""
-        return x if self.num_ranks == 1 else self.communicator.broadcast(x.contiguous(), "tp", self.chooser)
+        return x if self.num_ranks == 1 else self.communicator.broadcast(x.contiguous(), "stage", self.chooser)
 
     def most_likely(self, logits: Tensor, first: int) -> Tensor:
         """The greedy token of each row, int64 ``[N]``, of a vocabulary that the ranks of the stage share out: as
@@ -60,12 +62,13 @@ class Exchange:
         from token ``first`` on."""
         largest, tokens = logits.max(dim=-1)
         own = torch.stack((largest.double(), (tokens + first).double()))  # ids are exact in float64
-        parts = [torch.empty_like(own) for _ in range(self.num_ranks)]
+        parts = [torch.empty_like(own) for _ in range(self.tp)]
         self.communicator.all_gather(own, "tp", parts)
         best, ids = torch.stack(parts, dim=1)
         largest_of_all, rank = best.max(dim=0)  # the first of equals, and the lowest tokens are on the first rank
         found = ids.gather(0, rank[None])[0].to(torch.int64)
-        return torch.where(largest_of_all.isfinite(), found, NOT_FINITE)
+        tokens = torch.where(largest_of_all.isfinite(), found, NOT_FINITE)
+        return tokens if self.tp == self.num_ranks else self.agreed(tokens)
 
     def forward(self, model: LoweredModel, batch: ForwardBatch, kv: Cache) -> tuple[Tensor, list[Tensor]]:
         """This stage's part of :meth:`LoweredModel.forward`, between the one before and the one behind: what comes back

@@ -17,6 +17,7 @@ from engine.kv.cache import KVCache
 from engine.sampling.logprobs import Ranked, rank_prompt
 from engine.sampling.state import Feature
 from engine.sampling.verify import Choice, accepted_of, choose_tokens, rank_tokens
+from engine.step.dealing import Dealing
 from engine.step.exchange import Exchange
 from engine.step.graphs import CapturedStep, StepGraphs
 from engine.step.plan import DeviceBroken, StepPlan, StepResult, StepRow, StepSkipped
@@ -55,9 +56,11 @@ class ModelRunner:
         tables: DeviceTables,
         drafts: BehindSteps | None = None,
         exchange: Exchange | None = None,
+        dealing: Dealing | None = None,
     ) -> None:
-        """``exchange``: with other ranks, if there are any."""
+        """``exchange``: with other ranks, if there are any; ``dealing``: if they share out the tokens of steps."""
         self._exchange = exchange
+        self._dealing = dealing
         self._chooses = exchange is None or exchange.chooses
         self.model = model
         self.kv = kv
@@ -92,6 +95,13 @@ class ModelRunner:
             return self.model.forward(batch, self.kv, self.aux_layers)
         return self._exchange.forward(self.model, batch, self.kv)
 
+    def _forward(self, rows: Sequence[StepRow], batch: ForwardBatch) -> tuple[Tensor, list[Tensor]]:
+        dealt = None if self._dealing is None else self._dealing.step(rows)
+        if dealt is None:
+            return self.forward(batch)
+        hidden, aux = self.forward(dealt.batch)
+        return (dealt.whole(hidden), [dealt.whole(x) for x in aux]) if self.samples else (hidden, aux)
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Hand one plan to the device; on a GPU this returns while the device works. ``apply`` happened before (see
@@ -101,7 +111,7 @@ class ModelRunner:
         captured = None if self.graphs is None or bucket is None else self.graphs.replay(bucket, plan.rows)
         if captured is None:
             inputs = self.tables.inputs(plan.rows)
-            hidden, aux = self.forward(inputs.forward)
+            hidden, aux = self._forward(plan.rows, inputs.forward)
             sampled, prompts = self._sample(plan, inputs, hidden), self._prompt_logprobs(plan, hidden)
         else:
             inputs, aux = captured.step_inputs, list(captured.aux_hidden_states)

@@ -35,7 +35,7 @@ class EnvConfig(ParallelismConfig):
         at_least("parallelism.wait_s", self.wait_s, 1)
 
     def joins(self) -> Joining | None:
-        if self.tp * self.pp == 1:
+        if self.num_ranks == 1:
             return None
         here = Place.of(os.environ, self)
         return None if here.rank == 0 else here.joining(os.environ)
@@ -54,7 +54,7 @@ class Place:
     def of(environment: Mapping[str, str], config: EnvConfig) -> Place:
         """Raises ``ValueError`` for an environment that does not say it, or says something else than the settings."""
         rank, size = _number(environment, RANK), _number(environment, SIZE)
-        ranks = config.tp * config.pp
+        ranks = config.num_ranks
         if size != ranks:
             raise ValueError(
                 f"parallelism=env: {size} processes were started, and parallelism.tp={config.tp} parallelism.pp="
