@@ -329,7 +329,8 @@ def test_every_rank_has_a_gpu_of_its_own(plan):
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("parallelism.dp=2", "parallelism.dp=2: only 1 is supported"),
+        ("parallelism.pcp=2 parallelism.ep=3", "does not divide parallelism.tp=1 and is not parallelism.tp x pcp=2"),
+        ("parallelism.tp=2 parallelism.dcp=2 parallelism.pcp=2", "parallelism.pcp=2 parallelism.dcp=2: ranks"),
         ("parallelism.dcp=2", "parallelism.dcp=2: does not divide parallelism.tp=1"),
         ("parallelism.ep=2", "parallelism.ep=2: does not divide parallelism.tp=1"),
         ("parallelism.nodes=2", "parallelism.nodes=2: does not divide the 1 ranks"),
@@ -337,7 +338,7 @@ def test_every_rank_has_a_gpu_of_its_own(plan):
     ],
 )
 def test_sizes_that_cannot_be_are_refused(plan, override, says):
-    (problem,) = refused(plan, override)
+    (problem,) = refused(plan, *override.split())
     assert says in problem
 
 

@@ -750,7 +750,16 @@ def test_ranks_are_numbered_stage_by_stage() -> None:
     assert [layout.before(rank) for rank in range(6)] == [None, None, 0, 1, 2, 3]
     assert [layout.behind(rank) for rank in range(6)] == [2, 3, 4, 5, None, None]
     assert layout.chooser == 4
-    assert layout.groups(3) == {"world": (0, 1, 2, 3, 4, 5), "tp": (2, 3)}
+    assert layout.groups(3) == {"world": (0, 1, 2, 3, 4, 5), "stage": (2, 3), "tp": (2, 3)}
+
+
+def test_ranks_that_share_out_tokens_follow_those_that_share_out_layers() -> None:
+    layout = Layout(tp=2, pp=2, pcp=3)
+    assert layout.size == 12 and layout.chooser == 6
+    assert [layout.part(rank) for rank in range(6, 12)] == [0, 0, 1, 1, 2, 2]
+    assert layout.before(9) == 3 and layout.behind(3) == 9
+    groups = layout.groups(9)
+    assert groups["stage"] == (6, 7, 8, 9, 10, 11) and groups["tp"] == (8, 9) and groups["pcp"] == (7, 9, 11)
 
 
 def test_experts_are_spread_over_equal_shares_of_the_ranks() -> None:

@@ -6,7 +6,7 @@ All in float32, with blocks of 8 tokens: texts lie over many of them, and begin 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,19 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
 from engine.contracts.communicator import World
 from engine.contracts.config import CommunicatorConfig, SlotConfig
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import SharedAttention
-from engine.contracts.request import EngineRequest, SamplingParams
 from engine.kernels.loading import load_model
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
 from engine.models.sharding import smallest_cut
-from engine.startup.build import Engine, build_engine
 from engine.startup.memory.budget import DoesNotFit
 from engine.startup.memory.fit import plan_memory
 from engine.startup.placing import placed
@@ -41,11 +38,9 @@ from tests.kernels import tiny
 from tests.plugins.architecture import test_families_with_experts as experts
 from tests.plugins.architecture import test_nested_families as nested
 from tests.plugins.architecture.family import FOLDERS, WRITTEN, Family
+from tests.ranks.answers import TOKENS, answers, assert_same_but_for_ties, plan_of
 
 T = TypeVar("T")
-TIE = 1e-3
-"""Nats between two tokens that are all but equally likely."""
-TOKENS = [(7 * i + i * i // 5) % 90 + 3 for i in range(61)]
 KERNELS = {"plain": PlainAttention, "torch": lambda: TorchAttention(SlotConfig(), build_context())}
 
 
@@ -213,59 +208,7 @@ def test_processes_that_share_tokens_say_what_one_process_says() -> None:
     assert_same_but_for_ties(answers(plan_of("bundled", *common, *ranks)), alone)
 
 
-def plan_of(folder: object, *overrides: str) -> Any:
-    common = ("device=cpu", "threads=1", "exporter=[]", "model.dtype=float32", "scheduler.max_requests=4", "seed=3")
-    return assemble([f"model.path={folder}", *common, "kv_allocator.block_size=8", *overrides])
-
-
 def bound_graph(plan: Any) -> Graph:
     from engine.models.record import recorded
 
     return recorded(bind(plan).architecture, plan.model)
-
-
-Said = dict[str, tuple[list[int], list[Any]]]
-"""By request: tokens, and the logprobs of each."""
-
-
-def answers(plan: Any, preempted: bool = False) -> Said:
-    """``preempted``: requests must have been."""
-    engine = build_engine(plan)
-    try:
-        found, preemptions = Said(), 0
-        for again in ("", " again"):
-            preemptions += asked(engine, again, found)
-            engine.core.check_idle()
-        assert bool(preemptions) == preempted
-        return found
-    finally:
-        engine.core.close()
-
-
-def asked(engine: Engine, suffix: str, found: Said) -> int:
-    """How often requests were preempted."""
-    preemptions = 0
-    for i, length in enumerate((5, 21, 37, 12, 77, 40)):
-        tokens = tuple(TOKENS[j % 11 + i] for j in range(length))
-        sampling = SamplingParams(max_tokens=24, temperature=0.8 * (i % 2), seed=i, ignore_eos=True, logprobs=2)
-        engine.core.submit(EngineRequest(f"{i}{suffix}", tokens, sampling))
-    while engine.core.has_work:
-        for out in engine.core.step().outputs:
-            assert not out.error, out.error
-            tokens, logprobs = found.setdefault(out.request_id, ([], []))
-            tokens.extend(out.tokens)
-            logprobs.extend(out.logprobs or ())
-            preemptions += out.timings.preemptions if out.timings is not None else 0
-    return preemptions
-
-
-def assert_same_but_for_ties(ours: Said, theirs: Said) -> None:
-    assert ours.keys() == theirs.keys()
-    for request, (tokens, logprobs) in ours.items():
-        expected, known = theirs[request]
-        at = next((i for i, pair in enumerate(zip(tokens, expected, strict=True)) if len(set(pair)) > 1), None)
-        for mine, other in zip(logprobs[:at], known[:at], strict=True):
-            assert mine.logprob == pytest.approx(other.logprob, abs=TIE)
-        if at is not None:
-            best: Sequence[tuple[int, float]] = known[at].top
-            assert abs(best[0][1] - best[1][1]) < TIE, (request, at, best)

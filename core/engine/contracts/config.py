@@ -103,7 +103,8 @@ class ParallelismConfig(SlotConfig):
     pp: int = 1
     """Pipeline parallelism: stages that hold some layers each."""
     ep: int = 1
-    """Expert parallelism: over how many of a stage's ``tp`` ranks whole experts are spread; divides ``tp``."""
+    """Expert parallelism: over how many ranks whole experts are spread; a divisor of ``tp``, or all ``tp * pcp`` ranks
+    of a stage."""
     dcp: int = 1
     """Decode context parallelism: how many of a stage's ``tp`` ranks that hold the same key-value heads cache different
     tokens; divides ``tp``."""
@@ -123,14 +124,7 @@ class ParallelismConfig(SlotConfig):
         for name in ("tp", "pp", "ep", "dcp", "pcp", "pcp_min_tokens", "nodes"):
             at_least(f"parallelism.{name}", getattr(self, name), 1)
         at_least("parallelism.timeout_s", self.timeout_s, 2)
-        for name in ("ep", "dcp"):
-            if self.tp % (size := getattr(self, name)):
-                raise ValueError(f"parallelism.{name}={size}: does not divide parallelism.tp={self.tp}")
-        if self.dcp > 1 and self.pcp > 1:
-            raise ValueError(
-                f"parallelism.pcp={self.pcp} parallelism.dcp={self.dcp}: ranks that share out the tokens of a step "
-                "have the whole cache; use one of them"
-            )
+        check_layout(self.tp, self.ep, self.dcp, self.pcp)
         if self.num_ranks % self.nodes:
             ranks = f"{self.num_ranks} ranks of {self.sizes}"
             raise ValueError(f"parallelism.nodes={self.nodes}: does not divide the {ranks}")
@@ -152,6 +146,20 @@ class ParallelismConfig(SlotConfig):
         """Where every rank is started with the same command: how this very process joins the one that serves; ``None``:
         it serves. Raises ``ValueError`` where that cannot be told."""
         return None
+
+
+def check_layout(tp: int, ep: int, dcp: int, pcp: int) -> None:
+    """Raise ``ValueError`` for sizes of a stage that do not go together."""
+    if tp % ep and ep != tp * pcp:
+        of_all = f" and is not parallelism.tp x pcp={tp * pcp}" if pcp > 1 else ""
+        raise ValueError(f"parallelism.ep={ep}: does not divide parallelism.tp={tp}{of_all}")
+    if tp % dcp:
+        raise ValueError(f"parallelism.dcp={dcp}: does not divide parallelism.tp={tp}")
+    if dcp > 1 and pcp > 1:
+        raise ValueError(
+            f"parallelism.pcp={pcp} parallelism.dcp={dcp}: ranks that share out the tokens of a step have the whole "
+            "cache; use one of them"
+        )
 
 
 @dataclass(frozen=True)

@@ -443,6 +443,17 @@ class AllReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class GatherTokens:
+    """``x -> `` that of the tokens of all ranks, in a step whose tokens they share out; ``x`` in any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumTokens:
+    """``x -> `` the sum of ``x`` over all ranks of a stage, of a rank's own tokens: ``x`` has those that
+    :class:`GatherTokens` gathered."""
+
+
+@dataclass(frozen=True, slots=True)
 class AllGather:
     """``x -> [num_tokens, size]``: all ranks' features, on every rank."""
 
@@ -502,6 +513,8 @@ Op = (
     | Experts
     | TorchFunction
     | AllReduce
+    | GatherTokens
+    | SumTokens
     | AllGather
     | SharedAttention
     | OwnExperts

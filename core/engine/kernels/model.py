@@ -19,6 +19,22 @@ if TYPE_CHECKING:
     from engine.kernels.cpu.captured import CapturedSteps
 
 
+class DealtTokens(Protocol):
+    """The tokens of a step that ranks share out: :class:`engine.step.dealing.DealtStep`."""
+
+    def written(self, kv: Cache, cache: int) -> None:
+        """A cache has the keys and values of this rank's tokens: bring in those of all others."""
+        ...
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """``x [own tokens, ...]`` of all ranks, one after another."""
+        ...
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' ``x``, of tokens as :meth:`gathered` has them: this rank's tokens."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step's tokens, rows one after another."""
@@ -33,9 +49,8 @@ class ForwardBatch:
     """By KV group: they differ in block tables alone."""
     row_ids: Tensor
     """int64 ``[num_tokens]``: the row of the device tables each token belongs to."""
-    written: Callable[[Cache, int], None] | None = None
-    """Where ranks share out the tokens of a step: called with the number of a cache that has the keys and values of
-    this rank's tokens, to bring in those of all others."""
+    dealt: DealtTokens | None = None
+    """Where ranks share out the tokens of a step: these are this rank's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +96,8 @@ class StepContext:
     """int64 ``[num_tokens]``"""
     batches: tuple[AttentionBatch, ...]
     """By KV group."""
-    written: Callable[[Cache, int], None] | None = None
-    """See :attr:`ForwardBatch.written`."""
+    dealt: DealtTokens | None = None
+    """As :attr:`ForwardBatch.dealt`."""
 
     def slots(self, cache: int) -> Tensor:
         """Where the keys and values of a cache go."""
@@ -127,8 +142,8 @@ class LoweredBlock:
                 values[step.outputs[0]] = made
             elif step.outputs:
                 values.update(zip(step.outputs, made, strict=True))
-            if step.writes is not None and context is not None and context.written is not None:
-                context.written(context.kv, step.writes)
+            if step.writes is not None and context is not None and context.dealt is not None:
+                context.dealt.written(context.kv, step.writes)
 
     def of_rows(self, rows: Tensor) -> Tensor:
         """What the block's last call makes of the one value that its first reads."""
@@ -219,7 +234,7 @@ class LoweredModel:
         stage that hands on more than its residual stream (:attr:`Graph.handed_on`), then the rest of that.
         ``received``: what the stage before handed on, ``[T, size]`` each; it may be overwritten.
         """
-        if self.small_steps is not None and batch.written is None:
+        if self.small_steps is not None and batch.dealt is None:
             done = self.small_steps(batch, kv, aux_layers, received)
             if done is not None:
                 return done
@@ -238,7 +253,7 @@ class LoweredModel:
         captured, or written as a program, of values."""
         rotations = self.rotate(batch.positions)
         context = StepContext(
-            rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention, batch.written
+            rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention, batch.dealt
         )
         if self.graph.received:
             values = dict(zip(self.graph.received, received, strict=True))

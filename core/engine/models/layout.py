@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine.contracts.config import check_layout
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """``tp`` ranks share out every layer, ``pcp`` times so many share out the tokens of large steps, and ``pp`` stages
     hold some layers each: rank ``(stage * pcp + part) * tp + index``.
 
-    ``ep``: over how many ranks of a stage whole experts are spread; inside of such a share ``tp / ep`` ranks cut
-    experts like everything else. ``dcp``: how many ranks of a stage that follow one another cache different tokens of
-    the same key-value heads. Both divide ``tp``.
+    ``ep``: over how many ranks whole experts are spread: of each ``tp``, where inside of such a share ``tp / ep`` ranks
+    cut experts like everything else, or all ``tp * pcp`` of a stage. ``dcp``: how many of ``tp`` ranks that follow one
+    another cache different tokens of the same key-value heads; it divides ``tp``.
     """
 
     tp: int = 1
@@ -23,9 +25,7 @@ class Layout:
     pcp: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("ep", "dcp"):
-            if self.tp % (size := getattr(self, name)):
-                raise ValueError(f"parallelism.{name}={size}: does not divide parallelism.tp={self.tp}")
+        check_layout(self.tp, self.ep, self.dcp, self.pcp)
 
     @property
     def size(self) -> int:

@@ -18,6 +18,7 @@ from engine.contracts.ops import (
     Cut,
     Embed,
     Experts,
+    GatherTokens,
     HeadJoin,
     HeadLinear,
     KVWrite,
@@ -30,10 +31,11 @@ from engine.contracts.ops import (
     Share,
     SharedAttention,
     Slice,
+    SumTokens,
     TorchFunction,
 )
 from engine.models.layout import Layout
-from engine.models.shares import Bounds, Shared, Shares, Units, shares_of
+from engine.models.shares import Bounds, Shared, Shares, Units, shares_of, whole_shares
 from engine.models.stages import Stage, crossing, stages_of
 
 
@@ -75,17 +77,17 @@ def place(
     shares = _shares(graph, layout, units)
     found = []
     for rank in range(layout.size):
-        mine = graph if shares is None else _OfRank(graph, shares, layout, layout.index(rank)).graph()
+        mine = graph if shares is None else _OfRank(graph, shares, layout, rank).graph()
         found.append(_cut_stage(mine, stages[layout.stage(rank)], drafts))
     return tuple(found)
 
 
 def _shares(graph: Graph, layout: Layout, units: Units) -> Shares | None:
-    if layout.tp == 1:
-        return None
     _check_experts(graph, layout.ep)
+    if layout.tp == 1:
+        return None if layout.ep == 1 else whole_shares(graph)
     try:
-        found = shares_of(graph, units, layout.tp, layout.ep)
+        found = shares_of(graph, units, layout.tp, min(layout.ep, layout.tp))
     except ValueError as error:
         fit = ", ".join(map(str, _fitting(graph, units)))
         raise ValueError(f"parallelism.tp={layout.tp}: {error}; parallelism.tp={fit} would fit") from error
@@ -164,11 +166,12 @@ def _most_alike(held: Collection[Bounds]) -> str:
 class _OfRank:
     """Writes down the graph of one rank of a stage, of all layers."""
 
-    def __init__(self, graph: Graph, shares: Shares, layout: Layout, index: int) -> None:
+    def __init__(self, graph: Graph, shares: Shares, layout: Layout, rank: int) -> None:
         self._graph = graph
         self._shares = shares
         self._layout = layout
-        self._index = index
+        self._index = layout.index(rank)
+        self._rank = rank
         self._sizes = list(graph.sizes)
         self._caches: list[Cached] = [self._tokens(spec) for spec in graph.caches]
         self._nodes: list[Node] = []
@@ -268,11 +271,16 @@ class _OfRank:
         else:
             self._nodes.append(node if shared is None else self._of_parts(node, shared))
 
-    def _reduced(self, node: Node) -> None:
+    def _of_all_tokens(self, value: int) -> int:
+        number = self._value(self._sizes[value])
+        self._nodes.append(Node(GatherTokens(), (value,), (number,)))
+        return number
+
+    def _reduced(self, node: Node, total: AllReduce | SumTokens | None = None) -> None:
         """An op whose output is a summand: what it was to make is the sum."""
         (made,) = node.outputs
         summand = self._value(self._sizes[made])
-        self._nodes += [replace(node, outputs=(summand,)), Node(AllReduce(), (summand,), (made,))]
+        self._nodes += [replace(node, outputs=(summand,)), Node(total or AllReduce(), (summand,), (made,))]
 
     def _by_outputs(self, node: Node, op: Linear, shared: Shared) -> None:
         """A layer that cannot be cut along its inputs makes a part of its outputs of all of them."""
@@ -290,8 +298,12 @@ class _OfRank:
         if mine.size < mine.whole:
             gate_up = _some_outputs(op.gate_up, [mine, mine])
             own = replace(op, gate_up=gate_up, down=_some_inputs(op.down, mine))
+        if layout.ep > layout.tp:  # one share for each rank of the stage, whichever tokens it computes
+            x, ids, weights = (self._of_all_tokens(value) for value in node.inputs)
         if layout.ep > 1:
-            share = self._index // (layout.tp // layout.ep)
+            share = self._rank % layout.stage_size // (layout.stage_size // layout.ep)
+            if layout.ep <= layout.tp:
+                share = self._index // (layout.tp // layout.ep)
             each, rest = divmod(op.num_experts, layout.ep)
             start = share * each + min(share, rest)
             held = Cut(start, start + each + (share < rest), op.num_experts)
@@ -303,7 +315,7 @@ class _OfRank:
         if own is op:  # they can neither be cut nor spread: each rank has them all
             self._nodes.append(node)
         else:
-            self._reduced(node)
+            self._reduced(node, SumTokens() if layout.ep > layout.tp else None)
 
     def _of_parts(self, node: Node, shared: Shared) -> Node:
         """An op that computes parts of its inputs by themselves: this rank's."""

@@ -127,6 +127,17 @@ def shares_of(graph: Graph, units: Units, tp: int, ep: int = 1) -> Shares:
     return found
 
 
+def whole_shares(graph: Graph) -> Shares:
+    """Of one rank alone, which may have some experts and all of everything else."""
+    found = Shares()
+    for i, node in enumerate(graph.nodes):
+        found.reads[i] = (None,) * len(node.inputs)
+        if isinstance(node.op, Experts):
+            name = node.op.down.parts[0].name
+            found.of_op[i] = Shared(name, Fraction(1), bounds=((Fraction(0), Fraction(1)),))
+    return found
+
+
 def divided(shared: Shared, ranks: int) -> Bounds:
     """Shares that are as equal as steps allow, larger ones first. Raises ``ValueError`` for more ranks than steps."""
     return cut_evenly(shared, Fraction(0), Fraction(1), ranks)

@@ -25,6 +25,7 @@ from engine.contracts.ops import (
     LinearSpec,
     Router,
     SharedAttention,
+    SumTokens,
 )
 from engine.models.placement import RankGraph
 from engine.models.required_tensors import small_tensors_of
@@ -121,7 +122,7 @@ def work_of(rank: RankGraph, step: Step, widths: Widths, ep: int = 1) -> RankWor
         num_tokens = step.requests if block is graph.head else step.num_tokens
         for node in block.nodes:
             op = node.op
-            if isinstance(op, AllReduce):
+            if isinstance(op, AllReduce | SumTokens):
                 exchanges.append(Exchange("all_reduce", int(num_tokens * graph.sizes[node.inputs[0]] * item)))
             elif isinstance(op, AllGather):
                 ranks = len(op.shares) if op.group != "tp" else None

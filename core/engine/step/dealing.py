@@ -47,7 +47,7 @@ def pieces_of(counts: Sequence[int], ranks: int) -> list[list[Piece]]:
 
 
 class DealtStep:
-    """One rank's part of a step whose tokens are shared out."""
+    """One rank's part of a step whose tokens are shared out: fulfils :class:`engine.kernels.model.DealtTokens`."""
 
     def __init__(
         self, rows: Sequence[StepRow], pieces: Sequence[Sequence[Piece]], index: int,
@@ -83,23 +83,28 @@ class DealtStep:
             slot_mappings=tuple(mapping[mine] for mapping in slots),
             attention=tables.attention(own_rows, starts, q_lens, max_ends, q_starts, positions),
             row_ids=row_ids,
-            written=self._written,
+            dealt=self,
         )
         """Of this rank's tokens."""
 
-    def _written(self, kv: Cache, cache: int) -> None:
-        """Bring in the keys and values of all other tokens."""
+    def written(self, kv: Cache, cache: int) -> None:
         slots = self._slots[kv.group_of[cache]]
-        for rank, stored in enumerate(self._gathered(kv.stored(cache, slots[self._index]))):
+        for rank, stored in enumerate(self._parts(kv.stored(cache, slots[self._index]))):
             if rank != self._index:
                 kv.store(cache, slots[rank], stored)
 
     def whole(self, x: Tensor) -> Tensor:
         """``x [own tokens, ...]`` of all ranks: that of all tokens, in the order of the plan."""
         found = x.new_empty(sum(self._counts), *x.shape[1:])
-        return found.index_copy_(0, self._order, torch.cat(self._gathered(x)))
+        return found.index_copy_(0, self._order, self.gathered(x))
 
-    def _gathered(self, x: Tensor) -> list[Tensor]:
+    def gathered(self, x: Tensor) -> Tensor:
+        return torch.cat(self._parts(x))
+
+    def summed(self, x: Tensor) -> Tensor:
+        return self._communicator.reduce_scatter(x.contiguous(), GROUP, self._counts)
+
+    def _parts(self, x: Tensor) -> list[Tensor]:
         parts = [x.new_empty(count, *x.shape[1:]) for count in self._counts]
         self._communicator.all_gather(x.contiguous(), GROUP, parts)
         return parts

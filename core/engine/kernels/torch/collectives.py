@@ -6,29 +6,56 @@ import torch
 from torch import Tensor
 
 from engine.contracts.communicator import Communicator, NativeCommunicator
-from engine.contracts.ops import AllGather, AllReduce, OwnExperts
+from engine.contracts.ops import AllGather, AllReduce, GatherTokens, OwnExperts, SumTokens
 from engine.kernels.cpu.program import NotNative, Value, run
 from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.models.fuse import Fused
 
-GROUP = "tp"
+GROUP, STAGE = "tp", "stage"
 
 
 def lower_all_reduce(lowering: Lowering, op: AllReduce, fused: Fused[Kernel], weights: Weights) -> Lowered:
     """In place: a summand is read by nobody else."""
     collectives = _collectives(lowering)
-    why = None if isinstance(collectives, NativeCommunicator) else "the communicator has no native calls"
 
     def reduce(context: StepContext | None, x: Tensor) -> Tensor:
-        if not isinstance(x, Value):
-            return collectives.all_reduce(x.contiguous(), GROUP)
-        if not isinstance(collectives, NativeCommunicator):
-            raise NotNative(why or "")
-        run(lambda x: collectives.all_reduce_call(x, GROUP), x)
-        return x
+        return _sum(collectives, x, GROUP)
 
-    return Lowered(reduce, "sum over ranks", why)
+    return Lowered(reduce, "sum over ranks", _why_not_native(collectives))
+
+
+def lower_gather_tokens(lowering: Lowering, op: GatherTokens, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    def gather(context: StepContext, x: Tensor) -> Tensor:
+        return x if context.dealt is None else context.dealt.gathered(x)
+
+    return Lowered(gather, "tokens gathered from ranks")
+
+
+def lower_sum_tokens(lowering: Lowering, op: SumTokens, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    """In place: a summand is read by nobody else."""
+    collectives = _collectives(lowering)
+
+    def reduce(context: StepContext, x: Tensor) -> Tensor:
+        if context.dealt is None:
+            return _sum(collectives, x, STAGE)
+        return _sum(collectives, context.dealt.summed(x), GROUP)
+
+    return Lowered(reduce, "sum over ranks", _why_not_native(collectives))
+
+
+def _sum(collectives: Communicator, x: Tensor, group: str) -> Tensor:
+    """In place."""
+    if not isinstance(x, Value):
+        return collectives.all_reduce(x.contiguous(), group)
+    if not isinstance(collectives, NativeCommunicator):
+        raise NotNative(_why_not_native(collectives) or "")
+    run(lambda x: collectives.all_reduce_call(x, group), x)
+    return x
+
+
+def _why_not_native(collectives: Communicator) -> str | None:
+    return None if isinstance(collectives, NativeCommunicator) else "the communicator has no native calls"
 
 
 def lower_all_gather(lowering: Lowering, op: AllGather, fused: Fused[Kernel], weights: Weights) -> Lowered:

@@ -21,6 +21,7 @@ from engine.contracts.ops import (
     Experts,
     Gate,
     Gated,
+    GatherTokens,
     HeadJoin,
     HeadLinear,
     HeadSlice,
@@ -40,6 +41,7 @@ from engine.contracts.ops import (
     ShortConv,
     Slice,
     SoftCap,
+    SumTokens,
     TorchFunction,
 )
 from engine.kernels.checks.function import tried
@@ -47,7 +49,13 @@ from engine.kernels.cpu.program import NotNative, Value
 from engine.kernels.cpu.row_ops import lookup, lookup_own, widen
 from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
-from engine.kernels.torch.collectives import lower_all_gather, lower_all_reduce, lower_own_experts
+from engine.kernels.torch.collectives import (
+    lower_all_gather,
+    lower_all_reduce,
+    lower_gather_tokens,
+    lower_own_experts,
+    lower_sum_tokens,
+)
 from engine.kernels.torch.experts import lower_experts, lower_route, lower_router
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
@@ -318,6 +326,8 @@ _LOWER: dict[type[Op], LowerOp] = {
     Experts: lower_experts,
     TorchFunction: _torch_function,
     AllReduce: lower_all_reduce,
+    GatherTokens: lower_gather_tokens,
+    SumTokens: lower_sum_tokens,
     AllGather: lower_all_gather,
     SharedAttention: lower_shared_attention,
     OwnExperts: lower_own_experts,
