@@ -331,6 +331,7 @@ def test_every_rank_has_a_gpu_of_its_own(plan):
     [
         ("parallelism.pcp=2 parallelism.ep=3", "does not divide parallelism.tp=1 and is not parallelism.tp x pcp=2"),
         ("parallelism.tp=2 parallelism.dcp=2 parallelism.pcp=2", "parallelism.pcp=2 parallelism.dcp=2: ranks"),
+        ("parallelism.pp=2 parallelism.stage_layers=[3]", "expected 2 numbers from 1 on, one for each stage of"),
         ("parallelism.dcp=2", "parallelism.dcp=2: does not divide parallelism.tp=1"),
         ("parallelism.ep=2", "parallelism.ep=2: does not divide parallelism.tp=1"),
         ("parallelism.nodes=2", "parallelism.nodes=2: does not divide the 1 ranks"),

@@ -183,7 +183,7 @@ def test_ranks_have_equal_parts_of_every_layer_where_sizes_allow(tied: bool) -> 
 
 def test_a_stage_has_its_layers_and_nothing_else() -> None:
     graph = model(layers=4)
-    first, second = (held(rank.graph).keys() for rank in place(graph, Layout(1, 2), unit, costs=[1.0] * 4 + [0.0]))
+    first, second = (held(rank.graph).keys() for rank in place(graph, Layout(1, 2), unit, stage_layers=[2, 2]))
     assert not first & second and first | second == held(graph).keys()
     assert {name[0] for name in first} == {"e", "0", "1"} and {name[0] for name in second} == {"2", "3", "l", "h"}
 
@@ -625,6 +625,18 @@ def test_stages_cost_alike_and_a_large_head_counts_as_several_layers() -> None:
     assert stages_of(graph, 2, [1.0] * 8 + [4.0]) == (Stage(0, 6), Stage(6, 8))
     assert stages_of(graph, 3, [1.0] * 8 + [9.0]) == (Stage(0, 3), Stage(3, 7), Stage(7, 8))
     assert stages_of(graph, 4, [3.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0, 1.0, 0.0])[0] == Stage(0, 1)
+
+
+def test_stages_may_be_given() -> None:
+    graph = model(layers=8)
+    assert [rank.stage for rank in place(graph, Layout(1, 2), unit, stage_layers=[6, 2])] == [Stage(0, 6), Stage(6, 8)]
+    with pytest.raises(ValueError, match=r"parallelism.stage_layers=\[6, 3\]: these are 9 layers, and the model has 8"):
+        place(graph, Layout(1, 2), unit, stage_layers=[6, 3])
+
+
+def test_a_given_stage_reads_no_cache_of_another() -> None:
+    with pytest.raises(ValueError, match=r"stage_layers=.*: layer \d reads what a layer of the stage before caches"):
+        place(shared_caches(), Layout(1, 2), unit, stage_layers=[2, 2])
 
 
 def test_costs_are_weights_that_a_token_reads() -> None:

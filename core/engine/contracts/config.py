@@ -102,6 +102,8 @@ class ParallelismConfig(SlotConfig):
     """Tensor parallelism: ranks that share out every layer."""
     pp: int = 1
     """Pipeline parallelism: stages that hold some layers each."""
+    stage_layers: list[int] | None = None
+    """How many layers each stage has; null: so that weights are as equal as can be, the head's included."""
     ep: int = 1
     """Expert parallelism: over how many ranks whole experts are spread; a divisor of ``tp``, or all ``tp * pcp`` ranks
     of a stage."""
@@ -125,6 +127,11 @@ class ParallelismConfig(SlotConfig):
             at_least(f"parallelism.{name}", getattr(self, name), 1)
         at_least("parallelism.timeout_s", self.timeout_s, 2)
         check_layout(self.tp, self.ep, self.dcp, self.pcp)
+        if self.stage_layers is not None and (len(self.stage_layers) != self.pp or min(self.stage_layers) < 1):
+            raise ValueError(
+                f"parallelism.stage_layers={self.stage_layers}: expected {self.pp} numbers from 1 on, one for each stage "
+                f"of parallelism.pp={self.pp}"
+            )
         if self.num_ranks % self.nodes:
             ranks = f"{self.num_ranks} ranks of {self.sizes}"
             raise ValueError(f"parallelism.nodes={self.nodes}: does not divide the {ranks}")

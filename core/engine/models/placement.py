@@ -36,7 +36,7 @@ from engine.contracts.ops import (
 )
 from engine.models.layout import Layout
 from engine.models.shares import Bounds, Shared, Shares, Units, shares_of, whole_shares
-from engine.models.stages import Stage, crossing, stages_of
+from engine.models.stages import Stage, crossing, given_stages, stages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ def place(
     units: Units,
     *,
     drafts: bool = False,
-    costs: Sequence[float] | None = None,
+    stage_layers: Sequence[int] | None = None,
 ) -> tuple[RankGraph, ...]:
-    """The graph of each rank. ``drafts``: a drafter embeds tokens where the head is; ``costs``: of each layer and of
-    the head, by which stages are made equal, ``None``: of their weights. Raises ``ValueError`` for a model that cannot
+    """The graph of each rank. ``drafts``: a drafter embeds tokens where the head is; ``stage_layers``: how many
+    layers each stage has, ``None``: so that their weights are as equal as can be. Raises ``ValueError`` for a model that cannot
     be shared out so, naming what cannot and which sizes could be."""
     if layout.size == 1:
         return (_cut_stage(graph, Stage(0, len(graph.layers)), drafts),)
@@ -73,7 +73,7 @@ def place(
         raise ValueError(
             f"parallelism.pcp={layout.pcp}: recurrent layers compute tokens one after another; use parallelism.pcp=1"
         )
-    stages = stages_of(graph, layout.pp, costs)
+    stages = stages_of(graph, layout.pp) if stage_layers is None else given_stages(graph, stage_layers)
     shares = _shares(graph, layout, units)
     found = []
     for rank in range(layout.size):

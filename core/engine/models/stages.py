@@ -44,6 +44,17 @@ def stages_of(graph: Graph, count: int, costs: Sequence[float] | None = None) ->
     return tuple(Stage(*edge) for edge in pairwise([0, *(borders[end] for end in ends)]))
 
 
+def given_stages(graph: Graph, layers: Sequence[int]) -> tuple[Stage, ...]:
+    """Stages of so many layers. Raises ``ValueError`` where they are not those of the model, or one would read a cache of
+    the stage before."""
+    asked, ends = f"parallelism.stage_layers={list(layers)}", [0, *accumulate(layers)]
+    if ends[-1] != len(graph.layers):
+        raise ValueError(f"{asked}: these are {ends[-1]} layers, and the model has {len(graph.layers)}")
+    if wrong := set(ends[1:-1]) - set(_borders(graph)):
+        raise ValueError(f"{asked}: layer {min(wrong)} reads what a layer of the stage before caches")
+    return tuple(Stage(*edge) for edge in pairwise(ends))
+
+
 def _cheapest(
     marks: Sequence[float], count: int, total: Callable[[float, float], float], most: float = inf
 ) -> tuple[float, tuple[int, ...]]:

@@ -36,7 +36,13 @@ def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
         )
     graph, units = recorded(bound.architecture, plan.model), partial(smallest_cut, bound.quantizer)
     try:
-        return place(graph, plan.layout, units, drafts=drafter is not None)
+        return place(
+            graph,
+            plan.layout,
+            units,
+            drafts=drafter is not None,
+            stage_layers=plan.choice("parallelism").config["stage_layers"],
+        )
     except ValueError as error:
         raise DoesNotFit(str(error)) from error
 
