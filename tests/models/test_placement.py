@@ -717,7 +717,7 @@ def test_what_later_layers_read_is_handed_on_by_every_stage() -> None:
             x = b.add(x, b.linear(b.slice(own, 2 * i, 2 * i + 2), LinearPart(f"{i}", HIDDEN)))
     b.lm_head(x, "head", 60)
     graph = b.graph()
-    first, second, third = place(graph, Layout(1, 3), unit, costs=[1.0, 1.0, 1.0, 0.0])
+    first, second, third = place(graph, Layout(1, 3), unit, stage_layers=[1, 1, 1])
     assert first.graph.handed_on == second.graph.received == crossing(graph, 1)
     assert [graph.sizes[number] for number in second.graph.received] == [HIDDEN, 8]
     assert second.graph.handed_on == third.graph.received and not third.graph.handed_on

@@ -127,10 +127,12 @@ class ParallelismConfig(SlotConfig):
             at_least(f"parallelism.{name}", getattr(self, name), 1)
         at_least("parallelism.timeout_s", self.timeout_s, 2)
         check_layout(self.tp, self.ep, self.dcp, self.pcp)
-        if self.stage_layers is not None and (len(self.stage_layers) != self.pp or min(self.stage_layers) < 1):
+        if self.stage_layers is not None and (
+            len(self.stage_layers) != self.pp or min(self.stage_layers, default=0) < 1
+        ):
             raise ValueError(
-                f"parallelism.stage_layers={self.stage_layers}: expected {self.pp} numbers from 1 on, one for each stage "
-                f"of parallelism.pp={self.pp}"
+                f"parallelism.stage_layers={self.stage_layers}: expected {self.pp} numbers from 1 on, one for each "
+                f"stage of parallelism.pp={self.pp}"
             )
         if self.num_ranks % self.nodes:
             ranks = f"{self.num_ranks} ranks of {self.sizes}"

@@ -65,8 +65,8 @@ def place(
     stage_layers: Sequence[int] | None = None,
 ) -> tuple[RankGraph, ...]:
     """The graph of each rank. ``drafts``: a drafter embeds tokens where the head is; ``stage_layers``: how many
-    layers each stage has, ``None``: so that their weights are as equal as can be. Raises ``ValueError`` for a model that cannot
-    be shared out so, naming what cannot and which sizes could be."""
+    layers each stage has, ``None``: so that their weights are as equal as can be. Raises ``ValueError`` for a model
+    that cannot be shared out so, naming what cannot and which sizes could be."""
     if layout.size == 1:
         return (_cut_stage(graph, Stage(0, len(graph.layers)), drafts),)
     if layout.pcp > 1 and any(isinstance(spec, StateSpec) for spec in graph.caches):

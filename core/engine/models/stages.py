@@ -45,8 +45,8 @@ def stages_of(graph: Graph, count: int, costs: Sequence[float] | None = None) ->
 
 
 def given_stages(graph: Graph, layers: Sequence[int]) -> tuple[Stage, ...]:
-    """Stages of so many layers. Raises ``ValueError`` where they are not those of the model, or one would read a cache of
-    the stage before."""
+    """Stages of so many layers. Raises ``ValueError`` where they are not those of the model, or one would read a
+    cache of the stage before."""
     asked, ends = f"parallelism.stage_layers={list(layers)}", [0, *accumulate(layers)]
     if ends[-1] != len(graph.layers):
         raise ValueError(f"{asked}: these are {ends[-1]} layers, and the model has {len(graph.layers)}")
