@@ -1,4 +1,5 @@
-"""A server's engine with several ranks, of which one dies or stops at some moment while requests run; again and again.
+"""A server's engine with several ranks, of which one dies or stops at some moment while requests run; again and again,
+every rank in both ways as often.
 
 python tools/benchmarks/dying_ranks.py 60 parallelism.tp=2 parallelism.timeout_s=6
 """
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import product
 
 from engine.assembly.assemble import assemble
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
@@ -127,8 +129,11 @@ async def main(count: int, overrides: list[str]) -> int:
     seconds: dict[str, list[float]] = {}
     async with served(*overrides) as engine:
         expected, timeout_s = await engine.generate(), engine.timeout_s
+        ways = list(product(range(len(engine.pids)), (signal.SIGKILL, signal.SIGSTOP)))
         for i in range(count):
-            rank, how = rng.randrange(len(engine.pids)), rng.choice((signal.SIGKILL, signal.SIGSTOP))
+            if i % len(ways) == 0:
+                rng.shuffle(ways)
+            rank, how = ways[i % len(ways)]
             death = await engine.die(rank, how, rng)
             same, leased = await engine.generate() == expected, engine.client.stats.blocks_leased
             fine = death.errors == 6 and death.seconds <= timeout_s and not death.left and same and not leased
