@@ -49,7 +49,7 @@ class Fused(Generic[K]):
 _NAMES = {
     "KVWrite": "kv_write", "ScaleBy": "scale_by", "SoftCap": "soft_cap", "ShortConv": "short_conv",
     "DeltaRule": "delta_rule", "TorchFunction": "torch_function", "AllReduce": "all_reduce", "AllGather": "all_gather",
-    "OwnExperts": "own_experts", "SharedAttention": "shared_attention",
+    "OwnExperts": "own_experts", "CountExperts": "count_experts", "SharedAttention": "shared_attention",
 }  # fmt: skip
 
 Matcher = Callable[[Sequence[Node]], "Match | None"]

@@ -16,6 +16,7 @@ from engine.contracts.ops import (
     AllGather,
     AllReduce,
     Attention,
+    CountExperts,
     DeltaRule,
     Embed,
     Experts,
@@ -48,7 +49,7 @@ from engine.kernels.cpu.row_ops import lookup, lookup_own, widen
 from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights, cache_of
 from engine.kernels.torch.collectives import lower_all_gather, lower_all_reduce, lower_own_experts
-from engine.kernels.torch.experts import lower_experts, lower_route, lower_router
+from engine.kernels.torch.experts import lower_count_experts, lower_experts, lower_route, lower_router
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
 from engine.kernels.torch.recurrent import lower_delta_rule, lower_short_conv
@@ -321,4 +322,5 @@ _LOWER: dict[type[Op], LowerOp] = {
     AllGather: lower_all_gather,
     SharedAttention: lower_shared_attention,
     OwnExperts: lower_own_experts,
+    CountExperts: lower_count_experts,
 }
