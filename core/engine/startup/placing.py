@@ -37,8 +37,9 @@ def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
             "another drafter"
         )
     graph, units = recorded(bound.architecture, plan.model), partial(smallest_cut, bound.quantizer)
+    load = dict(plan.expert_load) or None
     try:
-        first, *others = place(graph, plan.layout, units, drafts=drafter is not None, load=dict(plan.expert_load) or None)
+        first, *others = place(graph, plan.layout, units, drafts=drafter is not None, load=load)
         if plan.choice("parallelism").config["count_experts"]:  # routers are on every rank, so one counts for all
             first = replace(first, graph=counted(first.graph, bound.context.max_requests))
         return first, *others

@@ -76,7 +76,7 @@ def count_experts(ids: Tensor, counts: Tensor) -> None:
 
 def _count(ids: Tensor, counts: Tensor) -> NativeCall:
     assert ids.is_contiguous() and ids.dtype == counts.dtype == torch.int64
-    count: native.Function = getattr(kernels(), "count_experts")
+    count: native.Function = kernels().count_experts
     return count.at(ids.numel(), ids.data_ptr(), counts.data_ptr())
 
 
