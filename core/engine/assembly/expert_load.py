@@ -11,6 +11,7 @@ import msgspec
 
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
+from engine.models.expert_load import busiest_expert
 
 
 class ExpertLoadFile(msgspec.Struct, frozen=True):
@@ -20,6 +21,11 @@ class ExpertLoadFile(msgspec.Struct, frozen=True):
     """By number of a layer with experts, how many pairs of a token and an expert went to each of its experts."""
     busiest_over_mean: dict[int, float] = {}
     """By layer, for people: how often the busiest expert was chosen, over the mean."""
+
+
+def expert_load_file(layers: Mapping[int, tuple[int, ...]]) -> ExpertLoadFile:
+    """What is answered of these counts."""
+    return ExpertLoadFile(dict(layers), {layer: round(busiest_expert(counts), 3) for layer, counts in layers.items()})
 
 
 def with_expert_load(plan: EnginePlan) -> EnginePlan:
