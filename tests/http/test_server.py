@@ -40,6 +40,7 @@ ROUTES = [
     ("GET", "/engine/plan"),
     ("GET", "/engine/latency"),
     ("GET", "/engine/stats"),
+    ("GET", "/engine/expert_load"),
 ]
 
 
@@ -436,3 +437,37 @@ async def test_nothing_is_left_after_a_mix_of_finished_aborted_and_refused_reque
         assert state.admission.in_flight == 0
         ended = state.bus.settled(lambda: [e for e in server.exporter.events if isinstance(e, RequestEvent)])
         assert sorted(e.request_id for e in ended) == sorted(r.request_id for r in server.client.requests)
+
+
+def counting(server: Running) -> None:
+    """Its engine counts experts, as far as the server knows."""
+    state = server.server.state
+    (parallelism,) = state.plan.slots["parallelism"]
+    parallelism.config["count_experts"] = True
+
+
+@in_loop
+async def test_the_load_of_experts_is_served_where_they_are_counted() -> None:
+    async with running() as server:
+        status, _, data = await server.get("/engine/expert_load")
+        assert status == 404 and "start the engine with parallelism.count_experts=true" in error_of(data)["message"]
+        counting(server)
+        server.client.counts = {3: (6, 0, 0), 4: (0, 0, 0)}
+        status, _, data = await server.get("/engine/expert_load")
+        assert status == 200
+        assert json.loads(data) == {
+            "layers": {"3": [6, 0, 0], "4": [0, 0, 0]},
+            "busiest_over_mean": {"3": 3.0, "4": 0.0},
+        }
+
+
+@in_loop
+async def test_who_asks_for_the_load_of_an_engine_that_dies_is_told() -> None:
+    async with running() as server:
+        counting(server)
+        asked = [asyncio.create_task(server.get("/engine/expert_load")) for _ in range(2)]
+        while server.client.num_asked == 0:
+            await asyncio.sleep(0)
+        server.client.die()
+        for status, _, data in await asyncio.gather(*asked):
+            assert status == 503 and error_of(data)["code"] == "not_ready"

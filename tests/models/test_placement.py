@@ -24,6 +24,7 @@ from engine.contracts.ops import (
     FusedExperts,
     Gated,
     HeadLinear,
+    HeldExperts,
     KVWrite,
     Linear,
     LinearPart,
@@ -466,7 +467,7 @@ def test_experts_are_spread_whole() -> None:
     graph = mixture()
     assert repeated(graph, Layout(2, 1, 2)) == {"router.weight", "router.bias"}
     ranks = place(graph, Layout(2, 1, 2), unit)
-    assert [experts(rank).held for rank in ranks] == [Cut(0, 3, 5), Cut(3, 5, 5)]
+    assert [experts(rank).held for rank in ranks] == [HeldExperts((0, 1, 2), 5), HeldExperts((3, 4), 5)]
     assert [experts(rank).num_experts for rank in ranks] == [3, 2]
     assert all(experts(rank).down.share is None for rank in ranks)
     kinds = [type(node.op) for node in ranks[1].graph.layers[0].nodes]
@@ -477,7 +478,7 @@ def test_experts_are_spread_and_cut_inside() -> None:
     graph = mixture(experts=6, inner=12)
     assert repeated(graph, Layout(4, 1, 2)) == {"router.weight", "router.bias"}
     found = [(experts(rank).held, experts(rank).down.share) for rank in place(graph, Layout(4, 1, 2), unit)]
-    assert [held[:2] for held, _ in found if held is not None] == [(0, 3), (0, 3), (3, 6), (3, 6)]
+    assert [held.ranges for held, _ in found if held is not None] == [((0, 3),)] * 2 + [((3, 6),)] * 2
     assert [share.columns for _, share in found if share is not None] == [(0, 6), (6, 12)] * 2
 
 

@@ -22,9 +22,11 @@ from engine.loop.messages import (
     Abort,
     EngineInfo,
     EngineStats,
+    ExpertLoad,
     Failed,
     Heartbeat,
     Progress,
+    ReadExpertLoad,
     Ready,
     StepOutputs,
     Submit,
@@ -157,6 +159,10 @@ class ScriptedClient(ClientBase):
         self.hang_at_start: asyncio.Event | None = None
         self.next_heartbeat = Heartbeat()
         self.killed: list[str] = []
+        self.counts: dict[int, tuple[int, ...]] | None = None
+        """Of experts; ``None``: no answer."""
+        self.num_asked = 0
+        """For these."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
@@ -186,6 +192,10 @@ class ScriptedClient(ClientBase):
                         task.cancel()
                         self._tasks[f"end of {name}"] = asyncio.create_task(self._end(name, reason))
                 self.abort_seen.set()
+            case ReadExpertLoad():
+                self.num_asked += 1
+                if self.counts is not None:
+                    asyncio.get_running_loop().call_soon(self.deliver, ExpertLoad(self.counts))
 
     def ping(self) -> None:
         if not self.silent:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from engine.contracts.ops import CountExperts
 from engine.contracts.request import SamplingParams, TokenLogprobs
+from engine.kernels.model import StepContext
+from engine.kernels.torch.experts import lower_count_experts
 from engine.kernels.transfer import refill
 from engine.step import graphs
 from engine.step.graphs import Bucket, StepGraphs, query_buckets, row_buckets
@@ -21,7 +26,7 @@ from engine.step.runner import ModelRunner
 from engine.testing.no_sync import NoSync
 
 from .frozen import RunAgain
-from .toy import BLOCK, BROKEN, MAX_DRAFTS, VOCAB, blocks_of, decode, make_runner, prompt_plan, run
+from .toy import BLOCK, BROKEN, MAX_DRAFTS, VOCAB, blocks_of, decode, make_capture, make_runner, prompt_plan, run
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -75,6 +80,28 @@ def test_the_largest_is_captured_first_and_nothing_once_ready() -> None:
 
 
 # What a replay computes ---------------------------------------------------------------------------------------------
+
+
+def test_experts_of_padding_tokens_are_not_counted() -> None:
+    """Each token goes to the experts of its position and of the next one; three of four rows are nobody's."""
+    runner, counts = make_runner(), torch.zeros(8, dtype=torch.int64)
+    op, weights = CountExperts(0, 8, runner.tables.nobody), SimpleNamespace(expert_counts=lambda op: counts)
+    count = lower_count_experts(None, op, None, weights).call  # type: ignore[arg-type]
+    (layer,), (kept,) = runner.model.layers, runner.model.layers[0].steps
+
+    def counted(context: StepContext, residual: Tensor) -> Tensor:
+        count(context, torch.stack((context.positions, context.positions + 1), dim=1))
+        made: Tensor = kept.call(context, residual)
+        return made
+
+    model = replace(runner.model, layers=(replace(layer, steps=(replace(kept, call=counted),)),))
+    runner.graphs = StepGraphs(model, runner.kv, runner.tables, (0,), [Bucket(4, 1)], make_capture())
+    runner.graphs.capture()
+    run(runner, prompt_plan({1: (1, 2, 3)}))
+    counts.zero_()
+    for start in (3, 4):
+        runner.graphs.replay(Bucket(4, 1), [decode(1, start)])
+    assert counts.tolist() == [0, 0, 0, 1, 2, 1, 0, 0]
 
 
 def test_a_replay_computes_its_rows_and_writes_their_tokens() -> None:

@@ -11,6 +11,7 @@ from engine.assembly.compose import Composed, compose, plugin_settings, usable
 from engine.assembly.device_facts import device_facts
 from engine.assembly.discovery import Discovered, discover
 from engine.assembly.errors import AssemblyError
+from engine.assembly.expert_load import with_expert_load
 from engine.assembly.model_config import model_config
 from engine.assembly.negotiation import resolve
 from engine.assembly.plan import EnginePlan
@@ -45,7 +46,7 @@ def plan_for(configured: Configured, *, download: bool = False) -> EnginePlan:
         problems += error.problems
     if model is None or device is None:
         raise AssemblyError([*problems, *plugin_problems(configured.composed, configured.discovered)])
-    return resolve(configured.composed, configured.discovered, model, device)
+    return with_expert_load(resolve(configured.composed, configured.discovered, model, device))
 
 
 def assemble(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (), download: bool = False) -> EnginePlan:

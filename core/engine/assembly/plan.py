@@ -62,6 +62,8 @@ class EnginePlan:
     """By slot; exactly one choice except for ``exporter``."""
     notes: tuple[str, ...] = ()
     """What the user should know, one line each (for example: a host drafter makes steps wait)."""
+    expert_load: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """What ``parallelism.expert_load`` said: numbers of layers, each with how often each of its experts was chosen."""
 
     @property
     def layout(self) -> Layout:

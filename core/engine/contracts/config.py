@@ -115,6 +115,11 @@ class ParallelismConfig(SlotConfig):
     large steps."""
     pcp_min_tokens: int = 256
     """Tokens of the smallest step that is shared out so; each rank computes smaller ones alone."""
+    count_experts: bool = False
+    """Count how often each expert is chosen, for ``GET /engine/expert_load``. Not with ``pp`` or ``pcp`` above 1."""
+    expert_load: str | None = None
+    """What ``GET /engine/expert_load`` answered, as a file: the experts of each layer are dealt to the ``ep`` shares so
+    that these are chosen about as often. Read where the engine is started; ranks get the counts with the plan."""
     nodes: int = 1
     """Machines, with as many ranks each."""
     share_devices: bool = False
@@ -133,6 +138,16 @@ class ParallelismConfig(SlotConfig):
             raise ValueError(
                 f"parallelism.stage_layers={self.stage_layers}: expected {self.pp} numbers from 1 on, one for each "
                 f"stage of parallelism.pp={self.pp}"
+            )
+        if self.count_experts and self.pp * self.pcp > 1:
+            raise ValueError(
+                f"parallelism.count_experts=true {self.sizes}: one rank counts, which has all layers and computes all "
+                "tokens; use parallelism.pp=1 and parallelism.pcp=1 to measure"
+            )
+        if self.expert_load is not None and self.ep == 1:
+            raise ValueError(
+                f"parallelism.expert_load={self.expert_load}: says which share an expert is on, and parallelism.ep=1; "
+                "set parallelism.ep, or leave it out"
             )
         if self.num_ranks % self.nodes:
             ranks = f"{self.num_ranks} ranks of {self.sizes}"

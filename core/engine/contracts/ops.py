@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 Act = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
@@ -30,6 +31,20 @@ class Cut(NamedTuple):
     @property
     def size(self) -> int:
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class HeldExperts:
+    """The experts of a layer that one rank has: ``numbers``, ascending, of ``whole``."""
+
+    numbers: tuple[int, ...]
+    whole: int
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """The same numbers, as ranges that do not touch."""
+        runs = [list(run) for _, run in groupby(enumerate(self.numbers), lambda pair: pair[1] - pair[0])]
+        return tuple((run[0][1], run[-1][1] + 1) for run in runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +415,8 @@ class Experts:
     fused: FusedExperts | None = None
     weighs_inputs: bool = False
     """Weights multiply what experts read, not what they make: the sum of ``expert(weight * x)``."""
-    held: Cut | None = None
-    """The experts of one rank; ``num_experts`` is then how many it has, and ids are counted from its first."""
+    held: HeldExperts | None = None
+    """The experts of one rank; ``num_experts`` is then how many it has, and an id says which of these, from 0 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,10 +496,21 @@ class SharedAttention:
 
 @dataclass(frozen=True, slots=True)
 class OwnExperts:
-    """``(ids, weights) ->`` the same for a rank with experts ``held`` alone: ids are counted from its first one, and -1
-    stands for an expert of another rank."""
+    """``(ids, weights) ->`` the same for a rank with experts ``held`` alone: an id says which of these, from 0 on, and
+    -1 stands for an expert of another rank."""
 
-    held: Cut
+    held: HeldExperts
+
+
+@dataclass(frozen=True, slots=True)
+class CountExperts:
+    """``ids -> ``: adds to a table of the layer how many pairs of a token and an expert went to each expert. Placed by
+    the core alone, where experts are counted."""
+
+    layer: int
+    num_experts: int
+    idle_row: int
+    """Tokens of this row of the device tables are padding, and not counted."""
 
 
 Op = (
@@ -518,4 +544,5 @@ Op = (
     | AllGather
     | SharedAttention
     | OwnExperts
+    | CountExperts
 )

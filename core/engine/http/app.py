@@ -16,6 +16,7 @@ from engine.http.bodies import Bodies
 from engine.http.routes.chat import chat_completions
 from engine.http.routes.completions import completions
 from engine.http.routes.detokenize import detokenize
+from engine.http.routes.expert_load import expert_load
 from engine.http.routes.health import health
 from engine.http.routes.latency import latency
 from engine.http.routes.metrics import metrics
@@ -78,6 +79,7 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/engine/plan", plan_route)
     router.add_get("/engine/latency", latency)
     router.add_get("/engine/stats", stats)
+    router.add_get("/engine/expert_load", expert_load)
 
 
 async def _resources(app: web.Application) -> AsyncIterator[None]:

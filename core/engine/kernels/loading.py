@@ -20,6 +20,7 @@ from engine.contracts.kv_format import KVFormat
 from engine.contracts.model import ModelConfig
 from engine.contracts.ops import (
     AllGather,
+    CountExperts,
     Cut,
     DeltaRule,
     Embed,
@@ -141,6 +142,7 @@ class Loader:
         self._norms: dict[str, Tensor] = {}
         self._small: dict[str, Tensor] = {}
         self._kv_scales: list[tuple[Tensor, Tensor] | None] = []
+        self._expert_counts: dict[int, Tensor] = {}
 
     def load(self, graph: Graph, max_len: int) -> LoweredModel:
         lowering = self.lowering
@@ -176,6 +178,7 @@ class Loader:
             waits=self.labels.waits,
             kv_scales=tuple(self._kv_scales),
             unread=unread_note(graph, self._checkpoint),
+            expert_counts=self._expert_counts,
         )
 
     def layer(self, block: Block, found: Sequence[Fused[Kernel]]) -> LoweredBlock:
@@ -242,6 +245,12 @@ class Loader:
     def stacked_experts(self, op: Experts) -> tuple[PackedLinear, PackedLinear]:
         together = [list(one) for one in zip(*self._expert_parts(op), strict=True)]
         return tuple(self._stacked(experts) for experts in together)  # type: ignore[return-value]
+
+    def expert_counts(self, op: CountExperts) -> Tensor:
+        if op.layer not in self._expert_counts:
+            counts = torch.zeros(op.num_experts, dtype=torch.int64, device=self.lowering.device)
+            self._expert_counts[op.layer] = counts
+        return self._expert_counts[op.layer]
 
     def _stacked(self, experts: Sequence[tuple[LinearSpec, Sequence[Mapping[str, Tensor]]]]) -> PackedLinear:
         spec = _together([spec for spec, _ in experts])

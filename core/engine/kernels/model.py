@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -98,6 +98,8 @@ class StepContext:
     """By KV group."""
     dealt: DealtTokens | None = None
     """As :attr:`ForwardBatch.dealt`."""
+    row_ids: Tensor | None = None
+    """See :attr:`ForwardBatch.row_ids`; ``None`` behind a step, where there is no padding."""
 
     def slots(self, cache: int) -> Tensor:
         """Where the keys and values of a cache go."""
@@ -222,6 +224,9 @@ class LoweredModel:
     ``[num_kv_heads]`` on the device: a stored number times its scale is the key. ``None`` where it has none."""
     unread: str = ""
     """What of the checkpoint the model does not read, for the plan."""
+    expert_counts: Mapping[int, Tensor] = field(default_factory=dict)
+    """Where experts are counted: by layer, int64 ``[num_experts]`` on the device, how many pairs of a token and an
+    expert went to each."""
 
     @torch.inference_mode()
     def forward(
@@ -253,7 +258,7 @@ class LoweredModel:
         captured, or written as a program, of values."""
         rotations = self.rotate(batch.positions)
         context = StepContext(
-            rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention, batch.dealt
+            rotations, batch.slot_mappings, prepared, kv, batch.positions, batch.attention, batch.dealt, batch.row_ids
         )
         if self.graph.received:
             values = dict(zip(self.graph.received, received, strict=True))
@@ -268,6 +273,16 @@ class LoweredModel:
         residual = aux[len(self.layers)] = values[self.graph.hidden]
         beside = [values[number] for number in self.graph.handed_on[1:]]
         return residual, [*(aux[aux_layer] for aux_layer in aux_layers), *beside]
+
+    def expert_load(self) -> dict[int, tuple[int, ...]]:
+        """:attr:`expert_counts` on the host. Waits for the device."""
+        return {layer: tuple(counts.tolist()) for layer, counts in self.expert_counts.items()}
+
+    @torch.inference_mode()
+    def forget_expert_load(self) -> None:
+        """Count from 0 on."""
+        for counts in self.expert_counts.values():
+            counts.zero_()
 
     @property
     def _residuals(self) -> list[int]:

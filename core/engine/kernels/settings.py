@@ -13,7 +13,7 @@ from engine.contracts.attention_kernel import AttentionKernel, NativeAttention
 from engine.contracts.communicator import Communicator
 from engine.contracts.graph import Node
 from engine.contracts.kv_format import KVFormat
-from engine.contracts.ops import Embed, Experts, HeadLinear, LinearSpec, Norm, Rope, Router
+from engine.contracts.ops import CountExperts, Embed, Experts, HeadLinear, LinearSpec, Norm, Rope, Router
 from engine.contracts.quantizer import PackedLinear
 from engine.kernels.model import Call
 from engine.models.fuse import Fused, Matcher
@@ -105,6 +105,10 @@ class Weights(Protocol):
     def stacked_experts(self, op: Experts) -> tuple[PackedLinear, PackedLinear]:
         """The same as two weights, experts one after another: ``[num_experts * 2 * size, in]``, and ``[num_experts *
         out, size]``."""
+        ...
+
+    def expert_counts(self, op: CountExperts) -> Tensor:
+        """int64 ``[num_experts]``, zeros: the table of the op's layer."""
         ...
 
     def head_weights(self, op: HeadLinear) -> Tensor:

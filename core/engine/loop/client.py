@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from engine.contracts.events import Event
@@ -67,6 +67,10 @@ class EngineClient(Protocol):
 
     def kill(self, why: str) -> None:
         """End an engine that hangs: its stacks are written to stderr, then it is dead, of ``why``."""
+        ...
+
+    async def expert_load(self) -> Mapping[int, tuple[int, ...]]:
+        """See :attr:`engine.loop.messages.ExpertLoad.layers`. Raises :class:`EngineDead`."""
         ...
 
     async def reset_prefix_cache(self) -> None: ...

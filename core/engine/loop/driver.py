@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import queue
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from engine.border.calls import told
 from engine.loop.core import EngineBroken, EngineCore
 from engine.loop.messages import (
     Abort,
     DeviceFailed,
+    ExpertLoad,
     Failed,
     FromEngine,
+    ReadExpertLoad,
     ResetPrefixCache,
     Shutdown,
     StepOutputs,
@@ -25,11 +27,21 @@ Inbox = queue.SimpleQueue
 ToLoop = ToEngine | DeviceFailed | None
 
 
-def drive(core: EngineCore, inbox: Inbox[ToLoop], send: Callable[[FromEngine], None]) -> bool:
+Counts = Callable[[], Mapping[int, tuple[int, ...]]]
+"""As :attr:`engine.loop.messages.ExpertLoad.layers`."""
+
+
+def drive(
+    core: EngineCore, inbox: Inbox[ToLoop], send: Callable[[FromEngine], None], expert_load: Counts = dict
+) -> bool:
     """Run until asked to stop (True) or until the engine broke (False; the reason was sent as ``Failed``)."""
+
+    def send_expert_load() -> None:
+        send(ExpertLoad(dict(expert_load())))
+
     send(StepOutputs((), (), core.stats()))  # the pool's size is known before the first step
     try:
-        while _receive(core, inbox):
+        while _receive(core, inbox, send_expert_load):
             if core.has_work:
                 send(core.step())
     except Exception as error:
@@ -41,7 +53,7 @@ def drive(core: EngineCore, inbox: Inbox[ToLoop], send: Callable[[FromEngine], N
     return True
 
 
-def _receive(core: EngineCore, inbox: Inbox[ToLoop]) -> bool:
+def _receive(core: EngineCore, inbox: Inbox[ToLoop], send_expert_load: Callable[[], None]) -> bool:
     """Take in all messages, waiting for one if there is nothing to do. False: stop."""
     wait = not core.has_work
     while True:
@@ -57,6 +69,8 @@ def _receive(core: EngineCore, inbox: Inbox[ToLoop]) -> bool:
                 core.abort(request_ids, reason)
             case ResetPrefixCache():
                 core.reset_prefix_cache()
+            case ReadExpertLoad():
+                send_expert_load()
             case DeviceFailed(error):
                 raise EngineBroken(error)
             case Shutdown() | None:

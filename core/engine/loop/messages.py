@@ -38,7 +38,11 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Answer with a :class:`Heartbeat` at once, whatever a step is doing."""
 
 
-ToEngine = Submit | Abort | ResetPrefixCache | Shutdown | Ping
+class ReadExpertLoad(msgspec.Struct, frozen=True, tag="read_expert_load"):
+    """Answer with an :class:`ExpertLoad`."""
+
+
+ToEngine = Submit | Abort | ResetPrefixCache | Shutdown | Ping | ReadExpertLoad
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -184,4 +188,11 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """How long such a step takes, from measured ones; 0 before anything was measured."""
 
 
-FromEngine = Progress | Ready | StepOutputs | Failed | Heartbeat
+class ExpertLoad(msgspec.Struct, frozen=True, tag="expert_load"):
+    """How often experts were chosen since the engine was ready."""
+
+    layers: dict[int, tuple[int, ...]]
+    """By layer, how many pairs of a token and an expert went to each expert; empty where nothing is counted."""
+
+
+FromEngine = Progress | Ready | StepOutputs | Failed | Heartbeat | ExpertLoad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from engine.contracts.events import Event
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
@@ -13,10 +13,12 @@ from engine.loop.messages import (
     Abort,
     EngineInfo,
     EngineStats,
+    ExpertLoad,
     Failed,
     FromEngine,
     Heartbeat,
     Progress,
+    ReadExpertLoad,
     Ready,
     StepOutputs,
     Submit,
@@ -69,6 +71,7 @@ class ClientBase:
         self._event_callbacks: list[Callable[[Sequence[Event]], None]] = []
         self._on_progress: Callable[[Progress], None] | None = None
         self._ready: asyncio.Future[EngineInfo] | None = None
+        self._expert_load: asyncio.Future[Mapping[int, tuple[int, ...]]] | None = None
 
     def send(self, message: ToEngine) -> None:
         raise NotImplementedError
@@ -90,6 +93,14 @@ class ClientBase:
     def on_events(self, callback: Callable[[Sequence[Event]], None]) -> None:
         self._event_callbacks.append(callback)
 
+    async def expert_load(self) -> Mapping[int, tuple[int, ...]]:
+        if not self.alive:
+            raise EngineDead("the engine is not running")
+        if self._expert_load is None:  # who asks meanwhile gets the same answer
+            self.send(ReadExpertLoad())
+            self._expert_load = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._expert_load)
+
     def deliver(self, message: FromEngine) -> None:
         """Take a message from the engine; on the event loop's thread."""
         self.num_messages += 1
@@ -103,6 +114,9 @@ class ClientBase:
                         callback(events)
             case Heartbeat():
                 self.heartbeat = message
+            case ExpertLoad(layers) if self._expert_load is not None:
+                self._expert_load.set_result(layers)
+                self._expert_load = None
             case Progress() if self._on_progress is not None:
                 self._on_progress(message)
             case Ready(info):
@@ -130,6 +144,9 @@ class ClientBase:
         dead = kind(why)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(dead)
+        if self._expert_load is not None:
+            self._expert_load.set_exception(dead)
+            self._expert_load = None
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.put(dead)

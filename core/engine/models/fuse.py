@@ -49,8 +49,8 @@ class Fused(Generic[K]):
 _NAMES = {
     "KVWrite": "kv_write", "ScaleBy": "scale_by", "SoftCap": "soft_cap", "ShortConv": "short_conv",
     "DeltaRule": "delta_rule", "TorchFunction": "torch_function", "AllReduce": "all_reduce", "AllGather": "all_gather",
-    "OwnExperts": "own_experts", "SharedAttention": "shared_attention", "GatherTokens": "gather_tokens",
-    "SumTokens": "sum_tokens",
+    "OwnExperts": "own_experts", "CountExperts": "count_experts", "SharedAttention": "shared_attention",
+    "GatherTokens": "gather_tokens", "SumTokens": "sum_tokens",
 }  # fmt: skip
 
 Matcher = Callable[[Sequence[Node]], "Match | None"]

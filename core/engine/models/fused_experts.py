@@ -47,7 +47,7 @@ def fused_stored(layer: LinearSpec, quantizer: Quantizer) -> Iterator[tuple[str,
 def fused_cuts(op: Experts, layer: LinearSpec, stored: StoredTensor) -> list[tuple[int, tuple[Range, ...]]]:
     """What this rank reads of a tensor that holds all experts': :meth:`engine.checkpoint.tensors.Checkpoint.read`."""
     assert op.fused is not None
-    found: list[tuple[int, tuple[Range, ...]]] = [] if op.held is None else [(0, ((op.held.start, op.held.stop),))]
+    found: list[tuple[int, tuple[Range, ...]]] = [] if op.held is None else [(0, op.held.ranges)]
     for axis, ranges in cuts_of(stored, layer, 0):
         if op.fused.interleaved and is_pair(layer) and axis == stored.shard_axes.get("out"):
             # Of gates and of ups the same ones, which lie side by side.

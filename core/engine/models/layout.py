@@ -46,6 +46,12 @@ class Layout:
         """Which part of a step's tokens it computes."""
         return rank % self.stage_size // self.tp
 
+    def expert_share(self, rank: int) -> int:
+        """Which share of the experts it has."""
+        if self.ep > self.tp:
+            return rank % self.stage_size
+        return self.index(rank) // (self.tp // self.ep)
+
     @property
     def chooser(self) -> int:
         """The rank that chooses tokens: the first of the last stage."""

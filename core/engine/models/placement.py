@@ -21,6 +21,7 @@ from engine.contracts.ops import (
     GatherTokens,
     HeadJoin,
     HeadLinear,
+    HeldExperts,
     KVWrite,
     Linear,
     LinearPart,
@@ -34,6 +35,7 @@ from engine.contracts.ops import (
     SumTokens,
     TorchFunction,
 )
+from engine.models.expert_load import ExpertLoad, by_load, check_load, in_order
 from engine.models.layout import Layout
 from engine.models.shares import Bounds, Shared, Shares, Units, shares_of, whole_shares
 from engine.models.stages import Stage, crossing, given_stages, stages_of
@@ -63,10 +65,13 @@ def place(
     *,
     drafts: bool = False,
     stage_layers: Sequence[int] | None = None,
+    load: ExpertLoad | None = None,
 ) -> tuple[RankGraph, ...]:
     """The graph of each rank. ``drafts``: a drafter embeds tokens where the head is; ``stage_layers``: how many
-    layers each stage has, ``None``: so that their weights are as equal as can be. Raises ``ValueError`` for a model
-    that cannot be shared out so, naming what cannot and which sizes could be."""
+    layers each stage has, ``None``: so that their weights are as equal as can be; ``load``: of the experts, by which
+    shares of them are made equal, ``None``: they are spread in the order of their numbers. Raises ``ValueError`` for a
+    model that cannot be shared out so, naming what cannot and which sizes could be, and for a load that is not the
+    model's."""
     if layout.size == 1:
         return (_cut_stage(graph, Stage(0, len(graph.layers)), drafts),)
     if layout.pcp > 1 and any(isinstance(spec, StateSpec) for spec in graph.caches):
@@ -75,9 +80,11 @@ def place(
         )
     stages = stages_of(graph, layout.pp) if stage_layers is None else given_stages(graph, stage_layers)
     shares = _shares(graph, layout, units)
+    if load is not None:
+        check_load(graph, load)
     found = []
     for rank in range(layout.size):
-        mine = graph if shares is None else _OfRank(graph, shares, layout, rank).graph()
+        mine = graph if shares is None else _OfRank(graph, shares, layout, rank, load).graph()
         found.append(_cut_stage(mine, stages[layout.stage(rank)], drafts))
     return tuple(found)
 
@@ -166,7 +173,10 @@ def _most_alike(held: Collection[Bounds]) -> str:
 class _OfRank:
     """Writes down the graph of one rank of a stage, of all layers."""
 
-    def __init__(self, graph: Graph, shares: Shares, layout: Layout, rank: int) -> None:
+    def __init__(self, graph: Graph, shares: Shares, layout: Layout, rank: int, load: ExpertLoad | None = None) -> None:
+        self._load = load
+        self._layer = -1
+        """The one that is being written down; -1: the embedding."""
         self._graph = graph
         self._shares = shares
         self._layout = layout
@@ -182,7 +192,7 @@ class _OfRank:
 
     def graph(self) -> Graph:
         blocks, numbers = (self._graph.embed, *self._graph.layers, self._graph.head), iter(range(1 << 30))
-        placed = [self._block(block, numbers) for block in blocks]
+        placed = [self._block(block, numbers, layer) for layer, block in enumerate(blocks, start=-1)]
         last = placed[-1].nodes[-1].outputs[0]
         if (shared := self._shares[last]) is not None:
             self._nodes = list(placed[-1].nodes)
@@ -204,8 +214,8 @@ class _OfRank:
             return spec
         return replace(spec, tokens=TokenShare(ranks, self._index % ranks))
 
-    def _block(self, block: Block, numbers: Iterator[int]) -> Block:
-        self._nodes = []
+    def _block(self, block: Block, numbers: Iterator[int], layer: int) -> Block:
+        self._nodes, self._layer = [], layer
         for node, i in zip(block.nodes, numbers, strict=False):
             wanted = self._shares.reads[i]
             inputs = tuple(self._read(value, want) for value, want in zip(node.inputs, wanted, strict=True))
@@ -301,21 +311,22 @@ class _OfRank:
         if layout.ep > layout.tp:  # one share for each rank of the stage, whichever tokens it computes
             x, ids, weights = (self._of_all_tokens(value) for value in node.inputs)
         if layout.ep > 1:
-            share = self._rank % layout.stage_size // (layout.stage_size // layout.ep)
-            if layout.ep <= layout.tp:
-                share = self._index // (layout.tp // layout.ep)
-            each, rest = divmod(op.num_experts, layout.ep)
-            start = share * each + min(share, rest)
-            held = Cut(start, start + each + (share < rest), op.num_experts)
+            held = self._held(op.num_experts)
             ids_here, weights_here = self._value(self._sizes[ids]), self._value(self._sizes[weights])
             self._nodes.append(Node(OwnExperts(held), (ids, weights), (ids_here, weights_here)))
             node = replace(node, inputs=(x, ids_here, weights_here))
-            own = replace(own, num_experts=held.size, held=held)
+            own = replace(own, num_experts=len(held.numbers), held=held)
         node = replace(node, op=own)
         if own is op:  # they can neither be cut nor spread: each rank has them all
             self._nodes.append(node)
         else:
             self._reduced(node, SumTokens() if layout.ep > layout.tp else None)
+
+    def _held(self, num_experts: int) -> HeldExperts:
+        """The experts of this rank's share."""
+        layout, load = self._layout, self._load
+        spread = in_order(num_experts, layout.ep) if load is None else by_load(load[self._layer], layout.ep)
+        return HeldExperts(spread[layout.expert_share(self._rank)], num_experts)
 
     def _of_parts(self, node: Node, shared: Shared) -> Node:
         """An op that computes parts of its inputs by themselves: this rank's."""

@@ -173,8 +173,7 @@ def linears_of(op: Op) -> tuple[LinearSpec, ...]:
 
 def expert_linears(op: Experts) -> list[tuple[LinearSpec, LinearSpec]]:
     """Gate and up, and down, of each expert that is here."""
-    first = 0 if op.held is None else op.held.start
-    numbers = range(first, first + op.num_experts)
+    numbers = range(op.num_experts) if op.held is None else op.held.numbers
     return [(_numbered(op.gate_up, i), _numbered(op.down, i)) for i in numbers]
 
 

@@ -174,6 +174,11 @@ class LLM:
         """Blocks, rows and queues right now."""
         return self.core.stats()
 
+    def expert_load(self) -> dict[int, tuple[int, ...]]:
+        """By layer, how many pairs of a token and an expert went to each expert so far; empty unless
+        ``parallelism.count_experts=true``."""
+        return dict(self._engine.expert_load())
+
     def close(self) -> None:
         self.core.close()
         self.tokenizer.close()

@@ -53,14 +53,16 @@ def _check_vocabulary(headers: Mapping[str, TensorHeader], vocab_size: int) -> N
 
 
 def describe_placement(plan: EnginePlan) -> str:
-    """Which rank would hold what: a table. Builds the engine's plugins, as far as they are needed for that.
+    """Which rank would hold what: a table; and what placing experts by load gains. Builds the engine's plugins, as far
+    as they are needed for that.
 
     Raises :class:`engine.assembly.errors.AssemblyError` for a model that cannot be shared out so, or does not fit.
     """
     from engine.startup.memory.fit import check_memory  # imports torch, as the engine's plugins do
-    from engine.startup.placing import rank_infos
+    from engine.startup.placing import describe_expert_load, rank_infos
 
-    return describe_ranks(rank_infos(plan, check_memory(plan)))
+    ranks = describe_ranks(rank_infos(plan, check_memory(plan)))
+    return f"{ranks}\n{describe_expert_load(plan)}" if plan.expert_load else ranks
 
 
 def try_plan(plan: EnginePlan) -> str:

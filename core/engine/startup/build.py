@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,6 +39,8 @@ class Engine:
     core: EngineCore
     info: EngineInfo
     bound: BoundEngine
+    expert_load: Callable[[], Mapping[int, tuple[int, ...]]]
+    """As :meth:`engine.kernels.model.LoweredModel.expert_load`, of rank 0."""
 
 
 def build_engine(
@@ -111,8 +113,9 @@ def _finish(rank: Rank, device: Device, ranks: tuple[RankInfo, ...] = (), notes:
             warm_up_sampling(core, rank.pool.max_len, int(plan.choice("scheduler").config["token_budget"]))
         warm_up(core, rank.pool.max_len)
         core.check_idle()
+    rank.model.forget_expert_load()
     rank.status.doing = ""
-    return Engine(core, _describe(rank, ranks, notes), bound)
+    return Engine(core, _describe(rank, ranks, notes), bound, rank.model.expert_load)
 
 
 def _describe(rank: Rank, ranks: tuple[RankInfo, ...], notes: tuple[str, ...]) -> EngineInfo:

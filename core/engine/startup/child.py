@@ -97,7 +97,7 @@ def main(fd: int, parent: int) -> int:
         engine = build_engine(plan, connection.send, on_failure=lambda why: inbox.put(DeviceFailed(why)))
         beats.of = engine.core.heartbeat
         connection.send(Ready(msgspec.structs.replace(engine.info, phases=(imported, *engine.info.phases))))
-        return 0 if drive(engine.core, inbox, connection.send) else 1
+        return 0 if drive(engine.core, inbox, connection.send, engine.expert_load) else 1
     except BrokenPipeError:
         return 1
     except Exception as error:

@@ -52,7 +52,7 @@ class InprocessEngineClient(ClientBase):
                 return
             self._core = engine.core
             send(Ready(engine.info))
-            drive(engine.core, self._inbox, send)
+            drive(engine.core, self._inbox, send, engine.expert_load)
 
         self._thread = threading.Thread(target=run, name="engine", daemon=True)
         self._thread.start()

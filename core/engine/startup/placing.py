@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.assembly.bind import BoundEngine
 from engine.assembly.plan import EnginePlan
 from engine.contracts.drafter import on_device
+from engine.models.expert_load import counted, imbalance
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
 from engine.models.record import recorded
@@ -35,16 +37,30 @@ def placed(plan: EnginePlan, bound: BoundEngine) -> tuple[RankGraph, ...]:
             "another drafter"
         )
     graph, units = recorded(bound.architecture, plan.model), partial(smallest_cut, bound.quantizer)
+    load = dict(plan.expert_load) or None
     try:
-        return place(
+        first, *others = place(
             graph,
             plan.layout,
             units,
             drafts=drafter is not None,
             stage_layers=plan.choice("parallelism").config["stage_layers"],
+            load=load,
         )
+        if plan.choice("parallelism").config["count_experts"]:  # routers are on every rank, so one counts for all
+            first = replace(first, graph=counted(first.graph, bound.context.max_requests))
+        return first, *others
     except ValueError as error:
         raise DoesNotFit(str(error)) from error
+
+
+def describe_expert_load(plan: EnginePlan) -> str:
+    """What a plan with ``parallelism.expert_load`` gains by it, on one line."""
+    before, after = imbalance(dict(plan.expert_load), plan.layout.ep)
+    return (
+        f"experts placed by load: of {plan.layout.ep} shares the busiest is expected to be chosen {after:.2f} times as "
+        f"often as the mean; in order of their numbers {before:.2f} times"
+    )
 
 
 def holding(own: RankGraph, layout: Layout, rank: int) -> str:

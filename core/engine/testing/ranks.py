@@ -24,6 +24,7 @@ from engine.kernels.loading import load_model
 from engine.kernels.model import LoweredModel
 from engine.kernels.settings import Kernels
 from engine.kv.groups import cache_groups, of_rank
+from engine.models.expert_load import ExpertLoad
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
 from engine.models.sharding import smallest_cut
@@ -75,11 +76,13 @@ class Ranks:
     def __init__(
         self, model: ModelFacts, graph: Graph, layout: Layout, make: Callable[[], Communicator], *,
         kernels: Kernels = "torch", quantizer: Quantizer | None = None, kv_format: Callable[[], KVFormat] = PlainFormat,
+        load: ExpertLoad | None = None,
     ) -> None:  # fmt: skip
-        """``make``: a communicator, of those that meet in one process. Raises what :func:`place` does."""
+        """``make``: a communicator, of those that meet in one process; ``load``: of the experts. Raises what
+        :func:`place` does."""
         quantizer = quantizer or PlainQuantizer()
         self.layout = layout
-        self.placed = place(graph, layout, partial(smallest_cut, quantizer))
+        self.placed = place(graph, layout, partial(smallest_cut, quantizer), load=load)
         self.communicators = [make() for _ in self.placed]
         worlds = [World(rank, layout.size, layout.groups(rank), "cpu", TIMEOUT_S) for rank in range(layout.size)]
         invitation = self.communicators[0].invite(worlds[0])

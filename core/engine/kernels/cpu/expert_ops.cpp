@@ -328,6 +328,10 @@ private:
 
 }  // namespace
 
+extern "C" void count_experts(int64_t pairs, const int64_t* ids, int64_t* counts) {
+    for (int64_t i = 0; i < pairs; i++) counts[ids[i]]++;
+}
+
 #define EXPORT(T)                                                                                                      \
     extern "C" void choose_experts_##T(const Choice* choice, int64_t rows, const T* x, int64_t x_stride, int64_t* ids, \
                                        float* weights, float* room) {                                                  \

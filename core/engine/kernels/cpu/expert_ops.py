@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import inf
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -65,7 +66,19 @@ def kernels() -> ctypes.CDLL:
         "mix_experts": (POINTER, INT64, POINTER, INT64, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER),
     }
     functions = {f"{name}_{suffix}": types[name] for name in types for suffix in SUFFIXES.values()}
+    functions["count_experts"] = (INT64, POINTER, POINTER)
     return native.load(Path(__file__).with_suffix(".cpp"), functions)
+
+
+def count_experts(ids: Tensor, counts: Tensor) -> None:
+    """Add to ``counts``, int64 ``[num_experts]``, how often each expert is among ``ids``, int64."""
+    run(_count, ids, counts)
+
+
+def _count(ids: Tensor, counts: Tensor) -> NativeCall:
+    assert ids.is_contiguous() and ids.dtype == counts.dtype == torch.int64
+    count = cast(native.Function, kernels().count_experts)
+    return count.at(ids.numel(), ids.data_ptr(), counts.data_ptr())
 
 
 class ChooseExperts:

@@ -12,6 +12,7 @@ from engine.contracts.graph import Node
 from engine.contracts.ops import (
     Activation,
     Add,
+    CountExperts,
     Embed,
     Gate,
     Gated,
@@ -31,6 +32,7 @@ from engine.contracts.ops import (
 )
 from engine.contracts.quantizer import NativeLinear, PackedLinear
 from engine.kernels.cpu.elementwise import Combine, head_norms, rotated_heads, scaled_by_position, write_kv
+from engine.kernels.cpu.expert_ops import count_experts
 from engine.kernels.cpu.head_ops import joined_heads, multiplied_heads, sliced_heads
 from engine.kernels.cpu.program import NotNative, Value, empty, run
 from engine.kernels.model import StepContext
@@ -235,6 +237,11 @@ def _combining(kind: str, act: str | None = None, factor: float = 1.0) -> Lowere
     return Lowered(lambda context, a, b=None: made(a.shape[1])(a, b), label, None)
 
 
+def _count_experts(lowering: Lowering, op: CountExperts, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    counts = weights.expert_counts(op)  # no token is padding on a CPU
+    return Lowered(lambda context, ids: count_experts(ids, counts), "compiled", None)
+
+
 def by_width(make: Callable[[int], Any]) -> Callable[[int], Any]:
     """``make(width)``, once for each number of features: ranks have some of a layer's."""
     made: dict[int, Any] = {}
@@ -265,4 +272,5 @@ _LOWER: dict[type[Op], LowerOp] = {
     ScaleBy: _scale_by,
     Slice: _slice,
     SoftCap: _soft_cap,
+    CountExperts: _count_experts,
 }

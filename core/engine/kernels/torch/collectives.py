@@ -79,13 +79,13 @@ def lower_all_gather(lowering: Lowering, op: AllGather, fused: Fused[Kernel], we
 
 
 def lower_own_experts(lowering: Lowering, op: OwnExperts, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    start, size = op.held.start, op.held.size
+    here = torch.full((op.held.whole,), -1, device=lowering.device)
+    here[list(op.held.numbers)] = torch.arange(len(op.held.numbers), device=lowering.device)
 
     def own(context: StepContext | None, ids: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(ids, Value):
             raise NotNative("torch finds a rank's own experts")
-        here = ids - start
-        return torch.where((here >= 0) & (here < size), here, -1), shares
+        return here[ids], shares
 
     return Lowered(own, "torch", "torch finds a rank's own experts")
 

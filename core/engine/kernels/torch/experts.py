@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.contracts.ops import Experts, Route, Router
+from engine.contracts.ops import CountExperts, Experts, Route, Router
 from engine.contracts.quantizer import PackedLinear
+from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
 from engine.kernels.torch.reference import gated
 from engine.models.fuse import Fused
@@ -61,6 +62,18 @@ def _outside(op: Route, choice: Tensor) -> Tensor:
     best = by_group.amax(dim=-1) if op.group_by == "max" else by_group.topk(2, dim=-1).values.sum(dim=-1)
     chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(op.chosen_groups, dim=-1).indices, True)
     return ~chosen[:, :, None].expand_as(by_group).flatten(1)
+
+
+def lower_count_experts(lowering: Lowering, op: CountExperts, fused: Fused[Kernel], weights: Weights) -> Lowered:
+    counts = weights.expert_counts(op)
+
+    def count(context: StepContext | None, ids: Tensor) -> None:
+        counted = torch.ones_like(ids)
+        if context is not None and context.row_ids is not None:
+            counted *= (context.row_ids != op.idle_row)[:, None]
+        counts.index_add_(0, ids.flatten(), counted.flatten())
+
+    return Lowered(count, "torch index_add_")
 
 
 def lower_experts(lowering: Lowering, op: Experts, fused: Fused[Kernel], weights: Weights) -> Lowered:

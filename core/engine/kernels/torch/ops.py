@@ -16,6 +16,7 @@ from engine.contracts.ops import (
     AllGather,
     AllReduce,
     Attention,
+    CountExperts,
     DeltaRule,
     Embed,
     Experts,
@@ -56,7 +57,7 @@ from engine.kernels.torch.collectives import (
     lower_own_experts,
     lower_sum_tokens,
 )
-from engine.kernels.torch.experts import lower_experts, lower_route, lower_router
+from engine.kernels.torch.experts import lower_count_experts, lower_experts, lower_route, lower_router
 from engine.kernels.torch.norms import Norm as NormCall
 from engine.kernels.torch.norms import cpu_norm, gpu_norm, layer_norm, rms_norm
 from engine.kernels.torch.recurrent import lower_delta_rule, lower_short_conv
@@ -331,4 +332,5 @@ _LOWER: dict[type[Op], LowerOp] = {
     AllGather: lower_all_gather,
     SharedAttention: lower_shared_attention,
     OwnExperts: lower_own_experts,
+    CountExperts: lower_count_experts,
 }

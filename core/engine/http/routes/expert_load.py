@@ -1,0 +1,22 @@
+"""``GET /engine/expert_load``: how often each expert was chosen since the engine was ready."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from engine.assembly.expert_load import expert_load_file
+from engine.http.bodies import json_response
+from engine.http.preparing import state_of
+from engine.loop.client import EngineDead
+from engine.service.errors import ApiError
+
+
+async def expert_load(http: web.Request) -> web.StreamResponse:
+    """Answers with an :class:`~engine.assembly.expert_load.ExpertLoadFile`; 404 where experts are not counted."""
+    state = state_of(http)
+    if not state.plan.choice("parallelism").config["count_experts"]:
+        raise ApiError(404, "Experts are not counted: start the engine with parallelism.count_experts=true.")
+    try:
+        return json_response(expert_load_file(await state.client.expert_load()))
+    except EngineDead as error:
+        raise ApiError(503, f"Not ready: {error}.", code="not_ready", retry_after_s=2) from error
