@@ -316,7 +316,8 @@ MIXTURE = {"hidden": 2048, "size": 768, "top_k": 8}
 """A model of 30B parameters of which 3B are active."""
 
 
-def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> KernelCost:
+def compile_experts(kernel: Any, rows: int, capability: int, weights: str, some: bool = False) -> KernelCost:
+    """``some``: of one rank, where others have other experts."""
     ids = {"expert_ptr": "*i64", "out_ptr": "*bf16", "rows_per_x": "i32"}
     if kernel is experts.expert_mix:
         ids |= {"share_ptr": "*fp32", "residual_ptr": "*bf16"}
@@ -328,7 +329,7 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
         ids["norm_ptr"] = "*bf16"
     cut_off = {"LIMIT": 7.0, "ALPHA": 1.702, "OFFSET": 1.0}  # as in gpt-oss
     top_k = MIXTURE["top_k"]
-    constants = {"SIZE": MIXTURE["size"], "TOP_K": top_k, "ACT": "silu", "BLOCK_P": top_k, **cut_off}
+    constants = {"SIZE": MIXTURE["size"], "TOP_K": top_k, "ACT": "silu", "BLOCK_P": top_k, "SOME": some, **cut_off}
     return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
 
 
@@ -344,6 +345,13 @@ def test_experts_compile(kernel: Any, rows: int, weights: str, capability: int) 
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
+def test_some_experts_of_a_token_compile_without_spills(capability: int) -> None:
+    for weights in ("bf16", "fp8"):
+        cost = compile_experts(experts.expert_mix, 1, capability, weights, some=True)
+        assert_fits(cost, few_words(weights, capability))
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
 @pytest.mark.parametrize("weights", ["bf16", *(pytest.param(name, marks=pytest.mark.slow) for name in PACKED)])
 def test_many_rows_of_an_expert_compile_without_spills(weights: str, capability: int) -> None:
     for kernel in (experts.expert_gate, experts.expert_down):
@@ -353,9 +361,11 @@ def test_many_rows_of_an_expert_compile_without_spills(weights: str, capability:
 ROUTES = {
     "128 experts": {"NUM_EXPERTS": 128, "TOP_K": 8, "SCORES": "softmax", "IN_FEATURES": 2048},
     "32 experts": {"NUM_EXPERTS": 32, "TOP_K": 4, "SCORES": "logits", "IN_FEATURES": 2880},
-    "groups": {"NUM_EXPERTS": 256, "TOP_K": 8, "SCORES": "sigmoid", "IN_FEATURES": 7168, "GROUPS": 8},
-}
-"""Of Qwen3-30B-A3B, gpt-oss-20b and DeepSeek V3."""
+    "groups": {
+        "NUM_EXPERTS": 256, "TOP_K": 8, "SCORES": "sigmoid", "IN_FEATURES": 7168, "GROUPS": 8, "FIRST": 64, "OWN": 32,
+    },
+}  # fmt: skip
+"""Of Qwen3-30B-A3B, gpt-oss-20b and DeepSeek V3, whose experts eight ranks share out."""
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
@@ -365,7 +375,7 @@ def test_experts_are_chosen_without_spills(capability: int) -> None:
         constants = {
             **sizes, "RENORMALIZE": True, "GROUPS": groups, "CHOSEN_GROUPS": groups // 2 or 1, "BY_TWO": True,
             "BLOCK_G": groups, "BLOCK_S": experts_of_all // groups, "BLOCK_K": top_k, "PDL": capability >= 90,
-            "BLOCK": 2048,
+            "BLOCK": 2048, "FIRST": sizes.get("FIRST", 0), "OWN": sizes.get("OWN", experts_of_all),
         }  # fmt: skip
         floats = ("router_ptr", "bias_ptr", "correction_ptr", "expert_scale_ptr", "logits_ptr", "weight_ptr")
         kinds = {**dict.fromkeys(floats, "*fp32"), "x_ptr": "*bf16", "norm_ptr": "*bf16", "arrived_ptr": "*i32",
@@ -389,4 +399,6 @@ def test_pairs_are_sorted_and_mixed_without_spills(capability: int) -> None:
     assert_fits(measure_kernel(experts.sort_pairs, arguments, constants, capability, **sizes))
     arguments = {"made_ptr": "*fp32", "share_ptr": "*fp32", "residual_ptr": "*bf16", "out_ptr": "*bf16"}
     constants = {"TOP_K": 8, "OUT_FEATURES": 2048, "PDL": capability >= 90, "BLOCK": 1024}
-    assert_fits(measure_kernel(experts.mix_rows, arguments, constants, capability, num_warps=4))
+    for ids in ({"constants": {"id_ptr": None}}, {"arguments": {"id_ptr": "*i64"}}):  # of all experts, of a rank's own
+        given = arguments | ids.get("arguments", {}), constants | ids.get("constants", {})
+        assert_fits(measure_kernel(experts.mix_rows, *given, capability, num_warps=4))

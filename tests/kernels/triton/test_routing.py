@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.contracts.ops import Route
+from engine.contracts.ops import Cut, Route
 from engine.kernels.torch.experts import route
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.triton.launch import Launch, NormWeight
@@ -53,6 +55,19 @@ def test_ids_and_weights_are_those_of_torch(device, name, rows):
         want_ids, want = route(choose.op, logits, choose.correction, choose.expert_scale)
         assert torch.equal(ids, want_ids) and not choose.arrived.any()
         torch.testing.assert_close(weights, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [2, MAX_ROWS + 3])
+def test_ids_of_a_rank_are_counted_from_its_first_expert(device, rows):
+    """Others are -1; weights, and what they are scaled by, are those of all experts."""
+    choose = chooser(ROUTES["scaled by expert"], device)
+    x = torch.randn(rows, 24, generator=torch.Generator().manual_seed(rows)).to(device)
+    ids, weights = choose(x)
+    for held in (Cut(0, 5, 12), Cut(5, 6, 12), Cut(6, 12, 12)):
+        here, same = replace(choose, held=held)(x)
+        inside = (ids >= held.start) & (ids < held.stop)
+        assert inside.any() and torch.equal(here, torch.where(inside, ids - held.start, -1))
+        assert torch.equal(same, weights)
 
 
 @pytest.mark.parametrize("name", ["softmax", "of those chosen", "sigmoid, corrected, scaled", "groups by two"])

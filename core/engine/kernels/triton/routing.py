@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.contracts.ops import Route
+from engine.contracts.ops import Cut, Route
 from engine.kernels.torch.experts import SMALLEST_SUM
 from engine.kernels.triton.arrival import arrive
 from engine.kernels.triton.launch import Launch, NormWeight
@@ -59,11 +59,12 @@ def outside_groups(
 def route(
     logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, row, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZE: tl.constexpr,
-    GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr,
+    GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """See :class:`engine.contracts.ops.Route`: experts lie as ``[groups, experts of a group]``. Whatever the logits
-    are, ids are different experts that exist."""
+    are, ids are different experts that exist; of ranks that share them out, each has ``OWN`` from ``FIRST`` on: ids are
+    counted from there, and -1 stands for another rank's."""
     SIZE: tl.constexpr = NUM_EXPERTS // GROUPS
     group, member = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_S)[None, :]
     index, real = group * SIZE + member, (group < GROUPS) & (member < SIZE)
@@ -100,6 +101,8 @@ def route(
         weights = tl.div_rn(weights, tl.zeros_like(weights) + total)
     if expert_scale_ptr is not None:
         weights *= tl.load(expert_scale_ptr + ids)
+    if OWN < NUM_EXPERTS:
+        ids = tl.where((ids >= FIRST) & (ids < FIRST + OWN), ids - FIRST, -1)
     at = row * TOP_K + place
     tl.store(id_ptr + at, ids.to(tl.int64), mask=mask)
     tl.store(weight_ptr + at, weights * scale, mask=mask)
@@ -109,7 +112,7 @@ def route(
 def route_rows(
     logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZE: tl.constexpr,
-    GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr,
+    GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``logits [rows, NUM_EXPERTS]`` float32 -> ids int64 and weights float32, ``[rows, TOP_K]``. Program ``row``."""
@@ -117,7 +120,8 @@ def route_rows(
     wait_for_input(PDL)
     route(
         logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, tl.program_id(0).to(tl.int64), scale,
-        NUM_EXPERTS, TOP_K, SCORES, RENORMALIZE, GROUPS, CHOSEN_GROUPS, BY_TWO, BLOCK_G, BLOCK_S, BLOCK_K,
+        NUM_EXPERTS, TOP_K, SCORES, RENORMALIZE, GROUPS, CHOSEN_GROUPS, BY_TWO, FIRST, OWN,
+        BLOCK_G, BLOCK_S, BLOCK_K,
     )  # fmt: skip
 
 
@@ -139,7 +143,7 @@ def choose_experts(
     id_ptr, weight_ptr, stride_x, eps, scale,
     IN_FEATURES: tl.constexpr,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZE: tl.constexpr,
-    GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr,
+    GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``x [rows, IN_FEATURES]``, with ``norm_ptr`` its RMSNorm -> the same; ``router [NUM_EXPERTS, IN_FEATURES]`` and
@@ -169,7 +173,8 @@ def choose_experts(
     if arrive(arrived_ptr + row) == NUM_EXPERTS - 1:
         route(
             logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, row, scale,
-            NUM_EXPERTS, TOP_K, SCORES, RENORMALIZE, GROUPS, CHOSEN_GROUPS, BY_TWO, BLOCK_G, BLOCK_S, BLOCK_K,
+            NUM_EXPERTS, TOP_K, SCORES, RENORMALIZE, GROUPS, CHOSEN_GROUPS, BY_TWO, FIRST, OWN,
+            BLOCK_G, BLOCK_S, BLOCK_K,
         )  # fmt: skip
         tl.store(arrived_ptr + row, 0)
 
@@ -186,6 +191,8 @@ class ExpertChoice:
     correction: Tensor | None
     arrived: Tensor
     expert_scale: Tensor | None = None
+    held: Cut | None = None
+    """This rank's experts, where others are on other ranks: see :class:`engine.contracts.ops.OwnExperts`."""
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x [rows, in_features]`` -> ids int64 and weights float32, ``[rows, top_k]``."""
@@ -230,6 +237,8 @@ class ExpertChoice:
             "GROUPS": op.groups,
             "CHOSEN_GROUPS": op.chosen_groups,
             "BY_TWO": op.group_by == "top2",
+            "FIRST": 0 if self.held is None else self.held.start,
+            "OWN": op.num_experts if self.held is None else self.held.size,
             "BLOCK_G": triton.next_power_of_2(op.groups),
             "BLOCK_S": triton.next_power_of_2(op.num_experts // op.groups),
             "BLOCK_K": triton.next_power_of_2(op.top_k),

@@ -21,6 +21,7 @@ from engine.kernels.sequences import (
     NormMixture,
     QKVWrite,
     choose_experts,
+    choose_own_experts,
     gate_up,
     linear_add,
     mix_experts,
@@ -57,8 +58,9 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel(linear_add, lower_add),
         Kernel(norm_head, lower_head, lambda lowering, what: what.norm.kind == "rms"),
         Kernel(norm_mixture, lower_norm_mixture, _norms_and_mixes),
-        Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.num_experts <= MOST_EXPERTS),
-        Kernel(mix_experts, lower_mix, lambda lowering, what: what.experts.held is None),
+        Kernel(choose_experts, lower_choose, _chooses),
+        Kernel(choose_own_experts, lower_choose, _chooses),
+        Kernel(mix_experts, lower_mix),
     )
 
 
@@ -190,12 +192,16 @@ def _choice(lowering: Lowering, what: ChooseExperts, weights: Weights) -> Expert
     names, shape = (op.correction, op.expert_scale), (op.num_experts,)
     correction, scale = (None if name is None else weights.small(name, shape) for name in names)
     arrived = torch.zeros(MAX_ROWS, dtype=torch.int32, device=device)
-    return ExpertChoice(Launch.on(device), op, *weights.router(what.router), correction, arrived, scale)
+    return ExpertChoice(Launch.on(device), op, *weights.router(what.router), correction, arrived, scale, what.held)
+
+
+def _chooses(lowering: Lowering, what: ChooseExperts) -> bool:
+    return what.route.num_experts <= MOST_EXPERTS
 
 
 def _norms_and_mixes(lowering: Lowering, what: NormMixture) -> bool:
     # Weights multiply what is normed: experts that read weighted inputs cannot norm them.
-    few = what.choose.route.num_experts <= MOST_EXPERTS and not what.experts.weighs_inputs
+    few = _chooses(lowering, what.choose) and not what.experts.weighs_inputs
     return few and what.norm.kind == "rms" and not what.norm.by_head
 
 
@@ -233,7 +239,7 @@ def _mixture(lowering: Lowering, op: Experts, weights: Weights) -> tuple[Mixture
         raise ValueError(f"experts of {gate_up.label}: no tile loader, which execution={'{compile,graphs}'} needs")
     mixture = Mixture(
         Launch.on(lowering.device), op.num_experts, op.top_k, op.gate_up.in_features, op.down.in_features,
-        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated, op.weighs_inputs,
+        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated, op.weighs_inputs, op.held,
     )  # fmt: skip
     pairs = "Triton kernels: gate, mix; many pairs sorted by expert"
     return mixture, f"{op.num_experts} experts, {op.top_k} a token: {pairs} ({gate_up.label})"
