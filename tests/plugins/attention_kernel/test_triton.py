@@ -25,7 +25,7 @@ from engine.testing.attention_cases import (
     reference,
     run,
 )
-from engine.testing.attention_kernel import CapturableConformance
+from engine.testing.attention_kernel import CapturableConformance, LogSumExpConformance
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 from engine_plugins.attention_kernel.triton.planning import num_splits
 from engine_plugins.kv_format.fp8 import FP8Format
@@ -39,7 +39,7 @@ def on(num_sms: int) -> Any:
     return lambda context: TritonAttention(SlotConfig(), context, num_sms=num_sms)
 
 
-class TestOnOneMultiprocessor(CapturableConformance):
+class TestOnOneMultiprocessor(CapturableConformance, LogSumExpConformance):
     """Too small a device to split keys; every long row goes to the prefill kernel."""
 
     device = DEVICE
@@ -49,7 +49,7 @@ class TestOnOneMultiprocessor(CapturableConformance):
         return on(1)(context)
 
 
-class TestOnManyMultiprocessors(CapturableConformance):
+class TestOnManyMultiprocessors(CapturableConformance, LogSumExpConformance):
     """Every row is split, far beyond the number of its key tiles: many splits are empty."""
 
     device = DEVICE
@@ -120,7 +120,7 @@ def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_behind(rows: 
     inputs = make_inputs(case, "float32", DEVICE, padding_rows=2 - len(rows))
     kernel = TritonAttention(SlotConfig(), make_context(case, "float32", DEVICE), num_sms=32)
     prepared = kernel.prepare(replace(inputs.batch, q_lens=(20, 20), kv_lens=(0, 0)))
-    (works,) = prepared.works.values()
+    works = kernel.launches(prepared, case.op)
     assert sum(len(item.work.tiles) for item in works) == 4, "two query tiles a row, some without queries"
     got = kernel.forward(prepared, case.op, inputs.q, inputs.cache)
     assert (got.double() - reference(case, inputs)).abs().max() <= 1e-5
@@ -132,7 +132,7 @@ def test_verification_of_every_width_is_one_launch_of_the_split_kernel(queries: 
     case = AttentionCase(f"width_{queries}", ((queries, 500), (queries, queries)), num_heads=8)
     inputs = make_inputs(case, "bfloat16", DEVICE)
     kernel = TritonAttention(SlotConfig(), make_context(case, "bfloat16", DEVICE), num_sms=64)
-    ((item,),) = kernel.prepare(inputs.batch).works.values()
+    (item,) = kernel.launches(kernel.prepare(inputs.batch), case.op)
     assert item.work.split
     gap = (run(kernel, case, inputs).double() - reference(case, inputs)).abs().max()
     assert gap <= 3 * TOLERANCE["bfloat16"]
