@@ -23,7 +23,7 @@ import torch
 from engine.kernels.triton.device import runs_triton
 
 TESTS = Path(__file__).parent
-ON_CPU = ("kernels/triton/test_models.py", "laws/test_captured_models.py")
+ON_CPU = ("kernels/triton/test_models.py", "kernels/triton/test_ranks.py", "laws/test_captured_models.py")
 """Tests of kernels whose tensors are on the CPU: interpreted beside a CUDA device, too."""
 KERNEL_TESTS = (
     *ON_CPU,

@@ -299,7 +299,7 @@ def engine_attention_kernel() -> list[Provider]:
         Provider(
             "triton",
             "engine_plugins.attention_kernel.triton.kernel:TritonAttention",
-            provides=("capturable",),
+            provides=("capturable", "log_sum_exp"),
             unsupported=beyond_triton,
             doc="Triton kernels for prefill, decode and verification.",
         ),

@@ -343,12 +343,15 @@ def test_sizes_that_cannot_be_are_refused(plan, override, says):
     assert says in problem
 
 
-def test_ranks_that_share_out_tokens_need_a_kernel_that_says_the_log_sum_exp(plan):
+def test_ranks_that_share_out_tokens_need_a_kernel_that_says_the_log_sum_exp(plan, entry):
     wanted = ("parallelism.tp=4", "parallelism.dcp=2")
     assert plan(*wanted, "kv_allocator.block_size=32").block_size == 64
-    (problem,) = refused(plan, *wanted, "attention_kernel=triton", "parallelism.share_devices=true", device=HOPPER)
-    assert problem == (
-        "parallelism.dcp=2 needs attention_kernel with log_sum_exp, but attention_kernel=triton lacks that; "
+    on_gpu = ("attention_kernel=triton", "parallelism.share_devices=true", "kv_allocator.block_size=32")
+    assert plan(*wanted, *on_gpu, device=HOPPER).block_size == 64
+    mine = entry("engine-m", engine_attention_kernel=[Provider("mine", "x:Y")])
+    (problem,) = refused(plan, *wanted, "attention_kernel=mine", entries=[mine])
+    assert problem.startswith(
+        "parallelism.dcp=2 needs attention_kernel with log_sum_exp, but attention_kernel=mine lacks that; "
         "attention_kernel plugins that have it: torch, cpu"
     )
 

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from engine.assembly.bind import bind
-from engine.contracts.communicator import World
+from engine.contracts.communicator import Communicator, World
 from engine.contracts.config import CommunicatorConfig, SlotConfig
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.model import ModelFacts
 from engine.contracts.ops import SharedAttention
+from engine.contracts.quantizer import Quantizer
 from engine.kernels.loading import load_model
+from engine.kernels.settings import Kernels
 from engine.models.layout import Layout
 from engine.models.placement import RankGraph, place
 from engine.models.sharding import smallest_cut
@@ -49,11 +51,13 @@ def graphs(graph: Graph, layout: Layout) -> tuple[RankGraph, ...]:
 
 
 def on_ranks(
-    model: ModelFacts, graph: Graph, layout: Layout, kernel: str, use: Callable[[PagedLoop], T]
-) -> tuple[T, ...]:
+    model: ModelFacts, graph: Graph, layout: Layout, attention: Callable[[], Any], use: Callable[[PagedLoop], T],
+    kernels: Kernels = "torch", communicator: Callable[..., Communicator] = SimulatedCommunicator,
+    quantizer: Callable[[], Quantizer] = PlainQuantizer,
+) -> tuple[T, ...]:  # fmt: skip
     """What comes of the same on every rank, a thread each."""
     ranks, found, failed = graphs(graph, layout), dict[int, T](), list[BaseException]()
-    meeting = [SimulatedCommunicator(CommunicatorConfig(), build_context()) for _ in ranks]
+    meeting = [communicator(CommunicatorConfig(), build_context()) for _ in ranks]
     worlds = [World(rank, layout.size, layout.groups(rank), "cpu", 30.0) for rank in range(layout.size)]
     invitation = meeting[0].invite(worlds[0])
 
@@ -61,9 +65,9 @@ def on_ranks(
         communicator = meeting[rank]
         try:
             communicator.start(worlds[rank], invitation)
-            plugins = PlainQuantizer(), KERNELS[kernel](), PlainFormat()
+            plugins = quantizer(), attention(), PlainFormat()
             own = load_model(
-                model, graph, *plugins, "float32", "cpu", kernels="torch", own=ranks[rank].graph,
+                model, graph, *plugins, "float32", "cpu", kernels=kernels, own=ranks[rank].graph,
                 collectives=communicator,
             )  # fmt: skip
             with torch.inference_mode():
@@ -122,7 +126,7 @@ def test_ranks_that_cache_different_tokens_compute_what_one_rank_computes(
 ) -> None:
     with checkpoints(family, name) as (model, graph, _):
         want = story(PagedLoop(loaded(model, graph)))
-        found = on_ranks(model, graph, layout, kernel, story)
+        found = on_ranks(model, graph, layout, KERNELS[kernel], story)
     for logits in found:
         assert torch.equal(logits, found[0]), "the same bits on every rank"
     assert (found[0] - want).abs().max() < 1e-5 * want.abs().max()

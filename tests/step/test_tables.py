@@ -123,3 +123,33 @@ def test_each_group_has_slots_and_block_tables_of_its_own() -> None:
         assert torch.equal(batch.attention[group].block_tables[:, :width], found.attention[group].block_tables)
         assert torch.equal(batch.attention[group].kv_lens_device, found.attention[group].kv_lens_device)
         assert batch.slot_mappings[group].data_ptr() % 16 == batch.attention[group].block_tables.data_ptr() % 16 == 0
+
+
+@pytest.mark.parametrize(
+    "shares", [(TokenShare(2, 0), None), (None, TokenShare(2, 1)), (TokenShare(4, 2),) * 2], ids=str
+)
+@pytest.mark.parametrize("queries", [1, 3])
+def test_captured_steps_of_ranks_that_share_out_tokens_are_filled_as_others_are(
+    shares: tuple[TokenShare | None, ...], queries: int
+) -> None:
+    """Again and again, while rows grow across the borders of stretches and blocks."""
+    tables = DeviceTables(4, MAX_LEN, MAX_DRAFTS, BLOCK, "cpu", VOCAB, 2, shares)
+    (admit,) = prompt_plan({1: tuple(range(10))}).admits
+    (other,) = prompt_plan({3: tuple(range(3))}).admits
+    new = tuple(NewBlocks(group, 0, (5 + group, 20, 30 - group)) for group in range(2))
+    rows = (StepRow(1, 8, 1, new_blocks=new), StepRow(3, 2, 1, new_blocks=new))
+    tables.apply(StepPlan(0, (admit, other), rows))
+    tables.tokens[tables.tokens < 0] = 7
+    batch = static_batch(Bucket(2, queries), tables)
+    for step in range(2 * BLOCK):
+        tables.computed[1], tables.computed[3] = step, step // 2
+        fill(batch, torch.tensor([[1, 3], [0, 0]]), tables)
+        found = tables.inputs(tuple(StepRow(row, 3 * BLOCK - queries, queries) for row in (1, 3))).forward
+        assert torch.equal(batch.positions, found.positions)
+        for group in range(2):
+            own, want = batch.attention[group], found.attention[group]
+            assert torch.equal(batch.slot_mappings[group], found.slot_mappings[group])
+            assert torch.equal(own.block_tables[:, : want.block_tables.shape[1]], want.block_tables)
+            assert own.block_size == want.block_size and torch.equal(own.kv_lens_device, want.kv_lens_device)
+            assert (own.key_ends is None) == (shares[group] is None) == (want.key_ends is None)
+            assert own.key_ends is None or torch.equal(own.key_ends, want.key_ends)

@@ -33,7 +33,8 @@ class AttentionCapabilities:
     soft_cap: bool
     max_verify_width: int
     capturable: bool
-    """:meth:`AttentionKernel.forward` may be captured in a CUDA graph."""
+    """:meth:`AttentionKernel.forward` may be captured in a CUDA graph, and so may
+    :meth:`LogSumExpAttention.forward_lse` where there is one."""
     heads_per_kv_head: int | None = None
     """Query heads that share a key-value head, in all layers alike, a drafter's included; ``None``: any."""
     sinks: bool = False
@@ -140,7 +141,7 @@ class LogSumExpAttention(Protocol):
 
     def forward_lse(self, prepared: Any, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
         """As :meth:`AttentionKernel.forward`, of a batch with :attr:`AttentionBatch.key_ends`; ``op`` has no window, no
-        chunk and no sinks.
+        chunk and no sinks. In a graph ``key_ends`` change in place, as the other lengths do.
 
         Returns the output ``[num_tokens, num_heads * out_dim]`` in the dtype of ``q``, and float32 ``[num_tokens,
         num_heads]``: the natural logarithm of the sum of ``exp(score)`` over the keys seen, scores scaled and capped.

@@ -14,10 +14,12 @@ from engine.contracts.ops import (
     DeltaRule,
     Experts,
     Gated,
+    HeldExperts,
     KVWrite,
     Linear,
     LinearSpec,
     Norm,
+    OwnExperts,
     Rope,
     Route,
     Router,
@@ -149,6 +151,8 @@ class ChooseExperts:
 
     router: Router
     route: Route
+    held: HeldExperts | None = None
+    """As :class:`~engine.contracts.ops.OwnExperts` has it, where that follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,17 @@ def choose_experts(nodes: Sequence[Node]) -> Match | None:
     if router is None or route is None:
         return None
     return Match(ChooseExperts(router.op, route.op), rest.count)
+
+
+def choose_own_experts(nodes: Sequence[Node]) -> Match | None:
+    """A :class:`ChooseExperts` of one rank's experts."""
+    rest = _Cursor(nodes)
+    router = rest.take(Router)
+    route = rest.take(Route, router.outputs) if router else None
+    own = rest.take(OwnExperts, route.outputs) if route else None
+    if router is None or route is None or own is None:
+        return None
+    return Match(ChooseExperts(router.op, route.op, own.op.held), rest.count)
 
 
 def mix_experts(nodes: Sequence[Node]) -> Match | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from engine.kv.cache import KVCache
 from engine.sampling.state import Feature
 from engine.sampling.verify import accepted_drafts, choose_tokens
 from engine.step.plan import StepRow
-from engine.step.tables import DeviceTables, StepInputs
+from engine.step.tables import DeviceTables, StepInputs, Stretch
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -286,11 +286,21 @@ def static_batch(bucket: Bucket, tables: DeviceTables) -> ForwardBatch:
     q_lens = (bucket.queries,) * bucket.rows
     q_starts = torch.arange(0, bucket.tokens + 1, bucket.queries, dtype=torch.int32, device=device)
     kv_lens = torch.full((bucket.rows,), bucket.queries, dtype=torch.int32, device=device)
-    attention = tuple(
-        AttentionBatch(q_lens, q_lens, blocks, q_starts, kv_lens, tables.block_size)
-        for blocks in _apart(groups, (bucket.rows, width), torch.int32, device)
+    attention = []
+    for stretch, blocks in zip(
+        tables.stretches, _apart(groups, (bucket.rows, width), torch.int32, device), strict=True
+    ):
+        whole = AttentionBatch(q_lens, q_lens, blocks, q_starts, kv_lens, tables.block_size)
+        attention.append(whole if stretch is None else _of_stretch(whole, stretch))
+    return ForwardBatch(token_ids, positions, mappings, tuple(attention), row_ids)
+
+
+def _of_stretch(whole: AttentionBatch, stretch: Stretch) -> AttentionBatch:
+    """The same where ranks share out the tokens of a group: lengths are its own."""
+    kv_lens = torch.zeros_like(whole.kv_lens_device)
+    return replace(
+        whole, kv_lens_device=kv_lens, block_size=stretch.size, key_ends=kv_lens.new_zeros(sum(whole.q_lens))
     )
-    return ForwardBatch(token_ids, positions, mappings, attention, row_ids)
 
 
 def _apart(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
@@ -306,9 +316,13 @@ def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
         from engine.kernels.triton.step_inputs import fill_step  # Triton is imported only where it runs
 
         fill_step(
-            inputs, tables.tokens, tables.block_tables, tables.computed,
+            inputs, tables.tokens, tables.block_tables, tables.computed, tables.block_size,
             batch.token_ids, batch.positions, batch.row_ids, batch.slot_mappings, batch.attention,
         )  # fmt: skip
+        for mapping, stretch in zip(batch.slot_mappings, tables.stretches, strict=True):
+            if stretch is not None:
+                mapping.copy_(stretch.slots(mapping // tables.block_size, mapping % tables.block_size))
+        _fill_key_ends(batch, tables)
         return
     rows = inputs.shape[1]
     queries = batch.token_ids.shape[0] // rows
@@ -320,7 +334,18 @@ def fill(batch: ForwardBatch, inputs: Tensor, tables: DeviceTables) -> None:
         mapping.copy_(found)
     for own, blocks in zip(batch.attention, tables.block_tables, strict=True):
         torch.index_select(blocks, 0, inputs[0], out=own.block_tables)
-    batch.attention[0].kv_lens_device.copy_(starts + queries)
+    for own in batch.attention:
+        own.kv_lens_device.copy_(starts + queries)
+    _fill_key_ends(batch, tables)
+
+
+def _fill_key_ends(batch: ForwardBatch, tables: DeviceTables) -> None:
+    """How many keys of this rank each query sees, where ranks share out the tokens of a group."""
+    for own, stretch in zip(batch.attention, tables.stretches, strict=True):
+        if stretch is not None:
+            assert own.key_ends is not None
+            own.key_ends.copy_(stretch.length(batch.positions + 1))
+            torch.index_select(own.key_ends, 0, own.q_starts[1:] - 1, out=own.kv_lens_device)
 
 
 @cache

@@ -98,7 +98,8 @@ class DeviceTables:
         width = max_len + max_draft_tokens + 2
         self.block_size = block_size
         shares = tuple(token_shares) or (None,) * num_groups
-        self._token_shares = tuple([None if one is None else Stretch.of(one, block_size) for one in shares])
+        self.stretches = tuple([None if one is None else Stretch.of(one, block_size) for one in shares])
+        """By KV group, what this rank caches of every block; ``None``: all of it."""
         self.device = device
         self.vocab_size = vocab_size
         self.tokens = torch.full((num_rows + 1, width), UNWRITTEN, dtype=torch.int64, device=device)
@@ -195,7 +196,7 @@ class DeviceTables:
         ends, begins = starts + q_starts.diff(), q_starts.to(torch.int32)
         whole, tables, lengths = tuple(max_ends), self.blocks_of(row_ids, max(max_ends)), ends.to(torch.int32)
         batches = []
-        for stretch, own in zip(self._token_shares, tables, strict=True):
+        for stretch, own in zip(self.stretches, tables, strict=True):
             if stretch is None:
                 batches.append(AttentionBatch(q_lens, whole, own, begins, lengths, self.block_size))
                 continue
@@ -214,7 +215,7 @@ class DeviceTables:
         """By KV group, where the keys and values of tokens go: int64, of the shape of ``rows`` and ``positions``."""
         blocks, offsets = positions // self.block_size, positions % self.block_size
         found = []
-        for stretch, tables in zip(self._token_shares, self.block_tables, strict=True):
+        for stretch, tables in zip(self.stretches, self.block_tables, strict=True):
             own = tables[rows, blocks].to(torch.int64)
             found.append(own * self.block_size + offsets if stretch is None else stretch.slots(own, offsets))
         return tuple(found)

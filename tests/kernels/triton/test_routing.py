@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.contracts.ops import Route
+from engine.contracts.ops import HeldExperts, Route
+from engine.kernels.torch.collectives import own_ids
 from engine.kernels.torch.experts import route
 from engine.kernels.torch.norms import rms_norm
 from engine.kernels.triton.launch import Launch, NormWeight
@@ -53,6 +56,21 @@ def test_ids_and_weights_are_those_of_torch(device, name, rows):
         want_ids, want = route(choose.op, logits, choose.correction, choose.expert_scale)
         assert torch.equal(ids, want_ids) and not choose.arrived.any()
         torch.testing.assert_close(weights, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [2, MAX_ROWS + 3])
+def test_ids_of_a_rank_say_which_of_its_own_experts(device, rows):
+    """Others are -1; weights, and what they are scaled by, are those of all experts."""
+    choose = chooser(ROUTES["scaled by expert"], device)
+    x = torch.randn(rows, 24, generator=torch.Generator().manual_seed(rows)).to(device)
+    ids, weights = choose(x)
+    for numbers in (range(5), (5,), (0, 3, 4, 11)):
+        here, same = replace(choose, own=own_ids(HeldExperts(tuple(numbers), 12), device))(x)
+        want = torch.full_like(ids, -1)
+        for i, number in enumerate(numbers):
+            want[ids == number] = i
+        assert (want >= 0).any() and torch.equal(here, want)
+        assert torch.equal(same, weights)
 
 
 @pytest.mark.parametrize("name", ["softmax", "of those chosen", "sigmoid, corrected, scaled", "groups by two"])

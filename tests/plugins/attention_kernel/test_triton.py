@@ -22,10 +22,12 @@ from engine.testing.attention_cases import (
     make_context,
     make_inputs,
     measure,
+    of_rank,
     reference,
     run,
 )
-from engine.testing.attention_kernel import CapturableConformance
+from engine.testing.attention_kernel import CapturableConformance, LogSumExpConformance
+from engine.testing.no_sync import NoSync
 from engine_plugins.attention_kernel.triton.kernel import TritonAttention
 from engine_plugins.attention_kernel.triton.planning import num_splits
 from engine_plugins.kv_format.fp8 import FP8Format
@@ -39,7 +41,7 @@ def on(num_sms: int) -> Any:
     return lambda context: TritonAttention(SlotConfig(), context, num_sms=num_sms)
 
 
-class TestOnOneMultiprocessor(CapturableConformance):
+class TestOnOneMultiprocessor(CapturableConformance, LogSumExpConformance):
     """Too small a device to split keys; every long row goes to the prefill kernel."""
 
     device = DEVICE
@@ -49,7 +51,7 @@ class TestOnOneMultiprocessor(CapturableConformance):
         return on(1)(context)
 
 
-class TestOnManyMultiprocessors(CapturableConformance):
+class TestOnManyMultiprocessors(CapturableConformance, LogSumExpConformance):
     """Every row is split, far beyond the number of its key tiles: many splits are empty."""
 
     device = DEVICE
@@ -120,10 +122,51 @@ def test_rows_shorter_than_staged_are_served_and_leave_no_arrivals_behind(rows: 
     inputs = make_inputs(case, "float32", DEVICE, padding_rows=2 - len(rows))
     kernel = TritonAttention(SlotConfig(), make_context(case, "float32", DEVICE), num_sms=32)
     prepared = kernel.prepare(replace(inputs.batch, q_lens=(20, 20), kv_lens=(0, 0)))
-    (works,) = prepared.works.values()
+    works = kernel.launches(prepared, case.op)
     assert sum(len(item.work.tiles) for item in works) == 4, "two query tiles a row, some without queries"
     got = kernel.forward(prepared, case.op, inputs.q, inputs.cache)
     assert (got.double() - reference(case, inputs)).abs().max() <= 1e-5
+    assert not kernel._arrived.any()
+
+
+@pytest.mark.parametrize("num_sms", [1, 8])
+def test_a_captured_call_of_a_rank_takes_its_ends_from_the_device_and_asks_nothing_of_the_host(num_sms: int) -> None:
+    """Prepared for longer rows and other ends, which then change in place."""
+    suite, case = TestOnOneMultiprocessor(), case_named("verify")
+    real = of_rank(case, make_inputs(case, "float32", DEVICE, padding_rows=1), 2, 1)
+    kernel = TritonAttention(SlotConfig(), make_context(case, "float32", DEVICE), num_sms=num_sms)
+    changing = ("block_tables", "q_starts", "kv_lens_device", "key_ends")
+    widest = (8,) * len(real.batch.q_lens)
+    batch = replace(real.batch, q_lens=widest, kv_lens=widest)
+    batch = replace(batch, **{name: torch.zeros_like(getattr(batch, name)) for name in changing})
+    prepared = kernel.prepare(batch)
+    kernel.forward_lse(prepared, case.op, real.q, real.cache)
+    for name in changing:
+        getattr(batch, name).copy_(getattr(real.batch, name))
+    with NoSync():
+        out, sums = kernel.forward_lse(prepared, case.op, real.q, real.cache)
+    suite.same_lse(case, real, out, sums, "float32")
+    assert not kernel._arrived.any()
+
+
+@pytest.mark.parametrize(("splits", "ends"), [(17, (0, 5, 130)), (32, (64, 64, 2000))])
+def test_parts_of_a_rank_are_merged_with_their_log_sum_exp(splits: int, ends: tuple[int, ...]) -> None:
+    """Of queries that see nothing, less than others of their tile, and all that the longest row has."""
+    case = LONG
+    inputs = make_inputs(case, "float32", DEVICE)
+    of_row = torch.tensor([2111, *ends, 0], dtype=torch.int32, device=DEVICE)
+    lengths = torch.tensor([2111, ends[-1], 0], dtype=torch.int32, device=DEVICE)
+    keys, values = ([row[:2111] for row in rows] for rows in (inputs.keys, inputs.values))
+    tables = inputs.batch.block_tables.clone()
+    tables[1], keys[1], values[1] = tables[0], keys[0], values[0]
+    batch = replace(inputs.batch, key_ends=of_row, kv_lens_device=lengths, block_tables=tables)
+    inputs = replace(inputs, batch=batch, keys=tuple(keys), values=tuple(values))
+    kernel = TritonAttention(SlotConfig(), make_context(case, "float32", DEVICE), num_sms=3 * splits)
+    kernel._parts.fill_(float("nan"))
+    kernel._lse.fill_(float("nan"))
+    assert num_splits(len(case.rows) * case.num_kv_heads, 3 * splits, queries=6) == splits
+    made = kernel.forward_lse(kernel.prepare(batch), case.op, inputs.q, inputs.cache)
+    TestOnOneMultiprocessor().same_lse(case, inputs, *made, "float32")
     assert not kernel._arrived.any()
 
 
@@ -132,7 +175,7 @@ def test_verification_of_every_width_is_one_launch_of_the_split_kernel(queries: 
     case = AttentionCase(f"width_{queries}", ((queries, 500), (queries, queries)), num_heads=8)
     inputs = make_inputs(case, "bfloat16", DEVICE)
     kernel = TritonAttention(SlotConfig(), make_context(case, "bfloat16", DEVICE), num_sms=64)
-    ((item,),) = kernel.prepare(inputs.batch).works.values()
+    (item,) = kernel.launches(kernel.prepare(inputs.batch), case.op)
     assert item.work.split
     gap = (run(kernel, case, inputs).double() - reference(case, inputs)).abs().max()
     assert gap <= 3 * TOLERANCE["bfloat16"]

@@ -17,9 +17,11 @@ from engine_plugins.attention_kernel.triton.prefill import chunk_attention
 from engine_plugins.kv_format.tiles import load_e4m3, load_int8
 
 INDEX = dict.fromkeys(("tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr"), "*i32")
+OF_RANK = {"ends_ptr": "*i32", "sums_ptr": "*fp32"}
+"""Where ranks share out the keys."""
 STRIDES = ("table", "qt", "qh", "ot", "oh", "block", "slot", "head")
 SIZES = {"reach": "i32", **{f"stride_{name}": "i32" for name in STRIDES}}
-UNALIGNED = frozenset(INDEX) | {"sinks_ptr", "num_splits", "stride_table", "reach"}
+UNALIGNED = frozenset(INDEX) | {"sinks_ptr", "ends_ptr", "num_splits", "stride_table", "reach"}
 """What the kernels ask not to be specialised on."""
 
 
@@ -55,7 +57,9 @@ def variant(
     cache: str | None = None,
     sinks: bool = False,
     value_dim: int | None = None,
+    shared: bool = False,
 ) -> Variant:
+    """``shared``: ranks share out the keys."""
     itemsize, latent = 4 if dtype == "fp32" else 2, value_dim is not None
     if kind == "prefill":
         block_m = prefill_block(head_dim, itemsize, latent)
@@ -80,6 +84,10 @@ def variant(
         arguments["sinks_ptr"] = "*fp32"
     else:
         constants["sinks_ptr"] = None
+    if shared:
+        arguments |= OF_RANK
+    else:
+        constants |= dict.fromkeys(OF_RANK)
     if latent:
         del arguments["v_ptr"]
         constants["v_ptr"] = None
@@ -102,6 +110,9 @@ def compile_attention(kind: str, head_dim: int, capability: int, **choices: Any)
     )
 
 
+HOPPER_FIRST = [90, *(pytest.param(capability, marks=pytest.mark.slow) for capability in (80, 89))]
+"""Every kind of attention compiles for Hopper in every run, the plain one for all three architectures, and 8-bit
+caches for 8.0 too, which does not convert them itself; the rest of the product on demand."""
 OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
 """A release whose assembler spills a few words more."""
 
@@ -128,7 +139,7 @@ def test_the_prefill_path_compiles_without_spills_on_hopper() -> None:
     assert_fits(compile_attention("prefill", 128, 90))
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", HOPPER_FIRST)
 def test_latent_attention_compiles_without_spills(capability: int) -> None:
     """Keys of 512 + 64 numbers, of which the first 512 are the value too."""
     latent = {"value_dim": 512, "block_size": 64}
@@ -138,18 +149,28 @@ def test_latent_attention_compiles_without_spills(capability: int) -> None:
         assert_fits(compile_attention("prefill", 576, capability, **latent))
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", HOPPER_FIRST)
 def test_sinks_compile_without_spills(capability: int) -> None:
     """Eight heads of 64 a key-value head, with a window and without."""
     for window in (False, True):
         assert_fits(compile_attention("decode", 64, capability, sinks=True, window=window))
 
 
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_attention_to_the_keys_of_one_rank_compiles_without_spills(capability: int) -> None:
+    few = decode_spills(capability)
+    assert_fits(compile_attention("decode", 128, capability, shared=True), few)
+    latent = {"value_dim": 512, "block_size": 64, "block_m": 32, "splits": 16}
+    assert_fits(compile_attention("decode", 576, capability, shared=True, **latent))
+    if capability == 90:
+        assert_fits(compile_attention("prefill", 128, capability, shared=True))
+
+
 TILES = {"unsplit": (16, 1), "split": (16, MAX_SPLITS), "wide": (32, 16)}
 """Queries of a tile, and the number of splits."""
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", [80, pytest.param(89, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize(
     ("cache", "tile"),
     [

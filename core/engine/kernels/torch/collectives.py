@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.contracts.communicator import Communicator, NativeCommunicator
-from engine.contracts.ops import AllGather, AllReduce, GatherTokens, OwnExperts, SumTokens
+from engine.contracts.ops import AllGather, AllReduce, GatherTokens, HeldExperts, OwnExperts, SumTokens
 from engine.kernels.cpu.program import NotNative, Value, run
 from engine.kernels.model import StepContext
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
@@ -78,9 +78,15 @@ def lower_all_gather(lowering: Lowering, op: AllGather, fused: Fused[Kernel], we
     return Lowered(gather, "gathered from ranks", "ranks gather what each has a part of")
 
 
+def own_ids(held: HeldExperts, device: str) -> Tensor:
+    """int64 ``[whole]``: of each expert, the id that it has among those of a rank; -1 for another rank's."""
+    found = torch.full((held.whole,), -1, device=device)
+    found[list(held.numbers)] = torch.arange(len(held.numbers), device=device)
+    return found
+
+
 def lower_own_experts(lowering: Lowering, op: OwnExperts, fused: Fused[Kernel], weights: Weights) -> Lowered:
-    here = torch.full((op.held.whole,), -1, device=lowering.device)
-    here[list(op.held.numbers)] = torch.arange(len(op.held.numbers), device=lowering.device)
+    here = own_ids(op.held, lowering.device)
 
     def own(context: StepContext | None, ids: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(ids, Value):

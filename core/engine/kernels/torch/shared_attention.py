@@ -46,7 +46,7 @@ def lower_shared_attention(lowering: Lowering, op: SharedAttention, fused: Fused
         return merged(received, sinks).flatten(1).to(q.dtype)
 
     label = f"{kernel.label(each, lowering.dtype_name, lowering.kv_format)}, merged from {len(op.shares)} ranks"
-    return Lowered(attention, label, NOT_NATIVE, waits=NOT_NATIVE)
+    return Lowered(attention, label, NOT_NATIVE)
 
 
 def merged(parts: Sequence[Tensor], sinks: Tensor | None = None) -> Tensor:

@@ -23,7 +23,9 @@ six where they are not. Pairs of a token and an expert are few if a token is alo
 the experts: then hardly two share one. Many are sorted by expert, so that tokens of one expert share a reading of its
 weights, which takes three launches more; up to 4096 pairs are sorted by one kernel, more by torch. Where experts have
 32 tokens on average, their tiles have 64 rows. A norm that something else reads too, as a shared expert does, is
-torch's.
+torch's. Where ranks share out the experts (``parallelism.ep``), the kernel that chooses experts has -1 for those of
+other ranks; such a pair is skipped where pairs are few, and sorted behind all tiles where they are many. Launches are
+the same on every rank, whether or not a pair is its own.
 
 **What a tile has to hold.** Decoding is bound by memory: a device that moves ``B`` bytes/s with a latency of ``t``
 seconds is busy only while ``B * t`` bytes are on their way (Little's law). On an H200 that is 4.8 TB/s * 0.8 us =

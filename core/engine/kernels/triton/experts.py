@@ -2,7 +2,8 @@
 
 All experts of a layer are one weight, ``[num_experts * out, in]``, read by the tile loader of its format: an expert is
 a range of rows. Few pairs of a token and an expert are computed one by one; many are sorted by expert first, in tiles
-of pairs of one expert.
+of pairs of one expert. Where ranks share out the experts, a pair whose expert is another rank's has the id -1: nothing
+is read or computed for it, and it adds nothing to its token's sum.
 """
 
 from __future__ import annotations
@@ -86,11 +87,12 @@ def expert_down(
 
 @triton.jit
 def mix_rows(
-    made_ptr, share_ptr, residual_ptr, out_ptr,
+    made_ptr, id_ptr, share_ptr, residual_ptr, out_ptr,
     TOP_K: tl.constexpr, OUT_FEATURES: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """``(residual +) sum over a token's experts of share * product``: ``made [num_tokens * TOP_K, OUT_FEATURES]``, the
-    rest as in :func:`expert_mix`. Program ``(token, block of columns)``."""
+    rest as in :func:`expert_mix`. Program ``(token, block of columns)``. ``id_ptr``: int64 ``[num_tokens, TOP_K]``, of
+    whose pairs those with negative ids are left out; ``None``: there are none."""
     start_dependents(PDL)
     wait_for_input(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -98,8 +100,13 @@ def mix_rows(
     mask = below(column, OUT_FEATURES, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for place in range(TOP_K):
-        pair = token * TOP_K + place
-        total += tl.load(share_ptr + pair) * tl.load(made_ptr + pair * OUT_FEATURES + column, mask=mask, other=0.0)
+        pair, real = token * TOP_K + place, mask
+        if id_ptr is not None:
+            real = mask & (tl.load(id_ptr + pair) + tl.zeros([BLOCK], tl.int64) >= 0)
+        product = tl.load(share_ptr + pair) * tl.load(made_ptr + pair * OUT_FEATURES + column, mask=real, other=0.0)
+        if id_ptr is not None:
+            product = tl.where(real, product, 0.0)
+        total += product
     add_and_store(total, residual_ptr, out_ptr, token * OUT_FEATURES + column, mask)
 
 
@@ -113,6 +120,13 @@ def add_and_store(total, residual_ptr, out_ptr, at, mask):
     tl.store(out_ptr + at, total, mask=mask)
 
 
+@triton.jit
+def expert_ids(id_ptr, pair, num_pairs, BLOCK_E: tl.constexpr):
+    """Experts of pairs, int32: ``BLOCK_E``, behind all others, of another rank's and of a pair that does not exist."""
+    ids = tl.load(id_ptr + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
+    return tl.where(ids < 0, BLOCK_E, ids)
+
+
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
 def sort_pairs(
     id_ptr, order_ptr, token_ptr, first_ptr, count_ptr, expert_ptr, num_pairs, num_tiles,
@@ -120,8 +134,9 @@ def sort_pairs(
     BLOCK: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Pairs in the order of their experts, each with its token, and tiles of at most ``TILE`` of them: first pair,
-    count and expert (-1: none), all int64. Program 0 makes the tiles; program ``1 + i`` finds the places of the pairs
-    from ``i * BLOCK`` on, by comparing them with all others."""
+    count and expert (-1: none), all int64. Pairs of other ranks' experts come last and are in no tile. Program 0 makes
+    the tiles; program ``1 + i`` finds the places of the pairs from ``i * BLOCK`` on, by comparing them with all
+    others."""
     start_dependents(PDL)
     wait_for_input(PDL)
     program, lane = tl.program_id(0), tl.arange(0, BLOCK)
@@ -129,7 +144,7 @@ def sort_pairs(
         expert = tl.arange(0, BLOCK_E)
         counts = tl.zeros([BLOCK_E], tl.int32)
         for start in range(0, num_pairs, BLOCK):
-            ids = tl.load(id_ptr + start + lane, mask=start + lane < num_pairs, other=BLOCK_E).to(tl.int32)
+            ids = expert_ids(id_ptr, start + lane, num_pairs, BLOCK_E)
             counts += tl.sum((ids[:, None] == expert[None, :]).to(tl.int32), 0)
         tiles = (counts + TILE - 1) // TILE
         begins, tile_ends = tl.cumsum(counts, 0) - counts, tl.cumsum(tiles, 0)
@@ -146,11 +161,11 @@ def sort_pairs(
             tl.store(expert_ptr + tile, tl.where(real, here, -1).to(tl.int64), mask=tile < num_tiles)
     else:
         pair = (program - 1) * BLOCK + lane
-        mine = tl.load(id_ptr + pair, mask=pair < num_pairs, other=BLOCK_E).to(tl.int32)
+        mine = expert_ids(id_ptr, pair, num_pairs, BLOCK_E)
         place = tl.zeros([BLOCK], tl.int32)
         for start in range(0, num_pairs, BLOCK):
             other = start + lane
-            ids = tl.load(id_ptr + other, mask=other < num_pairs, other=BLOCK_E).to(tl.int32)[None, :]
+            ids = expert_ids(id_ptr, other, num_pairs, BLOCK_E)[None, :]
             earlier = (ids < mine[:, None]) | ((ids == mine[:, None]) & (other[None, :] < pair[:, None]))
             place += tl.sum(earlier.to(tl.int32), 1)
         tl.store(order_ptr + place, pair.to(tl.int64), mask=pair < num_pairs)
@@ -195,22 +210,25 @@ def pair_products(
 def expert_mix(
     x_ptr, expert_ptr, share_ptr, weight_ptr, scale_ptr, zero_ptr, channel_scale_ptr, bias_ptr, residual_ptr, out_ptr,
     TOP_K: tl.constexpr, IN_FEATURES: tl.constexpr, OUT_FEATURES: tl.constexpr, GROUP_SIZE: tl.constexpr,
-    LOAD_TILE: tl.constexpr, UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, PDL: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    LOAD_TILE: tl.constexpr, UNPACK_TILE: tl.constexpr, TILE_SCALE: tl.constexpr, SOME: tl.constexpr,
+    PDL: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """``(residual +) sum over a token's experts of share * product``. Program ``(token, block of columns)``: a tile of
     weights has its columns of all the token's experts, so that none is waited for behind another.
 
     ``x_ptr``: ``[num_tokens * TOP_K, IN_FEATURES]``; ``expert_ptr``, ``share_ptr``: ``[num_tokens, TOP_K]``;
     ``residual_ptr`` (or ``None``) and ``out_ptr``: ``[num_tokens, OUT_FEATURES]``, contiguous, perhaps the same.
-    ``BLOCK_P``: at least ``TOP_K``.
+    ``SOME``: only some pairs are this rank's, the others have negative ids. ``BLOCK_P``: at least ``TOP_K``.
     """
     start_dependents(PDL)
     wait_for_input(PDL)
     token, lane = tl.program_id(0), tl.arange(0, BLOCK_P * BLOCK_N)
     place, column = lane // BLOCK_N, tl.program_id(1) * BLOCK_N + lane % BLOCK_N
     pair, real = token * TOP_K + place, below(place, TOP_K, BLOCK_P) & below(column, OUT_FEATURES, BLOCK_N)
-    rows = tl.load(expert_ptr + pair, mask=real, other=0).to(tl.int64) * OUT_FEATURES + column
+    expert = tl.load(expert_ptr + pair, mask=real, other=0).to(tl.int64)
+    if SOME:
+        real &= expert >= 0
+    rows = expert * OUT_FEATURES + column
     y = pair_products(
         x_ptr, weight_ptr, scale_ptr, zero_ptr, pair, rows, real,
         IN_FEATURES, GROUP_SIZE, LOAD_TILE, UNPACK_TILE, TILE_SCALE, BLOCK_K,
@@ -220,6 +238,8 @@ def expert_mix(
     if bias_ptr is not None:
         y += tl.load(bias_ptr + rows, mask=real, other=0.0).to(tl.float32)
     y *= tl.load(share_ptr + pair, mask=real, other=0.0)
+    if SOME:
+        y = tl.where(real, y, 0.0)
     total = tl.sum(tl.reshape(y, [BLOCK_P, BLOCK_N]), 0)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     at, mask = token.to(tl.int64) * OUT_FEATURES + column, below(column, OUT_FEATURES, BLOCK_N)

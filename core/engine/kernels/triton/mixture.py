@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from engine.contracts.ops import Gated
+from engine.contracts.ops import Gated, HeldExperts
 from engine.contracts.quantizer import TileLoader
 from engine.kernels.triton.experts import expert_down, expert_gate, expert_mix, mix_rows, sort_pairs
 from engine.kernels.triton.launch import Launch, NormWeight
@@ -33,6 +33,8 @@ class Mixture:
     down: TileLoader
     gated: Gated
     weighs_inputs: bool = False
+    held: HeldExperts | None = None
+    """Of the experts that ranks share out, this rank's: ids are then its own, or -1."""
 
     def __call__(
         self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool,
@@ -41,13 +43,19 @@ class Mixture:
         """``[num_tokens, out]``: the mixture, added to ``residual`` if there is one, in its memory with ``overwrite``.
         ``x`` is normed first if there is a ``norm``.
 
-        ``ids``: int64, ``shares``: float32, ``[num_tokens, top_k]``. Nothing is read on the host."""
+        ``ids``: int64, ``shares``: float32, ``[num_tokens, top_k]``. Nothing is read on the host: launches follow from
+        shapes alone, however many pairs are this rank's."""
         if self.weighs_inputs:  # a row for each pair
             assert norm is None, "a norm would undo the weights"
             x, shares = (x[:, None] * shares[..., None]).to(x.dtype).flatten(0, 1), torch.ones_like(shares)
-        if ids.numel() * 4 <= self.num_experts or ids.shape[0] == 1:
+        if ids.numel() * 4 <= self._of_all_ranks or ids.shape[0] == 1:
             return self._one_by_one(x, ids, shares, residual, overwrite, norm)
         return self._sorted(x, ids, shares, residual, overwrite, norm)
+
+    @property
+    def _of_all_ranks(self) -> int:
+        """Experts among which pairs are spread."""
+        return self.num_experts if self.held is None else self.held.whole
 
     def _one_by_one(
         self, x: Tensor, ids: Tensor, shares: Tensor, residual: Tensor | None, overwrite: bool, norm: NormWeight | None
@@ -67,7 +75,8 @@ class Mixture:
         constants["BLOCK_P"] = constants.pop("BLOCK_M")
         expert_mix[(tokens, tile.programs(self.out_features))](
             gated, ids, shares, *_tensors(self.down), residual, out,
-            TOP_K=self.top_k, IN_FEATURES=self.size, OUT_FEATURES=self.out_features, **constants,
+            TOP_K=self.top_k, IN_FEATURES=self.size, OUT_FEATURES=self.out_features, SOME=self.held is not None,
+            **constants,
         )  # fmt: skip
         return out
 
@@ -94,14 +103,14 @@ class Mixture:
         out = residual if overwrite and residual is not None else x.new_empty(ids.shape[0], self.out_features)
         block = min(1024, triton.next_power_of_2(self.out_features))
         mix_rows[(ids.shape[0], triton.cdiv(self.out_features, block))](
-            made, shares, residual, out,
+            made, None if self.held is None else ids, shares, residual, out,
             TOP_K=self.top_k, OUT_FEATURES=self.out_features, BLOCK=block, **self.launch.options(4),
         )  # fmt: skip
         return out
 
     def _tile_rows(self, x: Tensor, ids: Tensor) -> int:
         """Pairs of a tile: many where most experts fill half of such a tile."""
-        many = x.element_size() <= 2 and 2 * ids.numel() >= GROUPED_ROWS * self.num_experts
+        many = x.element_size() <= 2 and 2 * ids.numel() >= GROUPED_ROWS * self._of_all_ranks
         return GROUPED_ROWS if many else MAX_ROWS
 
     def _tiles(self, ids: Tensor, tall: int = MAX_ROWS) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -120,9 +129,11 @@ class Mixture:
         return order, token, first, count, expert
 
     def _tiles_by_torch(self, flat: Tensor, num_tiles: int, tall: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        if self.held is not None:
+            flat = torch.where(flat < 0, self.num_experts, flat)  # those of other ranks come last
         order = flat.argsort(stable=True)
-        counts = torch.zeros(self.num_experts, dtype=torch.int64, device=flat.device)
-        counts.scatter_add_(0, flat, torch.ones_like(flat))
+        counts = torch.zeros(self.num_experts + 1, dtype=torch.int64, device=flat.device)
+        counts = counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1]
         ends, tiles = counts.cumsum(0), (counts + tall - 1) // tall
         tile_ends = tiles.cumsum(0)
         number = torch.arange(num_tiles, device=flat.device)

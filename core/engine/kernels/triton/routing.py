@@ -57,13 +57,14 @@ def outside_groups(
 
 @triton.jit
 def route(
-    logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, row, scale,
+    logits_ptr, correction_ptr, expert_scale_ptr, own_ptr, id_ptr, weight_ptr, row, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """See :class:`engine.contracts.ops.Route`: experts lie as ``[groups, experts of a group]``. Whatever the logits
-    are, ids are different experts that exist."""
+    are, ids are different experts that exist; with ``own_ptr [NUM_EXPERTS]`` an id says which of a rank's own experts
+    that is, and -1 that it is another rank's."""
     SIZE: tl.constexpr = NUM_EXPERTS // GROUPS
     group, member = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_S)[None, :]
     index, real = group * SIZE + member, (group < GROUPS) & (member < SIZE)
@@ -100,6 +101,8 @@ def route(
         weights = tl.div_rn(weights, tl.zeros_like(weights) + total)
     if expert_scale_ptr is not None:
         weights *= tl.load(expert_scale_ptr + ids)
+    if own_ptr is not None:
+        ids = tl.load(own_ptr + ids)
     at = row * TOP_K + place
     tl.store(id_ptr + at, ids.to(tl.int64), mask=mask)
     tl.store(weight_ptr + at, weights * scale, mask=mask)
@@ -107,7 +110,7 @@ def route(
 
 @triton.jit
 def route_rows(
-    logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, scale,
+    logits_ptr, correction_ptr, expert_scale_ptr, own_ptr, id_ptr, weight_ptr, scale,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZE: tl.constexpr,
     GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BY_TWO: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
@@ -116,8 +119,9 @@ def route_rows(
     start_dependents(PDL)
     wait_for_input(PDL)
     route(
-        logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, tl.program_id(0).to(tl.int64), scale,
-        NUM_EXPERTS, TOP_K, SCORES, RENORMALIZE, GROUPS, CHOSEN_GROUPS, BY_TWO, BLOCK_G, BLOCK_S, BLOCK_K,
+        logits_ptr, correction_ptr, expert_scale_ptr, own_ptr, id_ptr, weight_ptr, tl.program_id(0).to(tl.int64), scale,
+        NUM_EXPERTS, TOP_K, SCORES, RENORMALIZE, GROUPS, CHOSEN_GROUPS, BY_TWO,
+        BLOCK_G, BLOCK_S, BLOCK_K,
     )  # fmt: skip
 
 
@@ -135,7 +139,7 @@ def load_normed(x_ptr, norm_ptr, start, rms, IN_FEATURES: tl.constexpr, BLOCK: t
 
 @triton.jit
 def choose_experts(
-    x_ptr, norm_ptr, router_ptr, bias_ptr, correction_ptr, expert_scale_ptr, logits_ptr, arrived_ptr,
+    x_ptr, norm_ptr, router_ptr, bias_ptr, correction_ptr, expert_scale_ptr, own_ptr, logits_ptr, arrived_ptr,
     id_ptr, weight_ptr, stride_x, eps, scale,
     IN_FEATURES: tl.constexpr,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, SCORES: tl.constexpr, RENORMALIZE: tl.constexpr,
@@ -168,8 +172,9 @@ def choose_experts(
     tl.store(logits_ptr + row * NUM_EXPERTS + expert, logit)
     if arrive(arrived_ptr + row) == NUM_EXPERTS - 1:
         route(
-            logits_ptr, correction_ptr, expert_scale_ptr, id_ptr, weight_ptr, row, scale,
-            NUM_EXPERTS, TOP_K, SCORES, RENORMALIZE, GROUPS, CHOSEN_GROUPS, BY_TWO, BLOCK_G, BLOCK_S, BLOCK_K,
+            logits_ptr, correction_ptr, expert_scale_ptr, own_ptr, id_ptr, weight_ptr, row, scale,
+            NUM_EXPERTS, TOP_K, SCORES, RENORMALIZE, GROUPS, CHOSEN_GROUPS, BY_TWO,
+            BLOCK_G, BLOCK_S, BLOCK_K,
         )  # fmt: skip
         tl.store(arrived_ptr + row, 0)
 
@@ -186,6 +191,8 @@ class ExpertChoice:
     correction: Tensor | None
     arrived: Tensor
     expert_scale: Tensor | None = None
+    own: Tensor | None = None
+    """int64 ``[num_experts]``, where ranks share out experts: the id of each among this rank's own, -1 for others'."""
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x [rows, in_features]`` -> ids int64 and weights float32, ``[rows, top_k]``."""
@@ -201,8 +208,8 @@ class ExpertChoice:
         logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
         block = min(2048, triton.next_power_of_2(in_features))
         choose_experts[(experts, rows)](
-            x, norm and norm.weight, self.router, self.bias, self.correction, self.expert_scale, logits, self.arrived,
-            ids, weights, x.stride(0), norm.eps if norm else 0.0, self.op.scale,
+            x, norm and norm.weight, self.router, self.bias, self.correction, self.expert_scale, self.own, logits,
+            self.arrived, ids, weights, x.stride(0), norm.eps if norm else 0.0, self.op.scale,
             IN_FEATURES=in_features, BLOCK=block, **self._constants(), **self.launch.options(4),
         )  # fmt: skip
         return ids, weights
@@ -211,7 +218,7 @@ class ExpertChoice:
         """The same of contiguous float32 logits ``[rows, num_experts]``."""
         ids, weights = self._empty(logits)
         route_rows[(logits.shape[0],)](
-            logits, self.correction, self.expert_scale, ids, weights, self.op.scale,
+            logits, self.correction, self.expert_scale, self.own, ids, weights, self.op.scale,
             **self._constants(), **self.launch.options(1),
         )  # fmt: skip
         return ids, weights

@@ -21,6 +21,7 @@ from engine.kernels.sequences import (
     NormMixture,
     QKVWrite,
     choose_experts,
+    choose_own_experts,
     gate_up,
     linear_add,
     mix_experts,
@@ -29,6 +30,7 @@ from engine.kernels.sequences import (
     qkv_write,
 )
 from engine.kernels.settings import Kernel, Lowered, Lowering, Weights
+from engine.kernels.torch.collectives import own_ids
 from engine.kernels.torch.ops import norm_label, torch_norm
 from engine.kernels.torch.sequences import lower_linear_add
 from engine.kernels.triton.launch import (
@@ -57,8 +59,9 @@ def triton_kernels() -> tuple[Kernel, ...]:
         Kernel(linear_add, lower_add),
         Kernel(norm_head, lower_head, lambda lowering, what: what.norm.kind == "rms"),
         Kernel(norm_mixture, lower_norm_mixture, _norms_and_mixes),
-        Kernel(choose_experts, lower_choose, lambda lowering, what: what.route.num_experts <= MOST_EXPERTS),
-        Kernel(mix_experts, lower_mix, lambda lowering, what: what.experts.held is None),
+        Kernel(choose_experts, lower_choose, _chooses),
+        Kernel(choose_own_experts, lower_choose, _chooses),
+        Kernel(mix_experts, lower_mix),
     )
 
 
@@ -189,13 +192,18 @@ def _choice(lowering: Lowering, what: ChooseExperts, weights: Weights) -> Expert
     op, device = what.route, lowering.device
     names, shape = (op.correction, op.expert_scale), (op.num_experts,)
     correction, scale = (None if name is None else weights.small(name, shape) for name in names)
+    own = None if what.held is None else own_ids(what.held, device)
     arrived = torch.zeros(MAX_ROWS, dtype=torch.int32, device=device)
-    return ExpertChoice(Launch.on(device), op, *weights.router(what.router), correction, arrived, scale)
+    return ExpertChoice(Launch.on(device), op, *weights.router(what.router), correction, arrived, scale, own)
+
+
+def _chooses(lowering: Lowering, what: ChooseExperts) -> bool:
+    return what.route.num_experts <= MOST_EXPERTS
 
 
 def _norms_and_mixes(lowering: Lowering, what: NormMixture) -> bool:
     # Weights multiply what is normed: experts that read weighted inputs cannot norm them.
-    few = what.choose.route.num_experts <= MOST_EXPERTS and not what.experts.weighs_inputs
+    few = _chooses(lowering, what.choose) and not what.experts.weighs_inputs
     return few and what.norm.kind == "rms" and not what.norm.by_head
 
 
@@ -233,7 +241,7 @@ def _mixture(lowering: Lowering, op: Experts, weights: Weights) -> tuple[Mixture
         raise ValueError(f"experts of {gate_up.label}: no tile loader, which execution={'{compile,graphs}'} needs")
     mixture = Mixture(
         Launch.on(lowering.device), op.num_experts, op.top_k, op.gate_up.in_features, op.down.in_features,
-        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated, op.weighs_inputs,
+        op.down.out_features, gate_up.tile_loader, down.tile_loader, op.gated, op.weighs_inputs, op.held,
     )  # fmt: skip
     pairs = "Triton kernels: gate, mix; many pairs sorted by expert"
     return mixture, f"{op.num_experts} experts, {op.top_k} a token: {pairs} ({gate_up.label})"

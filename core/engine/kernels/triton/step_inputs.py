@@ -53,6 +53,7 @@ def fill_step(
     tokens: Tensor,
     block_tables: Tensor,
     computed: Tensor,
+    block_size: int,
     token_ids: Tensor,
     positions: Tensor,
     row_ids: Tensor,
@@ -63,19 +64,21 @@ def fill_step(
 
     ``inputs``: int64 ``[1 or more, rows]``, each row's id, then what is not read here; ``tokens`` int64
     ``[rows, positions]``, ``block_tables`` int32 ``[groups, rows, blocks]`` and ``computed`` int64 ``[rows]`` (the
-    position that a row's first token has) are the device tables. Written: ``token_ids``, ``positions``, ``row_ids`` and
-    each of ``slot_mappings`` (int64 ``[rows * queries]``), and of ``attention`` the block tables and lengths. Tensors
-    of the KV groups must be equally far from each other.
+    position that a row's first token has) are the device tables, ``block_size`` the tokens of a block of theirs.
+    Written: ``token_ids``, ``positions``, ``row_ids`` and each of ``slot_mappings`` (int64 ``[rows * queries]``), and
+    of ``attention`` the block tables and the lengths, which are one tensor for all groups whose tokens this rank has;
+    slots are as if it had those of every group. Tensors of the KV groups must be equally far from each other.
     """
     rows = inputs.shape[1]
     groups, _, num_blocks = block_tables.shape
     queries, first = token_ids.shape[0] // rows, attention[0]
+    lengths = next((batch.kv_lens_device for batch in attention if batch.key_ends is None), first.kv_lens_device)
     step_inputs[(rows, triton.cdiv(num_blocks, BLOCK_IDS), groups)](
         inputs, tokens, block_tables, computed,
-        token_ids, positions, row_ids, slot_mappings[0], first.kv_lens_device, first.block_tables,
+        token_ids, positions, row_ids, slot_mappings[0], lengths, first.block_tables,
         tokens.stride(0), block_tables.stride(1), block_tables.stride(0), _distance(slot_mappings),
         _distance([batch.block_tables for batch in attention]), num_blocks,
-        QUERIES=queries, BLOCK_SIZE=first.block_size, BLOCK_Q=triton.next_power_of_2(queries),
+        QUERIES=queries, BLOCK_SIZE=block_size, BLOCK_Q=triton.next_power_of_2(queries),
         BLOCK=BLOCK_IDS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
 

@@ -21,19 +21,29 @@ from engine_plugins.attention_kernel.triton.tile_ops import (
     key_range,
     lengths_of,
     load_queries,
+    log_sum_exp,
+    positions_of,
     query_offsets,
     start_state,
+    store_sums,
     tile_of,
 )
 
 
 @triton.jit(
     do_not_specialize=["num_splits", "stride_table", "reach"],
-    do_not_specialize_on_alignment=["sinks_ptr", "tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr"],
+    do_not_specialize_on_alignment=[
+        "sinks_ptr",
+        "tiles_ptr",
+        "table_ptr",
+        "q_starts_ptr",
+        "kv_lens_ptr",
+        "ends_ptr",
+    ],
 )
 def split_attention(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, sinks_ptr, out_ptr, part_ptr, lse_ptr, arrived_ptr,
-    tiles_ptr, table_ptr, q_starts_ptr, kv_lens_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, sinks_ptr, out_ptr, sums_ptr, part_ptr, lse_ptr, arrived_ptr,
+    tiles_ptr, table_ptr, q_starts_ptr, kv_lens_ptr, ends_ptr,
     num_splits, stride_table, reach,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_block, stride_slot, stride_head,
     scale, soft_cap,
@@ -48,7 +58,8 @@ def split_attention(
     *live* ones, are counted alike by all from the lengths on the device; the others just end. A single live program
     writes the output; several leave normalised parts, float32 ``[BLOCK_M, BLOCK_D]``, and their base-2 log-sum-exp
     (-inf for queries that see none of the part's keys), and the last to arrive merges them. ``arrived_ptr``: int32,
-    one per program of the first axis, 0 before and after.
+    one per program of the first axis, 0 before and after. ``sums_ptr``: see :func:`store_sums`, or ``None``;
+    ``ends_ptr``: see :func:`positions_of`.
     """
     start_dependents(PDL)
     program, split = tl.program_id(0), tl.program_id(1)
@@ -57,7 +68,7 @@ def split_attention(
     row, start = tile_of(tiles_ptr, program // NUM_KV_HEADS)
     wait_for_input(PDL)
     first_token, q_len, kv_len = lengths_of(row, q_starts_ptr, kv_lens_ptr)
-    low, high, _ = key_range(start, q_len, kv_len, reach, GROUP, BLOCK_M, REACH)
+    low, high, _ = key_range(ends_ptr, start, first_token, q_len, kv_len, reach, GROUP, BLOCK_M, REACH)
     first_tile, end_tile = low // BLOCK_N, tl.cdiv(high, BLOCK_N)
     live = 1
     if SPLIT:
@@ -73,7 +84,7 @@ def split_attention(
         q_ptr, first_token, kv_head, packed, q_len * GROUP, stride_qt, stride_qh,
         GROUP, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_R,
     )  # fmt: skip
-    positions = kv_len - q_len + packed // GROUP
+    positions = positions_of(ends_ptr, packed, first_token, q_len, kv_len, GROUP)
     scale *= head_scale(k_scale_ptr, kv_head, SCALE)
 
     acc, row_max, row_sum = start_state(sinks_ptr, kv_head, packed, split == 0, GROUP, BLOCK_M, BLOCK_D)
@@ -88,20 +99,21 @@ def split_attention(
         )  # fmt: skip
 
     real = (packed < q_len * GROUP)[:, None] & dim_mask(BLOCK_D, VALUE_DIM)[None, :]
-    empty = row_sum == 0.0
-    result = acc / tl.where(empty, 1.0, row_sum)[:, None] * head_scale(v_scale_ptr, kv_head, SCALE)
+    result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None] * head_scale(v_scale_ptr, kv_head, SCALE)
     if live == 1:
         at = query_offsets(first_token, kv_head, packed, stride_ot, stride_oh, GROUP, BLOCK_D)
         tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=real)
+        if sums_ptr is not None:
+            sums = log_sum_exp(row_max, row_sum)
+            store_sums(sums_ptr, sums, first_token, kv_head, packed, q_len * GROUP, GROUP, NUM_KV_HEADS)
     if live > 1:
         part = (program * num_splits + split).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(part_ptr + part[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :], result, mask=real)
-        lse = tl.where(empty, float("-inf"), row_max + tl.log2(tl.where(empty, 1.0, row_sum)))
-        tl.store(lse_ptr + part, lse, mask=packed < q_len * GROUP)
+        tl.store(lse_ptr + part, log_sum_exp(row_max, row_sum), mask=packed < q_len * GROUP)
         if arrive(arrived_ptr + program) == live - 1:
             merge_parts(
-                out_ptr, part_ptr, lse_ptr, program, live, num_splits,
+                out_ptr, sums_ptr, part_ptr, lse_ptr, program, live, num_splits,
                 start, q_len * GROUP, first_token, kv_head, stride_ot, stride_oh,
-                GROUP, VALUE_DIM, BLOCK_M, BLOCK_D, LANES, MERGE_M,
+                GROUP, NUM_KV_HEADS, VALUE_DIM, BLOCK_M, BLOCK_D, LANES, MERGE_M,
             )  # fmt: skip
             tl.store(arrived_ptr + program, 0)

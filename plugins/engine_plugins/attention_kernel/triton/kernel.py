@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import torch
 import triton
@@ -45,21 +44,23 @@ class PreparedWork:
 class Kind:
     """Layers that share a step's query tiles."""
 
-    group: int
-    """Query heads per kv head."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
     latent: bool
 
     @staticmethod
     def of(op: Attention) -> Kind:
-        return Kind(op.num_heads // op.num_kv_heads, op.value_dim is not None)
+        return Kind(op.num_heads, op.num_kv_heads, op.head_dim, op.value_dim is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step's launches. Owns what the kernels read: keep it as long as a graph captured from it."""
+    """A step's launches, planned for each kind of layers when its first one asks: what heads a rank has the model does
+    not tell. Owns what the kernels read: keep it as long as a graph captured from it."""
 
     batch: AttentionBatch
-    works: Mapping[Kind, tuple[PreparedWork, ...]]
+    works: dict[Kind, tuple[PreparedWork, ...]] = field(default_factory=dict)
 
 
 class TritonAttention:
@@ -94,10 +95,7 @@ class TritonAttention:
             num_sms = 4 if interpreted else torch.cuda.get_device_properties(self._device).multi_processor_count
         self._num_sms = num_sms
         self._itemsize = getattr(torch, context.dtype).itemsize
-        attentions = context.model.attentions
-        self._kinds = {Kind.of(op): [one for one in attentions if Kind.of(one) == Kind.of(op)] for op in attentions}
-        self.capabilities = replace(self.capabilities, heads_per_kv_head=Kind.of(attentions[0]).group)
-        rows, floats = scratch_rows(num_sms), max(self._part_floats(op) for op in attentions)
+        rows, floats = scratch_rows(num_sms), max(self._part_floats(op) for op in context.model.attentions)
         self._parts = torch.empty(rows * floats // LARGEST_SPLIT_TILE, dtype=torch.float32, device=self._device)
         self._lse = torch.empty(rows, dtype=torch.float32, device=self._device)
         self._arrived = torch.zeros(scratch_tiles(num_sms), dtype=torch.int32, device=self._device)
@@ -109,15 +107,20 @@ class TritonAttention:
         return f"Triton split-KV (merged in the kernel), FA2-style prefill{stored}"
 
     def prepare(self, batch: AttentionBatch) -> Prepared:
-        """Plan the launches of this batch. See :func:`plan_work`; depends on the batch's shape, not its contexts."""
-        return Prepared(batch, {kind: self._planned(batch, kind, ops) for kind, ops in self._kinds.items()})
+        """See :meth:`launches`."""
+        return Prepared(batch)
 
-    def _planned(self, batch: AttentionBatch, kind: Kind, ops: Sequence[Attention]) -> tuple[PreparedWork, ...]:
-        works = plan_work(
-            batch.q_lens, batch.kv_lens, group=kind.group, num_kv_heads=max(op.num_kv_heads for op in ops),
-            head_dim=max(op.head_dim for op in ops), itemsize=self._itemsize, num_sms=self._num_sms, latent=kind.latent,
-        )  # fmt: skip
-        return tuple(PreparedWork(work, self._tile_list(work)) for work in works)
+    def launches(self, prepared: Prepared, op: Attention) -> tuple[PreparedWork, ...]:
+        """Those of this batch, for a layer. See :func:`plan_work`; they depend on the batch's shape, not its contexts.
+        Where a layer is captured, layers of its kind have run before."""
+        kind, batch = Kind.of(op), prepared.batch
+        if kind not in prepared.works:
+            works = plan_work(
+                batch.q_lens, batch.kv_lens, group=op.num_heads // op.num_kv_heads, num_kv_heads=op.num_kv_heads,
+                head_dim=op.head_dim, itemsize=self._itemsize, num_sms=self._num_sms, latent=kind.latent,
+            )  # fmt: skip
+            prepared.works[kind] = tuple(PreparedWork(work, self._tile_list(work)) for work in works)
+        return prepared.works[kind]
 
     def _part_floats(self, op: Attention) -> int:
         """Sums that the largest query tile leaves behind."""
@@ -128,11 +131,22 @@ class TritonAttention:
         self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None = None
     ) -> Tensor:
         """See :meth:`engine.contracts.attention_kernel.SinkAttention.forward`."""
+        return self._attend(prepared, op, q, cache, sinks, None)
+
+    def forward_lse(self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """See :class:`engine.contracts.attention_kernel.LogSumExpAttention`."""
+        assert op.window is None and op.chunk is None and not op.sinks
+        sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        return self._attend(prepared, op, q, cache, None, sums), sums
+
+    def _attend(
+        self, prepared: Prepared, op: Attention, q: Tensor, cache: LayerCache, sinks: Tensor | None, sums: Tensor | None
+    ) -> Tensor:
+        """``sums``: where the log-sum-exp goes, if it is wanted."""
         assert q.stride(-1) == 1 and cache.k.stride(-1) == 1 and cache.k.stride() == cache.v.stride()
-        assert Kind.of(op) in prepared.works, "heads per kv head differ from the model's"
         out = torch.empty(*q.shape[:2], op.out_dim, dtype=q.dtype, device=q.device)
-        call = _Call(prepared.batch, op, q, cache, sinks, out, self._pdl)
-        for item in prepared.works[Kind.of(op)]:
+        call = _Call(prepared.batch, op, q, cache, sinks, out, sums, self._pdl)
+        for item in self.launches(prepared, op):
             work = item.work
             shape = tile_shape(work.split, work.block_m, op.head_dim, q.element_size(), op.value_dim)
             if work.split:
@@ -151,7 +165,7 @@ class TritonAttention:
         lanes, merge_m = merge_shape(splits, shape.block_m, shape.block_d)
         tensors = call.tensors(item.tiles)
         split_attention[(programs, splits)](
-            *tensors[:7], self._parts, self._lse, self._arrived, *tensors[7:], splits, *call.numbers(),
+            *tensors[:8], self._parts, self._lse, self._arrived, *tensors[8:], splits, *call.numbers(),
             SPLIT=splits > 1, LANES=lanes, MERGE_M=merge_m, **call.constants(shape),
         )  # fmt: skip
 
@@ -180,14 +194,15 @@ class _Call:
     cache: LayerCache
     sinks: Tensor | None
     out: Tensor
+    sums: Tensor | None
     pdl: bool
 
     def tensors(self, tiles: Tensor) -> tuple[Tensor | None, ...]:
         batch = self.batch
         k, v, k_scale, v_scale = stored_tensors(self.cache)
         return (
-            self.q, k, v if self.op.value_dim is None else None, k_scale, v_scale, self.sinks, self.out,
-            tiles, batch.block_tables, batch.q_starts, batch.kv_lens_device,
+            self.q, k, v if self.op.value_dim is None else None, k_scale, v_scale, self.sinks, self.out, self.sums,
+            tiles, batch.block_tables, batch.q_starts, batch.kv_lens_device, batch.key_ends,
         )  # fmt: skip
 
     def numbers(self) -> tuple[int | float, ...]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine_plugins.attention_kernel.triton.tile_ops import dim_mask, query_offsets
+from engine_plugins.attention_kernel.triton.tile_ops import dim_mask, query_offsets, store_sums
 
 
 @triton.jit
 def merge_parts(
-    out_ptr, part_ptr, lse_ptr, program, live, num_splits,
+    out_ptr, sums_ptr, part_ptr, lse_ptr, program, live, num_splits,
     start, num_packed, first_token, kv_head, stride_ot, stride_oh,
-    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
-    LANES: tl.constexpr, MERGE_M: tl.constexpr,
+    GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr, LANES: tl.constexpr, MERGE_M: tl.constexpr,
 ):  # fmt: skip
     """Write the output of packed queries ``start .. min(start + BLOCK_M, num_packed)`` from ``live`` parts.
 
@@ -42,3 +42,6 @@ def merge_parts(
         at = query_offsets(first_token, kv_head, packed, stride_ot, stride_oh, GROUP, BLOCK_D)
         real = (packed < num_packed)[:, None] & dim_mask(BLOCK_D, VALUE_DIM)[None, :]
         tl.store(out_ptr + at, merged.to(out_ptr.dtype.element_ty), mask=real)
+        if sums_ptr is not None:
+            sums = top + tl.log2(tl.where(total == 0.0, 1.0, total))  # without a key top is -inf
+            store_sums(sums_ptr, sums, first_token, kv_head, packed, num_packed, GROUP, NUM_KV_HEADS)

@@ -17,19 +17,29 @@ from engine_plugins.attention_kernel.triton.tile_ops import (
     key_range,
     lengths_of,
     load_queries,
+    log_sum_exp,
+    positions_of,
     query_offsets,
     start_state,
+    store_sums,
     tile_of,
 )
 
 
 @triton.jit(
     do_not_specialize=["stride_table", "reach"],
-    do_not_specialize_on_alignment=["sinks_ptr", "tiles_ptr", "table_ptr", "q_starts_ptr", "kv_lens_ptr"],
+    do_not_specialize_on_alignment=[
+        "sinks_ptr",
+        "tiles_ptr",
+        "table_ptr",
+        "q_starts_ptr",
+        "kv_lens_ptr",
+        "ends_ptr",
+    ],
 )
 def chunk_attention(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, sinks_ptr, out_ptr,
-    tiles_ptr, table_ptr, q_starts_ptr, kv_lens_ptr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, sinks_ptr, out_ptr, sums_ptr,
+    tiles_ptr, table_ptr, q_starts_ptr, kv_lens_ptr, ends_ptr,
     stride_table, reach,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_block, stride_slot, stride_head,
     scale, soft_cap,
@@ -38,7 +48,8 @@ def chunk_attention(
     BLOCK_R: tl.constexpr, REACH: tl.constexpr, HAS_CAP: tl.constexpr,
     SCALE: tl.constexpr, LOAD_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program ``(kv_head, tile)``: kv heads vary fastest, so that the heaviest tiles, listed first, start first."""
+    """Program ``(kv_head, tile)``: kv heads vary fastest, so that the heaviest tiles, listed first, start first.
+    ``sums_ptr``, ``ends_ptr``: as of :func:`~engine_plugins.attention_kernel.triton.decode.split_attention`."""
     start_dependents(PDL)
     kv_head = tl.program_id(0)
     row, start = tile_of(tiles_ptr, tl.program_id(1))
@@ -51,10 +62,10 @@ def chunk_attention(
         q_ptr, first_token, kv_head, packed, q_len * GROUP, stride_qt, stride_qh,
         GROUP, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_R,
     )  # fmt: skip
-    positions = kv_len - q_len + packed // GROUP
+    positions = positions_of(ends_ptr, packed, first_token, q_len, kv_len, GROUP)
     scale *= head_scale(k_scale_ptr, kv_head, SCALE)
 
-    low, high, first_position = key_range(start, q_len, kv_len, reach, GROUP, BLOCK_M, REACH)
+    low, high, first_position = key_range(ends_ptr, start, first_token, q_len, kv_len, reach, GROUP, BLOCK_M, REACH)
     first_tile, end_tile = low // BLOCK_N, tl.cdiv(high, BLOCK_N)
     masked_from = first_tile
     if REACH == "full":
@@ -84,3 +95,6 @@ def chunk_attention(
     real = (packed < q_len * GROUP)[:, None] & dim_mask(BLOCK_D, VALUE_DIM)[None, :]
     at = query_offsets(first_token, kv_head, packed, stride_ot, stride_oh, GROUP, BLOCK_D)
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=real)
+    if sums_ptr is not None:
+        sums = log_sum_exp(row_max, row_sum)
+        store_sums(sums_ptr, sums, first_token, kv_head, packed, q_len * GROUP, GROUP, NUM_KV_HEADS)

@@ -40,13 +40,49 @@ def first_key(position, reach, REACH: tl.constexpr):
 
 
 @triton.jit
-def key_range(start, q_len, kv_len, reach, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, REACH: tl.constexpr):
-    """Keys ``[low, high)`` that some query of the tile sees, and the position of the tile's first token."""
+def key_range(
+    ends_ptr, start, first_token, q_len, kv_len, reach,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, REACH: tl.constexpr,
+):  # fmt: skip
+    """Keys ``[low, high)`` that some query of the tile sees, and the position of the tile's first token: of the last
+    key that it sees. ``ends_ptr``: as in :func:`positions_of`."""
     first = start // GROUP
-    last = tl.minimum((start + BLOCK_M - 1) // GROUP, q_len - 1)
-    first_position = kv_len - q_len + first
-    high = tl.maximum(kv_len - q_len + last + 1, 0)
-    return first_key(first_position, reach, REACH), high, first_position
+    if ends_ptr is None:
+        last = tl.minimum((start + BLOCK_M - 1) // GROUP, q_len - 1)
+        first_position = kv_len - q_len + first
+        high = tl.maximum(kv_len - q_len + last + 1, 0)
+        return first_key(first_position, reach, REACH), high, first_position
+    else:  # they do not fall along a row
+        tl.static_assert(REACH == "full", "keys that ranks share out are seen from the first one on")
+        last = (tl.minimum(start + BLOCK_M, q_len * GROUP) - 1) // GROUP
+        real = start < q_len * GROUP
+        high = tl.load(ends_ptr + first_token + last, mask=real, other=0)
+        return start * 0, high, tl.load(ends_ptr + first_token + first, mask=real, other=0) - 1
+
+
+@triton.jit
+def positions_of(ends_ptr, packed, first_token, q_len, kv_len, GROUP: tl.constexpr):
+    """The last key that each packed query sees; -1: none. ``ends_ptr``: int32 ``[num_tokens]``, the one behind it, of
+    each token, where ranks share out the keys; ``None``: the last query of a row sees its last key."""
+    if ends_ptr is None:
+        return kv_len - q_len + packed // GROUP
+    else:
+        return tl.load(ends_ptr + first_token + packed // GROUP, mask=packed < q_len * GROUP, other=0) - 1
+
+
+@triton.jit
+def log_sum_exp(row_max, row_sum):
+    """In base 2; ``-inf`` where there is no key."""
+    return tl.where(row_sum == 0.0, float("-inf"), row_max + tl.log2(tl.where(row_sum == 0.0, 1.0, row_sum)))
+
+
+@triton.jit
+def store_sums(
+    sums_ptr, log_sums, first_token, kv_head, packed, num_packed, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr
+):
+    """Natural log-sum-exp of packed queries, of those in base 2, to float32 ``[num_tokens, num_heads]``."""
+    at = (first_token + packed // GROUP).to(tl.int64) * (GROUP * NUM_KV_HEADS) + kv_head * GROUP + packed % GROUP
+    tl.store(sums_ptr + at, log_sums / LOG2E, mask=packed < num_packed)
 
 
 @triton.jit
