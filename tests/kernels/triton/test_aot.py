@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -71,6 +72,20 @@ FORMATS = {
 }  # fmt: skip
 PACKED = tuple(name for name in FORMATS if name != "bf16")
 SMS = {80: 108, 89: 142, 90: 132}
+HOPPER_FIRST = [90, *(pytest.param(capability, marks=pytest.mark.slow) for capability in (80, 89))]
+"""Every kernel compiles for Hopper in every run; for all three in the tests of plain kernels and of one packed format
+each, and for the rest of the product on demand."""
+
+
+def hopper_or(everywhere: str, names: Sequence[str]) -> list[Any]:
+    """``(name, capability)``: all names on Hopper, one of them on every architecture; the rest are slow."""
+    return [
+        pytest.param(name, capability, marks=() if capability == 90 or name == everywhere else pytest.mark.slow)
+        for name in names
+        for capability in SMS
+    ]
+
+
 CACHE = {
     "slots_ptr": "*i64",
     "q_ptr": "*bf16",
@@ -187,8 +202,7 @@ def test_few_rows_compile_without_spills(op: str, capability: int, rows: int) ->
     assert_fits(compile_op(op, MODELS["1B"], rows, capability))
 
 
-@pytest.mark.parametrize("weights", PACKED)
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize(("weights", "capability"), hopper_or("mxfp4", PACKED))
 def test_packed_weights_compile_without_spills(capability: int, weights: str) -> None:
     for op, rows in (("out", 16 if capability == 90 else 4), ("gate_up", 1)):
         assert_fits(compile_op(op, MODELS["8B"], rows, capability, weights), few_words(weights, capability))
@@ -257,7 +271,7 @@ def compile_writer(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", [80, pytest.param(89, marks=pytest.mark.slow), 90])
 def test_the_kernels_between_products_compile_without_spills(capability: int) -> None:
     for head_dim in (80, 128, 256):
         assert_fits(compile_writer(head_dim, capability, head_norm=True))
@@ -282,14 +296,13 @@ def test_the_kernels_between_products_compile_without_spills(capability: int) ->
     assert_fits(measure_kernel(rowwise.best_of_blocks, blocks, constants, capability, num_warps=4))
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", HOPPER_FIRST)
 def test_the_projection_packs_8_bit_keys_without_spills(capability: int) -> None:
     for rows in (1, 16):
         assert_fits(compile_op("qkv", MODELS["8B"], rows, capability, store="fp8"))
 
 
-@pytest.mark.parametrize("weights", PACKED)
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize(("weights", "capability"), hopper_or("fp8", PACKED))
 def test_weights_are_written_out_wide_without_spills(weights: str, capability: int) -> None:
     form = FORMATS[weights]
     arguments = {**form.tensors, "out_ptr": "*bf16"}
@@ -332,8 +345,7 @@ def compile_experts(kernel: Any, rows: int, capability: int, weights: str) -> Ke
     return compile_skinny(kernel, size, rows, capability, weights, ids, constants)
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
-@pytest.mark.parametrize("weights", ["bf16", "int8", "fp8", "int4", "mxfp4"])
+@pytest.mark.parametrize(("weights", "capability"), hopper_or("bf16", ["bf16", "int8", "fp8", "int4", "mxfp4"]))
 @pytest.mark.parametrize(
     ("kernel", "rows"),
     [(experts.expert_gate, 1), (experts.expert_mix, 1), (experts.expert_gate, 16), (experts.expert_down, 16)],
@@ -343,7 +355,7 @@ def test_experts_compile(kernel: Any, rows: int, weights: str, capability: int) 
     assert_fits(compile_experts(kernel, rows, capability, weights), few_words(weights, capability))
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", HOPPER_FIRST)
 @pytest.mark.parametrize("weights", ["bf16", *(pytest.param(name, marks=pytest.mark.slow) for name in PACKED)])
 def test_many_rows_of_an_expert_compile_without_spills(weights: str, capability: int) -> None:
     for kernel in (experts.expert_gate, experts.expert_down):
@@ -358,7 +370,7 @@ ROUTES = {
 """Of Qwen3-30B-A3B, gpt-oss-20b and DeepSeek V3."""
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", HOPPER_FIRST)
 def test_experts_are_chosen_without_spills(capability: int) -> None:
     for name, sizes in ROUTES.items():
         groups, experts_of_all, top_k = sizes.get("GROUPS", 1), sizes["NUM_EXPERTS"], sizes["TOP_K"]
@@ -377,7 +389,7 @@ def test_experts_are_chosen_without_spills(capability: int) -> None:
             assert_fits(measure_kernel(kernel, arguments, these, capability, name=title, num_warps=warps))
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", HOPPER_FIRST)
 def test_pairs_are_sorted_and_mixed_without_spills(capability: int) -> None:
     numbers = dict.fromkeys(("id_ptr", "order_ptr", "token_ptr", "first_ptr", "count_ptr", "expert_ptr"), "*i64")
     constants = {
