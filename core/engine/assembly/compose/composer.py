@@ -117,11 +117,12 @@ def _schema_error(offer: Offer) -> str:
 
 def _defaults_of(offer: Offer) -> dict[str, Any]:
     """A plugin's defaults in the form YAML would state them (enums by name)."""
-    return deepcopy(_plain_defaults(offer.config_class))
+    config_class: Any = offer.config_class
+    return deepcopy(_plain_defaults(config_class))
 
 
 @lru_cache(maxsize=256)
-def _plain_defaults(config_class: type[Any]) -> dict[str, Any]:
+def _plain_defaults(config_class: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     plain = OmegaConf.to_container(structured(config_class), enum_to_str=True)
