@@ -46,14 +46,20 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker is started in its parent
     """Removed when it is no longer referred to: at the end."""
 
 LONGEST = (
-    "ranks/test_deaths.py", "ranks/test_tokens.py", "ranks/test_joining.py", "ranks/test_processes.py",
-    "tools/test_gpu_check.py", "kernels/triton/test_aot.py", "laws/test_inside_a_draft.py",
-    "tools/test_quantize.py", "cpu/test_integer_linear.py", "step/test_draft_graphs.py",
-    "laws/test_drafted_models.py", "checkpoint/test_serving.py", "laws/test_drafted_sampling.py",
-    "laws/test_bundled_swaps.py", "kernels/triton/test_models.py", "evaluation/test_main.py",
-    "architecture/test_dense_families.py", "sampling/test_drafted_distribution.py", "attention_kernel/test_triton.py",
-    "triton/test_quantized_linear.py",
-    "laws/test_captured_models.py", "cli/test_new_plugins.py", "testing/test_mutants.py", "border/test_misbehaving.py",
+    "tools/test_gpu_check.py", "kernels/triton/test_aot.py", "startup/test_memory.py", "step/test_draft_graphs.py",
+    "attention_kernel/test_triton.py", "kernels/triton/test_models.py", "cli/test_new_plugins.py",
+    "evaluation/drafting/test_main.py", "laws/test_inside_a_draft.py", "laws/test_drafted_models.py",
+    "laws/test_kv_groups.py", "loop/test_clients.py", "ranks/test_shared_tokens.py", "checkpoint/test_serving.py",
+    "quantizer/test_gpu_experts.py", "tools/test_quantize.py", "tools/test_attack.py", "communicator/test_gloo.py",
+    "ranks/test_deaths.py", "evaluation/test_main.py", "triton/test_quantized_linear.py",
+    "laws/test_cached_prompts.py", "step/test_graphs_on_triton.py", "triton/test_kernels.py",
+    "ranks/test_joining.py", "startup/test_memory_of_ranks.py", "attention_kernel/test_triton_aot.py",
+    "laws/test_bundled_swaps.py", "ranks/test_tokens.py", "architecture/test_gemma4.py",
+    "communicator/test_processes.py", "attention_kernel/test_cpu.py", "step/test_draft_graphs_on_triton.py",
+    "laws/test_ranks.py", "triton/test_heads.py", "checkpoint/test_ranks.py", "cpu/test_integer_linear.py",
+    "testing/test_mutants.py", "laws/test_captured_models.py", "laws/test_drafted_sampling.py",
+    "architecture/test_dense_families.py", "laws/test_lossy_formats.py", "triton/test_mixture.py",
+    "architecture/test_families_with_experts.py", "architecture/test_nested_families.py",
 )  # fmt: skip
 """Files that take longest, in that order."""
 

@@ -62,7 +62,7 @@ def run_interpreted(*files: Path, select: str = "", marked: str = "not slow") ->
 
 def quicken() -> None:
     """Spare the interpreter most of its work: at every call of a device function it searches all of triton.language for
-    what it replaces. The search is made once."""
+    what it replaces, and replaces it again. The search is made once, and the replacement once a launch."""
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
 
@@ -77,6 +77,24 @@ def quicken() -> None:
 
     assert callable(interpreter._patch_builtin)
     interpreter._patch_builtin = replace
+    patch, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set[int]()
+
+    def patch_once(function: Any) -> Any:
+        """For the module of a function; a launch puts back what was replaced for it."""
+        module = id(function.__globals__)
+        if module in patched:
+            return None  # who calls a device function does not ask
+        patched.add(module)
+        return patch(function)
+
+    def launched(*arguments: Any, **named: Any) -> None:
+        patched.clear()
+        try:
+            launch(*arguments, **named)
+        finally:
+            patched.clear()
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launched
 
 
 def module_of(path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -71,7 +71,7 @@ def triton_model(checkpoint: Path, *overrides: str) -> tuple[EnginePlan, BoundEn
 
 @pytest.mark.parametrize(
     ("overlap", "drafter"),
-    [("true", "none"), ("true", "ngram"), pytest.param("false", "none", marks=pytest.mark.slow)],
+    [("true", "ngram"), *(pytest.param(overlap, "none", marks=pytest.mark.slow) for overlap in ("true", "false"))],
 )
 def test_the_tokens_are_those_of_plain_torch(tmp_path: Path, overlap: str, drafter: str) -> None:
     checkpoint = tiny.write(tmp_path, layers=2)

@@ -85,7 +85,7 @@ def check(row: Row, models: Models, reference: Callable[..., tuple[list[Answer],
 def test_drafts_change_no_token(
     row: Row, models: Models, reference: Callable[..., tuple[list[Answer], list[Answer]]]
 ) -> None:
-    check(row, models, reference, 20)
+    check(row, models, reference, 14)
 
 
 @pytest.mark.slow

@@ -25,6 +25,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("models"))
 
 
+ONE_OF_EACH_KIND = ("ngram", "target", "eagle3")
+DRAFTERS_AND_OVERLAP = [
+    *((name, "true") for name in DRAFTERS),
+    *(pytest.param(name, "false", marks=() if name in ONE_OF_EACH_KIND else pytest.mark.slow) for name in DRAFTERS),
+]
+"""Every drafter with overlap; without it those of texts, of a model and of a head."""
+
+
 @pytest.fixture(scope="module")
 def drafting(models: Models) -> Make:
     """A tiny Llama with a drafter."""
@@ -98,8 +106,7 @@ def test_a_tiny_context_ends_outputs_at_its_last_token(drafter: str, models: Mod
     tiny.close(), plain.close()
 
 
-@pytest.mark.parametrize("overlap", ["true", "false"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("drafter", "overlap"), DRAFTERS_AND_OVERLAP)
 def test_requests_preempted_with_drafts_under_way_go_on_with_the_same_tokens(
     drafter: str,
     overlap: str,
@@ -114,8 +121,7 @@ def test_requests_preempted_with_drafts_under_way_go_on_with_the_same_tokens(
     core.close()
 
 
-@pytest.mark.parametrize("overlap", ["true", "false"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("drafter", "overlap"), DRAFTERS_AND_OVERLAP)
 def test_aborts_with_drafts_under_way_disturb_nobody_and_give_everything_back(
     drafter: str,
     overlap: str,

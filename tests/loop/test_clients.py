@@ -182,7 +182,9 @@ async def until(seen: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("phase", ["import torch", "plan memory", "load weights", "warm up", "ready"])
+@pytest.mark.parametrize(
+    "phase", ["import torch", pytest.param("plan memory", marks=pytest.mark.slow), "load weights", "warm up", "ready"]
+)
 def test_the_engine_process_ends_with_its_parent_in_every_phase(plan: EnginePlan, phase: str) -> None:
     script = (
         "import asyncio, os, signal, sys\n"

@@ -232,7 +232,7 @@ def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch
     assert launches[0] > 4
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "parallel_block", "target"])
+@pytest.mark.parametrize("drafter", ["eagle3", pytest.param("parallel_block", marks=pytest.mark.slow), "target"])
 def test_keys_of_captured_drafting_are_as_good_as_those_made_op_by_op(models: Models, drafter: str) -> None:
     """Drafts are accepted as often, made from keys of captured drafting alone: the shipped heads know what the bundled
     model will say, and a draft model that is the target is never wrong."""

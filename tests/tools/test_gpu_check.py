@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,43 +38,60 @@ from gpu_check import (  # noqa: E402
 from gpu_check.conductor import Outcome, conduct, run_section  # noqa: E402
 from gpu_check.draft_head import HeadShape  # noqa: E402
 from gpu_check.engine_run import DecodeStep  # noqa: E402
-from gpu_check.section import Context, Row, read_rows, rows_file, time_row  # noqa: E402
+from gpu_check.section import Context, Row, Section, read_rows, rows_file, time_row  # noqa: E402
 from gpu_check.shapes import SHAPES, TINY  # noqa: E402
 
 RATES = registry.BY_NAME["rates"]
 
 
-@pytest.fixture(scope="module")
-def dry_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, Any]]:
-    """Exit code, output and JSON report of the whole tool."""
-    folder = tmp_path_factory.mktemp("dry_run")
-    command = [sys.executable, str(TOOL), "--dry-run", "--output", str(folder), "--logs", str(folder)]
+Ran = tuple[int, str, dict[str, Any]]
+"""Exit code, output and JSON report of the tool."""
+ASKED = ("attention", "kernel_tests", "laws_float32", "speed_1b", "speed_8b", "serve", "drafting", "mixtures")
+"""Sections of every kind: interpreted kernels, engines, measurements, another program, and two that need a GPU."""
+
+
+def run_dry(folder: Path, *asked: str) -> Ran:
+    """``asked``: sections by name; all that are not asked for by name alone if there is none."""
+    only = ["--only", *asked] if asked else []
+    command = [sys.executable, str(TOOL), "--dry-run", *only, "--output", str(folder), "--logs", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     (file,) = folder.glob("*.json")
     return done.returncode, done.stdout + done.stderr, json.loads(file.read_text())
 
 
-def test_a_dry_run_runs_every_section_that_needs_no_gpu_and_passes(
-    dry_run: tuple[int, str, dict[str, Any]],
-) -> None:
-    code, output, found = dry_run
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run_dry(tmp_path_factory.mktemp("dry_run"), *ASKED)
+
+
+def assert_all_passed(ran: Ran, sections: Sequence[Section]) -> None:
+    code, output, found = ran
     states = {name: (section["status"], section["reason"]) for name, section in found["sections"].items()}
     assert code == 0 and found["passed"], output
-    assert states == {s.name: ("ok", "") for s in registry.SECTIONS if not s.gpu_only}, output
+    assert states == {section.name: ("ok", "") for section in sections}, output
     assert all(section["rows"] for section in found["sections"].values())
 
 
-def test_what_a_dry_run_leaves_out_is_named_as_not_measured(dry_run: tuple[int, str, dict[str, Any]]) -> None:
+@pytest.mark.slow
+def test_a_dry_run_runs_every_section_that_needs_no_gpu_and_passes(tmp_path: Path) -> None:
+    assert_all_passed(run_dry(tmp_path), [section for section in registry.SECTIONS if not section.gpu_only])
+
+
+def test_a_dry_run_of_sections_asked_for_runs_those_that_need_no_gpu_and_passes(dry_run: Ran) -> None:
+    picked, left_out = registry.chosen(list(ASKED), dry_run=True)
+    assert {section.name for section in picked} == {"rates", "prepare", *ASKED} - {s.name for s in left_out}
+    assert_all_passed(dry_run, picked)
+
+
+def test_what_a_dry_run_leaves_out_is_named_as_not_measured(dry_run: Ran) -> None:
     _, output, found = dry_run
-    left_out = [s.name for s in registry.SECTIONS if s.gpu_only]
+    left_out = [name for name in ASKED if registry.BY_NAME[name].gpu_only]
     assert found["not_measured"] == left_out and left_out
     lines = [line for line in output.splitlines() if "not measured" in line]
     assert all(any(name in line for line in lines) for name in left_out), output
 
 
-def test_a_dry_run_measures_the_engine_and_every_baseline_on_the_same_model(
-    dry_run: tuple[int, str, dict[str, Any]],
-) -> None:
+def test_a_dry_run_measures_the_engine_and_every_baseline_on_the_same_model(dry_run: Ran) -> None:
     rows = {row["metric"]: row for row in dry_run[2]["sections"]["speed_1b"]["rows"]}
     assert rows["1b: first tokens as plain torch's"]["measured"] == "16 of 16"
     for name in ("torch eager", "torch.compile + CUDA graph", "transformers generate"):
@@ -177,12 +195,8 @@ def test_a_head_that_only_syncs_its_kv_reads_what_its_keys_are_made_with() -> No
     assert HeadShape(SHAPES["8b"]).drafting_bytes(0, 2.0) / 1e9 == pytest.approx(0.2013, abs=1e-4)
 
 
-def test_drafting_asked_for_by_name_is_run_dry_with_a_step_of_every_number_of_drafts(tmp_path: Path) -> None:
-    command = [sys.executable, str(TOOL), "--dry-run", "--only", "drafting", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (file,) = tmp_path.glob("*.json")
-    rows = {row["metric"]: row for row in json.loads(file.read_text())["sections"]["drafting"]["rows"]}
+def test_drafting_asked_for_by_name_is_run_dry_with_a_step_of_every_number_of_drafts(dry_run: Ran) -> None:
+    rows = {row["metric"]: row for row in dry_run[2]["sections"]["drafting"]["rows"]}
     for title in ("1b float32", "1b int8"):
         for batch in (1, 2):
             assert rows[f"{title}: batch {batch}, plain step"]["measured"] > 0
@@ -195,12 +209,8 @@ def test_drafting_asked_for_by_name_is_run_dry_with_a_step_of_every_number_of_dr
                 assert row["measured"] == pytest.approx(detail["step_ms"] / length, rel=1e-3)
 
 
-def test_mixtures_asked_for_by_name_are_run_dry_in_both_forms(tmp_path: Path) -> None:
-    command = [sys.executable, str(TOOL), "--dry-run", "--only", "mixtures", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (file,) = tmp_path.glob("*.json")
-    rows = {row["metric"]: row for row in json.loads(file.read_text())["sections"]["mixtures"]["rows"]}
+def test_mixtures_asked_for_by_name_are_run_dry_in_both_forms(dry_run: Ran) -> None:
+    rows = {row["metric"]: row for row in dry_run[2]["sections"]["mixtures"]["rows"]}
     for name, stored in (("Qwen3-30B-A3B", "int4 g128"), ("gpt-oss-20b", "int4 g32 experts")):
         plain, packed = (rows[f"{name} shape, {form}: decode, batch 1"] for form in ("bf16", stored))
         assert plain["measured"] > 0 and packed["measured"] > 0

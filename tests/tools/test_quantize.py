@@ -54,7 +54,10 @@ def with_extras(family):
     return tensors
 
 
-@pytest.fixture(params=["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+@pytest.fixture(params=FAMILIES)
 def model(request, tmp_path):
     """Grouped heads in each; a tokenizer whose ids a tiny vocabulary has."""
     folder = tmp_path / "model"
@@ -117,19 +120,34 @@ def written(model, tmp_path, method, text, *flags):
     return out
 
 
-@pytest.mark.parametrize(
-    ("method", "flags"),
-    [
-        ("rtn", []),
-        ("rtn", ["--asymmetric"]),
-        ("awq", []),
-        ("awq", ["--no-asymmetric"]),
-        ("gptq", []),
-        ("awq+gptq", ["--asymmetric"]),
-        ("smoothquant", []),
-        ("fp8", []),
-    ],
+METHODS = (
+    ("rtn", []),
+    ("rtn", ["--asymmetric"]),
+    ("awq", []),
+    ("awq", ["--no-asymmetric"]),
+    ("gptq", []),
+    ("awq+gptq", ["--asymmetric"]),
+    ("smoothquant", []),
+    ("fp8", []),
 )
+CHOSEN = [
+    ("Qwen2ForCausalLM", *METHODS),
+    ("LlamaForCausalLM", METHODS[0], METHODS[5]),
+    ("Qwen3ForCausalLM", METHODS[2], METHODS[6]),
+]
+"""Every method on a family with biases, and those that fold scales into what is before on the others."""
+
+
+def every_method():
+    """All families and methods; slow but for those chosen."""
+    quick = {(family, method, *flags) for family, *methods in CHOSEN for method, flags in methods}
+    for family in FAMILIES:
+        for method, flags in METHODS:
+            marks = () if (family, method, *flags) in quick else pytest.mark.slow
+            yield pytest.param(family, method, flags, marks=marks)
+
+
+@pytest.mark.parametrize(("model", "method", "flags"), list(every_method()), indirect=["model"])
 def test_the_engine_computes_what_the_written_numbers_stand_for(model, tmp_path, text, method, flags):
     out = written(model, tmp_path, method, text, *flags)
     plain = tmp_path / "plain"

@@ -13,6 +13,7 @@ from engine.cli.main import main
 from engine.contracts.config import DrafterConfig
 from engine.contracts.provider import Provider
 from engine.evaluation.baseline import undrafted_override
+from engine.evaluation.drafting import turns
 from engine.evaluation.drafting.turns import groups_of
 from engine.evaluation.drafting.worker import DUMP_SIGNAL
 from engine.evaluation.errors import EvalError
@@ -170,6 +171,7 @@ def test_an_engine_that_hangs_is_ended_and_what_it_said_is_shown(started, says, 
     hanging.write_text(HANGS.replace("STARTED", started))
     hanging.chmod(0o755)
     engine_is(str(hanging), monkeypatch)
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.1)  # the other engine, which hangs too, is closed
     assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "5"]) == 1
     shown = capsys.readouterr().err
     assert f"engine: drafter=none: the engine {says} within 5 s and was ended; --timeout SECONDS allows" in shown
@@ -181,8 +183,8 @@ def test_an_engine_that_ignores_every_signal_but_one_is_ended(prompts, tmp_path,
     stubborn.write_text("#!/bin/sh\ntrap '' USR1 TERM INT\nexec sleep 1000\n")
     stubborn.chmod(0o755)
     engine_is(str(stubborn), monkeypatch)
-    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "5"]) == 1
-    assert "the engine did not start within 5 s and was ended" in capsys.readouterr().err
+    assert main(["eval", "device=cpu", *NGRAM, "--prompts", prompts, "--timeout", "1"]) == 1
+    assert "the engine did not start within 1 s and was ended" in capsys.readouterr().err
 
 
 def test_an_engine_says_where_it_hangs():

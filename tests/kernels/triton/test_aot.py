@@ -356,7 +356,7 @@ def test_experts_compile(kernel: Any, rows: int, weights: str, capability: int) 
     assert_fits(compile_experts(kernel, rows, capability, weights), few_words(weights, capability))
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", HOPPER_FIRST)
 def test_some_experts_of_a_token_compile_without_spills(capability: int) -> None:
     for weights in ("bf16", "fp8"):
         cost = compile_experts(experts.expert_mix, 1, capability, weights, some=True)

@@ -178,7 +178,13 @@ def quantizers() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", quantizers())
+@pytest.mark.parametrize(
+    "name",
+    [
+        "int8", "fp8, activations too", "int4",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp8", "int8, activations too")),
+    ],
+)  # fmt: skip
 def test_quantized_models_give_the_logits_of_their_weights(checkpoints: dict[str, Path], name: str) -> None:
     """Each format through the fused kernels, and what takes over beyond 16 rows: activations are rounded only there."""
     chunks = CHUNKS[:1] if "activations" in name else CHUNKS

@@ -37,7 +37,7 @@ def test_sums_over_processes_have_the_bits_of_simulated_ones_on_every_rank(make:
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("make", MAKES)
 def test_the_death_of_a_rank_ends_the_calls_of_all_others(make: Any, victim: int, ended_by: signal.Signals) -> None:
     """Named, and within the deadline."""

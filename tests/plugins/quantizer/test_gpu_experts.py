@@ -11,7 +11,7 @@ from tests.plugins.quantizer.checkpoint.reference import LARGEST
 from tests.plugins.quantizer.checkpoint.writers import CASES
 
 
-@pytest.mark.parametrize("name", ["ct w4 g32 asym", "fp8 block"])
+@pytest.mark.parametrize("name", ["ct w4 g32 asym", pytest.param("fp8 block", marks=pytest.mark.slow)])
 def test_experts_one_by_one(name: str, tmp_path: Path) -> None:
     assert difference(*write_mixture(tmp_path, CASES[name]), "triton") <= LARGEST
 

@@ -36,7 +36,9 @@ VARIANTS: tuple[tuple[Any, dict[str, Any]], ...] = (
 IDS = [" ".join((kernel.__name__, *(f"{name}={value}" for name, value in v.items()))) for kernel, v in VARIANTS]
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize(
+    "capability", [pytest.param(80, marks=pytest.mark.slow), pytest.param(89, marks=pytest.mark.slow), 90]
+)
 @pytest.mark.parametrize(("kernel", "variant"), VARIANTS, ids=IDS)
 def test_no_register_is_spilled(kernel: Any, variant: dict[str, Any], capability: int) -> None:
     constants = {**CONSTANTS, "PDL": capability >= 90, **variant}

@@ -163,7 +163,13 @@ class SendsTheTensorItself(SimulatedCommunicator):
         self._meeting.sent[self._here.rank, to][-1] = x
 
 
-@mutant(Suite, MESSAGES, raises=CommunicatorError)
+class Hurried(Suite):
+    """Waits no longer than it takes to see that a message does not come."""
+
+    timeout_s = 2.0
+
+
+@mutant(Hurried, MESSAGES, raises=CommunicatorError)
 class LastMessageFirst(SimulatedCommunicator):
     """Takes the message that came last."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +117,15 @@ def _schema_error(offer: Offer) -> str:
 
 def _defaults_of(offer: Offer) -> dict[str, Any]:
     """A plugin's defaults in the form YAML would state them (enums by name)."""
+    config_class: Any = offer.config_class
+    return deepcopy(_plain_defaults(config_class))
+
+
+@lru_cache(maxsize=256)
+def _plain_defaults(config_class: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    plain = OmegaConf.to_container(structured(offer.config_class), enum_to_str=True)
+    plain = OmegaConf.to_container(structured(config_class), enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

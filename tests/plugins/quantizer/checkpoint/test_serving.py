@@ -112,7 +112,9 @@ def test_what_cannot_be_read_is_refused_with_every_reason_and_no_traceback(
     assert "load weights" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [("check", "--build"), ("serve", "server.port=0")])
+@pytest.mark.parametrize(
+    "words", [("check", "--build"), pytest.param(("serve", "server.port=0"), marks=pytest.mark.slow)]
+)
 def test_what_only_headers_show_is_refused_before_loading(words: tuple[str, ...], tmp_path: Path) -> None:
     case = ct_packed(4, 32, symmetric=True)
     folder = quantized_bundled(tmp_path / "w4", case)
