@@ -64,7 +64,7 @@ def _amx() -> str:
 
 def _ray() -> str:
     found = find_spec("ray")
-    return "" if found is not None and found.origin is not None else "Ray is not installed: pip install 'engine[ray]'"
+    return "" if found is not None and found.origin is not None else "Ray is not installed: pip install -e '.[ray]'"
 
 
 def _network_namespaces() -> str:

@@ -373,6 +373,7 @@ def engine_parallelism() -> list[Provider]:
         Provider(
             "threads",
             "engine_plugins.parallelism.threads:ThreadLauncher",
+            provides=("one_process",),
             doc="All ranks in one process, a thread each: for tests.",
         ),
     ]
@@ -404,6 +405,7 @@ def engine_communicator() -> list[Provider]:
         Provider(
             "simulated",
             "engine_plugins.communicator.simulated:SimulatedCommunicator",
+            requires={"parallelism": ("one_process",)},
             doc="All ranks in one process, a thread each: what every other one must equal.",
         ),
     ]

@@ -334,13 +334,25 @@ def test_every_rank_has_a_gpu_of_its_own(plan):
         ("parallelism.pp=2 parallelism.stage_layers=[3]", "expected 2 numbers from 1 on, one for each stage of"),
         ("parallelism.dcp=2", "parallelism.dcp=2: does not divide parallelism.tp=1"),
         ("parallelism.ep=2", "parallelism.ep=2: does not divide parallelism.tp=1"),
-        ("parallelism.nodes=2", "parallelism.nodes=2: does not divide the 1 ranks"),
+        ("parallelism.nodes=2", "parallelism.nodes=2: does not divide the 1 rank of"),
         ("parallelism.timeout_s=0.5", "parallelism.timeout_s=0.5: expected at least 2"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(plan, override, says):
     (problem,) = refused(plan, *override.split())
     assert says in problem
+
+
+def test_a_plan_says_that_no_step_is_large_enough_to_be_shared_out(plan):
+    small = plan("parallelism.pcp=2", "scheduler.token_budget=64")
+    assert any("shares out no step: scheduler.token_budget=64" in note for note in small.notes)
+    assert not any("shares out" in note for note in plan("parallelism.pcp=2").notes)
+
+
+def test_simulated_ranks_are_in_one_process(plan):
+    (problem,) = refused(plan, "parallelism.tp=2", "parallelism=local", "communicator=simulated")
+    assert "one_process" in problem and "threads" in problem
+    assert plan("parallelism.tp=2", "parallelism=threads", "communicator=simulated")
 
 
 def test_ranks_that_share_out_tokens_need_a_kernel_that_says_the_log_sum_exp(plan, entry):

@@ -631,7 +631,7 @@ def test_stages_cost_alike_and_a_large_head_counts_as_several_layers() -> None:
 def test_stages_may_be_given() -> None:
     graph = model(layers=8)
     assert [rank.stage for rank in place(graph, Layout(1, 2), unit, stage_layers=[6, 2])] == [Stage(0, 6), Stage(6, 8)]
-    with pytest.raises(ValueError, match=r"parallelism.stage_layers=\[6, 3\]: these are 9 layers, and the model has 8"):
+    with pytest.raises(ValueError, match=r"stage_layers=\[6, 3\]: these are for 9 in all, and the model has 8 layers"):
         place(graph, Layout(1, 2), unit, stage_layers=[6, 3])
 
 

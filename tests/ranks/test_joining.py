@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tools.benchmarks.dying_ranks import BACK_S, served
 from engine.assembly.assemble import assemble
 from engine.contracts.config import Joining
 from engine.contracts.parallelism import TOKEN, LauncherError, WorkerJob
+from engine_plugins.parallelism import listening
 from engine_plugins.parallelism.env import EnvConfig
 from engine_plugins.parallelism.listening import Listener
 
@@ -99,6 +102,49 @@ def test_who_does_not_know_the_token_or_has_no_place_is_no_worker(greeting: byte
         stranger.close()
 
 
+def test_a_stranger_who_says_little_and_slowly_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "GREETING_S", 0.5)
+    listener = Listener("127.0.0.1", 0, "secret")
+    stranger, ended = socket.create_connection((listener.host, listener.port)), threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.1):
+                stranger.sendall(b"x")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        with pytest.raises(LauncherError, match="no worker came"):
+            listener.wait([WorkerJob(1, {})], 1.0, lambda missing: None, "start it")
+        assert stranger.recv(1) == b"i", "it is told why"
+    finally:
+        ended.set()
+        dripping.join()
+        listener.close()
+        stranger.close()
+
+
+class Ended(Exception):
+    """A worker has."""
+
+
+def test_a_worker_with_another_secret_is_told_and_ends() -> None:
+    listener = Listener("127.0.0.1", 0, "secret")
+    worker = start("worker", "--join", f"{listener.host}:{listener.port}", **{TOKEN: "wrong"})
+
+    def waits(missing: object) -> None:
+        if worker.poll() is not None:
+            raise Ended
+
+    with pytest.raises(Ended):
+        listener.wait([WorkerJob(1, {})], BACK_S, waits, "start it")
+    listener.close()
+    assert worker.stderr is not None
+    assert f"turns this worker away: its {TOKEN} is another one" in worker.stderr.read().decode()
+    assert worker.returncode == 1
+
+
 def test_the_environment_says_which_rank_a_process_is() -> None:
     config = EnvConfig(tp=2, pp=2)
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -117,6 +163,8 @@ def test_the_environment_says_which_rank_a_process_is() -> None:
     ("changed", "says"),
     [
         ({"WORLD_SIZE": "2"}, "2 processes were started, and parallelism.tp=4 parallelism.pp=1 makes 4 ranks"),
+        ({"RANK": "4"}, "this process is rank 4 of 4, expected one below 4"),
+        ({"MASTER_PORT": "abc"}, "MASTER_PORT=abc: expected 1 to 65534; or set parallelism.port"),
         ({"RANK": ""}, "the environment has none of RANK, SLURM_PROCID"),
         ({"MASTER_ADDR": ""}, "set parallelism.host"),
         ({"MASTER_ADDR": "10.0.0.1"}, f"set the environment variable {TOKEN} to the same secret"),

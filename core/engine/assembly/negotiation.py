@@ -206,6 +206,13 @@ def _notes(chosen: list[Chosen], settings: Settings) -> tuple[str, ...]:
         for one in chosen
         if one.fits_too
     ]
+    present = {one.slot: one.config for one in chosen}
+    ranks, scheduler = present.get("parallelism", {}), present.get("scheduler", {})
+    if ranks and scheduler and ranks["pcp"] > 1 and scheduler["token_budget"] < ranks["pcp_min_tokens"]:
+        notes.append(
+            f"parallelism.pcp={ranks['pcp']} shares out no step: scheduler.token_budget={scheduler['token_budget']} is "
+            f"less than parallelism.pcp_min_tokens={ranks['pcp_min_tokens']}"
+        )
     if settings.server.api_key is None and settings.server.host not in ("127.0.0.1", "::1", "localhost"):
         notes.append(f"server.host={settings.server.host} without server.api_key: anyone who reaches it may use it")
     return tuple(notes)

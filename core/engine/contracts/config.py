@@ -150,8 +150,11 @@ class ParallelismConfig(SlotConfig):
                 "set parallelism.ep, or leave it out"
             )
         if self.num_ranks % self.nodes:
-            ranks = f"{self.num_ranks} ranks of {self.sizes}"
-            raise ValueError(f"parallelism.nodes={self.nodes}: does not divide the {ranks}")
+            ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks > 1)} of {self.sizes}"
+            raise ValueError(
+                f"parallelism.nodes={self.nodes}: does not divide the {ranks}; each machine has as many: set "
+                "parallelism.pp to a multiple of it"
+            )
 
     @property
     def num_ranks(self) -> int:
@@ -176,13 +179,16 @@ def check_layout(tp: int, ep: int, dcp: int, pcp: int) -> None:
     """Raise ``ValueError`` for sizes of a stage that do not go together."""
     if tp % ep and ep != tp * pcp:
         of_all = f" and is not parallelism.tp x pcp={tp * pcp}" if pcp > 1 else ""
-        raise ValueError(f"parallelism.ep={ep}: does not divide parallelism.tp={tp}{of_all}")
-    if tp % dcp:
-        raise ValueError(f"parallelism.dcp={dcp}: does not divide parallelism.tp={tp}")
+        said = f"parallelism.ep={ep}: does not divide parallelism.tp={tp}{of_all}"
+        raise ValueError(f"{said}; set parallelism.tp to a multiple of it")
     if dcp > 1 and pcp > 1:
         raise ValueError(
             f"parallelism.pcp={pcp} parallelism.dcp={dcp}: ranks that share out the tokens of a step have the whole "
             "cache; use one of them"
+        )
+    if tp % dcp:
+        raise ValueError(
+            f"parallelism.dcp={dcp}: does not divide parallelism.tp={tp}; set parallelism.tp to a multiple of it"
         )
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TOKEN = "ENGINE_JOIN_TOKEN"
 """The environment variable with what a worker that connects says first: a line of this and its rank (-1: any)."""
+WELCOME = "welcome"
+"""The line that it hears then; any other one says why it is not wanted."""
 SECRET = "ENGINE_SECRET"
 """The environment variable of an engine process with what a launcher may use as that token: a server starts all its
 engines with the same, so workers that were started by hand find the next one, too."""
@@ -42,7 +44,7 @@ class WorkerStart:
     command: tuple[str, ...]
     """Runs a worker in a process of its own. Behind it comes where it finds the engine process: ``--fd N --parent
     PID`` for a socket that it inherits, or ``--join HOST:PORT`` for one that it connects to; there, the environment
-    variable ``ENGINE_JOIN_TOKEN`` holds the token that it says first."""
+    variable ``ENGINE_JOIN_TOKEN`` holds the token that it says first, and waits for a line: :data:`WELCOME`."""
     run: Callable[[socket], None]
     """Runs a worker in the thread that calls it, to its end. Called with its end of the connection."""
 

@@ -120,8 +120,11 @@ def _fitting(graph: Graph, units: Units) -> Iterator[int]:
 def _check_experts(graph: Graph, ep: int) -> None:
     counts = {node.op.num_experts for node in graph.nodes if isinstance(node.op, Experts)}
     if ep > 1 and (not counts or min(counts) < ep):
-        have = f"has {min(counts)} experts" if counts else "has no experts"
-        raise ValueError(f"parallelism.ep={ep}: the model {have}; use parallelism.ep={min(counts, default=1)} or less")
+        if not counts:
+            raise ValueError(f"parallelism.ep={ep}: the model has no experts; use parallelism.ep=1")
+        raise ValueError(
+            f"parallelism.ep={ep}: the model has {min(counts)} experts; use parallelism.ep={min(counts)} or less"
+        )
 
 
 def _check_tokens(graph: Graph, shares: Shares, layout: Layout) -> None:

@@ -36,8 +36,10 @@ def stages_of(graph: Graph, count: int, costs: Sequence[float] | None = None) ->
     costs = layer_costs(graph) if costs is None else costs
     sums = [0.0, *accumulate([*costs[:-2], costs[-2] + costs[-1]])]
     borders = [0, *_borders(graph), len(graph.layers)]
-    if len(borders) - 1 < count:
-        raise ValueError(f"parallelism.pp={count}: the model falls into at most {len(borders) - 1} stages")
+    if (most := len(borders) - 1) < count:
+        raise ValueError(
+            f"parallelism.pp={count}: the model falls into at most {most} stages; use parallelism.pp={most} or less"
+        )
     marks = [sums[border] for border in borders]
     largest, _ = _cheapest(marks, count, max)
     _, ends = _cheapest(marks, count, lambda before, cost: before + cost * cost, largest)
@@ -49,7 +51,7 @@ def given_stages(graph: Graph, layers: Sequence[int]) -> tuple[Stage, ...]:
     cache of the stage before."""
     asked, ends = f"parallelism.stage_layers={list(layers)}", [0, *accumulate(layers)]
     if ends[-1] != len(graph.layers):
-        raise ValueError(f"{asked}: these are {ends[-1]} layers, and the model has {len(graph.layers)}")
+        raise ValueError(f"{asked}: these are for {ends[-1]} in all, and the model has {len(graph.layers)} layers")
     if wrong := set(ends[1:-1]) - set(_borders(graph)):
         raise ValueError(f"{asked}: layer {min(wrong)} reads what a layer of the stage before caches")
     return tuple(Stage(*edge) for edge in pairwise(ends))

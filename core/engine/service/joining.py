@@ -14,7 +14,7 @@ from engine.assembly.bind import config_of
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import Joining, ParallelismConfig
-from engine.startup.worker import NOBODY_THERE, address_of
+from engine.startup.worker import JOIN_S, NOBODY_THERE, TURNED_AWAY, address_of
 
 PAUSE_S = 0.5
 
@@ -49,6 +49,7 @@ def work(address: str, rank: int, environment: Mapping[str, str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     joined = False
+    _say(f"looking for the engine at {address}, for up to {JOIN_S:.0f} s")
     while not ending:
         process = subprocess.Popen(
             [*command, "--parent", str(os.getpid())], env={**os.environ, **environment}, stdin=subprocess.DEVNULL
@@ -57,11 +58,18 @@ def work(address: str, rank: int, environment: Mapping[str, str]) -> int:
         if ending:
             break
         if code == 0:
-            print("engine worker: the engine was shut down", file=sys.stderr)
+            _say("the engine was shut down")
             return 0
+        if code == TURNED_AWAY:
+            return 1
         if code == NOBODY_THERE:
             return 0 if joined else 1
         joined = True
-        print("engine worker: the engine failed; joining it again", file=sys.stderr)
+        _say("the engine failed; joining it again")
         time.sleep(PAUSE_S)
     return 0
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"engine worker: {what}\n")  # in one piece: others write there, too
+    sys.stderr.flush()

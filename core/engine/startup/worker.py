@@ -24,7 +24,7 @@ from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.border.calls import by_plugin, told
 from engine.checkpoint.files import CheckpointError
-from engine.contracts.parallelism import TOKEN
+from engine.contracts.parallelism import TOKEN, WELCOME
 from engine.startup.fingerprint import checkpoint_hash, plan_hash, versions
 from engine.startup.lifetime import end_with
 from engine.startup.output import keep_output
@@ -59,11 +59,17 @@ UNREACHED_S = 30.0
 """How long the engine process's machine may leave beats unconfirmed: it is gone, and no end of the connection came."""
 NOBODY_THERE = 3
 """Exit code: no engine process was found."""
+TURNED_AWAY = 4
+"""Exit code: one was found that does not want this worker."""
 LAST_S = 2.0
 """How long a worker whose engine process is gone may take to give everything back."""
 
 
 M = TypeVar("M")
+
+
+class TurnedAway(Exception):
+    """The engine process does not want this worker: why."""
 
 
 class Gone(Exception):
@@ -209,7 +215,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 def join(address: str, rank: int = -1, seconds: float = JOIN_S) -> socket.socket | None:
     """Connect to an engine process that waits for workers at ``HOST:PORT``, and say who this is: a line of the token in
-    the environment and the rank (-1: any). ``None``: nobody was there for so long."""
+    the environment and the rank (-1: any). ``None``: nobody was there for so long. Raises :class:`TurnedAway`."""
     ends = time.monotonic() + seconds
     while True:
         try:
@@ -222,8 +228,28 @@ def join(address: str, rank: int = -1, seconds: float = JOIN_S) -> socket.socket
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * UNREACHED_S))
-        connection.sendall(f"{os.environ.get(TOKEN, '')} {rank}\n".encode())
-        return connection
+        try:
+            connection.sendall(f"{os.environ.get(TOKEN, '')} {rank}\n".encode())
+            answer = _line(connection)
+        except OSError:
+            answer = ""
+        if answer == WELCOME:
+            return connection
+        connection.close()
+        if answer:
+            raise TurnedAway(answer)
+        time.sleep(0.2)  # it ended before it took anybody in
+
+
+def _line(connection: socket.socket) -> str:
+    """What comes, to the end of the line; empty where the connection ends before."""
+    said = b""
+    while not said.endswith(b"\n"):
+        part = connection.recv(1)
+        if not part:
+            return ""
+        said += part
+    return said.decode(errors="replace").strip()
 
 
 def main(arguments: list[str]) -> int:
@@ -239,7 +265,11 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the engine process says when to end
         signal.signal(number, signal.SIG_IGN)
-    connection = socket.socket(fileno=given.fd) if given.fd is not None else join(given.join, given.rank)
+    try:
+        connection = socket.socket(fileno=given.fd) if given.fd is not None else join(given.join, given.rank)
+    except TurnedAway as why:
+        sys.stderr.write(f"engine worker: the engine at {given.join} turns this worker away: {why}\n")
+        return TURNED_AWAY
     if connection is None:
         print(f"engine worker: nobody waits for workers at {given.join}", file=sys.stderr)
         return NOBODY_THERE

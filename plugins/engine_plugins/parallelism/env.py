@@ -57,14 +57,15 @@ class Place:
         ranks = config.num_ranks
         if size != ranks:
             raise ValueError(
-                f"parallelism=env: {size} processes were started, and parallelism.tp={config.tp} parallelism.pp="
-                f"{config.pp} makes {ranks} ranks; start {ranks}"
+                f"parallelism=env: {size} processes were started, and {config.sizes} makes {ranks} ranks; start {ranks}"
             )
+        if rank >= size:
+            raise ValueError(f"parallelism=env: this process is rank {rank} of {size}, expected one below {size}")
         host = config.host or environment.get("MASTER_ADDR", "") or _first_node(environment)
         if not host:
             raise ValueError("parallelism=env: neither MASTER_ADDR nor SLURM_JOB_NODELIST says where rank 0 is; set "
                              "parallelism.host")  # fmt: skip
-        port = config.port or (int(environment["MASTER_PORT"]) + 1 if "MASTER_PORT" in environment else PORT)
+        port = config.port or _port_behind(environment.get("MASTER_PORT")) or PORT
         if host not in LOOPBACK and not environment.get(TOKEN):
             raise ValueError(
                 f"parallelism=env: whoever reaches {host}:{port} could join; set the environment variable {TOKEN} to "
@@ -108,6 +109,15 @@ def _number(environment: Mapping[str, str], names: Sequence[str]) -> int:
         f"parallelism=env: the environment has none of {', '.join(names)}; start every rank with torchrun or srun, or "
         "use parallelism=local"
     )
+
+
+def _port_behind(given: str | None) -> int | None:
+    """The port that follows ``MASTER_PORT``."""
+    if given is None:
+        return None
+    if not given.isdigit() or not 0 < int(given) < 65535:
+        raise ValueError(f"parallelism=env: MASTER_PORT={given}: expected 1 to 65534; or set parallelism.port")
+    return int(given) + 1
 
 
 def _first_node(environment: Mapping[str, str]) -> str:

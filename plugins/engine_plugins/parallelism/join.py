@@ -46,7 +46,9 @@ class JoinLauncher:
             if not self._said:
                 self._said = True
                 ranks = ", ".join(map(str, missing))
-                print(f"waiting for rank {ranks}: run this once for each:\n  {command}", file=sys.stderr, flush=True)
+                # In one piece, on lines of its own: others write there, too.
+                sys.stderr.write(f"\nwaiting for rank {ranks}: run this once for each:\n  {command}\n\n")
+                sys.stderr.flush()
 
         return self._listener.wait(jobs, self._config.wait_s, waits, "run `engine worker --join` once for each")
 

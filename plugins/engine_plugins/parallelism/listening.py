@@ -1,15 +1,17 @@
-"""Workers that connect by themselves: the engine process listens, and each says a token and its rank first."""
+"""Workers that connect by themselves: the engine process listens, each says a token and its rank first, and hears in a
+line that it is welcome, or why not."""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.contracts.parallelism import LauncherError, StartedWorker, WorkerJob
+from engine.contracts.parallelism import TOKEN, WELCOME, LauncherError, StartedWorker, WorkerJob
 
 GREETING_S = 5.0
 """How long somebody who connects may take to say the token."""
@@ -88,6 +90,15 @@ class Listener:
         wanted = self._greeted(connection)
         rank = missing[0] if wanted == -1 else wanted
         if rank is None or rank not in missing:
+            why = f"its {TOKEN} is another one" if wanted is None else f"no worker is wanted for rank {rank}"
+            sys.stderr.write(f"engine: somebody at {address[0]} was turned away: {why}\n")
+            with contextlib.suppress(OSError):
+                connection.sendall(f"{why}\n".encode())
+            connection.close()
+            return
+        try:
+            connection.sendall(f"{WELCOME}\n".encode())
+        except OSError:
             connection.close()
             return
         connection.settimeout(None)
@@ -99,10 +110,10 @@ class Listener:
 
     def _greeted(self, connection: socket.socket) -> int | None:
         """The rank that somebody with the token asks for, -1 for any; ``None``: they do not belong here."""
-        connection.settimeout(GREETING_S)
-        said = b""
+        said, ends = b"", time.monotonic() + GREETING_S
         try:
             while not said.endswith(b"\n") and len(said) < LONGEST_GREETING:
+                connection.settimeout(max(0.001, ends - time.monotonic()))
                 part = connection.recv(1)
                 if not part:
                     return None

@@ -41,7 +41,7 @@ class LocalLauncher:
         if config.nodes > 1:
             raise ValueError(
                 f"parallelism.nodes={config.nodes}: parallelism=local starts ranks on this machine alone; use "
-                "parallelism=join or parallelism=env"
+                "parallelism=join, parallelism=env or parallelism=ray"
             )
         self._children: list[Child] = []
 

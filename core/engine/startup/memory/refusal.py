@@ -33,11 +33,16 @@ def refusal(plan: EnginePlan, bound: BoundEngine, estimate: MemoryEstimate, budg
         (
             f"{plan.model.name} does not fit on this {plan.device.kind} device: it needs {size(estimate.smallest)} and "
             f"{size(budget.usable)} may be used (memory.fraction={budget.fraction:g} of the {size(budget.free)} that "
-            f"are free): {size(estimate.smallest - budget.usable)} are missing. Nothing was loaded.",
+            f"are free{_shared(plan)}): {size(estimate.smallest - budget.usable)} are missing. Nothing was loaded.",
             *(f"  {name:<17}{size(taken):>11}  {why}" for name, taken, why in _parts(plan, estimate) if taken),
             *(["Any one of these lines should make it fit:", *hints] if hints else [no_hint]),
         )
     )
+
+
+def _shared(plan: EnginePlan) -> str:
+    ranks = plan.ranks_per_device
+    return f" for each of {ranks} ranks on it" if ranks > 1 else ""
 
 
 def _parts(plan: EnginePlan, estimate: MemoryEstimate) -> tuple[tuple[str, int, str], ...]:

@@ -10,7 +10,10 @@ from engine.contracts.config import ParallelismConfig, at_least, between
 from engine.contracts.model import DeviceFacts, ModelFacts
 
 ADDRESS = re.compile(r"[^\s/]+:\d+")
-INSTALL = "Ray is not installed; run `pip install 'engine[ray]'` on every machine"
+INSTALL = (
+    "Ray is not installed; install the extra `ray` on every machine: in a clone, "
+    "`pip install -c constraints.txt -e '.[ray]'`"
+)
 
 
 @dataclass(frozen=True)
