@@ -67,6 +67,8 @@ class Cache(Protocol):
     """What layers need of the cache: :class:`engine.kv.cache.KVCache` has it."""
 
     block_size: int
+    num_groups: int
+    """Of the whole model: a pipeline stage may have no cache of some."""
     group_of: tuple[int, ...]
     """The KV group of each cache."""
     layers: Mapping[int, LayerCache]

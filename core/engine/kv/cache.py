@@ -43,7 +43,7 @@ class KVCache:
         self._storage = storage_of(kv_format, dtype)
         # Made once, as are the [num_slots, heads, dim] views: making either anew in every layer and step is measurable
         # on a CPU.
-        self.group_of = groups.group_of
+        self.num_groups, self.group_of = groups.num_groups, groups.group_of
         layers: dict[int, LayerCache] = {}
         states: dict[int, StateCache] = {}
         own_sizes = groups.block_sizes(block_size)

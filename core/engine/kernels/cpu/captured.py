@@ -82,6 +82,7 @@ class Programs:
 
     def fill(self, metadata: ForwardMetadata) -> None:
         """Copy where tokens are to the inputs."""
+        assert len(metadata.attention) == self.metadata.groups
         positions = metadata.positions.contiguous()
         for group, (batch, mapping) in enumerate(zip(metadata.attention, metadata.slot_mappings, strict=True)):
             tables, slots = batch.block_tables, mapping.contiguous()
@@ -168,8 +169,7 @@ class CapturedSteps:
     """Steps of a model on a cache, with the hidden states wanted of each."""
 
     def __init__(self, model: LoweredModel, kv: Cache, max_len: int, aux_layers: Sequence[int]) -> None:
-        num_groups = 1 + max(kv.group_of)
-        self.programs = Programs(model.attention, kv.block_size, max_len, num_groups)
+        self.programs = Programs(model.attention, kv.block_size, max_len, kv.num_groups)
         self._model, self._kv, self._aux_layers = model, kv, tuple(aux_layers)
         self._step = Captured("a step", self._run, self.programs)
         received = [torch.empty(0, model.graph.sizes[number], dtype=model.dtype) for number in model.graph.received]
