@@ -6,7 +6,6 @@ front of the experts and summed behind them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from engine.step.dealing import Piece, pieces_of
 from tests.plugins.architecture import test_families_with_experts as experts
 from tests.plugins.architecture import test_nested_families as nested
 from tests.plugins.architecture import test_recurrent_families as recurrent
-from tests.plugins.architecture.family import FOLDERS, WRITTEN, Family
+from tests.plugins.architecture.family import Family
 from tests.ranks.answers import answers, assert_same_but_for_ties, plan_of
 
 TOGETHER = ("parallelism=threads", "communicator=simulated")
@@ -37,13 +36,6 @@ def test_every_token_is_computed_once_and_ranks_attend_to_as_many_keys(counts: t
 
 def test_rows_of_one_token_are_dealt_in_turn() -> None:
     assert pieces_of((1, 1, 1), 2) == [[Piece(0, 0, 1), Piece(2, 0, 1)], [Piece(1, 0, 1)]]
-
-
-@pytest.fixture(scope="module")
-def checkpoints() -> Iterator[Callable[[type[Family], str], Any]]:
-    with FOLDERS:
-        yield lambda family, name: family().checkpoint(name)
-    WRITTEN.clear()
 
 
 CASES = [

@@ -105,18 +105,20 @@ def test_who_does_not_know_the_token_or_has_no_place_is_no_worker(greeting: byte
 def test_a_stranger_who_says_little_and_slowly_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "GREETING_S", 0.5)
     listener = Listener("127.0.0.1", 0, "secret")
-    stranger, ended = socket.create_connection((listener.host, listener.port)), threading.Event()
+    stranger, ended, sent = socket.create_connection((listener.host, listener.port)), threading.Event(), []
 
     def drip() -> None:
         with contextlib.suppress(OSError):
             while not ended.wait(0.1):
                 stranger.sendall(b"x")
+                sent.append(1)
 
     dripping = threading.Thread(target=drip)
     dripping.start()
     try:
         with pytest.raises(LauncherError, match="no worker came"):
             listener.wait([WorkerJob(1, {})], 1.0, lambda missing: None, "start it")
+        assert len(sent) < listening.LONGEST_GREETING - 1, "nobody waits for all that may be said"
         assert stranger.recv(1) == b"i", "it is told why"
     finally:
         ended.set()

@@ -6,7 +6,7 @@ All in float32, with blocks of 8 tokens: texts lie over many of them, and begin 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ from engine_plugins.communicator.simulated import SimulatedCommunicator
 from tests.kernels import tiny
 from tests.plugins.architecture import test_families_with_experts as experts
 from tests.plugins.architecture import test_nested_families as nested
-from tests.plugins.architecture.family import FOLDERS, WRITTEN, Family
+from tests.plugins.architecture.family import Family
 from tests.ranks.answers import TOKENS, answers, assert_same_but_for_ties, plan_of
 
 T = TypeVar("T")
@@ -101,13 +101,6 @@ def story(loop: PagedLoop) -> Tensor:
     third = loop.continued(first, 3 * BLOCK + 5)
     made += loop.logits([(third, TOKENS[20:31]), (first, TOKENS[56:])])
     return torch.cat(made)
-
-
-@pytest.fixture(scope="module")
-def checkpoints() -> Iterator[Callable[[type[Family], str], Any]]:
-    with FOLDERS:
-        yield lambda family, name: family().checkpoint(name)
-    WRITTEN.clear()
 
 
 CASES = [

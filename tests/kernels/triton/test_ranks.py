@@ -29,7 +29,9 @@ from engine_plugins.quantizer.unquantized import Unquantized
 from tests.launches import count_launches
 from tests.plugins.architecture import test_families_with_experts as families
 from tests.plugins.architecture.family import Family
-from tests.ranks.test_shared_tokens import TOKENS, checkpoints, on_ranks
+from tests.ranks.answers import TOKENS
+from tests.ranks.conftest import checkpoints
+from tests.ranks.test_shared_tokens import on_ranks
 
 assert checkpoints, "a fixture"
 TURN = threading.Semaphore(1)
