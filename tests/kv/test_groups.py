@@ -55,7 +55,7 @@ def shape(*windows: int | None, step_tokens: int = 32) -> PoolShape:
 def test_one_group_of_all_tokens_has_the_blocks_it_is_given() -> None:
     pool = shape(None)
     assert [pool.blocks(count) for count in (1, 2, 64, 1000)] == [(1,), (2,), (64,), (1000,)]
-    assert [pool.fitting(size) for size in (0, 999, 1000, 64_999)] == [0, 0, 1, 64]
+    assert [pool.fitting(size, 64) for size in (0, 999, 1000, 64_999, 65_000)] == [0, 0, 1, 64, 64]
 
 
 @pytest.mark.parametrize("window", [1, 16, 100, 101, 900, 5000])
@@ -99,8 +99,13 @@ def test_the_pool_of_a_state_is_for_all_rows_and_a_step_however_short_requests_a
 @pytest.mark.parametrize("size", [0, 1009, 1010, 12_345, 1_000_000, 123_456_789])
 def test_the_largest_pool_that_fits_is_found(size: int) -> None:
     pool = shape(None, 100, 40)
-    blocks = pool.fitting(size)
+    blocks = pool.fitting(size, 1 << 20)
     assert (blocks == 0 or pool.num_bytes(blocks) <= size) and pool.num_bytes(blocks + 1) > size
+
+
+def test_a_rank_of_states_alone_has_room_for_all_blocks_of_the_others() -> None:
+    pool = PoolShape((Reach(), Reach("state")), (0, 10), 16, 1000, 32, max_requests=4)
+    assert pool.fitting(1000, most=253) == 253 and pool.fitting(100, most=253) == 10
 
 
 def test_an_allocator_is_told_kind_window_and_blocks_of_each_group() -> None:

@@ -174,7 +174,7 @@ def test_the_same_memory_is_for_as_many_times_more_tokens(tmp_path: Path) -> Non
         bound = bind(plan)
         found = plan_memory(plan, bound, free=1 << 34, own=placed(plan, bound)[0])
         pool = found.estimate.pool
-        return (pool.fitting(1 << 24) - 1) * pool.block_size
+        return (pool.fitting(1 << 24, 1 << 20) - 1) * pool.block_size
 
     assert tokens(1) <= tokens(2) / 2 + 8 and tokens(2) / 2 <= tokens(1) + 8
 

@@ -18,6 +18,8 @@ from engine.models.work import FLOAT32, OpWork, RankWork, Step, Widths, cached_n
 
 TOKEN_BYTES = 8
 """Of a token id that is sent to other ranks."""
+UNLIMITED_BLOCKS = 1 << 40
+"""More than any memory holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,8 @@ class Estimate:
                 self.memory.step_tokens,
                 self.memory.max_requests,
             )
-            tokens = max(0, pool.fitting(budget - weights) - 1) * self.memory.block_size if any(sizes) else None
+            blocks = pool.fitting(budget - weights, UNLIMITED_BLOCKS)
+            tokens = None if blocks == UNLIMITED_BLOCKS else max(0, blocks - 1) * self.memory.block_size
             found.append(RankMemory(number, weights, tokens))
         return tuple(found)
 

@@ -127,11 +127,10 @@ class PoolShape:
         """Bytes of that pool."""
         return sum(count * size for count, size in zip(self.blocks(num_blocks), self.block_bytes, strict=True))
 
-    def fitting(self, num_bytes: int) -> int:
-        """The largest ``num_blocks`` whose pool takes no more than ``num_bytes``; 0: not even padding blocks fit."""
-        fewest, most = 0, 1
-        while self.num_bytes(most) <= num_bytes:
-            fewest, most = most, 2 * most
+    def fitting(self, num_bytes: int, most: int) -> int:
+        """The largest ``num_blocks`` up to ``most`` whose pool takes no more than ``num_bytes``; 0: not even padding
+        blocks fit. A rank whose layers keep states alone has room for any number of the others' blocks."""
+        fewest, most = 0, most + 1
         while most - fewest > 1:
             middle = (fewest + most) // 2
             fewest, most = (middle, most) if self.num_bytes(middle) <= num_bytes else (fewest, middle)

@@ -79,8 +79,8 @@ def rank_infos(plan: EnginePlan, memory: Sequence[MemoryPlan]) -> tuple[RankInfo
     found = []
     for rank, each in enumerate(memory):
         assert each.own is not None
-        estimate, blocks = each.estimate, each.estimate.pool.fitting(each.budget.usable - each.estimate.fixed)
-        blocks = min(blocks, estimate.largest_blocks)
+        estimate = each.estimate
+        blocks = estimate.pool.fitting(each.budget.usable - estimate.fixed, estimate.largest_blocks)
         holds, kv = holding(each.own, plan.layout, rank), estimate.pool.num_bytes(blocks)
         found.append(RankInfo(rank, "", holds, estimate.weights, kv, blocks))
     return tuple(found)

@@ -93,8 +93,7 @@ def size_pool(memory: MemoryPlan, weights: int, free_now: int) -> KVPoolSize:
     still = other - max(estimate.loading, estimate.workspace) + max(0, estimate.workspace - estimate.loading)
     by_free = free_now - budget.headroom - still
     by_budget = budget.usable - other - weights
-    fits = estimate.pool.fitting(min(by_free, by_budget))
-    blocks = min(estimate.largest_blocks, fits)
+    blocks = estimate.pool.fitting(min(by_free, by_budget), estimate.largest_blocks)
     if blocks < FEWEST_BLOCKS or (plan.settings.memory.kv_tokens is not None and blocks < estimate.smallest_blocks):
         needed, left = estimate.pool.num_bytes(estimate.smallest_blocks), max(0, min(by_free, by_budget))
         raise DoesNotFit(

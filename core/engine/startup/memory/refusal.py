@@ -126,5 +126,5 @@ def _rows_within(estimate: MemoryEstimate, usable: int) -> int:
 
 def _tokens_within(estimate: MemoryEstimate, usable: int) -> int:
     """Most tokens in whole blocks whose pool fits, all else as it is; 0 if no useful pool does."""
-    blocks = estimate.pool.fitting(usable - estimate.fixed)
+    blocks = estimate.pool.fitting(usable - estimate.fixed, estimate.largest_blocks)
     return (blocks - 1) * estimate.pool.block_size if blocks >= FEWEST_BLOCKS else 0
