@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.attack.clients import openai_cases, outcome
 
+from engine.service.timings import SPANS
+
 QUESTION = [{"role": "user", "content": "What does json.dumps do?"}]
 ANSWER = "Serialize ``obj`` to a JSON formatted ``str``."
 
@@ -108,8 +110,9 @@ def test_a_repeated_prompt_reports_cached_tokens_and_timings_that_add_up(client:
     assert done.usage is not None and done.usage.prompt_tokens_details is not None
     assert done.usage.prompt_tokens_details.cached_tokens >= 16
     timings = done.model_extra["timings"] if done.model_extra else {}
-    spans = sum(timings[f"{name}_ms"] for name in ("tokenize", "queue", "prefill", "decode", "unattributed"))
+    spans = sum(timings[f"{name}_ms"] for name in (*SPANS, "unattributed"))
     assert spans == pytest.approx(timings["total_ms"], abs=0.01)
+    assert abs(timings["unattributed_ms"]) < 0.01 * timings["total_ms"] + 0.01
     assert 0 <= timings["draft_chains"] <= timings["decode_steps"] and 0 <= timings["draft_share"] <= 1
 
 

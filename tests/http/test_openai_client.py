@@ -9,6 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from engine.contracts.events import FirstTokenEvent, RequestEvent, TokensEvent
+from engine.service.timings import SPANS
 
 from ..service.fakes import MAX_LEN, MODEL, ids, in_loop, says
 from .fakes import Running, running
@@ -38,8 +39,9 @@ async def test_chat_is_answered_with_usage_and_timings_that_add_up() -> None:
         assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
         assert usage.prompt_tokens_details.cached_tokens == 4
         timings: Any = reply.model_extra and reply.model_extra["timings"]
-        spans = ("tokenize_ms", "queue_ms", "prefill_ms", "decode_ms", "unattributed_ms")
-        assert sum(timings[span] for span in spans) == pytest.approx(timings["total_ms"], abs=1e-6)
+        assert sum(timings[f"{span}_ms"] for span in (*SPANS, "unattributed")) == pytest.approx(
+            timings["total_ms"], abs=1e-6
+        )
         assert 0 < timings["ttft_ms"] <= timings["total_ms"]
         assert timings["itl_ms"]["count"] == len("Hello world")
         assert (timings["cached_tokens"], timings["drafted_tokens"], timings["accepted_tokens"]) == (4, 3, 2)

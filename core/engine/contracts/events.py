@@ -7,6 +7,19 @@ import msgspec
 from engine.contracts.request import FinishReason
 
 
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Prompt tokens of one sequence that a step computes."""
+
+    request_id: str
+    num_tokens: int
+    context: int
+    """Tokens before them, whose keys and values are there."""
+
+
+MAX_CHUNKS = 16
+"""That a :class:`StepEvent` names: the largest."""
+
+
 class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     """One step of the loop."""
 
@@ -42,16 +55,49 @@ class StepEvent(msgspec.Struct, frozen=True, tag="step"):
     """Those of them that were accepted. The sum is ``accepted``."""
     kv_groups_used: tuple[tuple[str, float], ...] = ()
     """The same as ``kv_used`` of each KV group, by name (``full``, ``window_4096``)."""
+    decode_context: int = 0
+    """Tokens whose keys and values the requests that decode read, added up."""
+    prefill_context: int = 0
+    """For each prompt token of the step, the tokens it attends to, added up."""
+    chunks: tuple[Chunk, ...] = ()
+    """Whose prompt tokens they are; at most :data:`MAX_CHUNKS`, the largest first."""
+    captured: bool = False
+    """Replayed from a capture (a CUDA graph), not launched kernel by kernel."""
+
+
+class AdmittedEvent(msgspec.Struct, frozen=True, tag="admitted"):
+    """A waiting sequence was given a row and KV blocks: its first step is planned."""
+
+    at_s: float
+    request_id: str
+    waited_ms: float
+    """Since it was submitted, or preempted."""
+    cached_tokens: int
+    """Tokens whose keys and values the prefix cache had."""
+    preemptions: int = 0
+    """How often it was preempted before."""
+
+
+class PreemptedEvent(msgspec.Struct, frozen=True, tag="preempted"):
+    """A running sequence lost its row and KV blocks: its tokens will be computed again."""
+
+    at_s: float
+    request_id: str
+    lost_tokens: int
+    """That were computed."""
+    by: str = ""
+    """The sequence that needed its blocks."""
 
 
 class PrefixCacheEvent(msgspec.Struct, frozen=True, tag="prefix_cache"):
-    """A request was admitted: how many of its prompt tokens were already cached."""
+    """A sequence was admitted for the first time: how many of its prompt tokens were already cached."""
 
     at_s: float
     queries: int
     """Prompt tokens looked up."""
     hits: int
     """Prompt tokens found."""
+    request_id: str = ""
 
 
 class FirstTokenEvent(msgspec.Struct, frozen=True, tag="first_token"):
@@ -74,7 +120,8 @@ class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
 
 
 class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
-    """A sequence ended. Times in milliseconds; ``tokenize + queue + prefill + decode + unattributed == e2e``."""
+    """A sequence ended. Times in milliseconds. ``receive + tokenize + route + dispatch + queue + prefill + decode +
+    deliver + unattributed == e2e``, one after the other in this order."""
 
     at_s: float
     request_id: str
@@ -101,6 +148,22 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     """Those of them in which drafts were verified."""
     draft_ms: float = 0.0
     """Of ``decode_ms``: the drafter's, which all requests of a step wait for together."""
+    receive_ms: float = 0.0
+    """Reading and parsing the body."""
+    route_ms: float = 0.0
+    """Checking parameters and asking the router."""
+    dispatch_ms: float = 0.0
+    """On the way to the engine process."""
+    deliver_ms: float = 0.0
+    """From the last token in the engine until it was ready for the client."""
+    detokenize_ms: float = 0.0
+    """Making text of tokens, while the engine goes on."""
+    write_ms: float = 0.0
+    """Waiting for the client to take a stream, while the engine goes on."""
+    last_write_ms: float = 0.0
+    """Of ``write_ms``: behind ``e2e_ms``."""
+    traceparent: str = ""
+    """The client's, if it sent a valid one (W3C Trace Context)."""
 
 
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
@@ -118,5 +181,15 @@ class DroppedEvent(msgspec.Struct, frozen=True, tag="dropped"):
     num_events: int
 
 
-Event = StepEvent | PrefixCacheEvent | FirstTokenEvent | TokensEvent | RequestEvent | RejectedEvent | DroppedEvent
+Event = (
+    StepEvent
+    | AdmittedEvent
+    | PreemptedEvent
+    | PrefixCacheEvent
+    | FirstTokenEvent
+    | TokensEvent
+    | RequestEvent
+    | RejectedEvent
+    | DroppedEvent
+)
 """Every event an exporter can receive."""

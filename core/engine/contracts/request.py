@@ -76,6 +76,8 @@ class Timings(msgspec.Struct, frozen=True, omit_defaults=True):
     ``queue + prefill + decode`` is the time from submission to the last token.
     """
 
+    submitted_s: float = 0.0
+    """When the engine got it; 0: it never did."""
     queue_ms: float = 0.0
     """Submission until the first step that computes one of its tokens."""
     prefill_ms: float = 0.0

@@ -107,15 +107,20 @@ async def answer(
         return await proxy.forward(http, state, flight, route.base_url, job.body.data, job.api.stream)
     job.body.release()
     runs: list[SequenceRun] = []
+    events = EventStream(http, state.settings.keepalive_s)
     try:
         _start(state, job, route, runs)
-        response = await (_stream if job.api.stream else _whole)(http, state, flight, job, runs, make_format(runs))
+        if job.api.stream:
+            response = await _stream(events, flight, job, runs, make_format(runs))
+        else:
+            response = await _whole(job, runs, make_format(runs))
     except BaseException:
         await _abort(runs)
         raise
     finally:
         for run in runs:
             run.close()
+            run.report(events.written)
     if all(run.finish_reason is not None for run in runs):
         _report(state, job.api, runs)
     return response
@@ -202,11 +207,12 @@ def _start(state: ServerState, job: Job, route: ToEngine | Answer, runs: list[Se
             name = f"{api.request_id}-{index}"
             sampling = _sampling(api, prompt, index % api.n, state.max_len)
             stream: OutputStream
+            sent_s = time.monotonic()
             if isinstance(route, Answer):
                 stream = replayed(name, route.choices[index])
             else:
                 stream = state.client.submit(_engine_request(job, name, prompt, sampling))
-            runs.append(_run(state, job, index, name, prompt, sampling, stream))
+            runs.append(_run(state, job, index, name, prompt, sampling, stream, sent_s))
     except EngineDead:
         raise engine_died() from None
 
@@ -240,6 +246,7 @@ def _run(
     prompt: tuple[int, ...],
     sampling: SamplingParams,
     stream: OutputStream,
+    sent_s: float,
 ) -> SequenceRun:
     spec = RunSpec(
         index=index,
@@ -248,15 +255,14 @@ def _run(
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         logprobs=sampling.logprobs is not None,
+        sent_s=sent_s,
     )
     stops = StopMatcher(job.api.stop, bool(job.request.include_stop_str_in_output))
     detokenizer = state.tokenizer.stream(job.request.skip_special_tokens is not False)
     return SequenceRun(spec, stream, detokenizer, stops, job.arrival, state.bus.publish)
 
 
-async def _whole(
-    http: web.Request, state: ServerState, flight: Flight, job: Job, runs: Sequence[SequenceRun], form: Format
-) -> web.StreamResponse:
+async def _whole(job: Job, runs: Sequence[SequenceRun], form: Format) -> web.StreamResponse:
     collected: list[list[Delta]] = [[] for _ in runs]
     async with aclosing(merge(runs)) as deltas:  # type: ignore[type-var]
         async for delta in deltas:
@@ -272,9 +278,9 @@ async def _whole(
 
 
 async def _stream(
-    http: web.Request, state: ServerState, flight: Flight, job: Job, runs: Sequence[SequenceRun], form: Format
+    events: EventStream, flight: Flight, job: Job, runs: Sequence[SequenceRun], form: Format
 ) -> web.StreamResponse:
-    async with EventStream(http, state.settings.keepalive_s) as events:
+    async with events:
         try:
             return await _stream_deltas(events, job, runs, form)
         except ApiError as error:

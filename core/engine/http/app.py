@@ -23,14 +23,16 @@ from engine.http.routes.metrics import metrics
 from engine.http.routes.models import list_models, one_model
 from engine.http.routes.plan import plan as plan_route
 from engine.http.routes.ready import ready
+from engine.http.routes.requests import one_request, recent_requests
 from engine.http.routes.stats import stats
 from engine.http.routes.tokenize import tokenize
-from engine.http.state import STATE, LatencyRecorder, ServerState, fingerprint
+from engine.http.state import STATE, Recorder, ServerState, fingerprint
 from engine.loop.client import EngineClient
 from engine.service.admission import Admission
 from engine.service.bus import EventBus
 from engine.service.latency import RollingLatency
 from engine.service.tokenizer import Tokenizer
+from engine.service.waterfall import Waterfalls
 
 
 def build_app(
@@ -42,8 +44,8 @@ def build_app(
 ) -> web.Application:
     """The application over an engine that somebody else starts. Call inside a running event loop."""
     settings = plan.settings.server
-    recorded = RollingLatency()
-    bus = EventBus([*exporters, LatencyRecorder(recorded)])
+    latencies, waterfalls = RollingLatency(), Waterfalls()
+    bus = EventBus([*exporters, Recorder(latencies.add), Recorder(waterfalls.add)])
     state = ServerState(
         plan=plan,
         client=client,
@@ -53,7 +55,8 @@ def build_app(
         admission=Admission(settings.max_queue),
         bodies=Bodies(settings.max_body_bytes),
         bus=bus,
-        latency=recorded,
+        latency=latencies,
+        waterfalls=waterfalls,
         fingerprint=fingerprint(plan),
     )
     tokenizer.most_tokens = max(tokenizer.most_tokens, plan.max_len)
@@ -79,6 +82,8 @@ def _add_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/engine/plan", plan_route)
     router.add_get("/engine/latency", latency)
     router.add_get("/engine/stats", stats)
+    router.add_get("/engine/requests", recent_requests)
+    router.add_get("/engine/requests/{request}", one_request)
     router.add_get("/engine/expert_load", expert_load)
 
 

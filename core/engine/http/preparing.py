@@ -10,7 +10,7 @@ from aiohttp import web
 
 from engine.contracts.request import SamplingParams
 from engine.contracts.router import ApiRequest
-from engine.http.answering import Job, request_id
+from engine.http.answering import Job, now_ms_since, request_id
 from engine.http.bodies import Body
 from engine.http.state import STATE, ServerState
 from engine.service.addresses import network_of
@@ -20,6 +20,7 @@ from engine.service.parsing import Turns
 from engine.service.protocol import ChatOptions, CompletionOptions
 from engine.service.timings import Arrival
 from engine.service.tokenizer import TokenizerError, TooManyTokens
+from engine.service.trace_context import valid_traceparent
 from engine.service.validation import (
     DEFAULT_COMPLETION_TOKENS,
     check_echoed_logprobs,
@@ -40,6 +41,12 @@ def client_of(http: web.Request, user: str | None = None) -> str:
     turns."""
     trusted = user and state_of(http).settings.trust_user
     return f"user:{user}" if trusted else f"address:{network_of(http.remote or '')}"
+
+
+def arrival_of(http: web.Request, received_s: float, parsed_s: float) -> Arrival:
+    """Of a request whose prompts were tokenized just now."""
+    receive_ms, tokenize_ms = (parsed_s - received_s) * 1e3, now_ms_since(parsed_s)
+    return Arrival(received_s, receive_ms, tokenize_ms, valid_traceparent(http.headers.getall("traceparent", [])))
 
 
 async def encode_text(

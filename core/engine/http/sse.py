@@ -13,6 +13,7 @@ from aiohttp import web
 
 from engine.http.compression import for_stream
 from engine.service.errors import ApiError
+from engine.service.timings import Written
 
 WRITE_TIMEOUT_S = 60.0
 """A client that reads nothing for so long is cut off."""
@@ -48,6 +49,7 @@ class EventStream:
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
         self._pulse: asyncio.Task[None] | None = None
+        self._write_s = self._last_write_s = 0.0
 
     async def __aenter__(self) -> EventStream:
         if self._keepalive_s > 0:
@@ -59,6 +61,11 @@ class EventStream:
     ) -> None:
         if self._pulse is not None:
             self._pulse.cancel()
+
+    @property
+    def written(self) -> Written:
+        """What waiting for the client took."""
+        return Written(self._write_s * 1e3, self._last_write_s * 1e3)
 
     @property
     def started(self) -> bool:
@@ -84,7 +91,7 @@ class EventStream:
         return self._response
 
     async def _send(self, data: bytes, *, last: bool = False) -> None:
-        self._written_at = self._loop.time()
+        self._written_at = begun_s = self._loop.time()
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S), self._lock:
                 if not self._response.prepared:
@@ -94,6 +101,10 @@ class EventStream:
                 await (self._response.write_eof if last else self._response.write)(data)
         except TimeoutError:
             raise ConnectionResetError("the client does not read its stream") from None
+        finally:
+            took = self._loop.time() - begun_s
+            self._write_s += took
+            self._last_write_s = took * last
 
     async def _keep_alive(self) -> None:
         while True:

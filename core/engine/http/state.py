@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from aiohttp import ClientSession, web
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.config import ServerSettings
+from engine.contracts.events import Event
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import EngineView, Router
 from engine.http.bodies import Bodies, Body
@@ -26,6 +27,7 @@ from engine.service.logs import Repeated
 from engine.service.parsing import Limits, P
 from engine.service.supervisor import Supervisor
 from engine.service.tokenizer import Tokenizer
+from engine.service.waterfall import Waterfalls
 
 ENGINE_ID = "default"
 READ_S = 5.0
@@ -47,6 +49,7 @@ class ServerState:
     bodies: Bodies
     bus: EventBus
     latency: RollingLatency
+    waterfalls: Waterfalls
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
     supervisor: Supervisor = field(init=False)
@@ -103,11 +106,11 @@ class ServerState:
             raise ApiError(503, f"Not ready: {reason}.", code="not_ready", retry_after_s=2)
 
 
-class LatencyRecorder:
-    """Feeds :class:`RollingLatency` from the event bus."""
+class Recorder:
+    """Feeds from the event bus what the server keeps for its own routes."""
 
-    def __init__(self, latency: RollingLatency) -> None:
-        self.export = latency.add
+    def __init__(self, add: Callable[[Sequence[Event]], None]) -> None:
+        self.export = add
 
     def close(self) -> None:
         """Nothing to flush."""

@@ -31,6 +31,7 @@ from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
 from engine.loop.step_cost import StepCostModel
+from engine.loop.step_work import work_of
 from engine.step.plan import DeviceBroken, DrafterBroken, StepPlan, StepResult, StepSkipped
 
 Clock = Callable[[], float]
@@ -267,11 +268,7 @@ class EngineCore:
         self, step: InFlight, result: StepResult, now: float, commit_ms: float, drafted: Drafted
     ) -> StepEvent:
         plan = step.plan
-        decoding = (
-            row.num_tokens == 1 and row.samples and row.max_start >= sequence.prompt_len
-            for row, (sequence, _) in zip(plan.rows, step.owners, strict=True)
-        )
-        decode = sum(row.num_queries for row, decodes in zip(plan.rows, decoding, strict=True) if decodes)
+        work = work_of((row, sequence) for row, (sequence, _) in zip(plan.rows, step.owners, strict=True))
         used = tuple([(blocks.group, blocks.used) for blocks in self._blocks()])
         return StepEvent(
             at_s=now,
@@ -281,8 +278,8 @@ class EngineCore:
             device_ms=result.device_ms,
             gap_ms=result.idle_ms if step.follows_on else 0.0,
             num_requests=len(plan.rows),
-            num_prefill_tokens=plan.num_tokens - decode,
-            num_decode_tokens=decode,
+            num_prefill_tokens=plan.num_tokens - work.decode_tokens,
+            num_decode_tokens=work.decode_tokens,
             running=len(self._queues.running),
             waiting=len(self._queues.waiting),
             kv_used=max([share for _, share in used]),
@@ -295,6 +292,10 @@ class EngineCore:
             drafts_tried=tuple(drafted.tried),
             drafts_accepted=tuple(drafted.accepted_at),
             preemptions=step.preemptions,
+            decode_context=work.decode_context,
+            prefill_context=work.prefill_context,
+            chunks=work.chunks,
+            captured=result.captured,
         )
 
     # Failure ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.border.calls import PluginError, broken, shown, told
-from engine.contracts.events import Event, PrefixCacheEvent
+from engine.contracts.events import AdmittedEvent, Event, PreemptedEvent, PrefixCacheEvent
 from engine.contracts.scheduler import (
     Blocks,
     RequestView,
@@ -258,10 +258,13 @@ class Planner:
         self._queues.start(sequence)
         now = self._clock()
         sequence.first_step_s = sequence.first_step_s or now
-        if sequence.num_preemptions == 0:
+        waited_ms = (now - (sequence.preempted_s or sequence.submitted_s)) * 1e3
+        again = sequence.num_preemptions
+        self._emit(AdmittedEvent(now, sequence.request_id, waited_ms, sequence.scheduled, again))
+        if again == 0:
             sequence.num_cached = sequence.scheduled
             if sequence.keys is not None:
-                self._emit(PrefixCacheEvent(now, sequence.prompt_len, sequence.scheduled))
+                self._emit(PrefixCacheEvent(now, sequence.prompt_len, sequence.scheduled, sequence.request_id))
         sketch.placed[sequence] = Placed(num_tokens)
         return True
 
@@ -282,15 +285,18 @@ class Planner:
             if victim is None or victim is sequence or victim in sketch.placed:
                 continue
             if victim.status is Status.RUNNING:
-                self.preempt(victim)
+                self.preempt(victim, sequence)
                 sketch.preempted.add(victim)
 
-    def preempt(self, victim: Sequence) -> None:
+    def preempt(self, victim: Sequence, by: Sequence | None = None) -> None:
         """Take everything from a running sequence; it will be computed again from its tokens."""
+        now = self._clock()
+        self._emit(PreemptedEvent(now, victim.request_id, victim.computed, "" if by is None else by.request_id))
         self._pool.release(victim)
         self._queues.suspend(victim)
         self._preempted += 1
         victim.reset()
+        victim.preempted_s = now
 
     def _unblock(self, sketch: Sketch) -> None:
         """Nothing could run and nothing is in flight: preempt the newest, so that the others can go on."""

@@ -66,6 +66,8 @@ class Sequence:
     """Counts preemptions and roll-backs: results of steps planned in an earlier epoch are dropped."""
     last_plan: int = -1
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    preempted_s: float = 0.0
+    """The last time, if ever."""
     first_step_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
@@ -231,6 +233,7 @@ class Sequence:
         first_token = self.first_token_s or now_s
         last_token = self.last_token_s or now_s
         return Timings(
+            submitted_s=self.submitted_s,
             queue_ms=(first_step - self.submitted_s) * 1e3,
             prefill_ms=(first_token - first_step) * 1e3,
             decode_ms=(last_token - first_token) * 1e3,

@@ -15,7 +15,7 @@ from engine.loop.client import EngineDead, OutputStream
 from engine.service.detokenizer import IncrementalDetokenizer
 from engine.service.errors import engine_died, engine_failed
 from engine.service.stops import StopMatcher
-from engine.service.timings import Account, Arrival, make_account
+from engine.service.timings import Account, Arrival, Written, make_account
 
 Publish = Callable[[Sequence[Event]], None]
 
@@ -49,10 +49,12 @@ class RunSpec:
     max_tokens: int
     min_tokens: int
     logprobs: bool
+    sent_s: float
+    """When it was handed to the engine."""
 
 
 class SequenceRun:
-    """Follows one sequence to its end. Iterate :meth:`deltas` once; always :meth:`close`."""
+    """Follows one sequence to its end. Iterate :meth:`deltas` once; always :meth:`close`, then :meth:`report`."""
 
     def __init__(
         self,
@@ -77,6 +79,9 @@ class SequenceRun:
         self._stops = stops
         self._arrival = arrival
         self._publish = publish
+        self._reason: FinishReason = "abort"
+        self._ended_s = 0.0
+        self._detokenize_s = 0.0
         self._stopped = False
         self._pending: list[tuple[ShownToken, int]] = []
         self._fed = 0
@@ -109,13 +114,24 @@ class SequenceRun:
         if self.account is None:
             with suppress(EngineDead):  # a dead engine holds no blocks
                 self._stream.abort()
-            self._account("abort", None)
 
     async def gone(self) -> None:
         """Wait until the engine has let go of a sequence that was closed."""
         with suppress(EngineDead):
-            async for _ in self._stream:
-                pass
+            async for out in self._stream:
+                if self.account is None and out.finish_reason is not None:
+                    self._account("abort", out.timings)
+
+    def report(self, write: Written) -> None:
+        """Publish what became of the sequence, once everything was written."""
+        if self.account is None:
+            self._account("abort", None)
+        assert self.account is not None
+        spec, arrival = self.spec, self._arrival
+        event = self.account.event(
+            spec.request_id, self._ended_s, self._reason, spec.max_tokens, write, arrival.traceparent
+        )
+        self._publish((event,))
 
     def record(self) -> Mapping[str, Any]:
         """The finished choice, as routers store it and :func:`engine.service.replay.replayed` serves it again."""
@@ -130,7 +146,7 @@ class SequenceRun:
     def _take(self, out: TokensOut) -> str:
         """Count and time the new tokens; returns the text they make visible."""
         text: list[str] = []
-        before = len(self.tokens)
+        before, begun_s = len(self.tokens), time.monotonic()
         for i, token in enumerate(out.tokens):
             self.tokens.append(token)
             logprobs = out.logprobs[i] if i < len(out.logprobs) else None
@@ -144,7 +160,9 @@ class SequenceRun:
                 # Tokens of the same step behind the stop string never happened, as far as the client can tell.
                 self._stream.abort("stop")
                 break
-        self._time(len(self.tokens) - before)
+        now = time.monotonic()
+        self._detokenize_s += now - begun_s
+        self._time(len(self.tokens) - before, now)
         return "".join(text)
 
     def _show(self, token: int, logprobs: TokenLogprobs | None) -> str:
@@ -193,10 +211,9 @@ class SequenceRun:
         self._account(reason, out.timings)
         return Delta(self.spec.index, text, self._release(), reason)
 
-    def _time(self, count: int) -> None:
+    def _time(self, count: int, now: float) -> None:
         if count == 0:
             return
-        now = time.monotonic()
         event: Event
         if self._first_s is None:
             self._first_s = now
@@ -209,17 +226,18 @@ class SequenceRun:
         self._publish((event,))
 
     def _account(self, reason: FinishReason, engine: Timings | None) -> None:
-        now = time.monotonic()
+        self._reason, self._ended_s = reason, time.monotonic()
         self.account = make_account(
             self._arrival,
             engine,
-            ended_s=now,
+            sent_s=self.spec.sent_s,
+            ended_s=self._ended_s,
             first_token_s=self._first_s,
             itl_ms=self._itl_ms,
+            prompt_tokens=self.spec.prompt_tokens,
             output_tokens=len(self.tokens),
+            detokenize_ms=self._detokenize_s * 1e3,
         )
-        spec = self.spec
-        self._publish((self.account.event(spec.request_id, now, reason, spec.prompt_tokens, spec.max_tokens),))
 
 
 async def merge(runs: Sequence[SequenceRun]) -> AsyncIterator[Delta]:

@@ -12,44 +12,65 @@ from engine.contracts.request import FinishReason, Timings
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a request came in, and what it cost before the engine saw it."""
+    """When a request came in, and what it cost before it was routed."""
 
     received_s: float
+    receive_ms: float
+    """Reading and parsing the body."""
     tokenize_ms: float
+    """Admission, chat template and tokenizer, waiting for them included."""
+    traceparent: str = ""
+    """As sent, if valid."""
+
+
+SPANS = ("receive", "tokenize", "route", "dispatch", "queue", "prefill", "decode", "deliver")
+"""One after the other: what the time of a sequence consists of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One sequence's time. ``tokenize + queue + prefill + decode + unattributed == total``."""
+    """One sequence's time. The spans and ``unattributed_ms`` add up to ``total_ms``."""
 
+    receive_ms: float
     tokenize_ms: float
+    route_ms: float
+    dispatch_ms: float
     queue_ms: float
     prefill_ms: float
     decode_ms: float
+    deliver_ms: float
     total_ms: float
     ttft_ms: float
     itl_ms: tuple[tuple[float, int], ...]
     """Per engine output after the first: time per token, and how many tokens it brought."""
     engine: Timings
+    prompt_tokens: int
     output_tokens: int
+    detokenize_ms: float = 0.0
+
+    def spans(self) -> dict[str, float]:
+        """In ms, by name, in order."""
+        return {name: getattr(self, f"{name}_ms") for name in SPANS}
 
     @property
     def unattributed_ms(self) -> float:
-        """Time nobody accounts for: messages between processes, detokenizing, waiting for a step to end."""
-        return round(self.total_ms - self.tokenize_ms - self.queue_ms - self.prefill_ms - self.decode_ms, 3)
+        """Time nobody accounts for."""
+        return round(self.total_ms - sum(self.spans().values()), 3)
 
     @property
     def tpot_ms(self) -> float:
         later = self.output_tokens - 1
         return round((self.total_ms - self.ttft_ms) / later, 3) if later > 0 else 0.0
 
-    def event(self, request_id: str, at_s: float, reason: FinishReason, prompt: int, limit: int) -> RequestEvent:
+    def event(
+        self, request_id: str, at_s: float, reason: FinishReason, limit: int, write: Written, traceparent: str
+    ) -> RequestEvent:
         """The same numbers for exporters."""
         return RequestEvent(
             at_s=at_s,
             request_id=request_id,
             finish_reason=reason,
-            prompt_tokens=prompt,
+            prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             e2e_ms=self.total_ms,
             ttft_ms=self.ttft_ms,
@@ -67,16 +88,22 @@ class Account:
             decode_steps=self.engine.decode_steps,
             draft_chains=self.engine.draft_chains,
             draft_ms=round(self.engine.draft_ms, 3),
+            receive_ms=self.receive_ms,
+            route_ms=self.route_ms,
+            dispatch_ms=self.dispatch_ms,
+            deliver_ms=self.deliver_ms,
+            detokenize_ms=self.detokenize_ms,
+            write_ms=round(write.ms, 3),
+            last_write_ms=round(write.last_ms, 3),
+            traceparent=traceparent,
         )
 
     def public(self) -> dict[str, Any]:
         """The ``timings`` object of a response."""
         return {
-            "tokenize_ms": self.tokenize_ms,
-            "queue_ms": self.queue_ms,
-            "prefill_ms": self.prefill_ms,
-            "decode_ms": self.decode_ms,
+            **{f"{name}_ms": ms for name, ms in self.spans().items()},
             "unattributed_ms": self.unattributed_ms,
+            "detokenize_ms": self.detokenize_ms,
             "total_ms": self.total_ms,
             "ttft_ms": self.ttft_ms,
             "tpot_ms": self.tpot_ms,
@@ -86,32 +113,77 @@ class Account:
             "accepted_tokens": self.engine.accepted_tokens,
             "preemptions": self.engine.preemptions,
             **drafting_summary(self.engine),
+            **self._rates(),
         }
+
+    def _rates(self) -> dict[str, float | int]:
+        """Counts, times and rates under the names that clients of other servers show. Rates of nothing are 0; those of
+        decoding leave out the first token, which prefill brings."""
+        computed, later = self.prompt_tokens - self.engine.cached_tokens, max(0, self.output_tokens - 1)
+        return {
+            "cache_n": self.engine.cached_tokens,
+            "prompt_n": computed,
+            "prompt_ms": self.prefill_ms,
+            "prompt_per_token_ms": _ratio(self.prefill_ms, computed),
+            "prompt_per_second": _ratio(1e3 * computed, self.prefill_ms),
+            "predicted_n": self.output_tokens,
+            "predicted_ms": self.decode_ms,
+            "predicted_per_token_ms": _ratio(self.decode_ms, later),
+            "predicted_per_second": _ratio(1e3 * later, self.decode_ms),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Waiting for a client to take its stream."""
+
+    ms: float = 0.0
+    last_ms: float = 0.0
+    """Of it: behind the account's end."""
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 3) if whole > 0 else 0.0
 
 
 def make_account(
     arrival: Arrival,
     engine: Timings | None,
     *,
+    sent_s: float,
     ended_s: float,
     first_token_s: float | None,
     itl_ms: Sequence[tuple[float, int]],
+    prompt_tokens: int,
     output_tokens: int,
+    detokenize_ms: float = 0.0,
 ) -> Account:
-    """``engine=None``: the sequence ended without the engine's own account; its time stays unattributed."""
+    """``sent_s``: when it was handed to the engine. ``engine=None``: the sequence ended without the engine's own
+    account; its time stays unattributed."""
     engine = engine or Timings()
-    total = (ended_s - arrival.received_s) * 1e3
-    ttft = 0.0 if first_token_s is None else (first_token_s - arrival.received_s) * 1e3
+    received_s = arrival.received_s
+    total = (ended_s - received_s) * 1e3
+    ttft = 0.0 if first_token_s is None else (first_token_s - received_s) * 1e3
+    dispatch = deliver = 0.0
+    if engine.submitted_s:  # on the same clock, as long as both processes are on one machine
+        dispatch = (engine.submitted_s - sent_s) * 1e3
+        deliver = (ended_s - engine.submitted_s) * 1e3 - engine.queue_ms - engine.prefill_ms - engine.decode_ms
     return Account(
+        receive_ms=round(arrival.receive_ms, 3),
         tokenize_ms=round(arrival.tokenize_ms, 3),
+        route_ms=round((sent_s - received_s) * 1e3 - arrival.receive_ms - arrival.tokenize_ms, 3),
+        dispatch_ms=round(dispatch, 3),
         queue_ms=round(engine.queue_ms, 3),
         prefill_ms=round(engine.prefill_ms, 3),
         decode_ms=round(engine.decode_ms, 3),
+        deliver_ms=round(deliver, 3),
         total_ms=round(total, 3),
         ttft_ms=round(ttft, 3),
         itl_ms=tuple(itl_ms),
         engine=engine,
+        prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
+        detokenize_ms=round(detokenize_ms, 3),
     )
 
 

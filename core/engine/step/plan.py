@@ -117,6 +117,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """In a drafter on the device, behind this step."""
     idle_ms: float = 0.0
     """How long the device had nothing to do before this step."""
+    captured: bool = False
+    """Replayed from a capture."""
 
 
 class StepSkipped(RuntimeError):

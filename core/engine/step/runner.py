@@ -124,7 +124,7 @@ class ModelRunner:
         times = Times(self._last, started, done, ended)
         self._last = ended
         relayed = self._drafts_of(plan) if valid is not None and self._exchange and self._exchange.relays else None
-        return RunningStep(plan, sampled, prompts, times, valid, relayed)
+        return RunningStep(plan, sampled, prompts, times, valid, relayed, captured is not None)
 
     def _drafts_of(self, plan: StepPlan) -> Tensor:
         """What a drafter has just proposed: int64 ``[R, most wanted of a row]``."""

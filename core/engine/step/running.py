@@ -45,14 +45,16 @@ class RunningStep:
         times: Times,
         drafts_valid: Tensor | None = None,
         drafts: Tensor | None = None,
+        captured: bool = False,
     ) -> None:
         """``prompts``: logprobs of prompt tokens by row of the plan; ``drafts_valid``: bool, whether all drafts that a
         drafter proposed behind the step are tokens; ``drafts``: int64 ``[R, most]``, these drafts, where the host is
-        to have them."""
+        to have them; ``captured``: the step was replayed."""
         self._plan = plan
         self._sampled = sampled
         self._prompts = prompts
         self._times = times
+        self._captured = captured
         choice = () if sampled is None else sampled.choice.tensors
         ranked = [tensor for parts in prompts.values() for part in parts for tensor in part]
         self._relays_drafts = drafts is not None
@@ -96,4 +98,5 @@ class RunningStep:
             device_ms=elapsed_ms(times.started, times.sampled),
             draft_ms=elapsed_ms(times.sampled, times.ended),
             idle_ms=0.0 if times.previous is None else elapsed_ms(times.previous, times.started),
+            captured=self._captured,
         )

@@ -15,9 +15,11 @@ import re
 import msgspec
 
 from engine.contracts.events import (
+    AdmittedEvent,
     DroppedEvent,
     Event,
     FirstTokenEvent,
+    PreemptedEvent,
     PrefixCacheEvent,
     RejectedEvent,
     RequestEvent,
@@ -76,8 +78,10 @@ def request_event(at_s: float = 1.0, finish_reason: FinishReason = "stop", **cha
 def one_of_each(at_s: float = 1.0) -> tuple[Event, ...]:
     """Every kind of event, and every way a request ends."""
     return (
+        AdmittedEvent(at_s, "r1", waited_ms=4.0, cached_tokens=8),
         PrefixCacheEvent(at_s, queries=10, hits=8),
         step_event(at_s),
+        PreemptedEvent(at_s, "r1", lost_tokens=10, by="r2"),
         FirstTokenEvent(at_s, "r1", ttft_ms=20.0),
         TokensEvent(at_s, "r1", num_tokens=3, itl_ms=0.5),
         *(request_event(at_s, reason) for reason in REASONS),
@@ -97,6 +101,7 @@ def nothing_happened(at_s: float = 1.0) -> tuple[Event, ...]:
     counts = dict.fromkeys(("num_requests", "num_prefill_tokens", "num_decode_tokens", "running", "waiting"), 0)
     return (
         step_event(at_s, **step, **counts),
+        AdmittedEvent(at_s, "r1", waited_ms=0.0, cached_tokens=0),
         PrefixCacheEvent(at_s, queries=0, hits=0),
         FirstTokenEvent(at_s, "r1", ttft_ms=0.0),
         TokensEvent(at_s, "r1", num_tokens=1, itl_ms=0.0),

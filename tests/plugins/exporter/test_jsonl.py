@@ -47,7 +47,7 @@ def test_a_batch_can_be_read_before_the_exporter_is_closed(tmp_path):
     exporter.export(one_of_each())
     lines = path.read_text().splitlines()
     exporter.close()
-    assert [json.loads(line)["type"] for line in lines[:3]] == ["prefix_cache", "step", "first_token"]
+    assert [json.loads(line)["type"] for line in lines[:3]] == ["admitted", "prefix_cache", "step"]
 
 
 def test_earlier_lines_are_kept(tmp_path):

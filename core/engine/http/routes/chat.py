@@ -6,11 +6,10 @@ import time
 
 from aiohttp import web
 
-from engine.http.answering import answer, now_ms_since
+from engine.http.answering import answer
 from engine.http.chat_format import ChatFormat
-from engine.http.preparing import client_of, encode_turns, make_job, state_of
+from engine.http.preparing import arrival_of, client_of, encode_turns, make_job, state_of
 from engine.service.parsing import ParsedChat
-from engine.service.timings import Arrival
 from engine.service.validation import choice_count
 
 
@@ -20,11 +19,11 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     state.admission.gate(client_of(http))
     async with state.bodies.read(http) as body:
         chat = await state.parse(ParsedChat, body)
+        parsed_s = time.monotonic()
         options, n = chat.options, choice_count(chat.options)
         client = client_of(http, options.user)
         with state.admission.enter(client, n) as flight:
-            begun_s = time.monotonic()
             prompt = await encode_turns(state, client, chat.turns, options.add_generation_prompt is not False)
-            arrival = Arrival(received_s, now_ms_since(begun_s))
+            arrival = arrival_of(http, received_s, parsed_s)
             job = make_job(state, options, (prompt,), n, body, client, arrival)
             return await answer(http, state, flight, job, lambda _: ChatFormat(job, state.tokenizer.token_bytes))

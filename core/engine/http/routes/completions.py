@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from engine.http.answering import answer, now_ms_since
+from engine.http.answering import answer
 from engine.http.completion_format import CompletionFormat
-from engine.http.preparing import client_of, encode_text, make_job, state_of
+from engine.http.preparing import arrival_of, client_of, encode_text, make_job, state_of
 from engine.http.state import ServerState
 from engine.service.parsing import Packed, ParsedCompletion, unpack
-from engine.service.timings import Arrival
 from engine.service.validation import choice_count
 
 
@@ -23,13 +22,13 @@ async def completions(http: web.Request) -> web.StreamResponse:
     state.admission.gate(client_of(http))
     async with state.bodies.read(http) as body:
         completion = await state.parse(ParsedCompletion, body)
+        parsed_s = time.monotonic()
         options, n, prompts = completion.options, choice_count(completion.options), completion.prompts
         client = client_of(http, options.user)
         with state.admission.enter(client, len(prompts) * n) as flight:
-            begun_s = time.monotonic()
             tokens = tuple([await _tokens(state, client, prompt) for prompt in prompts])
             texts = await _echo_texts(state, client, prompts, tokens) if options.echo else ()
-            arrival = Arrival(received_s, now_ms_since(begun_s))
+            arrival = arrival_of(http, received_s, parsed_s)
             job = make_job(state, options, tokens, n, body, client, arrival)
             return await answer(
                 http, state, flight, job, lambda runs: CompletionFormat(job, runs, state.tokenizer, texts)

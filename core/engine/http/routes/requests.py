@@ -1,0 +1,47 @@
+"""``GET /engine/requests``: where the time of ended requests went."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from engine.http.bodies import json_response
+from engine.http.preparing import state_of
+from engine.service.chrome_trace import chrome_trace
+from engine.service.errors import ApiError, bad_request
+from engine.service.waterfall import MAX_REQUESTS
+
+DEFAULT_COUNT = 32
+
+
+async def recent_requests(http: web.Request) -> web.StreamResponse:
+    """The requests that ended last, the last first, as :meth:`engine.service.waterfall.Waterfall.plain` but without
+    what is inside of spans; ``?count=N`` of them."""
+    state = state_of(http)
+    asked = http.query.get("count", str(DEFAULT_COUNT))
+    if not asked.isascii() or not asked.isdigit() or not 0 < int(asked) <= MAX_REQUESTS:
+        raise bad_request(f"count={asked[:16]!r}: expected a number from 1 to {MAX_REQUESTS}.", "count")
+    found = await state.read_exporters(lambda: [each.plain() for each in state.waterfalls.recent(int(asked))])
+    for request in found:
+        request["spans"] = {span["name"]: span["ms"] for span in request["spans"]}
+    return json_response({"requests": found})
+
+
+async def one_request(http: web.Request) -> web.StreamResponse:
+    """All sequences of the request whose id a response had; ``?format=chrome`` for Chrome's and Perfetto's trace
+    viewers."""
+    state, name = state_of(http), http.match_info["request"]
+    form = http.query.get("format", "json")
+    if form not in ("json", "chrome"):
+        raise bad_request(f"format={form[:16]!r}: expected json or chrome.", "format")
+
+    def read() -> object:
+        found = state.waterfalls.find(name)
+        if form == "json":
+            return {"sequences": [each.plain() for each in found]} if found else None
+        return chrome_trace(found, state.waterfalls.steps) if found else None
+
+    shown = await state.read_exporters(read)
+    if shown is None:
+        message = f"No request of this id is among the last {MAX_REQUESTS} that ended."
+        raise ApiError(404, message, code="request_not_found")
+    return json_response(shown)

@@ -1,0 +1,69 @@
+"""``/engine/requests``, over a scripted engine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.contracts.events import RequestEvent
+from engine.service.timings import SPANS
+from tests.http.fakes import chat, running
+from tests.http.test_openai_client import in_loop
+
+CHAT = "/v1/chat/completions"
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@in_loop
+async def test_a_request_is_found_by_the_id_of_its_response() -> None:
+    async with running() as server:
+        _, _, data = await server.post(CHAT, chat())
+        name = json.loads(data)["id"]
+        status, _, shown = await server.get(f"/engine/requests/{name}")
+        (sequence,) = json.loads(shown)["sequences"]
+        assert status == 200 and sequence["request_id"] == f"{name}-0"
+        assert tuple(span["name"] for span in sequence["spans"]) == SPANS
+        total = sum(span["ms"] for span in sequence["spans"]) + sequence["unattributed_ms"]
+        assert total == pytest.approx(sequence["total_ms"], abs=0.01)
+        _, _, listed = await server.get("/engine/requests?count=1")
+        (one,) = json.loads(listed)["requests"]
+        assert one["request_id"] == f"{name}-0" and set(one["spans"]) == set(SPANS)
+        _, _, trace = await server.get(f"/engine/requests/{name}?format=chrome")
+        assert {event["ph"] for event in json.loads(trace)["traceEvents"]} == {"M", "X"}
+
+
+@in_loop
+async def test_a_stream_counts_what_writing_took() -> None:
+    async with running() as server:
+        await server.post(CHAT, chat(stream=True))
+        events = server.server.state.bus.settled(lambda: list(server.exporter.events))
+        (request,) = [event for event in events if isinstance(event, RequestEvent)]
+        assert request.write_ms >= request.last_write_ms > 0
+
+
+@in_loop
+async def test_a_trace_context_travels_with_the_event() -> None:
+    async with running() as server:
+        await server.post(CHAT, chat(), f"traceparent: {PARENT}")
+        await server.post(CHAT, chat(), "traceparent: 00-nonsense")
+        events = server.server.state.bus.settled(lambda: list(server.exporter.events))
+        found = [event.traceparent for event in events if isinstance(event, RequestEvent)]
+        assert found == [PARENT, ""]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/engine/requests/cmpl-unknown", 404, "No request of this id"),
+        ("/engine/requests?count=0", 400, "count='0': expected a number from 1 to 1024"),
+        ("/engine/requests?count=9999", 400, "count='9999': expected a number"),
+        ("/engine/requests?count=%C2%B2", 400, "expected a number"),
+        ("/engine/requests/cmpl-a?format=otlp", 400, "format='otlp': expected json or chrome"),
+    ],
+)
+@in_loop
+async def test_what_makes_no_sense_is_refused(path: str, status: int, says: str) -> None:
+    async with running() as server:
+        found, _, data = await server.get(path)
+        assert found == status and says in json.loads(data)["error"]["message"]

@@ -1,0 +1,172 @@
+"""Where the time of a request went, from events alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.contracts.events import AdmittedEvent, Chunk, PreemptedEvent, RequestEvent, StepEvent
+from engine.service.chrome_trace import STEPS_TRACK, chrome_trace
+from engine.service.trace_context import valid_traceparent
+from engine.service.waterfall import Waterfall, Waterfalls
+from engine.testing.exporter import request_event, step_event
+
+TIMES = {
+    "receive_ms": 1.0, "tokenize_ms": 2.0, "route_ms": 0.5, "dispatch_ms": 0.5, "queue_ms": 6.0, "prefill_ms": 20.0,
+    "decode_ms": 40.0, "deliver_ms": 1.0, "unattributed_ms": 0.0, "e2e_ms": 71.0,
+}  # fmt: skip
+"""One second after the clock began the request came in; it was queued at 4 ms, and prefilled from 10 to 30 ms."""
+
+
+def request(name: str = "mine-0", began_s: float = 1.0, **changes: Any) -> RequestEvent:
+    times = TIMES | changes
+    return msgspec.structs.replace(
+        request_event(began_s + times["e2e_ms"] / 1e3, **times),
+        request_id=name,  # type: ignore[arg-type]
+    )
+
+
+def step(number: int, ended_ms: float, *chunks: Chunk, **changes: Any) -> StepEvent:
+    """Ten milliseconds long."""
+    event = step_event(1.0 + ended_ms / 1e3, step=number, duration_ms=10.0, **changes)
+    return msgspec.structs.replace(event, chunks=chunks)
+
+
+STEPS = (
+    step(1, 10, Chunk("other-0", 900, 0), running=3),
+    step(2, 20, Chunk("mine-0", 64, 0), Chunk("other-0", 300, 900)),
+    step(3, 30, Chunk("mine-0", 32, 64)),
+    step(4, 40, captured=True),
+    step(5, 50, Chunk("late-0", 500, 0), gap_ms=0.25),
+    step(6, 70, captured=True, gap_ms=0.5),
+    step(7, 900, Chunk("never-0", 5000, 0)),
+)
+
+
+def one(*events: Any, name: str = "mine-0") -> Waterfall:
+    waterfalls = Waterfalls()
+    waterfalls.add([*STEPS, *events])
+    (found,) = waterfalls.find(name)
+    return found
+
+
+def test_spans_follow_each_other_and_add_up_to_the_whole() -> None:
+    shown = one(request(last_write_ms=3.0)).plain()
+    at = 0.0
+    for span in shown["spans"]:
+        assert span["start_ms"] == pytest.approx(at)
+        at += span["ms"]
+    assert at + shown["unattributed_ms"] == pytest.approx(shown["total_ms"]) and shown["total_ms"] == 74.0
+    assert [span["name"] for span in shown["spans"]][-2:] == ["deliver", "write"]
+
+
+def test_chunks_lie_in_the_span_of_prefill_and_do_not_overlap() -> None:
+    (prefill,) = (span for span in one(request()).spans if span.name == "prefill")
+    assert [(chunk.detail["num_tokens"], chunk.detail["context"]) for chunk in prefill.inside] == [(64, 0), (32, 64)]
+    assert [(chunk.start_ms, chunk.ms) for chunk in prefill.inside] == [
+        (pytest.approx(10), pytest.approx(10)),
+        (pytest.approx(20), pytest.approx(10)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("span", "who", "tokens", "steps"),
+    [("queue", "other-0", 900, 1), ("prefill", "other-0", 300, 1), ("decode", "late-0", 500, 1)],
+)
+def test_each_span_says_whose_prompt_was_computed_meanwhile(span: str, who: str, tokens: int, steps: int) -> None:
+    (found,) = (each for each in one(request()).spans if each.name == span)
+    assert found.detail["blocked_by"] == {"request_id": who, "num_tokens": tokens, "steps": steps, "of": 1}
+
+
+def test_who_runs_alone_is_blocked_by_nobody() -> None:
+    waterfalls = Waterfalls()
+    waterfalls.add([step(1, 30, Chunk("mine-0", 64, 0)), step(2, 60), request()])
+    (alone,) = waterfalls.find("mine-0")
+    assert all("blocked_by" not in span.detail for span in alone.spans)
+
+
+def test_decode_says_how_many_steps_were_captured_and_how_long_the_device_waited() -> None:
+    (decode,) = (span for span in one(request()).spans if span.name == "decode")
+    assert (decode.detail["steps"], decode.detail["captured_steps"], decode.detail["gap_ms"]) == (3, 2, 0.75)
+
+
+def test_a_preemption_is_shown_where_it_fell_with_who_took_the_blocks() -> None:
+    lost = PreemptedEvent(1.045, "mine-0", 97, by="late-0")
+    found = one(AdmittedEvent(1.01, "mine-0", 6.0, 0), lost, request(preemptions=1))
+    (decode,) = (span for span in found.spans if span.name == "decode")
+    assert decode.detail["preempted"] == [{"at_ms": pytest.approx(45), "lost_tokens": 97, "by": "late-0"}]
+    assert found.cause == "decode 56 %, beside 500 prompt tokens of late-0, preempted once"
+
+
+def test_a_slow_reader_is_told_from_a_slow_engine() -> None:
+    assert one(request(write_ms=30.0)).cause.endswith("the client reads slowly")
+    assert "reads slowly" not in one(request(write_ms=1.0)).cause
+
+
+def test_all_sequences_of_an_api_request_are_found_by_its_id() -> None:
+    waterfalls = Waterfalls()
+    waterfalls.add([*STEPS, request("cmpl-a-0"), request("cmpl-a-1"), request("cmpl-b-0")])
+    assert [found.request.request_id for found in waterfalls.find("cmpl-a")] == ["cmpl-a-0", "cmpl-a-1"]
+    assert waterfalls.find("cmpl-c") == [] and len(waterfalls.find("cmpl-b-0")) == 1
+    assert [found.request.request_id for found in waterfalls.recent(2)] == ["cmpl-b-0", "cmpl-a-1"]
+
+
+def test_what_is_kept_is_bounded_however_many_requests_come() -> None:
+    waterfalls = Waterfalls(max_requests=4, max_steps=8)
+    for number in range(100):
+        name = f"r{number}-0"
+        marks = [PreemptedEvent(1.0, name, 1)] * 100
+        waterfalls.add([AdmittedEvent(1.0, name, 0.0, 0), *marks, step(number, 10), request(name)])
+    assert len(waterfalls.recent(1000)) == 4 and len(waterfalls.steps(0.0, 10.0)) == 8
+    assert len(waterfalls._marks) <= 8 and all(len(m.preempted) <= 64 for m in waterfalls._marks.values())
+
+
+def test_spans_whose_steps_are_forgotten_are_shown_without() -> None:
+    waterfalls = Waterfalls()
+    waterfalls.add([request()])
+    (found,) = waterfalls.find("mine-0")
+    assert sum(span.ms for span in found.spans) == pytest.approx(71.0)
+    assert all(span.detail.get("steps", 0) == 0 for span in found.spans)
+
+
+def test_a_chrome_trace_nests_on_every_track_and_names_it() -> None:
+    waterfalls = Waterfalls()
+    waterfalls.add([*STEPS, request("cmpl-a-0"), request("cmpl-a-1", began_s=1.004)])
+    trace = json.loads(json.dumps(chrome_trace(waterfalls.find("cmpl-a"), waterfalls.steps)))
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    tracks = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
+    assert tracks == {STEPS_TRACK: "steps of the engine", 1: "cmpl-a-0", 2: "cmpl-a-1"}
+    assert {event["tid"] for event in events} == set(tracks) and all(event["dur"] >= 0 for event in events)
+    for track in tracks:
+        open_until: list[float] = []
+        for event in (event for event in events if event["tid"] == track):
+            while open_until and open_until[-1] <= event["ts"] + 0.01:
+                open_until.pop()
+            assert not open_until or event["ts"] + event["dur"] <= open_until[-1] + 0.01, event
+            open_until.append(event["ts"] + event["dur"])
+
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken"),
+    [
+        ([PARENT], PARENT),
+        ([PARENT[:-1] + "f"], PARENT),
+        (["cc" + PARENT[2:] + "-more"], PARENT),
+        ([], ""),
+        ([PARENT, PARENT], ""),
+        ([PARENT.upper()], ""),
+        (["ff" + PARENT[2:]], ""),
+        ([PARENT + "-more"], ""),
+        (["00-" + "0" * 32 + PARENT[35:]], ""),
+        ([PARENT[:36] + "0" * 16 + "-01"], ""),
+        (["00-0af7"], ""),
+    ],
+)
+def test_a_trace_context_is_taken_over_if_it_is_valid(sent: list[str], taken: str) -> None:
+    assert valid_traceparent(sent) == taken
