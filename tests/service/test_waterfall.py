@@ -94,10 +94,11 @@ def test_decode_says_how_many_steps_were_captured_and_how_long_the_device_waited
 
 
 def test_a_preemption_is_shown_where_it_fell_with_who_took_the_blocks() -> None:
-    lost = PreemptedEvent(1.045, "mine-0", 97, by="late-0")
-    found = one(AdmittedEvent(1.01, "mine-0", 6.0, 0), lost, request(preemptions=1))
+    lost, again = PreemptedEvent(1.045, "mine-0", 97, by="late-0"), AdmittedEvent(1.055, "mine-0", 10.0, 64, 1)
+    found = one(AdmittedEvent(1.01, "mine-0", 6.0, 0), lost, again, request(preemptions=1))
     (decode,) = (span for span in found.spans if span.name == "decode")
-    assert decode.detail["preempted"] == [{"at_ms": pytest.approx(45), "lost_tokens": 97, "by": "late-0"}]
+    (shown,) = decode.detail["preempted"]
+    assert shown == {"at_ms": pytest.approx(45), "lost_tokens": 97, "by": "late-0", "waited_ms": 10.0}
     assert found.cause == "decode 56 %, beside 500 prompt tokens of late-0, preempted once"
 
 
@@ -119,7 +120,7 @@ def test_what_is_kept_is_bounded_however_many_requests_come() -> None:
     for number in range(100):
         name = f"r{number}-0"
         marks = [PreemptedEvent(1.0, name, 1)] * 100
-        waterfalls.add([AdmittedEvent(1.0, name, 0.0, 0), *marks, step(number, 10), request(name)])
+        waterfalls.add([AdmittedEvent(1.0, name, 0.0, 0, 1), *marks, step(number, 10), request(name)])
     assert len(waterfalls.recent(1000)) == 4 and len(waterfalls.steps(0.0, 10.0)) == 8
     assert len(waterfalls._marks) <= 8 and all(len(m.preempted) <= 64 for m in waterfalls._marks.values())
 

@@ -26,10 +26,10 @@ MAX_MARKS = 64
 
 @dataclass(slots=True)
 class Marks:
-    """What happened to a sequence beside its steps."""
+    """Of a sequence that was preempted: when, and when it went on."""
 
-    admitted: list[AdmittedEvent] = field(default_factory=list)
     preempted: list[PreemptedEvent] = field(default_factory=list)
+    admitted: list[AdmittedEvent] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Waterfalls:
             match event:
                 case StepEvent():
                     self._steps.append(event)
-                case AdmittedEvent():
+                case AdmittedEvent() if event.preemptions:
                     keep(self._marks_of(event.request_id).admitted, event)
                 case PreemptedEvent():
                     keep(self._marks_of(event.request_id).preempted, event)
@@ -202,11 +202,18 @@ def _with_steps(
     first, last = began + at_ms / 1e3, began + (at_ms + ms) / 1e3
     lost = [event for event in marks.preempted if first <= event.at_s <= last]
     if lost:
-        detail["preempted"] = [
-            {"at_ms": round((event.at_s - began) * 1e3, 3), "lost_tokens": event.lost_tokens, "by": event.by}
-            for event in lost
-        ]
+        detail["preempted"] = [_preemption(event, began, marks) for event in lost]
     return Span(name, at_ms, ms, detail, tuple(_chunks(request_id, began, at_ms, steps)))
+
+
+def _preemption(event: PreemptedEvent, began: float, marks: Marks) -> dict[str, Any]:
+    again = next((admitted for admitted in marks.admitted if admitted.at_s >= event.at_s), None)
+    return {
+        "at_ms": round((event.at_s - began) * 1e3, 3),
+        "lost_tokens": event.lost_tokens,
+        "by": event.by,
+        "waited_ms": None if again is None else round(again.waited_ms, 3),
+    }
 
 
 def _chunks(request_id: str, began: float, at_ms: float, steps: Iterable[StepEvent]) -> Iterable[Span]:
