@@ -212,6 +212,7 @@ def _start(state: ServerState, job: Job, route: ToEngine | Answer, runs: list[Se
                 stream = replayed(name, route.choices[index])
             else:
                 stream = state.client.submit(_engine_request(job, name, prompt, sampling))
+                state.prompts.add(name, prompt, api.cache_salt)
             runs.append(_run(state, job, index, name, prompt, sampling, stream, sent_s))
     except EngineDead:
         raise engine_died() from None

@@ -25,6 +25,7 @@ from engine.service.errors import ApiError
 from engine.service.latency import RollingLatency
 from engine.service.logs import Repeated
 from engine.service.parsing import Limits, P
+from engine.service.prefix_misses import RecentPrompts
 from engine.service.supervisor import Supervisor
 from engine.service.tokenizer import Tokenizer
 from engine.service.waterfall import Waterfalls
@@ -54,6 +55,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     supervisor: Supervisor = field(init=False)
     body_parser: BodyParser = field(default_factory=BodyParser)
+    prompts: RecentPrompts = field(default_factory=RecentPrompts)
     router_failures: Repeated = field(default_factory=lambda: Repeated("router failed"))
     session: ClientSession | None = None
     """For proxied requests; opened with the application."""
@@ -98,6 +100,11 @@ class ServerState:
         except TimeoutError:
             message = f"An exporter has not returned for {READ_S:.0f} s; nothing can be read from exporters meanwhile."
             raise ApiError(503, message, code="exporter_blocked", retry_after_s=2) from None
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a few tokens from anywhere in a prompt."""
+        table = self.tokenizer.token_bytes
+        return b"".join([table[token] for token in tokens]).decode(errors="replace")
 
     def check_engine(self) -> None:
         """Raises :class:`ApiError` 503 unless the engine can take work."""

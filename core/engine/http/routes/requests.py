@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 
+from engine.contracts.events import RequestEvent
 from engine.http.bodies import json_response
 from engine.http.preparing import state_of
+from engine.http.state import ServerState
 from engine.service.chrome_trace import chrome_trace
 from engine.service.errors import ApiError, bad_request
 from engine.service.waterfall import MAX_REQUESTS
@@ -27,21 +31,25 @@ async def recent_requests(http: web.Request) -> web.StreamResponse:
 
 
 async def one_request(http: web.Request) -> web.StreamResponse:
-    """All sequences of the request whose id a response had; ``?format=chrome`` for Chrome's and Perfetto's trace
-    viewers."""
+    """All sequences of the request whose id a response had, with why the prefix cache had no more of their prompts;
+    ``?format=chrome`` for Chrome's and Perfetto's trace viewers."""
     state, name = state_of(http), http.match_info["request"]
     form = http.query.get("format", "json")
     if form not in ("json", "chrome"):
         raise bad_request(f"format={form[:16]!r}: expected json or chrome.", "format")
 
-    def read() -> object:
-        found = state.waterfalls.find(name)
-        if form == "json":
-            return {"sequences": [each.plain() for each in found]} if found else None
-        return chrome_trace(found, state.waterfalls.steps) if found else None
-
-    shown = await state.read_exporters(read)
-    if shown is None:
+    found = await state.read_exporters(lambda: state.waterfalls.find(name))
+    if not found:
         message = f"No request of this id is among the last {MAX_REQUESTS} that ended."
         raise ApiError(404, message, code="request_not_found")
-    return json_response(shown)
+    if form == "chrome":
+        trace = partial(chrome_trace, found, state.waterfalls.steps)
+        return json_response(await state.read_exporters(trace))
+    return json_response({"sequences": [each.plain() | _prefix(state, each.request) for each in found]})
+
+
+def _prefix(state: ServerState, request: RequestEvent) -> dict[str, object]:
+    """Why the prefix cache had no more of a prompt, as far as its like is remembered."""
+    info = state.client.info
+    block_size = info.block_size if info else 1
+    return {"prefix": state.prompts.explain(request.request_id, request.cached_tokens, block_size, state.decode)}

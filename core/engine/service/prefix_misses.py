@@ -1,0 +1,127 @@
+"""Why a prompt was not found in the prefix cache: what set it apart from the most similar prompt before it.
+
+The token ids of recent prompts are kept in this process, a bounded number of them, and never shown: an explanation
+names positions and kinds.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_TOKENS = 1 << 20
+"""Of all prompts kept together."""
+SAME = 32
+"""So many equal tokens are the same text."""
+NEAR = 64
+"""A difference of at most so many tokens on either side, behind which both prompts go on alike, is one inserted or
+changed place."""
+_NUMBERS = re.compile(r"[\d\s:./,+\-TZ]*\d[\d\s:./,+\-TZ]*", re.ASCII)
+_ID = re.compile(r"(?=.*\d)[\s0-9A-Fa-f_\-]+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    tokens: array[int]
+    salt: str
+
+
+class RecentPrompts:
+    """The prompts of the sequences that came last, by sequence. Use from one thread."""
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self._prompts: OrderedDict[str, _Prompt] = OrderedDict()
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+
+    def add(self, request_id: str, tokens: Sequence[int], salt: str) -> None:
+        self._prompts[request_id] = _Prompt(array("I", tokens), salt)
+        self._num_tokens += len(tokens)
+        while self._num_tokens > self._max_tokens:
+            _, oldest = self._prompts.popitem(last=False)
+            self._num_tokens -= len(oldest.tokens)
+
+    def explain(
+        self, request_id: str, cached: int, block_size: int, decode: Callable[[Sequence[int]], str]
+    ) -> dict[str, Any] | None:
+        """Why no more than ``cached`` tokens of a prompt were found; ``None`` for a prompt that is not kept."""
+        mine = self._prompts.get(request_id)
+        if mine is None:
+            return None
+        names = list(self._prompts)
+        before = names[: names.index(request_id)]
+        if not before:
+            return {"why": "no prompt came before it"}
+        shared, nearest = max((common(mine.tokens, self._prompts[name].tokens), at) for at, name in enumerate(before))
+        name = before[nearest]
+        other = self._prompts[name]
+        found = {"nearest": name, "shared_tokens": shared, "first_difference": shared}
+        whole = min(shared, len(mine.tokens) - 1) // block_size * block_size
+        if cached >= whole:
+            if shared == len(mine.tokens):
+                return found | {"why": "all of it was cached"}
+            return found | {"why": _difference(mine.tokens, other.tokens, shared, decode)}
+        if mine.salt != other.salt:
+            return found | {"why": "another cache_salt: tenants share nothing"}
+        return found | {"why": "what both share was not in the cache: not computed yet, or evicted"}
+
+
+def common(one: array[int], other: array[int]) -> int:
+    """Tokens from the beginning that two prompts share."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def _difference(mine: array[int], other: array[int], at: int, decode: Callable[[Sequence[int]], str]) -> str:
+    """Of two prompts that part at a token."""
+    if at == len(other):
+        return "it goes on where the other prompt ended"
+    if (meeting := _meet_again(mine, other, at)) is not None:
+        changed = decode(mine[at : at + meeting]) or decode(other[at : at + meeting])
+        same = common(mine[at + meeting :], other[at + meeting :]) if meeting else 0
+        return f"{_kind(changed)} differs at token {at}; behind it both go on alike: put it at the end{_lost(same)}"
+    place = _find(other, mine[at : at + SAME])
+    if place is not None and len(mine) - at >= SAME:
+        return f"order: what begins at token {at} stands at token {place} of the other prompt; keep one order"
+    return f"its content differs from token {at} on"
+
+
+def _lost(same: int) -> str:
+    return f" (at least {same} tokens would be shared)" if same else ""
+
+
+def _kind(text: str) -> str:
+    if _NUMBERS.fullmatch(text):
+        return "a number, date or time"
+    if _ID.fullmatch(text):
+        return "an id"
+    return "a short text"
+
+
+def _meet_again(mine: array[int], other: array[int], at: int) -> int | None:
+    """Tokens of ``mine`` behind which both go on alike for :data:`SAME` tokens."""
+    for skipped in range(NEAR):
+        after = mine[at + skipped : at + skipped + SAME]
+        if len(after) < SAME:
+            return None
+        if _find(other[at : at + NEAR + SAME], after) is not None:
+            return skipped
+    return None
+
+
+def _find(tokens: array[int], part: array[int]) -> int | None:
+    data, size = tokens.tobytes(), tokens.itemsize
+    place = data.find(part.tobytes())
+    while place >= 0 and place % size:
+        place = data.find(part.tobytes(), place + 1)
+    return None if place < 0 else place // size

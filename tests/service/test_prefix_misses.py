@@ -1,0 +1,81 @@
+"""What set a prompt apart from those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engine.service.prefix_misses import RecentPrompts
+
+SYSTEM = "You are a helpful assistant. Answer in short sentences and cite the manual where you can, please. "
+TOOLS = "Tools: search(query) looks something up, calculate(expression) computes it, mail(to, text) sends it away. "
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return "".join(map(chr, tokens))
+
+
+def why(*prompts: str, cached: int = 0, salts: Sequence[str] = (), block: int = 16) -> dict[str, Any]:
+    """Of the last one. A token is a character."""
+    recent = RecentPrompts()
+    for i, prompt in enumerate(prompts):
+        recent.add(f"r{i}", [*map(ord, prompt)], salts[i] if salts else "")
+    found = recent.explain(f"r{len(prompts) - 1}", cached, block, decode)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ("At 2026-11-24 09:15. ", "At 2026-11-24 10:02. ", "a number, date or time differs"),
+        ("Request 9f3c-77aa. ", "Request 1b2d-40ee. ", "an id differs"),
+        ("Dear Ann, ", "Dear Bob, ", "a short text differs"),
+    ],
+)
+def test_a_place_that_changes_in_front_of_what_does_not_is_named(first: str, second: str, said: str) -> None:
+    found = why(first + SYSTEM, second + SYSTEM)
+    assert found["why"].startswith(said) and "put it at the end" in found["why"]
+    assert found["first_difference"] == next(i for i, (a, b) in enumerate(zip(first, second)) if a != b)
+
+
+def test_parts_in_another_order_are_named() -> None:
+    found = why(SYSTEM + TOOLS, TOOLS + SYSTEM)
+    place = f"stands at token {len(SYSTEM)} of the other prompt; keep one order"
+    assert found["why"] == f"order: what begins at token 0 {place}"
+
+
+def test_the_most_similar_prompt_is_the_one_compared_with() -> None:
+    found = why("x" + TOOLS, SYSTEM + "What is a list?", "y" + TOOLS, SYSTEM + "When was it?", cached=96)
+    assert found["nearest"] == "r1" and found["shared_tokens"] == len(SYSTEM) + 2
+    assert found["why"] == f"its content differs from token {len(SYSTEM) + 2} on"
+
+
+def test_a_conversation_that_goes_on_is_no_miss() -> None:
+    assert why(SYSTEM, SYSTEM + "More.", cached=96)["why"] == "it goes on where the other prompt ended"
+    assert why(SYSTEM, SYSTEM, cached=96)["why"] == "all of it was cached"
+
+
+def test_tenants_and_evictions_are_told_from_differences() -> None:
+    assert "cache_salt" in why(SYSTEM, SYSTEM, salts=("a", "b"))["why"]
+    assert "evicted" in why(SYSTEM, SYSTEM)["why"]
+
+
+def test_the_first_prompt_of_all_has_nothing_to_differ_from() -> None:
+    assert why(SYSTEM) == {"why": "no prompt came before it"}
+
+
+def test_no_text_of_a_prompt_is_shown() -> None:
+    found = str(why("Dear Ann, " + SYSTEM, "Dear Bob, " + SYSTEM))
+    assert "Ann" not in found and "Bob" not in found and "helpful" not in found
+
+
+def test_what_is_kept_is_bounded() -> None:
+    recent = RecentPrompts(max_tokens=100)
+    for i in range(50):
+        recent.add(f"r{i}", range(30), "")
+    assert recent.explain("r46", 0, 16, decode) is None and recent.explain("r49", 0, 16, decode) is not None
+    recent.add("huge", range(1000), "")
+    assert recent.explain("huge", 0, 16, decode) is None
