@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.service.prefix_misses import RecentPrompts
+from engine.service.prefix_misses import MAX_PROMPTS, RecentPrompts
 
 SYSTEM = "You are a helpful assistant. Answer in short sentences and cite the manual where you can, please. "
 TOOLS = "Tools: search(query) looks something up, calculate(expression) computes it, mail(to, text) sends it away. "
@@ -58,13 +58,17 @@ def test_a_conversation_that_goes_on_is_no_miss() -> None:
     assert why(SYSTEM, SYSTEM, cached=96)["why"] == "all of it was cached"
 
 
-def test_tenants_and_evictions_are_told_from_differences() -> None:
-    assert "cache_salt" in why(SYSTEM, SYSTEM, salts=("a", "b"))["why"]
+def test_evictions_are_told_from_differences() -> None:
     assert "evicted" in why(SYSTEM, SYSTEM)["why"]
 
 
+def test_no_tenant_learns_of_the_prompts_of_another() -> None:
+    assert set(why(SYSTEM, SYSTEM, salts=("a", "b"))) == {"why"}
+    assert why(SYSTEM, TOOLS, SYSTEM, salts=("a", "b", "b"))["nearest"] == "r1"
+
+
 def test_the_first_prompt_of_all_has_nothing_to_differ_from() -> None:
-    assert why(SYSTEM) == {"why": "no prompt came before it"}
+    assert why(SYSTEM) == {"why": "no prompt of the same cache_salt came before it"}
 
 
 def test_no_text_of_a_prompt_is_shown() -> None:
@@ -77,5 +81,8 @@ def test_what_is_kept_is_bounded() -> None:
     for i in range(50):
         recent.add(f"r{i}", range(30), "")
     assert recent.explain("r46", 0, 16, decode) is None and recent.explain("r49", 0, 16, decode) is not None
+    for i in range(2 * MAX_PROMPTS):
+        recent.add(f"short{i}", (), "")
+    assert recent.explain("short0", 0, 16, decode) is None and len(recent._prompts) == MAX_PROMPTS
     recent.add("huge", range(1000), "")
     assert recent.explain("huge", 0, 16, decode) is None

@@ -15,6 +15,7 @@ from typing import Any
 
 MAX_TOKENS = 1 << 20
 """Of all prompts kept together."""
+MAX_PROMPTS = 1024
 SAME = 32
 """So many equal tokens are the same text."""
 NEAR = 64
@@ -41,7 +42,7 @@ class RecentPrompts:
     def add(self, request_id: str, tokens: Sequence[int], salt: str) -> None:
         self._prompts[request_id] = _Prompt(array("I", tokens), salt)
         self._num_tokens += len(tokens)
-        while self._num_tokens > self._max_tokens:
+        while self._num_tokens > self._max_tokens or len(self._prompts) > MAX_PROMPTS:
             _, oldest = self._prompts.popitem(last=False)
             self._num_tokens -= len(oldest.tokens)
 
@@ -53,9 +54,10 @@ class RecentPrompts:
         if mine is None:
             return None
         names = list(self._prompts)
-        before = names[: names.index(request_id)]
+        # Tenants share nothing, so neither may one learn what another's prompts have in common with its own.
+        before = [name for name in names[: names.index(request_id)] if self._prompts[name].salt == mine.salt]
         if not before:
-            return {"why": "no prompt came before it"}
+            return {"why": "no prompt of the same cache_salt came before it"}
         shared, nearest = max((common(mine.tokens, self._prompts[name].tokens), at) for at, name in enumerate(before))
         name = before[nearest]
         other = self._prompts[name]
@@ -65,8 +67,6 @@ class RecentPrompts:
             if shared == len(mine.tokens):
                 return found | {"why": "all of it was cached"}
             return found | {"why": _difference(mine.tokens, other.tokens, shared, decode)}
-        if mine.salt != other.salt:
-            return found | {"why": "another cache_salt: tenants share nothing"}
         return found | {"why": "what both share was not in the cache: not computed yet, or evicted"}
 
 
