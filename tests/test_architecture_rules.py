@@ -61,7 +61,7 @@ MAY_IMPORT = {
         "contracts",
     },
     "simulation": {"simulation", "loop", "step", "drafting", "kv", "models", "assembly", "contracts"},
-    "cli": {"cli", "testing", "http", "service", "evaluation", "assembly", "contracts"},
+    "cli": {"cli", "testing", "http", "service", "assembly", "contracts"},
 }
 """Packages of the core and what each may import of it (``testing`` may import all: it runs everything)."""
 

@@ -568,4 +568,19 @@ def engine_command() -> list[CommandProvider]:
             "engine_plugins.command.bench_machine.command:COMMAND",
             "measure how fast this machine reads memory and multiplies",
         ),
+        CommandProvider(
+            "eval",
+            "engine_plugins.command.eval.command:COMMAND",
+            "measure what a plan costs in quality and what fits in memory",
+        ),
+        CommandProvider(
+            "top",
+            "engine_plugins.command.top.command:COMMAND",
+            "watch a running engine: rates, percentiles, batch, KV, its slowest requests",
+        ),
+        CommandProvider(
+            "chat",
+            "engine_plugins.command.chat.command:COMMAND",
+            "chat in the terminal, with the speed of each answer",
+        ),
     ]

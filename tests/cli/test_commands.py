@@ -147,6 +147,7 @@ def test_the_command_of_the_guide_works_as_printed(installed, monkeypatch, capsy
     assert capsys.readouterr().out.endswith(" tokens\n")
 
 
-def test_the_load_generators_are_plugins():
+def test_what_measures_and_watches_an_engine_is_a_plugin():
     found = discover(PluginSettings(third_party=False))
-    assert [offered.qualified for offered in found.commands] == ["engine:bench", "engine:bench-machine"]
+    offered = {command.qualified for command in found.commands}
+    assert {f"engine:{name}" for name in ("bench", "bench-machine", "eval", "top", "chat")} <= offered

@@ -15,7 +15,6 @@ from engine.contracts.config import PluginSettings
 CORE = (
     CommandProvider("serve", "engine.cli.serve:COMMAND", "start the OpenAI-compatible server"),
     CommandProvider("worker", "engine.cli.worker:COMMAND", "be a further rank of an engine that waits for workers"),
-    CommandProvider("eval", "engine.cli.eval:COMMAND", "measure what a plan costs in quality and what fits in memory"),
     CommandProvider("check", "engine.cli.check:COMMAND", "resolve a configuration without starting anything"),
     CommandProvider("config", "engine.cli.config:COMMAND", "print the composed configuration"),
     CommandProvider("plugins", "engine.cli.plugins.listed:COMMAND", "list, write, check and show plugins"),

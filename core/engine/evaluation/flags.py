@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 
+from engine.assembly.compose import quoted
 from engine.evaluation.errors import EvalError
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -30,6 +31,11 @@ def check_empty(flags: argparse.Namespace) -> None:
     for name in ("model", "reference", "text", "jsonl", "questions", "prompts", "json"):
         if getattr(flags, name) == "":
             raise EvalError(f"--{name} is empty; expected a name, or leave the flag out")
+
+
+def with_model(overrides: Sequence[str], path: str | None) -> list[str]:
+    """The overrides, and ``--model PATH`` as the last of them, if given."""
+    return [*overrides, *(() if path is None else (f"model.path={quoted(path)}",))]
 
 
 def overrides_of(flag: str, text: str) -> tuple[str, ...]:

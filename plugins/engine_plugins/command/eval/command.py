@@ -8,17 +8,14 @@ from engine.contracts.command import USAGE, Command
 from engine.evaluation.drafting.options import add_flags as add_drafting_flags
 from engine.evaluation.drafting.options import drafting_options_of
 from engine.evaluation.errors import EvalError, complain
-from engine.evaluation.flags import check_empty
+from engine.evaluation.flags import check_empty, with_model
 from engine.evaluation.options import add_flags, options_of
 
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:
-    from engine.assembly.compose import quoted
-
-    model = [] if flags.model is None else [f"model.path={quoted(flags.model)}"]
-    words = [*overrides, *model]
     try:
         check_empty(flags)
+        words = with_model(overrides, flags.model)
         drafting = drafting_options_of(flags, words)
         options = None if drafting is not None else options_of(flags, words)
     except EvalError as error:
