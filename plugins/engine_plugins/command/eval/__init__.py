@@ -1,0 +1,1 @@
+"""``engine eval``: what a plan costs in quality, by :mod:`engine.evaluation`."""
