@@ -27,6 +27,9 @@ class StreamResult:
     cached_tokens: int | None = None
     output_tokens: int | None = None
     drafting: Drafting | None = None
+    response_id: str = ""
+    timings: dict[str, Any] = field(default_factory=dict)
+    """As the server sent them."""
     done: bool = False
     """``data: [DONE]`` came."""
     error: str = ""
@@ -43,9 +46,10 @@ class _DraftTimings(msgspec.Struct):
     decode_ms: float
 
 
-async def read_stream(pieces: AsyncIterator[bytes], clock: Clock) -> StreamResult:
-    """Read server-sent events until they end. The clock is read once per piece, before any parsing."""
-    result = StreamResult()
+async def read_stream(pieces: AsyncIterator[bytes], clock: Clock, result: StreamResult | None = None) -> StreamResult:
+    """Read server-sent events until they end. The clock is read once per piece, before any parsing. ``result``, if
+    given, is filled meanwhile."""
+    result = result or StreamResult()
     rest = b""
     async for piece in pieces:
         now = clock()
@@ -73,6 +77,7 @@ def _take(result: StreamResult, data: bytes, now: float) -> None:
     if chunk.get("error"):
         result.error, result.detail = "stream_error", str(chunk["error"])[:300]
         return
+    result.response_id = chunk.get("id") or result.response_id
     usage = chunk.get("usage")
     if usage:
         take_usage(result, usage)
@@ -98,7 +103,9 @@ def _take_choice(result: StreamResult, choice: dict[str, Any], now: float, says_
 
 
 def take_timings(result: StreamResult, timings: Any) -> None:
-    """Copy what a ``timings`` object says of drafting, if it says all of it. Other servers have a ``timings``, too."""
+    """Keep a ``timings`` object, and what it says of drafting, if it says all of it. Other servers have a ``timings``,
+    too."""
+    result.timings = timings
     try:
         said = msgspec.convert(timings, _DraftTimings)
     except msgspec.ValidationError:

@@ -86,7 +86,7 @@ def measured(frame: frames.Frame) -> Table:
         found = frame.latency[name]
         label = name.removesuffix("_ms")
         label = label if label == "queue" else label.upper()
-        shown = (number(value, 2) for value in (found.p50, found.p95, found.p99))
+        shown = (number(value, 2 if (value or 0.0) < 1e4 else 1) for value in (found.p50, found.p95, found.p99))
         table.add_row(label, *shown, f"{found.n:,}", "", *other)
     return table
 
@@ -117,7 +117,7 @@ def slowest(requests: Sequence[dict[str, Any]], width: int) -> Table:
     wide = width >= WIDE
     table = Table.grid(padding=(0, 1, 0, 0))
     kinds = ("prompt", "cached", "output") if wide else ("prompt", "output")
-    columns = (("slowest", 9), ("TTFT", 6), ("TPOT", 6), *((kind, 6) for kind in kinds))
+    columns = (("slowest", 10), ("TTFT", 6), ("TPOT", 6), *((kind, 6) for kind in kinds))
     for _, cells in columns:
         table.add_column(justify="right", no_wrap=True, width=cells)
     ids = 43 if wide else 10

@@ -1,0 +1,81 @@
+"""An engine that is there for one conversation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+READY = re.compile(r"^ready: .* at (http://\S+)/v1$", re.MULTILINE)
+PHASE = re.compile(r"^starting: (.+)$", re.MULTILINE)
+POLL_S = 0.1
+END_S = 10.0
+MOST_BYTES = 1 << 20
+
+
+class StartError(RuntimeError):
+    """The engine ended before it was ready."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@contextlib.contextmanager
+def own_server(words: Sequence[str], tell: Callable[[str], None]) -> Iterator[str]:
+    """The URL of ``engine serve WORDS`` on a free port of this machine, which ends with the context. ``tell`` is called
+    with each phase of its start. Raises :class:`StartError`."""
+    command = [sys.executable, "-m", "engine.cli.main", "serve", *words, "--host", "127.0.0.1", "--port", "0"]
+    with tempfile.TemporaryFile() as log, _ends_cleanly():
+        server = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # the plan
+            stderr=log,
+            process_group=0,  # Ctrl-C stops an answer, not the engine
+        )
+        try:
+            yield _url(server, log, tell)
+        finally:
+            server.terminate()
+            try:
+                server.wait(END_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _url(server: subprocess.Popen[bytes], log: IO[bytes], tell: Callable[[str], None]) -> str:
+    while True:
+        status = server.poll()
+        # the server writes where the file ends: this leaves its position alone
+        said = os.pread(log.fileno(), MOST_BYTES, 0).decode("utf-8", "replace")
+        if found := READY.search(said):
+            return found[1]
+        if status is not None:
+            raise StartError(PHASE.sub("", said).strip() or f"engine serve ended with exit code {status}", status)
+        if phases := PHASE.findall(said):
+            tell(phases[-1])
+        time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def _ends_cleanly() -> Iterator[None]:
+    """A closed terminal and SIGTERM end this process as ``sys.exit`` does, so that the engine ends with it."""
+
+    def leave(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
