@@ -13,6 +13,7 @@ import msgspec
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_LONG_ID = re.compile(r"\S*-[0-9a-f]*([0-9a-f]{8}-\d+)\b")
 _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 
 
@@ -62,6 +63,11 @@ def quantile(share: float, buckets: dict[float, float]) -> float:
             return low + (bound - low) * ((rank - below) / inside if inside > 0.0 else 1.0)
         low, below = bound, buckets[bound]
     return low
+
+
+def short_ids(text: str) -> str:
+    """With the ids of requests that the engine made up by their ends."""
+    return _LONG_ID.sub(r"\1", text)
 
 
 class LiveEngine:

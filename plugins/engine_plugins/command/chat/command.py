@@ -20,6 +20,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     add("--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY")
     add("--model", metavar="PATH", help="as in 'engine serve': bundled, a directory or a hub id")
     add("--system", metavar="TEXT", default="", help="system prompt; /system changes it")
+    add("--params", metavar="N=V", default="", help="fields of each request, as 'temperature=0 seed=1'; /params, too")
 
 
 def _run(flags: argparse.Namespace, overrides: list[str]) -> int:

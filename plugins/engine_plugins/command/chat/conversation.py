@@ -37,7 +37,11 @@ class Conversation:
         """``temperature=0.7 stop=["a"]``: values are JSON, or else texts; an empty one removes a field. Raises
         ``ValueError``, and changes nothing then."""
         changed = dict(self.params)
-        for word in shlex.split(text):
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"{text!r}: {error}; expected NAME=VALUE, such as temperature=0.7") from error
+        for word in words:
             name, equals, value = word.partition("=")
             if not (equals and name.isidentifier()):
                 raise ValueError(f"{word!r}: expected NAME=VALUE, such as temperature=0.7")

@@ -38,6 +38,12 @@ def run(flags: Any, overrides: list[str]) -> int:
     if flags.url and own:
         console.print("engine chat: --url is a running engine; --model and overrides are for one of its own")
         return USAGE
+    conversation = Conversation(flags.system)
+    try:
+        conversation.set_params(flags.params)
+    except ValueError as error:
+        console.print(Text(f"engine chat: --params: {error}"))
+        return USAGE
     question = None if sys.stdin.isatty() and sys.stdout.isatty() else sys.stdin.read().strip()
     if question == "":
         console.print("engine chat: nothing on stdin; expected a question, or a terminal")
@@ -48,7 +54,7 @@ def run(flags: Any, overrides: list[str]) -> int:
                 url = flags.url or (None if own else _default(runner, flags.api_key))
                 if url is None:
                     url = stack.enter_context(_started(_words(flags, overrides), console))
-                chat = Chat(runner, url, flags.api_key, flags.system)
+                chat = Chat(runner, url, flags.api_key, conversation)
                 stack.callback(chat.close)
                 return chat.answer_once(question) if question else chat.talk()
         except (ProbeError, AskError) as error:
@@ -94,7 +100,7 @@ def _started(words: list[str], console: Console) -> Iterator[str]:
 class Chat:
     """A conversation with the engine at ``url``. Raises :class:`ProbeError` if none answers."""
 
-    def __init__(self, runner: asyncio.Runner, url: str, api_key: str | None, system: str) -> None:
+    def __init__(self, runner: asyncio.Runner, url: str, api_key: str | None, conversation: Conversation) -> None:
         self._runner = runner
         self._console = Console(highlight=False)
         self._session = runner.run(_open())
@@ -106,7 +112,7 @@ class Chat:
         except BaseException:
             self.close()
             raise
-        self._conversation = Conversation(system)
+        self._conversation = conversation
         self._last: Answer | None = None
 
     def close(self) -> None:
@@ -142,6 +148,8 @@ class Chat:
                 return OK
             except KeyboardInterrupt:
                 print()
+                if readline.get_line_buffer():
+                    continue
                 return INTERRUPTED
             if not line.strip():
                 continue
@@ -168,14 +176,14 @@ class Chat:
         finally:
             screen.end()
         self._conversation.keep(question, answer.text)
-        self._console.print(Text(summary(answer, self._console.width - 1), style="dim"))
+        self._console.print(Text(f"{summary(answer, self._console.width - 1)}\n", style="dim"))
 
     def _why(self) -> None:
         if self._last is None or not self._last.said.response_id:
             raise ValueError("/why: no answer yet")
         found = self._runner.run(self._engine.json(f"/engine/requests/{self._last.said.response_id}"))
         for sequence in found["sequences"]:
-            self._console.print(waterfall(sequence, self._console.width))
+            self._console.print(waterfall(sequence, self._console.width), "")
 
     def _say(self, text: str) -> None:
         print(text)

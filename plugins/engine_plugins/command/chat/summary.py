@@ -35,7 +35,7 @@ def summary(answer: Answer, width: int) -> str:
         f"{speed:.1f} tok/s" if speed else "",
         f"TTFT {ttft_ms:.0f} ms" if ttft_ms is not None else "",
         f"ITL P50 {itl['p50']:.1f}, P95 {itl['p95']:.1f} ms" if itl.get("count") else "",
-        f"{100 * timings['accepted_tokens'] / drafted:.0f} % of drafts accepted" if drafted else "",
+        f"drafts {100 * timings['accepted_tokens'] / drafted:.0f} %" if drafted else "",
         _prompt(answer),
     )
     return fitting(parts, width)

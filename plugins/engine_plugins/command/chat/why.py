@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine_plugins.command.chat.summary import counted
+from engine_plugins.command.live import short_ids
 
 FULL = "█"
 BESIDE = 31
@@ -31,7 +32,7 @@ def waterfall(sequence: dict[str, Any], width: int) -> Group:
         length = min(bar - offset, max(1, round(bar * shares[1])))
         shown = Text(" " * offset + FULL * length)
         table.add_row(span["name"], f"{span['ms']:,.2f} ms", f"{100 * shares[1]:.0f} %", shown, _detail(span))
-    table.add_row("total", f"{total:,.2f} ms", "", f"{sequence['unattributed_ms']:.3f} ms unattributed", "")
+    table.add_row("total", f"{total:,.2f} ms", "", "", f"{abs(sequence['unattributed_ms']):.2f} ms unattributed")
     lines = [f"cause: {sequence['cause']}"]
     if prefix := sequence.get("prefix"):
         lines.append(f"prefix cache: {sequence['cached_tokens']} of {sequence['prompt_tokens']} prompt tokens")
@@ -48,7 +49,7 @@ def _detail(span: dict[str, Any]) -> str:
     if span.get("gap_ms"):
         parts.append(f"device idle {span['gap_ms']:.1f} ms")
     if others := span.get("blocked_by"):
-        parts.append(f"beside {others['num_tokens']} prompt tokens of {others['request_id']}")
+        parts.append(f"beside {others['num_tokens']} prompt tokens of {short_ids(others['request_id'])}")
     if lost := span.get("preempted"):
         parts.append(f"preempted {counted(len(lost), 'time')}")
     return ", ".join(parts)

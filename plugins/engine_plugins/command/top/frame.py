@@ -14,7 +14,6 @@ RATE_S = 5.0
 MINUTE_S = 60.0
 FEWEST_FOR_P99 = 299
 """Below, no interval of order statistics around a P99 exists at 95 %."""
-MOST_SLOWEST = 16
 LATENCIES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "queue_ms")
 
 
@@ -106,7 +105,7 @@ class History:
                 for group in now.stats.get("blocks", ())
             ),
             series=self._series(),
-            slowest=tuple(sorted(now.requests, key=lambda request: -request["total_ms"])[:MOST_SLOWEST]),
+            slowest=tuple(sorted(now.requests, key=lambda request: -request["total_ms"])),
         )
 
     def _series(self) -> dict[str, tuple[float, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from engine_plugins.command.live import short_ids
 from engine_plugins.command.top import frame as frames
 from engine_plugins.command.top.sparkline import bar, sparkline
 
@@ -19,7 +19,6 @@ SERIES_BESIDE = 40
 """Cells of a row of :func:`series` that are not its line."""
 FEWEST_SLOWEST = 3
 KV_FULL = 0.9
-_ID = re.compile(r"\S*-[0-9a-f]*([0-9a-f]{8}-\d+)\b")
 SERIES = (
     ("output", "output_tokens", "tok/s", "green"),
     ("prefill", "prefill_tokens", "tok/s", "cyan"),
@@ -30,7 +29,7 @@ SERIES = (
 
 
 def render(title: Text, frame: frames.Frame, width: int, height: int | None = None) -> RenderableType:
-    """``height``: lines of the terminal, which the slowest requests fill up; ``None``: all of them are shown."""
+    """``height``: lines of the terminal, which the slowest requests fill up; ``None``: ten of them."""
     half = (width - 4) // 2 if width >= WIDE else width
     left, right = series(frame, half), Group(measured(frame), Text(), kept(frame, half))
     above: list[RenderableType]
@@ -42,7 +41,7 @@ def render(title: Text, frame: frames.Frame, width: int, height: int | None = No
         above, lines = [title, Text(), halves, Text()], 3 + 9 + len(frame.kv)
     else:
         above, lines = [title, left, Text(), right, Text()], 3 + 5 + 8 + len(frame.kv)
-    room = len(frame.slowest) if height is None else max(FEWEST_SLOWEST, height - lines - 1)
+    room = 10 if height is None else max(FEWEST_SLOWEST, height - lines - 1)
     return Group(*above, slowest(frame.slowest[:room], width))
 
 
@@ -101,7 +100,7 @@ def kept(frame: frames.Frame, width: int) -> Table:
         said = f" {share(leased):>5} used, {share(cached):>5} cached, {group.total:,} blocks"
         cells = bar((("█", leased), ("▒", cached)), max(10, min(40, width - 13 - len(said))))
         style = "red" if leased > KV_FULL else "green"
-        table.add_row(Text(f"KV {group.group}"), Text(cells, style=style) + Text(said, style=""))
+        table.add_row(Text(f"KV {group.group}"), Text.assemble((cells, style), said))
     of_minute = frame.minute
     hits = f"{share(of_minute.prefix_hit_rate)} of prompt tokens were cached"
     if of_minute.preemptions:
@@ -131,15 +130,10 @@ def slowest(requests: Sequence[dict[str, Any]], width: int) -> Table:
             number(request["ttft_ms"], 0),
             number(request["tpot_ms"], 1),
             *(f"{request[f'{kind}_tokens']:,}" for kind in kinds),
-            Text(cause if wide else short(cause)),
-            Text(name if wide else short(name)),
+            Text(cause if wide else short_ids(cause)),
+            Text(name if wide else short_ids(name)),
         )
     return table
-
-
-def short(text: str) -> str:
-    """With long ids by their ends."""
-    return _ID.sub(r"\1", text)
 
 
 def number(value: float | None, digits: int) -> str:
