@@ -25,7 +25,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """Served without a key."""
-PROBES = OPEN_ROUTES | {"/metrics"}
+PROBES = OPEN_ROUTES | {"/metrics", "/engine/stats", "/engine/latency", "/engine/requests"}
 GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -110,7 +111,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--url", default="http://127.0.0.1:8000", help="any OpenAI-compatible server (%(default)s)")
     add("--model", metavar="NAME", help="default: the first one the server lists")
-    add("--api-key", metavar="KEY", help="sent as bearer token")
+    add("--api-key", metavar="KEY", default=os.environ.get("ENGINE_API_KEY"), help="default: $ENGINE_API_KEY")
     add("--endpoint", choices=("chat", "completions"), help="default: chat")
     add("--timeout", type=number(0.001), default=600.0, metavar="S", help="per request (%(default)g)")
 

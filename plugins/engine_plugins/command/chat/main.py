@@ -175,7 +175,8 @@ class Chat:
             self._runner.run(asyncio.sleep(REFRESH_S))  # the connection is closed meanwhile
         finally:
             screen.end()
-        self._conversation.keep(question, answer.text)
+        if answer.text:
+            self._conversation.keep(question, answer.text)
         self._console.print(Text(f"{summary(answer, self._console.width - 1)}\n", style="dim"))
 
     def _why(self) -> None:

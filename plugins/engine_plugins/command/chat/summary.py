@@ -45,7 +45,7 @@ def _prompt(answer: Answer) -> str:
     said = answer.said
     if said.prompt_tokens is None:
         return ""
-    return f"prompt {said.prompt_tokens}, {said.cached_tokens or 0} cached"
+    return f"{said.prompt_tokens} prompt tokens, {said.cached_tokens or 0} cached"
 
 
 def counted(count: int, what: str) -> str:

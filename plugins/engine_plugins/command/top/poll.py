@@ -67,5 +67,5 @@ def counters_of(metrics: Iterable[Sample]) -> dict[str, float]:
 async def about(engine: LiveEngine) -> tuple[str, str]:
     """The model's name, and what it runs on. Raises :class:`LiveError`."""
     plan = (await engine.json("/engine/plan"))["plan"]
-    chosen = (f"{slot}={plan['slots'][slot][0]['name']}" for slot in ("quantizer", "drafter"))
+    chosen = (f"{slot}={plan['slots'][slot][0]['name']}" for slot in ("quantizer", "drafter") if slot in plan["slots"])
     return plan["model"]["name"], ", ".join((plan["device"]["name"], plan["dtype"], *chosen))

@@ -1,4 +1,4 @@
-"""A frame as text: everything below each other on 80 columns, in two halves from 130 on."""
+"""A frame as text: everything below each other on 80 columns, in two halves from 144 on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine_plugins.command.live import short_ids
 from engine_plugins.command.top import frame as frames
 from engine_plugins.command.top.sparkline import bar, sparkline
 
-WIDE = 130
+WIDE = 144
 UNKNOWN = "-"
 SERIES_BESIDE = 40
 """Cells of a row of :func:`series` that are not its line."""
@@ -38,10 +38,10 @@ def render(title: Text, frame: frames.Frame, width: int, height: int | None = No
         halves.add_column(width=half)
         halves.add_column(width=half)
         halves.add_row(left, right)
-        above, lines = [title, Text(), halves, Text()], 3 + 9 + len(frame.kv)
+        above, lines = [title, Text(), halves, Text()], 13 + len(frame.kv)
     else:
-        above, lines = [title, left, Text(), right, Text()], 3 + 5 + 8 + len(frame.kv)
-    room = 10 if height is None else max(FEWEST_SLOWEST, height - lines - 1)
+        above, lines = [title, left, Text(), right, Text()], 18 + len(frame.kv)
+    room = 10 if height is None else max(FEWEST_SLOWEST, height - lines)
     return Group(*above, slowest(frame.slowest[:room], width))
 
 
@@ -93,12 +93,13 @@ def measured(frame: frames.Frame) -> Table:
 def kept(frame: frames.Frame, width: int) -> Table:
     """KV groups, prefix cache and drafts."""
     table = Table.grid(padding=(0, 1, 0, 0))
+    labels = max((len(group.group) + 3 for group in frame.kv), default=7)
     table.add_column(style="bold", no_wrap=True, min_width=7)
     table.add_column(no_wrap=True)
     for group in frame.kv:
         leased, cached = (blocks / max(1, group.total) for blocks in (group.leased, group.cached))
         said = f" {share(leased):>5} used, {share(cached):>5} cached, {group.total:,} blocks"
-        cells = bar((("█", leased), ("▒", cached)), max(10, min(40, width - 13 - len(said))))
+        cells = bar((("█", leased), ("▒", cached)), max(10, min(40, width - labels - len(said) - 2)))
         style = "red" if leased > KV_FULL else "green"
         table.add_row(Text(f"KV {group.group}"), Text.assemble((cells, style), said))
     of_minute = frame.minute

@@ -1,0 +1,53 @@
+"""``engine top`` against a server, and without one."""
+
+import json
+
+import pytest
+from tests.http.fakes import chat
+
+from engine.cli.main import main
+from engine.testing.context import build_context
+from engine_plugins.command.live import samples
+from engine_plugins.command.top.poll import COUNTERS, counters_of
+from engine_plugins.exporter.config import PrometheusConfig
+from engine_plugins.exporter.prometheus import PrometheusExporter
+
+
+def test_every_metric_that_is_read_is_one_that_the_exporter_writes():
+    page = list(samples(PrometheusExporter(PrometheusConfig(), build_context()).render()))
+    written = {sample.name for sample in page} | {f"{s.name}{{kind={s.labels.get('kind')}}}" for s in page}
+    assert {name for names in COUNTERS.values() for name in names} <= written
+
+
+def test_counters_add_up_labels():
+    text = 'engine_requests_total{finish_reason="stop"} 3\nengine_requests_total{finish_reason="abort"} 1\n'
+    text += 'engine_step_tokens_total{kind="prefill"} 7\nengine_step_tokens_total{kind="decode"} 5\n'
+    text += "engine_ttft_seconds_count 2\nengine_itl_seconds_count 40\n"
+    counted = counters_of(samples(text))
+    assert (counted["requests"], counted["prefill_tokens"], counted["output_tokens"]) == (4, 7, 42)
+
+
+def test_one_look_at_a_server(served, capsys):
+    served.do(served.running.post("/v1/chat/completions", chat()))
+    assert main(["top", "--url", f"{served.url}/v1", "--once", "--json", "--interval", "0.1"]) == 0
+    frame = json.loads(capsys.readouterr().out)
+    assert (frame["latency"]["ttft_ms"]["n"], frame["latency"]["ttft_ms"]["p99"]) == (1, None)
+    assert frame["slowest"][0]["request_id"].startswith("chatcmpl-") and "%" in frame["slowest"][0]["cause"]
+    assert main(["top", "--url", served.url, "--once", "--interval", "0.1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("engine top  tiny  ") and "TTFT" in shown and "slowest" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["--url", "http://127.0.0.1:1", "--once"], 1, "is the server running? (--url)"),
+        (["--url", "nonsense", "--once"], 1, "nonsense"),
+        ([], 2, "stdout is no terminal; add --once or --json"),
+        (["--interval", "0"], 2, "expected a number of at least 0.1"),
+    ],
+)
+def test_what_cannot_be_watched_is_one_line(words, status, says, capsys):
+    assert main(["top", *words]) == status
+    shown = capsys.readouterr()
+    assert says in shown.err and len(shown.err.splitlines()) == 1 and shown.out == ""
