@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -138,7 +137,7 @@ class Chat:
         """Until Ctrl-C, Ctrl-D or /exit."""
         import readline
 
-        readline.set_history_length(1000)
+        readline.parse_and_bind("set enable-bracketed-paste on")  # several lines are one message
         print(f"{self._target.model} at {self._target.base_url}; /help lists commands, Ctrl-D leaves")
         while True:
             try:
@@ -168,7 +167,7 @@ class Chat:
         """Streams it. What Ctrl-C cut short is kept as far as it came; after an error the conversation is what it was
         before."""
         answer = self._last = Answer(clock())
-        screen = Screen(sys.stdout, self._console.width, color=not os.environ.get("NO_COLOR"))
+        screen = Screen(sys.stdout, self._console.width)
         try:
             self._runner.run(_shown(self._session, self._target, self._body(question), answer, screen))
         except KeyboardInterrupt:

@@ -20,11 +20,10 @@ def plain(text: str) -> str:
 
 
 class Screen:
-    """Writes to a terminal ``width`` cells wide, breaking lines between words; ``color`` dims the status."""
+    """Writes to a terminal ``width`` cells wide, breaking lines between words."""
 
-    def __init__(self, out: TextIO, width: int, color: bool) -> None:
+    def __init__(self, out: TextIO, width: int) -> None:
         self._out, self._width = out, width
-        self._before, self._behind = (DIM, PLAIN) if color else ("", "")
         self._column = 0
         self._word = ""
         """The end of the line, from the last blank on."""
@@ -62,4 +61,4 @@ class Screen:
     def _below(self, status: str) -> str:
         shown = set_cell_size(status, min(cell_len(status), self._width - 1))
         right = f"\x1b[{self._column}C" * (self._column > 0)
-        return f"\n{self._before}{shown}{self._behind}{UP}\r{right}"
+        return f"\n{DIM}{shown}{PLAIN}{UP}\r{right}"

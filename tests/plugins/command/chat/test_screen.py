@@ -17,30 +17,33 @@ class Terminal:
         self.rows, self.row, self.column = [""], 0, 0
 
     def take(self, output: str) -> None:
-        for move, count, text in re.findall(r"\x1b\[(\d*)([JKACD])|(\n|\r|[^\x1b\n\r])", output):
-            n = int(move or 1)
-            match count or text:
-                case "J":
-                    del self.rows[self.row + 1 :]
-                    self._erase()
-                case "K":
-                    self._erase()
-                case "A":
-                    self.row -= n
-                case "C":
-                    self.column += n
-                case "D":
-                    self.column -= n
-                case "\n":
-                    self.row, self.column = self.row + 1, 0
-                    self.rows += [""] * (self.row + 1 - len(self.rows))
-                case "\r":
-                    self.column = 0
-                case character:
-                    line = self.rows[self.row].ljust(self.column)
-                    self.rows[self.row] = line[: self.column] + character + line[self.column + 1 :]
-                    self.column += 1
-                    assert self.column < WIDTH
+        for count, move, text in re.findall(r"\x1b\[(\d*)([JKACDm])|(\n|\r|[^\x1b\n\r])", output):
+            if move:
+                self._move(move, int(count or 1))
+            elif text == "\n":
+                self.row, self.column = self.row + 1, 0
+                self.rows += [""] * (self.row + 1 - len(self.rows))
+            elif text == "\r":
+                self.column = 0
+            else:
+                line = self.rows[self.row].ljust(self.column)
+                self.rows[self.row] = line[: self.column] + text + line[self.column + 1 :]
+                self.column += 1
+                assert self.column < WIDTH
+
+    def _move(self, move: str, count: int) -> None:
+        match move:
+            case "J":
+                del self.rows[self.row + 1 :]
+                self._erase()
+            case "K":
+                self._erase()
+            case "A":
+                self.row -= count
+            case "C":
+                self.column += count
+            case "D":
+                self.column -= count
 
     def _erase(self) -> None:
         self.rows[self.row] = self.rows[self.row][: self.column]
@@ -48,7 +51,7 @@ class Terminal:
 
 def shown(pieces: list[str], status: str = "", end: bool = True) -> list[str]:
     out, terminal = io.StringIO(), Terminal()
-    screen = Screen(out, WIDTH, color=False)
+    screen = Screen(out, WIDTH)
     for piece in pieces:
         screen.write(piece, status)
     if end:
