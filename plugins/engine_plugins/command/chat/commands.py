@@ -23,9 +23,9 @@ def obey(line: str, conversation: Conversation, why: Callable[[], None], say: Ca
     name, _, rest = line.partition(" ")
     rest = rest.strip()
     match name:
-        case "/exit" | "/quit" | "/bye":
+        case "/exit" | "/quit":
             return False
-        case "/help" | "/?":
+        case "/help":
             say(HELP)
         case "/reset":
             conversation.turns.clear()

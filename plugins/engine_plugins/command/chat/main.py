@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from rich.console import Console
@@ -27,6 +29,7 @@ from engine_plugins.command.chat.why import waterfall
 from engine_plugins.command.live import LiveEngine, LiveError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+LOOK_S = 2.0
 REFRESH_S = 0.1
 
 
@@ -50,36 +53,29 @@ def run(flags: Any, overrides: list[str]) -> int:
     with asyncio.Runner() as runner:
         try:
             with contextlib.ExitStack() as stack:
-                url = flags.url or (None if own else _default(runner, flags.api_key))
-                if url is None:
+                url = flags.url or DEFAULT_URL
+                if own or not (flags.url or _listens(url)):
                     url = stack.enter_context(_started(_words(flags, overrides), console))
                 chat = Chat(runner, url, flags.api_key, conversation)
                 stack.callback(chat.close)
                 return chat.answer_once(question) if question else chat.talk()
         except (ProbeError, AskError) as error:
-            _complain(console, error)
+            hint = "" if flags.url or own else "; --url names another engine, --model or an override starts one"
+            console.print(Text(f"engine chat: {error}{hint}"))
             return FAILED
         except StartError as error:
-            _complain(console, error)
+            console.print(Text(f"engine chat: {error}"))
             return error.status or FAILED
 
 
-def _complain(console: Console, error: Exception) -> None:
-    console.print(Text(f"engine chat: {error}"))
-
-
-def _default(runner: asyncio.Runner, api_key: str | None) -> str | None:
-    """The default URL if an engine answers there."""
-
-    async def look() -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
-            await find_model(session, DEFAULT_URL, api_key)
-
+def _listens(url: str) -> bool:
+    """Whether there is a server at all."""
+    parts = urlsplit(url)
     try:
-        runner.run(look())
-    except ProbeError:
-        return None
-    return DEFAULT_URL
+        socket.create_connection((parts.hostname, parts.port), LOOK_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _words(flags: Any, overrides: list[str]) -> list[str]:
@@ -155,7 +151,7 @@ class Chat:
             try:
                 if not line.startswith("/"):
                     self._answer(line.strip())
-                elif not obey(line.strip(), self._conversation, self._why, self._say):
+                elif not obey(line.strip(), self._conversation, self._why, print):
                     return OK
             except (AskError, LiveError, ValueError) as error:
                 self._console.print(Text(str(error), style="red"))
@@ -169,7 +165,7 @@ class Chat:
         answer = self._last = Answer(clock())
         screen = Screen(sys.stdout, self._console.width)
         try:
-            self._runner.run(_shown(self._session, self._target, self._body(question), answer, screen))
+            self._runner.run(_show_answer(self._session, self._target, self._body(question), answer, screen))
         except KeyboardInterrupt:
             self._runner.run(asyncio.sleep(REFRESH_S))  # the connection is closed meanwhile
         finally:
@@ -185,15 +181,12 @@ class Chat:
         for sequence in found["sequences"]:
             self._console.print(waterfall(sequence, self._console.width), "")
 
-    def _say(self, text: str) -> None:
-        print(text)
-
 
 async def _open() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
 
 
-async def _shown(
+async def _show_answer(
     session: aiohttp.ClientSession, target: Target, body: dict[str, Any], answer: Answer, screen: Screen
 ) -> None:
     """Asks, and shows text and speed, also while nothing comes."""

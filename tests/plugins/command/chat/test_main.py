@@ -50,6 +50,16 @@ def test_a_pipe_gets_the_answer_alone(served, monkeypatch, capsys):
     assert served.running.client.requests[0].sampling.seed == 7
 
 
+def test_without_a_url_it_asks_the_server_at_the_usual_port(served, monkeypatch, capsys):
+    monkeypatch.setattr("engine_plugins.command.chat.main.DEFAULT_URL", served.url)
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is a list?"))
+    assert main(["chat"]) == 0 and capsys.readouterr().out == "Hello world\n"
+    monkeypatch.setattr("engine_plugins.command.chat.main.DEFAULT_URL", f"{served.url}/elsewhere")
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is a list?"))
+    assert main(["chat"]) == 1
+    assert "answered 404" in (shown := capsys.readouterr().err) and "--model or an override starts one" in shown
+
+
 def test_a_conversation_goes_on_after_every_mistake(served, terminal, capsys):
     terminal("first", "/params temperature=9", "lost", "/params temperature=", "/nothing", "", " /second", "/why")
     assert main(["chat", "--url", served.url]) == 0
