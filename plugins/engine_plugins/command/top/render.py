@@ -1,4 +1,4 @@
-"""A frame as text: everything below each other on 80 columns, in two halves from 144 on."""
+"""A frame as text: everything below each other on 80 columns, in two halves from 148 on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine_plugins.command.live import short_ids
 from engine_plugins.command.top import frame as frames
 from engine_plugins.command.top.sparkline import bar, sparkline
 
-WIDE = 144
+WIDE = 148
 UNKNOWN = "-"
 SERIES_BESIDE = 40
 """Cells of a row of :func:`series` that are not its line."""
@@ -67,7 +67,7 @@ def measured(frame: frames.Frame) -> Table:
     """Percentiles, and beside them what a step consists of."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="bold", width=6)
-    for width in (9, 9, 9, 8, 2):
+    for width in (10, 10, 10, 8, 2):
         table.add_column(justify="right", width=width)
     table.add_column(style="bold", width=8)
     table.add_column(justify="right", width=9)
@@ -85,7 +85,7 @@ def measured(frame: frames.Frame) -> Table:
         found = frame.latency[name]
         label = name.removesuffix("_ms")
         label = label if label == "queue" else label.upper()
-        shown = (number(value, 2 if (value or 0.0) < 1e4 else 1) for value in (found.p50, found.p95, found.p99))
+        shown = (number(value, 2) for value in (found.p50, found.p95, found.p99))
         table.add_row(label, *shown, f"{found.n:,}", "", *other)
     return table
 
