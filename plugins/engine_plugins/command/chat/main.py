@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 from rich.console import Console
@@ -21,15 +18,15 @@ from engine_plugins.command.bench.target import Target
 from engine_plugins.command.chat.ask import Answer, AskError, ask, clock
 from engine_plugins.command.chat.commands import obey
 from engine_plugins.command.chat.conversation import Conversation
-from engine_plugins.command.chat.own_server import StartError, own_server
+from engine_plugins.command.chat.own_server import StartError
 from engine_plugins.command.chat.prompt import read_message
 from engine_plugins.command.chat.screen import Screen, plain
 from engine_plugins.command.chat.summary import progress, summary
+from engine_plugins.command.chat.which import listens, started, words
 from engine_plugins.command.chat.why import waterfall
 from engine_plugins.command.live import LiveEngine, LiveError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-LOOK_S = 2.0
 REFRESH_S = 0.1
 
 
@@ -54,8 +51,8 @@ def run(flags: Any, overrides: list[str]) -> int:
         try:
             with contextlib.ExitStack() as stack:
                 url = flags.url or DEFAULT_URL
-                if own or not (flags.url or _listens(url)):
-                    url = stack.enter_context(_started(_words(flags, overrides), console))
+                if own or not (flags.url or listens(url)):
+                    url = stack.enter_context(started(words(flags, overrides), console))
                 chat = Chat(runner, url, flags.api_key, conversation)
                 stack.callback(chat.close)
                 return chat.answer_once(question) if question else chat.talk()
@@ -66,30 +63,6 @@ def run(flags: Any, overrides: list[str]) -> int:
         except StartError as error:
             console.print(Text(f"engine chat: {error}"))
             return error.status or FAILED
-
-
-def _listens(url: str) -> bool:
-    """Whether there is a server at all."""
-    parts = urlsplit(url)
-    try:
-        socket.create_connection((parts.hostname, parts.port), LOOK_S).close()
-    except OSError:
-        return False
-    return True
-
-
-def _words(flags: Any, overrides: list[str]) -> list[str]:
-    model = ["--model", flags.model] if flags.model else []
-    return [*(word for folder in flags.config_dir for word in ("--config-dir", str(folder))), *model, *overrides]
-
-
-@contextlib.contextmanager
-def _started(words: list[str], console: Console) -> Iterator[str]:
-    said = f"engine serve {' '.join(words)}".strip()
-    with contextlib.ExitStack() as stack:
-        with console.status(f"starting '{said}'") as status:
-            url = stack.enter_context(own_server(words, lambda phase: status.update(f"starting '{said}': {phase}")))
-        yield url
 
 
 class Chat:

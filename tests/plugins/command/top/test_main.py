@@ -1,13 +1,19 @@
 """``engine top`` against a server, and without one."""
 
+import asyncio
 import json
+import pty
+import termios
 
+import aiohttp
 import pytest
-from tests.http.fakes import chat
+from tests.http.fakes import chat, running
+from tests.service.fakes import in_loop
 
 from engine.cli.main import main
 from engine.testing.context import build_context
-from engine_plugins.command.live import samples
+from engine_plugins.command.live import LiveEngine, LiveError, samples
+from engine_plugins.command.top.main import Watch, keys
 from engine_plugins.command.top.poll import COUNTERS, counters_of
 from engine_plugins.exporter.config import PrometheusConfig
 from engine_plugins.exporter.prometheus import PrometheusExporter
@@ -36,6 +42,34 @@ def test_one_look_at_a_server(served, capsys):
     assert main(["top", "--url", served.url, "--once", "--interval", "0.1"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("engine top  tiny  ") and "TTFT" in shown and "slowest" in shown
+
+
+@in_loop
+async def test_a_server_that_goes_away_is_missed_and_another_one_is_taken():
+    async with aiohttp.ClientSession() as session:
+        async with running() as server:
+            watch = Watch(LiveEngine(session, server.url))
+            assert (await watch.look()).running == 0 and watch.lost_s is None
+        for _ in range(2):
+            with pytest.raises(LiveError, match="is the server running"):
+                await watch.look()
+        assert watch.lost_s is not None and watch.model == ""
+        async with running() as server:
+            watch.engine = LiveEngine(session, server.url)
+            assert (await watch.look()).running == 0 and watch.lost_s is None and watch.model == "tiny"
+
+
+@in_loop
+async def test_q_leaves_and_the_terminal_is_as_before(monkeypatch):
+    keyboard, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    with open(keyboard, "wb", buffering=0) as keyboard, open(terminal, "rb", buffering=0) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        left = asyncio.Event()
+        with keys(left):
+            keyboard.write(b"q")
+            await left.wait()
+        assert termios.tcgetattr(terminal) == before
 
 
 @pytest.mark.parametrize(
