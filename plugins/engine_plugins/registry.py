@@ -585,4 +585,9 @@ def engine_command() -> list[CommandProvider]:
             "engine_plugins.command.bench_machine.command:COMMAND",
             "measure how fast this machine reads memory and multiplies",
         ),
+        CommandProvider(
+            "dashboards",
+            "engine_plugins.command.dashboards.command:COMMAND",
+            "write Grafana dashboards of an engine's metrics",
+        ),
     ]
