@@ -127,7 +127,8 @@ class Outbox(Generic[T]):
         self.dropped += count
         if count and time.monotonic() >= self._report_at:
             self._report_at = time.monotonic() + REPORT_S
-            log.warning("exporter dropped items", server=self._parts.hostname, why=why, dropped=self.dropped)
+            to = f"{self._parts.hostname}:{self._parts.port or self._parts.scheme}{self._parts.path}"
+            log.warning("exporter dropped items", to=to, why=why, dropped=self.dropped)
 
 
 def seconds_of(retry_after: str | None) -> float | None:

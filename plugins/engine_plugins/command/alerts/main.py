@@ -45,7 +45,7 @@ async def _once(flags: argparse.Namespace, table: Sequence[Rule]) -> int:
         if at_s >= end:
             break
     findings = Evaluator(table, at_once=True).evaluate(history)
-    Console().print(render(findings))
+    Console().print(render(findings, history))
     return FIRES if any(found.state == evaluation.FIRING for found in findings) else OK
 
 
@@ -88,14 +88,16 @@ def changed(found: Finding) -> str:
     return f"{time.strftime('%H:%M:%S')} {found.state:7} {name} ({rule.severity}, {shown(found.value)}): {rule.summary}"
 
 
-def render(findings: Sequence[Finding]) -> Table:
-    """All rules, those that fire with what may help."""
+def render(findings: Sequence[Finding], history: History) -> Table:
+    """All rules: those that fire with what may help, those that nearly do with what they lack."""
     table = Table(box=None, pad_edge=False)
     for column in ("rule", "state", "value", "what"):
         table.add_column(column, overflow="fold")
     for found in findings:
         rule, fires = found.rule, found.state == evaluation.FIRING
-        what = f"{rule.summary} {rule.advice}" if fires else " ".join(rule.labels.values())
+        unmet = [each for each in rule.conditions[1:] if not each.holds(history)]
+        near = f"not: {unmet[0].promql}" if unmet and rule.conditions[0].holds(history) else ""
+        what = f"{rule.summary} {rule.advice}" if fires else " ".join([*rule.labels.values(), near])
         state = f"[bold red]{found.state}[/] ({rule.severity})" if fires else found.state
         table.add_row(rule.name, state, shown(found.value), what)
     return table

@@ -90,3 +90,11 @@ def test_the_rules_are_a_file_for_prometheus(capsys):
 def test_what_makes_no_sense_is_refused(flags, says, capsys):
     assert main(["alerts", *flags]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_rule_that_nearly_fires_says_what_it_lacks(url, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(Page, "text", page(kv_used=0.97, waiting=0))
+    assert main(["alerts", "--url", url, *QUICK]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("EngineKvFull")]
+    assert line.split(maxsplit=3)[1:] == ["ok", "0.97", "not: engine_requests_waiting > 0"]
