@@ -149,4 +149,4 @@ def test_the_command_of_the_guide_works_as_printed(installed, monkeypatch, capsy
 
 def test_the_load_generators_are_plugins():
     found = discover(PluginSettings(third_party=False))
-    assert [offered.qualified for offered in found.commands] == ["engine:bench", "engine:bench-machine"]
+    assert {"engine:bench", "engine:bench-machine"} <= {offered.qualified for offered in found.commands}
