@@ -12,6 +12,7 @@ from engine.service.timings import SPANS
 from engine.service.trace_context import trace_context
 from tests.http.fakes import chat, running
 from tests.http.test_openai_client import in_loop
+from tests.service.strict_chrome_trace import read
 
 CHAT = "/v1/chat/completions"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -32,7 +33,7 @@ async def test_a_request_is_found_by_the_id_of_its_response() -> None:
         (one,) = json.loads(listed)["requests"]
         assert one["request_id"] == f"{name}-0" and set(one["spans"]) == set(SPANS)
         _, _, trace = await server.get(f"/engine/requests/{name}?format=chrome")
-        assert {event["ph"] for event in json.loads(trace)["traceEvents"]} == {"M", "X"}
+        assert len(read(trace)) == 1, "the scripted engine has no steps"
 
 
 @in_loop
