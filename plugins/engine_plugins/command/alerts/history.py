@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from itertools import pairwise
+from itertools import chain, pairwise, takewhile
 
 from engine_plugins.command.live import Sample
 
@@ -28,7 +28,7 @@ def scrape_of(samples: Iterable[Sample], names: Collection[str]) -> Scrape:
 
 
 class History:
-    """Scrapes of one engine. Bounded: about 1,000 of them at one in 15 s."""
+    """Scrapes of one engine, bounded in number: at one in 15 s about 1,000."""
 
     def __init__(self) -> None:
         self._fine: deque[tuple[float, Scrape]] = deque()
@@ -59,12 +59,8 @@ class History:
         """Of a counter within the window, as Prometheus' ``increase()`` has it: restarts are counted on, and the rate
         goes on to the ends of the window where samples come close to them. NaN with fewer than two samples."""
         first_s = self.now_s - window_s
-        found = [
-            (at_s, scrape[series])
-            for kept in (self._coarse, self._fine)
-            for at_s, scrape in kept
-            if at_s >= first_s and series in scrape
-        ]
+        latest_first = takewhile(lambda kept: kept[0] >= first_s, chain(reversed(self._fine), reversed(self._coarse)))
+        found = [(at_s, scrape[series]) for at_s, scrape in latest_first if series in scrape][::-1]
         if len(found) < 2:
             return math.nan
         values = [value for _, value in found]

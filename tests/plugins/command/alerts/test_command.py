@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -12,6 +12,8 @@ import yaml
 from engine.cli.main import main
 from engine.testing.context import build_context
 from engine.testing.exporter import step_event
+from engine_plugins.command.alerts import main as alerts_main
+from engine_plugins.command.alerts.history import Scrape
 from engine_plugins.exporter.config import PrometheusConfig
 from engine_plugins.exporter.prometheus import PrometheusExporter
 
@@ -98,3 +100,21 @@ def test_a_rule_that_nearly_fires_says_what_it_lacks(url, monkeypatch, capsys):
     assert main(["alerts", "--url", url, *QUICK]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("EngineKvFull")]
     assert line.split(maxsplit=3)[1:] == ["ok", "0.97", "not: engine_requests_waiting > 0"]
+
+
+def test_watching_says_when_a_rule_begins_and_ceases_to_hold(monkeypatch, capsys):
+    used = "engine_kv_used_ratio"
+
+    async def scrapes(flags: object, metrics: object) -> AsyncIterator[tuple[float, Scrape]]:
+        for minute, value in enumerate((0.5, 0.95, 0.95, 0.95, 0.5)):
+            yield 60.0 * minute, {"up": 1.0, used: value, "engine_requests_waiting": 1.0}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(alerts_main, "_scrapes", scrapes)
+    assert main(["alerts", "--watch"]) == 130
+    lines = [line.split()[1:5] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["pending", "EngineKvFull", "(ticket,", "0.95):"],
+        ["firing", "EngineKvFull", "(ticket,", "0.95):"],
+        ["ok", "EngineKvFull", "(ticket,", "0.5):"],
+    ]
