@@ -54,6 +54,7 @@ class Outbox(Generic[T]):
         self._wake, self._closing = threading.Event(), threading.Event()
         self._close_by = float("inf")
         self._report_at = 0.0
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.sent = 0
         """Items that were taken."""
@@ -124,11 +125,12 @@ class Outbox(Generic[T]):
             connection.close()
 
     def _drop(self, count: int, why: str) -> None:
-        self.dropped += count
-        if count and time.monotonic() >= self._report_at:
-            self._report_at = time.monotonic() + REPORT_S
-            to = f"{self._parts.hostname}:{self._parts.port or self._parts.scheme}{self._parts.path}"
-            log.warning("exporter dropped items", to=to, why=why, dropped=self.dropped)
+        with self._lock:  # both threads drop
+            self.dropped += count
+            if count and time.monotonic() >= self._report_at:
+                self._report_at = time.monotonic() + REPORT_S
+                to = f"{self._parts.hostname}:{self._parts.port or self._parts.scheme}{self._parts.path}"
+                log.warning("exporter dropped items", to=to, why=why, dropped=self.dropped)
 
 
 def seconds_of(retry_after: str | None) -> float | None:
