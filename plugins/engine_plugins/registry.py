@@ -49,7 +49,7 @@ from engine_plugins.drafter.config import (
     ParallelBlockConfig,
     SuffixConfig,
 )
-from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
+from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, OtlpConfig, PrometheusConfig, WebhookConfig
 from engine_plugins.parallelism.env import EnvConfig
 from engine_plugins.parallelism.join import JoinConfig
 from engine_plugins.parallelism.ray.config import RayConfig, needs_ray
@@ -340,6 +340,18 @@ def engine_exporter() -> list[Provider]:
             config=ConsoleConfig,
             doc="A summary line every few seconds.",
         ),
+        Provider(
+            "otlp",
+            "engine_plugins.exporter.otlp:OtlpExporter",
+            config=OtlpConfig,
+            doc="Spans of requests and their phases to an OpenTelemetry collector.",
+        ),
+        Provider(
+            "webhook",
+            "engine_plugins.exporter.webhook:WebhookExporter",
+            config=WebhookConfig,
+            doc="Alerts of the engine's own rules to a URL, as Alertmanager posts them.",
+        ),
     ]
 
 
@@ -559,6 +571,11 @@ def engine_architecture() -> list[Provider]:
 def engine_command() -> list[CommandProvider]:
     return [
         CommandProvider(
+            "alerts",
+            "engine_plugins.command.alerts.command:COMMAND",
+            "say what is wrong with a running engine; the rules for Prometheus",
+        ),
+        CommandProvider(
             "bench",
             "engine_plugins.command.bench.command:COMMAND",
             "measure TTFT, ITL and throughput of a running server",
@@ -582,5 +599,10 @@ def engine_command() -> list[CommandProvider]:
             "chat",
             "engine_plugins.command.chat.command:COMMAND",
             "chat in the terminal, with the speed of each answer",
+        ),
+        CommandProvider(
+            "dashboards",
+            "engine_plugins.command.dashboards.command:COMMAND",
+            "write Grafana dashboards of an engine's metrics",
         ),
     ]

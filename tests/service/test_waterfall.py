@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from engine.contracts.events import AdmittedEvent, Chunk, PreemptedEvent, RequestEvent, StepEvent
-from engine.service.chrome_trace import STEPS_TRACK, chrome_trace
+from engine.service.chrome_trace import PID, STEPS_TRACK, chrome_trace
 from engine.service.trace_context import valid_traceparent
 from engine.service.waterfall import Waterfall, Waterfalls
 from engine.testing.exporter import request_event, step_event
+
+from .strict_chrome_trace import read
 
 TIMES = {
     "receive_ms": 1.0, "tokenize_ms": 2.0, "route_ms": 0.5, "dispatch_ms": 0.5, "queue_ms": 6.0, "prefill_ms": 20.0,
@@ -133,21 +135,24 @@ def test_spans_whose_steps_are_forgotten_are_shown_without() -> None:
     assert all(span.detail.get("steps", 0) == 0 for span in found.spans)
 
 
-def test_a_chrome_trace_nests_on_every_track_and_names_it() -> None:
+def chrome(*events: Any) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
+    """Slices by track, read strictly."""
     waterfalls = Waterfalls()
-    waterfalls.add([*STEPS, request("cmpl-a-0"), request("cmpl-a-1", began_s=1.004)])
-    trace = json.loads(json.dumps(chrome_trace(waterfalls.find("cmpl-a"), waterfalls.steps)))
-    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    tracks = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
-    assert tracks == {STEPS_TRACK: "steps of the engine", 1: "cmpl-a-0", 2: "cmpl-a-1"}
-    assert {event["tid"] for event in events} == set(tracks) and all(event["dur"] >= 0 for event in events)
-    for track in tracks:
-        open_until: list[float] = []
-        for event in (event for event in events if event["tid"] == track):
-            while open_until and open_until[-1] <= event["ts"] + 0.01:
-                open_until.pop()
-            assert not open_until or event["ts"] + event["dur"] <= open_until[-1] + 0.01, event
-            open_until.append(event["ts"] + event["dur"])
+    waterfalls.add(events)
+    return read(json.dumps(chrome_trace(waterfalls.find("cmpl-a"), waterfalls.steps)).encode())
+
+
+def test_a_chrome_trace_has_a_track_for_the_steps_and_one_for_each_sequence() -> None:
+    tracks = chrome(*STEPS, request("cmpl-a-0"), request("cmpl-a-1", began_s=1.004))
+    assert [(tid, len(found)) for (_, tid), found in sorted(tracks.items())] == [(STEPS_TRACK, 6), (1, 8), (2, 8)]
+    assert tracks[PID, 1][4] == (4_000_000, 10_000_000, "queue") and tracks[PID, 2][0][0] == 4_000_000
+
+
+def test_a_chrome_trace_nests_although_times_are_rounded_and_steps_end_behind_their_tokens() -> None:
+    late = [step(2, 20.0004, Chunk("cmpl-a-0", 64, 0)), step(3, 30.0031, Chunk("cmpl-a-0", 32, 64))]
+    rounded = {"receive_ms": 1.0004, "deliver_ms": 1.0003, "unattributed_ms": -0.0007, "last_write_ms": 2.0001}
+    names = [name for _, _, name in chrome(*late, request("cmpl-a-0", **rounded))[PID, 1]]
+    assert names[5:8] == ["prefill", "chunk", "chunk"] and names[-2:] == ["deliver", "write"]
 
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

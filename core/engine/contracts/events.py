@@ -119,6 +119,21 @@ class TokensEvent(msgspec.Struct, frozen=True, tag="tokens"):
     """Time since the previous output of this sequence, divided by ``num_tokens``."""
 
 
+class RequestParameters(msgspec.Struct, frozen=True):
+    """What a client asked for, as far as it is no text."""
+
+    kind: str
+    """``chat`` or ``completion``."""
+    stream: bool
+    num_choices: int
+    """Of each prompt."""
+    temperature: float
+    top_p: float
+    top_k: int
+    """0: no limit."""
+    seed: int | None = None
+
+
 class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     """A sequence ended. Times in milliseconds. ``receive + tokenize + route + dispatch + queue + prefill + decode +
     deliver + unattributed == e2e``, one after the other in this order."""
@@ -164,6 +179,28 @@ class RequestEvent(msgspec.Struct, frozen=True, tag="request"):
     """Of ``write_ms``: behind ``e2e_ms``."""
     traceparent: str = ""
     """The client's, if it sent a valid one (W3C Trace Context)."""
+    span_id: str = ""
+    """Of the request here, in the client's trace; empty without one, and for further sequences of a request."""
+    parameters: RequestParameters | None = None
+
+
+class ProxiedEvent(msgspec.Struct, frozen=True, tag="proxied"):
+    """A request was passed on to another server, and its answer back to the client."""
+
+    at_s: float
+    request_id: str
+    kind: str
+    """``chat`` or ``completion``."""
+    server: str
+    """Which one: ``HOST:PORT``."""
+    status: int
+    """Of the answer; 499: the client went away."""
+    total_ms: float
+    """Since the request came in."""
+    traceparent: str = ""
+    """The client's, if it sent a valid one."""
+    span_id: str = ""
+    """Of the request here, which the other server is told as its parent."""
 
 
 class RejectedEvent(msgspec.Struct, frozen=True, tag="rejected"):
@@ -189,6 +226,7 @@ Event = (
     | FirstTokenEvent
     | TokensEvent
     | RequestEvent
+    | ProxiedEvent
     | RejectedEvent
     | DroppedEvent
 )

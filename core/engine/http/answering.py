@@ -18,6 +18,7 @@ from aiohttp import web
 
 from engine.border.calls import broken, name_of, shown, told
 from engine.border.values import problems
+from engine.contracts.events import ProxiedEvent, RequestParameters
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.router import Answer, ApiRequest, Reject, Route, ToEngine, ToUrl
 from engine.http import proxy
@@ -104,7 +105,7 @@ async def answer(
     if isinstance(route, Reject):
         raise ApiError(route.status, route.message, code="rejected", retry_after_s=route.retry_after_s)
     if isinstance(route, ToUrl):
-        return await proxy.forward(http, state, flight, route.base_url, job.body.data, job.api.stream)
+        return await _proxied(http, state, flight, job, route.base_url)
     job.body.release()
     runs: list[SequenceRun] = []
     events = EventStream(http, state.settings.keepalive_s)
@@ -124,6 +125,25 @@ async def answer(
     if all(run.finish_reason is not None for run in runs):
         _report(state, job.api, runs)
     return response
+
+
+async def _proxied(
+    http: web.Request, state: ServerState, flight: Flight, job: Job, base_url: str
+) -> web.StreamResponse:
+    arrival, status = job.arrival, 499
+    try:
+        response = await proxy.forward(http, state, flight, base_url, job.body.data, job.api.stream, arrival.trace)
+        status = response.status
+        return response
+    except ApiError as error:
+        status = error.status
+        raise
+    finally:
+        now_s, trace = time.monotonic(), arrival.trace
+        total_ms = (now_s - arrival.received_s) * 1e3
+        name, kind, server = job.api.request_id, job.api.kind, urlsplit(base_url).netloc.rpartition("@")[2]
+        event = ProxiedEvent(now_s, name, kind, server, status, total_ms, trace.parent, trace.span_id)
+        state.bus.publish((event,))
 
 
 async def _abort(runs: Sequence[SequenceRun]) -> None:
@@ -257,10 +277,17 @@ def _run(
         min_tokens=sampling.min_tokens,
         logprobs=sampling.logprobs is not None,
         sent_s=sent_s,
+        parameters=_parameters(job.api, sampling),
     )
     stops = StopMatcher(job.api.stop, bool(job.request.include_stop_str_in_output))
     detokenizer = state.tokenizer.stream(job.request.skip_special_tokens is not False)
     return SequenceRun(spec, stream, detokenizer, stops, job.arrival, state.bus.publish)
+
+
+def _parameters(api: ApiRequest, sampling: SamplingParams) -> RequestParameters:
+    return RequestParameters(
+        api.kind, api.stream, api.n, sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed
+    )
 
 
 async def _whole(job: Job, runs: Sequence[SequenceRun], form: Format) -> web.StreamResponse:

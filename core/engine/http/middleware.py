@@ -18,7 +18,7 @@ from engine.contracts.events import RejectedEvent
 from engine.http.bodies import error_response, http_error_response
 from engine.http.compression import compressed
 from engine.http.connections import Connection
-from engine.http.state import STATE
+from engine.http.state import STATE, TRACE
 from engine.service.errors import ApiError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -90,9 +90,12 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 async def stamp(request: web.Request, response: web.StreamResponse) -> None:
-    """Puts the request id on every response, streams included; a draining server keeps no connection."""
+    """Puts the request id on every response, streams included, and the span of a client's trace; a draining server
+    keeps no connection."""
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
+    if TRACE in request and request[TRACE].own:
+        response.headers["traceresponse"] = request[TRACE].own
     if request.app[STATE].admission.draining:
         response.force_close()
         # aiohttp has written the header fields already: without this one a client would use the connection again.

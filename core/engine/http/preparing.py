@@ -12,7 +12,7 @@ from engine.contracts.request import SamplingParams
 from engine.contracts.router import ApiRequest
 from engine.http.answering import Job, now_ms_since, request_id
 from engine.http.bodies import Body
-from engine.http.state import STATE, ServerState
+from engine.http.state import STATE, TRACE, ServerState
 from engine.service.addresses import network_of
 from engine.service.chat_template import TemplateFailed
 from engine.service.errors import ApiError, bad_request
@@ -20,7 +20,7 @@ from engine.service.parsing import Turns
 from engine.service.protocol import ChatOptions, CompletionOptions
 from engine.service.timings import Arrival
 from engine.service.tokenizer import TokenizerError, TooManyTokens
-from engine.service.trace_context import valid_traceparent
+from engine.service.trace_context import trace_context
 from engine.service.validation import (
     DEFAULT_COMPLETION_TOKENS,
     check_echoed_logprobs,
@@ -46,7 +46,9 @@ def client_of(http: web.Request, user: str | None = None) -> str:
 def arrival_of(http: web.Request, received_s: float, parsed_s: float) -> Arrival:
     """Of a request whose prompts were tokenized just now."""
     receive_ms, tokenize_ms = (parsed_s - received_s) * 1e3, now_ms_since(parsed_s)
-    return Arrival(received_s, receive_ms, tokenize_ms, valid_traceparent(http.headers.getall("traceparent", [])))
+    trace = trace_context(http.headers.getall("traceparent", []), http.headers.getall("tracestate", []))
+    http[TRACE] = trace
+    return Arrival(received_s, receive_ms, tokenize_ms, trace)
 
 
 async def encode_text(

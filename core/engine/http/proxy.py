@@ -13,6 +13,7 @@ from engine.http.sse import DONE, event
 from engine.http.state import ServerState
 from engine.service.admission import Flight
 from engine.service.errors import ApiError
+from engine.service.trace_context import TraceContext
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0
@@ -21,12 +22,18 @@ log = structlog.get_logger("engine.proxy")
 
 
 async def forward(
-    http: web.Request, state: ServerState, flight: Flight, base_url: str, body: bytes, stream: bool
+    http: web.Request,
+    state: ServerState,
+    flight: Flight,
+    base_url: str,
+    body: bytes,
+    stream: bool,
+    trace: TraceContext,
 ) -> web.StreamResponse:
     """Send ``body`` to the same endpoint below ``base_url`` and its answer back as it comes.
 
-    This server's own key is not passed on. Raises :class:`ApiError` 502 when the other server cannot be reached; a
-    stream that breaks off ends in an error event.
+    This server's own key is not passed on; a client's trace is, with the span here as parent. Raises :class:`ApiError`
+    502 when the other server cannot be reached; a stream that breaks off ends in an error event.
     """
     assert state.session is not None
     response = web.StreamResponse()
@@ -34,6 +41,7 @@ async def forward(
     # What the client accepts, since the answer is passed on as it comes. An error event may have to follow the other
     # server's in a stream, so that is asked for as it is.
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity" if stream else accepted(http)}
+    headers |= trace.headers()
     try:
         async with state.session.post(
             target(base_url, http.path), data=body, headers=headers, timeout=timeout

@@ -28,6 +28,7 @@ from engine.service.parsing import Limits, P
 from engine.service.prefix_misses import RecentPrompts
 from engine.service.supervisor import Supervisor
 from engine.service.tokenizer import Tokenizer
+from engine.service.trace_context import TraceContext
 from engine.service.waterfall import Waterfalls
 
 ENGINE_ID = "default"
@@ -124,6 +125,7 @@ class Recorder:
 
 
 STATE: web.AppKey[ServerState] = web.AppKey("state", ServerState)
+TRACE: web.RequestKey[TraceContext] = web.RequestKey("trace", TraceContext)
 
 
 def fingerprint(plan: EnginePlan) -> str:

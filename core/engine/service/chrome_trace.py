@@ -5,6 +5,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,9 +26,7 @@ def chrome_trace(
     events += _steps(steps(first, last), first)
     for track, waterfall in enumerate(waterfalls, start=STEPS_TRACK + 1):
         events.append(_named(track, waterfall.request.request_id))
-        began_us = (waterfall.began_s - first) * 1e6
-        for span in waterfall.spans:
-            events += _nested(span, track, began_us)
+        events += _nested(waterfall.spans, track, (waterfall.began_s - first) * 1e3)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -35,41 +34,39 @@ def _named(track: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "thread_name", "pid": PID, "tid": track, "args": {"name": name}}
 
 
-def _nested(span: Span, track: int, began_us: float) -> Iterator[dict[str, Any]]:
-    yield {
-        "ph": "X",
-        "name": span.name,
-        "ts": round(began_us + span.start_ms * 1e3, 3),
-        "dur": round(span.ms * 1e3, 3),
-        "pid": PID,
-        "tid": track,
-        "args": span.detail,
-    }
-    for inside in span.inside:
-        yield from _nested(inside, track, began_us)
+def _nested(
+    spans: Sequence[Span], track: int, began_ms: float, from_ns: float = 0, until_ns: float = math.inf
+) -> Iterator[dict[str, Any]]:
+    """One behind the other, within what they are in, as slices of a track have to be: times are rounded, and a step
+    ends a little behind the token that it brings."""
+    for span in spans:
+        start_ns = min(max(from_ns, round((began_ms + span.start_ms) * 1e6)), until_ns)
+        end_ns = min(max(start_ns, round((began_ms + span.start_ms + span.ms) * 1e6)), until_ns)
+        yield _slice(span.name, track, start_ns, end_ns, span.detail)
+        yield from _nested(span.inside, track, began_ms, start_ns, end_ns)
+        from_ns = end_ns
+
+
+def _slice(name: str, track: int, start_ns: float, end_ns: float, args: dict[str, Any]) -> dict[str, Any]:
+    ts, dur = start_ns / 1e3, (end_ns - start_ns) / 1e3
+    return {"ph": "X", "name": name, "ts": ts, "dur": dur, "pid": PID, "tid": track, "args": args}
 
 
 def _steps(steps: Sequence[StepEvent], first_s: float) -> Iterator[dict[str, Any]]:
     """One behind the other: where the next one is planned while one runs, it is drawn behind that."""
-    free_us = 0.0
+    free_ns = 0
     for step in steps:
-        ended_us = (step.at_s - first_s) * 1e6
-        start_us = max(free_us, ended_us - step.duration_ms * 1e3)
-        free_us = max(free_us, ended_us)
-        yield {
-            "ph": "X",
-            "name": "step" if step.num_prefill_tokens == 0 else "step with prompt tokens",
-            "ts": round(start_us, 3),
-            "dur": round(max(0.0, ended_us - start_us), 3),
-            "pid": PID,
-            "tid": STEPS_TRACK,
-            "args": {
-                "step": step.step,
-                "num_requests": step.num_requests,
-                "num_prefill_tokens": step.num_prefill_tokens,
-                "num_decode_tokens": step.num_decode_tokens,
-                "device_ms": round(step.device_ms, 3),
-                "gap_ms": round(step.gap_ms, 3),
-                "captured": step.captured,
-            },
+        ended_ns = round((step.at_s - first_s) * 1e9)
+        start_ns = max(free_ns, ended_ns - round(step.duration_ms * 1e6))
+        free_ns = max(start_ns, ended_ns)
+        args = {
+            "step": step.step,
+            "num_requests": step.num_requests,
+            "num_prefill_tokens": step.num_prefill_tokens,
+            "num_decode_tokens": step.num_decode_tokens,
+            "device_ms": round(step.device_ms, 3),
+            "gap_ms": round(step.gap_ms, 3),
+            "captured": step.captured,
         }
+        name = "step" if step.num_prefill_tokens == 0 else "step with prompt tokens"
+        yield _slice(name, STEPS_TRACK, start_ns, free_ns, args)

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.contracts.events import Event, FirstTokenEvent, TokensEvent
+from engine.contracts.events import Event, FirstTokenEvent, RequestParameters, TokensEvent
 from engine.contracts.request import FinishReason, Timings, TokenLogprobs, TokensOut
 from engine.loop.client import EngineDead, OutputStream
 from engine.service.detokenizer import IncrementalDetokenizer
@@ -51,6 +51,7 @@ class RunSpec:
     logprobs: bool
     sent_s: float
     """When it was handed to the engine."""
+    parameters: RequestParameters | None = None
 
 
 class SequenceRun:
@@ -128,8 +129,10 @@ class SequenceRun:
             self._account("abort", None)
         assert self.account is not None
         spec, arrival = self.spec, self._arrival
+        # One span has the id that the client knows; what other sequences a request has are spans beside it.
+        trace = arrival.trace if spec.index == 0 else replace(arrival.trace, span_id="")
         event = self.account.event(
-            spec.request_id, self._ended_s, self._reason, spec.max_tokens, write, arrival.traceparent
+            spec.request_id, self._ended_s, self._reason, spec.max_tokens, write, trace, spec.parameters
         )
         self._publish((event,))
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.contracts.events import RequestEvent
+from engine.contracts.events import RequestEvent, RequestParameters
 from engine.contracts.request import FinishReason, Timings
+from engine.service.trace_context import NO_TRACE, TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,7 @@ class Arrival:
     """Reading and parsing the body."""
     tokenize_ms: float
     """Admission, chat template and tokenizer, waiting for them included."""
-    traceparent: str = ""
-    """As sent, if valid."""
+    trace: TraceContext = NO_TRACE
 
 
 SPANS = ("receive", "tokenize", "route", "dispatch", "queue", "prefill", "decode", "deliver")
@@ -63,7 +63,14 @@ class Account:
         return round((self.total_ms - self.ttft_ms) / later, 3) if later > 0 else 0.0
 
     def event(
-        self, request_id: str, at_s: float, reason: FinishReason, limit: int, write: Written, traceparent: str
+        self,
+        request_id: str,
+        at_s: float,
+        reason: FinishReason,
+        limit: int,
+        write: Written,
+        trace: TraceContext,
+        parameters: RequestParameters | None,
     ) -> RequestEvent:
         """The same numbers for exporters."""
         return RequestEvent(
@@ -95,7 +102,9 @@ class Account:
             detokenize_ms=self.detokenize_ms,
             write_ms=round(write.ms, 3),
             last_write_ms=round(write.last_ms, 3),
-            traceparent=traceparent,
+            traceparent=trace.parent,
+            span_id=trace.span_id,
+            parameters=parameters,
         )
 
     def public(self) -> dict[str, Any]:

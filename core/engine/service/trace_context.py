@@ -1,4 +1,4 @@
-"""The ``traceparent`` header of W3C Trace Context: which trace of the client a request belongs to.
+"""W3C Trace Context: which trace of the client a request belongs to, and the span of it here.
 
 https://www.w3.org/TR/trace-context/
 """
@@ -6,9 +6,52 @@ https://www.w3.org/TR/trace-context/
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_STATE = re.compile(r"[\x20-\x7e]{1,512}")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """Of a request; empty where the client sent none that is valid."""
+
+    parent: str = ""
+    """The client's ``traceparent``."""
+    span_id: str = ""
+    """Of the request here: 16 hexadecimal digits."""
+    state: str = ""
+    """The client's ``tracestate``."""
+
+    @property
+    def own(self) -> str:
+        """The ``traceparent`` whose parent is the request here; empty without a trace."""
+        return f"{self.parent[:36]}{self.span_id}{self.parent[52:]}" if self.parent else ""
+
+    def headers(self) -> dict[str, str]:
+        """For a server that the request is passed on to."""
+        given = {"traceparent": self.own, "tracestate": self.state}
+        return {name: value for name, value in given.items() if value}
+
+
+NO_TRACE = TraceContext()
+
+
+def trace_context(parents: Sequence[str], states: Sequence[str]) -> TraceContext:
+    """From all ``traceparent`` and ``tracestate`` headers of a request. States count with a valid parent alone."""
+    parent = valid_traceparent(parents)
+    if not parent:
+        return NO_TRACE
+    state = ",".join(states)
+    return TraceContext(parent, new_id(8), state if _STATE.fullmatch(state) else "")
+
+
+def new_id(num_bytes: int) -> str:
+    """Random hexadecimal digits, not all of them zero."""
+    found = secrets.token_hex(num_bytes)
+    return found if found.strip("0") else new_id(num_bytes)
 
 
 def valid_traceparent(sent: Sequence[str]) -> str:

@@ -1,0 +1,1 @@
+"""What is wrong with an engine, from its metrics: rules, for Prometheus and without it."""

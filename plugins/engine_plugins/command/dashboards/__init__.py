@@ -1,0 +1,1 @@
+"""Grafana dashboards over the metrics of exporter ``prometheus``."""

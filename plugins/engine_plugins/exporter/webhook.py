@@ -1,0 +1,129 @@
+"""Exporter ``webhook``: posts alerts of the engine's own rules to a URL, in the form of Alertmanager's webhooks.
+
+https://prometheus.io/docs/alerting/latest/configuration/#webhook_config. The rules are those of ``engine alerts``, but
+for the one that says that the server does not answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from engine.contracts.events import Event
+from engine.contracts.provider import BuildContext
+from engine_plugins.command.alerts.evaluation import FIRING, Evaluator, Finding
+from engine_plugins.command.alerts.history import History, scrape_of
+from engine_plugins.command.alerts.rules import RuleOptions, names, rules
+from engine_plugins.command.live import samples
+from engine_plugins.exporter.config import WebhookConfig, read_headers
+from engine_plugins.exporter.exposition import Page
+from engine_plugins.exporter.outbox import Outbox
+from engine_plugins.exporter.prometheus import EngineMetrics
+
+NEVER_ENDED = "0001-01-01T00:00:00Z"
+"""``endsAt`` of an alert that still fires."""
+
+
+class WebhookExporter:
+    """The plugin: a :class:`~engine.contracts.exporter.ScrapedExporter`, which counts what was sent and dropped."""
+
+    def __init__(self, config: WebhookConfig, context: BuildContext) -> None:
+        server = context.settings.server
+        self._labels = {"model": context.model.name, "instance": f"{server.host}:{server.port}"}
+        table = rules(RuleOptions(config.slo, config.objective, config.rag))
+        self._metrics = EngineMetrics(context.model.name, context.max_draft_tokens)
+        self._names = names(table)
+        self._history, self._evaluator = History(), Evaluator(table)
+        self._firing: dict[str, dict[str, Any]] = {}
+        self._every_s, self._repeat_s, self._told_s = config.every_s, config.repeat_s, 0.0
+        headers = read_headers("exporter.webhook.headers_file", config.headers_file)
+        self.outbox = Outbox(config.url, self._body, headers=headers, timeout_s=config.timeout_s)
+        self._page = Page({"model": context.model.name})
+        self._sent = self._page.counter("engine_webhook_sent_total", "Notifications that were taken.")
+        self._dropped = self._page.counter("engine_webhook_dropped_total", "Notifications that were not.")
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._timer: threading.Thread | None = None
+
+    def export(self, events: Sequence[Event]) -> None:
+        with self._lock:
+            for event in events:
+                self._metrics.on(event)
+        if self._timer is None:
+            self._timer = threading.Thread(target=self._run, name="webhook", daemon=True)
+            self._timer.start()
+
+    def render(self) -> str:
+        self._sent.set(self.outbox.sent)
+        self._dropped.set(self.outbox.dropped)
+        return self._page.render()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._timer is not None:
+            self._timer.join()
+        self.outbox.close()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._every_s):
+            self.evaluate(time.monotonic(), time.time())
+
+    def evaluate(self, at_s: float, unix_s: float) -> None:
+        """Tell what began or ceased to fire, and what still does, once in a while."""
+        with self._lock:
+            page = self._metrics.page.render()
+        wanted = "\n".join(line for line in page.splitlines() if line.startswith(tuple(self._names)))
+        self._history.add(at_s, scrape_of(samples(wanted), self._names))
+        found = [each for each in self._evaluator.evaluate(self._history) if each.state == FIRING]
+        firing = {(alert := self._alert(each, unix_s - at_s))["fingerprint"]: alert for each in found}
+        ended = [alert for name, alert in self._firing.items() if name not in firing]
+        is_news = firing.keys() != self._firing.keys()
+        if is_news or (firing and at_s - self._told_s >= self._repeat_s):
+            resolved = [alert | {"status": "resolved", "endsAt": rfc3339(unix_s)} for alert in ended]
+            self.outbox.put([*firing.values(), *resolved])
+            self._told_s = at_s
+        self._firing = firing
+
+    def _alert(self, found: Finding, offset_s: float) -> dict[str, Any]:
+        """``offset_s``: what to add to the history's clock for Unix time."""
+        rule = found.rule
+        labels = {"alertname": rule.name, "severity": rule.severity, **rule.labels, **self._labels}
+        return {
+            "status": "firing",
+            "labels": labels,
+            "annotations": {"summary": rule.summary, "description": rule.advice, "value": f"{found.value:g}"},
+            "startsAt": rfc3339(found.since_s + offset_s),
+            "endsAt": NEVER_ENDED,
+            "generatorURL": "",
+            "fingerprint": hashlib.sha256(msgspec.json.encode(sorted(labels.items()))).hexdigest()[:16],
+        }
+
+    def _body(self, notifications: Sequence[list[dict[str, Any]]]) -> bytes:
+        """Of the last notification: it says what there is now; what ended meanwhile is added."""
+        last = {alert["fingerprint"]: alert for alerts in notifications for alert in alerts}
+        alerts = list(last.values())
+        is_firing = any(alert["status"] == "firing" for alert in alerts)
+        common = [set(alert["labels"].items()) for alert in alerts]
+        return msgspec.json.encode(
+            {
+                "version": "4",
+                "groupKey": "{}:{instance=" + f'"{self._labels["instance"]}"' + "}",
+                "truncatedAlerts": 0,
+                "status": "firing" if is_firing else "resolved",
+                "receiver": "webhook",
+                "groupLabels": {"instance": self._labels["instance"]},
+                "commonLabels": dict(sorted(set.intersection(*common))),
+                "commonAnnotations": {},
+                "externalURL": "",
+                "alerts": alerts,
+            }
+        )
+
+
+def rfc3339(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
