@@ -251,6 +251,9 @@ class ServerSettings:
     port: int = 8000
     api_key: str | None = None
     """When set, every route but health needs ``Authorization: Bearer <api_key>``."""
+    ui: bool | None = None
+    """The page at ``/ui/``. null: behind the key like everything else, so that browsers see it only where no key is
+    set; true: its files, which hold no data, need no key, and it asks for the key; false: there is none."""
     max_queue: int = 256
     """Most sequences (prompts x n) waiting or running; a request beyond that is answered 429."""
     max_n: int = 128

@@ -14,10 +14,12 @@ from typing import cast
 import structlog
 from aiohttp import web
 
+from engine.contracts.config import ServerSettings
 from engine.contracts.events import RejectedEvent
 from engine.http.bodies import error_response, http_error_response
 from engine.http.compression import compressed
 from engine.http.connections import Connection
+from engine.http.routes.ui import UI_ROUTES
 from engine.http.state import STATE
 from engine.service.errors import ApiError
 
@@ -25,7 +27,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 """Served without a key."""
-PROBES = OPEN_ROUTES | {"/metrics"}
+PROBES = OPEN_ROUTES | {"/metrics", "/engine/stats", "/engine/latency", "/engine/requests"}
 GENERATION_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 _SAFE_ID = re.compile(r"[^A-Za-z0-9._:\-]")
@@ -82,7 +84,7 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
         if _is_loopback(settings.host) and not _is_local_name(request.headers.get("Host", "")):
             # A web page can make its own host name point here, but it cannot forge the Host header.
             raise ApiError(403, "This server answers to local names only (server.host).", code="foreign_host")
-    elif _route(request) not in OPEN_ROUTES and not has_key(
+    elif not _is_open(_route(request), settings) and not has_key(
         request.headers.getall("Authorization", []), settings.api_key
     ):
         raise ApiError(401, "Wrong or missing API key; send 'Authorization: Bearer <key>'.", code="invalid_api_key")
@@ -120,6 +122,10 @@ def _digest(text: str) -> bytes:
 def _is_refusal(error: ApiError) -> bool:
     """Refused at the door, as opposed to failed on the way."""
     return error.status < 500 or error.code in ("draining", "not_ready")
+
+
+def _is_open(route: str | None, settings: ServerSettings) -> bool:
+    return route in OPEN_ROUTES or (settings.ui is True and route in UI_ROUTES)
 
 
 def _route(request: web.Request) -> str | None:
