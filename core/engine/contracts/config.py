@@ -250,7 +250,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
-    """When set, every route but health needs ``Authorization: Bearer <api_key>``."""
+    """When set, every route but health needs ``Authorization: Bearer <api_key>``; see also ``ui``."""
     ui: bool | None = None
     """The page at ``/ui/``. null: behind the key like everything else, so that browsers see it only where no key is
     set; true: its files, which hold no data, need no key, and it asks for the key; false: there is none."""

@@ -32,8 +32,9 @@ class PrefillProgress:
 
     @asynccontextmanager
     async def shown(self, write: Write, run: SequenceRun, chunk: Callable[[], dict[str, Any]]) -> AsyncIterator[None]:
-        """Within it, each step but the last that computes a part of the prompt sends ``chunk()`` with ``prompt_progress``: tokens in
-        ``total``, from the ``cache`` and ``processed`` so far, the cached ones among them, and ``time_ms``."""
+        """Within it, each step that computes a part of the prompt, but the last, sends ``chunk()`` with
+        ``prompt_progress``: tokens in ``total``, from the ``cache`` and ``processed`` so far, the cached ones among
+        them, and ``time_ms``."""
         name = run.spec.request_id
         self._watchers[name] = asyncio.Queue()
         task = asyncio.create_task(self._show(self._watchers[name], write, run.spec.prompt_tokens, chunk))

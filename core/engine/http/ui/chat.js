@@ -127,7 +127,7 @@ export function chatScreen() {
     turn.removeAttribute("aria-busy");
     if (reply.text) turns.push({ role: "assistant", content: reply.text });
     else if (problem) turns.pop();
-    live.replaceChildren(...ending(reply, problem));
+    live.replaceChildren(...ending(reply, problem, speed));
     log.scrollTop = log.scrollHeight;
     news.textContent = problem || `Answer complete: ${count(reply.timings?.predicted_n)} tokens.`;
   }
@@ -169,7 +169,7 @@ function liveLine(speed) {
     const { progress } = speed;
     const share = progress && progress.total ? progress.processed / progress.total : null;
     return [
-      h("span", { class: "phase" }, "Prefill"),
+      h("span", { class: "phase" }, progress ? "Prefill" : "Waiting"),
       share === null ? h("span", { class: "bar busy" }, h("span")) : bar(share, "prefill"),
       progress && h("span", {}, `${count(progress.processed)} of ${count(progress.total)} tokens, ${percent(share)}`),
       h("span", {}, ms(elapsed)),
@@ -185,13 +185,16 @@ function liveLine(speed) {
 }
 
 /** What is left of it afterwards: a line of figures that leads to the waterfall. */
-function ending(reply, problem) {
+function ending(reply, problem, speed) {
   const shown = [];
   if (problem) shown.push(h("p", { class: problem === "Stopped." ? "muted" : "problem", role: "alert" }, problem));
   if (!reply.id) return shown;
   const link = (text) => h("a", { href: `#requests/${reply.id}` }, text);
   const { timings } = reply;
-  if (!timings) return [...shown, link("Waterfall")];
+  if (!timings) {
+    if (speed.ttft !== null) shown.push(h("span", {}, `TTFT ${ms(speed.ttft)}`), h("span", {}, `${count(speed.tokens)} tokens`));
+    return [...shown, link("Waterfall")];
+  }
   const cached = timings.cache_n ? `, ${count(timings.cache_n)} cached` : "";
   shown.push(
     h("strong", {}, rate(timings.predicted_per_second)),

@@ -9,6 +9,7 @@ export const count = (value) => (isNumber(value) ? Math.round(value).toLocaleStr
 export function figure(value) {
   if (!isNumber(value)) return NONE;
   const size = Math.abs(value);
+  if (size === 0) return "0";
   if (size >= 100) return count(value);
   return value.toFixed(size >= 10 ? 1 : 2);
 }
@@ -20,7 +21,7 @@ export function ms(value) {
 
 export function seconds(value) {
   if (!isNumber(value)) return NONE;
-  if (value < 120) return `${figure(value)} s`;
+  if (value < 120) return `${Number.isInteger(value) ? value : figure(value)} s`;
   return value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
 }
 
@@ -34,3 +35,7 @@ export function bytes(value) {
   for (; Math.abs(value) >= 1024 && at < 4; at++) value /= 1024;
   return `${at ? figure(value) : count(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][at]}`;
 }
+
+/** Ids of requests in a text, by their last digits and, where it is not the first, the sequence. */
+export const shortIds = (text) =>
+  text.replace(/\b(?:chat)?cmpl-[0-9a-f]{26}([0-9a-f]{6})(?:-0\b)?/g, "…$1").replace(/(…[0-9a-f]{6})-(?=\d)/g, "$1\u2011");

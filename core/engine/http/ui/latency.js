@@ -9,8 +9,6 @@ import { LEAST_FOR_P99, Sampler, Samples } from "./samples.js";
 const PERIOD_MS = 1000;
 const WINDOWS = { "5 min": 300, "30 min": 1800, All: null };
 const percentiles = (name) => [[`${name}50`, "P50", "blue"], [`${name}95`, "P95", "amber"], [`${name}99`, "P99", "red"]];
-const whole = (value) => (value === null ? "–" : Number.isInteger(value) ? count(value) : "");
-const perSecond = (value) => figure(value);
 
 export function latencyScreen(samples = new Samples()) {
   const sampler = new Sampler();
@@ -18,11 +16,11 @@ export function latencyScreen(samples = new Samples()) {
   let isShown = false;
   let stop = null;
   const plots = [
-    new Plot({ title: "TTFT", note: "arrival to the first token", series: percentiles("ttft"), format: ms }),
-    new Plot({ title: "ITL", note: "between two tokens", series: percentiles("itl"), format: ms }),
-    new Plot({ title: "Tokens/s", series: [["output", "output", "green"], ["prompt", "prompt", "blue"]], format: perSecond, isCount: true }),
-    new Plot({ title: "Requests", series: [["running", "running", "green"], ["waiting", "waiting", "amber"]], format: whole, isCount: true }),
-    new Plot({ title: "KV cache", note: "blocks leased", series: [["kv", "used", "violet"]], format: (value) => (value === null ? "–" : `${figure(value)} %`) }),
+    new Plot({ title: "TTFT", note: "arrival to the first token", series: percentiles("ttft"), format: ms, least: 1 }),
+    new Plot({ title: "ITL", note: "between two tokens", series: percentiles("itl"), format: ms, least: 1 }),
+    new Plot({ title: "Tokens/s", series: [["output", "output", "green"], ["prompt", "prompt", "blue"]], format: figure, least: 10 }),
+    new Plot({ title: "Requests", series: [["running", "running", "green"], ["waiting", "waiting", "amber"]], format: count, least: 4, isWhole: true }),
+    new Plot({ title: "KV cache", note: "blocks leased", series: [["kv", "used", "violet"]], format: (value) => (value === null ? "–" : `${figure(value)} %`), least: 1 }),
   ];
   const said = h("p", { class: "muted", role: "status" });
   const table = h("tbody");

@@ -2,20 +2,26 @@
 
 import { colour, h } from "./dom.js";
 
+const LEAST_S = 30;
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const two = (number) => String(number).padStart(2, "0");
+
+const round = (text) => text.replace(/\.0+(?=\D|$)/, "");
 
 function clock(at, withSeconds) {
   const time = new Date(at * 1000);
   return `${two(time.getHours())}:${two(time.getMinutes())}${withSeconds ? `:${two(time.getSeconds())}` : ""}`;
 }
 
-/** `series`: [column, label, colour]; `format` writes a value. */
+/** `series`: [column, label, colour]; `format` writes a value; the axis reaches from 0 to `least` at least,
+ * in steps of whole numbers if `isWhole`. */
 export class Plot {
-  constructor({ title, series, format, note, isCount }) {
+  constructor({ title, series, format, note, least, isWhole }) {
     this.names = series.map(([name]) => name);
     this.series = series;
     this.format = format;
-    this.isCount = isCount;
+    this.least = least;
+    this.isWhole = isWhole;
     this.plot = null;
     this.samples = null;
     this.window = null;
@@ -38,10 +44,10 @@ export class Plot {
     if (!this.canvas.clientWidth) return;
     this.plot ??= this.make();
     const last = samples.at.at(-1) ?? 0;
-    const first = window === null ? samples.at[0] ?? 0 : last - window;
+    const first = Math.max(samples.at[0] ?? 0, window === null ? 0 : last - window);
     this.plot.batch(() => {
       this.plot.setData(samples.data(this.names), false);
-      this.plot.setScale("x", { min: first, max: Math.max(last, first + 10) });
+      this.plot.setScale("x", { min: first, max: Math.max(last, first + LEAST_S) });
     });
     this.showValues(this.plot.cursor.idx);
   }
@@ -72,12 +78,13 @@ export class Plot {
     return new uPlot({
       width: this.canvas.clientWidth,
       height: this.canvas.clientHeight,
+      padding: [8, 24, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: "latency" }, drag: { x: false, y: false }, y: false },
-      scales: { x: { time: true }, y: { range: (_, min, max) => this.range(min, max) } },
+      scales: { x: { time: true }, y: { range: (_, __, max) => this.range(max) } },
       axes: [
-        { ...axis, space: 70, values: (_, splits, __, ___, step) => splits.map((at) => clock(at, step < 60)) },
-        { ...axis, size: 58, values: (_, splits) => splits.map((value) => this.format(value)) },
+        { ...axis, space: 70, size: 30, gap: 8, values: (_, splits, __, ___, step) => splits.map((at) => clock(at, step < 60)) },
+        { ...axis, size: 58, ...(this.isWhole ? { incrs: WHOLE } : {}), values: (_, splits) => splits.map((value) => round(this.format(value))) },
       ],
       series: [{}, ...this.series.map(([, label, tint]) => ({
         label, stroke: colour(`tint-${tint}`), width: 1.5, points: { show: false }, spanGaps: false,
@@ -86,8 +93,7 @@ export class Plot {
     }, this.samples.data(this.names), this.canvas);
   }
 
-  range(min, max) {
-    if (max === null) return [0, 1];
-    return [0, Math.max(max * 1.15, this.isCount ? 4 : 0.01)];
+  range(max) {
+    return [0, Math.max((max ?? 0) * 1.15, this.least)];
   }
 }

@@ -2,7 +2,7 @@
 
 import { getJson, poll } from "./api.js";
 import { h } from "./dom.js";
-import { count, figure, ms, seconds } from "./format.js";
+import { count, ms, seconds, shortIds } from "./format.js";
 import { spansBar } from "./spans.js";
 import { waterfallView } from "./waterfall.js";
 
@@ -62,7 +62,7 @@ export function requestsScreen() {
     const ordered = [...requests].sort(ORDERS[order.value]);
     const drawn = ordered.map((each) => kept.get(each.request_id) ?? row(each));
     drawn.forEach((each, at) => {
-      each.lastChild.textContent = seconds(ordered[at].ended_s_ago);
+      each.lastChild.textContent = seconds(Math.round(ordered[at].ended_s_ago));
       if (rows.children[at] !== each) rows.insertBefore(each, rows.children[at] ?? null);
     });
     while (rows.children.length > drawn.length) rows.lastChild.remove();
@@ -102,12 +102,12 @@ function row(request) {
   const named = Object.fromEntries(Object.entries(times).map(([name, took]) => [`${name}_ms`, took]));
   const isFine = ["stop", "length"].includes(request.finish_reason);
   return h("tr", { "data-id": request.request_id, onclick: () => { location.hash = target; } },
-    h("td", { class: "cause" }, h("a", { href: target, title: request.request_id }, request.cause), spansBar(named)),
+    h("td", { class: "cause" }, h("a", { href: target, title: request.request_id }, shortIds(request.cause)), spansBar(named)),
     h("td", { class: "number" }, ms(request.total_ms)),
     h("td", { class: "number" }, request.ttft_ms ? ms(request.ttft_ms) : "–"),
     h("td", { class: "number wide-only" }, request.tpot_ms ? ms(request.tpot_ms) : "–"),
     h("td", { class: "number wide-only" }, count(request.prompt_tokens), cached),
     h("td", { class: "number wide-only" }, count(request.output_tokens)),
     h("td", { class: isFine ? "wide-only muted" : "wide-only problem" }, request.finish_reason),
-    h("td", { class: "number muted" }, figure(0)));
+    h("td", { class: "number muted" }));
 }

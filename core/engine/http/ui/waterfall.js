@@ -2,7 +2,7 @@
 
 import { getJson, getText } from "./api.js";
 import { h } from "./dom.js";
-import { count, figure, ms, percent } from "./format.js";
+import { count, figure, ms, percent, shortIds } from "./format.js";
 import { SPANS } from "./spans.js";
 import { waterfall } from "./waterfall_svg.js";
 
@@ -30,7 +30,7 @@ async function load(id) {
 function sequenceView(sequence, id) {
   return [
     h("div", { class: "head" },
-      h("div", {}, h("h1", {}, sequence.cause), h("p", { class: "mono muted" }, sequence.request_id)),
+      h("div", {}, h("h1", {}, shortIds(sequence.cause)), h("p", { class: "mono muted" }, sequence.request_id)),
       h("div", { class: "row" },
         download("Chrome trace", `${id}.trace.json`, `engine/requests/${encodeURIComponent(id)}?format=chrome`),
         download("JSON", `${id}.json`, `engine/requests/${encodeURIComponent(id)}`))),
@@ -77,6 +77,8 @@ function legend(sequence) {
   return h("figcaption", {}, shown.map(([kind, said]) => h("span", { class: `legend ${kind}` }, said)));
 }
 
+const requestLink = (id) => h("a", { href: `#requests/${encodeURIComponent(id)}`, class: "mono", title: id }, shortIds(id));
+
 /** A sentence each, with links to the requests that they name. */
 function reasons(sequence) {
   const found = [];
@@ -90,7 +92,7 @@ function reasons(sequence) {
       const more = others.of > 1 ? ` and of ${others.of - 1} more` : "";
       found.push([
         `${span.name}: in ${count(others.steps)} of ${count(span.steps)} steps beside ${count(others.num_tokens)} prompt tokens of `,
-        h("a", { href: `#requests/${encodeURIComponent(others.request_id)}`, class: "mono" }, others.request_id), `${more}.`,
+        requestLink(others.request_id), `${more}.`,
       ]);
     }
     if (span.name === "decode" && span.steps) {
@@ -100,7 +102,7 @@ function reasons(sequence) {
     }
     for (const lost of span.preempted ?? []) {
       const again = lost.waited_ms === null ? "" : `, waited ${ms(lost.waited_ms)}`;
-      found.push([`${span.name}: preempted at ${ms(lost.at_ms)}${lost.by ? ` for ${lost.by}` : ""}; ${count(lost.lost_tokens)} tokens computed again${again}.`]);
+      found.push([`${span.name}: preempted at ${ms(lost.at_ms)}${lost.by ? ` for ${shortIds(lost.by)}` : ""}; ${count(lost.lost_tokens)} tokens computed again${again}.`]);
     }
   }
   const { prefix } = sequence;
@@ -108,7 +110,7 @@ function reasons(sequence) {
     const shared = prefix.shared_tokens ? `; ${count(prefix.shared_tokens)} tokens are as in ` : "";
     found.push([
       `prefix cache: ${prefix.why}${shared}`,
-      shared && h("a", { href: `#requests/${encodeURIComponent(prefix.nearest)}`, class: "mono" }, prefix.nearest), ".",
+      shared && requestLink(prefix.nearest), ".",
     ]);
   }
   const { detokenize_ms: detokenize, write_ms: write, draft_ms: draft } = sequence.meanwhile;
