@@ -10,7 +10,7 @@ import { written } from "./text.js";
 const BUNDLED_QUESTIONS = ["What does json.dumps do?", "How do I read a file line by line?", "What is a generator?"];
 
 export function chatScreen() {
-  const turns = [];
+  let turns = []; // of this conversation
   let running = null; // the AbortController of the answer that comes
   let model = { id: "" };
 
@@ -65,7 +65,7 @@ export function chatScreen() {
 
   function clear() {
     running?.abort();
-    turns.length = 0;
+    turns = [];
     log.replaceChildren(empty);
     message.focus();
   }
@@ -89,7 +89,8 @@ export function chatScreen() {
     message.value = "";
     grow();
     empty.remove();
-    turns.push({ role: "user", content: text });
+    const mine = turns; // another chat may begin meanwhile
+    mine.push({ role: "user", content: text });
     log.append(h("div", { class: "turn user" }, h("h2", { class: "hidden-text" }, "You"), h("p", {}, text)));
 
     const out = h("div", { class: "text" });
@@ -125,8 +126,12 @@ export function chatScreen() {
     send.className = "primary";
     draw();
     turn.removeAttribute("aria-busy");
-    if (reply.text) turns.push({ role: "assistant", content: reply.text });
-    else if (problem) turns.pop();
+    if (reply.text) mine.push({ role: "assistant", content: reply.text });
+    else if (problem) {
+      mine.pop();
+      message.value ||= text; // to be changed and sent again
+      grow();
+    }
     live.replaceChildren(...ending(reply, problem, speed));
     log.scrollTop = log.scrollHeight;
     news.textContent = problem || `Answer complete: ${count(reply.timings?.predicted_n)} tokens.`;

@@ -47,6 +47,9 @@ export function latencyScreen(samples = new Samples()) {
     } catch (error) {
       said.textContent = error.message;
       said.className = "problem";
+      if (error.status !== 401) return;
+      stop(); // asked once, until this screen is opened again
+      stop = null;
     }
   }
 

@@ -73,10 +73,10 @@ function memory(ledger) {
   return [
     h("p", { class: "muted" }, `${bytes(ledger.total_bytes)} planned of ${bytes(budget)} allowed (memory.fraction=${ledger.fraction}); peak so far ${bytes(ledger.peak_so_far_bytes)}.`),
     h("table", { class: "bars" },
-      h("thead", {}, h("tr", {}, ["", "", "Estimated", "Measured"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "number" : "" }, name)))),
+      h("thead", {}, h("tr", {}, ["", "", "Estimated", "Measured"].map((name, at) => h("th", { scope: "col", class: ["", "wide-only", "number", "number"][at] }, name)))),
       h("tbody", {}, lines.map((line) => h("tr", {},
         h("th", { scope: "row" }, line.name),
-        h("td", {}, bar((line.measured_bytes ?? line.planned_bytes) / most, "span-prefill")),
+        h("td", { class: "wide-only" }, bar((line.measured_bytes ?? line.planned_bytes) / most, "span-prefill")),
         h("td", { class: "number" }, bytes(line.planned_bytes)),
         h("td", { class: "number" }, bytes(line.measured_bytes)))))),
   ];

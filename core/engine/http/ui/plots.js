@@ -6,7 +6,8 @@ const LEAST_S = 30;
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const two = (number) => String(number).padStart(2, "0");
 
-const round = (text) => text.replace(/\.0+(?=\D|$)/, "");
+/** Without the zeros behind the point. */
+const round = (text) => text.replace(/\.(\d*?)0+(?=\D|$)/, (_, kept) => (kept ? `.${kept}` : ""));
 
 function clock(at, withSeconds) {
   const time = new Date(at * 1000);

@@ -6,8 +6,8 @@ import { count, ms, seconds, shortIds } from "./format.js";
 import { spansBar } from "./spans.js";
 import { waterfallView } from "./waterfall.js";
 
-const COUNT = 64;
-const PERIOD_MS = 2500;
+const COUNT = 32;
+const PERIOD_MS = 3000;
 const ORDERS = {
   latest: () => 0,
   "slowest": (a, b) => b.total_ms - a.total_ms,
@@ -52,6 +52,7 @@ export function requestsScreen() {
     } catch (error) {
       said.textContent = error.message;
       said.className = "problem";
+      if (error.status === 401) end(); // asked once, until this screen is opened again
     }
   }
 

@@ -44,8 +44,10 @@ function sequenceView(sequence, id) {
 
 /** Saved from memory: a link alone would not send the key. */
 function download(label, name, path) {
-  const save = async () => {
-    const url = URL.createObjectURL(new Blob([await getText(path)], { type: "application/json" }));
+  const save = async ({ target }) => {
+    const text = await getText(path).catch((error) => { target.textContent = error.message; });
+    if (text === undefined) return;
+    const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
     h("a", { href: url, download: name }).click();
     setTimeout(() => URL.revokeObjectURL(url), 1000);
   };
