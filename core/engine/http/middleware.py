@@ -87,7 +87,9 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
     elif not _is_open(_route(request), settings) and not has_key(
         request.headers.getall("Authorization", []), settings.api_key
     ):
-        raise ApiError(401, "Wrong or missing API key; send 'Authorization: Bearer <key>'.", code="invalid_api_key")
+        asks = " With server.ui=true, the page asks for it." if _route(request) in UI_ROUTES else ""
+        message = f"Wrong or missing API key; send 'Authorization: Bearer <key>'.{asks}"
+        raise ApiError(401, message, code="invalid_api_key")
     return await handler(request)
 
 
