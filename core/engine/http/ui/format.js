@@ -38,4 +38,4 @@ export function bytes(value) {
 
 /** Ids of requests in a text, by their last digits and, where it is not the first, the sequence. */
 export const shortIds = (text) =>
-  text.replace(/\b(?:chat)?cmpl-[0-9a-f]{26}([0-9a-f]{6})(?:-0\b)?/g, "…$1").replace(/(…[0-9a-f]{6})-(?=\d)/g, "$1\u2011");
+  text.replace(/\b(?:chat)?cmpl-[0-9a-f]{26}([0-9a-f]{6})(?:-0\b)?/g, "…\u2060$1").replace(/(…\u2060[0-9a-f]{6})-(?=\d)/g, "$1\u2011");
