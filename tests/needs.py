@@ -67,6 +67,15 @@ def _ray() -> str:
     return "" if found is not None and found.origin is not None else "Ray is not installed: pip install -e '.[ray]'"
 
 
+def browser() -> str:
+    """The command that starts Chromium; empty where there is none."""
+    return next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), "")
+
+
+def _browser() -> str:
+    return "" if browser() else "there is no Chromium (Debian's package chromium-headless-shell)"
+
+
 def _network_namespaces() -> str:
     """Also ``ip``, which makes them."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
@@ -80,6 +89,7 @@ needs_x86 = needs(_x86)
 needs_no_gpu = needs(_no_gpu)
 needs_amx = needs(_amx)
 needs_ray = needs(_ray)
+needs_browser = needs(_browser)
 needs_network_namespaces = needs(_network_namespaces)
 
 

@@ -41,6 +41,9 @@ ROUTES = [
     ("GET", "/engine/latency"),
     ("GET", "/engine/stats"),
     ("GET", "/engine/expert_load"),
+    ("GET", "/ui"),
+    ("GET", "/ui/"),
+    ("GET", "/ui/app.js"),
 ]
 
 

@@ -250,7 +250,10 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
-    """When set, every route but health needs ``Authorization: Bearer <api_key>``."""
+    """When set, every route but health needs ``Authorization: Bearer <api_key>``; see also ``ui``."""
+    ui: bool | None = None
+    """The page at ``/ui/``. null: behind the key like everything else, so that browsers see it only where no key is
+    set; true: its files, which hold no data, need no key, and it asks for the key; false: there is none."""
     max_queue: int = 256
     """Most sequences (prompts x n) waiting or running; a request beyond that is answered 429."""
     max_n: int = 128

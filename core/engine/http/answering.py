@@ -23,6 +23,7 @@ from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.router import Answer, ApiRequest, Reject, Route, ToEngine, ToUrl
 from engine.http import proxy
 from engine.http.bodies import Body
+from engine.http.progress import PrefillProgress
 from engine.http.sse import EventStream
 from engine.http.state import ENGINE_ID, ServerState
 from engine.loop.client import EngineDead, OutputStream
@@ -112,7 +113,7 @@ async def answer(
     try:
         _start(state, job, route, runs)
         if job.api.stream:
-            response = await _stream(events, flight, job, runs, make_format(runs))
+            response = await _stream(events, flight, job, runs, make_format(runs), state.prefill)
         else:
             response = await _whole(job, runs, make_format(runs))
     except BaseException:
@@ -306,10 +307,17 @@ async def _whole(job: Job, runs: Sequence[SequenceRun], form: Format) -> web.Str
 
 
 async def _stream(
-    events: EventStream, flight: Flight, job: Job, runs: Sequence[SequenceRun], form: Format
+    events: EventStream,
+    flight: Flight,
+    job: Job,
+    runs: Sequence[SequenceRun],
+    form: Format,
+    prefill: PrefillProgress,
 ) -> web.StreamResponse:
-    async with events:
+    async with events, contextlib.AsyncExitStack() as shown:
         try:
+            if job.request.return_progress and len(runs) == 1:
+                await shown.enter_async_context(prefill.shown(events.write, runs[0], form.last_chunk))
             return await _stream_deltas(events, job, runs, form)
         except ApiError as error:
             failure = error

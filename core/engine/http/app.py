@@ -26,6 +26,7 @@ from engine.http.routes.ready import ready
 from engine.http.routes.requests import one_request, recent_requests
 from engine.http.routes.stats import stats
 from engine.http.routes.tokenize import tokenize
+from engine.http.routes.ui import add_ui
 from engine.http.state import STATE, Recorder, ServerState, fingerprint
 from engine.loop.client import EngineClient
 from engine.service.admission import Admission
@@ -61,11 +62,14 @@ def build_app(
     )
     tokenizer.most_tokens = max(tokenizer.most_tokens, plan.max_len)
     client.on_events(bus.publish)
+    client.on_events(state.prefill.add)
     app = web.Application(middlewares=[middleware.account, middleware.authorise])
     app[STATE] = state
     app.on_response_prepare.append(middleware.stamp)
     app.cleanup_ctx.append(_resources)
     _add_routes(app.router)
+    if settings.ui is not False:
+        add_ui(app.router)
     return app
 
 

@@ -14,10 +14,12 @@ from typing import cast
 import structlog
 from aiohttp import web
 
+from engine.contracts.config import ServerSettings
 from engine.contracts.events import RejectedEvent
 from engine.http.bodies import error_response, http_error_response
 from engine.http.compression import compressed
 from engine.http.connections import Connection
+from engine.http.routes.ui import UI_ROUTES
 from engine.http.state import STATE, TRACE
 from engine.service.errors import ApiError
 
@@ -82,10 +84,12 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
         if _is_loopback(settings.host) and not _is_local_name(request.headers.get("Host", "")):
             # A web page can make its own host name point here, but it cannot forge the Host header.
             raise ApiError(403, "This server answers to local names only (server.host).", code="foreign_host")
-    elif _route(request) not in OPEN_ROUTES and not has_key(
+    elif not _is_open(_route(request), settings) and not has_key(
         request.headers.getall("Authorization", []), settings.api_key
     ):
-        raise ApiError(401, "Wrong or missing API key; send 'Authorization: Bearer <key>'.", code="invalid_api_key")
+        asks = " With server.ui=true, the page asks for it." if _route(request) in UI_ROUTES else ""
+        message = f"Wrong or missing API key; send 'Authorization: Bearer <key>'.{asks}"
+        raise ApiError(401, message, code="invalid_api_key")
     return await handler(request)
 
 
@@ -123,6 +127,10 @@ def _digest(text: str) -> bytes:
 def _is_refusal(error: ApiError) -> bool:
     """Refused at the door, as opposed to failed on the way."""
     return error.status < 500 or error.code in ("draining", "not_ready")
+
+
+def _is_open(route: str | None, settings: ServerSettings) -> bool:
+    return route in OPEN_ROUTES or (settings.ui is True and route in UI_ROUTES)
 
 
 def _route(request: web.Request) -> str | None:

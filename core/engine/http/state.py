@@ -17,6 +17,7 @@ from engine.contracts.events import Event
 from engine.contracts.exporter import Exporter
 from engine.contracts.router import EngineView, Router
 from engine.http.bodies import Bodies, Body
+from engine.http.progress import PrefillProgress
 from engine.loop.client import EngineClient
 from engine.service.admission import Admission
 from engine.service.body_parser import BodyParser
@@ -57,6 +58,7 @@ class ServerState:
     supervisor: Supervisor = field(init=False)
     body_parser: BodyParser = field(default_factory=BodyParser)
     prompts: RecentPrompts = field(default_factory=RecentPrompts)
+    prefill: PrefillProgress = field(default_factory=PrefillProgress)
     router_failures: Repeated = field(default_factory=lambda: Repeated("router failed"))
     session: ClientSession | None = None
     """For proxied requests; opened with the application."""

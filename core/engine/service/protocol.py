@@ -110,6 +110,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+    """A stream of one sequence also shows how far its prompt is, as ``prompt_progress``."""
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from aiohttp import web
@@ -12,22 +13,20 @@ from engine.http.preparing import state_of
 from engine.http.state import ServerState
 from engine.service.chrome_trace import chrome_trace
 from engine.service.errors import ApiError, bad_request
-from engine.service.waterfall import MAX_REQUESTS
+from engine.service.waterfall import MAX_REQUESTS, Waterfall
 
 DEFAULT_COUNT = 32
 
 
 async def recent_requests(http: web.Request) -> web.StreamResponse:
     """The requests that ended last, the last first, as :meth:`engine.service.waterfall.Waterfall.plain` but without
-    what is inside of spans; ``?count=N`` of them."""
+    what is inside of spans, and how long ago each ended; ``?count=N`` of them."""
     state = state_of(http)
     asked = http.query.get("count", str(DEFAULT_COUNT))
     if not asked.isascii() or not asked.isdigit() or not 0 < int(asked) <= MAX_REQUESTS:
         raise bad_request(f"count={asked[:16]!r}: expected a number from 1 to {MAX_REQUESTS}.", "count")
-    found = await state.read_exporters(lambda: [each.plain() for each in state.waterfalls.recent(int(asked))])
-    for request in found:
-        request["spans"] = {span["name"]: span["ms"] for span in request["spans"]}
-    return json_response({"requests": found})
+    found = await state.read_exporters(lambda: state.waterfalls.recent(int(asked)))
+    return json_response({"requests": [_brief(each) for each in found]})
 
 
 async def one_request(http: web.Request) -> web.StreamResponse:
@@ -46,6 +45,12 @@ async def one_request(http: web.Request) -> web.StreamResponse:
         trace = partial(chrome_trace, found, state.waterfalls.steps)
         return json_response(await state.read_exporters(trace))
     return json_response({"sequences": [each.plain() | _prefix(state, each.request) for each in found]})
+
+
+def _brief(waterfall: Waterfall) -> dict[str, object]:
+    spans = {span.name: round(span.ms, 3) for span in waterfall.spans}
+    ago_s = round(time.monotonic() - waterfall.request.at_s, 1)
+    return waterfall.plain() | {"spans": spans, "ended_s_ago": ago_s}
 
 
 def _prefix(state: ServerState, request: RequestEvent) -> dict[str, object]:

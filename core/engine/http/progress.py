@@ -1,0 +1,61 @@
+"""How far the prompt of a stream is, while its client waits for the first token: ``return_progress``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from engine.contracts.events import Chunk, Event, StepEvent
+from engine.service.generation import SequenceRun
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class PrefillProgress:
+    """Hands the prompt chunks of steps to the streams that show them. Use on the event loop's thread only."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[str, asyncio.Queue[Chunk]] = {}
+
+    def add(self, events: Sequence[Event]) -> None:
+        if not self._watchers:
+            return
+        for event in events:
+            for chunk in event.chunks if isinstance(event, StepEvent) else ():
+                if chunk.request_id in self._watchers:
+                    self._watchers[chunk.request_id].put_nowait(chunk)
+
+    @asynccontextmanager
+    async def shown(self, write: Write, run: SequenceRun, chunk: Callable[[], dict[str, Any]]) -> AsyncIterator[None]:
+        """Within it, each step that computes a part of the prompt, but the last, sends ``chunk()`` with
+        ``prompt_progress``: tokens in ``total``, from the ``cache`` and ``processed`` so far, the cached ones among
+        them, and ``time_ms``."""
+        name = run.spec.request_id
+        self._watchers[name] = asyncio.Queue()
+        task = asyncio.create_task(self._show(self._watchers[name], write, run.spec.prompt_tokens, chunk))
+        try:
+            yield
+        finally:
+            task.cancel()
+            del self._watchers[name]
+
+    @staticmethod
+    async def _show(
+        chunks: asyncio.Queue[Chunk], write: Write, total: int, chunk: Callable[[], dict[str, Any]]
+    ) -> None:
+        begun_s, cached = time.monotonic(), -1
+        with suppress(ConnectionError):  # the request's own task notices
+            while (computed := await chunks.get()).context + computed.num_tokens < total:
+                cached = computed.context if cached < 0 else cached
+                progress = {
+                    "total": total,
+                    "cache": cached,
+                    "processed": computed.context + computed.num_tokens,
+                    "time_ms": round((time.monotonic() - begun_s) * 1e3, 3),
+                }
+                await write(msgspec.json.encode(chunk() | {"prompt_progress": progress}))
