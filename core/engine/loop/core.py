@@ -19,7 +19,7 @@ from engine.contracts.drafter import on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVGroup
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
-from engine.contracts.scheduler import Mixture
+from engine.contracts.step_cost import Mixture
 from engine.drafting.policy import DraftPolicy
 from engine.kv.block_keys import BlockKeys
 from engine.loop.commit import Committer
@@ -30,8 +30,8 @@ from engine.loop.planning import Limits, Planner
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
-from engine.loop.step_cost import StepCostModel
-from engine.loop.step_work import work_of
+from engine.loop.step_cost import StepCostModel, StepCostState
+from engine.loop.step_work import contents_of
 from engine.step.plan import DeviceBroken, DrafterBroken, StepPlan, StepResult, StepSkipped
 
 Clock = Callable[[], float]
@@ -39,6 +39,10 @@ Clock = Callable[[], float]
 
 FAILURES_PER_PROBE = 3
 """Requests that fail before a request of the engine's own shows whether it is they or the engine."""
+REPORT_EVERY = 64
+"""Steps."""
+KEEP_EVERY_S = 300.0
+"""Step costs are kept when the engine is idle, no more often than this, and at its end."""
 MOST_FAILED_PROBES = 3
 """Such requests that fail, one after another, before the engine is declared broken."""
 PROBE = EngineRequest(
@@ -65,6 +69,14 @@ class Device(Protocol):
     def close(self) -> None: ...
 
 
+class Calibration(Protocol):
+    """Where fitted step costs are kept, as :class:`engine.startup.calibration.Calibration`."""
+
+    def load(self) -> StepCostState | None: ...
+
+    def keep(self, state: StepCostState) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
     """What the loop needs to know of a plan."""
@@ -87,6 +99,7 @@ class CoreSettings:
     adaptive_drafts: bool
     mixtures: tuple[Mixture, ...] = ()
     """Of the model: what steps cost depends on them."""
+    calibration: Calibration | None = None
 
 
 class EngineCore:
@@ -110,7 +123,10 @@ class EngineCore:
         self._events: list[Event] = []
         self._cost = StepCostModel(settings.mixtures)
         self._cost_at_start = self._cost.cost()
-        """Measured while warming up: too high rather than too low, and all there is before the first step."""
+        """Measured while warming up: too high rather than too low, and all there is before the first step unless an
+        earlier run has measured."""
+        self._cost_kept_s = clock()
+        self._cost_report = self._cost.report()
         self._step_began_s: float | None = None
         self._expected_ms = 0.0
         self._ledger = Ledger()
@@ -147,10 +163,12 @@ class EngineCore:
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
-        """Meanwhile a drafter always drafts as far as it may; what steps cost is forgotten at the end."""
+        """Meanwhile a drafter always drafts as far as it may; what steps cost is then what an earlier run measured."""
         with self.drafting(self.max_draft_tokens):
             yield
-        self._cost_at_start, self._cost = self._cost.cost(), StepCostModel(self._settings.mixtures)
+        calibration = self._settings.calibration
+        state = None if calibration is None else calibration.load()
+        self._cost_at_start, self._cost = self._cost.cost(), StepCostModel(self._settings.mixtures, state)
 
     @contextlib.contextmanager
     def drafting(self, num_drafts: int) -> Iterator[None]:
@@ -210,12 +228,14 @@ class EngineCore:
             pass
         cost = self._cost.cost()
         cost = cost if cost.num_samples else self._cost_at_start
-        self._expected_ms = sum(cost.ms(num_tokens) for num_tokens in self._ledger.num_tokens())
+        self._expected_ms = sum(cost.ms(step.contents.work) for step in self._ledger)
         if self._ledger:
             self._collect()
         if self._failures >= FAILURES_PER_PROBE and PROBE.request_id not in self._queues.by_id:
             self._failures = 0
             self.submit(PROBE)
+        if not self._queues.by_id and self._clock() - self._cost_kept_s >= KEEP_EVERY_S:
+            self._keep_cost()
         outputs = self._flush()
         self._step_began_s = None
         return outputs
@@ -231,9 +251,11 @@ class EngineCore:
         planned = self._planner.plan(something_in_flight=len(self._ledger) > 0)
         if planned is None:
             return False
+        rows = zip(planned.plan.rows, planned.owners, strict=True)
         self._ledger.launched(
             InFlight(
                 plan=planned.plan,
+                contents=contents_of((row, sequence) for row, (sequence, _) in rows),
                 owners=planned.owners,
                 planning_ms=(self._clock() - started) * 1e3,
                 asked=planned.asked,
@@ -254,12 +276,14 @@ class EngineCore:
             self._recover(step, error)
             return
         self._steps += 1
+        if self._steps % REPORT_EVERY == 0:
+            self._cost_report = self._cost.report()
         started = self._clock()
         drafted = self._committer.commit(step, result)
         self._ledger.retire()
         self._absolve(step)
-        self._cost.observe(step.plan.num_tokens, result.device_ms)
         gap_ms = result.idle_ms if step.follows_on else None
+        self._cost.observe(step.contents.work, result.device_ms, gap_ms)
         self._drafting.observe(step.plan, drafted, result, gap_ms)
         now = self._clock()
         self._events.append(self._step_event(step, result, now, (now - started) * 1e3, drafted))
@@ -267,8 +291,7 @@ class EngineCore:
     def _step_event(
         self, step: InFlight, result: StepResult, now: float, commit_ms: float, drafted: Drafted
     ) -> StepEvent:
-        plan = step.plan
-        work = work_of((row, sequence) for row, (sequence, _) in zip(plan.rows, step.owners, strict=True))
+        plan, contents, work = step.plan, step.contents, step.contents.work
         used = tuple([(blocks.group, blocks.used) for blocks in self._blocks()])
         return StepEvent(
             at_s=now,
@@ -277,9 +300,9 @@ class EngineCore:
             host_ms=step.planning_ms + commit_ms,
             device_ms=result.device_ms,
             gap_ms=result.idle_ms if step.follows_on else 0.0,
-            num_requests=len(plan.rows),
-            num_prefill_tokens=plan.num_tokens - work.decode_tokens,
-            num_decode_tokens=work.decode_tokens,
+            num_requests=work.num_rows,
+            num_prefill_tokens=work.num_tokens - contents.decode_tokens,
+            num_decode_tokens=contents.decode_tokens,
             running=len(self._queues.running),
             waiting=len(self._queues.waiting),
             kv_used=max([share for _, share in used]),
@@ -294,7 +317,7 @@ class EngineCore:
             preemptions=step.preemptions,
             decode_context=work.decode_context,
             prefill_context=work.prefill_context,
-            chunks=work.chunks,
+            chunks=contents.chunks,
             captured=result.captured,
         )
 
@@ -383,7 +406,13 @@ class EngineCore:
             waiting=len(self._queues.waiting),
             blocks=self._blocks(),
             rows_used=self._pool.num_rows - self._pool.free_rows,
+            step_cost=self._cost_report,
         )
+
+    def _keep_cost(self) -> None:
+        self._cost_kept_s = self._clock()
+        if self._settings.calibration is not None:
+            self._settings.calibration.keep(self._cost.state())
 
     def reset_prefix_cache(self) -> None:
         self._pool.allocator.reset_cache()
@@ -398,6 +427,7 @@ class EngineCore:
         self.abort(list(self._queues.by_id))
         with contextlib.suppress(DeviceBroken):
             self._drain()
+        self._keep_cost()
         self._device.close()
 
 
