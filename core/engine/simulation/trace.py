@@ -1,0 +1,25 @@
+"""One request of a trace: when it came, how long it was, and what it shares with others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """Without text or token ids."""
+
+    arrival_s: float
+    """Since the start of the trace. Of a request with ``after``: since that one's answer was complete."""
+    prompt_tokens: int
+    output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    """Names of the prompt's blocks of ``block_tokens`` tokens, each of which stands for all tokens up to its end; the
+    last block may be partial. Empty: the prompt shares nothing."""
+    block_tokens: int = 0
+    session: str = ""
+    """Requests of a session follow each other."""
+    request_id: str = ""
+    after: str = ""
+    """``request_id`` of an earlier request, without whose answer this one is not sent."""
+    service_class: str = ""
