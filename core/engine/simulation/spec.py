@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.assembly.plan import EnginePlan
 from engine.contracts.scheduler import StepCost
@@ -21,18 +22,26 @@ class Overheads:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """What stands for a drafter. How many drafts are asked for is up to the real policy."""
+
+    placement: Literal["host", "device"]
+    acceptance: float = 0.6
+    """Chance that a draft is accepted, given that those before it were."""
+    ms_per_draft: float = 0.0
+    """What proposing takes, for each draft of the longest chain of a step."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """One engine."""
 
     plan: EnginePlan
-    """Resolved. Its scheduler, KV allocator and limits are the real ones; its drafter's drafts are accepted by
-    chance."""
+    """Resolved. Its scheduler, KV allocator and limits are the real ones."""
     num_blocks: int
     """KV blocks of the groups that keep every token, as the engine reports them (the padding block included)."""
     step_cost: StepCost
     """What a step takes on the device of the plan."""
     overheads: Overheads = Overheads()
-    acceptance: float = 0.6
-    """Chance that a draft is accepted, given that those before it were."""
-    draft_ms: float = 0.0
-    """What a drafter adds to a step, for each draft of a request."""
+    drafts: Drafts | None = None
+    """``None``: the plan's drafter proposes nothing."""

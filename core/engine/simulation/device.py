@@ -1,0 +1,127 @@
+"""A device that computes nothing: a step takes what the fitted step cost says, and its tokens mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.contracts.scheduler import StepCost
+from engine.simulation.clock import VirtualClock
+from engine.simulation.prompts import FIRST_OUTPUT
+from engine.simulation.spec import Drafts
+from engine.step.plan import RowResult, StepPlan, StepResult, StepRow
+
+_MASK = (1 << 64) - 1
+GAP_MS = 0.0
+
+
+@dataclass(slots=True)
+class _Row:
+    prompt_len: int
+    output: int
+    """The token that this request's outputs are."""
+    computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the time of a step depends on; see :class:`engine.loop.step_work.StepWork`."""
+
+    rows: int
+    tokens: int
+    decode_context: int
+    prefill_context: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """When a step ran."""
+
+    device_ms: float
+    draft_ms: float
+    idle_ms: float
+    done_s: float
+
+
+class SimulatedDevice:
+    """Fulfils :class:`engine.loop.core.Device`."""
+
+    def __init__(self, clock: VirtualClock, cost: StepCost, drafts: Drafts | None) -> None:
+        self._clock = clock
+        self._cost = cost
+        self._drafts = drafts
+        self._rows: dict[int, _Row] = {}
+        self.last = Timed(0.0, 0.0, 0.0, clock.now)
+        """Of the steps launched."""
+        self.last_rows: tuple[StepRow, ...] = ()
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        for admit in plan.admits:
+            output = FIRST_OUTPUT + admit.seed % FIRST_OUTPUT
+            self._rows[admit.row_id] = _Row(admit.prompt_len, output, admit.num_computed)
+        work, draft_ms = self._work(plan), self._draft_ms(plan)
+        self.last = self.timed(max(self.last.done_s, self._clock.now), work, draft_ms)
+        self.last_rows = plan.rows
+        return self.waiting(plan.plan_id, tuple([self._run(row) for row in plan.rows]), self.last)
+
+    def timed(self, free_s: float, work: Work, draft_ms: float = 0.0) -> Timed:
+        """Of a step that may begin at ``free_s``."""
+        begun = free_s + GAP_MS / 1e3
+        device_ms = self._cost.ms(work.tokens)
+        return Timed(device_ms, draft_ms, GAP_MS, begun + (device_ms + draft_ms) / 1e3)
+
+    def waiting(self, plan_id: int, rows: tuple[RowResult, ...], timed: Timed) -> Callable[[], StepResult]:
+        """What waits for the end of a step."""
+
+        def wait() -> StepResult:
+            self._clock.now = max(self._clock.now, timed.done_s)
+            return StepResult(plan_id, rows, timed.device_ms, timed.draft_ms, timed.idle_ms)
+
+        return wait
+
+    def leap(self, num_steps: int, last: Timed) -> None:
+        """Every row of the last step has decoded so many more tokens, the last of them in a step of these times."""
+        for row in self.last_rows:
+            self._rows[row.row_id].computed += num_steps
+        self.last_rows = tuple([StepRow(row.row_id, row.max_start + num_steps, 1) for row in self.last_rows])
+        self.last = last
+
+    def _work(self, plan: StepPlan) -> Work:
+        decode_context = prefill_context = tokens = 0
+        for row in plan.rows:
+            tokens += row.num_queries
+            if row.num_tokens == 1 and row.samples and row.max_start >= self._rows[row.row_id].prompt_len:
+                decode_context += row.max_end
+            else:
+                prefill_context += row.num_tokens * row.max_start + row.num_tokens * (row.num_tokens + 1) // 2
+        return Work(len(plan.rows), tokens, decode_context, prefill_context)
+
+    def _run(self, row: StepRow) -> RowResult:
+        state = self._rows[row.row_id]
+        state.computed += row.num_tokens
+        if not row.samples:
+            return RowResult()
+        accepted = 0
+        while accepted < row.num_drafts and self._accepts(state.output, state.computed):
+            accepted += 1
+            state.computed += 1
+        return RowResult((state.output,) * (accepted + 1), accepted)
+
+    def _accepts(self, output: int, position: int) -> bool:
+        """By chance, but the same for a request's token whatever else is in the step (SplitMix64)."""
+        z = (output * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        assert self._drafts is not None
+        return (z >> 11) < self._drafts.acceptance * (1 << 53)
+
+    def _draft_ms(self, plan: StepPlan) -> float:
+        if self._drafts is None:
+            return 0.0
+        on_device = self._drafts.placement == "device"
+        longest = max((row.wants_drafts if on_device else row.num_drafts) for row in plan.rows)
+        return self._drafts.ms_per_draft * longest
+
+    def resume(self) -> None: ...
+
+    def close(self) -> None: ...
