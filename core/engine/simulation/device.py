@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.contracts.scheduler import StepCost
 from engine.simulation.clock import VirtualClock
-from engine.simulation.prompts import FIRST_OUTPUT
 from engine.simulation.spec import Drafts
 from engine.step.plan import RowResult, StepPlan, StepResult, StepRow
 
@@ -17,10 +16,16 @@ GAP_MS = 0.0
 
 @dataclass(slots=True)
 class _Row:
+    request: int
+    """Its seed."""
     prompt_len: int
-    output: int
-    """The token that this request's outputs are."""
+    output: Sequence[int]
     computed: int
+
+    def upcoming(self, count: int) -> tuple[int, ...]:
+        """What follows the tokens that are computed; behind the end of the output, drafts that nobody takes."""
+        start = self.computed - self.prompt_len
+        return tuple(self.output[start : start + count]) + (0,) * max(0, start + count - len(self.output))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +51,22 @@ class Timed:
 class SimulatedDevice:
     """Fulfils :class:`engine.loop.core.Device`."""
 
-    def __init__(self, clock: VirtualClock, cost: StepCost, drafts: Drafts | None) -> None:
+    def __init__(self, clock: VirtualClock, cost: StepCost, drafts: Drafts | None, seed: int) -> None:
         self._clock = clock
         self._cost = cost
         self._drafts = drafts
+        self._seed = seed
         self._rows: dict[int, _Row] = {}
+        self.outputs: dict[int, Sequence[int]] = {}
+        """What requests will answer, by their seeds."""
         self.last = Timed(0.0, 0.0, 0.0, clock.now)
         """Of the steps launched."""
         self.last_rows: tuple[StepRow, ...] = ()
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         for admit in plan.admits:
-            output = FIRST_OUTPUT + admit.seed % FIRST_OUTPUT
-            self._rows[admit.row_id] = _Row(admit.prompt_len, output, admit.num_computed)
+            output = self.outputs[admit.seed]
+            self._rows[admit.row_id] = _Row(admit.seed, admit.prompt_len, output, admit.num_computed)
         work, draft_ms = self._work(plan), self._draft_ms(plan)
         self.last = self.timed(max(self.last.done_s, self._clock.now), work, draft_ms)
         self.last_rows = plan.rows
@@ -79,12 +87,17 @@ class SimulatedDevice:
 
         return wait
 
-    def leap(self, num_steps: int, last: Timed) -> None:
-        """Every row of the last step has decoded so many more tokens, the last of them in a step of these times."""
+    def leap(self, num_steps: int, last: Timed) -> tuple[RowResult, ...]:
+        """Every row of the last step decodes so many more tokens. Returns what the last of these steps, which takes
+        these times, comes to."""
+        results = []
         for row in self.last_rows:
-            self._rows[row.row_id].computed += num_steps
+            state = self._rows[row.row_id]
+            state.computed += num_steps
+            results.append(RowResult(state.upcoming(1)))
         self.last_rows = tuple([StepRow(row.row_id, row.max_start + num_steps, 1) for row in self.last_rows])
         self.last = last
+        return tuple(results)
 
     def _work(self, plan: StepPlan) -> Work:
         decode_context = prefill_context = tokens = 0
@@ -102,14 +115,15 @@ class SimulatedDevice:
         if not row.samples:
             return RowResult()
         accepted = 0
-        while accepted < row.num_drafts and self._accepts(state.output, state.computed):
+        while accepted < row.num_drafts and self._accepts(state.request, state.computed + accepted):
             accepted += 1
-            state.computed += 1
-        return RowResult((state.output,) * (accepted + 1), accepted)
+        tokens = state.upcoming(accepted + 1)
+        state.computed += accepted
+        return RowResult(tokens, accepted)
 
-    def _accepts(self, output: int, position: int) -> bool:
+    def _accepts(self, request: int, position: int) -> bool:
         """By chance, but the same for a request's token whatever else is in the step (SplitMix64)."""
-        z = (output * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((self._seed << 32) + request) * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 & _MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
         assert self._drafts is not None

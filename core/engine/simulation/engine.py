@@ -24,7 +24,7 @@ from engine.simulation.device import SimulatedDevice, Timed
 from engine.simulation.drafters import stand_in
 from engine.simulation.leap import LeapingCore
 from engine.simulation.outcome import SimulatedSteps
-from engine.simulation.prompts import NUM_TOKENS
+from engine.simulation.texts import NUM_TOKENS
 from engine.simulation.spec import EngineSpec
 
 
@@ -58,12 +58,16 @@ class SimulatedEngine:
         self._inbox: list[EngineRequest] = []
         self._leaps = leap
         self._foreseen: list[Timed] = []
-        self._core = make_core(spec, self.clock, seed)
+        self._device = SimulatedDevice(self.clock, spec.step_cost, spec.drafts, seed)
+        self._core = make_core(spec, self._device, self.clock)
         self._behind = spec.plan.in_flight - 1
 
-    def post(self, at_s: float, request: EngineRequest) -> None:
-        """A message reaches the process. It is read between two steps."""
+    def post(self, at_s: float, request: EngineRequest, output: Sequence[int]) -> None:
+        """A message reaches the process, which reads it between two steps. ``output``: what the request, which has a
+        seed of its own, will answer."""
+        assert request.sampling.seed is not None
         self._inbox.append(request)
+        self._device.outputs[request.sampling.seed] = output
         self.progress[request.request_id] = Progress()
         if self.next_s is None:
             self.clock.now = self.next_s = max(at_s, self.clock.now)
@@ -94,6 +98,11 @@ class SimulatedEngine:
     def _longest(self) -> int:
         """Steps of the longest leap: those in flight behind it end later."""
         return len(self._foreseen) - self._behind
+
+    def forget(self, request_id: str) -> Progress:
+        """A request has ended."""
+        del self._device.outputs[int(request_id)]
+        return self.progress.pop(request_id)
 
     def _leap(self, num_steps: int) -> None:
         rows = self._core.leap(self._foreseen, num_steps)
@@ -146,7 +155,7 @@ def _us(seconds: float) -> int:
     return int(seconds * 1e6 + 0.5)
 
 
-def make_core(spec: EngineSpec, clock: VirtualClock, seed: int) -> LeapingCore:
+def make_core(spec: EngineSpec, device: SimulatedDevice, clock: VirtualClock) -> LeapingCore:
     """The loop of an engine around a simulated device."""
     plan = spec.plan
     context = build_context(plan)
@@ -176,9 +185,9 @@ def make_core(spec: EngineSpec, clock: VirtualClock, seed: int) -> LeapingCore:
         in_flight=plan.in_flight,
         eos_token_ids=(),
         key_parts=("simulated",),
-        seed=seed,
+        seed=0,
         max_width=max_width,
         adaptive_drafts=drafting.adaptive,
     )
     plugins = _Plugins(scheduler, allocator, stand_in(spec.drafts, max_width))
-    return LeapingCore(plugins, SimulatedDevice(clock, spec.step_cost, spec.drafts), settings, clock)
+    return LeapingCore(plugins, device, settings, clock)

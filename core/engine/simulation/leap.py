@@ -55,7 +55,8 @@ class LeapingCore(EngineCore):
         """Take the first ``num_steps`` of them. Returns whose tokens they brought."""
         rows = self._decoding()
         for sequence in rows:
-            sequence.tokens += [sequence.tokens[-1]] * num_steps
+            done, output = sequence.num_outputs, self._simulated.outputs[sequence.seed]
+            sequence.tokens += output[done : done + num_steps]
         self._move_blocks(rows, num_steps)
         self._virtual.now = foreseen[num_steps - 1].done_s
         self._move_in_flight(num_steps, foreseen[num_steps - 1 + self._behind])
@@ -117,12 +118,12 @@ class LeapingCore(EngineCore):
 
     def _move_in_flight(self, num_steps: int, last: Timed) -> None:
         device = self._simulated
-        device.leap(num_steps, last)
+        results = device.leap(num_steps, last)
         if not self._behind:
             return
         step = self._ledger.oldest()
         plan = StepPlan(step.plan.plan_id + num_steps, (), device.last_rows)
-        wait = device.waiting(plan.plan_id, step.wait().rows, last)
+        wait = device.waiting(plan.plan_id, results, last)
         self._ledger.launched(replace(step, plan=plan, wait=wait, follows_on=True))
         self._ledger.retire()
 

@@ -11,7 +11,7 @@ from itertools import count
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.simulation.engine import Progress, SimulatedEngine
 from engine.simulation.outcome import Outcome, SimulatedRequest
-from engine.simulation.prompts import Prompts
+from engine.simulation.texts import Texts
 from engine.simulation.spec import EngineSpec
 from engine.simulation.trace import TraceRequest
 
@@ -55,7 +55,7 @@ class Simulation:
         self._specs = specs
         self._engines = [SimulatedEngine(spec, seed, leap) for spec in specs]
         self._route = route
-        self._prompts = Prompts()
+        self._texts = Texts()
         self._loads = [0] * len(specs)
         self._events: list[tuple[float, int, int, int]] = []
         """When, what kind, a number that keeps equal ones in order, and of which request or engine."""
@@ -97,10 +97,11 @@ class Simulation:
 
     def _post(self, now: float, which: int) -> None:
         request, index = self._trace[which], self._open[which].engine
-        sampling = SamplingParams(max_tokens=request.output_tokens, ignore_eos=True)
+        prompt, output = self._texts.of(request)
+        sampling = SamplingParams(max_tokens=request.output_tokens, seed=which, ignore_eos=True)
         engine = self._engines[index]
         before = engine.next_s
-        engine.post(now, EngineRequest(str(which), self._prompts.tokens(request), sampling))
+        engine.post(now, EngineRequest(str(which), prompt, sampling), output)
         if engine.next_s is not None and engine.next_s != before:
             self._at(engine.next_s, WAKES, index)
 
@@ -116,7 +117,7 @@ class Simulation:
 
     def _finish(self, engine: int, which: int, output: TokensOut) -> None:
         opened, request = self._open.pop(which), self._trace[which]
-        progress = self._engines[engine].progress.pop(output.request_id)
+        progress = self._engines[engine].forget(output.request_id)
         deliver_s = self._specs[engine].overheads.deliver_ms / 1e3
         done = self._done[which] = _summary(request, opened, progress, output, deliver_s)
         self._at(done.arrival_s + done.e2e_ms / 1e3 if not done.error else self._engines[engine].clock.now, ENDS, which)
