@@ -24,8 +24,8 @@ from engine.simulation.device import SimulatedDevice, Timed
 from engine.simulation.drafters import stand_in
 from engine.simulation.leap import LeapingCore
 from engine.simulation.outcome import SimulatedSteps
-from engine.simulation.texts import NUM_TOKENS
 from engine.simulation.spec import EngineSpec
+from engine.simulation.texts import NUM_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

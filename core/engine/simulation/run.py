@@ -11,8 +11,8 @@ from itertools import count
 from engine.contracts.request import EngineRequest, SamplingParams, TokensOut
 from engine.simulation.engine import Progress, SimulatedEngine
 from engine.simulation.outcome import Outcome, SimulatedRequest
-from engine.simulation.texts import Texts
 from engine.simulation.spec import EngineSpec
+from engine.simulation.texts import Texts
 from engine.simulation.trace import TraceRequest
 
 Route = Callable[[TraceRequest, Sequence[int]], int]
@@ -30,11 +30,11 @@ def simulate(
     seed: int = 0,
     leap: bool = True,
 ) -> Outcome:
-    """Serve ``requests``, ordered by arrival, and return what became of each.
+    """Serve ``requests`` and return what became of each.
 
     ``route``: round robin by default. ``leap``: compute runs of equal decode steps at once; what comes out is the same.
-    ``seed``: of accepted drafts. Raises ``ValueError`` if a request waits for one that is not in the trace, or comes
-    later in it.
+    ``seed``: of accepted drafts. Raises ``ValueError`` if a request waits for one that is not in the trace, or for
+    itself.
     """
     return Simulation(requests, engines, route or round_robin(), seed, leap).run()
 
@@ -60,19 +60,27 @@ class Simulation:
         self._events: list[tuple[float, int, int, int]] = []
         """When, what kind, a number that keeps equal ones in order, and of which request or engine."""
         self._order = count()
-        self._waiting = _waiting(self._trace)
+        self._followers = _followers(self._trace)
+        self._missing = [len(set(request.after)) for request in self._trace]
+        """By request: how many of those that it waits for have not ended."""
         self._open: dict[int, _Open] = {}
         self._done: dict[int, SimulatedRequest] = {}
 
     def run(self) -> Outcome:
         handlers = {ENDS: self._end, ARRIVES: self._receive, POSTED: self._post, WAKES: self._wake}
-        independent = iter([which for which, request in enumerate(self._trace) if not request.after])
+        sent = [which for which, request in enumerate(self._trace) if not request.after]
+        independent = iter(sorted(sent, key=lambda which: self._trace[which].arrival_s))
         self._next_arrival(independent)
         while self._events:
             now, kind, _, which = heapq.heappop(self._events)
             handlers[kind](now, which)
             if kind == ARRIVES and not self._trace[which].after:
                 self._next_arrival(independent)
+        if len(self._done) < len(self._trace):
+            left = next(request for which, request in enumerate(self._trace) if which not in self._done)
+            raise ValueError(
+                f"{len(self._trace) - len(self._done)} requests wait for each other, {left.request_id!r} too"
+            )
         itl: Counter[int] = sum((engine.itl_us for engine in self._engines), Counter())
         done = tuple(self._done[which] for which in range(len(self._trace)))
         ended_s = max((request.arrival_s + request.e2e_ms / 1e3 for request in done), default=0.0)
@@ -124,8 +132,10 @@ class Simulation:
 
     def _end(self, now: float, which: int) -> None:
         self._loads[self._done[which].engine] -= 1
-        for follower in self._waiting.pop(self._trace[which].request_id, ()):
-            self._at(now + self._trace[follower].arrival_s, ARRIVES, follower)
+        for follower in self._followers.pop(self._trace[which].request_id, ()):
+            self._missing[follower] -= 1
+            if not self._missing[follower]:
+                self._at(now + self._trace[follower].arrival_s, ARRIVES, follower)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +183,13 @@ def _summary(
     )
 
 
-def _waiting(trace: Sequence[TraceRequest]) -> dict[str, list[int]]:
-    """Requests by that whose answer they wait for."""
-    waiting: dict[str, list[int]] = defaultdict(list)
-    seen: set[str] = set()
+def _followers(trace: Sequence[TraceRequest]) -> dict[str, list[int]]:
+    """By id: the requests that wait for it."""
+    followers: dict[str, list[int]] = defaultdict(list)
+    ids = {request.request_id for request in trace if request.request_id}
     for which, request in enumerate(trace):
-        if request.after and request.after not in seen:
-            raise ValueError(f"request {which} of the trace waits for {request.after!r}, which does not come before it")
-        if request.after:
-            waiting[request.after].append(which)
-        if request.request_id:
-            seen.add(request.request_id)
-    return waiting
+        for name in dict.fromkeys(request.after):
+            if name not in ids:
+                raise ValueError(f"request {which} of the trace waits for {name!r}, which is not in it")
+            followers[name].append(which)
+    return followers

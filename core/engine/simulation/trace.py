@@ -10,7 +10,8 @@ class TraceRequest:
     """Without text or token ids."""
 
     arrival_s: float
-    """Since the start of the trace. Of a request with ``after``: since that one's answer was complete."""
+    """Since the start of the trace. Of a request with ``after``: since the last of those answers was
+    complete."""
     prompt_tokens: int
     output_tokens: int
     block_hashes: tuple[int, ...] = ()
@@ -20,6 +21,6 @@ class TraceRequest:
     session: str = ""
     """Requests of a session follow each other."""
     request_id: str = ""
-    after: str = ""
-    """``request_id`` of an earlier request, without whose answer this one is not sent."""
+    after: tuple[str, ...] = ()
+    """``request_id`` of those without whose answers this one is not sent."""
     service_class: str = ""
