@@ -49,7 +49,7 @@ from engine_plugins.drafter.config import (
     ParallelBlockConfig,
     SuffixConfig,
 )
-from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig
+from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig, TraceConfig
 from engine_plugins.parallelism.env import EnvConfig
 from engine_plugins.parallelism.join import JoinConfig
 from engine_plugins.parallelism.ray.config import RayConfig, needs_ray
@@ -333,6 +333,12 @@ def engine_exporter() -> list[Provider]:
             "engine_plugins.exporter.jsonl:JsonlExporter",
             config=JsonlConfig,
             doc="Events as lines of JSON in a file.",
+        ),
+        Provider(
+            "trace",
+            "engine_plugins.exporter.trace:TraceExporter",
+            config=TraceConfig,
+            doc="Requests as a trace for engine simulate: lengths and salted hashes, no texts.",
         ),
         Provider(
             "console",

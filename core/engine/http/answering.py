@@ -18,6 +18,7 @@ from aiohttp import web
 
 from engine.border.calls import broken, name_of, shown, told
 from engine.border.values import problems
+from engine.contracts.exporter import Transcript
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.router import Answer, ApiRequest, Reject, Route, ToEngine, ToUrl
 from engine.http import proxy
@@ -120,10 +121,16 @@ async def answer(
     finally:
         for run in runs:
             run.close()
+            if state.bus.wants_transcripts:
+                state.bus.transcribe(_transcript(job.api, run))
             run.report(events.written)
     if all(run.finish_reason is not None for run in runs):
         _report(state, job.api, runs)
     return response
+
+
+def _transcript(api: ApiRequest, run: SequenceRun) -> Transcript:
+    return Transcript(run.spec.request_id, api.prompts[run.spec.index // api.n], run.tokens, api.cache_salt)
 
 
 async def _abort(runs: Sequence[SequenceRun]) -> None:
