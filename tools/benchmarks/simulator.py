@@ -1,4 +1,4 @@
-"""Does ``engine simulate`` say what this engine does on this machine? Serves synthetic traces and simulates them beside.
+"""Does ``engine simulate`` say what this engine does on this machine? Serves synthetic traces, and simulates them.
 
     python -m tools.benchmarks.simulator --out DIR [--seconds 10] [--repeats 2] [--loads 0.3,0.6] [--traces code]
                                          [--pairs] [overrides]
@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +186,8 @@ def step_cost(events: Sequence[Mapping[str, Any]]) -> StepCost:
     """Least squares of relative errors without negative coefficients; errors beyond three typical ones count less."""
     steps = [event for event in events if event["type"] == "step"]
     names = ("num_requests", "decode_context", "prefill_context")
-    work = np.array(
-        [[1, s["num_prefill_tokens"] + s["num_decode_tokens"], *(s[n] for n in names)] for s in steps], float
-    )
+    tokens = [step["num_prefill_tokens"] + step["num_decode_tokens"] for step in steps]
+    work = np.array([[1, count, *(step[n] for n in names)] for count, step in zip(tokens, steps, strict=True)], float)
     ms = np.array([step["device_ms"] for step in steps])
     trust, found = np.ones(len(ms)), np.zeros(work.shape[1])
     for _ in range(10):
@@ -359,7 +358,7 @@ def main() -> None:
                 calibration = read_calibration(flags.calibration)
             else:
                 calibration = calibrate(server, flags.overrides, flags.out, flags.seconds)
-            print(replace(calibration.step_cost), calibration.overheads, flush=True)
+            print(calibration.step_cost, calibration.overheads, flush=True)
             result = measure(server, spec_of(flags.overrides, calibration), flags)
     name = "pairs" if flags.pairs else "figures"
     (flags.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
