@@ -1,7 +1,7 @@
 """Does ``engine simulate`` say what this engine does on this machine? Serves synthetic traces, and simulates them.
 
-    python -m tools.benchmarks.simulator --out DIR [--seconds 10] [--repeats 2] [--loads 0.3,0.6] [--traces code]
-                                         [--pairs] [overrides]
+    python -m tools.benchmarks.simulator [--out DIR] [--seconds 10] [--repeats 2] [--loads 0.3,0.6] [--traces code]
+                                         [--pairs | --speed] [overrides]
 
 The step cost and the API process's overheads are fitted once, on steps and requests of the ``conversation`` trace, and
 written to DIR/calibration.json; the other traces, and all loads, are foretold with it. A load is a share of the rate at
@@ -335,10 +335,25 @@ def _pair(first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def speed(overrides: Sequence[str]) -> None:
+    """Simulated seconds per second, at steps of 12 ms: one engine at several rates, and 16 engines for an hour."""
+    spec = EngineSpec(resolve(overrides).plan, 8000, StepCost(12.0, 0.01, 1), Overheads())
+    for engines, rate, seconds in ((1, 1.0, 600.0), (1, 4.0, 300.0), (1, 8.0, 150.0), (16, 16.0, 3600.0)):
+        trace = trace_of(SHAPES["conversation"], round(rate * seconds), rate, 3)
+        begun = time.perf_counter()
+        outcome = simulate(trace, [spec] * engines)
+        wall_s = time.perf_counter() - begun
+        steps = sum(steps.num_steps for steps in outcome.steps)
+        running = max(steps.most_running for steps in outcome.steps)
+        ratio = outcome.duration_s / wall_s
+        cells = engines, f"{rate / engines:g}", running, steps, f"{wall_s:.1f}", f"{ratio:.0f}"
+        print("|", " | ".join(map(str, cells)), "|", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("simulator"))
     parser.add_argument("--calibration", type=Path, help="of an earlier run: fits nothing")
     parser.add_argument("--traces", default=",".join(SHAPES))
     parser.add_argument("--loads", default=",".join(map(str, LOADS)))
@@ -346,7 +361,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--pairs", action="store_true", help="compare plugin sets, at the first trace and load")
     parser.add_argument("--port", type=int, default=8970)
+    parser.add_argument("--speed", action="store_true", help="how fast the simulator is: serves nothing")
     flags = parser.parse_args()
+    if flags.speed:
+        speed(flags.overrides)
+        return
     flags.out.mkdir(parents=True, exist_ok=True)
     if flags.pairs:
         if flags.calibration is None:
