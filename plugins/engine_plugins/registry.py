@@ -50,6 +50,9 @@ from engine_plugins.drafter.config import (
     SuffixConfig,
 )
 from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, OtlpConfig, PrometheusConfig, WebhookConfig
+        ),
+        CommandProvider(
+from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig, TraceConfig
 from engine_plugins.parallelism.env import EnvConfig
 from engine_plugins.parallelism.join import JoinConfig
 from engine_plugins.parallelism.ray.config import RayConfig, needs_ray
@@ -335,6 +338,12 @@ def engine_exporter() -> list[Provider]:
             doc="Events as lines of JSON in a file.",
         ),
         Provider(
+            "trace",
+            "engine_plugins.exporter.trace:TraceExporter",
+            config=TraceConfig,
+            doc="Requests as a trace for engine simulate: lengths and salted hashes, no texts.",
+        ),
+        Provider(
             "console",
             "engine_plugins.exporter.console:ConsoleExporter",
             config=ConsoleConfig,
@@ -604,5 +613,10 @@ def engine_command() -> list[CommandProvider]:
             "dashboards",
             "engine_plugins.command.dashboards.command:COMMAND",
             "write Grafana dashboards of an engine's metrics",
+        ),
+        CommandProvider(
+            "simulate",
+            "engine_plugins.command.simulate.command:COMMAND",
+            "simulate an engine under the load of a trace",
         ),
     ]

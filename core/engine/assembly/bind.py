@@ -22,7 +22,7 @@ from engine.contracts.architecture import Architecture, NestedArchitecture
 from engine.contracts.attention_kernel import AttentionKernel, LogSumExpAttention, NativeAttention
 from engine.contracts.communicator import Communicator, NativeCommunicator
 from engine.contracts.drafter import CapturableDrafter, DeviceDrafter, Drafter, HostDrafter
-from engine.contracts.exporter import Exporter, ScrapedExporter
+from engine.contracts.exporter import Exporter, ScrapedExporter, TranscriptExporter
 from engine.contracts.graph import Graph
 from engine.contracts.kv_allocator import KVAllocator
 from engine.contracts.kv_format import KVFormat
@@ -65,7 +65,7 @@ OPTIONAL: Mapping[str, tuple[type[Any], ...]] = MappingProxyType(
         "attention_kernel": (NativeAttention, LogSumExpAttention),
         "communicator": (NativeCommunicator,),
         "drafter": (HostDrafter, DeviceDrafter, CapturableDrafter),
-        "exporter": (ScrapedExporter,),
+        "exporter": (ScrapedExporter, TranscriptExporter),
         "architecture": (NestedArchitecture,),
     }
 )

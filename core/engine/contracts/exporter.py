@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from engine.contracts.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The token ids of a sequence that has ended."""
+
+    request_id: str
+    prompt: Sequence[int]
+    output: Sequence[int]
+    cache_salt: str
+    """The tenant: texts of different ones share nothing."""
 
 
 @runtime_checkable
@@ -28,4 +40,14 @@ class ScrapedExporter(Exporter, Protocol):
 
     def render(self) -> str:
         """The page, in the Prometheus text format."""
+        ...
+
+
+@runtime_checkable
+class TranscriptExporter(Exporter, Protocol):
+    """An exporter that looks at token ids, which are in no event."""
+
+    def transcripts(self, ended: Sequence[Transcript]) -> None:
+        """Take those of sequences whose :class:`~engine.contracts.events.RequestEvent` follows, in the next batch or a
+        later one, or was dropped."""
         ...

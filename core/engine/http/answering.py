@@ -19,6 +19,7 @@ from aiohttp import web
 from engine.border.calls import broken, name_of, shown, told
 from engine.border.values import problems
 from engine.contracts.events import ProxiedEvent, RequestParameters
+from engine.contracts.exporter import Transcript
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.contracts.router import Answer, ApiRequest, Reject, Route, ToEngine, ToUrl
 from engine.http import proxy
@@ -122,6 +123,8 @@ async def answer(
     finally:
         for run in runs:
             run.close()
+            if state.bus.wants_transcripts:
+                state.bus.transcribe(_transcript(job.api, run))
             run.report(events.written)
     if all(run.finish_reason is not None for run in runs):
         _report(state, job.api, runs)
@@ -145,6 +148,10 @@ async def _proxied(
         name, kind, server = job.api.request_id, job.api.kind, urlsplit(base_url).netloc.rpartition("@")[2]
         event = ProxiedEvent(now_s, name, kind, server, status, total_ms, trace.parent, trace.span_id)
         state.bus.publish((event,))
+
+
+def _transcript(api: ApiRequest, run: SequenceRun) -> Transcript:
+    return Transcript(run.spec.request_id, api.prompts[run.spec.index // api.n], run.tokens, api.cache_salt)
 
 
 async def _abort(runs: Sequence[SequenceRun]) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.assembly.bind import BoundEngine
 from engine.border.calls import broken, told
-from engine.contracts.drafter import on_device
+from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
-from engine.contracts.kv_allocator import KVGroup
+from engine.contracts.kv_allocator import KVAllocator, KVGroup
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
+from engine.contracts.scheduler import Scheduler
 from engine.contracts.step_cost import Mixture
 from engine.drafting.policy import DraftPolicy
 from engine.kv.block_keys import BlockKeys
@@ -49,6 +49,21 @@ PROBE = EngineRequest(
     "engine-probe", (0,), SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True), priority=-(2**31)
 )
 """Anything that works serves it: a few tokens, so that drafts are asked for, too."""
+
+
+class LoopPlugins(Protocol):
+    """Those that the loop asks: of :class:`engine.assembly.bind.BoundEngine`, or a simulator's."""
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    @property
+    def kv_allocator(self) -> KVAllocator:
+        """Started."""
+        ...
+
+    @property
+    def drafter(self) -> Drafter: ...
 
 
 class EngineBroken(RuntimeError):
@@ -106,7 +121,7 @@ class EngineCore:
     """Everything between a submitted request and its tokens."""
 
     def __init__(
-        self, bound: BoundEngine, device: Device, settings: CoreSettings, clock: Clock = time.monotonic
+        self, bound: LoopPlugins, device: Device, settings: CoreSettings, clock: Clock = time.monotonic
     ) -> None:
         self._device = device
         self._settings = settings

@@ -121,6 +121,10 @@ class Planner:
             return None
         return self._finish(sketch, asked)
 
+    def skip(self, num_plans: int) -> None:
+        """A simulator has made so many plans itself: their ids are taken."""
+        self._next_id += num_plans
+
     def _sketch(self, asked: int, admitting: bool) -> Sketch | None:
         """Ask the scheduler and reserve blocks for its rows; ``None`` when there is nobody to ask about."""
         view = self._view(asked, admitting)

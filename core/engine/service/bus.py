@@ -14,7 +14,7 @@ import structlog
 
 from engine.border.calls import name_of, told
 from engine.contracts.events import DroppedEvent, Event
-from engine.contracts.exporter import Exporter
+from engine.contracts.exporter import Exporter, Transcript, TranscriptExporter
 from engine.service.logs import Repeated
 
 MAX_PENDING = 65536
@@ -39,7 +39,10 @@ class EventBus:
         self._exporters = list(exporters)
         self._failures = {id(exporter): 0 for exporter in exporters}
         self._pending: deque[Event] = deque()
+        self._transcripts: deque[Transcript] = deque()
         self._reads: deque[Callable[[], None]] = deque()
+        self.wants_transcripts = any(isinstance(exporter, TranscriptExporter) for exporter in exporters)
+        """Whether anybody looks at what :meth:`transcribe` is given."""
         self._max_pending = max_pending
         self._wake, self._hurry = threading.Event(), threading.Event()
         self._ended = False
@@ -60,6 +63,12 @@ class EventBus:
         self._pending.extend(events)
         if not self._wake.is_set():
             self._wake.set()
+
+    def transcribe(self, transcript: Transcript) -> None:
+        """Hand over token ids of a sequence before its :class:`RequestEvent` is published. Returns at once; drops them
+        where events are dropped."""
+        if len(self._pending) < self._max_pending:
+            self._transcripts.append(transcript)
 
     def read(self, function: Callable[[], T]) -> Future[T]:
         """Have ``function`` called between two batches, behind everything published so far. Returns at once; the
@@ -107,13 +116,17 @@ class EventBus:
         batch: list[Event] = []
         while self._pending:
             batch.append(self._pending.popleft())
+        ended = tuple([self._transcripts.popleft() for _ in range(len(self._transcripts))])
         if self.dropped > self._dropped_reported:
             batch.append(DroppedEvent(time.monotonic(), self.dropped - self._dropped_reported))
             self._dropped_reported = self.dropped
-        if not batch:
+        if not batch and not ended:
             return
         for exporter in tuple(self._exporters):
-            self._guard(exporter, partial(exporter.export, tuple(batch)))
+            if ended and isinstance(exporter, TranscriptExporter):
+                self._guard(exporter, partial(exporter.transcripts, ended))
+            if batch:
+                self._guard(exporter, partial(exporter.export, tuple(batch)))
 
     def _guard(self, exporter: Exporter, call: Callable[[], None]) -> None:
         name = name_of(exporter)

@@ -29,6 +29,14 @@ class JsonlConfig(SlotConfig):
 
 
 @dataclass(frozen=True)
+class TraceConfig(SlotConfig):
+    """Requests without texts, to be simulated."""
+
+    path: str = "engine-trace.jsonl"
+    """Appended to: each run of the server begins a part."""
+
+
+@dataclass(frozen=True)
 class ConsoleConfig(SlotConfig):
     """A summary line on the console."""
 

@@ -1,0 +1,71 @@
+"""What a simulation found. All figures are simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRequest:
+    """One request as its client saw it. ``api + dispatch + queue + prefill + deliver == ttft``, ``ttft + decode ==
+    e2e``."""
+
+    arrival_s: float
+    """When it was sent, since the start of the trace."""
+    engine: int
+    """Index of the engine that served it."""
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    ttft_ms: float = 0.0
+    e2e_ms: float = 0.0
+    itl_ms: float = 0.0
+    """Mean time between its output tokens; 0 with one token."""
+    api_ms: float = 0.0
+    """Receiving and tokenizing."""
+    dispatch_ms: float = 0.0
+    """Until the engine process read the message: it does so between steps."""
+    queue_ms: float = 0.0
+    """Until its first step was planned."""
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    """From the first output token to the last."""
+    deliver_ms: float = 0.0
+    preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    error: str = ""
+    """Why the engine refused it; all times are 0 then."""
+    service_class: str = ""
+
+
+@dataclass(slots=True)
+class SimulatedSteps:
+    """All steps of one engine."""
+
+    num_steps: int = 0
+    busy_ms: float = 0.0
+    """In steps, drafting included."""
+    gap_ms: float = 0.0
+    """Between steps while requests were running."""
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    """Drafts included."""
+    most_running: int = 0
+    most_waiting: int = 0
+    most_kv_used: float = 0.0
+    """Leased blocks / all blocks, 0..1."""
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    requests: tuple[SimulatedRequest, ...]
+    """In the order of the trace."""
+    steps: tuple[SimulatedSteps, ...]
+    """By engine."""
+    duration_s: float
+    """From the start of the trace to the last token."""
+    itl_us: tuple[tuple[int, int], ...]
+    """Gaps between consecutive output tokens of a request as (microseconds, how many), ascending."""

@@ -1,0 +1,1 @@
+"""Readers of traces: one file for each format, all of them giving :class:`~engine.simulation.trace.TraceRequest`."""
