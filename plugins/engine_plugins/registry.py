@@ -568,4 +568,9 @@ def engine_command() -> list[CommandProvider]:
             "engine_plugins.command.bench_machine.command:COMMAND",
             "measure how fast this machine reads memory and multiplies",
         ),
+        CommandProvider(
+            "ladder",
+            "engine_plugins.command.ladder.command:COMMAND",
+            "measure what each optimisation changes, one by one",
+        ),
     ]
