@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from engine_plugins.command.ladder.comparisons import ADDED, SAME
+from engine_plugins.command.ladder.comparisons import ADDED, ALL, SAME
 from engine_plugins.command.ladder.figures import FIGURES, Figure
 from engine_plugins.command.ladder.floor import floors
 from engine_plugins.command.ladder.record import Ladder, Measured, Run, Survey
@@ -39,7 +39,7 @@ def summarise_ladder(ladder: Ladder) -> dict[str, Any]:
 
 def row(ladder: Ladder, measured: Measured) -> Row:
     """One comparison."""
-    changed = [word for word in measured.after if word not in measured.before]
+    changed = [word for word in measured.after if word not in measured.before] if measured.kind != ALL else []
     expectation = EXPECTED.get(measured.name)
     survey = survey_of(ladder, measured) if measured.kind == ADDED else None
     return {

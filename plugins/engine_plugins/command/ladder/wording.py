@@ -15,7 +15,14 @@ def interval(found: dict[str, Any]) -> str:
     """An estimate with its interval."""
     if found["verdict"] == UNFINISHED:
         return f"{found['estimate']:.2f} [unfinished]"
-    return f"{found['estimate']:.2f} [{found['low']:.2f}-{found['high']:.2f}]"
+    return f"{found['estimate']:.2f} [{bounds(found)}]"
+
+
+def bounds(found: dict[str, Any]) -> str:
+    """With as many digits as it takes to see on which side of no change they are."""
+    low, high = found["low"], found["high"]
+    digits = 3 if 1.0 in (round(low, 2), round(high, 2)) else 2
+    return f"{low:.{digits}f}-{high:.{digits}f}"
 
 
 def outputs(found: dict[str, Any] | None) -> str:
