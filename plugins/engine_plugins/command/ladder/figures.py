@@ -29,7 +29,12 @@ FIGURES = (
     Figure("ttft_p95", "TTFT P95", "its 95th percentile; of fewer than 20 requests the largest (ms)"),
     Figure("itl", "ITL", "decoding, divided by the tokens it brought, over all requests of the run (ms)"),
     Figure("e2e_p50", "E2E P50", "due until the last token (ms)"),
-    Figure("goodput", "goodput", "share of requests, failed ones included, that kept every limit of --slo", False),
+    Figure(
+        "goodput",
+        "goodput gain",
+        "after - before of the share of requests, failed ones included, that kept every limit of --slo",
+        False,
+    ),
 )
 
 

@@ -39,10 +39,10 @@ def render(ladder: Ladder) -> RenderableType:
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     shown = [figure for figure in FIGURES if any(figure.key in row["figures"] for row in rows)]
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("rung", max_width=18)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("rung", max_width=18, overflow="fold")
     for figure in shown:
-        table.add_column(figure.label, max_width=11)
+        table.add_column(figure.label, max_width=11, overflow="fold")
     for row in rows:
         table.add_row(row["name"], *(_cell(row["figures"].get(figure.key)) for figure in shown))
     return table
@@ -51,7 +51,7 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
 def _cell(found: dict[str, Any] | None) -> Text:
     if found is None:
         return Text("-")
-    below = UNFINISHED if found["verdict"] == UNFINISHED else bounds(found)
+    below = "not done" if found["verdict"] == UNFINISHED else bounds(found)
     text = Text(f"{found['estimate']:.2f}\n{below}", style=STYLES.get(found["verdict"], ""))
     if found["expected"] is not None:
         text.append(f"\nseed {found['expected']:.2f}", style="dim")

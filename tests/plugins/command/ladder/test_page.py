@@ -36,12 +36,12 @@ class Elements(HTMLParser):
         assert self.open.pop() == name
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ladder():
     return a_ladder([0.5, 1.0, 1.5, 1.0], num_same=2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def text(ladder):
     return page(ladder)
 
@@ -99,6 +99,9 @@ def on_screen(ladder, width: int) -> str:
 
 
 def test_the_table_fits_a_terminal_of_80_columns(ladder):
+    for a, b in (pair for measured in ladder.comparisons for pair in measured.pairs):
+        a.figures["goodput"] = b.figures["goodput"] = 0.5
+    ladder.summary = summarise_ladder(ladder)
     shown = on_screen(ladder, 80)
     assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
     assert "with all rungs / without this one" in shown and "A/A: 2 of 2" in shown
