@@ -52,6 +52,7 @@ def row(ladder: Ladder, measured: Measured) -> Row:
         "figures": {} if measured.refused else compared(ladder, measured),
         "cached": cached_share([after for _, after in measured.pairs]),
         "acceptance": mean([after.acceptance for _, after in measured.pairs]),
+        "answer_tokens": [mean_answer([side[i] for side in measured.pairs]) for i in (0, 1)],
         "outputs": outputs_compared(ladder, measured),
         "facts": survey.facts if survey else {},
         "users": users(survey, measured, ladder.options["shared_prefix"]) if survey else None,
@@ -140,6 +141,12 @@ def cached_share(runs: Sequence[Run]) -> float | None:
     known = [(run.cached_tokens, run.prompt_tokens) for run in runs]
     total = sum(prompt or 0 for _, prompt in known)
     return sum(cached or 0 for cached, _ in known) / total if total else None
+
+
+def mean_answer(runs: Sequence[Run]) -> float | None:
+    """Tokens of an answer."""
+    requests = sum(run.requests - run.failed for run in runs)
+    return sum(run.output_tokens or 0 for run in runs) / requests if requests else None
 
 
 def mean(values: Sequence[float | None]) -> float | None:

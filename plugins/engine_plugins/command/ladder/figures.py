@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from engine.contracts.percentiles import percentiles
 from engine_plugins.command.bench.record import RequestRecord
@@ -61,7 +62,16 @@ def run_of(records: Sequence[RequestRecord], lags_s: Sequence[float], slo: Slo |
         tokens["output"],
         (result["drafting"] or {}).get("acceptance_rate"),
         result["client"]["loop_lag_ms"]["p99"],
+        new_tokens(ok),
     )
+
+
+def new_tokens(ok: Sequence[RequestRecord]) -> float | None:
+    """Median of the prompt tokens that were not cached; ``None`` where the server does not say."""
+    known = [
+        r.prompt_tokens - r.cached_tokens for r in ok if r.prompt_tokens is not None and r.cached_tokens is not None
+    ]
+    return median(known) if known else None
 
 
 def ttft_ms(ok: Sequence[RequestRecord]) -> tuple[float | None, float | None]:

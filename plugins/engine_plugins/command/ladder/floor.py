@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -36,8 +37,7 @@ def floors(ladder: Ladder, survey: Survey, runs: Sequence[Run]) -> dict[str, flo
     if weights := survey.facts.get("weights_bytes"):
         found["itl"] = weights / machine["read_gb_s"] / 1e6
     rates = [w["gflops"][ROWS] for w in machine["ways"] if w["is_chosen"] and w["weights"] == engine.dtype]
-    requests = sum(run.requests - run.failed for run in runs)
-    if rates and engine.parameters and requests:
-        new = sum((run.prompt_tokens or 0) - (run.cached_tokens or 0) for run in runs) / requests
-        found["ttft_p50"] = 2 * engine.parameters * new / max(rates) / 1e6
+    new = [run.new_tokens for run in runs if run.new_tokens is not None]
+    if rates and engine.parameters and new:
+        found["ttft_p50"] = 2 * engine.parameters * median(new) / max(rates) / 1e6
     return found

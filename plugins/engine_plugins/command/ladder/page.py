@@ -103,14 +103,23 @@ def _cell(row: dict[str, Any], key: str) -> Markup:
 
 def _engines(rows: list[dict[str, Any]]) -> list[Markup]:
     """What each rung's engine takes and keeps, and whether its answers are the same."""
-    head = ["rung", "greedy outputs", "cached", "drafts accepted", "weights (MiB)", "KV cache (MiB)", "KV tokens"]
+    head = [
+        "rung",
+        "greedy outputs",
+        "answer (tokens)",
+        "cached",
+        "drafts accepted",
+        "weights (MiB)",
+        "KV cache (MiB)",
+        "KV tokens",
+    ]
     head += ["resident (MiB)", "requests it keeps", "sharing the prefix"]
     body = []
     for row in rows:
         facts, users = row["facts"], row["users"] or {}
         sizes = [_number(facts.get(key), MIB) for key in ("weights_bytes", "kv_bytes")]
         sizes += [_number(facts.get("kv_tokens")), _number(facts.get("resident_bytes"), MIB)]
-        shares = [_share(row["cached"]), _share(row["acceptance"])]
+        shares = [_number(row["answer_tokens"][1]), _share(row["cached"]), _share(row["acceptance"])]
         kept = [_number(users.get("apart")), _number(users.get("sharing"))]
         body.append([row["name"], outputs(row["outputs"]), *shares, *sizes, *kept])
     return [tag("h2", "What the engine takes, keeps and answers"), table(head, body)] if body else []

@@ -28,6 +28,8 @@ class Run(msgspec.Struct, frozen=True):
     """Share of drafts that were accepted; ``None`` without drafts."""
     client_lag_ms: float | None
     """99th percentile of how late the client's event loop woke."""
+    new_tokens: float | None = None
+    """Median over requests of the prompt tokens that were not cached."""
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -47,7 +49,7 @@ class Baseline(msgspec.Struct, frozen=True):
     """``cpu``, ``cuda``"""
     dtype: str
     parameters: float | None
-    """Of the model, by the bytes of its weights; ``None`` if they are quantized."""
+    """Those that multiply every token, by the bytes of the weights; ``None`` if they are quantized."""
 
 
 class Survey(msgspec.Struct):

@@ -31,13 +31,16 @@ def facts_of(answer: dict[str, Any]) -> dict[str, float | None]:
 def baseline_of(answer: dict[str, Any]) -> Baseline:
     """What ``/engine/plan`` says of the baseline's engine."""
     plan = answer["plan"]
+    vocabulary = (
+        plan["model"]["vocab_size"] * plan["model"]["hidden_size"] * (1 if plan["model"]["tie_embeddings"] else 2)
+    )
     is_plain = plan["model"]["quantization"] is None and plan["slots"]["quantizer"][0]["name"] in ("checkpoint", "none")
     size = DTYPE_BYTES.get(plan["dtype"])
     return Baseline(
         plan["device"]["name"],
         plan["device"]["kind"],
         plan["dtype"],
-        answer["engine"]["weights_bytes"] / size if is_plain and size else None,
+        answer["engine"]["weights_bytes"] / size - vocabulary if is_plain and size else None,
     )
 
 

@@ -20,7 +20,7 @@ def a_run(factor: float, itl: float | None = 2.0, goodput: float | None = None, 
     """All latencies are ``factor`` times those of any other."""
     figures = {"output_p50": 10.0 * factor, "ttft_p50": 8.0 * factor, "ttft_p95": 20.0 * factor, "e2e_p50": 50 * factor}
     figures |= {"itl": None if itl is None else itl * factor, "goodput": goodput}
-    return Run(figures, 4, failed, 400, 200, 40, None, 0.1)
+    return Run(figures, 4, failed, 400, 200, 40, None, 0.1, 50)
 
 
 def pairs(ratio: float, count: int = 10) -> list[tuple[Run, Run]]:

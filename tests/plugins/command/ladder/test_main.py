@@ -29,7 +29,7 @@ from engine_plugins.command.ladder.servers import Key, Refused, Servers
 TIMINGS = {"drafted_tokens": 0, "accepted_tokens": 0, "draft_chains": 0, "draft_ms": 0.0, "decode_ms": 0.01}
 PLAN = {
     "plan": {
-        "model": {"quantization": None},
+        "model": {"quantization": None, "vocab_size": 10, "hidden_size": 4, "tie_embeddings": True},
         "dtype": "float32",
         "device": {"name": "a CPU", "kind": "cpu"},
         "slots": {"quantizer": [{"name": "checkpoint"}]},
