@@ -72,8 +72,8 @@ STEPS_CAPTION = (
     "time without drafts."
 )
 FOREST_CAPTION = (
-    "With the rung / without it: left of the dashed line is faster. Green and red: the interval leaves out no change; "
-    "grey: no winner. A diamond is what the case study expects."
+    "With the rung / without it: left of the dashed line is faster; of goodput, right is better. Green and red: the "
+    "interval leaves out no change; grey: no winner. A diamond is what the case study expects."
 )
 
 

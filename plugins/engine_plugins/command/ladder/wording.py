@@ -8,6 +8,8 @@ from engine_plugins.command.ladder.analysis import UNFINISHED
 from engine_plugins.command.ladder.figures import FIGURES
 from engine_plugins.command.ladder.record import Ladder
 
+SAME_LENGTH = 0.02
+"""Up to which answers count as equally long."""
 LABELS = {figure.key: figure.label for figure in FIGURES}
 
 
@@ -66,6 +68,11 @@ def notes(ladder: Ladder) -> list[str]:
             f"refused: {one['name']}: {one['reason'].splitlines()[-1] if one['reason'] else 'no reason given'}"
         )
     for row in summary["rows"]:
+        before, after = row["answer_tokens"]
+        if before and after and abs(after / before - 1) > SAME_LENGTH:
+            lines.append(
+                f"answers: {row['kind']} {row['name']}: {after:.1f} tokens instead of {before:.1f}, which E2E includes"
+            )
         if row["refused"]:
             lines.append(f"refused: {row['kind']} {row['name']}: {row['refused'].splitlines()[-1]}")
         elif row["pairs"] < row["planned"]:
