@@ -25,6 +25,8 @@ def summarise_ladder(ladder: Ladder) -> dict[str, Any]:
     rows = [row(ladder, measured) for measured in ladder.comparisons if measured.kind != SAME]
     judged = [found for one in rows for found in one["figures"].values() if found["verdict"] != UNFINISHED]
     level = ladder.options["level"]
+    runs = [run for one in ladder.comparisons for pair in one.pairs for run in pair]
+    lags = [run.client_lag_ms for run in runs if run.client_lag_ms is not None]
     return {
         "rows": rows,
         "refused": [{"name": survey.rung, "reason": survey.refused} for survey in ladder.surveys if survey.refused],
@@ -33,7 +35,8 @@ def summarise_ladder(ladder: Ladder) -> dict[str, Any]:
         "expected_false": len(judged) * (1 - level),
         "same": same_summary(ladder),
         "max_tokens": observed_limit(ladder.output_lengths),
-        "failed_requests": sum(run.failed for one in ladder.comparisons for pair in one.pairs for run in pair),
+        "failed_requests": sum(run.failed for run in runs),
+        "client_lag_ms": median(lags) if lags else None,
     }
 
 

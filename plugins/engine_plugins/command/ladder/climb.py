@@ -10,13 +10,13 @@ import aiohttp
 
 from engine_plugins.command.bench.probe import calibrate, find_model
 from engine_plugins.command.bench.target import open_session
-from engine_plugins.command.ladder.comparisons import before_first, plan
+from engine_plugins.command.ladder.comparisons import Comparison, before_first, plan
 from engine_plugins.command.ladder.floor import machine
 from engine_plugins.command.ladder.options import LadderOptions
-from engine_plugins.command.ladder.record import Ladder, Measured, Survey
+from engine_plugins.command.ladder.record import Ladder, Measured, Run, Survey
 from engine_plugins.command.ladder.requests import Requests
 from engine_plugins.command.ladder.rungs import P99, Rung, Words, form_of, merged, overrides_of
-from engine_plugins.command.ladder.servers import Refused, Servers
+from engine_plugins.command.ladder.servers import Key, Refused, Servers
 from engine_plugins.command.ladder.survey import baseline_of, facts_of, outputs_of
 from engine_plugins.command.live import LiveEngine
 
@@ -107,25 +107,33 @@ class Climb:
         keys = [(overrides_of(words), 0) for words in (comparison.before, comparison.after)]
         if comparison.is_same:
             keys[1] = (keys[1][0], 1)
+        order = before_first(options.seed, comparison, options.pairs)
         try:
-            urls = await self._servers.keep(keys)
+            for pair in range(len(measured.pairs), options.pairs):
+                self._say(f"{comparison.kind}: {comparison.name}, pair {pair + 1} of {options.pairs}")
+                measured.pairs.append(await self._pair(comparison, keys, pair, order[pair]))
+                self._saved()
         except Refused as error:
             measured.refused = str(error)
             self._saved()
-            return
-        sides = list(zip(urls, map(form_of, (comparison.before, comparison.after))))
-        for url, form in sides:
-            await self._requests.run(url, form, options.seed, "warm-up")
-        order = before_first(options.seed, comparison, options.pairs)
-        for pair in range(len(measured.pairs), options.pairs):
-            self._say(f"{comparison.kind}: {comparison.name}, pair {pair + 1} of {options.pairs}")
-            runs = {}
-            for side in (0, 1) if order[pair] else (1, 0):
-                url, form = sides[side]
-                salt = f"{comparison.kind}/{comparison.name}/{pair}/{side}"[-256:]
-                runs[side] = await self._requests.run(url, form, options.seed + 1 + pair, salt)
-            measured.pairs.append((runs[0], runs[1]))
-            self._saved()
+
+    async def _pair(self, comparison: Comparison, keys: list[Key], pair: int, is_before_first: bool) -> tuple[Run, Run]:
+        """One run of each side. Two processes of equal engines differ for as long as they live, if only by where their
+        memory lies: for every pair both are started anew, unless they shall stay."""
+        options, forms = self._options, (form_of(comparison.before), form_of(comparison.after))
+        sides = (0, 1) if is_before_first else (1, 0)
+        if keys[0] != keys[1] and not options.resident:
+            await self._servers.close()
+        known = self._servers.running()
+        urls = dict(zip(sides, await self._servers.keep([keys[side] for side in sides])))
+        if known != self._servers.running() or pair == 0:
+            for side in sides:
+                await self._requests.run(urls[side], forms[side], options.seed, "warm-up")
+        runs = {}
+        for side in sides:
+            salt = f"{comparison.kind}/{comparison.name}/{pair}/{side}"[-256:]
+            runs[side] = await self._requests.run(urls[side], forms[side], options.seed + 1 + pair, salt)
+        return runs[0], runs[1]
 
 
 def started_rungs(ladder: Ladder) -> list[Rung]:

@@ -15,7 +15,7 @@ from engine_plugins.command.statistics import LEVEL
 LEAST_PAIRS = 6
 PLAIN = (
     "pairs", "level", "concurrency", "rate", "requests", "shared_prefix", "text_file", "prompt_ids", "endpoint",
-    "ignore_eos", "observe", "outputs", "seed",
+    "ignore_eos", "observe", "outputs", "seed", "resident",
 )  # fmt: skip
 
 
@@ -27,6 +27,8 @@ class LadderOptions:
     pairs: int
     level: float
     leave_one_out: bool
+    resident: bool
+    """Engines stay for all pairs of a comparison."""
     same: int
     """A/A comparisons."""
     floor: bool
@@ -76,6 +78,7 @@ def options_of(flags: argparse.Namespace) -> LadderOptions:
         pairs=flags.pairs,
         level=flags.level,
         leave_one_out=not flags.no_leave_one_out,
+        resident=flags.resident,
         same=flags.aa,
         floor=not flags.no_floor,
         concurrency=flags.concurrency or 1,
@@ -114,6 +117,9 @@ def _add_ladder_flags(group: argparse._ArgumentGroup) -> None:
     add("--rungs", metavar="FILE", help="a rung a line (default: those listed below)")
     add("--pairs", type=whole(LEAST_PAIRS), default=10, metavar="N", help="pairs of runs a comparison (%(default)s)")
     add("--level", type=number(0.0), default=LEVEL, metavar="L", help="of each interval alone (%(default)s)")
+    add(
+        "--resident", action="store_true", help="start engines once a comparison, not for every pair: quicker, see docs"
+    )
     add("--no-leave-one-out", action="store_true", help="add rungs only")
     add("--aa", type=whole(0), default=0, metavar="N", help="also compare the baseline with itself N times (0)")
     add("--no-floor", action="store_true", help="leave out engine bench-machine, which takes 15 s")

@@ -34,6 +34,10 @@ class Servers:
         self._session, self._config_dirs, self._logs = session, config_dirs, logs
         self._running: dict[Key, tuple[asyncio.subprocess.Process, str]] = {}
 
+    def running(self) -> frozenset[asyncio.subprocess.Process]:
+        """The processes there are."""
+        return frozenset(process for process, _ in self._running.values())
+
     async def keep(self, wanted: Sequence[Key]) -> list[str]:
         """Their URLs: starts those that do not run and stops all others first. Raises :class:`Refused`."""
         for key in [key for key in self._running if key not in wanted]:

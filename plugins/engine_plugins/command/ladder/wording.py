@@ -54,6 +54,8 @@ def notes(ladder: Ladder) -> list[str]:
         lines.append(
             f"machine: reads {machine['read_gb_s']:.1f} GB/s; other load {_load(machine)} while that was measured"
         )
+    if (lag := summary["client_lag_ms"]) is not None:
+        lines.append(f"client: its event loop woke {lag:.1f} ms late at P99, in the median run")
     if limit := summary["max_tokens"]:
         known = "no interval below 299" if limit["low"] is None else f"{limit['low']}-{limit['high']}"
         lines.append(f"max_tokens: P99 of {limit['observed']} observed answers is {limit['p99']} tokens ({known})")

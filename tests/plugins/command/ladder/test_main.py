@@ -94,9 +94,13 @@ class FakeServers:
 
     engine = FakeEngine()
     kept: ClassVar[list[Sequence[Key]]] = []
+    closed = 0
 
     def __init__(self, session: aiohttp.ClientSession, config_dirs: Sequence[str], logs: Path) -> None:
         self.server: TestServer | None = None
+
+    def running(self) -> frozenset[Any]:
+        return frozenset({self.server} - {None})
 
     async def keep(self, wanted: Sequence[Key]) -> list[str]:
         self.kept.append(wanted)
@@ -108,8 +112,10 @@ class FakeServers:
         return [str(self.server.make_url("")).rstrip("/") for _ in wanted]
 
     async def close(self) -> None:
+        type(self).closed += 1
         if self.server is not None:
             await self.server.close()
+            self.server = None
 
 
 @pytest.fixture
@@ -162,7 +168,16 @@ def test_both_sides_of_a_pair_get_the_same_prompts_in_the_order_of_the_plan(engi
 def test_only_equal_engines_beside_each_other_are_two_for_the_same_overrides(engine):
     assert ladder("--rung", "streaming: workload.stream=true", "--aa", "1") == OK
     engines = [{(words, copy) for words, copy in wanted} for wanted in FakeServers.kept]
-    assert [len(found) for found in engines] == [1, 1, 1, 2]
+    assert [len(found) for found in engines] == [1, 1, *[1] * 6, *[2] * 6]
+
+
+@pytest.mark.parametrize(("words", "times"), [((), 6 + 1), (("--resident",), 1)])
+def test_different_engines_are_started_for_every_pair_unless_they_shall_stay(engine, monkeypatch, words, times):
+    monkeypatch.setattr(FakeServers, "closed", 0)
+    assert ladder("--rung", "two: engine=two", *words) == OK
+    assert FakeServers.closed == times
+    first = [wanted[0] for wanted in FakeServers.kept[2:]]
+    assert len({*first[:2]}) == 2  # which one is started first alternates, too
 
 
 def test_an_interrupted_ladder_goes_on_where_it_was(engine, tmp_path, monkeypatch, capsys):
