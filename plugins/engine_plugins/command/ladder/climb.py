@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 
-from engine_plugins.command.bench.probe import calibrate, find_model
+from engine_plugins.command.bench.probe import ProbeError, calibrate, find_model
 from engine_plugins.command.bench.target import open_session
 from engine_plugins.command.ladder.comparisons import Comparison, before_first, plan
 from engine_plugins.command.ladder.floor import machine
@@ -95,10 +95,12 @@ class Climb:
             target = self._requests.target(url, form_of(words), "calibration")
             calibration = await calibrate(self._session, target, self._requests.text[:SAMPLE_CHARS], None)
             ladder.chars_per_token = calibration.chars_per_token
-        if any(form_of(rung.words).max_tokens == P99 for rung in ladder.rungs):
+        if any(form_of(words).max_tokens == P99 for words in (ladder.base, *(rung.words for rung in ladder.rungs))):
             self._say(f"observing the length of {options.observe} answers")
             records, _ = await self._requests.send(url, form_of(words), options.seed, "observed", options.observe)
             ladder.output_lengths = [record.output_tokens for record in records if record.output_tokens]
+            if not ladder.output_lengths:
+                raise ProbeError(f"{url}: no answer to observe, the first failed with: {records[0].detail}")
 
     async def _measure(self, measured: Measured) -> None:
         options, comparison = self._options, measured.comparison
