@@ -208,10 +208,13 @@ def test_a_baseline_that_does_not_start_is_wrong_usage(engine, capsys):
     assert "the engine of the baseline does not start:\nnote\nbad=1" in capsys.readouterr().err
 
 
-def test_requests_that_all_fail_end_the_ladder_with_their_words(engine, capsys):
+@pytest.mark.parametrize(
+    ("rungs", "complaint"), [(RUNGS[:2], "every request of a run failed"), (RUNGS, "no answer to observe")]
+)
+def test_requests_that_all_fail_end_the_ladder_with_their_words(engine, capsys, rungs, complaint):
     engine.broken = True
-    assert ladder(*RUNGS, "--outputs", "0") == FAILED
-    assert "every request of a run failed" in (said := capsys.readouterr().err) and "broken" in said
+    assert ladder(*rungs, "--outputs", "0") == FAILED
+    assert complaint in (said := capsys.readouterr().err) and "broken" in said
 
 
 @pytest.mark.parametrize(
