@@ -46,7 +46,7 @@ RATES = registry.BY_NAME["rates"]
 
 Ran = tuple[int, str, dict[str, Any]]
 """Exit code, output and JSON report of the tool."""
-ASKED = ("attention", "kernel_tests", "laws_float32", "speed_1b", "speed_8b", "serve", "drafting", "mixtures")
+ASKED = ("attention", "kernel_tests", "laws_float32", "speed_1b", "speed_8b", "serve", "drafting")
 """Sections of every kind: interpreted kernels, engines, measurements, another program, and two that need a GPU."""
 
 
@@ -209,8 +209,9 @@ def test_drafting_asked_for_by_name_is_run_dry_with_a_step_of_every_number_of_dr
                 assert row["measured"] == pytest.approx(detail["step_ms"] / length, rel=1e-3)
 
 
-def test_mixtures_asked_for_by_name_are_run_dry_in_both_forms(dry_run: Ran) -> None:
-    rows = {row["metric"]: row for row in dry_run[2]["sections"]["mixtures"]["rows"]}
+@pytest.mark.slow
+def test_mixtures_asked_for_by_name_are_run_dry_in_both_forms(tmp_path: Path) -> None:
+    rows = {row["metric"]: row for row in run_dry(tmp_path, "mixtures")[2]["sections"]["mixtures"]["rows"]}
     for name, stored in (("Qwen3-30B-A3B", "int4 g128"), ("gpt-oss-20b", "int4 g32 experts")):
         plain, packed = (rows[f"{name} shape, {form}: decode, batch 1"] for form in ("bf16", stored))
         assert plain["measured"] > 0 and packed["measured"] > 0

@@ -13,7 +13,7 @@ from engine.testing.communicator import CommunicatorConformance
 
 
 class Gloo(CommunicatorConformance):
-    soon_s = 2.0
+    soon_s = 1.0
     can_abort = False
 
     def make(self):
