@@ -619,4 +619,9 @@ def engine_command() -> list[CommandProvider]:
             "engine_plugins.command.simulate.command:COMMAND",
             "simulate an engine under the load of a trace",
         ),
+        CommandProvider(
+            "ladder",
+            "engine_plugins.command.ladder.command:COMMAND",
+            "measure what each optimisation changes, one by one",
+        ),
     ]

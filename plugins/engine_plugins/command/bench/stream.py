@@ -1,4 +1,4 @@
-"""Reading one streamed completion: server-sent events in, times and counts out."""
+"""Reading one completion, streamed or whole: bytes in, times and counts out."""
 
 from __future__ import annotations
 
@@ -62,6 +62,13 @@ async def read_stream(pieces: AsyncIterator[bytes], clock: Clock, result: Stream
     return result
 
 
+def read_whole(answer: bytes, now: float) -> StreamResult:
+    """Read an answer that was not streamed and came at ``now``: its text is one chunk."""
+    result = StreamResult()
+    _take(result, answer, now)
+    return result
+
+
 def _take(result: StreamResult, data: bytes, now: float) -> None:
     if data == b"[DONE]":
         result.done = True
@@ -88,7 +95,7 @@ def _take(result: StreamResult, data: bytes, now: float) -> None:
 
 
 def _take_choice(result: StreamResult, choice: dict[str, Any], now: float, says_tokens: bool) -> None:
-    delta = choice.get("delta") or {}
+    delta = choice.get("delta") or choice.get("message") or {}
     # Reasoning is output like any other; servers disagree on the name of its field.
     text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
     if text:

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from engine_plugins.command.bench.record import RequestRecord
-from engine_plugins.command.bench.stream import Clock, StreamResult, read_stream
+from engine_plugins.command.bench.stream import Clock, StreamResult, read_stream, read_whole
 from engine_plugins.command.bench.workload import BenchRequest
 
 
@@ -28,6 +28,10 @@ class Target:
     temperature: float = 0.0
     ignore_eos: bool = False
     usage_per_chunk: bool = False
+    stream: bool = True
+    """``False``: the whole answer comes at once."""
+    cache_salt: str | None = None
+    """Keeps prompts out of the prefix cache of others (not part of the OpenAI API)."""
 
     @property
     def url(self) -> str:
@@ -56,11 +60,13 @@ class Target:
             body["stream_options"] = {"include_usage": True, **more}
         if self.ignore_eos:
             body["ignore_eos"] = True
+        if self.cache_salt is not None:
+            body["cache_salt"] = self.cache_salt
         return body
 
 
 class Send(Protocol):
-    """Sends a request that was due at ``scheduled_s`` and returns when its stream has ended. Never raises for
+    """Sends a request that was due at ``scheduled_s`` and returns when its answer has ended. Never raises for
     anything the server does."""
 
     async def __call__(self, request: BenchRequest, scheduled_s: float) -> RequestRecord: ...
@@ -73,10 +79,10 @@ class HttpSender:
         self._session, self._target, self._clock, self._keep_text = session, target, clock, keep_text
 
     async def __call__(self, request: BenchRequest, scheduled_s: float) -> RequestRecord:
-        body = msgspec.json.encode(self._target.body(request))
+        body = msgspec.json.encode(self._target.body(request, self._target.stream))
         sent_s = self._clock()
         try:
-            result = await self._stream(body)
+            result = await self._post(body)
         except TimeoutError:
             result = StreamResult(error="timeout", detail="no answer within --timeout")
         except aiohttp.ClientConnectorError as error:
@@ -101,12 +107,15 @@ class HttpSender:
             text="".join(result.text) if self._keep_text else "",
         )
 
-    async def _stream(self, body: bytes) -> StreamResult:
+    async def _post(self, body: bytes) -> StreamResult:
         target = self._target
         async with self._session.post(target.url, data=body, headers=target.headers) as response:
             if response.status != 200:
                 text = await response.text(errors="replace")
                 return StreamResult(error=f"http_{response.status}", detail=text[:300])
+            if not target.stream:
+                answer = await response.read()
+                return read_whole(answer, self._clock())
             if response.content_type != "text/event-stream":
                 return StreamResult(error="not_a_stream", detail=f"content type {response.content_type}")
             return await read_stream(pieces(response), self._clock)

@@ -1,0 +1,99 @@
+"""Entry of ``engine ladder``: flags and overrides in; a table, a page and a file out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from engine.contracts.command import FAILED, INTERRUPTED, OK, USAGE
+from engine_plugins.command.bench.probe import ProbeError
+from engine_plugins.command.ladder.analysis import summarise_ladder
+from engine_plugins.command.ladder.climb import climb
+from engine_plugins.command.ladder.options import LadderOptions, options_of
+from engine_plugins.command.ladder.page import page
+from engine_plugins.command.ladder.record import Ladder, load, save
+from engine_plugins.command.ladder.rungs import baseline
+from engine_plugins.command.ladder.screen import render
+from engine_plugins.command.ladder.servers import Refused
+from engine_plugins.command.live import LiveError
+
+
+def run(flags: argparse.Namespace, overrides: list[str]) -> int:
+    """Run ``engine ladder`` with parsed flags; returns the exit status."""
+    file = flags.json or flags.resume
+    try:
+        options = options_of(flags)
+        ladder = new_or_resumed(options, overrides, flags.resume)
+        for path in (file, flags.html):
+            writable(path)
+    except ValueError as error:
+        return complain(error, USAGE)
+
+    def saved() -> None:
+        ladder.summary = summarise_ladder(ladder)
+        if file is not None:
+            save(ladder, file)
+
+    status = OK
+    try:
+        with status_line() as say:
+            asyncio.run(climb(options, ladder, saved, say))
+    except Refused as error:
+        return complain(f"the engine of the baseline does not start:\n{error}", USAGE)
+    except (ProbeError, LiveError, RuntimeError, OSError) as error:
+        status = complain(error, FAILED)
+    except KeyboardInterrupt:
+        further = f"continue with --resume {file}" if file else "nothing was saved: --json FILE saves every pair"
+        status = complain(f"interrupted; {further}", INTERRUPTED)
+    if not ladder.comparisons:
+        return status
+    saved()
+    Console().print(render(ladder))
+    if flags.html is not None:
+        Path(flags.html).write_text(page(ladder), encoding="utf-8")
+    return status
+
+
+def new_or_resumed(options: LadderOptions, overrides: list[str], path: str | None) -> Ladder:
+    """Raises ``ValueError`` if a resumed ladder had other overrides, rungs or workload."""
+    asked = Ladder(baseline(overrides), list(options.rungs), options.fixed())
+    if path is None:
+        return asked
+    found = load(path)
+    now = {"overrides": list(asked.base), "rungs": [(r.name, list(r.words)) for r in asked.rungs]} | asked.options
+    then = {"overrides": list(found.base), "rungs": [(r.name, list(r.words)) for r in found.rungs]} | found.options
+    if different := [key for key, value in now.items() if then.get(key) != value]:
+        key = different[0]
+        raise ValueError(
+            f"--resume {path} was made with {key} {then.get(key)}, not {now[key]}: give the same, or start anew"
+        )
+    return found
+
+
+def writable(path: str | None) -> None:
+    """Raises ``ValueError`` before any measurement if a result could not be written."""
+    if path is not None and not Path(path).resolve().parent.is_dir():
+        raise ValueError(f"{path}: expected a file in a folder that exists")
+
+
+def complain(error: object, status: int) -> int:
+    print(f"engine ladder: {error}", file=sys.stderr)
+    return status
+
+
+@contextlib.contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """What is being done, on standard error; seldom drawn, for it runs on the cores that are measured."""
+    console = Console(stderr=True)
+    with console.status("starting", refresh_per_second=1) as line:
+
+        def say(text: str) -> None:
+            line.update(text)
+
+        yield say

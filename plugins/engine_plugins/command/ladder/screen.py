@@ -1,0 +1,58 @@
+"""The ladder on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from engine_plugins.command.ladder.analysis import BETTER, UNDECIDED, UNFINISHED, WORSE
+from engine_plugins.command.ladder.comparisons import ADDED, ALL, LEFT_OUT
+from engine_plugins.command.ladder.figures import FIGURES
+from engine_plugins.command.ladder.record import Ladder
+from engine_plugins.command.ladder.wording import bounds, notes, outputs
+
+STYLES = {BETTER: "green", WORSE: "red", UNDECIDED: "dim"}
+TITLES = {
+    ADDED: "with the rung / without it, added to those above it",
+    ALL: "with all rungs / without any",
+    LEFT_OUT: "with all rungs / without this one",
+}
+
+
+def render(ladder: Ladder) -> RenderableType:
+    """A table of ratios for each kind of comparison, and what is to be known beside them."""
+    rows = [row for row in ladder.summary["rows"] if row["figures"]]
+    tables = [
+        _table(title, [row for row in rows if row["kind"] == kind])
+        for kind, title in TITLES.items()
+        if any(row["kind"] == kind for row in rows)
+    ]
+    compared = [
+        Text(f"outputs: {row['name']}: {outputs(row['outputs'])}") for row in rows if row["outputs"] is not None
+    ]
+    return Group(*tables, *compared, *(Text(line) for line in notes(ladder)))
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    shown = [figure for figure in FIGURES if any(figure.key in row["figures"] for row in rows)]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("rung", max_width=18, overflow="fold")
+    for figure in shown:
+        table.add_column(figure.label, max_width=11, overflow="fold")
+    for row in rows:
+        table.add_row(row["name"], *(_cell(row["figures"].get(figure.key)) for figure in shown))
+    return table
+
+
+def _cell(found: dict[str, Any] | None) -> Text:
+    if found is None:
+        return Text("-")
+    below = "not done" if found["verdict"] == UNFINISHED else bounds(found)
+    text = Text(f"{found['estimate']:.2f}\n{below}", style=STYLES.get(found["verdict"], ""))
+    if found["expected"] is not None:
+        text.append(f"\nseed {found['expected']:.2f}", style="dim")
+    return text

@@ -1,0 +1,90 @@
+"""How figures and findings are put into words, on the screen and on the page alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine_plugins.command.ladder.analysis import UNFINISHED
+from engine_plugins.command.ladder.figures import FIGURES
+from engine_plugins.command.ladder.record import Ladder
+
+SAME_LENGTH = 0.02
+"""Up to which answers count as equally long."""
+LABELS = {figure.key: figure.label for figure in FIGURES}
+
+
+def interval(found: dict[str, Any]) -> str:
+    """An estimate with its interval."""
+    if found["verdict"] == UNFINISHED:
+        return f"{found['estimate']:.2f} [unfinished]"
+    return f"{found['estimate']:.2f} [{bounds(found)}]"
+
+
+def bounds(found: dict[str, Any]) -> str:
+    """With as many digits as it takes to see on which side of no change they are."""
+    low, high = found["low"], found["high"]
+    digits = 3 if 1.0 in (round(low, 2), round(high, 2)) else 2
+    return f"{low:.{digits}f}-{high:.{digits}f}"
+
+
+def outputs(found: dict[str, Any] | None) -> str:
+    """How greedy outputs compare with those of the rung below."""
+    if found is None:
+        return "-"
+    if found["equal"] == found["compared"]:
+        return f"{found['equal']} of {found['compared']} equal"
+    margin = "" if found["margin"] is None else f", margin {found['margin']:.3f}"
+    return f"{found['equal']} of {found['compared']} equal; first at token {found['first_token']}{margin}"
+
+
+def notes(ladder: Ladder) -> list[str]:
+    """What is to be known to read the rows, a line each."""
+    summary, options = ladder.summary, ladder.options
+    load = f"{options['rate']:g} requests/s" if options["rate"] else f"{options['concurrency']} at once"
+    lines = [
+        f"workload: runs of {options['requests']} requests, {load}; prompts {options['prompt_tokens']} tokens, "
+        f"{options['shared_prefix']:.0%} of them shared; answers up to {options['output_tokens']} tokens",
+        f"{options['pairs']} pairs of runs a comparison, in the order ABBA or BAAB; a run is one observation",
+        f"level: {summary['level']:.0%} of each interval alone; of {summary['intervals']} intervals about "
+        f"{summary['expected_false']:.1f} miss, so that as many equal engines would have a winner",
+    ]
+    if engine := ladder.engine:
+        lines.append(f"device: {engine.device}, {engine.dtype}")
+    if machine := ladder.floor:
+        lines.append(
+            f"machine: reads {machine['read_gb_s']:.1f} GB/s; other load {_load(machine)} while that was measured"
+        )
+    if (lag := summary["client_lag_ms"]) is not None:
+        lines.append(f"client: its event loop woke {lag:.1f} ms late at P99, in the median run")
+    if limit := summary["max_tokens"]:
+        known = "no interval below 299" if limit["low"] is None else f"{limit['low']}-{limit['high']}"
+        lines.append(f"max_tokens: P99 of {limit['observed']} observed answers is {limit['p99']} tokens ({known})")
+    if same := summary["same"]:
+        named = ", ".join(f"{LABELS[key]} {one['named']}" for key, one in same["by_figure"].items())
+        lines.append(
+            f"A/A: {same['without_any_winner']} of {same['comparisons']} comparisons of equal engines named no winner "
+            f"at all; winners by figure: {named}"
+        )
+    for one in summary["refused"]:
+        lines.append(
+            f"refused: {one['name']}: {one['reason'].splitlines()[-1] if one['reason'] else 'no reason given'}"
+        )
+    for row in summary["rows"]:
+        before, after = row["answer_tokens"]
+        if before and after and abs(after / before - 1) > SAME_LENGTH:
+            lines.append(
+                f"answers: {row['kind']} {row['name']}: {after:.1f} tokens instead of {before:.1f}, which E2E includes"
+            )
+        if row["refused"]:
+            lines.append(f"refused: {row['kind']} {row['name']}: {row['refused'].splitlines()[-1]}")
+        elif row["pairs"] < row["planned"]:
+            lines.append(
+                f"unfinished: {row['kind']} {row['name']}: {row['pairs']} of {row['planned']} pairs; no verdict"
+            )
+    if failed := summary["failed_requests"]:
+        lines.append(f"{failed} requests failed: they count in goodput alone")
+    return lines
+
+
+def _load(machine: dict[str, Any]) -> str:
+    return "unknown" if machine["others"] is None else f"{machine['others']:.2f} CPUs"
