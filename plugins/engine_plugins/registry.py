@@ -574,4 +574,9 @@ def engine_command() -> list[CommandProvider]:
             "engine_plugins.command.bench_machine.command:COMMAND",
             "measure how fast this machine reads memory and multiplies",
         ),
+        CommandProvider(
+            "simulate",
+            "engine_plugins.command.simulate.command:COMMAND",
+            "simulate an engine under the load of a trace",
+        ),
     ]

@@ -53,7 +53,7 @@ class SimulatedDevice:
 
     def __init__(self, clock: VirtualClock, cost: StepCost, drafts: Drafts | None, seed: int) -> None:
         self._clock = clock
-        self._cost = cost
+        self.cost = cost
         self._drafts = drafts
         self._seed = seed
         self._rows: dict[int, _Row] = {}
@@ -75,7 +75,7 @@ class SimulatedDevice:
     def timed(self, free_s: float, work: Work, draft_ms: float = 0.0) -> Timed:
         """Of a step that may begin at ``free_s``."""
         begun = free_s + GAP_MS / 1e3
-        device_ms = self._cost.ms(work.tokens)
+        device_ms = self.cost.ms(work.tokens)
         return Timed(device_ms, draft_ms, GAP_MS, begun + (device_ms + draft_ms) / 1e3)
 
     def waiting(self, plan_id: int, rows: tuple[RowResult, ...], timed: Timed) -> Callable[[], StepResult]:

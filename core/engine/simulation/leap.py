@@ -9,14 +9,29 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+from engine.contracts.scheduler import StepCost
 from engine.loop.core import CoreSettings, EngineCore, LoopPlugins
 from engine.loop.sequence import Sequence
+from engine.loop.step_cost import StepCostModel
 from engine.simulation.clock import VirtualClock
 from engine.simulation.device import SimulatedDevice, Timed, Work
 from engine.step.plan import StepPlan
 
 MOST_STEPS = 64
 """Of one leap: most end early, when a request arrives."""
+
+
+class KnownCost(StepCostModel):
+    """What steps cost is known from the start, and does not change."""
+
+    def __init__(self, cost: StepCost) -> None:
+        super().__init__()
+        self._known = cost
+
+    def observe(self, *step: object) -> None: ...
+
+    def cost(self) -> StepCost:
+        return self._known
 
 
 class LeapingCore(EngineCore):
@@ -26,6 +41,7 @@ class LeapingCore(EngineCore):
         self, plugins: LoopPlugins, device: SimulatedDevice, settings: CoreSettings, clock: VirtualClock
     ) -> None:
         super().__init__(plugins, device, settings, clock)
+        self._cost = KnownCost(device.cost)
         self._simulated = device
         self._virtual = clock
         self._behind = settings.in_flight - 1

@@ -1,0 +1,109 @@
+"""Entry of ``engine simulate``: a trace and plugin sets in, simulated figures out."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from engine.contracts.command import FAILED, OK, USAGE
+from engine.simulation.calibration import Calibration, read_calibration
+from engine.simulation.plans import most_blocks, resolve
+from engine.simulation.run import simulate
+from engine.simulation.spec import Drafts, EngineSpec
+from engine.simulation.trace import TraceRequest
+from engine.simulation.traces.reading import read_trace
+from engine_plugins.command.simulate.compare import Verdict, compare
+from engine_plugins.command.simulate.figures import SOURCE, figures
+from engine_plugins.command.simulate.options import SimulateOptions, options_of
+from engine_plugins.command.simulate.screen import render
+
+RESULT = "engine-simulate/1"
+
+
+def run(flags: argparse.Namespace, words: list[str]) -> int:
+    """Run ``engine simulate`` with parsed flags; returns the exit status."""
+    try:
+        options = options_of(flags, words)
+        result = _simulate(options)
+    except ValueError as error:
+        print(f"engine simulate: {error}", file=sys.stderr)
+        return USAGE
+    text = msgspec.json.format(msgspec.json.encode(result), indent=1).decode() + "\n"
+    if options.json_file == "-":
+        sys.stdout.write(text)
+        return OK
+    Console().print(render(result))
+    if options.json_file is not None:
+        try:
+            Path(options.json_file).write_text(text)
+        except OSError as error:
+            print(f"engine simulate: --json {options.json_file}: {error.strerror}", file=sys.stderr)
+            return FAILED
+    return OK
+
+
+def _simulate(options: SimulateOptions) -> dict[str, Any]:
+    if options.calibration is None:
+        raise ValueError("expected --calibration FILE: what steps of this model cost on this device")
+    calibration = read_calibration(options.calibration)
+    trace = load(options)
+    specs = [spec_of((*options.overrides, *more), options, calibration) for more in ((), *options.compare)]
+    outcomes = [simulate(trace, [spec] * options.engines, seed=options.seed) for spec in specs]
+    sets = [{"overrides": [], **figures(outcomes[0], options.slo)}]
+    for words, outcome in zip(options.compare, outcomes[1:], strict=True):
+        verdicts = compare(outcomes[0], outcome, options.batches)
+        told = {"overrides": list(words), **figures(outcome, options.slo)}
+        sets.append({**told, "against_first": [_told(verdict) for verdict in verdicts]})
+    return {
+        "schema": RESULT,
+        "source": SOURCE,
+        "trace": str(options.trace),
+        "overrides": list(options.overrides),
+        "seed": options.seed,
+        "kv_blocks": [spec.num_blocks for spec in specs],
+        "calibration": {"file": str(options.calibration), "measured_on": calibration.measured_on},
+        "sets": sets,
+    }
+
+
+def spec_of(overrides: Sequence[str], options: SimulateOptions, calibration: Calibration) -> EngineSpec:
+    """The engine of a plugin set. ``memory.kv_tokens`` says how many KV blocks it has, or else the calibration."""
+    resolved = resolve(overrides, options.config_dirs)
+    blocks = most_blocks(resolved.plan)
+    if resolved.plan.settings.memory.kv_tokens is None and calibration.num_blocks is not None:
+        blocks = calibration.num_blocks
+    drafts = None
+    if resolved.drafting is not None:
+        drafts = Drafts(resolved.drafting, options.acceptance, calibration.ms_per_draft)
+    return EngineSpec(resolved.plan, blocks, calibration.step_cost, calibration.overheads, drafts)
+
+
+def load(options: SimulateOptions) -> list[TraceRequest]:
+    """The requests, at the moments that the flags ask for."""
+    trace = read_trace(options.trace, options.format, options.limit)
+    if options.rate is None:
+        return [r if r.after else replace(r, arrival_s=r.arrival_s / options.rate_scale) for r in trace]
+    rng, now, timed = random.Random(f"{options.seed}/arrivals"), 0.0, []
+    for request in trace:
+        timed.append(request if request.after else replace(request, arrival_s=now))
+        now += 0.0 if request.after else rng.expovariate(options.rate)
+    return timed
+
+
+def _told(verdict: Verdict) -> dict[str, Any]:
+    ratio = verdict.ratio
+    bounds = None if ratio is None or ratio.interval is None else [ratio.interval.low, ratio.interval.high]
+    return {
+        "measure": verdict.measure,
+        "ratio": None if ratio is None else ratio.value,
+        "interval": bounds,
+        "verdict": verdict.words,
+    }

@@ -1,0 +1,68 @@
+"""The figures as tables on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+FEWEST_P99 = 299
+"""Observations below which no interval of P99 exists at 95 %."""
+
+
+def render(result: Mapping[str, Any]) -> RenderableType:
+    sets = result["sets"]
+    table = Table(title="simulated", title_justify="left")
+    table.add_column("")
+    for each in sets:
+        table.add_column(" ".join(each["overrides"]) or "as given", justify="right")
+    for label, values in _rows(sets):
+        table.add_row(label, *values)
+    return Group(table, *(_verdicts(each) for each in sets[1:]))
+
+
+def _rows(sets: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    rows = [
+        ("requests (refused)", [f"{s['requests']} ({s['refused']})" for s in sets]),
+        ("output tokens/s", [f"{s['output_tokens_per_s']:.1f}" for s in sets]),
+        ("prompt tokens cached", [f"{s['cached_share']:.1%}" for s in sets]),
+    ]
+    for name in ("ttft_ms", "itl_ms", "e2e_ms"):
+        for figure in ("mean", "p50", "p95", "p99"):
+            label = f"{name[:-3].upper()} {figure if figure == 'mean' else figure.upper()} (ms)"
+            rows.append((label, [_ms(s[name], figure) for s in sets]))
+    parts = sets[0]["ttft_parts_ms"]
+    rows += [(f"TTFT: {part}, mean (ms)", [f"{s['ttft_parts_ms'][part]:.2f}" for s in sets]) for part in parts]
+    rows += [
+        ("device busy", [f"{_mean(s, 'busy'):.0%}" for s in sets]),
+        ("most KV in use", [f"{max(e['most_kv_used'] for e in s['engines']):.0%}" for s in sets]),
+        ("preemptions", [str(s["preemptions"]) for s in sets]),
+    ]
+    if "slo" in sets[0]:
+        rows.append((f"good/s ({sets[0]['slo']})", [f"{s['goodput_per_s']:.2f}" for s in sets]))
+    return rows
+
+
+def _verdicts(each: Mapping[str, Any]) -> Table:
+    table = Table(title=f"{' '.join(each['overrides'])}, against the first", title_justify="left")
+    for heading in ("", "ratio", "95 % interval", ""):
+        table.add_column(heading)
+    for verdict in each["against_first"]:
+        ratio, bounds = verdict["ratio"], verdict["interval"]
+        shown = "" if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
+        table.add_row(verdict["measure"], "" if ratio is None else f"{ratio:.3f}", shown, verdict["verdict"])
+    return table
+
+
+def _ms(described: Mapping[str, Any], figure: str) -> str:
+    value = described[figure]
+    if value is None or (figure == "p99" and described["count"] < FEWEST_P99):
+        return "-"
+    return f"{value:.2f}"
+
+
+def _mean(figures: Mapping[str, Any], name: str) -> float:
+    engines = figures["engines"]
+    return float(sum(engine[name] for engine in engines) / len(engines))
