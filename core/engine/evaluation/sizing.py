@@ -14,12 +14,13 @@ import torch
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
+from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.model import DeviceFacts
 from engine.evaluation.capacity import bind_stated, checkpoint_of
-from engine.evaluation.errors import explained
+from engine.evaluation.errors import EvalError, explained
 from engine.evaluation.plans import stated_plan
 from engine.kv.groups import STATE_BLOCKS, PoolShape
 from engine.models.record import recorded
@@ -122,9 +123,18 @@ def size_plan(
     """Resolve the plan of ``overrides`` and estimate it. ``device``: one that is only stated, ``None``: the one here;
     ``memory``: bytes free on it before anything is loaded, instead of what it has.
 
-    Raises :class:`~engine.assembly.errors.AssemblyError` with every problem, and
-    :class:`~engine.evaluation.errors.EvalError` for a checkpoint whose headers cannot be read.
+    Raises :class:`~engine.evaluation.errors.EvalError` with every problem of the configuration, and for a checkpoint
+    whose headers cannot be read.
     """
+    try:
+        return _sized(overrides, config_dirs, device, memory)
+    except AssemblyError as error:
+        raise EvalError(error.text().removeprefix("engine: ")) from error
+
+
+def _sized(
+    overrides: Sequence[str], config_dirs: Sequence[Path], device: DeviceFacts | None, memory: int | None
+) -> Sizing:
     plan = assemble(overrides, config_dirs=config_dirs) if device is None else stated_plan(overrides, config_dirs, device)
     bound = bind(plan) if device is None else bind_stated(plan)
     if memory is None:

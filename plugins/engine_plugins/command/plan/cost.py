@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.contracts.scheduler import StepCost
 from engine.estimates.collectives import collectives
@@ -10,6 +11,8 @@ from engine.estimates.devices import Device
 from engine.estimates.efficiency import Efficiency
 from engine.estimates.steps import Estimate
 from engine.evaluation.sizing import Sizing
+from engine.simulation.calibration import read_calibration
+from engine.simulation.spec import Overheads
 from engine_plugins.command.plan.figure import Origin
 
 METHOD = "NCCL"
@@ -24,6 +27,14 @@ class Cost:
     step: StepCost
     origin: Origin
     source: str
+    overheads: Overheads = Overheads()
+    """Of the API process; estimates leave them out."""
+
+
+def saved(file: Path) -> Cost:
+    """As measured of an engine. Raises :class:`~engine.simulation.calibration.CalibrationError`."""
+    found = read_calibration(file)
+    return Cost(found.step_cost, "measured", f"{file.name}: {found.measured_on}", found.overheads)
 
 
 def estimated(sizing: Sizing, device: Device, efficiency: Efficiency) -> Cost:
@@ -36,13 +47,7 @@ def estimated(sizing: Sizing, device: Device, efficiency: Efficiency) -> Cost:
     whole, behind = found.prefill(LONG).ms, found.prefill(LONG, LONG).ms
     prefill_context = (behind - whole) / (LONG * LONG)
     per_token = max(0.0, whole - base - prefill_context * LONG * (LONG + 1) / 2) / LONG
-    step = StepCost(
-        base_ms=base,
-        per_token_ms=per_token,
-        num_samples=1,
-        per_decode_context_ms=decode_context,
-        per_prefill_context_ms=prefill_context,
-    )
+    step = StepCost(base_ms=base, per_token_ms=per_token, num_samples=1)
     return Cost(step, "estimated", f"{device.source}; {efficiency.source}")
 
 
