@@ -55,6 +55,10 @@ class Ledger:
         while self._releases and self._releases[0][0] <= self._retired:
             self._releases.popleft()[1]()
 
+    def skip(self, plan_id: int) -> None:
+        """A simulator has made the plans up to this one itself, and they have retired; none is in flight."""
+        self._retired = plan_id
+
     def after(self, plan_id: int, release: Callable[[], None]) -> None:
         """Run ``release`` once plan ``plan_id`` has retired (now, if it has)."""
         if plan_id <= self._retired:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,7 @@ class CalibrationError(ValueError):
 class Calibration:
     schema: str
     step_cost: StepCost
-    overheads: Overheads = Overheads()
+    overheads: Overheads = field(default_factory=Overheads)
     num_blocks: int | None = None
     """KV blocks that the engine had."""
     ms_per_draft: float = 0.0

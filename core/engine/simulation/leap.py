@@ -85,6 +85,8 @@ class LeapingCore(EngineCore):
             sequence.blocks_sent = [len(blocks) for blocks in sequence.lease.blocks]
         self._steps += num_steps
         self._planner.skip(num_steps)
+        if not self._ledger:
+            self._ledger.skip(rows[0].last_plan)
         return rows
 
     def kv_used(self) -> float:

@@ -77,10 +77,8 @@ class Simulation:
             if kind == ARRIVES and not self._trace[which].after:
                 self._next_arrival(independent)
         if len(self._done) < len(self._trace):
-            left = next(request for which, request in enumerate(self._trace) if which not in self._done)
-            raise ValueError(
-                f"{len(self._trace) - len(self._done)} requests wait for each other, {left.request_id!r} too"
-            )
+            left = [request.request_id for which, request in enumerate(self._trace) if which not in self._done]
+            raise ValueError(f"{len(left)} requests of the trace wait for each other, {left[0]!r} is one of them")
         itl: Counter[int] = sum((engine.itl_us for engine in self._engines), Counter())
         done = tuple(self._done[which] for which in range(len(self._trace)))
         ended_s = max((request.arrival_s + request.e2e_ms / 1e3 for request in done), default=0.0)

@@ -8,8 +8,8 @@ from engine.contracts.command import Command
 from engine_plugins.command.simulate.options import add_flags
 
 NOTES = """\
-Usage: engine simulate TRACE [overrides]. TRACE is a file of one of these formats, told by looking at it: engine (written
-by exporter=[prometheus,trace]), azure, burstgpt, mooncake, dynamo, sharegpt.
+Usage: engine simulate TRACE [overrides]. The trace's format is told by looking at it: engine (which exporter trace
+writes), azure, burstgpt, mooncake, dynamo or sharegpt.
 Every figure is simulated. Same trace, calibration and seed: same bytes."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from engine.contracts.percentiles import percentiles
 from engine.simulation.outcome import Outcome, SimulatedRequest
@@ -55,7 +56,7 @@ def compare(before: Outcome, after: Outcome, batches: int) -> tuple[Verdict, ...
     if len(pairs) < batches:
         raise ValueError(f"--batches {batches}: both plugin sets serve only {len(pairs)} of the requests")
     bounds = [len(pairs) * part // batches for part in range(batches + 1)]
-    parts = [pairs[start:end] for start, end in zip(bounds, bounds[1:])]
+    parts = [pairs[start:end] for start, end in pairwise(bounds)]
     verdicts = []
     for name, measure in MEASURES.items():
         a, b = ([measure([pair[side] for pair in part]) for part in parts] for side in (0, 1))
