@@ -1,8 +1,8 @@
 """Runs tests of Triton kernels through Triton's interpreter. It replaces functions while triton is imported, and other
 tests of a run may have imported it already; so it gets a process of its own. (That of Triton 3.6 needs numpy < 2.4.)
 
-A file of ``KERNEL_TESTS`` is one test of a run here, which runs the file in such a process. With ``TRITON_INTERPRET=1``
-or a CUDA device its tests are collected one by one, like those of any other file.
+A file of ``KERNEL_TESTS`` is one test of a run here, which runs the file in such a process; short ones share one. With
+``TRITON_INTERPRET=1`` or a CUDA device its tests are collected one by one, like those of any other file.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ KERNEL_TESTS = (
     "plugins/quantizer/test_gpu_experts.py",
 )
 """Files whose tests run Triton kernels, below ``tests/``."""
+SHORT = (
+    *(f"kernels/triton/test_{name}.py" for name in ("lowering", "narrow_types", "rowwise", "step_outputs")),
+    *(f"plugins/kv_format/test_{name}.py" for name in ("8_bit_formats", "documented_example")),
+)
+"""Those that take less time than their process does to start: one runs them all, at the place of the first."""
+GATHERED = pytest.StashKey[list[Path]]()
+"""The short ones of a run."""
 
 starts_interpreter = pytest.mark.skipif(
     bool(os.environ.get("TRITON_INTERPRET")), reason="the tests it starts run in this very process"
@@ -101,22 +108,32 @@ def module_of(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """How pytest is to collect a file: as one interpreted test, or (``None``) as usual."""
     name = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
     runs_here = runs_triton("cpu" if name in ON_CPU or not torch.cuda.is_available() else "cuda")
-    return None if runs_here or name not in KERNEL_TESTS else _InterpretedFile.from_parent(parent, path=path)
+    if runs_here or name not in KERNEL_TESTS:
+        return None
+    files = parent.session.stash.setdefault(GATHERED, []) if name in SHORT else []
+    return _InterpretedFile.from_parent(parent, path=path, files=files)
 
 
 class _InterpretedFile(pytest.File):
+    def __init__(self, *, files: list[Path], **known: object) -> None:
+        super().__init__(**known)
+        self.files = files
+
     def collect(self) -> Iterator[pytest.Item]:
-        yield _Interpreted.from_parent(self, name="interpreted", marked="not slow")
+        self.files.append(self.path)
+        if len(self.files) == 1:
+            yield _Interpreted.from_parent(self, name="interpreted", files=self.files, marked="not slow")
         if "mark.slow" in self.path.read_text():
-            slow = _Interpreted.from_parent(self, name="interpreted slow", marked="slow")
+            slow = _Interpreted.from_parent(self, name="interpreted slow", files=[self.path], marked="slow")
             slow.add_marker("slow")
             yield slow
 
 
 class _Interpreted(pytest.Item):
-    def __init__(self, *, marked: str, **known: object) -> None:
+    def __init__(self, *, files: list[Path], marked: str, **known: object) -> None:
         super().__init__(**known)
+        self.files = files
         self.marked = marked
 
     def runtest(self) -> None:
-        run_interpreted(self.path, marked=self.marked)
+        run_interpreted(*self.files, marked=self.marked)

@@ -11,7 +11,8 @@ import pytest
 from engine.assembly.assemble import assemble, configure
 from engine.assembly.bind import build_context, build_slots
 from engine.assembly.errors import AssemblyError
-from engine.contracts.scheduler import RequestView, SchedulerView, StepCost
+from engine.contracts.scheduler import RequestView, SchedulerView
+from engine.contracts.step_cost import StepCost
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "contrib" / "engine-example"
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.contracts.events import MAX_CHUNKS, AdmittedEvent, Chunk, Event, PreemptedEvent, StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
-from engine.loop.step_work import work_of
+from engine.loop.step_work import contents_of
 from engine.step.plan import StepRow
 
 from .simulated import simulate
@@ -56,8 +56,8 @@ def test_the_largest_chunks_are_named_where_there_are_many() -> None:
             self.request_id = name
 
     rows = [(StepRow(i, 0, i + 1, samples=False, num_drafts=0), Prompt(f"r{i}")) for i in range(2 * MAX_CHUNKS)]
-    work = work_of(rows)  # type: ignore[arg-type]
-    assert [chunk.num_tokens for chunk in work.chunks] == list(range(2 * MAX_CHUNKS, MAX_CHUNKS, -1))
+    contents = contents_of(rows)  # type: ignore[arg-type]
+    assert [chunk.num_tokens for chunk in contents.chunks] == list(range(2 * MAX_CHUNKS, MAX_CHUNKS, -1))
 
 
 def test_a_preemption_says_who_took_the_blocks_and_how_long_its_victim_waited() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.contracts.scheduler import StepCost
+from engine.contracts.step_cost import StepCost
 from engine.simulation.outcome import SimulatedRequest
 from engine.simulation.run import simulate
 from engine.simulation.spec import Drafts, EngineSpec, Overheads
@@ -55,7 +55,7 @@ def mixed(seed: int, count: int = 60, rate: float = 12.0) -> list[TraceRequest]:
 def test_leaps_change_nothing_but_the_time_it_takes(scheduler: str, allocator: str, blocks: int, overlap: str) -> None:
     engine = spec(
         f"scheduler={scheduler}", f"kv_allocator={allocator}", f"overlap={overlap}",
-        blocks=blocks, cost=StepCost(STEP_MS, 0.3, 100), overheads=OVERHEADS,
+        blocks=blocks, cost=StepCost(STEP_MS, 0.3, 100, per_decode_context_ms=1e-3, gap_ms=0.2), overheads=OVERHEADS,
     )  # fmt: skip
     for seed in (1, 2):
         trace = mixed(seed)

@@ -111,7 +111,13 @@ def outputs(engine: Capturing, wanted: Sequence[EngineRequest], batch: int) -> l
     return [answer.tokens for answer in answers(engine.core, wanted, batch)]
 
 
-@pytest.mark.parametrize("drafter", DEVICE_DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        each if each in ("eagle3", "parallel_block") else pytest.param(each, marks=pytest.mark.slow)
+        for each in DEVICE_DRAFTERS
+    ],
+)
 def test_tokens_are_those_without_drafts_and_drafts_those_made_op_by_op(
     models: Models, drafter: str, compared: Counter[str]
 ) -> None:
@@ -232,7 +238,9 @@ def test_launching_waits_for_nothing(models: Models, captured: bool, monkeypatch
     assert launches[0] > 4
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", pytest.param("parallel_block", marks=pytest.mark.slow), "target"])
+@pytest.mark.parametrize(
+    "drafter", ["target", *(pytest.param(each, marks=pytest.mark.slow) for each in ("eagle3", "parallel_block"))]
+)
 def test_keys_of_captured_drafting_are_as_good_as_those_made_op_by_op(models: Models, drafter: str) -> None:
     """Drafts are accepted as often, made from keys of captured drafting alone: the shipped heads know what the bundled
     model will say, and a draft model that is the target is never wrong."""

@@ -24,7 +24,7 @@ from engine import LLM
 from engine.contracts.events import Chunk, Event, RequestEvent, StepEvent
 from engine.contracts.request import EngineRequest, SamplingParams
 from engine.loop.messages import EngineStats, FromEngine, StepOutputs
-from engine.loop.step_work import StepWork, work_of
+from engine.loop.step_work import StepContents, contents_of
 from engine.service.prefix_misses import RecentPrompts
 from engine.service.waterfall import Waterfalls
 
@@ -51,17 +51,17 @@ def decode_event(llm: LLM, batch: int) -> tuple[StepEvent, Callable[[], object]]
         llm.core.submit(EngineRequest(f"event-cost-{batch}-{i}", prompt, sampling, cache_salt=str(i)))
     rows: list[Any] = []
 
-    def watched(of_step: Iterable[Any]) -> StepWork:
+    def watched(of_step: Iterable[Any]) -> StepContents:
         rows[:] = of_step
-        return work_of(rows)
+        return contents_of(rows)
 
     decoding: list[tuple[StepEvent, list[Any]]] = []
-    with mock.patch("engine.loop.core.work_of", watched):
+    with mock.patch("engine.loop.core.contents_of", watched):
         while llm.core.has_work:
             events = [event for event in llm.core.step().events if isinstance(event, StepEvent)]
             decoding += [(event, rows.copy()) for event in events if event.num_decode_tokens == batch]
     event, of_event = decoding[0]
-    return event, lambda: work_of(of_event)
+    return event, lambda: contents_of(of_event)
 
 
 def report(llm: LLM, batch: int) -> None:

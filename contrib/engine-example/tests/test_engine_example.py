@@ -1,7 +1,8 @@
 from engine_example import RepeatLast, RepeatLastConfig, SchedulerConfig, ShortestFirst
 
 from engine.contracts.drafter import DraftRow
-from engine.contracts.scheduler import RequestView, SchedulerView, StepCost
+from engine.contracts.scheduler import RequestView, SchedulerView
+from engine.contracts.step_cost import StepCost
 from engine.testing.context import build_context
 from engine.testing.drafter import HostDrafterConformance
 from engine.testing.scheduler import BLOCK, SchedulerConformance

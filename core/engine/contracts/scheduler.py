@@ -9,14 +9,13 @@ Called from the engine's loop, one call at a time.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import add, le
 from typing import Protocol, runtime_checkable
 
-MOST_TOKENS = 1 << 30
-"""More than any step has."""
+from engine.contracts.step_cost import StepCost
+
 Blocks = tuple[int, ...]
 """Numbers of KV blocks, one for each KV group of the model (see :mod:`engine.contracts.kv_allocator`)."""
 
@@ -63,51 +62,6 @@ class RequestView:
     def remaining(self) -> int:
         """Known tokens not yet computed: 1 for a request that decodes, more for one that prefills."""
         return self.known - self.computed
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """Mixtures of experts of a model: how many of its weights a step reads depends on how many experts its tokens are
-    routed to."""
-
-    num_experts: int
-    top_k: int
-    share: float
-    """Of the weights that a single token reads."""
-
-    def experts(self, num_tokens: int) -> float:
-        """How many experts so many tokens are routed to, if each goes to any ``top_k`` alike."""
-        return self.num_experts * (1.0 - (1.0 - self.top_k / self.num_experts) ** num_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """What a step costs here, fitted online from measured steps: ``base_ms * weights(num_tokens) + per_token_ms *
-    num_tokens``."""
-
-    base_ms: float
-    per_token_ms: float
-    num_samples: int
-    """Steps measured so far; 0 means the coefficients say nothing yet."""
-    mixtures: tuple[Mixture, ...] = ()
-    spread: float = 1.0
-    """How far the experts of a step's tokens differ: 1 as chance has it, 0 not at all."""
-
-    def ms(self, num_tokens: int) -> float:
-        return self.base_ms * self.weights(num_tokens) + self.per_token_ms * num_tokens
-
-    def weights(self, num_tokens: int) -> float:
-        """What so many tokens read of the weights, in units of what one token reads: 1 without mixtures."""
-        more = sum(each.share * (each.experts(num_tokens) / each.top_k - 1.0) for each in self.mixtures)
-        return 1.0 + self.spread * more
-
-    def tokens_within(self, budget_ms: float) -> int:
-        """How many tokens fit into ``budget_ms``; at least 1."""
-        if self.num_samples == 0 or self.per_token_ms <= 0.0:
-            return MOST_TOKENS
-        if not self.mixtures:
-            return max(1, int((budget_ms - self.base_ms) / self.per_token_ms))
-        return max(1, bisect_right(range(1, MOST_TOKENS), budget_ms, key=self.ms))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from engine.contracts.drafter import Drafter, on_device
 from engine.contracts.events import Event, StepEvent
 from engine.contracts.kv_allocator import KVAllocator, KVGroup
 from engine.contracts.request import EngineRequest, FinishReason, SamplingParams, TokensOut
-from engine.contracts.scheduler import Mixture, Scheduler
+from engine.contracts.scheduler import Scheduler
+from engine.contracts.step_cost import Mixture
 from engine.drafting.policy import DraftPolicy
 from engine.kv.block_keys import BlockKeys
 from engine.loop.commit import Committer
@@ -30,7 +31,7 @@ from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
 from engine.loop.step_cost import StepCostModel
-from engine.loop.step_work import work_of
+from engine.loop.step_work import contents_of
 from engine.step.plan import DeviceBroken, DrafterBroken, StepPlan, StepResult, StepSkipped
 
 Clock = Callable[[], float]
@@ -224,7 +225,7 @@ class EngineCore:
             pass
         cost = self._cost.cost()
         cost = cost if cost.num_samples else self._cost_at_start
-        self._expected_ms = sum(cost.ms(num_tokens) for num_tokens in self._ledger.num_tokens())
+        self._expected_ms = sum(cost.ms(step.contents.work) for step in self._ledger)
         if self._ledger:
             self._collect()
         if self._failures >= FAILURES_PER_PROBE and PROBE.request_id not in self._queues.by_id:
@@ -245,9 +246,11 @@ class EngineCore:
         planned = self._planner.plan(something_in_flight=len(self._ledger) > 0)
         if planned is None:
             return False
+        rows = zip(planned.plan.rows, planned.owners, strict=True)
         self._ledger.launched(
             InFlight(
                 plan=planned.plan,
+                contents=contents_of((row, sequence) for row, (sequence, _) in rows),
                 owners=planned.owners,
                 planning_ms=(self._clock() - started) * 1e3,
                 asked=planned.asked,
@@ -272,8 +275,8 @@ class EngineCore:
         drafted = self._committer.commit(step, result)
         self._ledger.retire()
         self._absolve(step)
-        self._cost.observe(step.plan.num_tokens, result.device_ms)
         gap_ms = result.idle_ms if step.follows_on else None
+        self._cost.observe(step.contents.work, result.device_ms, gap_ms)
         self._drafting.observe(step.plan, drafted, result, gap_ms)
         now = self._clock()
         self._events.append(self._step_event(step, result, now, (now - started) * 1e3, drafted))
@@ -281,8 +284,7 @@ class EngineCore:
     def _step_event(
         self, step: InFlight, result: StepResult, now: float, commit_ms: float, drafted: Drafted
     ) -> StepEvent:
-        plan = step.plan
-        work = work_of((row, sequence) for row, (sequence, _) in zip(plan.rows, step.owners, strict=True))
+        plan, contents, work = step.plan, step.contents, step.contents.work
         used = tuple([(blocks.group, blocks.used) for blocks in self._blocks()])
         return StepEvent(
             at_s=now,
@@ -291,9 +293,9 @@ class EngineCore:
             host_ms=step.planning_ms + commit_ms,
             device_ms=result.device_ms,
             gap_ms=result.idle_ms if step.follows_on else 0.0,
-            num_requests=len(plan.rows),
-            num_prefill_tokens=plan.num_tokens - work.decode_tokens,
-            num_decode_tokens=work.decode_tokens,
+            num_requests=work.num_rows,
+            num_prefill_tokens=work.num_tokens - contents.decode_tokens,
+            num_decode_tokens=contents.decode_tokens,
             running=len(self._queues.running),
             waiting=len(self._queues.waiting),
             kv_used=max([share for _, share in used]),
@@ -308,7 +310,7 @@ class EngineCore:
             preemptions=step.preemptions,
             decode_context=work.decode_context,
             prefill_context=work.prefill_context,
-            chunks=work.chunks,
+            chunks=contents.chunks,
             captured=result.captured,
         )
 

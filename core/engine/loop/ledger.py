@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from engine.loop.sequence import Sequence
+from engine.loop.step_work import NO_CONTENTS, StepContents
 from engine.step.plan import StepPlan, StepResult
 
 
@@ -26,6 +27,7 @@ class InFlight:
     """See :class:`engine.loop.planning.Planned`."""
     draft_ms: float = 0.0
     """Of ``planning_ms``: in a drafter on the host."""
+    contents: StepContents = NO_CONTENTS
 
 
 class Ledger:
@@ -42,9 +44,8 @@ class Ledger:
     def launched(self, step: InFlight) -> None:
         self._steps.append(step)
 
-    def num_tokens(self) -> tuple[int, ...]:
-        """Of each step in flight."""
-        return tuple(step.plan.num_tokens for step in self._steps)
+    def __iter__(self) -> Iterator[InFlight]:
+        return iter(self._steps)
 
     def oldest(self) -> InFlight:
         return self._steps[0]

@@ -15,8 +15,8 @@ from engine.contracts.scheduler import (
     ScheduledRow,
     Scheduler,
     SchedulerView,
-    StepCost,
 )
+from engine.contracts.step_cost import StepCost
 from engine.loop.drafting import Drafting
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from engine.contracts.scheduler import Mixture, StepCost
+from engine.contracts.step_cost import Mixture, StepCost, StepWork
 
 _FORGET = 0.98
 """Weight a sample keeps when the next one comes: a memory of about 50 steps."""
@@ -29,8 +29,9 @@ class StepCostModel:
         self._lines = [_Line(mixtures, spread) for spread in (_SPREADS if mixtures else (1.0,))]
         self._best = self._lines[0]
 
-    def observe(self, num_tokens: int, ms: float) -> None:
-        """A step of ``num_tokens`` tokens (all rows together) took ``ms`` milliseconds."""
+    def observe(self, work: StepWork, ms: float, gap_ms: float | None = None) -> None:
+        """A step took ``ms`` milliseconds, after the device had waited for ``gap_ms`` (``None``: for requests)."""
+        num_tokens = work.num_tokens
         if num_tokens <= 0 or ms <= 0.0:
             return
         for line in self._lines:
@@ -81,7 +82,7 @@ class _Line:
         """Huber weight in (0, 1] of a sample, from its relative residual."""
         if self._num_samples < 2:
             return 1.0
-        residual = abs(ms - self.cost().ms(num_tokens)) / ms
+        residual = abs(ms - self.cost().ms(StepWork(num_tokens=num_tokens))) / ms
         limit = _TOLERANCE * self._typical
         trust = 1.0 if residual <= limit else limit / residual
         self.error = _FORGET * self.error + min(residual, 1.0)

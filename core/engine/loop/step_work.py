@@ -1,4 +1,4 @@
-"""What a step computes, as numbers that its time depends on."""
+"""What a step computes, as numbers that its time depends on, and whose prompts."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.contracts.events import MAX_CHUNKS, Chunk
+from engine.contracts.step_cost import NO_WORK, StepWork
 from engine.loop.sequence import Sequence
 from engine.step.plan import StepRow
 
 
 @dataclass(frozen=True, slots=True)
-class StepWork:
+class StepContents:
     """Of one step. A row decodes if it computes its last known token, and that is no prompt token; drafts that are
     verified with it count as its tokens."""
 
-    decode_tokens: int
-    decode_context: int
-    """Tokens whose keys and values the rows that decode read, added up."""
-    prefill_context: int
-    """For each token of the other rows, the tokens it attends to, added up."""
-    chunks: tuple[Chunk, ...]
-    """The other rows, at most :data:`MAX_CHUNKS`, the largest first."""
+    work: StepWork = NO_WORK
+    decode_tokens: int = 0
+    chunks: tuple[Chunk, ...] = ()
+    """The rows that do not decode, at most :data:`MAX_CHUNKS`, the largest first."""
 
 
-def work_of(rows: Iterable[tuple[StepRow, Sequence]]) -> StepWork:
+NO_CONTENTS = StepContents()
+
+
+def contents_of(rows: Iterable[tuple[StepRow, Sequence]]) -> StepContents:
     """Of rows and whose they are."""
-    decode_tokens = decode_context = prefill_context = 0
+    num_rows = num_tokens = decode_tokens = decode_context = prefill_context = 0
     chunks: list[Chunk] = []
     for row, sequence in rows:
+        num_rows += 1
+        num_tokens += row.num_queries
         count, context = row.num_tokens, row.max_start
         if count == 1 and row.samples and context >= sequence.prompt_len:
             decode_tokens += row.num_queries
@@ -37,4 +40,5 @@ def work_of(rows: Iterable[tuple[StepRow, Sequence]]) -> StepWork:
             prefill_context += count * context + count * (count + 1) // 2
             chunks.append(Chunk(sequence.request_id, count, context))
     chunks.sort(key=lambda chunk: -chunk.num_tokens)
-    return StepWork(decode_tokens, decode_context, prefill_context, tuple(chunks[:MAX_CHUNKS]))
+    work = StepWork(num_rows, num_tokens, decode_context, prefill_context)
+    return StepContents(work, decode_tokens, tuple(chunks[:MAX_CHUNKS]))

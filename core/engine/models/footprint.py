@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.contracts.graph import Graph, Node
 from engine.contracts.ops import DeltaRule, Experts, Linear, LinearSpec, ShortConv, TorchFunction
-from engine.contracts.scheduler import Mixture
+from engine.contracts.step_cost import Mixture
 from engine.models.fuse import Fused
 
 FUNCTION_RESULTS = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.contracts.scheduler import StepCost
+from engine.contracts.step_cost import StepCost
 from engine.simulation.spec import Overheads
 
 SCHEMA = "engine-simulation/1"

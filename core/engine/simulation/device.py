@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.contracts.scheduler import StepCost
+from engine.contracts.step_cost import StepCost, StepWork
 from engine.simulation.clock import VirtualClock
 from engine.simulation.spec import Drafts
 from engine.step.plan import RowResult, StepPlan, StepResult, StepRow
 
 _MASK = (1 << 64) - 1
-GAP_MS = 0.0
 
 
 @dataclass(slots=True)
@@ -26,16 +25,6 @@ class _Row:
         """What follows the tokens that are computed; behind the end of the output, drafts that nobody takes."""
         start = self.computed - self.prompt_len
         return tuple(self.output[start : start + count]) + (0,) * max(0, start + count - len(self.output))
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the time of a step depends on; see :class:`engine.loop.step_work.StepWork`."""
-
-    rows: int
-    tokens: int
-    decode_context: int
-    prefill_context: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +61,10 @@ class SimulatedDevice:
         self.last_rows = plan.rows
         return self.waiting(plan.plan_id, tuple([self._run(row) for row in plan.rows]), self.last)
 
-    def timed(self, free_s: float, work: Work, draft_ms: float = 0.0) -> Timed:
+    def timed(self, free_s: float, work: StepWork, draft_ms: float = 0.0) -> Timed:
         """Of a step that may begin at ``free_s``."""
-        begun = free_s + GAP_MS / 1e3
-        device_ms = self.cost.ms(work.tokens)
-        return Timed(device_ms, draft_ms, GAP_MS, begun + (device_ms + draft_ms) / 1e3)
+        device_ms, gap_ms = self.cost.ms(work), self.cost.gap_ms
+        return Timed(device_ms, draft_ms, gap_ms, free_s + (gap_ms + device_ms + draft_ms) / 1e3)
 
     def waiting(self, plan_id: int, rows: tuple[RowResult, ...], timed: Timed) -> Callable[[], StepResult]:
         """What waits for the end of a step."""
@@ -99,7 +87,7 @@ class SimulatedDevice:
         self.last = last
         return tuple(results)
 
-    def _work(self, plan: StepPlan) -> Work:
+    def _work(self, plan: StepPlan) -> StepWork:
         decode_context = prefill_context = tokens = 0
         for row in plan.rows:
             tokens += row.num_queries
@@ -107,7 +95,7 @@ class SimulatedDevice:
                 decode_context += row.max_end
             else:
                 prefill_context += row.num_tokens * row.max_start + row.num_tokens * (row.num_tokens + 1) // 2
-        return Work(len(plan.rows), tokens, decode_context, prefill_context)
+        return StepWork(len(plan.rows), tokens, decode_context, prefill_context)
 
     def _run(self, row: StepRow) -> RowResult:
         state = self._rows[row.row_id]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from engine.contracts.scheduler import StepCost
+from engine.contracts.step_cost import StepCost, StepWork
 from engine.loop.core import CoreSettings, EngineCore, LoopPlugins
 from engine.loop.sequence import Sequence
 from engine.loop.step_cost import StepCostModel
 from engine.simulation.clock import VirtualClock
-from engine.simulation.device import SimulatedDevice, Timed, Work
+from engine.simulation.device import SimulatedDevice, Timed
 from engine.step.plan import StepPlan
 
 MOST_STEPS = 64
@@ -64,7 +64,7 @@ class LeapingCore(EngineCore):
         timed = [self._simulated.last]
         for _ in range(steps):
             context += count
-            timed.append(self._simulated.timed(timed[-1].done_s, Work(count, count, context)))
+            timed.append(self._simulated.timed(timed[-1].done_s, StepWork(count, count, context)))
         return timed if self._behind else timed[1:]
 
     def leap(self, foreseen: list[Timed], num_steps: int) -> list[Sequence]:

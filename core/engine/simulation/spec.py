@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.assembly.plan import EnginePlan
-from engine.contracts.scheduler import StepCost
+from engine.contracts.step_cost import StepCost
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from abc import ABC, abstractmethod
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.contracts.scheduler import Blocks, RequestView, Schedule, Scheduler, SchedulerView, StepCost, fit
+from engine.contracts.scheduler import Blocks, RequestView, Schedule, Scheduler, SchedulerView, fit
+from engine.contracts.step_cost import StepCost
 from engine.testing.simulation import Job, Machine, Simulation, check_schedule
 
 BLOCK = 16

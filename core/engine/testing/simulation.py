@@ -18,11 +18,11 @@ from engine.contracts.scheduler import (
     ScheduledRow,
     Scheduler,
     SchedulerView,
-    StepCost,
     fit,
     minus,
     plus,
 )
+from engine.contracts.step_cost import StepCost
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,16 +45,18 @@ class ChunkedPrefillScheduler:
         room = StepRoom(view, self._block_size)
         aside = min(-(-room.tokens // 2), self._min_chunk) if room.leader_prefills() else 0
         room.tokens -= aside
-        decoding = room.place_decodes()
+        room.place_decodes()
         room.tokens += aside
-        self._place_prompts(view, room, self._allowance(view, room, decoding))
+        self._place_prompts(view, room, self._allowance(view, room))
         return room.schedule()
 
-    def _allowance(self, view: SchedulerView, room: StepRoom, decoding: int) -> int:
-        """Tokens that prompts may take in this step."""
-        if not decoding or view.itl_target_ms <= 0:
+    def _allowance(self, view: SchedulerView, room: StepRoom) -> int:
+        """Tokens that prompts may take in this step; their time is that of the prompt which is first in line."""
+        if room.is_empty or view.itl_target_ms <= 0:
             return room.tokens
-        in_time = view.step_cost.tokens_within(view.itl_target_ms) - decoding
+        first = next(merge(room.prefills(), view.waiting, key=importance), None)
+        context = first.computed if first else 0
+        in_time = view.step_cost.tokens_within(view.itl_target_ms, room.decode_work(), context)
         return min(room.tokens, max(in_time, self._min_chunk))
 
     def _place_prompts(self, view: SchedulerView, room: StepRoom, left: int) -> None:

@@ -15,6 +15,7 @@ from engine.contracts.scheduler import (
     minus,
     plus,
 )
+from engine.contracts.step_cost import StepWork
 
 
 def importance(request: RequestView) -> tuple[int, int, int]:
@@ -91,6 +92,12 @@ class StepRoom:
                     break
             self.place(request, 1)
         return before - self.tokens
+
+    def decode_work(self) -> StepWork:
+        """Of the rows placed so far that decode."""
+        placed = [request for request, _ in self._placed.values() if decodes(request)]
+        context = sum(request.known + request.num_draft_tokens for request in placed)
+        return StepWork(len(placed), len(placed) + sum(r.num_draft_tokens for r in placed), context)
 
     def prefills(self) -> list[RequestView]:
         """Running requests with more than one token to compute, most important first."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from engine.contracts.scheduler import StepCost
+from engine.contracts.step_cost import StepCost
 from engine.testing.context import build_context
 from engine.testing.scheduler import BLOCK, SchedulerConformance, decoding, make_view, request
 from engine_plugins.scheduler.chunked_prefill import ChunkedPrefillScheduler
