@@ -14,6 +14,7 @@ import torch
 
 from engine.assembly.assemble import assemble
 from engine.assembly.bind import bind
+from engine.assembly.compose import quoted
 from engine.assembly.errors import AssemblyError
 from engine.assembly.plan import EnginePlan
 from engine.contracts.graph import Graph, KVSpec
@@ -114,6 +115,11 @@ def _held(pool: PoolShape, group: int, blocks: int, shared: int) -> int:
     return (blocks - common) // (most - common)
 
 
+def model_override(path: str) -> str:
+    """Of ``model.path``, whatever characters are in it."""
+    return f"model.path={quoted(path)}"
+
+
 def size_plan(
     overrides: Sequence[str],
     config_dirs: Sequence[Path] = (),
@@ -135,7 +141,9 @@ def size_plan(
 def _sized(
     overrides: Sequence[str], config_dirs: Sequence[Path], device: DeviceFacts | None, memory: int | None
 ) -> Sizing:
-    plan = assemble(overrides, config_dirs=config_dirs) if device is None else stated_plan(overrides, config_dirs, device)
+    plan = (
+        assemble(overrides, config_dirs=config_dirs) if device is None else stated_plan(overrides, config_dirs, device)
+    )
     bound = bind(plan) if device is None else bind_stated(plan)
     if memory is None:
         memory = free_memory(plan.device) if device is None else device.memory_bytes
@@ -161,4 +169,3 @@ def _sized(
         blocks=0 if why else blocks,
         refusal=why,
     )
-

@@ -33,6 +33,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--trace", metavar="FILE", help="requests of a recorded trace ('engine simulate' reads the same)")
     add("--slo", type=parsed(parse_slo), metavar="LIMITS", help="for example ttft=500ms,itl=50ms; kept by 95 %%")
     add("--price", type=number(0.0), metavar="USD", help="rent of one device per hour (default: the table's)")
+    add("--calibration", metavar="FILE", help="what steps were measured to cost (default: estimated from the device)")
     add("--requests", type=whole(1), default=REQUESTS, metavar="N", help="simulated requests (%(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="of lengths and arrival times (%(default)s)")
     add("--json", action="store_true", help="print JSON instead of tables")

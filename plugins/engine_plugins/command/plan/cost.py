@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.contracts.scheduler import StepCost
+from engine.contracts.step_cost import StepCost
 from engine.estimates.collectives import collectives
 from engine.estimates.devices import Device
 from engine.estimates.efficiency import Efficiency
@@ -47,7 +47,13 @@ def estimated(sizing: Sizing, device: Device, efficiency: Efficiency) -> Cost:
     whole, behind = found.prefill(LONG).ms, found.prefill(LONG, LONG).ms
     prefill_context = (behind - whole) / (LONG * LONG)
     per_token = max(0.0, whole - base - prefill_context * LONG * (LONG + 1) / 2) / LONG
-    step = StepCost(base_ms=base, per_token_ms=per_token, num_samples=1)
+    step = StepCost(
+        base_ms=base,
+        per_token_ms=per_token,
+        num_samples=1,
+        per_decode_context_ms=decode_context,
+        per_prefill_context_ms=prefill_context,
+    )
     return Cost(step, "estimated", f"{device.source}; {efficiency.source}")
 
 

@@ -51,7 +51,9 @@ def probed(facts: DeviceFacts, dtype: str) -> Device:
     """This machine's CPU: how fast it reads and multiplies now; takes some seconds. Raises :class:`EstimateError` for a
     GPU."""
     if facts.kind != "cpu":
-        raise EstimateError(f"--device here: {facts.name} is not probed; name it as the table does, as in --device H100")
+        raise EstimateError(
+            f"--device here: {facts.name} is not probed; name it as the table does, as in --device H100"
+        )
     with threads(torch.get_num_threads()):
         bandwidth = read_bandwidth() * 1e9
         rate = linear_rate(getattr(torch, dtype)) * 1e9

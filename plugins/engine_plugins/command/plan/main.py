@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 
 from engine.contracts.command import FAILED, OK, USAGE
+from engine.evaluation.sizing import model_override
 from engine.simulation.traces.reading import read_trace
 from engine_plugins.command.live import LiveError
 from engine_plugins.command.plan.device import HERE, listed
@@ -22,9 +23,10 @@ from engine_plugins.command.plan.report import document, render
 def run(flags: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Run ``engine plan`` with parsed flags; returns the exit status."""
     try:
+        planner = Planner(question_of(flags, overrides))
         if flags.live is not None:
-            return score(flags, overrides)
-        answer = Planner(question_of(flags, overrides)).answer()
+            return score(flags, planner.brief())
+        answer = planner.answer()
     except LiveError as error:
         print(f"engine plan: {error}", file=sys.stderr)
         return FAILED
@@ -37,7 +39,7 @@ def run(flags: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 def question_of(flags: argparse.Namespace, overrides: Sequence[str]) -> Question:
     """Raises ``ValueError`` for flags that name nothing."""
-    words = [f"model.path={_quoted(flags.model)}", *overrides] if flags.model is not None else list(overrides)
+    words = list(overrides) if flags.model is None else [*overrides, model_override(flags.model)]
     if flags.trace is not None:
         load, trace = None, read_trace(Path(flags.trace), limit=flags.requests)
     else:

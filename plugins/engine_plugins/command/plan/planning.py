@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -72,15 +72,16 @@ class Answer:
     """That all requests have in common."""
     prediction: Prediction | None
     """``None``: it does not fit."""
-    most_rate: Figure
-    replicas: Figure
     usd_per_million: Figure
     """Of output tokens at the stated rate."""
     usd_per_hour: Figure
     """Of one device."""
-    options: tuple[Option, ...]
+    most_rate: Figure = UNKNOWN
+    """Requests per second, with the limits kept if there are any."""
+    replicas: Figure = UNKNOWN
+    options: tuple[Option, ...] = ()
     """The best, best first."""
-    layouts: tuple[Option, ...]
+    layouts: tuple[Option, ...] = ()
 
 
 class Planner:
@@ -95,30 +96,38 @@ class Planner:
             price = question.card.figures.get("usd_per_hour")
         self._price = Figure.of(price, "stated")
 
-    def answer(self) -> Answer:
-        """Raises ``ValueError`` for what the user should change."""
-        question = self._question
-        sizing = self._size(())
+    def brief(self) -> Answer:
+        """What the plan itself comes to, without looking for anything better. Raises ``ValueError`` for what the user
+        should change."""
+        question, sizing = self._question, self._size(())
         cost = self._cost(sizing)
         prediction = self._predict(sizing, cost)
-        rate = UNKNOWN
-        if sizing.blocks and question.load is not None:
-            count = len(question.trace)
-            rate = Figure(most_rate(sizing, cost, question.load, question.slo, count, question.seed), "simulated")
         return Answer(
             question,
             sizing,
             sizing.plan.device.name if question.card is None else question.card.name,
             cost,
-            max(each.prompt_tokens + each.output_tokens for each in question.trace),
+            self._longest(),
             self._shared(),
             prediction,
-            rate,
-            self._replicas(rate),
             self._usd(prediction, sizing.plan.layout.size),
             self._price,
-            self._best(prediction),
-            tuple(self._options(LAYOUTS, prediction)) if question.card is not None else (),
+        )
+
+    def answer(self) -> Answer:
+        """The whole page. Raises ``ValueError`` as :meth:`brief` does."""
+        found, question = self.brief(), self._question
+        rate = UNKNOWN
+        if found.sizing.blocks and question.load is not None:
+            count = len(question.trace)
+            most = most_rate(found.sizing, found.cost, question.load, question.slo, count, question.seed)
+            rate = Figure(most, "simulated")
+        return replace(
+            found,
+            most_rate=rate,
+            replicas=self._replicas(rate),
+            options=self._best(found.prediction),
+            layouts=tuple(self._options(LAYOUTS, found.prediction)) if question.card is not None else (),
         )
 
     def _size(self, more: Sequence[str]) -> Sizing:
@@ -140,6 +149,9 @@ class Planner:
         if not sizing.blocks:
             return None
         return predict(sizing, cost, self._question.trace, self._question.slo, self._question.seed)
+
+    def _longest(self) -> int:
+        return max(each.prompt_tokens + each.output_tokens for each in self._question.trace)
 
     def _shared(self) -> int:
         load = self._question.load
@@ -185,7 +197,7 @@ class Planner:
             devices,
             float("inf") if before is None else before.mean_e2e_ms / found.mean_e2e_ms,
             found,
-            sizing.concurrency(max(r.prompt_tokens + r.output_tokens for r in self._question.trace), self._shared()),
+            sizing.concurrency(self._longest(), self._shared()),
             self._usd(found, devices),
         )
 
@@ -197,4 +209,3 @@ def _good(found: Prediction | None) -> float:
 
 def _is_better(option: Option, before: Prediction | None) -> bool:
     return _good(option.prediction) > _good(before) or (option.gain or 0.0) >= LEAST_GAIN
-

@@ -89,5 +89,3 @@ def _mean_output(load: PlannedLoad, count: int, seed: int) -> float:
 def _shown(described: dict[str, Any]) -> dict[str, float | None]:
     count = described["count"]
     return {name: described[name] if count >= FEWEST.get(name, 1) else None for name in ("p50", "p95", "p99")}
-
-
