@@ -141,13 +141,13 @@ def size_plan(
 def _sized(
     overrides: Sequence[str], config_dirs: Sequence[Path], device: DeviceFacts | None, memory: int | None
 ) -> Sizing:
-    plan = (
-        assemble(overrides, config_dirs=config_dirs) if device is None else stated_plan(overrides, config_dirs, device)
-    )
-    bound = bind(plan) if device is None else bind_stated(plan)
-    if memory is None:
-        memory = free_memory(plan.device) if device is None else device.memory_bytes
-    budget = Budget(memory // plan.ranks_per_device, plan.settings.memory.fraction)
+    if device is None:
+        plan = assemble(overrides, config_dirs=config_dirs)
+        bound, free = bind(plan), free_memory(plan.device)
+    else:
+        plan = stated_plan(overrides, config_dirs, device)
+        bound, free = bind_stated(plan), device.memory_bytes
+    budget = Budget((free if memory is None else memory) // plan.ranks_per_device, plan.settings.memory.fraction)
     graph = recorded(bound.architecture, plan.model)
     found = []
     with explained():

@@ -19,6 +19,8 @@ METHOD = "NCCL"
 SHORT, LONG = 64, 2048
 """Tokens of the steps that the line is drawn through."""
 
+NONE = Overheads()
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -27,7 +29,7 @@ class Cost:
     step: StepCost
     origin: Origin
     source: str
-    overheads: Overheads = Overheads()
+    overheads: Overheads = NONE
     """Of the API process; estimates leave them out."""
 
 

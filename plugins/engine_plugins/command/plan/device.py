@@ -28,8 +28,8 @@ def listed(name: str) -> DataSheet:
     if found.kind == "cpu":
         gb_s = found.figures["bandwidth_gb_s"]
         raise EstimateError(
-            f"--device {name}: a CPU is probed, not looked up (its channels allow {gb_s:g} GB/s; what a machine attains "
-            "is often a fraction): run 'engine plan --device here' on it"
+            f"--device {name}: a CPU is probed, not looked up (its channels allow {gb_s:g} GB/s; what a "
+            "machine attains is often a fraction): run 'engine plan --device here' on it"
         )
     if found.capability is None:
         raise EstimateError(f"--device {name}: the engine has no kernels for it; it runs on CUDA cards and on CPUs")

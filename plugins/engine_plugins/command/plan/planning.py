@@ -22,6 +22,8 @@ from engine_plugins.command.plan.predict import HEADROOM, Prediction, most_rate,
 from engine_plugins.command.plan.workload import PlannedLoad
 
 BEST = 3
+TRIAL = 100
+"""Requests that overrides are compared by."""
 LEAST_GAIN = 1.02
 """Gains below it are not worth an override."""
 
@@ -120,14 +122,15 @@ class Planner:
         rate = UNKNOWN
         if found.sizing.blocks and question.load is not None:
             count = len(question.trace)
-            most = most_rate(found.sizing, found.cost, question.load, question.slo, count, question.seed)
+            most = most_rate(found.sizing, found.cost, question.load, question.slo, min(count, TRIAL), question.seed)
             rate = Figure(most, "simulated")
+        before = self._predict(found.sizing, found.cost, TRIAL)
         return replace(
             found,
             most_rate=rate,
             replicas=self._replicas(rate),
-            options=self._best(found.prediction),
-            layouts=tuple(self._options(LAYOUTS, found.prediction)) if question.card is not None else (),
+            options=self._best(before),
+            layouts=tuple(self._options(LAYOUTS, before)) if question.card is not None else (),
         )
 
     def _size(self, more: Sequence[str]) -> Sizing:
@@ -145,10 +148,10 @@ class Planner:
             device = self._probed = self._probed or probed(sizing.plan.device, sizing.plan.dtype)
         return estimated(sizing, device, efficiency_of(sizing.plan.device.kind))
 
-    def _predict(self, sizing: Sizing, cost: Cost) -> Prediction | None:
+    def _predict(self, sizing: Sizing, cost: Cost, count: int | None = None) -> Prediction | None:
         if not sizing.blocks:
             return None
-        return predict(sizing, cost, self._question.trace, self._question.slo, self._question.seed)
+        return predict(sizing, cost, self._question.trace[:count], self._question.slo, self._question.seed)
 
     def _longest(self) -> int:
         return max(each.prompt_tokens + each.output_tokens for each in self._question.trace)
@@ -187,7 +190,7 @@ class Planner:
             yield option
 
     def _option(self, candidate: Candidate, sizing: Sizing, before: Prediction | None) -> Option:
-        found, devices = self._predict(sizing, self._cost(sizing)), sizing.plan.layout.size
+        found, devices = self._predict(sizing, self._cost(sizing), TRIAL), sizing.plan.layout.size
         if found is None:
             why = sizing.refusal.splitlines()[0]
             return Option(candidate.overrides, candidate.trade, devices, reason=why)

@@ -24,9 +24,9 @@ def render(answer: Answer) -> RenderableType:
     if answer.prediction is not None:
         parts += [_latency(answer, answer.prediction), _rates(answer, answer.prediction)]
     if answer.options:
-        parts.append(_options("worth a try, best first (simulated)", answer, answer.options))
+        parts += _options("worth a try, best first (simulated)", answer, answer.options)
     if answer.layouts:
-        parts.append(_options("the same on several devices (simulated)", answer, answer.layouts))
+        parts += _options("the same on several devices (simulated)", answer, answer.layouts)
     parts.append(Text("\n".join(_notes(answer)), style="dim"))
     return Group(*parts)
 
@@ -96,21 +96,25 @@ def _rates(answer: Answer, found: Prediction) -> Table:
     return table
 
 
-def _options(title: str, answer: Answer, options: tuple[Option, ...]) -> Table:
-    columns = ("overrides", "devices", "E2E, times faster", "TTFT P95", "ITL P50", "at once", "USD/M", "keep the SLO")
-    table = _table(title, *(columns if answer.question.slo is not None else columns[:-1]), "what it trades")
+def _options(title: str, answer: Answer, options: tuple[Option, ...]) -> Iterator[RenderableType]:
+    columns = ("add", "E2E faster", "TTFT P95", "ITL P50", "at once", "USD/M", "keep SLO")
+    table = _table(title, *(columns if answer.question.slo is not None else columns[:-1]))
+    table.columns[0].no_wrap = True
     for option in options:
         found = option.prediction
         if found is None:
             cells = ["-"] * 5
         else:
-            gain = "it fits" if option.gain == float("inf") else f"{option.gain:.2f}"
+            gain = "it fits" if option.gain == float("inf") else f"{option.gain:.2f} x"
             cells = [gain, _number(found.ttft_ms["p95"]), _number(found.itl_ms["p50"]), f"{option.concurrency:,}"]
             cells.append(_number(option.usd_per_million.value))
         if answer.question.slo is not None:
             cells.append("-" if found is None or found.good_share is None else f"{found.good_share:.0%}")
-        table.add_row(" ".join(option.overrides), str(option.devices), *cells, option.reason or option.trade)
-    return table
+        table.add_row(" ".join(option.overrides), *cells)
+    yield table
+    for option in options:
+        text = f"not possible: {option.reason}" if option.reason else option.trade
+        yield Text(f"  {' '.join(option.overrides)}: {text}", style="dim")
 
 
 def _notes(answer: Answer) -> Iterator[str]:
@@ -183,7 +187,7 @@ def _option(option: Option) -> dict[str, Any]:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 or column in ("from", "what it trades") else "right")
+        table.add_column(column, justify="left" if number == 0 or column == "from" else "right")
     return table
 
 

@@ -71,8 +71,8 @@ def _unique() -> Iterator[int]:
 
 
 def parse_workload(text: str) -> PlannedLoad:
-    """``in=1024,out=lognormal:256,0.6,rate=2,shared_prefix=0.5``. Raises ``ValueError`` that names the part at fault and
-    the accepted forms."""
+    """``in=1024,out=lognormal:256,0.6,rate=2,shared_prefix=0.5``. Raises ``ValueError`` that names the part at fault
+    and the accepted forms."""
     found: dict[str, str] = {}
     for part in re.split(r",(?=[a-z_]+=)", text):
         key, _, value = part.partition("=")
