@@ -264,9 +264,9 @@ def test_wrong_usage_ends_in_a_message(capsys, words, message):
     assert code == 2 and message in err and "Traceback" not in err
 
 
-def test_every_override_that_is_proposed_can_be_set(llama_8b):
+def test_every_override_that_is_proposed_can_be_set(model):
     for each in (*CANDIDATES, *LAYOUTS):
-        assert sized(llama_8b, "H100", *each.overrides).blocks
+        assert sized(model(2, 1024, 8, 8, 1024, 1024), "H100", *each.overrides).blocks
 
 
 def test_an_override_takes_the_place_of_one_that_sets_the_same():
