@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from engine.contracts.events import DroppedEvent, Event, RejectedEvent
+from engine.contracts.exporter import Transcript
 from engine.service import bus as bus_module
 from engine.service.bus import EventBus
 
@@ -42,6 +43,21 @@ def test_events_arrive_in_order_and_the_rest_on_close() -> None:
         bus.publish((event,))
     bus.close()
     assert exporter.events == events(100) and exporter.closed
+
+
+def test_transcripts_go_to_those_who_look_at_token_ids_before_the_events_behind_them() -> None:
+    class Reader(MemoryExporter):
+        def transcripts(self, ended: Sequence[Transcript]) -> None:
+            self.events += ended  # type: ignore[arg-type]
+
+    reader, other = Reader(), MemoryExporter()
+    bus = EventBus([reader, other])
+    transcript = Transcript("r", (1, 2), (3,), "")
+    bus.transcribe(transcript)
+    bus.publish(events(1))
+    bus.close()
+    assert bus.wants_transcripts and not EventBus([other]).wants_transcripts
+    assert reader.events == [transcript, *events(1)] and other.events == events(1)
 
 
 def test_an_exporter_that_keeps_raising_is_cut_off_and_the_others_go_on() -> None:

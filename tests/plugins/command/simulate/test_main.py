@@ -1,0 +1,88 @@
+"""``engine simulate`` from its command line."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from engine.cli.main import main
+from engine.contracts.step_cost import StepCost
+from engine.simulation.calibration import SCHEMA, Calibration, write_calibration
+
+SLOW = StepCost(10.0, 0.05, 100)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    rng, now, lines = random.Random(1), 0.0, []
+    for i in range(60):
+        now += rng.expovariate(8.0) * 1e3
+        prompt = {"input_length": rng.randint(100, 900), "hash_ids": [i % 3]}
+        lines.append(json.dumps({"timestamp": round(now), "output_length": rng.randint(2, 40), **prompt}))
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> str:
+    path = tmp_path / "calibration.json"
+    write_calibration(path, Calibration(SCHEMA, SLOW, num_blocks=500))
+    return str(path)
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["simulate", *words, "--json", "-"]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_same_seed_gives_the_same_bytes(trace: str, calibration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (trace, "--calibration", calibration, "drafter=ngram", "--seed", "3", "--slo", "ttft=1s,itl=20ms")
+    first = simulated(capsys, *words)
+    assert first == simulated(capsys, *words)
+    result = json.loads(first)
+    assert result["source"] == result["sets"][0]["source"] == "simulated"
+    assert result["sets"][0]["good"] > 0 and result["kv_blocks"] == [500]
+
+
+def test_a_comparison_names_the_winner(trace: str, calibration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--compare", "scheduler.max_requests=1", "--compare", "seed=5", "--batches", "10")
+    result = json.loads(simulated(capsys, trace, "--calibration", calibration, *words))
+    slower, same = ({v["measure"]: v["verdict"] for v in s["against_first"]} for s in result["sets"][1:])
+    assert slower["mean TTFT"] == "worse"
+    assert set(same.values()) == {"no difference shown"}
+
+
+def test_more_engines_and_a_lower_rate_shorten_the_queue(
+    trace: str, calibration: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ttft(*words: str) -> float:
+        result = json.loads(simulated(capsys, trace, "--calibration", calibration, "scheduler.max_requests=2", *words))
+        return float(result["sets"][0]["ttft_ms"]["mean"])
+
+    alone = ttft()
+    assert ttft("--engines", "3") < alone and ttft("--rate-scale", "0.2") < alone and ttft("--rate", "1") < alone
+
+
+def test_the_table_has_the_parts_of_ttft(trace: str, calibration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", trace, "--calibration", calibration]) == 0
+    shown = capsys.readouterr().out
+    assert "simulated" in shown and "TTFT: queue, mean (ms)" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "expected one trace"),
+        (("a", "b"), "expected one trace, as in engine simulate TRACE [overrides]; there are 2 files: a, b"),
+        (("missing",), "expected --calibration FILE"),
+        (("missing", "--calibration", "missing"), "missing: No such file"),
+        (("a", "--rate", "1", "--rate-scale", "2"), "exclude each other"),
+    ],
+)
+def test_wrong_usage_is_told(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *words]) == 2
+    assert message in capsys.readouterr().err
