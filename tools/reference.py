@@ -23,7 +23,7 @@ from engine.contracts.config import SLOT_CONFIGS, PluginSettings
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "engine"
 PAGE = ROOT / "docs" / "reference.md"
-SHARED = ("provider", "command", "config", "model", "graph", "ops", "request", "events")
+SHARED = ("provider", "command", "config", "model", "graph", "ops", "request", "events", "step_cost")
 """Modules of ``engine.contracts`` that no slot has for itself, in the order of the page."""
 
 KINDS = {"Protocol": "Contract", "msgspec.Struct": "Data"}

@@ -8,6 +8,7 @@ on exist whichever plugin is selected.
 from __future__ import annotations
 
 import math
+import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -318,6 +319,9 @@ class Settings:
     """Seeds of requests that bring none are drawn from this and a running number."""
     threads: int | None = None
     """CPU threads for torch; null: as many as the CPUs this process may run on."""
+    calibration: str = "auto"
+    """Where measured step costs are kept for the next start: ``auto``: ``~/.cache/engine/step_cost`` (below
+    ``$XDG_CACHE_HOME`` where that is set), ``none``, or an absolute path."""
     memory: MemorySettings = field(default_factory=MemorySettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     plugins: PluginSettings = field(default_factory=PluginSettings)
@@ -327,6 +331,8 @@ class Settings:
         one_of("execution", self.execution, ("auto", "eager", "compile", "graphs"))
         if self.threads is not None:
             at_least("threads", self.threads, 1)
+        if self.calibration not in ("auto", "none") and not os.path.isabs(self.calibration):
+            raise ValueError(f"calibration={self.calibration}: expected auto, none or an absolute path")
 
 
 def at_least(key: str, value: float, low: float) -> None:

@@ -45,6 +45,14 @@ class StepWork:
             self.prefill_context + other.prefill_context,
         )
 
+    def least(self, other: StepWork) -> StepWork:
+        """The smaller of each number."""
+        return StepWork(*map(min, astuple(self), astuple(other)))
+
+    def most(self, other: StepWork) -> StepWork:
+        """The larger of each number."""
+        return StepWork(*map(max, astuple(self), astuple(other)))
+
 
 NO_WORK = StepWork()
 
@@ -98,8 +106,13 @@ class StepCost:
 
     def extrapolates(self, work: StepWork) -> bool:
         """Whether ``work`` has less or more of something than any step measured: :meth:`ms` is then a guess."""
-        bounds = zip(astuple(self.smallest), astuple(work), astuple(self.largest), strict=True)
-        return not all(low <= value <= high for low, value, high in bounds)
+        low, high = self.smallest, self.largest
+        return not (
+            low.num_rows <= work.num_rows <= high.num_rows
+            and low.num_tokens <= work.num_tokens <= high.num_tokens
+            and low.decode_context <= work.decode_context <= high.decode_context
+            and low.prefill_context <= work.prefill_context <= high.prefill_context
+        )
 
     def weights(self, num_tokens: int) -> float:
         """What so many tokens read of the weights, in units of what one token reads: 1 without mixtures."""

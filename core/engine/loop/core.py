@@ -30,7 +30,7 @@ from engine.loop.planning import Limits, Planner
 from engine.loop.pool import Pool
 from engine.loop.queues import Queues
 from engine.loop.sequence import Sequence, Status
-from engine.loop.step_cost import StepCostModel
+from engine.loop.step_cost import StepCostModel, StepCostState
 from engine.loop.step_work import contents_of
 from engine.step.plan import DeviceBroken, DrafterBroken, StepPlan, StepResult, StepSkipped
 
@@ -39,6 +39,10 @@ Clock = Callable[[], float]
 
 FAILURES_PER_PROBE = 3
 """Requests that fail before a request of the engine's own shows whether it is they or the engine."""
+REPORT_EVERY = 64
+"""Steps."""
+KEEP_EVERY_S = 300.0
+"""Step costs are kept when the engine is idle, no more often than this, and at its end."""
 MOST_FAILED_PROBES = 3
 """Such requests that fail, one after another, before the engine is declared broken."""
 PROBE = EngineRequest(
@@ -80,6 +84,14 @@ class Device(Protocol):
     def close(self) -> None: ...
 
 
+class Calibration(Protocol):
+    """Where fitted step costs are kept, as :class:`engine.startup.calibration.Calibration`."""
+
+    def load(self) -> StepCostState | None: ...
+
+    def keep(self, state: StepCostState) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CoreSettings:
     """What the loop needs to know of a plan."""
@@ -102,6 +114,7 @@ class CoreSettings:
     adaptive_drafts: bool
     mixtures: tuple[Mixture, ...] = ()
     """Of the model: what steps cost depends on them."""
+    calibration: Calibration | None = None
 
 
 class EngineCore:
@@ -125,7 +138,10 @@ class EngineCore:
         self._events: list[Event] = []
         self._cost = StepCostModel(settings.mixtures)
         self._cost_at_start = self._cost.cost()
-        """Measured while warming up: too high rather than too low, and all there is before the first step."""
+        """Measured while warming up: too high rather than too low, and all there is before the first step unless an
+        earlier run has measured."""
+        self._cost_kept_s = clock()
+        self._cost_report = self._cost.report()
         self._step_began_s: float | None = None
         self._expected_ms = 0.0
         self._ledger = Ledger()
@@ -162,10 +178,12 @@ class EngineCore:
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
-        """Meanwhile a drafter always drafts as far as it may; what steps cost is forgotten at the end."""
+        """Meanwhile a drafter always drafts as far as it may; what steps cost is then what an earlier run measured."""
         with self.drafting(self.max_draft_tokens):
             yield
-        self._cost_at_start, self._cost = self._cost.cost(), StepCostModel(self._settings.mixtures)
+        calibration = self._settings.calibration
+        state = None if calibration is None else calibration.load()
+        self._cost_at_start, self._cost = self._cost.cost(), StepCostModel(self._settings.mixtures, state)
 
     @contextlib.contextmanager
     def drafting(self, num_drafts: int) -> Iterator[None]:
@@ -231,6 +249,8 @@ class EngineCore:
         if self._failures >= FAILURES_PER_PROBE and PROBE.request_id not in self._queues.by_id:
             self._failures = 0
             self.submit(PROBE)
+        if not self._queues.by_id and self._clock() - self._cost_kept_s >= KEEP_EVERY_S:
+            self._keep_cost()
         outputs = self._flush()
         self._step_began_s = None
         return outputs
@@ -271,6 +291,8 @@ class EngineCore:
             self._recover(step, error)
             return
         self._steps += 1
+        if self._steps % REPORT_EVERY == 0:
+            self._cost_report = self._cost.report()
         started = self._clock()
         drafted = self._committer.commit(step, result)
         self._ledger.retire()
@@ -399,7 +421,13 @@ class EngineCore:
             waiting=len(self._queues.waiting),
             blocks=self._blocks(),
             rows_used=self._pool.num_rows - self._pool.free_rows,
+            step_cost=self._cost_report,
         )
+
+    def _keep_cost(self) -> None:
+        self._cost_kept_s = self._clock()
+        if self._settings.calibration is not None:
+            self._settings.calibration.keep(self._cost.state())
 
     def reset_prefix_cache(self) -> None:
         self._pool.allocator.reset_cache()
@@ -414,6 +442,7 @@ class EngineCore:
         self.abort(list(self._queues.by_id))
         with contextlib.suppress(DeviceBroken):
             self._drain()
+        self._keep_cost()
         self._device.close()
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from engine.contracts.events import Event
 from engine.contracts.request import EngineRequest, FinishReason, TokensOut
+from engine.loop.step_errors import StepCostReport
 from engine.step.messages import RankInfo
 
 MAX_FRAME = 256 * 1024 * 1024
@@ -144,6 +145,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     waiting: int = 0
     blocks: tuple[GroupBlocks, ...] = ()
     rows_used: int = 0
+    step_cost: StepCostReport | None = None
+    """As of some steps ago."""
 
     @property
     def kv_used(self) -> float:

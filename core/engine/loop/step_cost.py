@@ -1,88 +1,190 @@
-"""What a step costs, learnt from the steps themselves: ``ms = base * weights + per_token * num_tokens``.
+"""What a step costs, learnt from the steps themselves: one coefficient for each term of
+:class:`~engine.contracts.step_cost.StepCost`.
 
-``weights`` is 1 but for mixtures of experts: more tokens read more of those.
+Non-negative least squares with exponential forgetting (Lawson and Hanson, 1974, solved by coordinate descent), in
+constant time and memory per step. Errors are relative: each sample weighs ``1 / ms**2``, so that a few long prefill
+steps do not drown the short decode steps.
+
+Real traffic moves terms together: while the same requests decode, rows and tokens stand still and only the context
+grows. So samples are remembered twice, for some 50 steps and, with little weight, for some 2,000. What recent steps
+tell apart is theirs to say; the rest comes from the long memory.
 """
 
 from __future__ import annotations
 
-from engine.contracts.step_cost import Mixture, StepCost, StepWork
+from itertools import chain
+from math import inf
+from operator import mul
 
-_FORGET = 0.98
-"""Weight a sample keeps when the next one comes: a memory of about 50 steps."""
+import msgspec
+
+from engine.contracts.step_cost import Mixture, StepCost, StepWork
+from engine.loop.step_errors import StepCostReport, StepErrors
+
+TERMS = 5
+_FORGET, _FORGET_LONG = 0.98, 0.9995
+"""Weight that a sample keeps in each memory when the next one comes."""
+_SHARE_LONG = 0.002
+"""Weight of a sample in the long memory beside the same one in the short memory."""
+_SWEEPS = 3
 _TOLERANCE = 3.0
 """Residuals beyond this many typical ones count only as much as one at that distance (Huber)."""
 _SCALE_RATE = 0.05
-_MIN_VARIANCE = 0.01
-"""Variance of token counts (tokens squared) below which the recent steps say nothing about the slope."""
+_GAP_RATE = 0.05
 _SPREADS = (1.0, 0.5, 0.25, 0.125, 0.0)
-"""Of mixtures: tokens of one text may go to much the same experts, and of others to any. Each has a line of its own."""
+"""Of mixtures: tokens of one text may go to much the same experts, and of others to any. Each has a fit of its own."""
 _GAIN, _LEAST_GAIN = 0.9, 0.1
-"""So much less than those of the present line the errors of another one must be to replace it: as a share, and 0.2 % of
+"""So much less than those of the present fit the errors of another one must be to replace it: as a share, and 0.2 % of
 each step of the memory."""
 
 
-class StepCostModel:
-    """The line that has foretold recent steps best: one, or with mixtures one for each spread."""
+class FitState(msgspec.Struct, frozen=True):
+    """What a fit remembers for long."""
 
-    def __init__(self, mixtures: tuple[Mixture, ...] = ()) -> None:
-        """``mixtures``: of the model."""
-        self._lines = [_Line(mixtures, spread) for spread in (_SPREADS if mixtures else (1.0,))]
-        self._best = self._lines[0]
+    products: tuple[tuple[float, ...], ...]
+    """``[TERMS, TERMS]``: weighted sums of products of two terms."""
+    targets: tuple[float, ...]
+    """``[TERMS]``: weighted sums of a term times milliseconds."""
+    coefficients: tuple[float, ...]
+    typical: float
+    """Relative residual."""
+
+
+class StepCostState(msgspec.Struct, frozen=True):
+    """What a :class:`StepCostModel` can go on from in another process."""
+
+    fits: tuple[FitState, ...]
+    best: int
+    cost: StepCost
+
+
+def usable(state: StepCostState, mixtures: tuple[Mixture, ...]) -> str | None:
+    """Why a model with ``mixtures`` cannot go on from ``state``, which may come from anywhere; ``None``: it can."""
+    cost = state.cost
+    if cost.mixtures != mixtures or len(state.fits) != _num_fits(mixtures) or not 0 <= state.best < len(state.fits):
+        return "it is of another model"
+    numbers = [
+        cost.base_ms,
+        cost.per_token_ms,
+        cost.per_row_ms,
+        cost.per_decode_context_ms,
+        cost.per_prefill_context_ms,
+    ]
+    numbers += [cost.gap_ms, cost.spread, float(cost.num_samples)]
+    for fit in state.fits:
+        rows = (*fit.products, fit.targets, fit.coefficients)
+        if len(fit.products) != TERMS or any(len(row) != TERMS for row in rows):
+            return f"expected sums of {TERMS} terms"
+        numbers += [*chain(*rows), fit.typical]
+    return None if all(0.0 <= number < inf for number in numbers) else "expected finite numbers from 0 on"
+
+
+def _num_fits(mixtures: tuple[Mixture, ...]) -> int:
+    return len(_SPREADS) if mixtures else 1
+
+
+class StepCostModel:
+    """The fit that has foretold recent steps best: one, or with mixtures one for each spread."""
+
+    def __init__(self, mixtures: tuple[Mixture, ...] = (), state: StepCostState | None = None) -> None:
+        """``mixtures``: of the model. ``state``: of an earlier run of the same model on the same device."""
+        self._fits = [_Fit(StepCost(0.0, 0.0, 0, mixtures, spread)) for spread in _SPREADS[: _num_fits(mixtures)]]
+        self._best = self._fits[0]
+        self._cost = StepCost(0.0, 0.0, 0, mixtures)
+        self._errors = StepErrors()
+        if state is not None:
+            for fit, kept in zip(self._fits, state.fits, strict=True):
+                fit.resume(kept)
+            self._best, self._cost = self._fits[state.best], state.cost
 
     def observe(self, work: StepWork, ms: float, gap_ms: float | None = None) -> None:
         """A step took ``ms`` milliseconds, after the device had waited for ``gap_ms`` (``None``: for requests)."""
-        num_tokens = work.num_tokens
-        if num_tokens <= 0 or ms <= 0.0:
+        if work.num_tokens <= 0 or ms <= 0.0:
             return
-        for line in self._lines:
-            line.observe(num_tokens, ms)
-        better = min(self._lines, key=lambda line: line.error)
-        if better.error + _LEAST_GAIN < _GAIN * self._best.error:
-            self._best = better
+        before = self._cost
+        if before.num_samples:
+            self._errors.add(work, before.ms(work) / ms - 1.0)
+        for fit in self._fits:
+            fit.observe(work, ms)
+        if len(self._fits) > 1:
+            better = min(self._fits, key=lambda fit: fit.error)
+            if better.error + _LEAST_GAIN < _GAIN * self._best.error:
+                self._best = better
+        gap = before.gap_ms
+        if gap_ms is not None:  # a pause of the machine counts as twice of what is typical
+            gap += _GAP_RATE * (min(gap_ms, 2.0 * gap + 0.1) - gap)
+        smallest, largest = before.smallest, before.largest
+        if not before.num_samples:
+            smallest = largest = work
+        elif before.extrapolates(work):
+            smallest, largest = smallest.least(work), largest.most(work)
+        base, row, token, decode_context, prefill_context = self._best.coefficients
+        samples, of_model = before.num_samples + 1, self._best.of_model
+        self._cost = StepCost(
+            base, token, samples, of_model.mixtures, of_model.spread,
+            row, decode_context, prefill_context, gap, smallest, largest,
+        )  # fmt: skip
 
     def cost(self) -> StepCost:
-        """The current line; both coefficients are at least 0."""
-        return self._best.cost()
+        """As the steps so far say; no coefficient is negative."""
+        return self._cost
+
+    def report(self) -> StepCostReport:
+        """The same, and how far it was off lately."""
+        return self._errors.report(self._cost)
+
+    def state(self) -> StepCostState:
+        return StepCostState(tuple(fit.state() for fit in self._fits), self._fits.index(self._best), self._cost)
 
 
-class _Line:
-    """Weighted least squares with exponential forgetting, in constant time and memory per step.
+class _Fit:
+    """Samples far off the fit (a pause of the machine) are damped; if they persist, the idea of what is typical widens
+    and the fit follows."""
 
-    Errors are relative: each sample weighs ``1 / ms**2``, so that a few long prefill steps do not drown the short
-    decode steps. Samples far off the line (a pause of the machine) are damped; if they persist, the idea of what is
-    typical widens and the line follows. While all recent steps have the same size, the last known slope is kept.
-    """
-
-    def __init__(self, mixtures: tuple[Mixture, ...], spread: float) -> None:
-        self._of_model = mixtures, spread
+    def __init__(self, of_model: StepCost) -> None:
+        """``of_model``: with its mixtures, and the spread that is assumed."""
+        self.of_model = of_model
+        self.coefficients = [0.0] * TERMS
+        """Of weights, rows, tokens, decode context, prefill context: milliseconds."""
         self.error = 0.0
         """Sum of recent residuals, each relative to its step and at most 1."""
-        # Sums of products: weights read (1 without mixtures), number of tokens, milliseconds.
-        self._rr = self._rx = self._ry = self._xx = self._xy = 0.0
-        self._typical = 0.0
-        self._base = 0.0
-        self._slope = 0.0
+        self._short, self._long = _sums(), _sums()
         self._num_samples = 0
+        self._typical = 0.0
 
-    def observe(self, num_tokens: int, ms: float) -> None:
-        weight = self._trust(num_tokens, ms) / (ms * ms)
-        read, x, y = self.cost().weights(num_tokens), float(num_tokens), ms
-        self._rr = _FORGET * self._rr + weight * read * read
-        self._rx = _FORGET * self._rx + weight * read * x
-        self._ry = _FORGET * self._ry + weight * read * y
-        self._xx = _FORGET * self._xx + weight * x * x
-        self._xy = _FORGET * self._xy + weight * x * y
+    def resume(self, state: FitState) -> None:
+        self._long = [[*products, target] for products, target in zip(state.products, state.targets, strict=True)]
+        self.coefficients = list(state.coefficients)
+        self._typical = state.typical
+        self._num_samples = 2
+
+    def state(self) -> FitState:
+        long = self._long
+        products, targets = tuple(tuple(row[:TERMS]) for row in long), tuple(row[TERMS] for row in long)
+        return FitState(products, targets, tuple(self.coefficients), self._typical)
+
+    def observe(self, work: StepWork, ms: float) -> None:
+        terms = (
+            self.of_model.weights(work.num_tokens) if self.of_model.mixtures else 1.0,
+            work.num_rows,
+            work.num_tokens,
+            work.decode_context,
+            work.prefill_context,
+        )
+        weight = self._trust(sum(map(mul, terms, self.coefficients)), ms) / (ms * ms)
+        sample = (*terms, ms)
+        for term, short, long in zip(terms, self._short, self._long, strict=True):
+            scale = weight * term
+            short[:] = [_FORGET * total + scale * value for total, value in zip(short, sample, strict=True)]
+            long[:] = [_FORGET_LONG * total + scale * value for total, value in zip(long, sample, strict=True)]
         self._num_samples += 1
         self._solve()
 
-    def cost(self) -> StepCost:
-        return StepCost(self._base, self._slope, self._num_samples, *self._of_model)
-
-    def _trust(self, num_tokens: int, ms: float) -> float:
+    def _trust(self, predicted: float, ms: float) -> float:
         """Huber weight in (0, 1] of a sample, from its relative residual."""
         if self._num_samples < 2:
             return 1.0
-        residual = abs(ms - self.cost().ms(StepWork(num_tokens=num_tokens))) / ms
+        residual = abs(ms - predicted) / ms
         limit = _TOLERANCE * self._typical
         trust = 1.0 if residual <= limit else limit / residual
         self.error = _FORGET * self.error + min(residual, 1.0)
@@ -91,11 +193,19 @@ class _Line:
         return max(trust, 1e-3)
 
     def _solve(self) -> None:
-        mean_x, mean_y = self._rx / self._rr, self._ry / self._rr
-        variance = self._xx / self._rr - mean_x * mean_x
-        if variance > _MIN_VARIANCE:
-            self._slope = max(0.0, (self._xy / self._rr - mean_x * mean_y) / variance)
-        self._base = mean_y - self._slope * mean_x
-        if self._base < 0.0:
-            self._base = 0.0
-            self._slope = self._xy / self._xx
+        """From the last solution on: a coefficient that no sample tells of stays as it is."""
+        matrix = [
+            [recent + _SHARE_LONG * older for recent, older in zip(short, long, strict=True)]
+            for short, long in zip(self._short, self._long, strict=True)
+        ]
+        solution = self.coefficients
+        for _ in range(_SWEEPS):
+            for i, row in enumerate(matrix):
+                if row[i] > 0.0:
+                    missing = row[TERMS] - sum(map(mul, row, solution))  # map ends with the solution
+                    solution[i] = max(0.0, solution[i] + missing / row[i])
+
+
+def _sums() -> list[list[float]]:
+    """By term: sums of its products with every term, and with milliseconds."""
+    return [[0.0] * (TERMS + 1) for _ in range(TERMS)]

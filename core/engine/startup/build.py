@@ -18,6 +18,7 @@ from engine.loop.messages import EngineInfo, Progress
 from engine.loop.planning import Limits
 from engine.models.footprint import mixtures
 from engine.models.record import recorded
+from engine.startup.calibration import calibration
 from engine.startup.checks import check_pool
 from engine.startup.memory.budget import free_memory
 from engine.startup.memory.ledger import make_ledger
@@ -153,6 +154,7 @@ def make_core(
     assert isinstance(scheduler, SchedulerConfig) and isinstance(drafter, DrafterConfig)
     kv = cached_by(bound.drafter)
     parts = (plan.model.path, *(plan.choice(s).name for s in ("quantizer", "kv_format")), plan.dtype, repr(kv))
+    of_model = mixtures(recorded(bound.architecture, plan.model))
     settings = CoreSettings(
         max_len=max_len,
         max_requests=bound.context.max_requests,
@@ -166,6 +168,7 @@ def make_core(
         seed=plan.settings.seed,
         max_width=drafter.max_width,
         adaptive_drafts=drafter.adaptive,
-        mixtures=mixtures(recorded(bound.architecture, plan.model)),
+        mixtures=of_model,
+        calibration=calibration(plan, of_model),
     )
     return EngineCore(bound, device, settings)

@@ -1,0 +1,51 @@
+"""How far predicted step times were off lately, by kind of step."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+import msgspec
+
+from engine.contracts.step_cost import StepCost, StepWork
+
+MEMORY = 256
+"""Steps of each kind."""
+
+
+class StepErrorReport(msgspec.Struct, frozen=True):
+    """Of predictions made before their steps: relative to what a step took; 0 before the first."""
+
+    kind: str
+    """``decode``, ``prefill``, or ``mixed`` for both in one step."""
+    num_steps: int
+    median_error: float
+    """Of the absolute errors."""
+    bias: float
+    """Median of the signed errors; above 0 the prediction is too long."""
+
+
+class StepCostReport(msgspec.Struct, frozen=True):
+    """Coefficients, what they were fitted to, and their errors."""
+
+    cost: StepCost
+    errors: tuple[StepErrorReport, ...] = ()
+
+
+class StepErrors:
+    """The latest errors, in constant memory."""
+
+    def __init__(self) -> None:
+        self._recent = {kind: deque[float](maxlen=MEMORY) for kind in ("decode", "prefill", "mixed")}
+
+    def add(self, work: StepWork, error: float) -> None:
+        kind = "decode" if not work.prefill_context else "mixed" if work.decode_context else "prefill"
+        self._recent[kind].append(error)
+
+    def report(self, cost: StepCost) -> StepCostReport:
+        of_kinds = (
+            StepErrorReport(kind, len(errors), median(map(abs, errors)), median(errors))
+            for kind, errors in self._recent.items()
+            if errors
+        )
+        return StepCostReport(cost, tuple(of_kinds))
