@@ -20,13 +20,16 @@ from engine.assembly.plan import EnginePlan
 from engine.contracts.graph import Graph, KVSpec
 from engine.contracts.kv_allocator import FEWEST_BLOCKS
 from engine.contracts.model import DeviceFacts
+from engine.contracts.step_cost import StepCost
 from engine.evaluation.capacity import bind_stated, checkpoint_of
 from engine.evaluation.errors import EvalError, explained
 from engine.evaluation.plans import stated_plan
 from engine.kv.groups import STATE_BLOCKS, PoolShape
+from engine.models.footprint import mixtures
 from engine.models.record import recorded
 from engine.models.sharding import smallest_cut
 from engine.models.work import Widths, held_bytes
+from engine.startup.calibration import calibration
 from engine.startup.memory.budget import Budget, free_memory
 from engine.startup.memory.estimate import MemoryEstimate, estimate_memory
 from engine.startup.memory.refusal import refusal
@@ -118,6 +121,13 @@ def _held(pool: PoolShape, group: int, blocks: int, shared: int) -> int:
 def model_override(path: str) -> str:
     """Of ``model.path``, whatever characters are in it."""
     return f"model.path={quoted(path)}"
+
+
+def measured_step_cost(sizing: Sizing) -> StepCost | None:
+    """What an engine with this plan has measured on this machine and kept; ``None``: none has."""
+    kept = calibration(sizing.plan, mixtures(sizing.graph))
+    state = None if kept is None else kept.load()
+    return None if state is None else state.cost
 
 
 def size_plan(

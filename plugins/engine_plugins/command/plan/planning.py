@@ -11,7 +11,7 @@ from engine.contracts.model import DeviceFacts
 from engine.estimates.devices import DataSheet, Device
 from engine.estimates.errors import EstimateError
 from engine.evaluation.errors import EvalError
-from engine.evaluation.sizing import Sizing, size_plan
+from engine.evaluation.sizing import Sizing, measured_step_cost, size_plan
 from engine.simulation.trace import TraceRequest
 from engine_plugins.command.bench.slo import Slo
 from engine_plugins.command.plan.candidates import CANDIDATES, LAYOUTS, Candidate, combined
@@ -124,7 +124,8 @@ class Planner:
             count = len(question.trace)
             most = most_rate(found.sizing, found.cost, question.load, question.slo, min(count, TRIAL), question.seed)
             rate = Figure(most, "simulated")
-        before = self._predict(found.sizing, found.cost, TRIAL)
+        # Nothing was measured of other plans, so estimates are compared with estimates.
+        before = self._predict(found.sizing, self._estimated(found.sizing), TRIAL)
         return replace(
             found,
             most_rate=rate,
@@ -138,9 +139,15 @@ class Planner:
         return size_plan(combined(question.overrides, more), question.config_dirs, self._facts)
 
     def _cost(self, sizing: Sizing) -> Cost:
+        """What was measured, if anything was."""
         question = self._question
         if question.calibration is not None:
             return saved(question.calibration)
+        kept = measured_step_cost(sizing) if question.card is None else None
+        return self._estimated(sizing) if kept is None else Cost(kept, "measured", "steps of an engine on this machine")
+
+    def _estimated(self, sizing: Sizing) -> Cost:
+        question = self._question
         if question.card is not None:
             activations = sizing.plan.choice("quantizer").config.get("activations")
             device = question.card.device(flops_key(activations, question.card))
@@ -149,6 +156,10 @@ class Planner:
         return estimated(sizing, device, efficiency_of(sizing.plan.device.kind))
 
     def _predict(self, sizing: Sizing, cost: Cost, count: int | None = None) -> Prediction | None:
+        if sizing.plan.layout.pp > 1:
+            raise EvalError(
+                f"parallelism.pp={sizing.plan.layout.pp}: pipelines are not simulated; use parallelism.pp=1"
+            )
         if not sizing.blocks:
             return None
         return predict(sizing, cost, self._question.trace[:count], self._question.slo, self._question.seed)
@@ -172,9 +183,6 @@ class Planner:
         return Figure(self._price.value * devices / (prediction.output_tokens_per_s * 3600) * 1e6, "simulated")
 
     def _best(self, before: Prediction | None) -> tuple[Option, ...]:
-        """A measured cost says nothing of other weights or caches, so overrides are compared where it is estimated."""
-        if self._question.calibration is not None:
-            return ()
         found = [each for each in self._options(CANDIDATES, before) if each.gain is not None]
         found.sort(key=lambda each: (-_good(each.prediction), -(each.gain or 0.0)))
         worth = [each for each in found if _is_better(each, before)]
@@ -190,7 +198,7 @@ class Planner:
             yield option
 
     def _option(self, candidate: Candidate, sizing: Sizing, before: Prediction | None) -> Option:
-        found, devices = self._predict(sizing, self._cost(sizing), TRIAL), sizing.plan.layout.size
+        found, devices = self._predict(sizing, self._estimated(sizing), TRIAL), sizing.plan.layout.size
         if found is None:
             why = sizing.refusal.splitlines()[0]
             return Option(candidate.overrides, candidate.trade, devices, reason=why)

@@ -24,9 +24,9 @@ def render(answer: Answer) -> RenderableType:
     if answer.prediction is not None:
         parts += [_latency(answer, answer.prediction), _rates(answer, answer.prediction)]
     if answer.options:
-        parts += _options("worth a try, best first (simulated)", answer, answer.options)
+        parts += _options("worth a try, best first (simulated, steps estimated)", answer, answer.options)
     if answer.layouts:
-        parts += _options("the same on several devices (simulated)", answer, answer.layouts)
+        parts += _options("the same on several devices (simulated, steps estimated)", answer, answer.layouts)
     parts.append(Text("\n".join(_notes(answer)), style="dim"))
     return Group(*parts)
 

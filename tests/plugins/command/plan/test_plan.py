@@ -112,7 +112,7 @@ def test_devices_that_cannot_be_planned_for(name, message):
         listed(name)
 
 
-# What guides say, checked ----------------------------------------------------------------------------------------------
+# What guides say, checked -------------------------------------------------------------------------------------------
 
 
 def test_kv_cache_of_an_8b_model_is_131_kb_a_token(llama_8b):
@@ -253,6 +253,7 @@ def test_what_does_not_fit_says_what_would(llama_70b, few_options, capsys):
     [
         (["--device", "H10"], "did you mean"),
         (["--device", "H100", "quantizer=fp9"], "fp9"),
+        (["--device", "H100", "parallelism.pp=2"], "parallelism.pp=2: pipelines are not simulated"),
         (["--workload", "rate=1"], "in is missing"),
         (["--trace", "/nowhere"], "/nowhere"),
         (["--calibration", "/nowhere"], "/nowhere"),
