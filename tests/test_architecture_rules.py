@@ -368,6 +368,7 @@ WALL_CLOCK = {
     "core/engine/service/chat_template.py",  # the date, for templates
     "core/engine/http/preparing.py",  # "created"
     "core/engine/http/state.py",  # "created"
+    "plugins/engine_plugins/exporter/trace.py",  # when a part of a trace began
     "plugins/engine_plugins/quantizer/disk_cache.py",  # ages of files
 }
 """What asks for the time of day, and what for. Whatever takes its time is measured by a clock that never jumps."""

@@ -1,9 +1,11 @@
 import random
+from dataclasses import replace
 
+import msgspec
 import pytest
 
-from engine.contracts.step_cost import Mixture, StepCost, StepWork
-from engine.loop.step_cost import StepCostModel
+from engine.contracts.step_cost import NO_WORK, Mixture, StepCost, StepWork
+from engine.loop.step_cost import StepCostModel, StepCostState
 
 
 def work(count):
@@ -125,3 +127,82 @@ def test_as_many_tokens_fit_as_the_costs_of_a_mixture_say(budget_ms):
     tokens = cost.tokens_within(budget_ms)
     assert cost.ms(work(tokens)) <= budget_ms or tokens == 1
     assert cost.ms(work(tokens + 1)) > budget_ms
+
+
+TRUTH = StepCost(10.0, 0.3, 1, per_decode_context_ms=0.001, per_prefill_context_ms=0.0004)
+
+
+def some_work(rng):
+    decodes = [StepWork.decode(rng.randint(1, 3000)) for _ in range(rng.randint(0, 4))]
+    chunks = [StepWork.chunk(rng.randint(1, 256), rng.randint(0, 2000))] if not decodes or rng.random() < 0.5 else []
+    return sum([*decodes, *chunks], NO_WORK)
+
+
+def fed(steps=400, seed=0):
+    model, rng = StepCostModel(), random.Random(seed)
+    for _ in range(steps):
+        each = some_work(rng)
+        model.observe(each, TRUTH.ms(each) * rng.uniform(0.97, 1.03), rng.uniform(0.1, 0.3))
+    return model
+
+
+def test_what_tokens_of_context_cost_is_found():
+    cost, rng = fed().cost(), random.Random(1)
+    for each in (some_work(rng) for _ in range(20)):
+        assert cost.ms(each) == pytest.approx(TRUTH.ms(each), rel=0.05)
+    assert cost.gap_ms == pytest.approx(0.2, abs=0.06)
+
+
+def test_what_prompts_cost_is_not_forgotten_while_the_same_requests_decode():
+    model, rng = fed(), random.Random(2)
+    for i in range(1500):
+        each = StepWork(4, 4, 2000 + 4 * i)
+        model.observe(each, TRUTH.ms(each) * rng.uniform(0.97, 1.03))
+    mixed = StepWork.decode(500) + StepWork.chunk(256, 1000)
+    assert model.cost().ms(mixed) == pytest.approx(TRUTH.ms(mixed), rel=0.1)
+
+
+def test_work_beyond_what_was_measured_is_flagged_and_not_clipped():
+    cost = fed().cost()
+    assert not cost.extrapolates(StepWork.decode(500))
+    for beyond in (StepWork(100, 100, 1000), StepWork.decode(10**6), StepWork.chunk(200, 10**5), StepWork(1, 5000)):
+        assert cost.extrapolates(beyond)
+        assert cost.ms(beyond) == pytest.approx(TRUTH.ms(beyond), rel=0.15)
+
+
+@pytest.mark.parametrize("mixtures", [(), (MIXTURE,)])
+@pytest.mark.parametrize("context", [0, 3000])
+def test_the_largest_chunk_in_time_is_found_beside_decodes_and_at_its_context(context, mixtures):
+    cost = replace(TRUTH, mixtures=mixtures, gap_ms=0.5)
+    beside = StepWork.decode(2000) + StepWork.decode(100)
+    for budget_ms in (40.0, 150.0, 900.0):
+        count = cost.tokens_within(budget_ms, beside, context)
+        within, beyond = (cost.gap_ms + cost.ms(beside + StepWork.chunk(n, context)) for n in (count, count + 1))
+        assert (within <= budget_ms or count == 1) and beyond > budget_ms
+
+
+def test_costs_survive_json():
+    cost = fed().cost()
+    assert msgspec.json.decode(msgspec.json.encode(cost), type=StepCost) == cost
+
+
+def test_another_process_goes_on_from_what_was_measured():
+    first = fed()
+    second = StepCostModel(state=msgspec.json.decode(msgspec.json.encode(first.state()), type=StepCostState))
+    assert second.cost() == first.cost()
+    for model in (first, second):
+        model.observe(StepWork.decode(700), 11.5)
+    assert second.cost() == first.cost()
+
+
+def test_errors_are_reported_by_kind_of_step():
+    model = StepCostModel()
+    kinds = {"decode": StepWork.decode(100), "prefill": StepWork.chunk(64), "mixed": NO_WORK}
+    kinds["mixed"] = kinds["decode"] + kinds["prefill"]
+    for i in range(300):
+        each = list(kinds.values())[i % 3]
+        model.observe(each, TRUTH.ms(each))
+    report = model.report()
+    assert report.cost == model.cost()
+    assert {of.kind for of in report.errors} == kinds.keys()
+    assert all(of.median_error < 0.01 and abs(of.bias) < 0.01 and of.num_steps == 100 for of in report.errors[1:])

@@ -185,7 +185,7 @@ def fitted(events: Sequence[Mapping[str, Any]], num_blocks: int, words: str) -> 
 def step_cost(events: Sequence[Mapping[str, Any]]) -> StepCost:
     """Least squares of relative errors without negative coefficients; errors beyond three typical ones count less."""
     steps = [event for event in events if event["type"] == "step"]
-    names = ("num_requests", "decode_context", "prefill_context")
+    names = ("decode_context", "prefill_context")
     tokens = [step["num_prefill_tokens"] + step["num_decode_tokens"] for step in steps]
     work = np.array([[1, count, *(step[n] for n in names)] for count, step in zip(tokens, steps, strict=True)], float)
     ms = np.array([step["device_ms"] for step in steps])
@@ -195,10 +195,10 @@ def step_cost(events: Sequence[Mapping[str, Any]]) -> StepCost:
         found = _non_negative(work * scale[:, None], ms * scale)
         error = np.abs(work @ found - ms) / ms
         trust = np.minimum(1.0, 3 * np.median(error) / np.maximum(error, 1e-9))
-    base, token, row, decode, prefill = (float(value) for value in found)
+    base, token, decode, prefill = (float(value) for value in found)
     gaps = [step["gap_ms"] for step in steps if step["gap_ms"] > 0]
     gap = float(np.mean(np.minimum(gaps, np.quantile(gaps, 0.99)))) if gaps else 0.0
-    return StepCost(base, token, len(steps), (), 1.0, row, decode, prefill, gap)
+    return StepCost(base, token, len(steps), per_decode_context_ms=decode, per_prefill_context_ms=prefill, gap_ms=gap)
 
 
 def _non_negative(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

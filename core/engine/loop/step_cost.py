@@ -5,9 +5,9 @@ Non-negative least squares with exponential forgetting (Lawson and Hanson, 1974,
 constant time and memory per step. Errors are relative: each sample weighs ``1 / ms**2``, so that a few long prefill
 steps do not drown the short decode steps.
 
-Real traffic moves terms together: while the same requests decode, rows and tokens stand still and only the context
-grows. So samples are remembered twice, for some 50 steps and, with little weight, for some 2,000. What recent steps
-tell apart is theirs to say; the rest comes from the long memory.
+Real traffic moves terms together: while the same requests decode, their number stands still and only the context
+grows. The descent begins at the last solution and stops after a few sweeps. So a coefficient that recent steps tell
+nothing of stays as it is.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ import msgspec
 from engine.contracts.step_cost import Mixture, StepCost, StepWork
 from engine.loop.step_errors import StepCostReport, StepErrors
 
-TERMS = 5
-_FORGET, _FORGET_LONG = 0.98, 0.9995
-"""Weight that a sample keeps in each memory when the next one comes."""
-_SHARE_LONG = 0.002
-"""Weight of a sample in the long memory beside the same one in the short memory."""
+TERMS = 4
+_FORGET = 0.98
+"""Weight a sample keeps when the next one comes: a memory of about 50 steps."""
 _SWEEPS = 3
 _TOLERANCE = 3.0
 """Residuals beyond this many typical ones count only as much as one at that distance (Huber)."""
@@ -39,12 +37,10 @@ each step of the memory."""
 
 
 class FitState(msgspec.Struct, frozen=True):
-    """What a fit remembers for long."""
+    """What a fit remembers."""
 
-    products: tuple[tuple[float, ...], ...]
-    """``[TERMS, TERMS]``: weighted sums of products of two terms."""
-    targets: tuple[float, ...]
-    """``[TERMS]``: weighted sums of a term times milliseconds."""
+    sums: tuple[tuple[float, ...], ...]
+    """``[TERMS, TERMS + 1]``: weighted, of a term's products with every term, and with milliseconds."""
     coefficients: tuple[float, ...]
     typical: float
     """Relative residual."""
@@ -66,16 +62,14 @@ def usable(state: StepCostState, mixtures: tuple[Mixture, ...]) -> str | None:
     numbers = [
         cost.base_ms,
         cost.per_token_ms,
-        cost.per_row_ms,
         cost.per_decode_context_ms,
         cost.per_prefill_context_ms,
     ]
     numbers += [cost.gap_ms, cost.spread, float(cost.num_samples)]
     for fit in state.fits:
-        rows = (*fit.products, fit.targets, fit.coefficients)
-        if len(fit.products) != TERMS or any(len(row) != TERMS for row in rows):
+        if [len(row) for row in (fit.coefficients, *fit.sums)] != [TERMS, *[TERMS + 1] * TERMS]:
             return f"expected sums of {TERMS} terms"
-        numbers += [*chain(*rows), fit.typical]
+        numbers += [*chain(*fit.sums), *fit.coefficients, fit.typical]
     return None if all(0.0 <= number < inf for number in numbers) else "expected finite numbers from 0 on"
 
 
@@ -118,11 +112,11 @@ class StepCostModel:
             smallest = largest = work
         elif before.extrapolates(work):
             smallest, largest = smallest.least(work), largest.most(work)
-        base, row, token, decode_context, prefill_context = self._best.coefficients
+        base, token, decode_context, prefill_context = self._best.coefficients
         samples, of_model = before.num_samples + 1, self._best.of_model
         self._cost = StepCost(
             base, token, samples, of_model.mixtures, of_model.spread,
-            row, decode_context, prefill_context, gap, smallest, largest,
+            decode_context, prefill_context, gap, smallest, largest,
         )  # fmt: skip
 
     def cost(self) -> StepCost:
@@ -145,38 +139,35 @@ class _Fit:
         """``of_model``: with its mixtures, and the spread that is assumed."""
         self.of_model = of_model
         self.coefficients = [0.0] * TERMS
-        """Of weights, rows, tokens, decode context, prefill context: milliseconds."""
+        """Of weights, tokens, decode context, prefill context: milliseconds."""
         self.error = 0.0
         """Sum of recent residuals, each relative to its step and at most 1."""
-        self._short, self._long = _sums(), _sums()
+        self._sums = [[0.0] * (TERMS + 1) for _ in range(TERMS)]
+        """See :attr:`FitState.sums`."""
         self._num_samples = 0
         self._typical = 0.0
 
     def resume(self, state: FitState) -> None:
-        self._long = [[*products, target] for products, target in zip(state.products, state.targets, strict=True)]
+        self._sums = [list(row) for row in state.sums]
         self.coefficients = list(state.coefficients)
         self._typical = state.typical
         self._num_samples = 2
 
     def state(self) -> FitState:
-        long = self._long
-        products, targets = tuple(tuple(row[:TERMS]) for row in long), tuple(row[TERMS] for row in long)
-        return FitState(products, targets, tuple(self.coefficients), self._typical)
+        return FitState(tuple(map(tuple, self._sums)), tuple(self.coefficients), self._typical)
 
     def observe(self, work: StepWork, ms: float) -> None:
         terms = (
             self.of_model.weights(work.num_tokens) if self.of_model.mixtures else 1.0,
-            work.num_rows,
             work.num_tokens,
             work.decode_context,
             work.prefill_context,
         )
         weight = self._trust(sum(map(mul, terms, self.coefficients)), ms) / (ms * ms)
         sample = (*terms, ms)
-        for term, short, long in zip(terms, self._short, self._long, strict=True):
+        for term, row in zip(terms, self._sums, strict=True):
             scale = weight * term
-            short[:] = [_FORGET * total + scale * value for total, value in zip(short, sample, strict=True)]
-            long[:] = [_FORGET_LONG * total + scale * value for total, value in zip(long, sample, strict=True)]
+            row[:] = [_FORGET * total + scale * value for total, value in zip(row, sample, strict=True)]
         self._num_samples += 1
         self._solve()
 
@@ -194,18 +185,9 @@ class _Fit:
 
     def _solve(self) -> None:
         """From the last solution on: a coefficient that no sample tells of stays as it is."""
-        matrix = [
-            [recent + _SHARE_LONG * older for recent, older in zip(short, long, strict=True)]
-            for short, long in zip(self._short, self._long, strict=True)
-        ]
         solution = self.coefficients
         for _ in range(_SWEEPS):
-            for i, row in enumerate(matrix):
+            for i, row in enumerate(self._sums):
                 if row[i] > 0.0:
                     missing = row[TERMS] - sum(map(mul, row, solution))  # map ends with the solution
                     solution[i] = max(0.0, solution[i] + missing / row[i])
-
-
-def _sums() -> list[list[float]]:
-    """By term: sums of its products with every term, and with milliseconds."""
-    return [[0.0] * (TERMS + 1) for _ in range(TERMS)]

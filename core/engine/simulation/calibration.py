@@ -30,10 +30,26 @@ class Calibration:
     """Model and device, in words."""
 
 
+class _Fit(msgspec.Struct):
+    cost: StepCost
+
+
+class _Kept(msgspec.Struct):
+    """Step costs that an engine keeps for its next start (setting ``calibration``)."""
+
+    key: str
+    state: _Fit
+
+
 def read_calibration(path: Path) -> Calibration:
-    """Raises :class:`CalibrationError`."""
+    """A file of :func:`write_calibration`, or one that an engine has kept: nothing is known of overheads then. Raises
+    :class:`CalibrationError`."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+        data = path.read_bytes()
+        if "state" in msgspec.json.decode(data, type=dict[str, msgspec.Raw]):
+            kept = msgspec.json.decode(data, type=_Kept)
+            return Calibration(SCHEMA, kept.state.cost, measured_on=kept.key)
+        found = msgspec.json.decode(data, type=Calibration)
     except OSError as error:
         raise CalibrationError(f"{path}: {error.strerror}") from error
     except msgspec.DecodeError as error:

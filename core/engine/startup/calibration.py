@@ -54,12 +54,15 @@ class Calibration:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
-            return self._ignored(str(error))
+            self._ignored(str(error))
+            return None
         if (found.format, found.key) != (FORMAT, self._key):
-            return self._ignored(f"format {found.format}, key {found.key}; expected format {FORMAT}, key {self._key}")
+            self._ignored(f"format {found.format}, key {found.key}; expected format {FORMAT}, key {self._key}")
+            return None
         reason = usable(found.state, self._mixtures)
         if reason is not None:
-            return self._ignored(reason)
+            self._ignored(reason)
+            return None
         self._kept = found.state.cost.num_samples
         return found.state
 
