@@ -590,6 +590,11 @@ def engine_command() -> list[CommandProvider]:
             "measure TTFT, ITL and throughput of a running server",
         ),
         CommandProvider(
+            "plan",
+            "engine_plugins.command.plan.command:COMMAND",
+            "does a model fit a device, how fast, at what price, what to change",
+        ),
+        CommandProvider(
             "bench-machine",
             "engine_plugins.command.bench_machine.command:COMMAND",
             "measure how fast this machine reads memory and multiplies",

@@ -171,7 +171,7 @@ def test_a_layout_that_the_model_cannot_have_is_refused(layout, message):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (lambda: device("TPU"), "device 'TPU' is unknown: expected one of A100-80GB, H100, H200"),
+        (lambda: device("TPU"), "device 'TPU' is unknown: expected one of L4, A10G"),
         (lambda: device_from([]), r"device: \[\], expected an object"),
         (lambda: device_from({"name": "x"}), "device: memory is missing"),
         (lambda: replace(CARD, bandwidth=0), "bandwidth 0, expected a positive number"),

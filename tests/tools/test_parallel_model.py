@@ -145,7 +145,7 @@ def test_layouts_that_do_not_fit_or_cannot_be_are_shown_as_such(monkeypatch, cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "B9000"], "device 'B9000' is unknown: expected one of"),
+        (["--devices", "B9000"], "device 'B9000' is unknown (did you mean B200?): expected one of"),
         (["--method", "carrier"], "all-reduce 'carrier': no figures of it"),
         (["--figures", "/nowhere.json"], "/nowhere.json"),
         (["--prompt", "0"], "--prompt 0: expected at least 0 and at least 1 token"),

@@ -81,7 +81,7 @@ def capacity_of(plan: EnginePlan, bound: BoundEngine, memory: int, request_token
     kernel = plan.choice("attention_kernel").name
     if plan.dtype not in bound.attention_kernel.capabilities.dtypes:
         raise EvalError(f"attention_kernel={kernel} does not compute in {plan.dtype}; set model.dtype")
-    weights = weight_sizes(plan, bound, _checkpoint(plan, bound))
+    weights = weight_sizes(plan, bound, checkpoint_of(plan, bound))
     budget = Budget(memory, plan.settings.memory.fraction).usable
 
     def estimate(requests: int) -> MemoryEstimate:
@@ -117,7 +117,7 @@ def _most_requests(estimate: Callable[[int], MemoryEstimate], budget: int, token
     return fewest
 
 
-def _checkpoint(plan: EnginePlan, bound: BoundEngine) -> Checkpoint:
+def checkpoint_of(plan: EnginePlan, bound: BoundEngine) -> Checkpoint:
     """Headers of the model's files, or what they would be where there are none."""
     folder = Path(plan.model.path)
     if any(folder.glob("*.safetensors*")) or plan.model.quantization is not None:

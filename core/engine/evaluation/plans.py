@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.assembly.assemble import assemble, configure
 from engine.assembly.compose import quoted
@@ -101,7 +102,12 @@ def _plan(overrides: Sequence[str], options: EvalOptions) -> EnginePlan:
         return assemble(overrides, config_dirs=options.config_dirs, download=not options.capacity_only)
     assert options.memory is not None
     device = DeviceFacts("cuda", "a stated card", options.cuda_capability, options.memory)
-    configured = configure(overrides, options.config_dirs)
+    return stated_plan(overrides, options.config_dirs, device)
+
+
+def stated_plan(overrides: Sequence[str], config_dirs: Sequence[Path], device: DeviceFacts) -> EnginePlan:
+    """For a device that is not here. Raises :class:`AssemblyError`."""
+    configured = configure(overrides, config_dirs)
     settings = configured.composed.settings
     model = model_config(settings.model.path, settings.model.name)
     return resolve(configured.composed, configured.discovered, model, device)

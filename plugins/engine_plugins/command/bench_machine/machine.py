@@ -111,6 +111,16 @@ def read_bandwidth() -> float:
     return memory.nbytes / best / 1e9
 
 
+def linear_rate(dtype: torch.dtype) -> float:
+    """GFLOP/s of a large product with weights of ``dtype``, as the engine computes it: the best of some rounds."""
+    spec, weight = LinearSpec((LinearPart("w", OUTPUTS),), INPUTS), torch.randn(OUTPUTS, INPUTS).to(dtype)
+    if isinstance(native.find_compiler(), str):
+        layer = _torch_layer(weight)
+    else:
+        layer = float_linear.pack_float(spec, weight, None, float_linear.best_instructions(dtype))
+    return fastest_rates({"": layer}, torch.randn(ROWS[-1], INPUTS).to(dtype), ROUNDS)[""]
+
+
 def huge_pages(num_bytes: int) -> Tensor:
     """int64 memory in huge pages, as weights are, where the system has them. Written, so that pages are real."""
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared pages would stay small
@@ -156,12 +166,15 @@ def _integer_ways() -> Iterator[Way]:
 def _torch_ways(is_chosen: bool) -> Iterator[Way]:
     chosen = "torch" if is_chosen else ""
     for dtype in float_linear.DTYPES:
-        weight = torch.randn(OUTPUTS, INPUTS).to(dtype)
+        layer = _torch_layer(torch.randn(OUTPUTS, INPUTS).to(dtype))
+        yield from _ways(_short(dtype), {"torch": layer}, dtype, chosen)
 
-        def linear(x: Tensor, weight: Tensor = weight) -> Tensor:
-            return F.linear(x, weight)
 
-        yield from _ways(_short(dtype), {"torch": PackedLinear({}, linear, linear, OUTPUTS)}, dtype, chosen)
+def _torch_layer(weight: Tensor) -> PackedLinear:
+    def linear(x: Tensor) -> Tensor:
+        return F.linear(x, weight)
+
+    return PackedLinear({}, linear, linear, weight.shape[0])
 
 
 def _ways(weights: str, layers: dict[str, PackedLinear], dtype: torch.dtype, chosen: str) -> Iterator[Way]:

@@ -1,0 +1,73 @@
+"""What a step takes on a device: estimated from what it reads and multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.contracts.step_cost import StepCost
+from engine.estimates.collectives import collectives
+from engine.estimates.devices import Device
+from engine.estimates.efficiency import Efficiency
+from engine.estimates.steps import Estimate
+from engine.evaluation.sizing import Sizing
+from engine.simulation.calibration import read_calibration
+from engine.simulation.spec import Overheads
+from engine_plugins.command.plan.figure import Origin
+
+METHOD = "NCCL"
+SHORT, LONG = 64, 2048
+"""Tokens of the steps that the line is drawn through."""
+
+NONE = Overheads()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """And where it is from."""
+
+    step: StepCost
+    origin: Origin
+    source: str
+    overheads: Overheads = NONE
+    """Of the API process; estimates leave them out."""
+
+
+def saved(file: Path) -> Cost:
+    """As measured of an engine. Raises :class:`~engine.simulation.calibration.CalibrationError`."""
+    found = read_calibration(file)
+    return Cost(found.step_cost, "measured", f"{file.name}: {found.measured_on}", found.overheads)
+
+
+def estimated(sizing: Sizing, device: Device, efficiency: Efficiency) -> Cost:
+    """By :class:`~engine.estimates.steps.Estimate`, as a line through short and long steps. Raises
+    :class:`~engine.estimates.errors.EstimateError` for layouts that it does not know."""
+    found = estimate_of(sizing, device, efficiency)
+    near, far = found.decode(1, SHORT).ms, found.decode(1, LONG).ms
+    decode_context = (far - near) / (LONG - SHORT)
+    base = near - SHORT * decode_context
+    whole, behind = found.prefill(LONG).ms, found.prefill(LONG, LONG).ms
+    prefill_context = (behind - whole) / (LONG * LONG)
+    per_token = max(0.0, whole - base - prefill_context * LONG * (LONG + 1) / 2) / LONG
+    step = StepCost(
+        base_ms=base,
+        per_token_ms=per_token,
+        num_samples=1,
+        per_decode_context_ms=decode_context,
+        per_prefill_context_ms=prefill_context,
+    )
+    return Cost(step, "estimated", f"{device.source}; {efficiency.source}")
+
+
+def estimate_of(sizing: Sizing, device: Device, efficiency: Efficiency) -> Estimate:
+    """With the weights and caches of the plan as large as the allocator says."""
+    plan = sizing.plan
+    return Estimate(
+        sizing.graph,
+        plan.layout,
+        device,
+        collectives(METHOD, device.link),
+        efficiency,
+        widths=sizing.widths,
+        units=sizing.units,
+    )

@@ -1,0 +1,65 @@
+"""Entry of ``engine plan``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from engine.contracts.command import FAILED, OK, USAGE
+from engine.evaluation.sizing import model_override
+from engine.simulation.traces.reading import read_trace
+from engine_plugins.command.live import LiveError
+from engine_plugins.command.plan.device import HERE, listed
+from engine_plugins.command.plan.live import score
+from engine_plugins.command.plan.planning import Answer, Planner, Question
+from engine_plugins.command.plan.report import document, render
+
+
+def run(flags: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Run ``engine plan`` with parsed flags; returns the exit status."""
+    try:
+        planner = Planner(question_of(flags, overrides))
+        if flags.live is not None:
+            return score(flags, planner.brief())
+        answer = planner.answer()
+    except LiveError as error:
+        print(f"engine plan: {error}", file=sys.stderr)
+        return FAILED
+    except ValueError as error:
+        print(f"engine plan: {error}", file=sys.stderr)
+        return USAGE
+    show(answer, flags.json)
+    return OK if answer.sizing.blocks else FAILED
+
+
+def question_of(flags: argparse.Namespace, overrides: Sequence[str]) -> Question:
+    """Raises ``ValueError`` for flags that name nothing."""
+    words = list(overrides) if flags.model is None else [*overrides, model_override(flags.model)]
+    if flags.trace is not None:
+        load, trace = None, read_trace(Path(flags.trace), limit=flags.requests)
+    else:
+        load, trace = flags.workload, flags.workload.requests(flags.requests, flags.seed)
+    return Question(
+        tuple(words),
+        tuple(flags.config_dir),
+        None if flags.device == HERE else listed(flags.device),
+        None if flags.calibration is None else Path(flags.calibration),
+        tuple(trace),
+        load,
+        flags.slo,
+        flags.price,
+        flags.seed,
+    )
+
+
+def show(answer: Answer, as_json: bool) -> None:
+    """Print the page."""
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(document(answer)), indent=1).decode() + "\n")
+    else:
+        Console().print(render(answer))
