@@ -36,6 +36,7 @@ MAY_IMPORT = {
         "startup",
         "border",
         "checkpoint",
+        "native",
         "loop",
         "drafting",
         "step",

@@ -49,10 +49,14 @@ from engine_plugins.drafter.config import (
     ParallelBlockConfig,
     SuffixConfig,
 )
-from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, OtlpConfig, PrometheusConfig, WebhookConfig
-        ),
-        CommandProvider(
-from engine_plugins.exporter.config import ConsoleConfig, JsonlConfig, PrometheusConfig, TraceConfig
+from engine_plugins.exporter.config import (
+    ConsoleConfig,
+    JsonlConfig,
+    OtlpConfig,
+    PrometheusConfig,
+    TraceConfig,
+    WebhookConfig,
+)
 from engine_plugins.parallelism.env import EnvConfig
 from engine_plugins.parallelism.join import JoinConfig
 from engine_plugins.parallelism.ray.config import RayConfig, needs_ray

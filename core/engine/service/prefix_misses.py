@@ -65,9 +65,16 @@ class RecentPrompts:
         whole = min(shared, len(mine.tokens) - 1) // block_size * block_size
         if cached >= whole:
             if shared == len(mine.tokens):
-                return found | {"why": "all of it was cached"}
+                return found | {"why": _whole_blocks(whole, block_size)}
             return found | {"why": _difference(mine.tokens, other.tokens, shared, decode)}
         return found | {"why": "what both share was not in the cache: not computed yet, or evicted"}
+
+
+def _whole_blocks(cached: int, block_size: int) -> str:
+    """Of a prompt that another one begins with."""
+    if not cached:
+        return f"only whole blocks of {block_size} tokens before the last token are cached; it has none"
+    return f"all its whole blocks were cached: {cached} tokens; the rest is always computed"
 
 
 def common(one: array[int], other: array[int]) -> int:
