@@ -633,4 +633,9 @@ def engine_command() -> list[CommandProvider]:
             "engine_plugins.command.ladder.command:COMMAND",
             "measure what each optimisation changes, one by one",
         ),
+        CommandProvider(
+            "doctor",
+            "engine_plugins.command.doctor.command:COMMAND",
+            "say why a running engine is slow, what to change, and what that should bring",
+        ),
     ]

@@ -70,6 +70,8 @@ class Waterfall:
             "prompt_tokens": request.prompt_tokens,
             "cached_tokens": request.cached_tokens,
             "output_tokens": request.output_tokens,
+            "max_tokens": request.max_tokens,
+            "stream": request.parameters.stream if request.parameters is not None else None,
             "preemptions": request.preemptions,
             "total_ms": round(request.e2e_ms + request.last_write_ms, 3),
             "ttft_ms": request.ttft_ms,

@@ -1,0 +1,83 @@
+"""What is known of an engine and its load: recorded once, diagnosed now or later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+SCHEMA = "engine-doctor-evidence/1"
+Figures = dict[str, float]
+"""Of one window, by name: those of :data:`engine_plugins.command.doctor.figures.MEANING`. One that is not known is
+not there."""
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """How an engine is set up, from ``/engine/plan``."""
+
+    model: str
+    device: str
+    kind: str
+    """``cpu``, ``cuda``"""
+    execution: str
+    overlap: bool
+    slots: dict[str, str]
+    """The plugin of each slot; the first of several."""
+    settings: dict[str, Any]
+    """By the name of their override, such as ``scheduler.max_requests``."""
+    max_len: int
+    kv_tokens: int
+    weights_bytes: int
+    lowering: list[str] = []
+    """Which kernels run the model's layers."""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """Consecutive windows of one engine."""
+
+    engine: Engine
+    windows: list[Figures]
+    schema: str = SCHEMA
+    taken: str = ""
+    """When, in UTC."""
+
+
+def engine_of(answer: dict[str, Any]) -> Engine:
+    """From what ``/engine/plan`` answers."""
+    plan, engine = answer["plan"], answer["engine"]
+    slots = {slot: choices[0] for slot, choices in plan["slots"].items() if choices}
+    settings = {f"{slot}.{key}": value for slot, choice in slots.items() for key, value in choice["config"].items()}
+    for group in ("memory", "server"):
+        settings |= {f"{group}.{key}": value for key, value in plan["settings"][group].items()}
+    settings |= {key: plan["settings"][key] for key in ("execution", "overlap", "threads")}
+    settings.pop("server.api_key", None)
+    return Engine(
+        model=plan["model"]["name"],
+        device=plan["device"]["name"],
+        kind=plan["device"]["kind"],
+        execution=plan["execution"],
+        overlap=plan["overlap"],
+        slots={slot: choice["name"] for slot, choice in slots.items()},
+        settings=settings,
+        max_len=engine["max_len"],
+        kv_tokens=min(engine["num_blocks"]) * engine["block_size"],
+        weights_bytes=engine["weights_bytes"],
+        lowering=engine["lowering"],
+    )
+
+
+def read(path: str) -> Evidence:
+    """Raises ``ValueError`` if the file is none of :func:`write`."""
+    try:
+        evidence = msgspec.json.decode(Path(path).read_bytes(), type=Evidence)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(f"--evidence {path}: expected a file written by engine doctor --record: {error}") from error
+    if evidence.schema != SCHEMA:
+        raise ValueError(f"--evidence {path}: schema {evidence.schema!r}, expected {SCHEMA!r}")
+    return evidence
+
+
+def write(evidence: Evidence, path: str) -> None:
+    """Raises ``OSError``."""
+    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(evidence), indent=1))

@@ -1,0 +1,93 @@
+"""A diagnosis for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from engine_plugins.command.doctor.diagnosis import Diagnosis, Finding
+from engine_plugins.command.doctor.evidence import Evidence
+from engine_plugins.command.doctor.rule import Rule
+
+SCHEMA = "engine-doctor/1"
+
+
+def causes(rules: Sequence[Rule]) -> str:
+    """A line for each cause, by branch of the tree."""
+    lines = []
+    for branch in dict.fromkeys(rule.branch for rule in rules):
+        lines.append(f"{branch}\n")
+        lines += [f"  {rule.cause:24} {rule.says}\n" for rule in rules if rule.branch == branch]
+    return "".join(lines)
+
+
+def document(diagnosis: Diagnosis, evidence: Evidence) -> dict[str, Any]:
+    """As JSON."""
+    return {
+        "schema": SCHEMA,
+        "findings": [
+            {
+                "cause": finding.rule.cause,
+                "branch": finding.rule.branch,
+                "says": finding.rule.says,
+                "evidence": finding.evidence,
+                "overrides": finding.remedy.overrides,
+                "advice": finding.remedy.advice,
+                "metric": finding.rule.metric,
+                "before_ms": finding.metric_ms,
+                "predicted_ratio": [finding.remedy.low, finding.remedy.high],
+                "saved_ms": finding.saved_ms,
+                "falsifier": finding.falsifier,
+            }
+            for finding in diagnosis.findings
+        ],
+        "abstentions": [
+            {"cause": each.rule.cause, "shown_in": each.shown_in, "unknown_in": each.unknown_in}
+            for each in diagnosis.abstentions
+        ],
+        "not_judged": [rule.cause for rule in diagnosis.unknown],
+        "windows_s": [figures["seconds"] for figures in evidence.windows],
+        "requests": [figures.get("requests", 0.0) for figures in evidence.windows],
+    }
+
+
+def render(diagnosis: Diagnosis, evidence: Evidence) -> Group:
+    return Group(*_lines(diagnosis, evidence))
+
+
+def _lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[Text]:
+    windows = evidence.windows
+    requests = ", ".join(f"{figures.get('requests', 0):g}" for figures in windows)
+    watched = f"{len(windows)} windows of {windows[0]['seconds']:.3g} s, {requests} requests"
+    engine = evidence.engine
+    yield Text(f"{engine.model} on {engine.device}; {watched}")
+    if not diagnosis.findings:
+        yield Text("no finding", style="bold green")
+    for number, finding in enumerate(diagnosis.findings, 1):
+        yield from _finding(number, finding)
+    for each in diagnosis.abstentions:
+        shown = " and ".join(map(str, each.shown_in))
+        why = f"window {shown} of {len(windows)} show it"
+        if each.unknown_in:
+            why += f", {' and '.join(map(str, each.unknown_in))} had too few samples"
+        yield Text(f"abstained: {each.rule.cause}: {why}", style="dim")
+    if not any(figures.get("requests") for figures in windows):
+        yield Text("no request ended in the windows: send the load first, or make them longer (--window)")
+
+
+def _finding(number: int, finding: Finding) -> Iterator[Text]:
+    rule, remedy = finding.rule, finding.remedy
+    yield Text.assemble("\n", (f"{number}. {rule.cause}", "bold"), f"  ({rule.branch})")
+    yield Text(f"   {rule.says}")
+    values = ", ".join(f"{name} {'/'.join(f'{v:.4g}' for v in found)}" for name, found in finding.evidence.items())
+    yield Text(f"   evidence: {values}", style="dim")
+    if remedy.overrides:
+        yield Text.assemble("   override: ", (" ".join(remedy.overrides), "bold cyan"))
+    if remedy.advice:
+        yield Text(f"   advice:   {remedy.advice}")
+    low, high = finding.metric_ms * remedy.low, finding.metric_ms * remedy.high
+    yield Text(f"   predicts: {rule.metric} from {finding.metric_ms:.4g} to {low:.4g}-{high:.4g}")
+    yield Text(f"   wrong if: {finding.falsifier}")

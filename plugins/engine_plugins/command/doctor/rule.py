@@ -1,0 +1,48 @@
+"""A rule: one possible cause, and how to recognise it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from engine_plugins.command.doctor.evidence import Engine, Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to change and what that should do to the rule's metric."""
+
+    low: float
+    """Predicted metric after the change / before, best case."""
+    high: float
+    """Worst case. A change that leaves the metric above it was not to the cause."""
+    overrides: tuple[str, ...] = ()
+    """Of the engine; none where only client or prompt can change."""
+    advice: str = ""
+
+    def __post_init__(self) -> None:
+        assert 0.0 <= self.low <= self.high < 1.0, "a remedy lowers its metric"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Recognises a cause in the figures of one window."""
+
+    cause: str
+    """Its published name."""
+    branch: str
+    """The node of the decision tree that leads to it."""
+    says: str
+    """What is wrong, a sentence."""
+    metric: str
+    """The figure, in ms, that the remedy lowers."""
+    shown: tuple[str, ...]
+    """Figures that are the evidence."""
+    look: Callable[[Engine, Figures], Remedy | None]
+    """``None``: these figures do not show the cause. Only called where :attr:`needs` are met."""
+    needs: Mapping[str, float] = field(default_factory=dict)
+    """Precondition: figures and the least each must be for the window to say anything."""
+
+    def can_judge(self, figures: Figures) -> bool:
+        known = all(name in figures for name in (self.metric, *self.shown))
+        return known and all(figures.get(name, 0.0) >= least for name, least in self.needs.items())

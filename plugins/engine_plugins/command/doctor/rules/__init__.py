@@ -1,0 +1,7 @@
+"""The rules, a file for each branch of the decision tree."""
+
+from __future__ import annotations
+
+from engine_plugins.command.doctor.rules import decoding, delivery, memory, prompts, queueing
+
+RULES = (*prompts.RULES, *queueing.RULES, *memory.RULES, *decoding.RULES, *delivery.RULES)
